@@ -1,0 +1,468 @@
+//! The private interface between the facades (libibverbs, later librdmacm) and the one engine of a
+//! process.
+//!
+//! `libquipu_engine.so` exports a single symbol, [`ENGINE_API_SYMBOL`], of type [`EngineApiFn`]. It
+//! returns a table that lives as long as the process. The facades and the engine are built
+//! together: there is no compatibility between versions, and [`EngineApi::version`] and
+//! [`EngineApi::size`] only turn a mixed installation into a clear refusal.
+//!
+//! # Rules for every function of the table
+//!
+//! * **Results.** Each returns an [`EngineStatus`] as `i32`: 0 for success, a positive value
+//!   otherwise (`poll_cq` differs and says so). `errno` is neither read nor written. Outputs are
+//!   written only on success, unless a function says otherwise.
+//! * **Panics** never cross: the engine catches them, logs, and returns
+//!   [`EngineStatus::Internal`].
+//! * **Threads.** Any function may be called from any thread at any time, also two calls on one
+//!   object; the engine orders them. The one exception is that no other call on an object may
+//!   overlap with its destruction (the verbs rule), except that events may be waited for
+//!   (`get_comp_event`, `get_async_event`) while objects are destroyed.
+//! * **Handles** are the engine's, never 0 where valid, and meaningless to the facade. A handle
+//!   that was never given out, or was already destroyed, must give [`EngineStatus::Invalid`] and
+//!   must not be dereferenced: handles are table indices with a generation, or the like. On the
+//!   data path (`post_*`, `poll_cq`, `req_notify_cq`) the engine may trust the handle: the facade
+//!   has checked the magic word of its own object.
+//! * **Cookies** are the facade's: passed at creation, returned in events, never interpreted.
+//! * **Ownership.** Pointers in arguments are borrowed for the call. Work request lists, their
+//!   scatter/gather lists and inline payload are copied before `post_*` returns. Memory named by
+//!   scatter/gather elements and regions stays the application's.
+//! * **Existence.** An object in use by another (a PD by an MR, MW, QP, SRQ, AH; a CQ or SRQ by a
+//!   QP; an MR by a bound MW; a channel by a CQ) cannot be destroyed:
+//!   [`EngineStatus::Busy`], nothing is changed.
+//! * **Fork.** In a forked child the engine is inert: every function returns
+//!   [`EngineStatus::NoDevice`] until a context is opened anew in the child, and destructors of
+//!   inherited objects return success after freeing what is private to the child.
+use libc::{c_char, c_int};
+
+use crate::*;
+
+/// The exported name of [`EngineApiFn`].
+pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
+/// The file name of the engine, which lies in the same folder as the facades.
+pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
+/// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
+pub const ENGINE_API_VERSION: u32 = 1;
+
+/// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
+/// sockets and shared memory come with the first `open`.
+pub type EngineApiFn = unsafe extern "C" fn() -> *const EngineApi;
+
+/// What a call of the engine reports. The facade turns it into `errno` (in brackets).
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineStatus {
+    /// Done.
+    Ok = 0,
+    /// An argument, a combination, a state transition or a handle is not valid \[EINVAL\].
+    Invalid = 1,
+    /// No memory, or a limit of the device is reached \[ENOMEM\].
+    NoMemory = 2,
+    /// The device does not do this \[EOPNOTSUPP\].
+    NotSupported = 3,
+    /// Something else still uses the object \[EBUSY\].
+    Busy = 4,
+    /// No event is queued and the descriptor is non-blocking \[EAGAIN\].
+    WouldBlock = 5,
+    /// A signal arrived while waiting \[EINTR\].
+    Interrupted = 6,
+    /// The device is gone, or this is a forked child \[ENODEV\].
+    NoDevice = 7,
+    /// The operating system or the objects' domains forbid it \[EPERM\].
+    NotPermitted = 8,
+    /// Memory that was named cannot be accessed \[EFAULT\].
+    BadAddress = 9,
+    /// No descriptor is left \[EMFILE\].
+    NoDescriptor = 10,
+    /// The peer did not answer in time \[ETIMEDOUT\].
+    TimedOut = 11,
+    /// There is no way to the peer \[EHOSTUNREACH\].
+    Unreachable = 12,
+    /// The peer's adapter refused \[ECONNREFUSED\].
+    Refused = 13,
+    /// A work queue is full \[ENOMEM, as `ibv_post_send(3)` says\].
+    QueueFull = 14,
+    /// The engine failed; it has logged why \[EIO\].
+    Internal = 15,
+    /// There is no such entry \[ENOENT\].
+    NotFound = 16,
+    /// The address is taken or not of this host \[EADDRNOTAVAIL\].
+    AddressNotAvailable = 17,
+}
+
+impl EngineStatus {
+    /// The value as the table's functions return it.
+    pub const fn code(self) -> i32 {
+        self as i32
+    }
+}
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident($ty:ty),)*) => {
+        $(
+            $(#[$doc])*
+            #[repr(transparent)]
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+            pub struct $name(pub $ty);
+            impl $name {
+                /// Stands for "none" where a handle is optional.
+                pub const NONE: Self = Self(0);
+            }
+        )*
+    };
+}
+
+handles! {
+    /// An opened device.
+    ContextHandle(u64),
+    /// A protection domain.
+    PdHandle(u64),
+    /// A memory region.
+    MrHandle(u64),
+    /// A memory window.
+    MwHandle(u64),
+    /// A completion channel.
+    ChannelHandle(u64),
+    /// A completion queue.
+    CqHandle(u64),
+    /// A shared receive queue.
+    SrqHandle(u64),
+    /// A queue pair.
+    QpHandle(u64),
+    /// An address handle. 32 bits, since it travels in `ibv_ah.handle`, where the engine finds it
+    /// when a datagram is posted (`wr.ud.ah->handle`).
+    AhHandle(u32),
+}
+
+/// A device before it is opened.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EngineDevice {
+    /// Its name, at most 63 bytes and a zero: `quipu0`.
+    pub name: [c_char; 64],
+    /// Its node GUID, big endian, stable for the address of the device.
+    pub guid: u64,
+    /// `IBV_NODE_CA` or `IBV_NODE_RNIC`.
+    pub node_type: i32,
+    /// `IBV_TRANSPORT_IB` or `IBV_TRANSPORT_IWARP`.
+    pub transport_type: i32,
+    /// How many completion vectors a context has; at least 1.
+    pub num_comp_vectors: i32,
+    /// What `ibv_get_device_index` answers: unique, from 0 or up.
+    pub index: i32,
+}
+
+/// What `open` gives back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOpened {
+    /// The context.
+    pub context: ContextHandle,
+    /// The descriptor of asynchronous events. See [`EngineApi::get_async_event`].
+    pub async_fd: c_int,
+}
+
+/// What `create_channel` gives back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineChannel {
+    /// The channel.
+    pub channel: ChannelHandle,
+    /// Its descriptor. See [`EngineApi::get_comp_event`].
+    pub fd: c_int,
+}
+
+/// A registration.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineMrInit {
+    /// The first byte of the memory, as a virtual address of this process.
+    pub addr: u64,
+    /// Its length in bytes. 0 is valid and gives a region that no byte can be reached through.
+    pub length: u64,
+    /// The address by which work requests name the first byte: equal to `addr` for `ibv_reg_mr`,
+    /// chosen by the caller for `ibv_reg_mr_iova`. With `IBV_ACCESS_ZERO_BASED` it is 0 (the
+    /// facade has seen to that).
+    pub iova: u64,
+    /// `IBV_ACCESS_*`. Flags of the optional range that are unknown are to be ignored, other
+    /// unknown ones are Invalid; remote write and atomics need local write, else Invalid.
+    pub access: u32,
+}
+
+/// A region's handle and keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineMr {
+    pub mr: MrHandle,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// A window's handle and key. The key's low byte is the tag that the consumer changes for type 2;
+/// its upper 24 bits name the window and stay the same for its life.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineMw {
+    pub mw: MwHandle,
+    pub rkey: u32,
+}
+
+/// How a completion queue is wanted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineCqInit {
+    /// The least number of entries; 1 or more (the facade refuses 0).
+    pub cqe: u32,
+    /// Below `num_comp_vectors`.
+    pub comp_vector: u32,
+    /// `IBV_CREATE_CQ_ATTR_*`.
+    pub flags: u32,
+    /// Where its events go, or none.
+    pub channel: ChannelHandle,
+    /// Returned by `get_comp_event` and in events of type `IBV_EVENT_CQ_ERR`.
+    pub cookie: u64,
+}
+
+/// What `create_cq` gives back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineCq {
+    pub cq: CqHandle,
+    /// The entries it really has, at least as many as asked for.
+    pub cqe: u32,
+}
+
+/// How a shared receive queue is wanted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineSrqInit {
+    /// Sizes; `srq_limit` is ignored at creation.
+    pub attr: ibv_srq_attr,
+    /// Returned in events of this SRQ.
+    pub cookie: u64,
+}
+
+/// What `create_srq` gives back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineSrq {
+    pub srq: SrqHandle,
+    /// The sizes it really has, at least as large as asked for.
+    pub attr: ibv_srq_attr,
+    /// Its number, for `ibv_get_srq_num`.
+    pub srq_num: u32,
+}
+
+/// How a queue pair is wanted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineQpInit {
+    pub send_cq: CqHandle,
+    pub recv_cq: CqHandle,
+    /// The SRQ it receives from, or none; with one, `cap.max_recv_*` are ignored and come back 0.
+    pub srq: SrqHandle,
+    pub cap: ibv_qp_cap,
+    /// `IBV_QPT_*`; RC today, others NotSupported.
+    pub qp_type: u32,
+    /// Not 0: every send completes with a work completion.
+    pub sq_sig_all: u32,
+    /// `IBV_QP_CREATE_*`; those unknown are NotSupported.
+    pub create_flags: u32,
+    /// Returned in events of this QP.
+    pub cookie: u64,
+}
+
+/// What `create_qp` gives back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineQp {
+    pub qp: QpHandle,
+    /// Unique on the host; 24 bits.
+    pub qp_num: u32,
+    /// What it really has. `max_inline_data` beyond the device's is Invalid, never less than asked.
+    pub cap: ibv_qp_cap,
+}
+
+/// How many events of an object were handed out by `get_comp_event` and `get_async_event` in its
+/// life. The facade's destructor waits until that many have been acknowledged.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineEventsReported {
+    pub comp: u32,
+    pub r#async: u32,
+}
+
+/// An asynchronous event.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineAsyncEvent {
+    /// `IBV_EVENT_*`, from which follows whether it is about a QP, CQ, SRQ, port or the device.
+    pub event_type: u32,
+    /// The port, in events of a port, else 0.
+    pub port_num: u32,
+    /// The cookie of the QP, CQ or SRQ, in events of those, else 0.
+    pub cookie: u64,
+}
+
+/// The table. Functions are grouped by object. All follow the rules at the head of this module;
+/// `-> i32` is an [`EngineStatus`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EngineApi {
+    /// [`ENGINE_API_VERSION`] of the engine.
+    pub version: u32,
+    /// `size_of::<EngineApi>()` of the engine.
+    pub size: u32,
+
+    // --- devices -------------------------------------------------------------------------------
+    /// Writes up to `max` devices to `out` and their whole number to `count`. A host without a
+    /// usable address has none; that is success with `count` 0.
+    pub list_devices:
+        unsafe extern "C" fn(out: *mut EngineDevice, max: u32, count: *mut u32) -> i32,
+    /// Opens the device of that name (zero-terminated). Each open gives a context of its own, with
+    /// its own objects and descriptor.
+    pub open: unsafe extern "C" fn(name: *const c_char, out: *mut EngineOpened) -> i32,
+    /// Closes a context. Objects left in it are destroyed as if the process had ended: their peers
+    /// see the connections end. `async_fd` is closed.
+    pub close: unsafe extern "C" fn(context: ContextHandle) -> i32,
+    /// Fills in the whole of the device's attributes; what it cannot do is 0.
+    pub query_device:
+        unsafe extern "C" fn(context: ContextHandle, out: *mut ibv_device_attr_ex) -> i32,
+    /// Fills in a port. Ports count from 1; another one is Invalid.
+    pub query_port:
+        unsafe extern "C" fn(context: ContextHandle, port: u32, out: *mut ibv_port_attr) -> i32,
+    /// Fills in one row of a port's GID table; an index beyond `gid_tbl_len` is Invalid.
+    /// `gid_type` is `IBV_GID_TYPE_ROCE_V2`, `ndev_ifindex` the interface that has the address.
+    pub query_gid: unsafe extern "C" fn(
+        context: ContextHandle,
+        port: u32,
+        index: u32,
+        out: *mut ibv_gid_entry,
+    ) -> i32,
+    /// Takes the next asynchronous event of a context.
+    ///
+    /// `async_fd` is readable (poll, select, epoll) exactly while events are queued, and nobody
+    /// but the engine reads it. With none queued the call blocks, unless the program has set
+    /// `O_NONBLOCK` on the descriptor (looked up at each call): WouldBlock. A signal handler that
+    /// ran gives Interrupted. Each event goes to one caller. Events of an object that were not
+    /// yet taken vanish when it is destroyed.
+    pub get_async_event:
+        unsafe extern "C" fn(context: ContextHandle, out: *mut EngineAsyncEvent) -> i32,
+
+    // --- protection domains, memory ------------------------------------------------------------
+    pub alloc_pd: unsafe extern "C" fn(context: ContextHandle, out: *mut PdHandle) -> i32,
+    pub dealloc_pd: unsafe extern "C" fn(pd: PdHandle) -> i32,
+    /// Registers memory. Nothing is pinned; that the memory exists is not checked now, except that
+    /// a range that wraps around the address space is Invalid.
+    pub reg_mr:
+        unsafe extern "C" fn(pd: PdHandle, init: *const EngineMrInit, out: *mut EngineMr) -> i32,
+    /// Changes a region as `ibv_rereg_mr(3)` says: `flags` (`IBV_REREG_MR_*`) tell which of `pd`,
+    /// the addresses and `access` of `init` to take. On failure the region is as before. Keys may
+    /// change. Busy while a window is bound to it.
+    pub rereg_mr: unsafe extern "C" fn(
+        mr: MrHandle,
+        flags: u32,
+        pd: PdHandle,
+        init: *const EngineMrInit,
+        out: *mut EngineMr,
+    ) -> i32,
+    /// Ends a registration. When it returns, no access through its keys is under way any more, from
+    /// the peer or from this side.
+    pub dereg_mr: unsafe extern "C" fn(mr: MrHandle) -> i32,
+    /// Allocates a window; `mw_type` is `IBV_MW_TYPE_1` or `_2`. Binding is a work request
+    /// (`IBV_WR_BIND_MW`, for both types): the engine finds the window by
+    /// `wr.bind_mw.mw->rkey >> 8`, the region by `wr.bind_mw.bind_info.mr->lkey`, and takes the
+    /// new key from `wr.bind_mw.rkey`. A null `mr` or a length of 0 unbinds a window of type 1.
+    pub alloc_mw: unsafe extern "C" fn(pd: PdHandle, mw_type: u32, out: *mut EngineMw) -> i32,
+    /// Frees a window; a bound one is unbound first.
+    pub dealloc_mw: unsafe extern "C" fn(mw: MwHandle) -> i32,
+
+    // --- completion ----------------------------------------------------------------------------
+    pub create_channel:
+        unsafe extern "C" fn(context: ContextHandle, out: *mut EngineChannel) -> i32,
+    /// Closes the channel and its descriptor. Busy while a CQ uses it.
+    pub destroy_channel: unsafe extern "C" fn(channel: ChannelHandle) -> i32,
+    /// Takes the next completion event of a channel and writes the cookie of its CQ.
+    ///
+    /// The descriptor behaves as `async_fd` does in [`EngineApi::get_async_event`]. A CQ puts one
+    /// event into its channel for each arming by `req_notify_cq`. Events of a CQ that were not yet
+    /// taken vanish when it is destroyed.
+    pub get_comp_event: unsafe extern "C" fn(channel: ChannelHandle, cookie: *mut u64) -> i32,
+    pub create_cq: unsafe extern "C" fn(
+        context: ContextHandle,
+        init: *const EngineCqInit,
+        out: *mut EngineCq,
+    ) -> i32,
+    /// Changes the number of entries, keeping those queued; fewer than are queued is Invalid.
+    pub resize_cq: unsafe extern "C" fn(cq: CqHandle, cqe: u32, actual: *mut u32) -> i32,
+    /// Destroys a CQ. From its return on, no event of this CQ is handed out; `out` says how many
+    /// were before. It does not wait for acknowledgements: the facade does.
+    pub destroy_cq: unsafe extern "C" fn(cq: CqHandle, out: *mut EngineEventsReported) -> i32,
+    /// Moves up to `max` completions to `wc` and makes progress meanwhile. Returns how many, 0 or
+    /// more; or an [`EngineStatus`] **negated** (a CQ that overran: `-Internal`). Every field of
+    /// each `ibv_wc` that is returned is written. `max` below 1 returns 0.
+    pub poll_cq: unsafe extern "C" fn(cq: CqHandle, max: i32, wc: *mut ibv_wc) -> i32,
+    /// Arms the CQ: the next completion that is added (if `solicited_only` is not 0: the next
+    /// solicited or failed one) puts one event into the channel. Without a channel: success,
+    /// nothing happens. Also says that the program may now sleep, so progress must not depend on
+    /// its polling.
+    pub req_notify_cq: unsafe extern "C" fn(cq: CqHandle, solicited_only: i32) -> i32,
+
+    // --- shared receive queues -----------------------------------------------------------------
+    pub create_srq:
+        unsafe extern "C" fn(pd: PdHandle, init: *const EngineSrqInit, out: *mut EngineSrq) -> i32,
+    /// `mask` of `IBV_SRQ_MAX_WR` (resize) and `IBV_SRQ_LIMIT` (arm the limit event, once).
+    pub modify_srq:
+        unsafe extern "C" fn(srq: SrqHandle, attr: *const ibv_srq_attr, mask: u32) -> i32,
+    pub query_srq: unsafe extern "C" fn(srq: SrqHandle, out: *mut ibv_srq_attr) -> i32,
+    /// As [`EngineApi::destroy_cq`].
+    pub destroy_srq: unsafe extern "C" fn(srq: SrqHandle, out: *mut EngineEventsReported) -> i32,
+    /// Posts a list of receives. As [`EngineApi::post_send`].
+    pub post_srq_recv: unsafe extern "C" fn(
+        srq: SrqHandle,
+        wr: *const ibv_recv_wr,
+        bad: *mut *const ibv_recv_wr,
+    ) -> i32,
+
+    // --- queue pairs ---------------------------------------------------------------------------
+    /// Creates a QP in RESET. Asking beyond the limits of the device is Invalid.
+    pub create_qp:
+        unsafe extern "C" fn(pd: PdHandle, init: *const EngineQpInit, out: *mut EngineQp) -> i32,
+    /// Changes a QP as `ibv_modify_qp(3)` and the state tables of the InfiniBand specification
+    /// (11.2.4.2) say: required attributes missing, forbidden ones present, an illegal transition,
+    /// an address without GRH (`ah_attr.is_global` 0), a port other than 1: Invalid, nothing
+    /// changed. INIT to RTR needs no peer: it returns before the connection stands. To RESET
+    /// discards, to ERR flushes what is queued.
+    pub modify_qp: unsafe extern "C" fn(qp: QpHandle, attr: *const ibv_qp_attr, mask: u32) -> i32,
+    /// Writes the whole of the QP's attributes, whatever `mask` says (`qp_state`, `cur_qp_state`,
+    /// `cap` and `sq_draining` included; `cap` as granted by `create_qp`).
+    pub query_qp: unsafe extern "C" fn(qp: QpHandle, mask: u32, out: *mut ibv_qp_attr) -> i32,
+    /// Destroys a QP in any state and removes its completions from its CQs. Events: as
+    /// [`EngineApi::destroy_cq`].
+    pub destroy_qp: unsafe extern "C" fn(qp: QpHandle, out: *mut EngineEventsReported) -> i32,
+    /// Posts a list of sends (linked by `next`) and rings the doorbell once, at its end.
+    ///
+    /// Stops at the first one that cannot be posted, writes its address to `bad` (never null) and
+    /// returns why: QueueFull; Invalid for the state (RESET, INIT, RTR), too many elements, an
+    /// unknown opcode or flag, too much inline data. Those before it are posted. What only the
+    /// transport can find out (keys, rights, the peer) becomes a completion instead. In ERR
+    /// everything is accepted and flushed. A null list is success.
+    pub post_send: unsafe extern "C" fn(
+        qp: QpHandle,
+        wr: *const ibv_send_wr,
+        bad: *mut *const ibv_send_wr,
+    ) -> i32,
+    /// Posts a list of receives, as [`EngineApi::post_send`] does; RESET is Invalid, and so is a QP
+    /// with an SRQ.
+    pub post_recv: unsafe extern "C" fn(
+        qp: QpHandle,
+        wr: *const ibv_recv_wr,
+        bad: *mut *const ibv_recv_wr,
+    ) -> i32,
+
+    // --- address handles -----------------------------------------------------------------------
+    /// Remembers the address of a peer. Without GRH (`is_global` 0), with another port or source
+    /// GID index than there is: Invalid.
+    pub create_ah:
+        unsafe extern "C" fn(pd: PdHandle, attr: *const ibv_ah_attr, out: *mut AhHandle) -> i32,
+    pub destroy_ah: unsafe extern "C" fn(ah: AhHandle) -> i32,
+}
