@@ -1,0 +1,45 @@
+//! The headers that Quipu puts on the wire, as legal representations: MPA, DDP, RDMAP, and Quipu's own additions.
+//!
+//! This crate reads and writes bytes and does nothing else: it keeps no connection state, holds no buffer, knows no
+//! clock and contains no networking code. Raw bytes become a representation once, at the edge, through a `parse`
+//! that never panics and never allocates; a value that came out of `parse` is always legal. `emit` writes it back.
+//!
+//! | module | what | source |
+//! |---|---|---|
+//! | [`mpa`] | start-up frames, FPDU arithmetic, markers, CRC32C | RFC 5044, RFC 6581 |
+//! | [`ddp`] | tagged and untagged headers | RFC 5041 |
+//! | [`rdmap`] | control octet, opcodes, small payloads | RFC 5040, RFC 7306 |
+//! | [`terminate`] | the Terminate message and its codes | RFC 5040 4.8, RFC 5041 7, RFC 5044 8, RFC 6581 |
+//! | [`control`] | acknowledgement, receiver-not-ready, resume | `specs/quipu-wire.md` 4 |
+//! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
+//!
+//! All integers are big-endian on the wire, except the MPA CRC (see [`mpa::crc32c`]).
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod ddp;
+mod error;
+mod field;
+pub mod hello;
+pub mod mpa;
+pub mod rdmap;
+pub mod terminate;
+
+pub use error::WireError;
+
+/// A steering tag: names a registered memory region or window on the wire (RFC 5040 2.1). For an InfiniBand program
+/// it is the rkey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stag(pub u32);
+
+/// A message payload of fixed layout that is written in place into an outgoing FPDU.
+pub trait Payload {
+    /// Length on the wire in bytes.
+    fn wire_len(&self) -> usize;
+
+    /// Writes the payload to the front of `out`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`Payload::wire_len`].
+    fn emit(&self, out: &mut [u8]);
+}
