@@ -1,0 +1,150 @@
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Errno;
+
+/// The private part of a [`Handle`]. Its tag tells handles of one kind from all others.
+pub trait Tagged {
+    /// A value that no other kind uses and memory is unlikely to hold by accident.
+    const TAG: u64;
+}
+
+/// What stands in the place of a tag after the handle was destroyed.
+const DEAD: u64 = 0xdead_0000_dead_0000;
+
+/// An object of which a C program knows the beginning, `P`, by its address; `T` is ours.
+///
+/// The program may read and write `P` at any time, so it is reached by raw pointer only.
+#[repr(C)]
+pub struct Handle<P, T> {
+    public: UnsafeCell<P>,
+    tag: AtomicU64,
+    private: T,
+}
+
+impl<P, T: Tagged> Handle<P, T> {
+    /// Moves both parts to the heap and gives the address to the C program, which owns it until
+    /// [`Handle::take`].
+    pub fn create(public: P, private: T) -> *mut P {
+        let tag = AtomicU64::new(T::TAG);
+        Box::into_raw(Box::new(Self {
+            public: UnsafeCell::new(public),
+            tag,
+            private,
+        }))
+        .cast()
+    }
+
+    /// Looks at the object behind a pointer that came from C.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for null, a misaligned pointer, and a pointer to something else than a live object of
+    /// this kind.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or readable for the size of `Self`. (That it came from [`Handle::create`] is
+    /// what the tag checks, as far as memory that was freed can be trusted to.) The object is not
+    /// destroyed while the result is in use.
+    #[inline]
+    pub unsafe fn get<'a>(raw: *const P) -> Result<&'a Self, Errno> {
+        let this = raw.cast::<Self>();
+        if this.is_null() || !this.is_aligned() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: "raw is null or readable for the size of Self"; not null was checked above. The
+        // public part is in an UnsafeCell, so the program's writes to it break no promise.
+        let this = unsafe { &*this };
+        if this.tag.load(Ordering::Relaxed) == T::TAG {
+            Ok(this)
+        } else {
+            Err(Errno::EINVAL)
+        }
+    }
+
+    /// Takes the object back from the C program: later calls with the same pointer fail.
+    ///
+    /// # Errors
+    ///
+    /// As [`Handle::get`]; of two that race for one object, one gets it.
+    ///
+    /// # Safety
+    ///
+    /// As [`Handle::get`], and nobody uses the object any more.
+    pub unsafe fn take(raw: *mut P) -> Result<Box<Self>, Errno> {
+        // SAFETY: passed on from the caller.
+        let this = unsafe { Self::get(raw) }?;
+        this.tag
+            .compare_exchange(T::TAG, DEAD, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| Errno::EINVAL)?;
+        // SAFETY: the tag says that `create` made it by Box::into_raw, and exchanging the tag says
+        // that nobody else gets here for the same object.
+        Ok(unsafe { Box::from_raw(raw.cast()) })
+    }
+
+    /// The address that the C program knows.
+    #[inline]
+    pub fn public(&self) -> *mut P {
+        self.public.get()
+    }
+}
+
+impl<P, T> std::ops::Deref for Handle<P, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.private
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Secret(u32);
+    impl Tagged for Secret {
+        const TAG: u64 = 0x5ec2_e700_0000_0001;
+    }
+    struct Other;
+    impl Tagged for Other {
+        const TAG: u64 = 0x07e2_0000_0000_0002;
+    }
+
+    #[test]
+    fn a_handle_is_found_until_it_is_taken() {
+        let raw = Handle::create(5u32, Secret(9));
+        // SAFETY: `raw` is from `create` and alive.
+        unsafe {
+            assert_eq!(*raw, 5);
+            assert_eq!(Handle::<u32, Secret>::get(raw).ok().unwrap().0, 9);
+            assert!(matches!(Handle::<u32, Other>::get(raw), Err(Errno::EINVAL)));
+            assert_eq!(Handle::<u32, Secret>::take(raw).ok().unwrap().0, 9);
+        }
+    }
+
+    #[test]
+    fn null_foreign_and_misaligned_pointers_are_refused() {
+        let zeros = [0u64; 16];
+        let ones = [u64::MAX; 16];
+        for pointer in [std::ptr::null(), zeros.as_ptr(), ones.as_ptr()] {
+            // SAFETY: null or readable for 128 bytes.
+            assert!(unsafe { Handle::<u64, Secret>::get(pointer) }.is_err());
+        }
+        let odd = zeros.as_ptr().wrapping_byte_add(1);
+        // SAFETY: readable; refused for its alignment before it is read.
+        assert!(unsafe { Handle::<u64, Secret>::get(odd) }.is_err());
+    }
+
+    #[test]
+    fn a_destroyed_object_is_refused_while_its_memory_lasts() {
+        let raw = Handle::create(1u8, Secret(2));
+        // SAFETY: `raw` is from `create`; the box keeps its memory readable.
+        unsafe {
+            let kept = Handle::<u8, Secret>::take(raw).ok().unwrap();
+            assert!(Handle::<u8, Secret>::get(raw).is_err());
+            assert!(Handle::<u8, Secret>::take(raw).is_err());
+            drop(kept);
+        }
+    }
+}

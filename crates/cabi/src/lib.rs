@@ -1,0 +1,24 @@
+//! What every C interface of Quipu needs and none may get wrong: the panic wall, `errno`, and
+//! handles that survive a careless caller.
+//!
+//! * [`entry!`] defines a C entry point. Its body returns a [`Result`]; the macro catches panics
+//!   and turns both panics and errors into what the C function returns by its convention (see
+//!   [`CReturn`]). Every function that C can call is defined with it.
+//! * [`Errno`] is the only error here. This crate and the facades above it are the only places in
+//!   the project that know `errno`.
+//! * [`Handle`] is an allocation of which C sees the beginning. A magic word behind that beginning
+//!   catches pointers that are stale, or were never ours, before anything is done with them.
+//! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
+//!   taken in one call and released in another.
+//!
+//! No verbs here, and nothing of the engine.
+
+mod entry;
+mod errno;
+mod handle;
+mod lock;
+
+pub use entry::{CReturn, IntErrno, IntMinusOne, Null, Plain, Void, wall};
+pub use errno::Errno;
+pub use handle::{Handle, Tagged};
+pub use lock::SpinLock;
