@@ -18,12 +18,13 @@ pub enum Control {
         /// Number of requests executed since the connection began, modulo 2^32.
         count: u32,
     },
-    /// Requests before number `count` are executed; number `count` found no receive, and all that follow it are
-    /// dropped until [`Control::Resume`].
+    /// Requests before number `count` are executed; number `count` found no receive, and all that
+    /// follow it are dropped until [`Control::Resume`].
     RnrNak {
         /// Number of the refused request, counted from 0.
         count: u32,
-        /// RNR NAK timer code, 0 to 31 (InfiniBand Architecture 1, 9.7.5.2.8): how long the requester waits.
+        /// RNR NAK timer code, 0 to 31 (InfiniBand Architecture 1, 9.7.5.2.8): how long the
+        /// requester waits.
         timer: u8,
     },
     /// The requester begins again with request number `count`.
@@ -37,15 +38,18 @@ impl Control {
     /// Length on the wire.
     pub const LEN: usize = 16;
 
-    /// Reads the payload, which must be of exactly [`Control::LEN`] bytes. Reserved bytes are ignored, and so is the
-    /// code of kinds that have none.
+    /// Reads the payload, which must be of exactly [`Control::LEN`] bytes. Reserved bytes are
+    /// ignored, and so is the code of kinds that have none.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
         let count = u32_at(bytes, 4);
         match bytes[0] {
             KIND_ACK => Ok(Control::Ack { count }),
             KIND_RNR_NAK if bytes[1] > MAX_TIMER => Err(WireError::OutOfRange("RNR timer code")),
-            KIND_RNR_NAK => Ok(Control::RnrNak { count, timer: bytes[1] }),
+            KIND_RNR_NAK => Ok(Control::RnrNak {
+                count,
+                timer: bytes[1],
+            }),
             KIND_RESUME => Ok(Control::Resume { count }),
             unknown => Err(WireError::UnknownControl(unknown)),
         }

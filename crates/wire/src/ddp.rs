@@ -53,8 +53,8 @@ pub enum Header {
 }
 
 impl Header {
-    /// Reads the header at the front of a ULPDU; what is behind it is payload. Reserved bits are ignored (RFC 5041
-    /// 4.1).
+    /// Reads the header at the front of a ULPDU; what is behind it is payload. Reserved bits are
+    /// ignored (RFC 5041 4.1).
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         need(bytes, TAGGED_LEN)?;
@@ -62,7 +62,10 @@ impl Header {
         let tagged = ctrl & FLAG_TAGGED != 0;
         let last = ctrl & FLAG_LAST != 0;
         if ctrl & VERSION_MASK != VERSION {
-            return Err(WireError::DdpVersion { tagged, version: ctrl & VERSION_MASK });
+            return Err(WireError::DdpVersion {
+                tagged,
+                version: ctrl & VERSION_MASK,
+            });
         }
         if tagged {
             return Ok(Header::Tagged(Tagged {
@@ -107,7 +110,11 @@ impl Header {
 /// Length of the header that opens with the octet `ctrl`, whatever its version: 14 or 18.
 #[inline]
 pub const fn header_len(ctrl: u8) -> usize {
-    if ctrl & FLAG_TAGGED != 0 { TAGGED_LEN } else { UNTAGGED_LEN }
+    if ctrl & FLAG_TAGGED != 0 {
+        TAGGED_LEN
+    } else {
+        UNTAGGED_LEN
+    }
 }
 
 fn ctrl(tagged: u8, last: bool) -> u8 {

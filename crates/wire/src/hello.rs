@@ -1,12 +1,13 @@
-//! Quipu's private data in MPA start-up: who wants to speak with whom, and how (`specs/quipu-wire.md` 2).
+//! Quipu's private data in MPA start-up: who wants to speak with whom, and how
+//! (`specs/quipu-wire.md` 2).
 
 use crate::WireError;
 use crate::field::{array, need, put, u32_at};
 
 /// The only version so far.
 pub const VERSION: u8 = 1;
-/// Length of a hello on the wire. With the four bytes of RFC 6581 it stays far below the 256 bytes that some
-/// adapters allow.
+/// Length of a hello on the wire. With the four bytes of RFC 6581 it stays far below the 256 bytes
+/// that some adapters allow.
 pub const LEN: usize = 64;
 
 const MAGIC: &[u8; 4] = b"QUIP";
@@ -114,13 +115,14 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Whether `private_data` begin as a hello of any version: otherwise the peer is a plain iWARP adapter.
+    /// Whether `private_data` begin as a hello of any version: otherwise the peer is a plain iWARP
+    /// adapter.
     pub fn is_hello(private_data: &[u8]) -> bool {
         private_data.starts_with(MAGIC)
     }
 
-    /// Reads a hello from private data (without the four bytes of RFC 6581). Bytes behind the 64 and reserved fields
-    /// are ignored.
+    /// Reads a hello from private data (without the four bytes of RFC 6581). Bytes behind the 64
+    /// and reserved fields are ignored.
     ///
     /// A hello of another version gives [`WireError::HelloVersion`], to be answered with
     /// [`Reason::VersionUnsupported`].

@@ -1,8 +1,10 @@
-//! The headers that Quipu puts on the wire, as legal representations: MPA, DDP, RDMAP, and Quipu's own additions.
+//! The headers that Quipu puts on the wire, as legal representations: MPA, DDP, RDMAP, and Quipu's
+//! own additions.
 //!
-//! This crate reads and writes bytes and does nothing else: it keeps no connection state, holds no buffer, knows no
-//! clock and contains no networking code. Raw bytes become a representation once, at the edge, through a `parse`
-//! that never panics and never allocates; a value that came out of `parse` is always legal. `emit` writes it back.
+//! This crate reads and writes bytes and does nothing else: it keeps no connection state, holds no
+//! buffer, knows no clock and contains no networking code. Raw bytes become a representation once,
+//! at the edge, through a `parse` that never panics and never allocates; a value that came out of
+//! `parse` is always legal. `emit` writes it back.
 //!
 //! | module | what | source |
 //! |---|---|---|
@@ -27,8 +29,8 @@ pub mod terminate;
 
 pub use error::WireError;
 
-/// A steering tag: names a registered memory region or window on the wire (RFC 5040 2.1). For an InfiniBand program
-/// it is the rkey.
+/// A steering tag: names a registered memory region or window on the wire (RFC 5040 2.1). For an
+/// InfiniBand program it is the rkey.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stag(pub u32);
 

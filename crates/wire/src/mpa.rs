@@ -41,13 +41,14 @@ impl FrameKind {
     }
 }
 
-/// The fields that RFC 6581 puts in front of the private data: read depths, and what the ready-to-receive message
-/// of peer-to-peer mode may be.
+/// The fields that RFC 6581 puts in front of the private data: read depths, and what the
+/// ready-to-receive message of peer-to-peer mode may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enhanced {
     /// Reads and atomics that the sender of the frame answers at a time, at most [`MAX_IRD_ORD`].
     pub ird: u16,
-    /// Reads and atomics that the sender of the frame wants to have outstanding, at most [`MAX_IRD_ORD`].
+    /// Reads and atomics that the sender of the frame wants to have outstanding, at most
+    /// [`MAX_IRD_ORD`].
     pub ord: u16,
     /// Control flag A: peer-to-peer mode, the initiator opens with a ready-to-receive message.
     pub peer_to_peer: bool,
@@ -77,9 +78,8 @@ impl Enhanced {
         let ird = self.ird.min(MAX_IRD_ORD)
             | flag(self.peer_to_peer, 0x8000)
             | flag(self.rtr_send, 0x4000);
-        let ord = self.ord.min(MAX_IRD_ORD)
-            | flag(self.rtr_write, 0x8000)
-            | flag(self.rtr_read, 0x4000);
+        let ord =
+            self.ord.min(MAX_IRD_ORD) | flag(self.rtr_write, 0x8000) | flag(self.rtr_read, 0x4000);
         put(out, 0, ird.to_be_bytes());
         put(out, 2, ord.to_be_bytes());
     }
@@ -105,8 +105,8 @@ pub struct StartFrame<'a> {
 }
 
 impl<'a> StartFrame<'a> {
-    /// Length of the frame that begins in `bytes`, or `None` if too few bytes are there to tell. Refuses a wrong
-    /// beginning as early as it shows, so that garbage never makes a reader wait.
+    /// Length of the frame that begins in `bytes`, or `None` if too few bytes are there to tell.
+    /// Refuses a wrong beginning as early as it shows, so that garbage never makes a reader wait.
     pub fn frame_len(kind: FrameKind, bytes: &[u8]) -> Result<Option<usize>, WireError> {
         let known = bytes.len().min(KEY_LEN);
         if bytes[..known] != kind.key()[..known] {
@@ -128,7 +128,12 @@ impl<'a> StartFrame<'a> {
     pub fn parse(kind: FrameKind, bytes: &'a [u8]) -> Result<Self, WireError> {
         let len = match Self::frame_len(kind, bytes)? {
             Some(len) => len,
-            None => return Err(WireError::Truncated { need: FRAME_HEADER_LEN, have: bytes.len() }),
+            None => {
+                return Err(WireError::Truncated {
+                    need: FRAME_HEADER_LEN,
+                    have: bytes.len(),
+                });
+            }
         };
         need(bytes, len)?;
         let (flags, revision) = (bytes[16], bytes[17]);
@@ -154,14 +159,19 @@ impl<'a> StartFrame<'a> {
 
     /// Length of the frame on the wire.
     pub fn wire_len(&self) -> usize {
-        let enhanced = if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
+        let enhanced = if self.enhanced.is_some() {
+            ENHANCED_LEN
+        } else {
+            0
+        };
         FRAME_HEADER_LEN + enhanced + self.private_data.len()
     }
 
     /// Writes the frame to the front of `out`.
     ///
     /// # Panics
-    /// If `out` is shorter than [`StartFrame::wire_len`], or the private data exceed [`MAX_PRIVATE_DATA`].
+    /// If `out` is shorter than [`StartFrame::wire_len`], or the private data exceed
+    /// [`MAX_PRIVATE_DATA`].
     pub fn emit(&self, out: &mut [u8]) {
         let len = self.wire_len();
         assert!(len <= MAX_FRAME_LEN, "private data too long");
@@ -191,8 +201,8 @@ pub const MARKER_LEN: usize = 4;
 /// Distance in the stream from the start of a marker to the start of the next (RFC 5044 4.3).
 pub const MARKER_INTERVAL: usize = 512;
 
-/// Length of an FPDU without markers, for a ULPDU of `ulpdu` bytes: length field, ULPDU, padding to four, CRC
-/// (RFC 5044 4.1).
+/// Length of an FPDU without markers, for a ULPDU of `ulpdu` bytes: length field, ULPDU, padding to
+/// four, CRC (RFC 5044 4.1).
 #[inline]
 pub const fn fpdu_len(ulpdu: usize) -> usize {
     (LENGTH_LEN + ulpdu).next_multiple_of(4) + CRC_LEN
@@ -200,15 +210,17 @@ pub const fn fpdu_len(ulpdu: usize) -> usize {
 
 /// CRC32C over length field, ULPDU, padding and the markers among them (RFC 5044 4.4).
 ///
-/// MPA takes the CRC over from iSCSI, and with it the order of its bytes: it goes on the wire least significant
-/// byte first ([`u32::to_le_bytes`]), alone among all fields (RFC 3720 B.4 shows the bytes).
+/// MPA takes the CRC over from iSCSI, and with it the order of its bytes: it goes on the wire least
+/// significant byte first ([`u32::to_le_bytes`]), alone among all fields (RFC 3720 B.4 shows the
+/// bytes).
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// A marker: how far back in the stream, from the marker's first byte, the ULPDU_Length field of the FPDU lies
-/// that the marker is in. Zero if the marker stands right before that field (RFC 5044 4.3).
+/// A marker: how far back in the stream, from the marker's first byte, the ULPDU_Length field of
+/// the FPDU lies that the marker is in. Zero if the marker stands right before that field (RFC 5044
+/// 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// FPDUPTR: distance in bytes, a multiple of four.
@@ -220,7 +232,7 @@ impl Marker {
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         need(bytes, MARKER_LEN)?;
         let fpdu_ptr = u16_at(bytes, 2);
-        if fpdu_ptr % 4 != 0 {
+        if !fpdu_ptr.is_multiple_of(4) {
             return Err(WireError::OutOfRange("fpdu_ptr"));
         }
         Ok(Marker { fpdu_ptr })

@@ -1,4 +1,5 @@
-//! RDMAP: control octet and opcodes (RFC 5040 4.1 and 4.2, RFC 7306 5), and the messages of fixed layout.
+//! RDMAP: control octet and opcodes (RFC 5040 4.1 and 4.2, RFC 7306 5), and the messages of fixed
+//! layout.
 
 use crate::field::{exactly, put, u32_at, u64_at};
 use crate::{Payload, Stag, WireError};
@@ -53,7 +54,8 @@ pub enum UntaggedOp {
     AtomicRequest,
     /// Atomic Response, 0xB (RFC 7306 5.2.2); payload [`AtomicResponse`].
     AtomicResponse,
-    /// Quipu's Send with immediate data, 0xC: the ULP field is the immediate (`specs/quipu-wire.md` 3).
+    /// Quipu's Send with immediate data, 0xC: the ULP field is the immediate (`specs/quipu-wire.md`
+    /// 3).
     SendImm,
     /// Quipu's Send with immediate data and Solicited Event, 0xD.
     SendImmSe,
@@ -154,7 +156,8 @@ impl UntaggedOp {
 }
 
 impl Opcode {
-    /// Reads a control octet: version 1 and a defined opcode. Reserved bits are ignored (RFC 5040 4.1).
+    /// Reads a control octet: version 1 and a defined opcode. Reserved bits are ignored (RFC 5040
+    /// 4.1).
     #[inline]
     pub const fn parse(octet: u8) -> Result<Self, WireError> {
         if octet >> 6 != VERSION {
@@ -239,14 +242,16 @@ impl Payload for ReadRequest {
 /// What an atomic request does to the 64-bit word it names (RFC 7306 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Adds `add`. The set bits of `mask` end fields that do not carry into each other; zero means one 64-bit sum.
+    /// Adds `add`. The set bits of `mask` end fields that do not carry into each other; zero means
+    /// one 64-bit sum.
     FetchAdd {
         /// The addend.
         add: u64,
         /// Field boundaries.
         mask: u64,
     },
-    /// If the word agrees with `compare` where `compare_mask` has ones, stores `swap` where `swap_mask` has ones.
+    /// If the word agrees with `compare` where `compare_mask` has ones, stores `swap` where
+    /// `swap_mask` has ones.
     CmpSwap {
         /// The new value.
         swap: u64,
@@ -279,7 +284,8 @@ impl AtomicRequest {
     const FETCH_ADD: u8 = 0x0;
     const CMP_SWAP: u8 = 0x2;
 
-    /// Reads the payload, which must be of exactly [`AtomicRequest::LEN`] bytes. The 28 reserved bits are ignored.
+    /// Reads the payload, which must be of exactly [`AtomicRequest::LEN`] bytes. The 28 reserved
+    /// bits are ignored.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
         let (data, mask) = (u64_at(bytes, 20), u64_at(bytes, 28));
@@ -310,9 +316,12 @@ impl Payload for AtomicRequest {
     fn emit(&self, out: &mut [u8]) {
         let (code, words) = match self.op {
             AtomicOp::FetchAdd { add, mask } => (Self::FETCH_ADD, [add, mask, 0, 0]),
-            AtomicOp::CmpSwap { swap, swap_mask, compare, compare_mask } => {
-                (Self::CMP_SWAP, [swap, swap_mask, compare, compare_mask])
-            }
+            AtomicOp::CmpSwap {
+                swap,
+                swap_mask,
+                compare,
+                compare_mask,
+            } => (Self::CMP_SWAP, [swap, swap_mask, compare, compare_mask]),
         };
         put(out, 0, u32::from(code).to_be_bytes());
         put(out, 4, self.id.to_be_bytes());
@@ -340,7 +349,10 @@ impl AtomicResponse {
     /// Reads the payload, which must be of exactly [`AtomicResponse::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
-        Ok(AtomicResponse { id: u32_at(bytes, 0), original: u64_at(bytes, 4) })
+        Ok(AtomicResponse {
+            id: u32_at(bytes, 0),
+            original: u64_at(bytes, 4),
+        })
     }
 }
 
@@ -359,7 +371,8 @@ impl Payload for AtomicResponse {
 /// `specs/quipu-wire.md` 3.2 says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// The immediate, in the order of the program's bytes (`imm_data` of the work request is already big-endian).
+    /// The immediate, in the order of the program's bytes (`imm_data` of the work request is
+    /// already big-endian).
     pub imm: u32,
     /// Length of the Write that it completes, in bytes: the receive completion reports it.
     pub write_len: u32,
@@ -372,7 +385,10 @@ impl Immediate {
     /// Reads the payload, which must be of exactly [`Immediate::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
-        Ok(Immediate { imm: u32_at(bytes, 0), write_len: u32_at(bytes, 4) })
+        Ok(Immediate {
+            imm: u32_at(bytes, 0),
+            write_len: u32_at(bytes, 4),
+        })
     }
 }
 

@@ -138,15 +138,31 @@ const CODES: &[(Code, u8, u8)] = &[
     (Code::DdpCatastrophic, 0x10, 0x00),
     (Code::TaggedBuffer(TaggedBuffer::InvalidStag), 0x11, 0x00),
     (Code::TaggedBuffer(TaggedBuffer::BaseBounds), 0x11, 0x01),
-    (Code::TaggedBuffer(TaggedBuffer::StagNotAssociated), 0x11, 0x02),
+    (
+        Code::TaggedBuffer(TaggedBuffer::StagNotAssociated),
+        0x11,
+        0x02,
+    ),
     (Code::TaggedBuffer(TaggedBuffer::ToWrap), 0x11, 0x03),
     (Code::TaggedBuffer(TaggedBuffer::InvalidVersion), 0x11, 0x04),
-    (Code::UntaggedBuffer(UntaggedBuffer::InvalidQueue), 0x12, 0x01),
+    (
+        Code::UntaggedBuffer(UntaggedBuffer::InvalidQueue),
+        0x12,
+        0x01,
+    ),
     (Code::UntaggedBuffer(UntaggedBuffer::NoBuffer), 0x12, 0x02),
     (Code::UntaggedBuffer(UntaggedBuffer::MsnRange), 0x12, 0x03),
     (Code::UntaggedBuffer(UntaggedBuffer::InvalidMo), 0x12, 0x04),
-    (Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong), 0x12, 0x05),
-    (Code::UntaggedBuffer(UntaggedBuffer::InvalidVersion), 0x12, 0x06),
+    (
+        Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong),
+        0x12,
+        0x05,
+    ),
+    (
+        Code::UntaggedBuffer(UntaggedBuffer::InvalidVersion),
+        0x12,
+        0x06,
+    ),
     (Code::Mpa(Mpa::ConnectionLost), 0x20, 0x01),
     (Code::Mpa(Mpa::Crc), 0x20, 0x02),
     (Code::Mpa(Mpa::MarkerLength), 0x20, 0x03),
@@ -166,13 +182,20 @@ impl Code {
         row.map_or((0x00, 0x00), |row| (row.1, row.2))
     }
 
-    /// The meaning of the two octets. Every code of layer 0 type 0 is the local catastrophic error (RFC 6580 4).
+    /// The meaning of the two octets. Every code of layer 0 type 0 is the local catastrophic error
+    /// (RFC 6580 4).
     pub fn from_octets(layer_type: u8, code: u8) -> Self {
         if layer_type == 0 {
             return Code::RdmapCatastrophic;
         }
-        let row = CODES.iter().find(|row| (row.1, row.2) == (layer_type, code));
-        let other = Code::Other { layer: layer_type >> 4, etype: layer_type & 0x0f, code };
+        let row = CODES
+            .iter()
+            .find(|row| (row.1, row.2) == (layer_type, code));
+        let other = Code::Other {
+            layer: layer_type >> 4,
+            etype: layer_type & 0x0f,
+            code,
+        };
         row.map_or(other, |row| row.0)
     }
 
@@ -182,7 +205,8 @@ impl Code {
     }
 }
 
-/// Copy of the DDP header that a Terminate complains about. Raw bytes, because the header may be the very fault.
+/// Copy of the DDP header that a Terminate complains about. Raw bytes, because the header may be
+/// the very fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderCopy {
     bytes: [u8; ddp::UNTAGGED_LEN],
@@ -196,7 +220,10 @@ impl HeaderCopy {
         let header = ulpdu.get(..len)?;
         let mut bytes = [0; ddp::UNTAGGED_LEN];
         bytes[..len].copy_from_slice(header);
-        Some(HeaderCopy { bytes, len: len as u8 })
+        Some(HeaderCopy {
+            bytes,
+            len: len as u8,
+        })
     }
 
     /// The bytes as they were on the wire: 14 or 18.
@@ -234,13 +261,17 @@ impl Terminate {
 
     /// A Terminate that copies no header.
     pub const fn bare(code: Code) -> Self {
-        Terminate { code, segment: None, read_request: None }
+        Terminate {
+            code,
+            segment: None,
+            read_request: None,
+        }
     }
 
     /// Reads the payload.
     ///
-    /// Only the first four bytes are required: a Terminate is best effort, and a cut copy of a header must not hide
-    /// the code. A copy that does not fit is left out.
+    /// Only the first four bytes are required: a Terminate is best effort, and a cut copy of a
+    /// header must not hide the code. A copy that does not fit is left out.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         need(bytes, FIXED_LEN)?;
         let mut terminate = Terminate::bare(Code::from_octets(bytes[0], bytes[1]));
@@ -253,7 +284,9 @@ impl Terminate {
             let length = u16_at(rest, 0);
             rest = &rest[SEGMENT_LENGTH_LEN..];
             if flags & FLAG_D != 0 {
-                let Some(header) = HeaderCopy::from_ulpdu(rest) else { return Ok(terminate) };
+                let Some(header) = HeaderCopy::from_ulpdu(rest) else {
+                    return Ok(terminate);
+                };
                 rest = &rest[usize::from(header.len)..];
                 terminate.segment = Some((length, header));
             }
@@ -267,8 +300,9 @@ impl Terminate {
 
 impl Payload for Terminate {
     fn wire_len(&self) -> usize {
-        let segment =
-            self.segment.map_or(0, |(_, header)| SEGMENT_LENGTH_LEN + usize::from(header.len));
+        let segment = self.segment.map_or(0, |(_, header)| {
+            SEGMENT_LENGTH_LEN + usize::from(header.len)
+        });
         FIXED_LEN + segment + self.read_request.map_or(0, |request| request.wire_len())
     }
 

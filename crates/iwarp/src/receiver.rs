@@ -1,0 +1,585 @@
+//! The receive half: FPDUs become segments that obey the RFCs.
+
+use quipu_wire::control::Control;
+use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
+use quipu_wire::rdmap::{
+    AtomicRequest, AtomicResponse, Immediate, Opcode, OpcodeSet, ReadRequest, TaggedOp, UntaggedOp,
+    queue,
+};
+use quipu_wire::terminate::Terminate;
+use quipu_wire::{Stag, WireError, ddp};
+use thiserror::Error;
+
+use crate::{Extensions, Negotiated};
+
+/// What the peer did wrong after start-up. The stream cannot go on behind any of these: send the
+/// Terminate that [`crate::terminate::for_error`] builds, then close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ProtocolError {
+    /// ULPDU_Length has no room for a DDP header (RFC 5044 4.1, RFC 5041 4); a marker that we did
+    /// not ask for, at the place of a length, looks the same (RFC 5044 4.3).
+    #[error("ULPDU of {0} bytes")]
+    UlpduLength(u16),
+    /// The CRC does not match (RFC 5044 4.4).
+    #[error("CRC {got:#010x} where the bytes give {computed:#010x}")]
+    Crc {
+        /// As received.
+        got: u32,
+        /// As computed.
+        computed: u32,
+    },
+    /// DDP version other than 1 (RFC 5041 4.1).
+    #[error("DDP version {version}")]
+    DdpVersion {
+        /// Whether the segment is tagged.
+        tagged: bool,
+        /// The version.
+        version: u8,
+    },
+    /// RDMAP version other than 1 (RFC 5040 4.1).
+    #[error("RDMAP version {0}")]
+    RdmapVersion(u8),
+    /// An opcode that is undefined, was not negotiated, or contradicts the T flag (RFC 5040 4.2,
+    /// 6.2).
+    #[error("unexpected opcode octet {0:#04x}")]
+    UnexpectedOpcode(u8),
+    /// A queue that does not exist, or is not that of the operation (RFC 5040 4, RFC 5041 7.2).
+    #[error("queue {qn} for opcode octet {octet:#04x}")]
+    InvalidQueue {
+        /// RDMAP control octet.
+        octet: u8,
+        /// Queue number received.
+        qn: u32,
+    },
+    /// An MSN out of order (RFC 5041 5.3, 7.2).
+    #[error("queue {queue}: MSN {got} where {expected} is due")]
+    MsnRange {
+        /// Queue number.
+        queue: u32,
+        /// The MSN that is due.
+        expected: u32,
+        /// The MSN received.
+        got: u32,
+    },
+    /// A message offset that is not where the message went on (RFC 5041 5.3, 7.2).
+    #[error("queue {queue}: MO {got} where {expected} is due")]
+    InvalidMo {
+        /// Queue number.
+        queue: u32,
+        /// The offset that is due.
+        expected: u32,
+        /// The offset received.
+        got: u32,
+    },
+    /// The opcode or the ULP field changes within a message (RFC 5040 4.3: one message, one
+    /// operation).
+    #[error("opcode octet {0:#04x} inside a message of another operation")]
+    OperationChanged(u8),
+    /// A message longer than 2^32 - 1 bytes (RFC 5041 4.3).
+    #[error("message too long")]
+    MessageTooLong,
+    /// The tagged offset wraps within the segment (RFC 5041 7.2).
+    #[error("tagged offset wraps")]
+    ToWrap,
+    /// A message of fixed layout that has another length or several segments (RFC 5040 4.4, RFC
+    /// 7306 5.2 and 6).
+    #[error("opcode octet {octet:#04x} with a payload of {len} bytes")]
+    PayloadLength {
+        /// RDMAP control octet.
+        octet: u8,
+        /// Payload length received.
+        len: usize,
+    },
+    /// An atomic operation code that is not defined (RFC 7306 5.2.1).
+    #[error("atomic operation code {0:#x}")]
+    UnknownAtomic(u8),
+    /// A control message with an undefined kind or a value out of range (`specs/quipu-wire.md` 4).
+    #[error("malformed control message")]
+    MalformedControl,
+    /// A Resume although nothing had been refused (`specs/quipu-wire.md` 5).
+    #[error("resume without a refusal")]
+    UnexpectedResume,
+}
+
+/// What a Send carries beside its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendKind {
+    /// Nothing.
+    Plain,
+    /// An STag to invalidate when the message is delivered.
+    Invalidate(Stag),
+    /// An immediate.
+    Immediate(u32),
+}
+
+/// One checked segment. Payload borrows the bytes given to [`Receiver::next`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment<'a> {
+    /// Part of an RDMA Write.
+    Write {
+        /// Names the region.
+        stag: Stag,
+        /// Tagged offset of the first payload byte.
+        to: u64,
+        /// It ends the message.
+        last: bool,
+        /// The bytes; may be empty.
+        payload: &'a [u8],
+    },
+    /// Part of an RDMA Read Response. That it continues the response due is the caller's to check.
+    ReadResponse {
+        /// The sink's STag of the request.
+        stag: Stag,
+        /// Tagged offset of the first payload byte.
+        to: u64,
+        /// It ends the message.
+        last: bool,
+        /// The bytes; may be empty.
+        payload: &'a [u8],
+    },
+    /// Part of a Send.
+    Send {
+        /// What it carries beside its payload.
+        kind: SendKind,
+        /// Raise a solicited event on delivery.
+        solicited: bool,
+        /// Message sequence number: which receive it consumes.
+        msn: u32,
+        /// Offset of the payload in the message; 0 in the first segment.
+        mo: u32,
+        /// It ends the message.
+        last: bool,
+        /// The bytes; may be empty.
+        payload: &'a [u8],
+    },
+    /// Immediate data. Consumes a receive as a Send does.
+    Immediate {
+        /// Message sequence number in the queue of the Sends.
+        msn: u32,
+        /// Raise a solicited event on delivery.
+        solicited: bool,
+        /// The payload.
+        immediate: Immediate,
+    },
+    /// A read request.
+    ReadRequest {
+        /// Message sequence number in the queue of requests.
+        msn: u32,
+        /// The payload.
+        request: ReadRequest,
+    },
+    /// An atomic request.
+    AtomicRequest {
+        /// Message sequence number in the queue of requests.
+        msn: u32,
+        /// The payload.
+        request: AtomicRequest,
+    },
+    /// An atomic response.
+    AtomicResponse(AtomicResponse),
+    /// A Quipu control message. A Resume has ended the discarding when it is seen here; its count
+    /// is the caller's to check.
+    Control(Control),
+    /// The peer ends the connection.
+    Terminate(Terminate),
+    /// A request that was dropped, see [`Receiver::discard_requests`].
+    Discarded,
+}
+
+impl Segment<'_> {
+    /// Whether the segment belongs to a request: what the acknowledgement counts, and discarding
+    /// drops.
+    pub fn is_request(&self) -> bool {
+        matches!(
+            self,
+            Segment::Write { .. }
+                | Segment::Send { .. }
+                | Segment::Immediate { .. }
+                | Segment::ReadRequest { .. }
+                | Segment::AtomicRequest { .. }
+        )
+    }
+
+    /// Whether a request ends here: the count of requests goes up by one when this segment has been
+    /// executed (`specs/quipu-wire.md` 5).
+    pub fn ends_request(&self) -> bool {
+        match self {
+            Segment::Write { last, .. } | Segment::Send { last, .. } => *last,
+            other => other.is_request(),
+        }
+    }
+}
+
+/// The state of the request queues between two messages: where the receiver can go back to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    send_msn: u32,
+    request_msn: u32,
+}
+
+/// What is due on an untagged queue.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    msn: u32,
+    mo: u32,
+    /// Operation and ULP field of the message that has begun.
+    open: Option<(UntaggedOp, u32)>,
+}
+
+impl Due {
+    const FIRST: Due = Due {
+        msn: 1,
+        mo: 0,
+        open: None,
+    };
+
+    fn at(msn: u32) -> Due {
+        Due { msn, ..Due::FIRST }
+    }
+}
+
+/// Checks and delivers what arrives on one connection, in order.
+///
+/// After an error the stream is of no use any more: the same bytes give the same error.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    crc: bool,
+    extensions: Extensions,
+    due: [Due; queue::COUNT],
+    /// State before the request message that was begun last.
+    message_mark: Mark,
+    /// A Write has begun and its last segment has not come.
+    in_write: bool,
+    discarding: bool,
+}
+
+impl Receiver {
+    /// The receive half of a connection just set up. `extensions` is what the private data agreed
+    /// on.
+    pub fn new(negotiated: &Negotiated, extensions: Extensions) -> Self {
+        Receiver {
+            crc: negotiated.crc,
+            extensions,
+            due: [Due::FIRST; queue::COUNT],
+            message_mark: Mark {
+                send_msn: 1,
+                request_msn: 1,
+            },
+            in_write: false,
+            discarding: false,
+        }
+    }
+
+    /// How many bytes beyond `bytes`, which begin with an FPDU, are needed to complete it: 0 if it
+    /// is whole. While the length is unknown, the bytes that are missing for the shortest FPDU.
+    pub fn needed(bytes: &[u8]) -> usize {
+        let len = match bytes {
+            [high, low, ..] => fpdu_len(usize::from(u16::from_be_bytes([*high, *low]))),
+            _ => fpdu_len(ddp::TAGGED_LEN),
+        };
+        len.saturating_sub(bytes.len())
+    }
+
+    /// Takes one FPDU from the front of `bytes`. Gives its length, to be dropped from the front,
+    /// and its segment; `None` if it is not whole yet (see [`Receiver::needed`]).
+    #[inline]
+    #[allow(clippy::should_implement_trait)] // Not an iterator: it is given the bytes anew at each call.
+    pub fn next<'a>(
+        &mut self,
+        bytes: &'a [u8],
+    ) -> Result<Option<(usize, Segment<'a>)>, ProtocolError> {
+        let [high, low, ..] = *bytes else {
+            return Ok(None);
+        };
+        let ulpdu_len = u16::from_be_bytes([high, low]);
+        if usize::from(ulpdu_len) < ddp::TAGGED_LEN {
+            return Err(ProtocolError::UlpduLength(ulpdu_len));
+        }
+        let len = fpdu_len(usize::from(ulpdu_len));
+        if bytes.len() < len {
+            return Ok(None);
+        }
+        if self.crc {
+            let (covered, crc) = bytes[..len].split_at(len - CRC_LEN);
+            let got = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
+            let computed = crc32c(covered);
+            if got != computed {
+                return Err(ProtocolError::Crc { got, computed });
+            }
+        }
+        let ulpdu = &bytes[LENGTH_LEN..LENGTH_LEN + usize::from(ulpdu_len)];
+        Ok(Some((len, self.deliver(ulpdu)?)))
+    }
+
+    /// The state before the request message to which the request segment delivered last belongs:
+    /// where to go back to if that message is refused.
+    pub fn message_mark(&self) -> Mark {
+        self.message_mark
+    }
+
+    /// Drops requests from now on: they are not checked (but their CRC is) and come out as
+    /// [`Segment::Discarded`], until a Resume arrives. Then the requests are expected to go on from
+    /// `mark`. Responses and control messages are delivered as ever.
+    pub fn discard_requests(&mut self, mark: Mark) {
+        self.discarding = true;
+        self.in_write = false;
+        self.message_mark = mark;
+        self.due[queue::SEND as usize] = Due::at(mark.send_msn);
+        self.due[queue::REQUEST as usize] = Due::at(mark.request_msn);
+    }
+
+    /// Whether requests are being dropped.
+    pub fn is_discarding(&self) -> bool {
+        self.discarding
+    }
+
+    #[inline]
+    fn deliver<'a>(&mut self, ulpdu: &'a [u8]) -> Result<Segment<'a>, ProtocolError> {
+        let header = ddp::Header::parse(ulpdu).map_err(|error| match error {
+            WireError::DdpVersion { tagged, version } => {
+                ProtocolError::DdpVersion { tagged, version }
+            }
+            _ => ProtocolError::UlpduLength(ulpdu.len() as u16),
+        })?;
+        match header {
+            ddp::Header::Tagged(header) => self.tagged(header, &ulpdu[ddp::TAGGED_LEN..]),
+            ddp::Header::Untagged(header) => self.untagged(header, &ulpdu[ddp::UNTAGGED_LEN..]),
+        }
+    }
+
+    #[inline]
+    fn tagged<'a>(
+        &mut self,
+        header: ddp::Tagged,
+        payload: &'a [u8],
+    ) -> Result<Segment<'a>, ProtocolError> {
+        let Opcode::Tagged(op) = opcode(header.rsvd_ulp)? else {
+            return Err(ProtocolError::UnexpectedOpcode(header.rsvd_ulp));
+        };
+        let ddp::Tagged { last, stag, to, .. } = header;
+        if op == TaggedOp::Write && self.discarding {
+            return Ok(Segment::Discarded);
+        }
+        // The last byte may be the last of the address space, hence one less.
+        if !payload.is_empty() && to.checked_add(payload.len() as u64 - 1).is_none() {
+            return Err(ProtocolError::ToWrap);
+        }
+        match op {
+            TaggedOp::ReadResponse => Ok(Segment::ReadResponse {
+                stag,
+                to,
+                last,
+                payload,
+            }),
+            TaggedOp::Write => {
+                if !self.in_write {
+                    self.message_mark = self.current();
+                }
+                self.in_write = !last;
+                Ok(Segment::Write {
+                    stag,
+                    to,
+                    last,
+                    payload,
+                })
+            }
+        }
+    }
+
+    #[inline]
+    fn untagged<'a>(
+        &mut self,
+        header: ddp::Untagged,
+        payload: &'a [u8],
+    ) -> Result<Segment<'a>, ProtocolError> {
+        let octet = header.rsvd_ulp;
+        let Opcode::Untagged(op) = opcode(octet)? else {
+            return Err(ProtocolError::UnexpectedOpcode(octet));
+        };
+        let negotiated = match op.set() {
+            OpcodeSet::Base => true,
+            OpcodeSet::Rfc7306 => self.extensions.rfc7306,
+            OpcodeSet::Quipu => self.extensions.quipu,
+        };
+        if !negotiated {
+            return Err(ProtocolError::UnexpectedOpcode(octet));
+        }
+        let qn = op.queue();
+        if header.qn != qn {
+            return Err(ProtocolError::InvalidQueue {
+                octet,
+                qn: header.qn,
+            });
+        }
+        let request = qn == queue::SEND || qn == queue::REQUEST;
+        if request && self.discarding {
+            return Ok(Segment::Discarded);
+        }
+        self.in_order(op, &header, payload.len())?;
+        if request && self.due[qn as usize].open.is_none() {
+            self.message_mark = self.current();
+        }
+        let segment = self.content(op, &header, payload)?;
+        self.advance(op, &header, payload.len());
+        Ok(segment)
+    }
+
+    /// Checks that the segment is the one that is due on its queue (RFC 5041 5.3).
+    #[inline]
+    fn in_order(
+        &self,
+        op: UntaggedOp,
+        header: &ddp::Untagged,
+        len: usize,
+    ) -> Result<(), ProtocolError> {
+        let due = &self.due[op.queue() as usize];
+        let queue = op.queue();
+        if header.msn != due.msn {
+            return Err(ProtocolError::MsnRange {
+                queue,
+                expected: due.msn,
+                got: header.msn,
+            });
+        }
+        if header.mo != due.mo {
+            return Err(ProtocolError::InvalidMo {
+                queue,
+                expected: due.mo,
+                got: header.mo,
+            });
+        }
+        if due
+            .open
+            .is_some_and(|open| open != (op, ulp_field(op, header)))
+        {
+            return Err(ProtocolError::OperationChanged(header.rsvd_ulp));
+        }
+        if u64::from(header.mo) + len as u64 > u64::from(u32::MAX) {
+            return Err(ProtocolError::MessageTooLong);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn advance(&mut self, op: UntaggedOp, header: &ddp::Untagged, len: usize) {
+        let due = &mut self.due[op.queue() as usize];
+        if header.last {
+            *due = Due::at(due.msn.wrapping_add(1));
+        } else {
+            due.mo += len as u32;
+            due.open = Some((op, ulp_field(op, header)));
+        }
+    }
+
+    #[inline]
+    fn content<'a>(
+        &mut self,
+        op: UntaggedOp,
+        header: &ddp::Untagged,
+        payload: &'a [u8],
+    ) -> Result<Segment<'a>, ProtocolError> {
+        let &ddp::Untagged {
+            msn, mo, last, ulp, ..
+        } = header;
+        let kind = match op {
+            UntaggedOp::Send | UntaggedOp::SendSe => SendKind::Plain,
+            UntaggedOp::SendInvalidate | UntaggedOp::SendSeInvalidate => {
+                SendKind::Invalidate(Stag(ulp))
+            }
+            UntaggedOp::SendImm | UntaggedOp::SendImmSe => SendKind::Immediate(ulp),
+            _ => return self.fixed(op, header, payload),
+        };
+        Ok(Segment::Send {
+            kind,
+            solicited: op.solicited(),
+            msn,
+            mo,
+            last,
+            payload,
+        })
+    }
+
+    /// A message of fixed layout: one segment, whole.
+    fn fixed(
+        &mut self,
+        op: UntaggedOp,
+        header: &ddp::Untagged,
+        payload: &[u8],
+    ) -> Result<Segment<'static>, ProtocolError> {
+        let octet = header.rsvd_ulp;
+        let wrong_length = ProtocolError::PayloadLength {
+            octet,
+            len: payload.len(),
+        };
+        if !header.last {
+            return Err(wrong_length);
+        }
+        let fault = |error| match error {
+            WireError::UnknownAtomic(code) => ProtocolError::UnknownAtomic(code),
+            WireError::UnknownControl(_) | WireError::OutOfRange(_) => {
+                ProtocolError::MalformedControl
+            }
+            _ => wrong_length,
+        };
+        let msn = header.msn;
+        Ok(match op {
+            UntaggedOp::ReadRequest => Segment::ReadRequest {
+                msn,
+                request: ReadRequest::parse(payload).map_err(fault)?,
+            },
+            UntaggedOp::AtomicRequest => Segment::AtomicRequest {
+                msn,
+                request: AtomicRequest::parse(payload).map_err(fault)?,
+            },
+            UntaggedOp::AtomicResponse => {
+                Segment::AtomicResponse(AtomicResponse::parse(payload).map_err(fault)?)
+            }
+            UntaggedOp::Immediate | UntaggedOp::ImmediateSe => Segment::Immediate {
+                msn,
+                solicited: op.solicited(),
+                immediate: Immediate::parse(payload).map_err(fault)?,
+            },
+            UntaggedOp::Terminate => Segment::Terminate(Terminate::parse(payload).map_err(fault)?),
+            UntaggedOp::Control => self.control(Control::parse(payload).map_err(fault)?)?,
+            _ => return Err(ProtocolError::UnexpectedOpcode(octet)),
+        })
+    }
+
+    fn control(&mut self, control: Control) -> Result<Segment<'static>, ProtocolError> {
+        if let Control::Resume { .. } = control {
+            if !self.discarding {
+                return Err(ProtocolError::UnexpectedResume);
+            }
+            self.discarding = false;
+        }
+        Ok(Segment::Control(control))
+    }
+
+    fn current(&self) -> Mark {
+        Mark {
+            send_msn: self.due[queue::SEND as usize].msn,
+            request_msn: self.due[queue::REQUEST as usize].msn,
+        }
+    }
+}
+
+/// The ULP field, where it has a meaning; elsewhere it is reserved and not looked at (RFC 5040
+/// 4.1).
+#[inline]
+fn ulp_field(op: UntaggedOp, header: &ddp::Untagged) -> u32 {
+    match op {
+        UntaggedOp::SendInvalidate
+        | UntaggedOp::SendSeInvalidate
+        | UntaggedOp::SendImm
+        | UntaggedOp::SendImmSe => header.ulp,
+        _ => 0,
+    }
+}
+
+#[inline]
+fn opcode(octet: u8) -> Result<Opcode, ProtocolError> {
+    Opcode::parse(octet).map_err(|error| match error {
+        WireError::RdmapVersion(version) => ProtocolError::RdmapVersion(version),
+        _ => ProtocolError::UnexpectedOpcode(octet),
+    })
+}

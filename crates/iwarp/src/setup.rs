@@ -1,0 +1,496 @@
+//! MPA start-up (RFC 5044 7.1, RFC 6581): one request frame, one reply frame.
+//!
+//! Both machines work on bytes: `handle` takes what arrived and says how much it used,
+//! `poll_transmit` gives what is to be sent. Time-outs are the caller's, as is the rule that a
+//! responder holds all FPDUs back until the first FPDU of the initiator has come (RFC 5044 7.1.2);
+//! an initiator accepts FPDUs right behind the reply, which `handle` leaves unconsumed.
+
+use quipu_wire::WireError;
+use quipu_wire::hello::Features;
+use quipu_wire::mpa::{
+    ENHANCED_LEN, Enhanced, FrameKind, MAX_FRAME_LEN, MAX_IRD_ORD, MAX_PRIVATE_DATA, StartFrame,
+};
+use thiserror::Error;
+
+/// Longest private data that every kind of peer takes: Linux siw allows 256 bytes with the four of
+/// RFC 6581.
+pub const SAFE_PRIVATE_DATA: usize = 251;
+
+/// What one end wants of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Params {
+    /// 1 for RFC 5044, 2 for RFC 6581. A responder answers in the revision of the request, whatever
+    /// stands here.
+    pub revision: u8,
+    /// Ask for CRCs. They are on if either end asks.
+    pub crc: bool,
+    /// Read depths and ready-to-receive flags, sent if the revision is 2. `None` negotiates none.
+    pub enhanced: Option<Enhanced>,
+}
+
+impl Default for Params {
+    /// Revision 2, CRC on, 128 reads in each direction, no peer-to-peer mode.
+    fn default() -> Self {
+        let enhanced = Enhanced {
+            ird: 128,
+            ord: 128,
+            ..Enhanced::default()
+        };
+        Params {
+            revision: 2,
+            crc: true,
+            enhanced: Some(enhanced),
+        }
+    }
+}
+
+/// Which opcodes beyond RFC 5040 both ends agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensions {
+    /// Immediate data and atomics of RFC 7306.
+    pub rfc7306: bool,
+    /// Send with immediate data and control messages of `specs/quipu-wire.md`.
+    pub quipu: bool,
+}
+
+impl Extensions {
+    /// None: what a plain iWARP adapter understands.
+    pub const NONE: Extensions = Extensions {
+        rfc7306: false,
+        quipu: false,
+    };
+    /// All that Quipu knows.
+    pub const ALL: Extensions = Extensions {
+        rfc7306: true,
+        quipu: true,
+    };
+}
+
+impl From<Features> for Extensions {
+    fn from(agreed: Features) -> Self {
+        Extensions {
+            rfc7306: agreed.contains(Features::RFC7306),
+            quipu: agreed.contains(Features::QUIPU),
+        }
+    }
+}
+
+/// What start-up agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// CRCs are sent and checked.
+    pub crc: bool,
+    /// The peer wants markers in what we send. We never ask for them.
+    pub tx_markers: bool,
+    /// Revision of the connection, 1 or 2.
+    pub revision: u8,
+    /// The peer's read depths and ready-to-receive flags, if the frames were enhanced.
+    pub peer_enhanced: Option<Enhanced>,
+    /// Reads and atomics that the peer answers at a time; `None` if it did not say.
+    pub peer_ird: Option<u16>,
+    /// Reads and atomics that the peer may have outstanding; `None` if it did not say.
+    pub peer_ord: Option<u16>,
+    /// Reads and atomics that we may have outstanding: our ORD, no more than the peer's IRD. `None`
+    /// if neither end set a limit.
+    pub ord: Option<u16>,
+    /// The peer's private data, without the fields of RFC 6581.
+    pub private_data: Vec<u8>,
+}
+
+impl Negotiated {
+    /// A connection that needs no start-up, as between two ends in one test: CRC on, no markers.
+    pub fn plain() -> Self {
+        Negotiated {
+            crc: true,
+            tx_markers: false,
+            revision: 2,
+            peer_enhanced: None,
+            peer_ird: None,
+            peer_ord: None,
+            ord: None,
+            private_data: Vec::new(),
+        }
+    }
+
+    fn new(ours: &Params, revision: u8, peer: &StartFrame<'_>) -> Self {
+        let depth = |value: u16| (value != MAX_IRD_ORD).then_some(value);
+        let peer_ird = peer.enhanced.and_then(|enhanced| depth(enhanced.ird));
+        let peer_ord = peer.enhanced.and_then(|enhanced| depth(enhanced.ord));
+        let our_ord = ours.enhanced.and_then(|enhanced| depth(enhanced.ord));
+        let ord = match (our_ord, peer_ird) {
+            (Some(ours), Some(peer)) => Some(ours.min(peer)),
+            (ours, peer) => peer.or(ours),
+        };
+        Negotiated {
+            crc: ours.crc || peer.crc,
+            tx_markers: peer.markers,
+            revision,
+            peer_enhanced: peer.enhanced,
+            peer_ird,
+            peer_ord,
+            ord,
+            private_data: peer.private_data.to_vec(),
+        }
+    }
+}
+
+/// Why start-up failed. Apart from [`SetupError::PrivateDataTooLong`] and
+/// [`SetupError::WrongState`], the connection is to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SetupError {
+    /// The frame is malformed (RFC 5044 7.1.1, RFC 6581 9).
+    #[error("malformed MPA start-up frame: {0}")]
+    Frame(#[from] WireError),
+    /// The peer's frame has a revision that we do not speak (RFC 5044 7.1.1).
+    #[error("MPA revision {0}")]
+    Revision(u8),
+    /// The reply is not enhanced although the request was (RFC 6581 9).
+    #[error("reply without enhanced fields to an enhanced request")]
+    NotEnhanced,
+    /// The responder wants more reads outstanding than we answer (RFC 6581 9.1); MPA error 6.
+    #[error("peer wants {peer_ord} reads outstanding, we answer {ird}")]
+    InsufficientIrd {
+        /// What the peer wants.
+        peer_ord: u16,
+        /// What we offered.
+        ird: u16,
+    },
+    /// The initiator sent more than its request before it had our reply (RFC 5044 7.1.2).
+    #[error("initiator sent data before our reply")]
+    EarlyData,
+    /// Caller: private data above 512 bytes, with the four of RFC 6581.
+    #[error("private data too long: {0} bytes")]
+    PrivateDataTooLong(usize),
+    /// Caller: answered without a request at hand, or twice.
+    #[error("no request to answer")]
+    WrongState,
+}
+
+/// How an initiator's start-up ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The connection stands.
+    Established(Negotiated),
+    /// The responder refused.
+    Rejected {
+        /// Its private data: may say why.
+        private_data: Vec<u8>,
+    },
+}
+
+/// A request as a responder sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Revision asked for, 1 or 2.
+    pub revision: u8,
+    /// The initiator wants CRCs.
+    pub crc: bool,
+    /// The initiator wants markers in what we send.
+    pub markers: bool,
+    /// Its read depths and ready-to-receive flags, if the frame is enhanced.
+    pub enhanced: Option<Enhanced>,
+    /// Its private data, without the fields of RFC 6581.
+    pub private_data: Vec<u8>,
+}
+
+/// Collects one frame, never more than its bytes.
+#[derive(Debug)]
+struct Inbox {
+    kind: FrameKind,
+    bytes: Vec<u8>,
+}
+
+impl Inbox {
+    /// Takes what belongs to the frame. Gives the number of bytes used, and whether the frame is
+    /// whole.
+    fn fill(&mut self, bytes: &[u8]) -> Result<(usize, bool), SetupError> {
+        let mut used = 0;
+        loop {
+            // The header comes first, since only it tells how long the frame is.
+            let known = StartFrame::frame_len(self.kind, &self.bytes)?;
+            let want = known.unwrap_or(quipu_wire::mpa::FRAME_HEADER_LEN);
+            let take = (want - self.bytes.len()).min(bytes.len() - used);
+            self.bytes.extend_from_slice(&bytes[used..used + take]);
+            used += take;
+            if known.is_some() && self.bytes.len() == want {
+                return Ok((used, true));
+            }
+            if take == 0 {
+                return Ok((used, false));
+            }
+        }
+    }
+}
+
+/// One frame on its way out.
+#[derive(Debug, Default)]
+struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outbox {
+    fn new(frame: &StartFrame<'_>) -> Self {
+        let mut bytes = vec![0; frame.wire_len()];
+        frame.emit(&mut bytes);
+        Outbox { bytes, sent: 0 }
+    }
+
+    fn poll(&mut self, out: &mut [u8]) -> usize {
+        let rest = &self.bytes[self.sent..];
+        let len = rest.len().min(out.len());
+        out[..len].copy_from_slice(&rest[..len]);
+        self.sent += len;
+        len
+    }
+}
+
+fn check_private_data(private_data: &[u8]) -> Result<(), SetupError> {
+    if private_data.len() + ENHANCED_LEN > MAX_PRIVATE_DATA {
+        return Err(SetupError::PrivateDataTooLong(private_data.len()));
+    }
+    Ok(())
+}
+
+/// The end that opened the TCP connection. Order of calls: [`Initiator::poll_transmit`] until it
+/// gives 0, then [`Initiator::handle`] with what arrives until it gives an [`Outcome`].
+#[derive(Debug)]
+pub struct Initiator {
+    params: Params,
+    outbox: Outbox,
+    inbox: Inbox,
+    done: bool,
+}
+
+impl Initiator {
+    /// Prepares the request.
+    ///
+    /// # Errors
+    /// [`SetupError::PrivateDataTooLong`]; [`SetupError::Revision`] if `params` ask for one other
+    /// than 1 and 2.
+    pub fn new(params: Params, private_data: &[u8]) -> Result<Self, SetupError> {
+        check_private_data(private_data)?;
+        if !(1..=2).contains(&params.revision) {
+            return Err(SetupError::Revision(params.revision));
+        }
+        let enhanced = params.enhanced.filter(|_| params.revision >= 2);
+        let outbox = Outbox::new(&StartFrame {
+            kind: FrameKind::Request,
+            markers: false,
+            crc: params.crc,
+            reject: false,
+            revision: params.revision,
+            enhanced,
+            private_data,
+        });
+        let inbox = Inbox {
+            kind: FrameKind::Reply,
+            bytes: Vec::new(),
+        };
+        Ok(Initiator {
+            params: Params { enhanced, ..params },
+            outbox,
+            inbox,
+            done: false,
+        })
+    }
+
+    /// Copies what is to be sent to the front of `out` and gives its length; 0 when there is
+    /// nothing left.
+    pub fn poll_transmit(&mut self, out: &mut [u8]) -> usize {
+        self.outbox.poll(out)
+    }
+
+    /// Takes bytes that arrived. Gives how many were used and, once the reply is whole, how it
+    /// ended; what follows the reply is left for the [`crate::Receiver`].
+    pub fn handle(&mut self, bytes: &[u8]) -> Result<(usize, Option<Outcome>), SetupError> {
+        if self.done {
+            return Ok((0, None));
+        }
+        let (used, whole) = self.inbox.fill(bytes)?;
+        if !whole {
+            return Ok((used, None));
+        }
+        let reply = StartFrame::parse(FrameKind::Reply, &self.inbox.bytes)?;
+        let outcome = self.conclude(&reply)?;
+        self.done = true;
+        self.inbox.bytes = Vec::new();
+        Ok((used, Some(outcome)))
+    }
+
+    fn conclude(&self, reply: &StartFrame<'_>) -> Result<Outcome, SetupError> {
+        // A refusal may come from a responder that does not know our revision, so it is looked at
+        // first.
+        if reply.reject {
+            return Ok(Outcome::Rejected {
+                private_data: reply.private_data.to_vec(),
+            });
+        }
+        if reply.revision == 0 || reply.revision > self.params.revision {
+            return Err(SetupError::Revision(reply.revision));
+        }
+        if let Some(ours) = self.params.enhanced {
+            let Some(theirs) = reply.enhanced else {
+                return Err(SetupError::NotEnhanced);
+            };
+            if theirs.ord != MAX_IRD_ORD && ours.ird != MAX_IRD_ORD && theirs.ord > ours.ird {
+                let (peer_ord, ird) = (theirs.ord, ours.ird);
+                return Err(SetupError::InsufficientIrd { peer_ord, ird });
+            }
+        }
+        Ok(Outcome::Established(Negotiated::new(
+            &self.params,
+            reply.revision,
+            reply,
+        )))
+    }
+}
+
+/// Where a responder stands.
+#[derive(Debug)]
+enum State {
+    /// The request has not come in full.
+    Waiting,
+    /// It has, and the user has not answered.
+    Requested,
+    /// The answer is on its way.
+    Answered,
+}
+
+/// The end that accepted the TCP connection. Order of calls: [`Responder::handle`] with what
+/// arrives until it gives a [`Request`]; [`Responder::accept`] or [`Responder::reject`];
+/// [`Responder::poll_transmit`] until it gives 0.
+#[derive(Debug)]
+pub struct Responder {
+    inbox: Inbox,
+    outbox: Outbox,
+    state: State,
+}
+
+impl Default for Responder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Responder {
+    /// Waits for a request.
+    pub fn new() -> Self {
+        let inbox = Inbox {
+            kind: FrameKind::Request,
+            bytes: Vec::new(),
+        };
+        Responder {
+            inbox,
+            outbox: Outbox::default(),
+            state: State::Waiting,
+        }
+    }
+
+    /// Takes bytes that arrived. Gives how many were used and, once, the request. Bytes behind the
+    /// request are left; handing them in before the answer is [`SetupError::EarlyData`]. After the
+    /// answer they are for the [`crate::Receiver`].
+    pub fn handle(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), SetupError> {
+        match self.state {
+            State::Waiting => {}
+            State::Requested if !bytes.is_empty() => return Err(SetupError::EarlyData),
+            State::Requested | State::Answered => return Ok((0, None)),
+        }
+        let (used, whole) = self.inbox.fill(bytes)?;
+        if !whole {
+            return Ok((used, None));
+        }
+        let frame = StartFrame::parse(FrameKind::Request, &self.inbox.bytes)?;
+        if !(1..=2).contains(&frame.revision) {
+            return Err(SetupError::Revision(frame.revision));
+        }
+        self.state = State::Requested;
+        Ok((
+            used,
+            Some(Request {
+                revision: frame.revision,
+                crc: frame.crc,
+                markers: frame.markers,
+                enhanced: frame.enhanced,
+                private_data: frame.private_data.to_vec(),
+            }),
+        ))
+    }
+
+    /// Accepts the request: prepares the reply and gives what holds from now on.
+    ///
+    /// The reply has the request's revision and is enhanced if the request was; the ORD it states
+    /// is no more than the initiator's IRD (RFC 6581 9.1).
+    ///
+    /// # Errors
+    /// [`SetupError::PrivateDataTooLong`], [`SetupError::WrongState`]; the responder can be asked
+    /// again.
+    pub fn accept(
+        &mut self,
+        params: Params,
+        private_data: &[u8],
+    ) -> Result<Negotiated, SetupError> {
+        let (negotiated, outbox) = self.answer(params, private_data, false)?;
+        self.outbox = outbox;
+        self.state = State::Answered;
+        self.inbox.bytes = Vec::new();
+        Ok(negotiated)
+    }
+
+    /// Refuses the request: prepares the reply. The connection is to be closed once it is sent.
+    ///
+    /// # Errors
+    /// [`SetupError::PrivateDataTooLong`], [`SetupError::WrongState`].
+    pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
+        let (_, outbox) = self.answer(Params::default(), private_data, true)?;
+        self.outbox = outbox;
+        self.state = State::Answered;
+        self.inbox.bytes = Vec::new();
+        Ok(())
+    }
+
+    /// Copies what is to be sent to the front of `out` and gives its length; 0 when there is
+    /// nothing left.
+    pub fn poll_transmit(&mut self, out: &mut [u8]) -> usize {
+        self.outbox.poll(out)
+    }
+
+    fn answer(
+        &self,
+        params: Params,
+        private_data: &[u8],
+        reject: bool,
+    ) -> Result<(Negotiated, Outbox), SetupError> {
+        if !matches!(self.state, State::Requested) {
+            return Err(SetupError::WrongState);
+        }
+        check_private_data(private_data)?;
+        let request = StartFrame::parse(FrameKind::Request, &self.inbox.bytes)?;
+        let enhanced = request.enhanced.map(|theirs| {
+            let open = Enhanced {
+                ird: MAX_IRD_ORD,
+                ord: MAX_IRD_ORD,
+                ..Enhanced::default()
+            };
+            let ours = params.enhanced.unwrap_or(open);
+            Enhanced {
+                ord: ours.ord.min(theirs.ird),
+                ..ours
+            }
+        });
+        let params = Params { enhanced, ..params };
+        let outbox = Outbox::new(&StartFrame {
+            kind: FrameKind::Reply,
+            markers: false,
+            // C in the request must be repeated (RFC 5044 7.1.1).
+            crc: params.crc || request.crc,
+            reject,
+            revision: request.revision,
+            enhanced,
+            private_data,
+        });
+        Ok((Negotiated::new(&params, request.revision, &request), outbox))
+    }
+}
+
+const _: () = assert!(MAX_FRAME_LEN == 532);
