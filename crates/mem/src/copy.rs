@@ -1,0 +1,175 @@
+//! Raw copies into shared memory, in an order that a program may poll on.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+
+/// Copies up to this many bytes are made of single word stores.
+const SMALL: usize = 64;
+
+/// Copies `len` bytes from `src` to shared memory at `dst`; the ranges do not overlap.
+///
+/// The last aligned word that the copy touches is stored after everything else, in one store, and
+/// copies of up to 64 bytes are stored in ascending order with one store for each aligned 8-byte
+/// word: programs such as ib_write_lat spin on the last byte of a buffer.
+///
+/// # Safety
+///
+/// `src` is valid for reads and `dst` for writes of `len` bytes, and they do not overlap. Others
+/// may read or write either range meanwhile: then the bytes are a mix of old and new.
+#[inline]
+pub(crate) unsafe fn store(src: *const u8, dst: *mut u8, len: usize) {
+    if len <= SMALL {
+        // SAFETY: the caller's promise is the one that `store_words` asks for.
+        unsafe { store_words(src, dst, len) }
+    } else {
+        // SAFETY: the caller's promise is the one that `store_large` asks for.
+        unsafe { store_large(src, dst, len) }
+    }
+}
+
+/// As [`store`], for ranges that may overlap (two regions of one program may share memory).
+///
+/// # Safety
+///
+/// As [`store`], except for the overlap.
+#[inline]
+pub(crate) unsafe fn store_overlapping(src: *const u8, dst: *mut u8, len: usize) {
+    if len > SMALL {
+        // SAFETY: the caller's promise; `store_large` is right for overlapping ranges too.
+        unsafe { store_large(src, dst, len) }
+    } else if src.addr().abs_diff(dst.addr()) >= len {
+        // SAFETY: the ranges are `len` or more apart, so they do not overlap.
+        unsafe { store_words(src, dst, len) }
+    } else {
+        let mut staged = [0u8; SMALL];
+        // SAFETY: `src` is valid for `len <= SMALL` bytes; `staged` is private and as long.
+        unsafe {
+            src.copy_to_nonoverlapping(staged.as_mut_ptr(), len);
+            store_words(staged.as_ptr(), dst, len);
+        }
+    }
+}
+
+/// Copies `len` bytes from shared memory at `src` to private memory at `dst`.
+///
+/// # Safety
+///
+/// `src` is valid for reads of `len` bytes, `dst` for writes, and nobody else uses `dst`. Others
+/// may write `src` meanwhile: then the bytes are a mix of old and new.
+#[inline]
+pub(crate) unsafe fn load(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; exclusive `dst` cannot overlap `src`.
+    unsafe { src.copy_to_nonoverlapping(dst, len) }
+}
+
+/// Stores ascending, each piece naturally aligned, each in one store.
+///
+/// # Safety
+///
+/// As [`store`].
+#[inline]
+unsafe fn store_words(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
+    macro_rules! piece {
+        ($word:ty, $atomic:ty) => {{
+            // SAFETY: at least size_of::<$word>() bytes are left, and `dst` is aligned to that
+            // size wherever this is used. Release keeps the stores in ascending order.
+            unsafe {
+                let word = src.cast::<$word>().read_unaligned();
+                <$atomic>::from_ptr(dst.cast()).store(word, Ordering::Release);
+                src = src.add(size_of::<$word>());
+                dst = dst.add(size_of::<$word>());
+            }
+            len -= size_of::<$word>();
+        }};
+    }
+    let misaligned = dst.addr() & 7;
+    if misaligned != 0 {
+        if len >= 1 && dst.addr() & 1 != 0 {
+            piece!(u8, AtomicU8);
+        }
+        if len >= 2 && dst.addr() & 2 != 0 {
+            piece!(u16, AtomicU16);
+        }
+        if len >= 4 && dst.addr() & 4 != 0 {
+            piece!(u32, AtomicU32);
+        }
+    }
+    while len >= 8 {
+        piece!(u64, AtomicU64);
+    }
+    if len >= 4 {
+        piece!(u32, AtomicU32);
+    }
+    if len >= 2 {
+        piece!(u16, AtomicU16);
+    }
+    if len >= 1 {
+        piece!(u8, AtomicU8);
+    }
+    let _ = (src, dst, len);
+}
+
+/// Moves all but the last aligned word with memmove, then stores that word.
+///
+/// # Safety
+///
+/// As [`store_overlapping`], with `len > 8`.
+unsafe fn store_large(src: *const u8, dst: *mut u8, len: usize) {
+    let tail_len = ((dst.addr() + len - 1) & 7) + 1;
+    let bulk = len - tail_len;
+    let mut tail = [0u8; 8];
+    // SAFETY: `tail_len` is 1 to 8 and `len` more than 8, so both parts lie within the ranges. The
+    // tail is read first, as memmove may overwrite it where the ranges overlap. memmove itself may
+    // store in any order; the fence puts the tail after it.
+    unsafe {
+        src.add(bulk)
+            .copy_to_nonoverlapping(tail.as_mut_ptr(), tail_len);
+        src.copy_to(dst, bulk);
+        fence(Ordering::Release);
+        store_words(tail.as_ptr(), dst.add(bulk), tail_len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alignment_and_length_copies_exactly_the_range() {
+        let src: Vec<u8> = (0..200u32).map(|i| (i * 7 + 1) as u8).collect();
+        #[repr(align(8))]
+        struct Aligned([u8; 256]);
+        for len in (0..80).chain([127, 128, 129, 150]) {
+            for from in [0, 1, 3, 8] {
+                for to in 0..9 {
+                    let mut dst = Aligned([0; 256]);
+                    // SAFETY: both ranges lie inside their arrays, which are distinct.
+                    unsafe { store(src[from..].as_ptr(), dst.0.as_mut_ptr().add(16 + to), len) };
+                    assert_eq!(dst.0[16 + to..][..len], src[from..][..len]);
+                    assert!(dst.0[..16 + to].iter().all(|b| *b == 0));
+                    assert!(dst.0[16 + to + len..].iter().all(|b| *b == 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlapping_ranges_copy_as_memmove() {
+        for len in [1usize, 5, 8, 31, 64, 65, 100] {
+            for (from, to) in [
+                (20usize, 20usize),
+                (20, 21),
+                (21, 20),
+                (20, 28),
+                (30, 20),
+                (20, 84),
+            ] {
+                let mut bytes: Vec<u8> = (0..=255).collect();
+                let want = bytes[from..from + len].to_vec();
+                let base = bytes.as_mut_ptr();
+                // SAFETY: both ranges lie inside `bytes`.
+                unsafe { store_overlapping(base.add(from), base.add(to), len) };
+                assert_eq!(bytes[to..to + len], want, "{from} -> {to}, {len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The control block of a direction: counters and words that one side writes and the other reads.
+//!
+//! Three lines of 128 bytes: the consumer's progress; the consumer's sleep; the producer's own.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::LINE;
+use crate::guard::Guard;
+use crate::segment::{Segment, SegmentError, Shared};
+
+/// Bytes in a control block.
+pub(crate) const CONTROL_LEN: usize = 3 * LINE;
+
+/// The words of a control block.
+pub(crate) struct ControlWords {
+    pub requests_consumed: Shared<AtomicU32>,
+    pub responses_consumed: Shared<AtomicU32>,
+    pub request_bytes: Shared<AtomicU64>,
+    pub response_bytes: Shared<AtomicU64>,
+    pub executed: Shared<AtomicU32>,
+    pub stall: Shared<AtomicU64>,
+    pub armed: Shared<AtomicU32>,
+    pub consumer_closed: Shared<AtomicU32>,
+    pub guard: Shared<AtomicU32>,
+    pub producer_closed: Shared<AtomicU32>,
+    pub requests_started: Shared<AtomicU32>,
+    pub responses_started: Shared<AtomicU32>,
+}
+
+impl ControlWords {
+    pub(crate) fn at(segment: &Segment, base: usize) -> Result<ControlWords, SegmentError> {
+        Ok(ControlWords {
+            requests_consumed: segment.u32_at(base)?,
+            responses_consumed: segment.u32_at(base + 4)?,
+            request_bytes: segment.u64_at(base + 8)?,
+            response_bytes: segment.u64_at(base + 16)?,
+            executed: segment.u32_at(base + 24)?,
+            stall: segment.u64_at(base + 32)?,
+            armed: segment.u32_at(base + LINE)?,
+            consumer_closed: segment.u32_at(base + LINE + 4)?,
+            guard: segment.u32_at(base + 2 * LINE)?,
+            producer_closed: segment.u32_at(base + 2 * LINE + 4)?,
+            requests_started: segment.u32_at(base + 2 * LINE + 8)?,
+            responses_started: segment.u32_at(base + 2 * LINE + 12)?,
+        })
+    }
+}
+
+/// The consumer is not ready for a request (RNR): the producer waits and sends it again, or goes on,
+/// from this request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// The number of the request that found no receive posted.
+    pub sequence: u32,
+    /// The RNR timer code (5 bits, as in an RNR NAK).
+    pub timer: u8,
+    /// Tells this stall from the one before about the same request.
+    pub attempt: u16,
+}
+
+impl Stall {
+    /// Marks a word that holds a stall.
+    const VALID: u64 = 1 << 63;
+
+    fn pack(self) -> u64 {
+        let timer = u64::from(self.timer & 0x1f);
+        Self::VALID | timer << 48 | u64::from(self.attempt) << 32 | u64::from(self.sequence)
+    }
+
+    fn unpack(word: u64) -> Option<Stall> {
+        (word & Self::VALID != 0).then_some(Stall {
+            sequence: word as u32,
+            timer: (word >> 48) as u8 & 0x1f,
+            attempt: (word >> 32) as u16,
+        })
+    }
+}
+
+/// The producer's view of a direction's control block.
+#[derive(Debug)]
+pub struct ProducerControl {
+    executed: Shared<AtomicU32>,
+    stall: Shared<AtomicU64>,
+    armed: Shared<AtomicU32>,
+    consumer_closed: Shared<AtomicU32>,
+    producer_closed: Shared<AtomicU32>,
+    guard: Guard,
+}
+
+impl ProducerControl {
+    pub(crate) fn new(words: &ControlWords) -> ProducerControl {
+        ProducerControl {
+            executed: words.executed.clone(),
+            stall: words.stall.clone(),
+            armed: words.armed.clone(),
+            consumer_closed: words.consumer_closed.clone(),
+            producer_closed: words.producer_closed.clone(),
+            guard: Guard::new(words.guard.clone()),
+        }
+    }
+
+    /// How many requests the consumer says it has executed, wrapping. Check it against what was
+    /// sent: the consumer may lie.
+    #[inline]
+    pub fn executed(&self) -> u32 {
+        self.executed.load(Ordering::Acquire)
+    }
+
+    /// The request that the consumer is not ready for, if any.
+    #[inline]
+    pub fn stall(&self) -> Option<Stall> {
+        Stall::unpack(self.stall.load(Ordering::Acquire))
+    }
+
+    /// Whether the consumer sleeps, after a push. If so it is taken as woken: the caller must ring
+    /// its bell, and will not be told to again until the consumer arms anew.
+    #[inline]
+    pub fn must_ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Says that nothing more will be pushed.
+    pub fn close(&self) {
+        self.producer_closed.store(1, Ordering::Release);
+    }
+
+    /// The consumer will not take anything more.
+    #[inline]
+    pub fn consumer_closed(&self) -> bool {
+        self.consumer_closed.load(Ordering::Acquire) != 0
+    }
+
+    /// The guard for this side's own accesses to the consumer's memory.
+    #[inline]
+    pub fn guard(&self) -> &Guard {
+        &self.guard
+    }
+}
+
+/// The consumer's view of a direction's control block.
+#[derive(Debug)]
+pub struct ConsumerControl {
+    executed: Shared<AtomicU32>,
+    stall: Shared<AtomicU64>,
+    armed: Shared<AtomicU32>,
+    consumer_closed: Shared<AtomicU32>,
+    producer_closed: Shared<AtomicU32>,
+    guard: Guard,
+}
+
+impl ConsumerControl {
+    pub(crate) fn new(words: &ControlWords) -> ConsumerControl {
+        ConsumerControl {
+            executed: words.executed.clone(),
+            stall: words.stall.clone(),
+            armed: words.armed.clone(),
+            consumer_closed: words.consumer_closed.clone(),
+            producer_closed: words.producer_closed.clone(),
+            guard: Guard::new(words.guard.clone()),
+        }
+    }
+
+    /// Says how many requests have been executed, wrapping.
+    #[inline]
+    pub fn set_executed(&self, count: u32) {
+        self.executed.store(count, Ordering::Release);
+    }
+
+    /// Says that a request found no receive posted, or (with `None`) that things go on.
+    pub fn set_stall(&self, stall: Option<Stall>) {
+        self.stall
+            .store(stall.map_or(0, Stall::pack), Ordering::Release);
+    }
+
+    /// Asks to be woken by the next push. Look into the rings once more before parking.
+    pub fn arm(&self) {
+        self.armed.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Needs no bell any more.
+    pub fn disarm(&self) {
+        self.armed.store(0, Ordering::Relaxed);
+    }
+
+    /// Says that nothing more will be taken.
+    pub fn close(&self) {
+        self.consumer_closed.store(1, Ordering::Release);
+    }
+
+    /// The producer will not push anything more. What it pushed before may still be in the rings.
+    #[inline]
+    pub fn producer_closed(&self) -> bool {
+        self.producer_closed.load(Ordering::Acquire) != 0
+    }
+
+    /// The guard of the producer's accesses to this side's memory, to sample after a withdrawal.
+    #[inline]
+    pub fn guard(&self) -> &Guard {
+        &self.guard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stalls_pack_into_a_word() {
+        for stall in [
+            Stall {
+                sequence: 0,
+                timer: 0,
+                attempt: 0,
+            },
+            Stall {
+                sequence: u32::MAX,
+                timer: 31,
+                attempt: u16::MAX,
+            },
+            Stall {
+                sequence: 7,
+                timer: 12,
+                attempt: 1,
+            },
+        ] {
+            assert_eq!(Stall::unpack(stall.pack()), Some(stall));
+        }
+        assert_eq!(Stall::unpack(0), None);
+        assert_eq!(Stall::unpack(!Stall::VALID), None);
+    }
+
+    #[test]
+    fn both_views_see_the_same_words() {
+        let segment = Segment::heap(CONTROL_LEN);
+        let words = ControlWords::at(&segment, 0).unwrap();
+        let (producer, consumer) = (ProducerControl::new(&words), ConsumerControl::new(&words));
+        consumer.set_executed(9);
+        assert_eq!(producer.executed(), 9);
+        let stall = Stall {
+            sequence: 3,
+            timer: 14,
+            attempt: 2,
+        };
+        consumer.set_stall(Some(stall));
+        assert_eq!(producer.stall(), Some(stall));
+        consumer.set_stall(None);
+        assert_eq!(producer.stall(), None);
+        assert!(!producer.must_ring());
+        consumer.arm();
+        assert!(producer.must_ring() && !producer.must_ring());
+        consumer.arm();
+        consumer.disarm();
+        assert!(!producer.must_ring());
+        assert!(!consumer.producer_closed() && !producer.consumer_closed());
+        producer.close();
+        consumer.close();
+        assert!(consumer.producer_closed() && producer.consumer_closed());
+    }
+}

@@ -1,0 +1,469 @@
+//! Rings of 128-byte slots with the valid bit in the slot.
+//!
+//! A slot starts with a tag that names the lap of the ring in which it was filled; it is written
+//! last. So the consumer sees from the slot alone whether it is full, and a header with up to 32
+//! bytes of payload costs one cache line.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::RingError;
+use crate::segment::{Shared, Words};
+use crate::span::Span;
+
+/// The most payload bytes that fit in a slot.
+pub const INLINE_MAX: usize = 96;
+
+/// Bytes in a slot.
+pub(crate) const SLOT_LEN: usize = 128;
+
+/// 8-byte words in a slot and in its header.
+const SLOT_WORDS: usize = SLOT_LEN / 8;
+const HEADER_WORDS: usize = 4;
+
+/// The header of a slot. The ring gives meaning to `inline_len` only; the rest is its users'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SlotHeader {
+    /// What the message is.
+    pub opcode: u8,
+    /// Flags of the message.
+    pub flags: u8,
+    /// Payload bytes in the slot, at most [`INLINE_MAX`].
+    pub inline_len: u16,
+    /// Payload bytes of the whole message, wherever they are.
+    pub length: u32,
+    /// Immediate data.
+    pub imm: u32,
+    /// A remote address, or a position in the byte ring.
+    pub raddr: u64,
+    /// A key.
+    pub rkey: u32,
+    /// An acknowledgement that rides along.
+    pub ack: u32,
+}
+
+impl SlotHeader {
+    fn pack(&self, tag: u32) -> [u64; HEADER_WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let kind = u32::from_le_bytes([self.opcode, self.flags, 0, 0]);
+        [
+            pair(tag, kind | u32::from(self.inline_len) << 16),
+            pair(self.length, self.imm),
+            self.raddr,
+            pair(self.rkey, self.ack),
+        ]
+    }
+
+    /// Reads a header, with `inline_len` cut to what a slot holds.
+    fn unpack(words: [u64; HEADER_WORDS]) -> SlotHeader {
+        let [opcode, flags, ..] = ((words[0] >> 32) as u32).to_le_bytes();
+        SlotHeader {
+            opcode,
+            flags,
+            inline_len: ((words[0] >> 48) as u16).min(INLINE_MAX as u16),
+            length: words[1] as u32,
+            imm: (words[1] >> 32) as u32,
+            raddr: words[2],
+            rkey: words[3] as u32,
+            ack: (words[3] >> 32) as u32,
+        }
+    }
+}
+
+/// Which slot a position is in, and the tag of its lap there.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    mask: u32,
+    shift: u32,
+}
+
+impl Geometry {
+    fn new(slots: u32) -> Geometry {
+        assert!(
+            slots.is_power_of_two() && slots >= 2,
+            "slots are a power of two"
+        );
+        Geometry {
+            mask: slots - 1,
+            shift: slots.trailing_zeros(),
+        }
+    }
+
+    #[inline]
+    fn first_word(self, position: u32) -> usize {
+        (position & self.mask) as usize * SLOT_WORDS
+    }
+
+    /// Never zero, which is the tag of a slot that was never filled; laps that follow each other
+    /// differ, also where the position wraps around.
+    #[inline]
+    fn tag(self, position: u32) -> u32 {
+        (position >> self.shift) + 1
+    }
+}
+
+/// The filling end of a slot ring.
+pub struct SlotProducer {
+    words: Words,
+    geometry: Geometry,
+    tail: u32,
+    /// What the consumer had consumed when last looked at.
+    consumed: u32,
+    consumed_word: Shared<AtomicU32>,
+    started: bool,
+    started_word: Shared<AtomicU32>,
+}
+
+impl SlotProducer {
+    /// `words` are the slots, zeroed; `consumed` is the consumer's counter, `started` the producer's
+    /// word that says that the slots have been used.
+    pub(crate) fn new(
+        words: Words,
+        slots: u32,
+        consumed: Shared<AtomicU32>,
+        started: Shared<AtomicU32>,
+    ) -> SlotProducer {
+        SlotProducer {
+            words,
+            geometry: Geometry::new(slots),
+            tail: 0,
+            consumed: 0,
+            consumed_word: consumed,
+            started: false,
+            started_word: started,
+        }
+    }
+
+    /// The slots of the ring.
+    pub fn capacity(&self) -> u32 {
+        self.geometry.mask + 1
+    }
+
+    /// Messages pushed since the beginning, wrapping: the position of the next.
+    pub fn position(&self) -> u32 {
+        self.tail
+    }
+
+    /// Slots that are free; looks at the consumer's counter.
+    pub fn free(&mut self) -> Result<u32, RingError> {
+        self.refresh()?;
+        Ok(self.capacity() - self.tail.wrapping_sub(self.consumed))
+    }
+
+    /// Takes the next slot for writing; nothing is pushed until [`SlotWriter::commit`].
+    #[inline]
+    pub fn reserve(&mut self) -> Result<SlotWriter<'_>, RingError> {
+        if self.tail.wrapping_sub(self.consumed) > self.geometry.mask {
+            self.refresh()?;
+            if self.tail.wrapping_sub(self.consumed) > self.geometry.mask {
+                return Err(RingError::Full);
+            }
+        }
+        Ok(SlotWriter { ring: self })
+    }
+
+    /// Pushes a message with this payload inline; `inline_len` is taken from the payload.
+    #[inline]
+    pub fn push(&mut self, header: &SlotHeader, payload: &[u8]) -> Result<(), RingError> {
+        if payload.len() > INLINE_MAX {
+            return Err(RingError::TooLong);
+        }
+        let slot = self.reserve()?;
+        slot.payload().write_from(0, payload);
+        slot.commit(&SlotHeader {
+            inline_len: payload.len() as u16,
+            ..*header
+        });
+        Ok(())
+    }
+
+    /// Reads the consumer's counter; it must lie between what it was and what was pushed.
+    #[cold]
+    fn refresh(&mut self) -> Result<(), RingError> {
+        let now = self.consumed_word.load(Ordering::Acquire);
+        if self.tail.wrapping_sub(now) > self.tail.wrapping_sub(self.consumed) {
+            return Err(RingError::Corrupt);
+        }
+        self.consumed = now;
+        Ok(())
+    }
+}
+
+/// A slot being filled. Dropped without a commit, it stays free.
+pub struct SlotWriter<'r> {
+    ring: &'r mut SlotProducer,
+}
+
+impl SlotWriter<'_> {
+    /// The [`INLINE_MAX`] payload bytes of the slot.
+    #[inline]
+    pub fn payload(&self) -> Span<'_> {
+        let first = self.ring.geometry.first_word(self.ring.tail);
+        self.ring
+            .words
+            .span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
+    }
+
+    /// Pushes the slot: the consumer may see it from now on.
+    #[inline]
+    pub fn commit(self, header: &SlotHeader) {
+        let ring = self.ring;
+        let first = ring.geometry.first_word(ring.tail);
+        let packed = header.pack(ring.geometry.tag(ring.tail));
+        for (i, word) in packed.iter().enumerate().skip(1) {
+            ring.words.at(first + i).store(*word, Ordering::Relaxed);
+        }
+        // Release: whoever sees the tag sees the header and the payload.
+        ring.words.at(first).store(packed[0], Ordering::Release);
+        ring.tail = ring.tail.wrapping_add(1);
+        if !ring.started {
+            ring.started = true;
+            ring.started_word.store(1, Ordering::Release);
+        }
+    }
+}
+
+/// The draining end of a slot ring.
+pub struct SlotConsumer {
+    words: Words,
+    geometry: Geometry,
+    head: u32,
+    /// What the producer knows to be consumed.
+    published: u32,
+    consumed_word: Shared<AtomicU32>,
+    /// The slot at `head` was seen full.
+    seen: bool,
+    started: bool,
+    started_word: Shared<AtomicU32>,
+}
+
+impl SlotConsumer {
+    /// The counterpart of [`SlotProducer::new`].
+    pub(crate) fn new(
+        words: Words,
+        slots: u32,
+        consumed: Shared<AtomicU32>,
+        started: Shared<AtomicU32>,
+    ) -> SlotConsumer {
+        SlotConsumer {
+            words,
+            geometry: Geometry::new(slots),
+            head: 0,
+            published: 0,
+            consumed_word: consumed,
+            seen: false,
+            started: false,
+            started_word: started,
+        }
+    }
+
+    /// Messages popped since the beginning, wrapping: the position of the next.
+    pub fn position(&self) -> u32 {
+        self.head
+    }
+
+    /// A copy of the next message's header, if there is one. The slots of a ring that was never used
+    /// are not touched.
+    #[inline]
+    pub fn peek(&mut self) -> Option<SlotHeader> {
+        if !self.started {
+            if self.started_word.load(Ordering::Acquire) == 0 {
+                return None;
+            }
+            self.started = true;
+        }
+        let first = self.geometry.first_word(self.head);
+        let start = self.words.at(first).load(Ordering::Acquire);
+        if start as u32 != self.geometry.tag(self.head) {
+            return None;
+        }
+        self.seen = true;
+        let rest = |i: usize| self.words.at(first + i).load(Ordering::Relaxed);
+        Some(SlotHeader::unpack([start, rest(1), rest(2), rest(3)]))
+    }
+
+    /// The [`INLINE_MAX`] payload bytes of the slot that [`peek`](SlotConsumer::peek) saw. They stay
+    /// until the pop after the next [`publish`](SlotConsumer::publish), and a hostile producer may
+    /// change them meanwhile.
+    #[inline]
+    pub fn payload(&self) -> Span<'_> {
+        let first = self.geometry.first_word(self.head);
+        self.words
+            .span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
+    }
+
+    /// Goes on to the next message. The producer learns of it with [`publish`](SlotConsumer::publish),
+    /// or of itself after half a ring. Panics unless [`peek`](SlotConsumer::peek) saw the message.
+    #[inline]
+    #[track_caller]
+    pub fn pop(&mut self) {
+        assert!(
+            core::mem::take(&mut self.seen),
+            "pop comes after a peek that found a message"
+        );
+        self.head = self.head.wrapping_add(1);
+        if self.head.wrapping_sub(self.published) > self.geometry.mask / 2 {
+            self.publish();
+        }
+    }
+
+    /// Gives the popped slots back to the producer; call it at the end of a batch. Costs nothing if
+    /// nothing was popped.
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.published != self.head {
+            self.published = self.head;
+            self.consumed_word.store(self.head, Ordering::Release);
+        }
+    }
+}
+
+impl core::fmt::Debug for SlotProducer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SlotProducer")
+            .field("tail", &self.tail)
+            .finish_non_exhaustive()
+    }
+}
+
+impl core::fmt::Debug for SlotWriter<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SlotWriter")
+            .field("position", &self.ring.tail)
+            .finish()
+    }
+}
+
+impl core::fmt::Debug for SlotConsumer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SlotConsumer")
+            .field("head", &self.head)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Segment;
+
+    fn ring(slots: u32, start: u32) -> (SlotProducer, SlotConsumer, Segment) {
+        let segment = Segment::heap(256 + slots as usize * SLOT_LEN);
+        let words = segment.words(256, slots as usize * SLOT_WORDS).unwrap();
+        let word = |offset| segment.u32_at(offset).unwrap();
+        word(0).store(start, Ordering::Relaxed);
+        let mut producer = SlotProducer::new(words.clone(), slots, word(0), word(128));
+        let mut consumer = SlotConsumer::new(words, slots, word(0), word(128));
+        (producer.tail, producer.consumed) = (start, start);
+        (consumer.head, consumer.published) = (start, start);
+        (producer, consumer, segment)
+    }
+
+    #[test]
+    fn header_and_payload_arrive_as_they_were_sent() {
+        let (mut producer, mut consumer, segment) = ring(4, 0);
+        assert_eq!(consumer.peek(), None);
+        let header = SlotHeader {
+            opcode: 1,
+            flags: 2,
+            inline_len: 5,
+            length: 4,
+            imm: 0xdead_beef,
+            raddr: u64::MAX - 1,
+            rkey: 7,
+            ack: 8,
+        };
+        producer.push(&header, b"quipu").unwrap();
+        assert_eq!(consumer.peek(), Some(header));
+        let mut out = [0; 5];
+        consumer.payload().read_into(0, &mut out);
+        assert_eq!(&out, b"quipu");
+        // The layout that the module promises, byte by byte.
+        let mut raw = [0; 37];
+        segment.read(256, &mut raw).unwrap();
+        assert_eq!(raw[..4], 1u32.to_ne_bytes());
+        assert_eq!(raw[4..8], [1, 2, 5, 0]);
+        assert_eq!(raw[12..16], 0xdead_beef_u32.to_ne_bytes());
+        assert_eq!(&raw[32..], b"quipu");
+        consumer.pop();
+        assert_eq!(consumer.peek(), None);
+        assert_eq!(producer.push(&header, &[0; 97]), Err(RingError::TooLong));
+    }
+
+    #[test]
+    fn a_full_ring_takes_more_only_after_publish() {
+        let (mut producer, mut consumer, _segment) = ring(8, 0);
+        for i in 0..8 {
+            producer
+                .push(
+                    &SlotHeader {
+                        imm: i,
+                        ..Default::default()
+                    },
+                    &[],
+                )
+                .unwrap();
+        }
+        assert_eq!(
+            producer.push(&SlotHeader::default(), &[]),
+            Err(RingError::Full)
+        );
+        assert_eq!(consumer.peek().unwrap().imm, 0);
+        consumer.pop();
+        assert_eq!(producer.free(), Ok(0));
+        consumer.publish();
+        assert_eq!(producer.free(), Ok(1));
+        for _ in 0..4 {
+            consumer.peek().unwrap();
+            consumer.pop();
+        }
+        assert_eq!(
+            producer.free(),
+            Ok(5),
+            "half a ring is published without being asked"
+        );
+    }
+
+    #[test]
+    fn positions_and_tags_survive_the_wrap_of_the_counter() {
+        let (mut producer, mut consumer, _segment) = ring(2, u32::MAX - 4);
+        for i in 0..20 {
+            assert_eq!(consumer.peek(), None);
+            producer
+                .push(
+                    &SlotHeader {
+                        imm: i,
+                        ..Default::default()
+                    },
+                    &[],
+                )
+                .unwrap();
+            assert_eq!(consumer.peek().unwrap().imm, i);
+            consumer.pop();
+            consumer.publish();
+        }
+        assert_eq!(producer.position(), 15);
+    }
+
+    #[test]
+    fn a_consumer_that_lies_is_found_out() {
+        let (mut producer, _consumer, segment) = ring(4, 10);
+        let word = segment.u32_at(0).unwrap();
+        for lie in [11, 9, u32::MAX, 10u32.wrapping_sub(1 << 31)] {
+            word.store(lie, Ordering::Relaxed);
+            assert_eq!(producer.free(), Err(RingError::Corrupt));
+        }
+        word.store(10, Ordering::Relaxed);
+        assert_eq!(producer.free(), Ok(4));
+    }
+
+    #[test]
+    fn an_inline_length_beyond_the_slot_is_cut() {
+        let (mut producer, mut consumer, _segment) = ring(4, 0);
+        let header = SlotHeader {
+            inline_len: 60_000,
+            ..Default::default()
+        };
+        producer.reserve().unwrap().commit(&header);
+        assert_eq!(consumer.peek().unwrap().inline_len, 96);
+    }
+}
