@@ -18,13 +18,15 @@
 //! by the adapter, into the Terminate to send, and a Terminate received into a [`Verdict`].
 #![forbid(unsafe_code)]
 
+mod error;
 mod receiver;
 mod sender;
 pub mod setup;
 pub mod terminate;
 
+pub use error::ProtocolError;
 pub use quipu_wire as wire;
-pub use receiver::{Mark, ProtocolError, Receiver, Segment, SendKind};
+pub use receiver::{Mark, Receiver, Segment, SendKind};
 pub use sender::{DEFAULT_MAX_ULPDU, Message, Sender, Staged};
 pub use setup::{Extensions, Initiator, Negotiated, Params, Responder, SetupError};
 pub use terminate::{RemoteFault, Verdict};

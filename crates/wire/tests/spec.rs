@@ -1,0 +1,101 @@
+//! The worked examples of `specs/quipu-wire.md`: what is printed there is what this crate emits.
+
+use quipu_wire::control::Control;
+use quipu_wire::hello::{Features, Hello, Kind};
+use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
+use quipu_wire::rdmap::{Immediate, UntaggedOp};
+use quipu_wire::{Payload, ddp};
+
+const SPEC: &str = include_str!("../../../specs/quipu-wire.md");
+
+/// The bytes of the block that the specification calls `name`.
+fn example(name: &str) -> Vec<u8> {
+    let fence = format!("```hex {name}\n");
+    let start = SPEC.find(&fence).expect("an example of this name") + fence.len();
+    let block = SPEC[start..].split("```").next().expect("a closed block");
+    block
+        .split_whitespace()
+        .map(|octet| u8::from_str_radix(octet, 16).expect("hex"))
+        .collect()
+}
+
+fn fpdu(header: ddp::Untagged, payload: &[u8]) -> Vec<u8> {
+    let ulpdu_len = ddp::UNTAGGED_LEN + payload.len();
+    let mut out = vec![0; fpdu_len(ulpdu_len)];
+    out[..LENGTH_LEN].copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
+    header.emit(&mut out[LENGTH_LEN..]);
+    let at = LENGTH_LEN + ddp::UNTAGGED_LEN;
+    out[at..at + payload.len()].copy_from_slice(payload);
+    let covered = out.len() - CRC_LEN;
+    let crc = crc32c(&out[..covered]).to_le_bytes();
+    out[covered..].copy_from_slice(&crc);
+    out
+}
+
+fn header(op: UntaggedOp, ulp: u32, msn: u32) -> ddp::Untagged {
+    ddp::Untagged {
+        last: true,
+        rsvd_ulp: op.octet(),
+        ulp,
+        qn: op.queue(),
+        msn,
+        mo: 0,
+    }
+}
+
+fn payload(payload: impl Payload) -> Vec<u8> {
+    let mut out = vec![0xee; payload.wire_len()];
+    payload.emit(&mut out);
+    out
+}
+
+fn gid(last: u8) -> [u8; 16] {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]
+}
+
+#[test]
+fn hello() {
+    let hello = Hello {
+        kind: Kind::Request,
+        path_mtu: 3,
+        features: Features::ALL,
+        dest_qpn: 0xc35102,
+        source_qpn: 0xc35001,
+        rq_psn: 0x123456,
+        sq_psn: 0x654321,
+        source_gid: gid(1),
+        dest_gid: gid(2),
+    };
+    assert_eq!(hello.to_bytes().to_vec(), example("hello"));
+    assert_eq!(Hello::parse(&example("hello")), Ok(hello));
+}
+
+#[test]
+fn send_imm() {
+    let op = UntaggedOp::SendImm;
+    assert_eq!(
+        fpdu(header(op, 0x1122_3344, 5), b"quipu"),
+        example("send_imm")
+    );
+}
+
+#[test]
+fn immediate() {
+    let immediate = Immediate {
+        imm: 0x1122_3344,
+        write_len: 4096,
+    };
+    let bytes = fpdu(header(UntaggedOp::Immediate, 0, 6), &payload(immediate));
+    assert_eq!(bytes, example("immediate"));
+}
+
+#[test]
+fn rnr_nak() {
+    let control = Control::RnrNak {
+        count: 7,
+        timer: 12,
+    };
+    let bytes = fpdu(header(UntaggedOp::Control, 0, 2), &payload(control));
+    assert_eq!(bytes, example("rnr_nak"));
+    assert_eq!(Control::parse(&bytes[20..36]), Ok(control));
+}
