@@ -114,8 +114,9 @@ pub fn for_fault(fault: RemoteFault, fpdu: &[u8]) -> Option<Terminate> {
         RemoteFault::InvalidRequest => Code::Operation(Operation::Unspecified),
         RemoteFault::MessageTooLong => Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong),
         RemoteFault::NoBuffer => Code::UntaggedBuffer(UntaggedBuffer::NoBuffer),
-        RemoteFault::TooManyReads => Code::UntaggedBuffer(UntaggedBuffer::NoBuffer),
-        RemoteFault::Catastrophic => Code::Operation(Operation::CatastrophicStream),
+        RemoteFault::TooManyReads | RemoteFault::Catastrophic => {
+            Code::Operation(Operation::CatastrophicStream)
+        }
     };
     with_context(code, fpdu)
 }
