@@ -58,7 +58,7 @@ impl Requests {
             count: count as u32,
         })
         .frame(&mut self.sender, 100, stream);
-        for (msg, payload) in self.begun[count..].to_vec() {
+        for (msg, payload) in self.begun[count..].iter().cloned() {
             send(&mut self.sender, msg, &payload, 1500, stream);
         }
     }

@@ -1,0 +1,77 @@
+//! Arbitrary bytes on an established connection. The first byte says what was negotiated and how
+//! the rest is to be read: as a raw stream, or as ULPDUs that get a proper length, and so come
+//! further.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use quipu_iwarp::wire::Payload;
+use quipu_iwarp::wire::mpa::{CRC_LEN, crc32c, fpdu_len};
+use quipu_iwarp::wire::terminate::Terminate;
+use quipu_iwarp::{Extensions, Negotiated, Receiver, Segment, terminate};
+
+/// Cuts the input into ULPDUs, each behind a byte with its length, and frames them.
+fn framed(mut input: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    while let Some((&len, rest)) = input.split_first() {
+        let (ulpdu, rest) = rest.split_at(usize::from(len).min(rest.len()));
+        let mut fpdu = vec![0; fpdu_len(ulpdu.len())];
+        fpdu[..2].copy_from_slice(&(ulpdu.len() as u16).to_be_bytes());
+        fpdu[2..2 + ulpdu.len()].copy_from_slice(ulpdu);
+        let covered = fpdu.len() - CRC_LEN;
+        let crc = crc32c(&fpdu[..covered]).to_le_bytes();
+        fpdu[covered..].copy_from_slice(&crc);
+        stream.extend(fpdu);
+        input = rest;
+    }
+    stream
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&flags, input)) = input.split_first() else {
+        return;
+    };
+    let negotiated = Negotiated {
+        crc: flags & 1 != 0,
+        ..Negotiated::plain()
+    };
+    let extensions = Extensions {
+        rfc7306: flags & 2 != 0,
+        quipu: flags & 4 != 0,
+    };
+    let refuse = flags & 8 != 0;
+    let stream = if flags & 16 != 0 {
+        framed(input)
+    } else {
+        input.to_vec()
+    };
+
+    let mut receiver = Receiver::new(&negotiated, extensions);
+    let mut rest = &stream[..];
+    loop {
+        match receiver.next(rest) {
+            Ok(Some((used, segment))) => {
+                assert!(used <= rest.len() && used > 0);
+                assert_eq!(Receiver::needed(rest), 0);
+                if receiver.is_discarding() {
+                    assert!(!segment.is_request());
+                }
+                if refuse && matches!(segment, Segment::Send { mo: 0, .. }) {
+                    receiver.discard_requests(receiver.message_mark());
+                }
+                rest = &rest[used..];
+            }
+            Ok(None) => {
+                assert!(Receiver::needed(rest) > 0);
+                return;
+            }
+            Err(error) => {
+                if let Some(answer) = terminate::for_error(&error, rest) {
+                    let mut out = [0; Terminate::MAX_LEN];
+                    answer.emit(&mut out);
+                    assert_eq!(Terminate::parse(&out[..answer.wire_len()]), Ok(answer));
+                }
+                return;
+            }
+        }
+    }
+});
