@@ -356,8 +356,8 @@ pub struct EngineApi {
     pub reg_mr:
         unsafe extern "C" fn(pd: PdHandle, init: *const EngineMrInit, out: *mut EngineMr) -> i32,
     /// Changes a region as `ibv_rereg_mr(3)` says: `flags` (`IBV_REREG_MR_*`) tell which of `pd`,
-    /// the addresses and `access` of `init` to take. On failure the region is as before. Keys may
-    /// change. Busy while a window is bound to it.
+    /// the addresses and `access` of `init` to take. On failure the region is as before. Its handle
+    /// stays, its keys may change. Busy while a window is bound to it.
     pub rereg_mr: unsafe extern "C" fn(
         mr: MrHandle,
         flags: u32,

@@ -35,6 +35,34 @@ impl<P, T: Tagged> Handle<P, T> {
         .cast()
     }
 
+    /// As [`Handle::create`], for an object that others must know by its address before it is
+    /// complete: `finish` gets that address and the private part, and may still fail.
+    ///
+    /// # Errors
+    ///
+    /// What `finish` reports; the object is freed then.
+    pub fn create_with(
+        public: P,
+        private: T,
+        finish: impl FnOnce(*mut P, &mut T) -> Result<(), Errno>,
+    ) -> Result<*mut P, Errno> {
+        let tag = AtomicU64::new(T::TAG);
+        let this = Box::into_raw(Box::new(Self {
+            public: UnsafeCell::new(public),
+            tag,
+            private,
+        }));
+        // SAFETY: the allocation was just made, and only `finish` knows of it.
+        let finished = unsafe { finish(this.cast(), &mut (*this).private) };
+        if let Err(errno) = finished {
+            // SAFETY: it came from Box::into_raw, and whoever learned the address was told, by the
+            // failure that it reported, that nothing came of it.
+            drop(unsafe { Box::from_raw(this) });
+            return Err(errno);
+        }
+        Ok(this.cast())
+    }
+
     /// Looks at the object behind a pointer that came from C.
     ///
     /// # Errors

@@ -1,0 +1,174 @@
+//! Opening a device: the context with its two tables of functions.
+
+use std::mem::offset_of;
+use std::ptr;
+
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void, entry};
+
+use crate::device::device;
+use crate::engine::check;
+use crate::object::Blank;
+use crate::stub::{no_int, no_pointer, null};
+use crate::{cq, cq_ex, mr, pd, qp, qp_ex, query, srq};
+
+/// The private part of a context.
+pub(crate) struct ContextState {
+    pub(crate) api: &'static EngineApi,
+    pub(crate) handle: ContextHandle,
+}
+
+impl Tagged for ContextState {
+    const TAG: u64 = 0x5155_4950_0043_5458;
+}
+
+/// A context. Programs hold a pointer to the `ibv_context` at the end of the public part.
+pub(crate) type Context = Handle<verbs_context, ContextState>;
+
+const OFFSET: usize = offset_of!(verbs_context, context);
+
+/// Finds the context behind a pointer of the program.
+///
+/// # Safety
+///
+/// As [`Handle::get`], for the whole that `raw` is in the middle of.
+pub(crate) unsafe fn context<'a>(raw: *const ibv_context) -> Result<&'a Context, Errno> {
+    if raw.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: passed on from the caller; every context of this library ends a verbs_context.
+    unsafe { Context::get(raw.wrapping_byte_sub(OFFSET).cast()) }
+}
+
+/// The address by which the program knows a context.
+fn known_as(verbs: *mut verbs_context) -> *mut ibv_context {
+    verbs.wrapping_byte_add(OFFSET).cast()
+}
+
+/// Fills the tables. No entry is left empty, since inline functions of verbs.h call some without
+/// looking.
+fn tables(verbs: &mut verbs_context) {
+    let ops = &mut verbs.context.ops;
+    let compat: compat_fn = Some(null);
+    *ops = ibv_context_ops {
+        _compat_query_device: compat,
+        _compat_query_port: compat,
+        _compat_alloc_pd: compat,
+        _compat_dealloc_pd: compat,
+        _compat_reg_mr: compat,
+        _compat_rereg_mr: compat,
+        _compat_dereg_mr: compat,
+        alloc_mw: Some(mr::alloc_mw),
+        bind_mw: Some(qp::bind_mw),
+        dealloc_mw: Some(mr::dealloc_mw),
+        _compat_create_cq: compat,
+        poll_cq: Some(cq::poll_cq),
+        req_notify_cq: Some(cq::req_notify_cq),
+        _compat_cq_event: compat,
+        _compat_resize_cq: compat,
+        _compat_destroy_cq: compat,
+        _compat_create_srq: compat,
+        _compat_modify_srq: compat,
+        _compat_query_srq: compat,
+        _compat_destroy_srq: compat,
+        post_srq_recv: Some(srq::post_srq_recv),
+        _compat_create_qp: compat,
+        _compat_query_qp: compat,
+        _compat_modify_qp: compat,
+        _compat_destroy_qp: compat,
+        post_send: Some(qp::post_send),
+        post_recv: Some(qp::post_recv),
+        _compat_create_ah: compat,
+        _compat_destroy_ah: compat,
+        _compat_attach_mcast: compat,
+        _compat_detach_mcast: compat,
+        _compat_async_event: compat,
+    };
+    verbs.free_buf = Some(free_buf);
+    verbs.reg_mr_ex = Some(mr::ibv_reg_mr_ex);
+    verbs.query_port = Some(query::query_port);
+    verbs.alloc_parent_domain = Some(pd::alloc_parent_domain);
+    verbs.alloc_td = Some(pd::alloc_td);
+    verbs.dealloc_td = Some(pd::dealloc_td);
+    verbs.modify_cq = Some(cq::modify_cq);
+    verbs.query_rt_values = Some(query::query_rt_values);
+    verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
+    verbs.query_device_ex = Some(query::query_device_ex);
+    verbs.create_qp_ex = Some(qp_ex::create_qp_ex);
+    verbs.get_srq_num = Some(srq::get_srq_num);
+    verbs.create_srq_ex = Some(srq::create_srq_ex);
+    unsupported(verbs);
+}
+
+/// The operations that this adapter does not have: they answer EOPNOTSUPP.
+fn unsupported(verbs: &mut verbs_context) {
+    let int: opaque_fn = Some(no_int);
+    let pointer: opaque_fn = Some(no_pointer);
+    verbs.alloc_buf = pointer;
+    verbs.dm_export_dmabuf_fd = int;
+    verbs.dealloc_dmah = int;
+    verbs.alloc_dmah = pointer;
+    verbs.advise_mr = int;
+    verbs.alloc_null_mr = pointer;
+    verbs.read_counters = int;
+    verbs.attach_counters_point_flow = int;
+    verbs.create_counters = pointer;
+    verbs.destroy_counters = int;
+    verbs.reg_dm_mr = pointer;
+    verbs.alloc_dm = pointer;
+    verbs.free_dm = int;
+    verbs.modify_flow_action_esp = int;
+    verbs.destroy_flow_action = int;
+    verbs.create_flow_action_esp = pointer;
+    verbs.modify_qp_rate_limit = int;
+    verbs.post_srq_ops = int;
+    verbs.destroy_rwq_ind_table = int;
+    verbs.create_rwq_ind_table = pointer;
+    verbs.destroy_wq = int;
+    verbs.modify_wq = int;
+    verbs.create_wq = pointer;
+    verbs.ibv_destroy_flow = int;
+    verbs.ABI_placeholder2 = int;
+    verbs.ibv_create_flow = pointer;
+    verbs.ABI_placeholder1 = int;
+    verbs.open_qp = pointer;
+    verbs.open_xrcd = pointer;
+    verbs.close_xrcd = int;
+}
+
+entry! {
+    /// Nothing was allocated by `alloc_buf`, so there is nothing to free.
+    fn free_buf(_buf: *mut libc::c_void) -> Void { Ok(()) }
+
+    /// `ibv_open_device(3)`
+    fn ibv_open_device(raw: *mut ibv_device) -> Null<ibv_context> {
+        // SAFETY: the program passes a device.
+        let device = unsafe { device(raw) }?;
+        let mut opened = EngineOpened { context: ContextHandle::NONE, async_fd: -1 };
+        // SAFETY: the name is zero-terminated; `opened` is valid for the call.
+        check(unsafe { (device.api.open)(device.info.name.as_ptr(), &mut opened) })?;
+        let mut verbs = verbs_context::blank();
+        tables(&mut verbs);
+        verbs.sz = size_of::<verbs_context>();
+        verbs.context.device = raw;
+        // There is no kernel device behind it.
+        verbs.context.cmd_fd = -1;
+        verbs.context.async_fd = opened.async_fd;
+        verbs.context.num_comp_vectors = device.info.num_comp_vectors;
+        // Says that a verbs_context surrounds it (__VERBS_ABI_IS_EXTENDED).
+        verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
+        let state = ContextState { api: device.api, handle: opened.context };
+        Ok(known_as(Context::create(verbs, state)))
+    }
+
+    /// `ibv_close_device(3)`: -1 on failure.
+    fn ibv_close_device(raw: *mut ibv_context) -> IntMinusOne {
+        // SAFETY: the program passes a context and uses it no more.
+        unsafe {
+            let context = context(raw)?;
+            check((context.api.close)(context.handle))?;
+            drop(Context::take(context.public())?);
+        }
+        Ok(0)
+    }
+}

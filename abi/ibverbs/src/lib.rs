@@ -1,0 +1,45 @@
+//! A drop-in `libibverbs.so.1`: the C interface of rdma-core over the engine of Quipu.
+//!
+//! This library owns what C programs see (contexts, queues, their tables of functions, `errno`)
+//! and nothing else. Each object is a [`quipu_cabi::Handle`]: the structure of verbs.h, followed by
+//! the engine's handle. Entry points check the pointer, call the engine
+//! ([`quipu_abi_types::EngineApi`]) and translate its status; work requests and completions pass
+//! through unchanged.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `engine` | finding the engine, statuses to `errno` |
+//! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
+//! | `pd`, `mr`, `cq`, `srq`, `qp`, `ah` | objects |
+//! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
+//! | `event`, `acks` | completion and asynchronous events, and waiting for their acknowledgement |
+//! | `text`, `sysfs`, `fork` | names of constants, files, fork |
+//! | `stub`, `private` | symbols that exist so that programs and providers load |
+//!
+//! What is exported, under which version, is in `symbols.txt`; `build.rs` says how.
+#![allow(non_camel_case_types)]
+
+mod acks;
+pub mod ah;
+pub mod context;
+pub mod cq;
+pub mod cq_ex;
+pub mod device;
+mod engine;
+pub mod event;
+pub mod fork;
+pub mod mr;
+mod object;
+pub mod pd;
+pub mod private;
+pub mod qp;
+pub mod qp_ex;
+pub mod query;
+pub mod srq;
+pub mod stub;
+pub mod sysfs;
+pub mod text;
+
+// The unit tests are a program, which has no versions to define.
+#[cfg(not(test))]
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -1,0 +1,260 @@
+//! Memory regions and memory windows.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_int, c_uint, c_void};
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged, entry};
+
+use crate::engine::check;
+use crate::object::Blank;
+use crate::pd::{Pd, pd};
+
+/// The private part of a memory region.
+pub(crate) struct MrState {
+    api: &'static EngineApi,
+    handle: MrHandle,
+    /// The domain it counts in; changed by `ibv_rereg_mr`.
+    pd: AtomicPtr<ibv_pd>,
+}
+
+impl Tagged for MrState {
+    const TAG: u64 = 0x5155_4950_0000_4d52;
+}
+
+type Mr = Handle<ibv_mr, MrState>;
+
+/// The private part of a memory window.
+pub(crate) struct MwState {
+    api: &'static EngineApi,
+    handle: MwHandle,
+    pd: *mut ibv_pd,
+}
+
+impl Tagged for MwState {
+    const TAG: u64 = 0x5155_4950_0000_4d57;
+}
+
+/// A memory window.
+pub(crate) type Mw = Handle<ibv_mw, MwState>;
+
+/// Registers memory. `iova` is what work requests call the first byte.
+fn register(
+    pd: &Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> Result<*mut ibv_mr, Errno> {
+    if access & IBV_ACCESS_ON_DEMAND != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let init = init(addr, length, iova, access);
+    let mut made = EngineMr {
+        mr: MrHandle::NONE,
+        lkey: 0,
+        rkey: 0,
+    };
+    // SAFETY: both structures are valid for the call.
+    check(unsafe { (pd.api.reg_mr)(pd.handle, &init, &mut made) })?;
+    pd.enter();
+    let mut public = ibv_mr::blank();
+    // SAFETY: a live object of the program.
+    public.context = unsafe { (*pd.public()).context };
+    public.pd = pd.public();
+    public.addr = addr;
+    public.length = length;
+    public.handle = made.mr.0 as u32;
+    public.lkey = made.lkey;
+    public.rkey = made.rkey;
+    let state = MrState {
+        api: pd.api,
+        handle: made.mr,
+        pd: AtomicPtr::new(pd.public()),
+    };
+    Ok(Mr::create(public, state))
+}
+
+fn init(addr: *mut c_void, length: usize, iova: u64, access: u32) -> EngineMrInit {
+    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
+        0
+    } else {
+        iova
+    };
+    EngineMrInit {
+        addr: addr as u64,
+        length: length as u64,
+        iova,
+        access,
+    }
+}
+
+entry! {
+    /// `ibv_reg_mr(3)`
+    fn ibv_reg_mr(raw: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain.
+        register(unsafe { pd(raw) }?, addr, length, addr as u64, access as u32)
+    }
+
+    /// `ibv_reg_mr_iova(3)`
+    fn ibv_reg_mr_iova(
+        raw: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_int,
+    ) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain.
+        register(unsafe { pd(raw) }?, addr, length, iova, access as u32)
+    }
+
+    /// `ibv_reg_mr_iova2(3)`: the form that takes optional access flags, which are ignored where
+    /// they mean nothing here.
+    fn ibv_reg_mr_iova2(
+        raw: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain.
+        register(unsafe { pd(raw) }?, addr, length, iova, access)
+    }
+
+    /// `ibv_reg_mr_ex(3)`: of memory at an address; files, DMA handles and buffers are not supported.
+    fn ibv_reg_mr_ex(raw: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain, and null or a valid pointer.
+        let (pd, attr) = unsafe { (pd(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        if attr.comp_mask & !(IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & IBV_REG_MR_MASK_ADDR == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let iova = if attr.comp_mask & IBV_REG_MR_MASK_IOVA != 0 { attr.iova } else { attr.addr as u64 };
+        register(pd, attr.addr, attr.length, iova, attr.access as u32)
+    }
+
+    /// `ibv_rereg_mr(3)`: 0, or one of `IBV_REREG_MR_ERR_*` with `errno` set. On failure the region
+    /// is as it was, so every failure is an input error.
+    fn ibv_rereg_mr(
+        raw: *mut ibv_mr,
+        flags: c_int,
+        new_pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> Plain<c_int> {
+        // SAFETY: the program passes a region, and a domain if the flags say so.
+        let done = unsafe { rereg(raw, flags as u32, new_pd, (addr, length), access as u32) };
+        Ok(match done {
+            Ok(()) => 0,
+            Err(errno) => {
+                errno.set();
+                IBV_REREG_MR_ERR_INPUT
+            }
+        })
+    }
+
+    /// `ibv_dereg_mr(3)`
+    fn ibv_dereg_mr(raw: *mut ibv_mr) -> IntErrno {
+        // SAFETY: the program passes a region and uses it no more; its domain outlives it.
+        unsafe {
+            let mr = Mr::get(raw)?;
+            check((mr.api.dereg_mr)(mr.handle))?;
+            pd(mr.pd.load(Ordering::Acquire))?.leave();
+            drop(Mr::take(raw)?);
+        }
+        Ok(())
+    }
+
+    /// `ibv_alloc_mw(3)`
+    fn alloc_mw(raw: *mut ibv_pd, kind: u32) -> Null<ibv_mw> {
+        // SAFETY: the program passes a domain.
+        let pd = unsafe { pd(raw) }?;
+        let mut made = EngineMw { mw: MwHandle::NONE, rkey: 0 };
+        // SAFETY: `made` is valid for the call.
+        check(unsafe { (pd.api.alloc_mw)(pd.handle, kind, &mut made) })?;
+        pd.enter();
+        let mut public = ibv_mw::blank();
+        // SAFETY: a live object of the program.
+        public.context = unsafe { (*raw).context };
+        public.pd = raw;
+        public.rkey = made.rkey;
+        public.handle = made.mw.0 as u32;
+        public.r#type = kind;
+        Ok(Mw::create(public, MwState { api: pd.api, handle: made.mw, pd: raw }))
+    }
+
+    /// `ibv_dealloc_mw(3)`
+    fn dealloc_mw(raw: *mut ibv_mw) -> IntErrno {
+        // SAFETY: the program passes a window and uses it no more; its domain outlives it.
+        unsafe {
+            let mw = Mw::get(raw)?;
+            check((mw.api.dealloc_mw)(mw.handle))?;
+            pd(mw.pd)?.leave();
+            drop(Mw::take(raw)?);
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+///
+/// `raw` is a region of the program; `new_pd` is a domain if the flags name one.
+unsafe fn rereg(
+    raw: *mut ibv_mr,
+    flags: u32,
+    new_pd: *mut ibv_pd,
+    (addr, length): (*mut c_void, usize),
+    access: u32,
+) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    let mr = unsafe { Mr::get(raw) }?;
+    let changes = |flag: u32| flags & flag != 0;
+    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if changes(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
+        return Err(Errno::EINVAL);
+    }
+    if changes(IBV_REREG_MR_CHANGE_ACCESS) && access & IBV_ACCESS_ON_DEMAND != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let old = mr.pd.load(Ordering::Acquire);
+    // SAFETY: the old domain is kept alive by this region; the new one is the program's.
+    let (old, new) = unsafe {
+        let old = pd(old)?;
+        (
+            old,
+            if changes(IBV_REREG_MR_CHANGE_PD) {
+                pd(new_pd)?
+            } else {
+                old
+            },
+        )
+    };
+    let init = init(addr, length, addr as u64, access);
+    let mut made = EngineMr {
+        mr: mr.handle,
+        lkey: 0,
+        rkey: 0,
+    };
+    // SAFETY: both structures are valid for the call.
+    check(unsafe { (mr.api.rereg_mr)(mr.handle, flags, new.handle, &init, &mut made) })?;
+    new.enter();
+    old.leave();
+    mr.pd.store(new.public(), Ordering::Release);
+    let public = mr.public();
+    // SAFETY: the public part lives as long as the region; the caller does not use it meanwhile.
+    unsafe {
+        (*public).pd = new.public();
+        if changes(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            (*public).addr = addr;
+            (*public).length = length;
+        }
+        (*public).lkey = made.lkey;
+        (*public).rkey = made.rkey;
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Protection domains, and the parent and thread domains that decorate them.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+
+use crate::context::context;
+use crate::engine::check;
+use crate::object::Blank;
+
+/// The private part of a protection domain.
+pub(crate) struct PdState {
+    pub(crate) api: &'static EngineApi,
+    /// The engine's domain; a parent domain has that of the domain it decorates.
+    pub(crate) handle: PdHandle,
+    /// What a parent domain decorates, and with which thread domain; null otherwise.
+    decorates: *mut ibv_pd,
+    thread: *mut ibv_td,
+    /// How many parent domains decorate this one, which may not be freed before them.
+    parents: AtomicU32,
+    /// Where objects made through this parent domain count themselves; the engine counts the
+    /// objects of the real domain.
+    pub(crate) uses: AtomicU32,
+}
+
+impl Tagged for PdState {
+    const TAG: u64 = 0x5155_4950_0000_5044;
+}
+
+/// A protection domain or a parent domain.
+pub(crate) type Pd = Handle<ibv_pd, PdState>;
+
+/// The private part of a thread domain: how many parent domains use it.
+pub(crate) struct TdState(AtomicU32);
+
+impl Tagged for TdState {
+    const TAG: u64 = 0x5155_4950_0000_5444;
+}
+
+/// A thread domain: a promise of the program that it needs no locking, which nothing makes use of.
+type Td = Handle<ibv_td, TdState>;
+
+/// Finds the domain behind a pointer of the program.
+///
+/// # Safety
+///
+/// As [`Handle::get`].
+pub(crate) unsafe fn pd<'a>(raw: *const ibv_pd) -> Result<&'a Pd, Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe { Pd::get(raw) }
+}
+
+impl PdState {
+    /// Counts an object as made through this domain.
+    pub(crate) fn enter(&self) {
+        self.uses.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The inverse of [`PdState::enter`].
+    pub(crate) fn leave(&self) {
+        self.uses.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn create(context: *mut ibv_context, state: PdState) -> *mut ibv_pd {
+    let mut public = ibv_pd::blank();
+    public.context = context;
+    public.handle = state.handle.0 as u32;
+    Pd::create(public, state)
+}
+
+entry! {
+    /// `ibv_alloc_pd(3)`
+    fn ibv_alloc_pd(raw: *mut ibv_context) -> Null<ibv_pd> {
+        // SAFETY: the program passes a context.
+        let context = unsafe { context(raw) }?;
+        let mut handle = PdHandle::NONE;
+        // SAFETY: `handle` is valid for the call.
+        check(unsafe { (context.api.alloc_pd)(context.handle, &mut handle) })?;
+        let none = std::ptr::null_mut();
+        let (parents, uses) = (AtomicU32::new(0), AtomicU32::new(0));
+        let api = context.api;
+        let state = PdState { api, handle, decorates: none, thread: none.cast(), parents, uses };
+        Ok(create(raw, state))
+    }
+
+    /// `ibv_dealloc_pd(3)`, of parent domains too.
+    fn ibv_dealloc_pd(raw: *mut ibv_pd) -> IntErrno {
+        // SAFETY: the program passes a domain and uses it no more.
+        let pd = unsafe { pd(raw) }?;
+        if pd.parents.load(Ordering::Acquire) != 0 || pd.uses.load(Ordering::Acquire) != 0 {
+            return Err(Errno::EBUSY);
+        }
+        if pd.decorates.is_null() {
+            // SAFETY: the handle came from the engine.
+            check(unsafe { (pd.api.dealloc_pd)(pd.handle) })?;
+        } else {
+            // SAFETY: both are kept alive by the counts that are taken back here.
+            unsafe {
+                Pd::get(pd.decorates)?.parents.fetch_sub(1, Ordering::AcqRel);
+                if !pd.thread.is_null() {
+                    Td::get(pd.thread)?.0.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+        // SAFETY: the program uses it no more.
+        drop(unsafe { Pd::take(raw) }?);
+        Ok(())
+    }
+
+    /// `ibv_alloc_td(3)`
+    fn alloc_td(raw: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Null<ibv_td> {
+        // SAFETY: the program passes a context.
+        unsafe { context(raw) }?;
+        // SAFETY: the program passes null or a valid pointer.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        if attr.comp_mask != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut public = ibv_td::blank();
+        public.context = raw;
+        Ok(Td::create(public, TdState(AtomicU32::new(0))))
+    }
+
+    /// `ibv_dealloc_td(3)`
+    fn dealloc_td(raw: *mut ibv_td) -> IntErrno {
+        // SAFETY: the program passes a thread domain and uses it no more.
+        unsafe {
+            if Td::get(raw)?.0.load(Ordering::Acquire) != 0 {
+                return Err(Errno::EBUSY);
+            }
+            drop(Td::take(raw)?);
+        }
+        Ok(())
+    }
+
+    /// `ibv_alloc_parent_domain(3)`: without allocators of the program's own, which nothing here
+    /// would call.
+    fn alloc_parent_domain(
+        raw: *mut ibv_context,
+        attr: *mut ibv_parent_domain_init_attr,
+    ) -> Null<ibv_pd> {
+        // SAFETY: the program passes a context, and null or a valid pointer.
+        let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        // SAFETY: the program passes a domain.
+        let pd = unsafe { pd(attr.pd) }?;
+        if !pd.decorates.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        if attr.comp_mask & !IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !attr.td.is_null() {
+            // SAFETY: the program passes null or a thread domain.
+            unsafe { Td::get(attr.td) }?.0.fetch_add(1, Ordering::AcqRel);
+        }
+        pd.parents.fetch_add(1, Ordering::AcqRel);
+        let state = PdState {
+            api: context.api,
+            handle: pd.handle,
+            decorates: attr.pd,
+            thread: attr.td,
+            parents: AtomicU32::new(0),
+            uses: AtomicU32::new(0),
+        };
+        Ok(create(raw, state))
+    }
+}

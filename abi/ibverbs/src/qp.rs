@@ -1,0 +1,292 @@
+//! Queue pairs, and posting to them.
+
+use std::ptr;
+
+use libc::c_int;
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged, entry};
+
+use crate::acks::Acks;
+use crate::cq::cq;
+use crate::engine::check;
+use crate::mr::Mw;
+use crate::object::Blank;
+use crate::pd::pd;
+use crate::qp_ex::Builder;
+use crate::srq::srq;
+
+/// The private part of a queue pair. What posting needs comes first.
+pub(crate) struct QpState {
+    pub(crate) api: &'static EngineApi,
+    pub(crate) handle: QpHandle,
+    /// Where work is built call by call; none if the program did not ask for that.
+    pub(crate) builder: Option<Box<Builder>>,
+    sq_sig_all: c_int,
+    pub(crate) acks: Acks,
+}
+
+impl Tagged for QpState {
+    const TAG: u64 = 0x5155_4950_0000_5150;
+}
+
+/// A queue pair. All have room for the extended form; programs know the beginning.
+pub(crate) type Qp = Handle<ibv_qp_ex, QpState>;
+
+/// Finds the queue pair behind a pointer of the program.
+///
+/// # Safety
+///
+/// As [`Handle::get`].
+#[inline]
+pub(crate) unsafe fn qp<'a>(raw: *const ibv_qp) -> Result<&'a Qp, Errno> {
+    // SAFETY: passed on from the caller; `ibv_qp` is the beginning of `ibv_qp_ex`.
+    unsafe { Qp::get(raw.cast()) }
+}
+
+/// The handles of the queues that a new queue pair names.
+///
+/// # Safety
+///
+/// The pointers of `init` are null or objects of the program.
+unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHandle), Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let shared = if init.srq.is_null() {
+            SrqHandle::NONE
+        } else {
+            srq(init.srq)?.handle
+        };
+        Ok((cq(init.send_cq)?.handle, cq(init.recv_cq)?.handle, shared))
+    }
+}
+
+/// Creates a queue pair, and writes to `init.cap` what it really has.
+///
+/// # Safety
+///
+/// `raw` is a domain of the program, and the pointers of `init` are null or objects of it.
+pub(crate) unsafe fn create(
+    raw: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    create_flags: u32,
+    builder: Option<Box<Builder>>,
+) -> Result<*mut ibv_qp_ex, Errno> {
+    // SAFETY: passed on from the caller.
+    let (pd, (send_cq, recv_cq, shared)) = unsafe { (pd(raw)?, queues(init)?) };
+    let mut public = ibv_qp_ex::blank();
+    let base = &mut public.qp_base;
+    // SAFETY: a live object of the program.
+    base.context = unsafe { (*raw).context };
+    base.qp_context = init.qp_context;
+    base.pd = raw;
+    base.send_cq = init.send_cq;
+    base.recv_cq = init.recv_cq;
+    base.srq = init.srq;
+    base.qp_type = init.qp_type;
+    base.state = IBV_QPS_RESET;
+    let sq_sig_all = init.sq_sig_all;
+    let (api, handle, acks) = (pd.api, QpHandle::NONE, Acks::default());
+    let state = QpState {
+        api,
+        handle,
+        builder,
+        sq_sig_all,
+        acks,
+    };
+    let made = Qp::create_with(public, state, |public, state| {
+        let wanted = EngineQpInit {
+            send_cq,
+            recv_cq,
+            srq: shared,
+            cap: init.cap,
+            qp_type: init.qp_type,
+            sq_sig_all: u32::from(sq_sig_all != 0),
+            create_flags,
+            cookie: public as u64,
+        };
+        let mut made = EngineQp {
+            qp: QpHandle::NONE,
+            qp_num: 0,
+            cap: init.cap,
+        };
+        // SAFETY: both structures are valid for the call.
+        check(unsafe { (pd.api.create_qp)(pd.handle, &wanted, &mut made) })?;
+        state.handle = made.qp;
+        init.cap = made.cap;
+        // SAFETY: the allocation is ours until it is returned.
+        unsafe {
+            (*public).qp_base.qp_num = made.qp_num;
+            (*public).qp_base.handle = made.qp.0 as u32;
+        }
+        Ok(())
+    })?;
+    pd.enter();
+    Ok(made)
+}
+
+entry! {
+    /// `ibv_create_qp(3)`
+    fn ibv_create_qp(raw: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Null<ibv_qp> {
+        // SAFETY: the program passes a domain, and null or a valid pointer.
+        unsafe {
+            let qp = create(raw, init.as_mut().ok_or(Errno::EINVAL)?, 0, None)?;
+            crate::qp_ex::fill(qp);
+            Ok(qp.cast())
+        }
+    }
+
+    /// `ibv_modify_qp(3)`
+    fn ibv_modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> IntErrno {
+        let mask = mask as u32;
+        // SAFETY: the program passes a queue pair, and null or a valid pointer.
+        let (qp, attr) = unsafe { (qp(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        // SAFETY: `attr` is valid for the call.
+        check(unsafe { (qp.api.modify_qp)(qp.handle, attr, mask) })?;
+        if mask & IBV_QP_STATE != 0 {
+            // SAFETY: the public part lives as long as the queue pair.
+            unsafe { (*raw).state = attr.qp_state };
+        }
+        Ok(())
+    }
+
+    /// `ibv_query_qp(3)`
+    fn ibv_query_qp(
+        raw: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        mask: c_int,
+        init: *mut ibv_qp_init_attr,
+    ) -> IntErrno {
+        // SAFETY: the program passes a queue pair, and null or valid pointers.
+        let (qp, attr, init) = unsafe { (qp(raw)?, attr.as_mut(), init.as_mut()) };
+        let (Some(attr), Some(init)) = (attr, init) else { return Err(Errno::EINVAL) };
+        // SAFETY: `attr` is valid for the call.
+        check(unsafe { (qp.api.query_qp)(qp.handle, mask as u32, attr) })?;
+        // SAFETY: the public part lives as long as the queue pair.
+        unsafe {
+            *init = ibv_qp_init_attr {
+                qp_context: (*raw).qp_context,
+                send_cq: (*raw).send_cq,
+                recv_cq: (*raw).recv_cq,
+                srq: (*raw).srq,
+                cap: attr.cap,
+                qp_type: (*raw).qp_type,
+                sq_sig_all: qp.sq_sig_all,
+            };
+            (*raw).state = attr.qp_state;
+        }
+        Ok(())
+    }
+
+    /// `ibv_destroy_qp(3)`: waits until all its events are acknowledged.
+    fn ibv_destroy_qp(raw: *mut ibv_qp) -> IntErrno {
+        // SAFETY: the program passes a queue pair and, but for acknowledging events, uses it no
+        // more; its domain outlives it.
+        unsafe {
+            let qp = qp(raw)?;
+            let mut reported = EngineEventsReported::default();
+            check((qp.api.destroy_qp)(qp.handle, &mut reported))?;
+            qp.acks.wait(reported);
+            pd((*raw).pd)?.leave();
+            drop(Qp::take(raw.cast())?);
+        }
+        Ok(())
+    }
+
+    /// `ibv_post_send(3)`
+    fn post_send(raw: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> IntErrno {
+        // SAFETY: the program passes a queue pair.
+        let qp = unsafe { qp(raw) }?;
+        let mut first_bad = ptr::null();
+        // SAFETY: the program passes a list of valid work requests.
+        let status = unsafe { (qp.api.post_send)(qp.handle, wr, &mut first_bad) };
+        if status != 0 && !bad.is_null() {
+            // SAFETY: the program passes a valid pointer.
+            unsafe { *bad = first_bad.cast_mut() };
+        }
+        check(status)
+    }
+
+    /// `ibv_post_recv(3)`
+    fn post_recv(raw: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
+        // SAFETY: the program passes a queue pair.
+        let qp = unsafe { qp(raw) }?;
+        let mut first_bad = ptr::null();
+        // SAFETY: the program passes a list of valid work requests.
+        let status = unsafe { (qp.api.post_recv)(qp.handle, wr, &mut first_bad) };
+        if status != 0 && !bad.is_null() {
+            // SAFETY: the program passes a valid pointer.
+            unsafe { *bad = first_bad.cast_mut() };
+        }
+        check(status)
+    }
+
+    /// `ibv_bind_mw(3)`: of a window of type 1, for which the library chooses the new key.
+    fn bind_mw(raw: *mut ibv_qp, window: *mut ibv_mw, bind: *mut ibv_mw_bind) -> IntErrno {
+        // SAFETY: the program passes a queue pair and a window, and null or a valid pointer.
+        let (qp, bind) = unsafe {
+            Mw::get(window)?;
+            (qp(raw)?, bind.as_ref().ok_or(Errno::EINVAL)?)
+        };
+        // SAFETY: the public part lives as long as the window.
+        let rkey = next_key(unsafe { (*window).rkey });
+        let mut wr = ibv_send_wr::blank();
+        wr.wr_id = bind.wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = bind.send_flags;
+        wr.ext.bind_mw = ibv_send_wr_bind_mw { mw: window, rkey, bind_info: bind.bind_info };
+        let mut first_bad = ptr::null();
+        // SAFETY: `wr` is a list of one, valid for the call.
+        check(unsafe { (qp.api.post_send)(qp.handle, &wr, &mut first_bad) })?;
+        // SAFETY: the public part lives as long as the window.
+        unsafe { (*window).rkey = rkey };
+        Ok(())
+    }
+
+    /// `ibv_qp_to_qp_ex(3)`: NULL if the queue pair was not created for `ibv_wr_*`.
+    fn ibv_qp_to_qp_ex(raw: *mut ibv_qp) -> Null<ibv_qp_ex> {
+        // SAFETY: the program passes a queue pair.
+        let qp = unsafe { qp(raw) }?;
+        if qp.builder.is_some() { Ok(qp.public()) } else { Err(Errno::EOPNOTSUPP) }
+    }
+
+    /// `ibv_query_qp_data_in_order(3)`: no order within a message is promised.
+    fn ibv_query_qp_data_in_order(raw: *mut ibv_qp, _op: u32, _flags: u32) -> Plain<c_int> {
+        // SAFETY: the program passes a queue pair.
+        unsafe { qp(raw) }?;
+        Ok(0)
+    }
+
+    /// `ibv_query_ece(3)`: nothing to negotiate.
+    fn ibv_query_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> IntErrno {
+        // SAFETY: the program passes a queue pair, and null or a valid pointer.
+        unsafe {
+            qp(raw)?;
+            *ece.as_mut().ok_or(Errno::EINVAL)? =
+                ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
+        }
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// `ibv_set_ece(3)`: nothing to negotiate.
+    fn ibv_set_ece(raw: *mut ibv_qp, _ece: *mut ibv_ece) -> IntErrno {
+        // SAFETY: the program passes a queue pair.
+        unsafe { qp(raw) }?;
+        Err(Errno::EOPNOTSUPP)
+    }
+}
+
+/// The next key of a window: its low byte counts, as `ibv_inc_rkey(3)` does.
+fn next_key(rkey: u32) -> u32 {
+    (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_keeps_its_index_when_its_key_changes() {
+        assert_eq!(next_key(0x1234_5601), 0x1234_5602);
+        assert_eq!(next_key(0x1234_56ff), 0x1234_5600);
+    }
+}

@@ -1,0 +1,543 @@
+//! Posting work call by call (`ibv_wr_post(3)`): `wr_start`, an operation and its setters for each
+//! work request, then `wr_complete` or `wr_abort`.
+//!
+//! The calls build the work requests that `ibv_post_send` takes, in memory that the queue pair keeps,
+//! and `wr_complete` posts them as one list.
+
+use std::cell::UnsafeCell;
+use std::{ptr, slice};
+
+use libc::{c_int, c_void};
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Null, Plain, SpinLock, Void, entry};
+
+use crate::context::context;
+use crate::engine::errno_of;
+use crate::object::Blank;
+use crate::qp::{Qp, create};
+
+/// The operations that `send_ops_flags` may ask for.
+const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+/// Where a queue pair's work is built.
+#[derive(Default)]
+pub(crate) struct Builder {
+    /// Held from `wr_start` to `wr_complete` or `wr_abort`.
+    building: SpinLock,
+    /// Guarded by `building`.
+    batch: UnsafeCell<Batch>,
+}
+
+// SAFETY: the batch, with the raw pointers in its work requests, is only touched by the thread that
+// holds `building`.
+unsafe impl Send for Builder {}
+// SAFETY: as above.
+unsafe impl Sync for Builder {}
+
+/// Work requests between `wr_start` and `wr_complete`. The vectors keep their memory from one batch
+/// to the next, so that posting allocates nothing once they have grown.
+#[derive(Default)]
+struct Batch {
+    work: Vec<Pending>,
+    sges: Vec<ibv_sge>,
+    inline: Vec<u8>,
+    /// The first thing that went wrong, which `wr_complete` reports.
+    error: Option<Errno>,
+}
+
+/// A work request whose pointers are still to be set: the vectors they point into may yet move.
+struct Pending {
+    wr: ibv_send_wr,
+    first_sge: usize,
+    /// Where its inline payload begins, if it has some.
+    inline: Option<usize>,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.work.clear();
+        self.sges.clear();
+        self.inline.clear();
+        self.error = None;
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
+
+    /// Begins a work request.
+    fn begin(&mut self, opcode: u32, wr_id: u64, send_flags: u32) -> &mut ibv_send_wr {
+        let mut wr = ibv_send_wr::blank();
+        wr.wr_id = wr_id;
+        wr.opcode = opcode;
+        wr.send_flags = send_flags;
+        let first_sge = self.sges.len();
+        &mut self
+            .work
+            .push_mut(Pending {
+                wr,
+                first_sge,
+                inline: None,
+            })
+            .wr
+    }
+
+    /// Changes the last work request, if one was begun.
+    fn last(&mut self, change: impl FnOnce(&mut ibv_send_wr)) {
+        match self.work.last_mut() {
+            Some(pending) => change(&mut pending.wr),
+            None => self.fail(Errno::EINVAL),
+        }
+    }
+
+    /// Replaces the elements of the last work request.
+    fn set_sges(&mut self, sges: &[ibv_sge]) {
+        let Some(pending) = self.work.last_mut() else {
+            return self.fail(Errno::EINVAL);
+        };
+        self.sges.truncate(pending.first_sge);
+        self.sges.extend_from_slice(sges);
+        pending.wr.num_sge = sges.len() as c_int;
+    }
+
+    /// Copies payload into the last work request.
+    fn set_inline<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) {
+        let Some(pending) = self.work.last_mut() else {
+            return self.fail(Errno::EINVAL);
+        };
+        let start = self.inline.len();
+        for part in parts {
+            self.inline.extend_from_slice(part);
+        }
+        let Ok(length) = u32::try_from(self.inline.len() - start) else {
+            return self.fail(Errno::EINVAL);
+        };
+        self.sges.truncate(pending.first_sge);
+        self.sges.push(ibv_sge {
+            addr: 0,
+            length,
+            lkey: 0,
+        });
+        pending.wr.num_sge = 1;
+        pending.wr.send_flags |= IBV_SEND_INLINE;
+        pending.inline = Some(start);
+    }
+
+    /// Sets all pointers and gives the head of the list; null if it is empty.
+    fn link(&mut self) -> *const ibv_send_wr {
+        let sges = self.sges.as_mut_ptr();
+        let inline = self.inline.as_ptr();
+        let mut next = ptr::null_mut();
+        for pending in self.work.iter_mut().rev() {
+            pending.wr.next = next;
+            let first = sges.wrapping_add(pending.first_sge);
+            pending.wr.sg_list = first;
+            if let Some(start) = pending.inline {
+                self.sges[pending.first_sge].addr = inline.wrapping_add(start) as u64;
+            }
+            next = &raw mut pending.wr;
+        }
+        next
+    }
+}
+
+/// Fills the table of a queue pair: every entry, so that a program that calls one it did not ask for
+/// gets an error rather than a jump to nowhere.
+///
+/// # Safety
+///
+/// `qp` was just made, and no other thread knows it.
+pub(crate) unsafe fn fill(qp: *mut ibv_qp_ex) {
+    // SAFETY: passed on from the caller.
+    let qp = unsafe { &mut *qp };
+    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    qp.wr_bind_mw = Some(wr_bind_mw);
+    qp.wr_local_inv = Some(wr_local_inv);
+    qp.wr_rdma_read = Some(wr_rdma_read);
+    qp.wr_rdma_write = Some(wr_rdma_write);
+    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    qp.wr_send = Some(wr_send);
+    qp.wr_send_imm = Some(wr_send_imm);
+    qp.wr_send_inv = Some(wr_send_inv);
+    qp.wr_send_tso = Some(wr_send_tso);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+    qp.wr_atomic_write = Some(wr_atomic_write);
+    qp.wr_flush = Some(wr_flush);
+}
+
+/// The builder of a queue pair.
+///
+/// # Safety
+///
+/// `raw` is a queue pair of the program.
+#[inline]
+unsafe fn builder<'a>(raw: *mut ibv_qp_ex) -> Result<(&'a Qp, &'a Builder), Errno> {
+    // SAFETY: passed on from the caller.
+    let qp = unsafe { Qp::get(raw) }?;
+    Ok((qp, qp.builder.as_ref().ok_or(Errno::EINVAL)?))
+}
+
+/// Changes the batch of a queue pair that this thread is building.
+///
+/// # Safety
+///
+/// `raw` is a queue pair of the program, for which this thread has called `wr_start`.
+#[inline]
+unsafe fn build(raw: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) -> Result<(), Errno> {
+    // SAFETY: `wr_start` took the lock that guards the batch, on this thread.
+    unsafe { change(&mut *builder(raw)?.1.batch.get()) };
+    Ok(())
+}
+
+/// Begins a work request with the id and flags that the program has left in the queue pair.
+///
+/// # Safety
+///
+/// As [`build`].
+#[inline]
+unsafe fn operation(
+    raw: *mut ibv_qp_ex,
+    opcode: u32,
+    complete: impl FnOnce(&mut ibv_send_wr),
+) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller; the public part lives as long as the queue pair.
+    unsafe {
+        let (wr_id, flags) = ((*raw).wr_id, (*raw).wr_flags);
+        build(raw, |batch| complete(batch.begin(opcode, wr_id, flags)))
+    }
+}
+
+/// An operation that this adapter does not have: the batch fails.
+///
+/// # Safety
+///
+/// As [`build`].
+unsafe fn unsupported(raw: *mut ibv_qp_ex) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe { build(raw, |batch| batch.fail(Errno::EOPNOTSUPP)) }
+}
+
+fn remote(remote_addr: u64, rkey: u32) -> ibv_send_wr_wr {
+    ibv_send_wr_wr {
+        rdma: ibv_send_wr_rdma { remote_addr, rkey },
+    }
+}
+
+/// The bytes of a buffer of the program.
+///
+/// # Safety
+///
+/// `addr` is readable for `length` bytes, unless that is 0, and does not change meanwhile.
+unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { slice::from_raw_parts(addr.cast(), length) }
+}
+
+// SAFETY (of every `unsafe` below): the program passes a queue pair, calls operations and setters
+// between `wr_start` and `wr_complete` or `wr_abort`, on one thread, and passes pointers that are
+// valid for the call. That is what the manual page demands, and what `build` needs.
+entry! {
+    /// `ibv_create_qp_ex(3)`
+    fn create_qp_ex(raw: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> Null<ibv_qp> {
+        // SAFETY: the program passes a context, and null or a valid pointer.
+        let init = unsafe {
+            context(raw)?;
+            init.as_mut().ok_or(Errno::EINVAL)?
+        };
+        let has = |bit: u32| init.comp_mask & bit != 0;
+        let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if init.comp_mask & !known != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !has(IBV_QP_INIT_ATTR_PD) {
+            return Err(Errno::EINVAL);
+        }
+        let builds = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
+        if builds && init.send_ops_flags & !KNOWN_OPERATIONS != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let create_flags =
+            if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
+        let builder = builds.then(Box::<Builder>::default);
+        let pd = init.pd;
+        // SAFETY: the extended structure begins as the plain one does; the program passes a domain,
+        // and null or objects of its own.
+        unsafe {
+            let plain = &mut *ptr::from_mut(init).cast::<ibv_qp_init_attr>();
+            let qp = create(pd, plain, create_flags, builder)?;
+            fill(qp);
+            Ok(qp.cast())
+        }
+    }
+
+    /// `ibv_wr_start`: begins a batch, and takes the send queue for this thread.
+    fn wr_start(raw: *mut ibv_qp_ex) -> Void {
+        // SAFETY: see above.
+        let (_, builder) = unsafe { builder(raw) }?;
+        builder.building.lock();
+        // SAFETY: the lock was just taken.
+        unsafe { (*builder.batch.get()).clear() };
+        Ok(())
+    }
+
+    /// `ibv_wr_complete`: posts the batch; 0 or an error number.
+    fn wr_complete(raw: *mut ibv_qp_ex) -> Plain<c_int> {
+        // SAFETY: see above.
+        let (qp, builder) = unsafe { builder(raw) }?;
+        // SAFETY: this thread holds the lock since `wr_start`.
+        let batch = unsafe { &mut *builder.batch.get() };
+        let result = match batch.error {
+            Some(errno) => errno.0,
+            None => {
+                let mut bad = ptr::null();
+                // SAFETY: `link` gives a list of valid work requests, or null.
+                match unsafe { (qp.api.post_send)(qp.handle, batch.link(), &mut bad) } {
+                    0 => 0,
+                    status => errno_of(status).0,
+                }
+            }
+        };
+        builder.building.unlock();
+        Ok(result)
+    }
+
+    /// `ibv_wr_abort`: forgets the batch.
+    fn wr_abort(raw: *mut ibv_qp_ex) -> Void {
+        // SAFETY: see above.
+        unsafe { builder(raw) }?.1.building.unlock();
+        Ok(())
+    }
+
+    /// `ibv_wr_send`
+    fn wr_send(qp: *mut ibv_qp_ex) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_SEND, |_| ()) }
+    }
+
+    /// `ibv_wr_send_imm`: big endian.
+    fn wr_send_imm(qp: *mut ibv_qp_ex, imm_data: u32) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data = imm_data) }
+    }
+
+    /// `ibv_wr_send_inv`
+    fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_SEND_WITH_INV, |wr| wr.imm_data = rkey) }
+    }
+
+    /// `ibv_wr_rdma_write`
+    fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_RDMA_WRITE, |wr| wr.wr = remote(remote_addr, rkey)) }
+    }
+
+    /// `ibv_wr_rdma_write_imm`: big endian.
+    fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: u32) -> Void {
+        // SAFETY: see above.
+        unsafe {
+            operation(qp, IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+                wr.imm_data = imm_data;
+                wr.wr = remote(remote_addr, rkey);
+            })
+        }
+    }
+
+    /// `ibv_wr_rdma_read`
+    fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_RDMA_READ, |wr| wr.wr = remote(remote_addr, rkey)) }
+    }
+
+    /// `ibv_wr_atomic_cmp_swp`
+    fn wr_atomic_cmp_swp(
+        qp: *mut ibv_qp_ex,
+        rkey: u32,
+        remote_addr: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Void {
+        let atomic = ibv_send_wr_atomic { remote_addr, compare_add: compare, swap, rkey };
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic) }
+    }
+
+    /// `ibv_wr_atomic_fetch_add`
+    fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) -> Void {
+        let atomic = ibv_send_wr_atomic { remote_addr, compare_add: add, swap: 0, rkey };
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic) }
+    }
+
+    /// `ibv_wr_local_inv`
+    fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) -> Void {
+        // SAFETY: see above.
+        unsafe { operation(qp, IBV_WR_LOCAL_INV, |wr| wr.imm_data = rkey) }
+    }
+
+    /// `ibv_wr_bind_mw`
+    fn wr_bind_mw(
+        qp: *mut ibv_qp_ex,
+        mw: *mut ibv_mw,
+        rkey: u32,
+        info: *const ibv_mw_bind_info,
+    ) -> Void {
+        // SAFETY: see above.
+        unsafe {
+            let Some(info) = info.as_ref() else {
+                return build(qp, |batch| batch.fail(Errno::EINVAL));
+            };
+            let bind_mw = ibv_send_wr_bind_mw { mw, rkey, bind_info: *info };
+            operation(qp, IBV_WR_BIND_MW, |wr| wr.ext.bind_mw = bind_mw)
+        }
+    }
+
+    /// `ibv_wr_send_tso`: not supported.
+    fn wr_send_tso(qp: *mut ibv_qp_ex, _hdr: *mut c_void, _hdr_sz: u16, _mss: u16) -> Void {
+        // SAFETY: see above.
+        unsafe { unsupported(qp) }
+    }
+
+    /// `ibv_wr_atomic_write`: not supported.
+    fn wr_atomic_write(qp: *mut ibv_qp_ex, _rkey: u32, _addr: u64, _value: *const c_void) -> Void {
+        // SAFETY: see above.
+        unsafe { unsupported(qp) }
+    }
+
+    /// `ibv_wr_flush`: not supported.
+    fn wr_flush(
+        qp: *mut ibv_qp_ex,
+        _rkey: u32,
+        _addr: u64,
+        _length: usize,
+        _kind: u8,
+        _level: u8,
+    ) -> Void {
+        // SAFETY: see above.
+        unsafe { unsupported(qp) }
+    }
+
+    /// `ibv_wr_set_ud_addr`
+    fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) -> Void {
+        let ud = ibv_send_wr_ud { ah, remote_qpn, remote_qkey };
+        // SAFETY: see above.
+        unsafe { build(qp, |batch| batch.last(|wr| wr.wr.ud = ud)) }
+    }
+
+    /// `ibv_wr_set_xrc_srqn`
+    fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) -> Void {
+        // SAFETY: see above.
+        unsafe { build(qp, |batch| batch.last(|wr| wr.qp_type.xrc.remote_srqn = remote_srqn)) }
+    }
+
+    /// `ibv_wr_set_sge`
+    fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) -> Void {
+        // SAFETY: see above.
+        unsafe { build(qp, |batch| batch.set_sges(&[ibv_sge { addr, length, lkey }])) }
+    }
+
+    /// `ibv_wr_set_sge_list`
+    fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) -> Void {
+        // SAFETY: see above.
+        unsafe {
+            let list = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
+            build(qp, |batch| batch.set_sges(list))
+        }
+    }
+
+    /// `ibv_wr_set_inline_data`: the payload is copied now.
+    fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) -> Void {
+        // SAFETY: see above.
+        unsafe {
+            let payload = bytes(addr, length);
+            build(qp, |batch| batch.set_inline(std::iter::once(payload)))
+        }
+    }
+
+    /// `ibv_wr_set_inline_data_list`: the payload is copied now.
+    fn wr_set_inline_data_list(
+        qp: *mut ibv_qp_ex,
+        count: usize,
+        list: *const ibv_data_buf,
+    ) -> Void {
+        // SAFETY: see above.
+        unsafe {
+            let list = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
+            let parts = list.iter().map(|part| bytes(part.addr, part.length));
+            build(qp, |batch| batch.set_inline(parts))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sge(addr: u64) -> ibv_sge {
+        ibv_sge {
+            addr,
+            length: 8,
+            lkey: 1,
+        }
+    }
+
+    #[test]
+    fn a_batch_becomes_a_list_with_the_elements_of_each() {
+        let mut batch = Batch::default();
+        batch.begin(IBV_WR_SEND, 1, IBV_SEND_SIGNALED);
+        batch.set_sges(&[sge(100), sge(200)]);
+        batch.begin(IBV_WR_SEND, 2, 0);
+        batch.set_inline([&b"ab"[..], &b"c"[..]].into_iter());
+        batch.begin(IBV_WR_RDMA_READ, 3, 0).wr = remote(7, 9);
+        batch.set_sges(&[sge(300)]);
+        batch.set_sges(&[sge(400)]); // a second call replaces the first
+        let mut wr = batch.link();
+        let mut seen = Vec::new();
+        // SAFETY: `link` gives a list whose pointers are into `batch`, which lives on.
+        unsafe {
+            while let Some(one) = wr.as_ref() {
+                let list = slice::from_raw_parts(one.sg_list, one.num_sge as usize).to_vec();
+                seen.push((one.wr_id, one.send_flags, list));
+                wr = one.next;
+            }
+            assert_eq!(seen.len(), 3);
+            assert_eq!(seen[0], (1, IBV_SEND_SIGNALED, vec![sge(100), sge(200)]));
+            assert_eq!((seen[1].1, seen[1].2[0].length), (IBV_SEND_INLINE, 3));
+            assert_eq!(bytes(seen[1].2[0].addr as *const c_void, 3), b"abc");
+            assert_eq!(seen[2], (3, 0, vec![sge(400)]));
+        }
+    }
+
+    #[test]
+    fn a_setter_without_an_operation_fails_the_batch() {
+        let mut batch = Batch::default();
+        batch.set_sges(&[sge(1)]);
+        assert_eq!(batch.error, Some(Errno::EINVAL));
+        batch.clear();
+        assert_eq!(batch.error, None);
+        assert!(batch.link().is_null());
+    }
+}
