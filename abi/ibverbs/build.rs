@@ -14,6 +14,9 @@ const PRIVATE: [u32; 7] = [25, 33, 34, 57, 59, 64, 65];
 /// The private node of most releases (v34 to v56): what an unversioned look-up finds.
 const PRIVATE_DEFAULT: u32 = 34;
 
+/// A node without `compat` symbols.
+const LOCAL_NODE: &str = "IBVERBS_1.18";
+
 /// One line of the table.
 struct Row<'a> {
     node: &'a str,
