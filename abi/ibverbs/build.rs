@@ -122,11 +122,8 @@ fn version_script(rows: &[Row<'_>]) -> String {
         .collect();
     let mut script = String::new();
     for node in nodes {
-        let local = if node == "IBVERBS_1.0" {
-            " local: *; "
-        } else {
-            ""
-        };
+        // Not beside `compat` symbols: lld takes `local: *` to hide those of the same node.
+        let local = if node == LOCAL_NODE { " local: *; " } else { "" };
         let _ = writeln!(script, "{node} {{{local}}};");
     }
     script
