@@ -16,6 +16,24 @@
 //!
 //! A fault of the peer is one [`ProtocolError`]; [`terminate`] turns it, or a [`RemoteFault`] found
 //! by the adapter, into the Terminate to send, and a Terminate received into a [`Verdict`].
+//!
+//! ```
+//! use quipu_iwarp::wire::rdmap::UntaggedOp;
+//! use quipu_iwarp::{DEFAULT_MAX_ULPDU, Extensions, Negotiated, Receiver, Segment, Sender};
+//!
+//! let negotiated = Negotiated::plain();
+//! let mut sender = Sender::new(&negotiated, DEFAULT_MAX_ULPDU);
+//! let mut out = [0; 64];
+//! let mut msg = sender.begin_untagged(UntaggedOp::Send, 0);
+//! let staged = sender.segment(&mut msg, &mut out, 5, |place| place.copy_from_slice(b"quipu"));
+//! let staged = staged.expect("there is room");
+//!
+//! let mut receiver = Receiver::new(&negotiated, Extensions::NONE);
+//! let (used, segment) = receiver.next(&out[..staged.bytes])?.expect("the FPDU is whole");
+//! assert_eq!(used, staged.bytes);
+//! assert!(matches!(segment, Segment::Send { msn: 1, last: true, payload: b"quipu", .. }));
+//! # Ok::<(), quipu_iwarp::ProtocolError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod error;

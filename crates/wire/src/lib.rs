@@ -11,7 +11,7 @@
 //! | [`mpa`] | start-up frames, FPDU arithmetic, markers, CRC32C | RFC 5044, RFC 6581 |
 //! | [`ddp`] | tagged and untagged headers | RFC 5041 |
 //! | [`rdmap`] | control octet, opcodes, small payloads | RFC 5040, RFC 7306 |
-//! | [`terminate`] | the Terminate message and its codes | RFC 5040 4.8, RFC 5041 7, RFC 5044 8, RFC 6581 |
+//! | [`terminate`] | the Terminate message and its codes | RFC 5040 4.8, 5041 7, 5044 8, 6581 |
 //! | [`control`] | acknowledgement, receiver-not-ready, resume | `specs/quipu-wire.md` 4 |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //!
