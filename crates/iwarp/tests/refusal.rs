@@ -201,6 +201,71 @@ fn after_resume_the_old_msn_is_due() {
     );
 }
 
+#[test]
+fn a_late_refusal_goes_back_to_the_mark() {
+    // The adapter keeps the mark of the Send, and notices the missing receive only after more
+    // requests have been delivered.
+    let mut requests = Requests {
+        sender: sender(),
+        begun: Vec::new(),
+    };
+    let mut stream = Vec::new();
+    let messages = [
+        Msg::Read(some_read()),
+        Msg::Send(SendKind::Plain, false, vec![1; 3000]),
+        Msg::Atomic(some_atomic()),
+        Msg::Send(SendKind::Plain, false, vec![2]),
+        Msg::Read(some_read()),
+    ];
+    for message in &messages {
+        requests.post_msg(message, &mut stream);
+    }
+    let mut receiver = receiver();
+    let mut mark = None;
+    drain(&mut receiver, &stream, |receiver, segment| {
+        if matches!(
+            segment,
+            Segment::Send {
+                msn: 1,
+                last: true,
+                ..
+            }
+        ) {
+            mark = Some(receiver.message_mark());
+        }
+    })
+    .unwrap();
+    receiver.discard_requests(mark.expect("the Send has come"));
+    let mut stream = Vec::new();
+    requests.resume(1, &mut stream);
+    let mut seen = Collector::default();
+    drain(&mut receiver, &stream, |_, segment| seen.take(segment)).unwrap();
+    assert_eq!(seen.messages[1..], messages[1..]);
+}
+
+#[test]
+fn the_mark_of_a_message_is_that_of_its_first_segment() {
+    let mut sender = sender();
+    let mut out = [0; 1100];
+    let mut receiver = receiver();
+    let mut take = |out: &[u8]| {
+        receiver.next(out).expect("legal").expect("whole");
+        receiver.message_mark()
+    };
+    let fill = |place: &mut [u8]| place.fill(1);
+    let mut msg = sender.begin_untagged(UntaggedOp::Send, 0);
+    let staged = sender.segment(&mut msg, &mut out, 2000, fill).unwrap();
+    let first = take(&out[..staged.bytes]);
+    let mut read = sender.begin_untagged(UntaggedOp::ReadRequest, 0);
+    let len = sender.whole(&mut read, &mut out, &some_read()).unwrap();
+    take(&out[..len]);
+    let staged = sender
+        .segment(&mut msg, &mut out, 2000 - staged.payload, fill)
+        .unwrap();
+    assert!(staged.last);
+    assert_eq!(take(&out[..staged.bytes]), first);
+}
+
 fn request() -> impl Strategy<Value = Msg> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..3000);
     prop_oneof![
