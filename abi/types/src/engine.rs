@@ -149,6 +149,9 @@ pub struct EngineDevice {
     pub num_comp_vectors: i32,
     /// What `ibv_get_device_index` answers: unique, from 0 or up.
     pub index: i32,
+    /// What `query_gid` will answer for port 1, index 0. The path shim shows it in /sys, without
+    /// opening the device.
+    pub gid: ibv_gid_entry,
 }
 
 /// What `open` gives back.
