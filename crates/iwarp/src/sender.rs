@@ -91,6 +91,18 @@ impl Sender {
         }
     }
 
+    /// The MSNs that the next messages of the send and the request queue get: where
+    /// [`Sender::rewind`] can go back to.
+    pub fn mark(&self) -> [u32; 2] {
+        [self.next_msn[queue::SEND as usize], self.next_msn[queue::REQUEST as usize]]
+    }
+
+    /// Goes back to a mark, so that messages that the peer refused for now are sent again with the
+    /// MSNs they had (`specs/quipu-wire.md` 5).
+    pub fn rewind(&mut self, mark: [u32; 2]) {
+        [self.next_msn[queue::SEND as usize], self.next_msn[queue::REQUEST as usize]] = mark;
+    }
+
     /// Begins an untagged message and takes the next MSN of its queue. `ulp` is the STag to
     /// invalidate, or the immediate of Quipu's Send, or 0.
     pub fn begin_untagged(&mut self, op: UntaggedOp, ulp: u32) -> Message {

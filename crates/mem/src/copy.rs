@@ -138,7 +138,8 @@ mod tests {
         let src: Vec<u8> = (0..200u32).map(|i| (i * 7 + 1) as u8).collect();
         #[repr(align(8))]
         struct Aligned([u8; 256]);
-        for len in (0..80).chain([127, 128, 129, 150]) {
+        let step = if cfg!(miri) { 13 } else { 1 };
+        for len in (0..80).step_by(step).chain([127, 128, 129, 150]) {
             for from in [0, 1, 3, 8] {
                 for to in 0..9 {
                     let mut dst = Aligned([0; 256]);

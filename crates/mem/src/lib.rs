@@ -58,8 +58,8 @@ pub use guard::{Guard, GuardState, GuardWait};
 pub use key::Key;
 pub use regions::{
     ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Pieces, RegionInfo, Regions,
-    RegionsConfig, RegisterError, Registration, ReregisterError, Reregistration, Sge, WindowType,
-    Withdrawn, list_len,
+    RegionsConfig, RegisterError, Registration, ReregisterError, Reregistration, Sge, Vouched,
+    WindowType, Withdrawn, list_len,
 };
 pub use segment::{Segment, SegmentError, Shared};
 pub use span::Span;

@@ -2,6 +2,7 @@
 
 mod sge;
 pub(crate) mod table;
+mod vouched;
 mod windows;
 
 use rand_chacha::ChaCha20Rng;
@@ -17,6 +18,7 @@ use crate::span::Span;
 pub use sge::{Pieces, Sge, list_len};
 pub use table::ANY_QP;
 use table::{Entry, LOCAL, Role, Table};
+pub use vouched::Vouched;
 pub use windows::{Bind, BindError, InvalidateError, WindowType};
 
 /// How a table of regions is set up.

@@ -206,6 +206,21 @@ impl Channel {
         Ok(channel)
     }
 
+    /// Sets up a channel whose two directions are one, so that what is pushed comes back at the same end:
+    /// for a queue pair that is connected to itself. As [`Channel::create`] otherwise.
+    pub fn loopback(
+        segment: &Segment,
+        offset: usize,
+        config: ChannelConfig,
+    ) -> Result<Channel, ChannelError> {
+        let layout = ChannelLayout::new(config)?;
+        let part = Self::part(segment, offset, &layout)?;
+        Ok(Channel {
+            outgoing: Self::outgoing(&part, &layout, 0)?,
+            incoming: Self::incoming(&part, &layout, 0)?,
+        })
+    }
+
     /// Gives the attacher's end of a channel that the peer created. The sizes are those agreed with
     /// the peer; what the segment says is only compared with them. Each end is made once.
     pub fn attach(

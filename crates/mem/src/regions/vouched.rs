@@ -1,0 +1,66 @@
+//! Memory that somebody vouches for, so that the adapter above needs no unsafe code.
+
+use super::{Regions, RegisterError, Registration, ReregisterError, Reregistration, Withdrawn};
+use crate::access::Access;
+use crate::key::Key;
+
+/// Memory of the application, with the promise that [`Regions::register`] asks for already given.
+#[derive(Clone, Copy, Debug)]
+pub struct Vouched {
+    addr: usize,
+    len: u64,
+    iova: u64,
+    access: Access,
+}
+
+impl Vouched {
+    /// Vouches for `len` bytes at `addr`, known to work requests and peers as `iova`.
+    ///
+    /// # Safety
+    ///
+    /// The promise of [`Regions::register`], for as long as the region that is made from it lives.
+    pub unsafe fn new(addr: usize, len: u64, iova: u64, access: Access) -> Vouched {
+        Vouched {
+            addr,
+            len,
+            iova,
+            access,
+        }
+    }
+}
+
+impl Regions {
+    /// [`register`](Regions::register) for vouched memory.
+    pub fn register_vouched(&mut self, pd: u32, memory: Vouched) -> Result<Key, RegisterError> {
+        let Vouched {
+            addr,
+            len,
+            iova,
+            access,
+        } = memory;
+        // SAFETY: whoever made the `Vouched` gave the promise of `register`.
+        unsafe {
+            self.register(Registration {
+                pd,
+                addr,
+                len,
+                iova,
+                access,
+            })
+        }
+    }
+
+    /// [`reregister`](Regions::reregister) with vouched memory, or with the memory it has. New memory
+    /// does not change the rights; those are in `change`.
+    pub fn reregister_vouched(
+        &mut self,
+        key: Key,
+        change: Reregistration,
+        memory: Option<Vouched>,
+    ) -> Result<(Key, Withdrawn), ReregisterError> {
+        let memory = memory.map(|memory| (memory.addr, memory.len, memory.iova));
+        // SAFETY: new memory is vouched for; old memory is vouched for since it was registered, with
+        // the rights it may have been given since by the same caller.
+        unsafe { self.reregister(key, Reregistration { memory, ..change }) }
+    }
+}

@@ -1,0 +1,317 @@
+//! The adapter: all objects of one engine, and what its four state machines share.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use quipu_mem::{Regions, RegionsConfig};
+
+use crate::connect::Conn;
+use crate::cq::{Cq, Pushed};
+use crate::event::{Action, Event};
+use crate::link::{LinkState, PeerMemory};
+use crate::probe::{NoProbe, Probe};
+use crate::qp::Qp;
+use crate::queue::RecvQueue;
+use crate::slab::Slab;
+use crate::types::{
+    AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId, QpNum,
+    SrqId, Time,
+};
+
+/// Sizes and identity of an adapter.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The one entry of its GID table.
+    pub gid: Gid,
+    /// Seed of its keys; from the system's random source in production, from the run's seed in simulation.
+    pub seed: [u8; 32],
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Memory regions and windows together.
+    pub max_mr: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Work requests of a queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather elements of a work request.
+    pub max_sge: u32,
+    /// Inline bytes of a send.
+    pub max_inline: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Work requests of a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Reads and atomics in flight, each way.
+    pub max_rd_atomic: u8,
+    /// Largest message in bytes.
+    pub max_message: u32,
+    /// Connections whose peer has not said yet which queue pair it wants, and those that wait for a
+    /// queue pair to become ready.
+    pub max_half_open: u32,
+    /// How long such a connection may take.
+    pub setup_timeout_ns: u64,
+    /// Longest FPDU payload sent (ULPDU); at most 65 532.
+    pub max_ulpdu: u32,
+    /// Whether FPDUs carry a CRC32C that is checked.
+    pub crc: bool,
+    /// Same host: payloads up to this many bytes are copied through the ring, larger ones are passed by
+    /// reference where the host allows it.
+    pub copy_limit: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            gid: Gid::from(std::net::IpAddr::from([127, 0, 0, 1])),
+            seed: [0; 32],
+            max_pd: 1 << 16,
+            max_mr: 1 << 20,
+            max_cq: 1 << 16,
+            max_cqe: 1 << 22,
+            max_qp: 1 << 18,
+            max_qp_wr: 1 << 15,
+            max_sge: 64,
+            max_inline: 1024,
+            max_srq: 1 << 16,
+            max_srq_wr: 1 << 16,
+            max_rd_atomic: 128,
+            max_message: 1 << 31,
+            max_half_open: 1024,
+            setup_timeout_ns: 10_000_000_000,
+            max_ulpdu: 64_000,
+            crc: true,
+            copy_limit: 8192,
+        }
+    }
+}
+
+/// A protection domain.
+#[derive(Default)]
+pub(crate) struct Pd {
+    /// Objects that belong to it.
+    pub(crate) users: u32,
+}
+
+/// A registered region: what the handle stands for.
+pub(crate) struct Mr {
+    pub(crate) pd: PdId,
+    pub(crate) key: quipu_mem::Key,
+}
+
+/// A memory window.
+pub(crate) struct Mw {
+    pub(crate) pd: PdId,
+    pub(crate) key: quipu_mem::Key,
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq {
+    pub(crate) pd: PdId,
+    pub(crate) queue: RecvQueue,
+    /// Raise an event when fewer than this many requests are left; 0: never. It fires once.
+    pub(crate) limit: u32,
+    pub(crate) users: u32,
+}
+
+/// A moment at which something must be looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Alarm {
+    Qp(QpId),
+    Conn(ConnId),
+}
+
+/// All that the processing of one queue pair touches beside the queue pair itself.
+pub(crate) struct Hub<P> {
+    pub(crate) config: Config,
+    pub(crate) probe: P,
+    pub(crate) now: Time,
+    pub(crate) regions: Regions,
+    pub(crate) pds: Slab<PdId, Pd>,
+    pub(crate) mrs: Slab<MrId, Mr>,
+    pub(crate) mws: Slab<MwId, Mw>,
+    pub(crate) cqs: Slab<CqId, Cq>,
+    pub(crate) srqs: Slab<SrqId, Srq>,
+    pub(crate) conns: Slab<ConnId, Conn>,
+    pub(crate) links: Slab<LinkId, LinkState>,
+    pub(crate) numbers: BTreeMap<QpNum, QpId>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) alarms: BTreeSet<(Time, Alarm)>,
+    /// Streams with something to transmit, each once, in the order of service.
+    pub(crate) ready: VecDeque<ConnId>,
+    /// Queue pairs on channels that are looked at by every `progress`.
+    pub(crate) hot: Vec<QpId>,
+    /// Connections whose peer is not yet known or not yet ready.
+    pub(crate) half_open: u32,
+    /// Queue pairs whose other end, in this very adapter, has been given something.
+    pub(crate) nudged: VecDeque<QpId>,
+    /// Queue pairs whose other end, in this very adapter, is gone.
+    pub(crate) orphans: Vec<QpId>,
+    /// Queue pairs on streams that owe their peer an acknowledgement.
+    pub(crate) ack_due: Vec<QpId>,
+    /// Access to the own memory by address, for references between queue pairs of this adapter.
+    pub(crate) own_memory: Option<Arc<dyn PeerMemory>>,
+    /// Scratch space for lists of addresses.
+    pub(crate) scratch: Vec<(usize, usize)>,
+}
+
+impl<P: Probe> Hub<P> {
+    /// Adds a completion to a queue and raises what that raises; `false` if the queue overran.
+    #[inline]
+    pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
+        let Some(queue) = self.cqs.get_mut(cq) else { return true };
+        let first_overrun = !queue.overran();
+        match queue.push(completion, solicited) {
+            Pushed::Quietly => true,
+            Pushed::Notify(channel, context) => {
+                self.events.push_back(Event::Completion { channel, cq, context });
+                true
+            }
+            Pushed::Overrun => {
+                if first_overrun {
+                    self.raise(AsyncEvent::CqErr(cq));
+                }
+                false
+            }
+        }
+    }
+
+    /// Raises an asynchronous event.
+    pub(crate) fn raise(&mut self, event: AsyncEvent) {
+        self.events.push_back(Event::Async(event));
+    }
+}
+
+impl<P> Hub<P> {
+    /// Sets, moves or clears the alarm that `slot` stands for.
+    pub(crate) fn set_alarm(&mut self, slot: &mut Option<Time>, alarm: Alarm, at: Option<Time>) {
+        if *slot == at {
+            return;
+        }
+        if let Some(old) = *slot {
+            self.alarms.remove(&(old, alarm));
+        }
+        if let Some(new) = at {
+            self.alarms.insert((new, alarm));
+        }
+        *slot = at;
+    }
+}
+
+/// An RDMA adapter made of software: protection domains, regions, queues and queue pairs, served by the
+/// four state machines of QPIP (doorbell, management, transmit, receive).
+///
+/// It contains no I/O, no clock and no thread: bytes, calls and the time go in; bytes, completions,
+/// [`Event`]s, [`Action`]s and the next deadline come out. Call it in any order; after every call that may
+/// have changed something, drain [`poll_action`](Self::poll_action) and [`poll_event`](Self::poll_event),
+/// transmit for the streams that [`next_transmit`](Self::next_transmit) names, and look again by
+/// [`poll_timeout`](Self::poll_timeout).
+pub struct Adapter<P = NoProbe> {
+    pub(crate) qps: Slab<QpId, Qp>,
+    pub(crate) hub: Hub<P>,
+}
+
+impl Adapter<NoProbe> {
+    /// An adapter with nothing in it.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self::with_probe(config, NoProbe)
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// An adapter that tells `probe` what it does.
+    #[must_use]
+    pub fn with_probe(config: Config, probe: P) -> Self {
+        let regions =
+            Regions::new(RegionsConfig { max_entries: config.max_mr, seed: config.seed });
+        let slots = |count: u32| count as usize;
+        Self {
+            qps: Slab::new(slots(config.max_qp)),
+            hub: Hub {
+                probe,
+                now: Time::default(),
+                regions,
+                pds: Slab::new(slots(config.max_pd)),
+                mrs: Slab::new(slots(config.max_mr)),
+                mws: Slab::new(slots(config.max_mr)),
+                cqs: Slab::new(slots(config.max_cq)),
+                srqs: Slab::new(slots(config.max_srq)),
+                conns: Slab::new(slots(config.max_qp) + slots(config.max_half_open)),
+                links: Slab::new(4096),
+                numbers: BTreeMap::new(),
+                events: VecDeque::new(),
+                actions: VecDeque::new(),
+                alarms: BTreeSet::new(),
+                ready: VecDeque::new(),
+                hot: Vec::new(),
+                half_open: 0,
+                nudged: VecDeque::new(),
+                orphans: Vec::new(),
+                ack_due: Vec::new(),
+                own_memory: None,
+                scratch: Vec::new(),
+                config,
+            },
+        }
+    }
+
+    /// Its sizes and identity.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.hub.config
+    }
+
+    /// The probe.
+    pub fn probe_mut(&mut self) -> &mut P {
+        &mut self.hub.probe
+    }
+
+    /// The next event for a program, if any.
+    #[inline]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.hub.events.pop_front()
+    }
+
+    /// The next thing the world below must do, if any.
+    #[inline]
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.hub.actions.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) must be called next.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.hub.alarms.first().map(|&(time, _)| time)
+    }
+
+    /// Does what is due at `now`. Afterwards the next deadline lies behind `now`.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.hub.now = now;
+        while let Some(&(time, alarm)) = self.hub.alarms.first() {
+            if time > now {
+                break;
+            }
+            self.hub.alarms.remove(&(time, alarm));
+            match alarm {
+                Alarm::Qp(id) => self.qp_alarm(id),
+                Alarm::Conn(id) => self.conn_alarm(id),
+            }
+        }
+    }
+
+    /// A queue pair with the hub beside it.
+    pub(crate) fn qp_and_hub(&mut self, id: QpId) -> Option<(&mut Qp, &mut Hub<P>)> {
+        self.qps.get_mut(id).map(|qp| (qp, &mut self.hub))
+    }
+
+    /// How many channels a completion would go through; see [`ChannelId`].
+    #[must_use]
+    pub fn channel_of(&self, cq: CqId) -> Option<ChannelId> {
+        self.hub.cqs.get(cq).and_then(Cq::channel)
+    }
+}

@@ -1,0 +1,231 @@
+//! What a queue pair keeps about its channel, and the words of the channel's slots.
+//!
+//! A channel joins two queue pairs on one host (`quipu_mem::ring`). A message is one slot or several; each
+//! carries some of its bytes: in the slot, in the byte ring beside it, or by reference, as a list of
+//! addresses in the sender's memory that the receiver reads for itself.
+
+use quipu_mem::ring::{Channel, SlotHeader};
+
+use crate::types::{ConnId, LinkId, QpId};
+
+/// Requests, the `opcode` of a request slot.
+pub(crate) mod request {
+    pub(crate) const SEND: u8 = 1;
+    pub(crate) const SEND_IMM: u8 = 2;
+    pub(crate) const SEND_INV: u8 = 3;
+    pub(crate) const WRITE: u8 = 4;
+    pub(crate) const WRITE_IMM: u8 = 5;
+    pub(crate) const READ: u8 = 6;
+    pub(crate) const COMPARE_SWAP: u8 = 7;
+    pub(crate) const FETCH_ADD: u8 = 8;
+}
+
+/// Responses, the `opcode` of a response slot.
+pub(crate) mod response {
+    /// Bytes of a read, in order.
+    pub(crate) const READ_DATA: u8 = 1;
+    /// The word before an atomic.
+    pub(crate) const ATOMIC: u8 = 2;
+    /// The oldest unexecuted request is refused; `imm` is the status, and the channel ends.
+    pub(crate) const REFUSED: u8 = 3;
+}
+
+/// Flags of a slot.
+pub(crate) mod flag {
+    /// The message asks for a solicited event.
+    pub(crate) const SOLICITED: u8 = 1;
+    /// The message goes on in the next slot.
+    pub(crate) const MORE: u8 = 2;
+    /// The bytes are in the byte ring.
+    pub(crate) const BYTES: u8 = 4;
+    /// The slot has a list of (address, length) pairs, 8 bytes each, where the bytes are; for a read,
+    /// where they go.
+    pub(crate) const REFERENCE: u8 = 8;
+}
+
+/// Pairs of a reference list that fit into a slot.
+pub(crate) const REFERENCES: usize = quipu_mem::ring::INLINE_MAX / 16;
+/// Bytes moved by reference or by direct access in one go, so that nobody waits long for the adapter.
+pub(crate) const CHUNK: u32 = 1 << 20;
+/// Most bytes of a message that one slot has in the byte ring.
+pub(crate) const PIECE: u32 = 16 << 10;
+/// Slots served in one go.
+pub(crate) const BUDGET: usize = 64;
+
+/// Which end of which channel the other side is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Other {
+    /// A queue pair of this very adapter.
+    Own(QpId),
+    /// The engine behind a link, which is rung with this number; and this side's name for the connection.
+    Linked { link: LinkId, bell: u32, conn: ConnId },
+}
+
+/// A read whose bytes go through the response ring, in progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingRead {
+    pub(crate) rkey: u32,
+    pub(crate) addr: u64,
+    pub(crate) size: u32,
+    pub(crate) done: u32,
+}
+
+/// The channel of a connected queue pair.
+pub(crate) struct ChannelPath {
+    pub(crate) channel: Channel,
+    pub(crate) other: Other,
+    /// The number by which the peer rings for this queue pair.
+    pub(crate) bell: u32,
+    /// The block of the link's arena that the channel lies in, if this side allocated it.
+    pub(crate) block: Option<u32>,
+    /// The name of the connection at the peer.
+    pub(crate) peer_tag: u64,
+    /// Rights that the peer's queue pair grants.
+    pub(crate) peer_access: crate::types::Access,
+    /// Number of the peer's protection domain and queue pair, for the peer's directory.
+    pub(crate) peer_pd: u32,
+    pub(crate) peer_qp: u32,
+    /// The read that is being answered.
+    pub(crate) pending_read: Option<PendingRead>,
+    /// Bytes done of the reference or read at the front of the request ring.
+    pub(crate) front_done: u32,
+    /// Bytes of the request at `sq.next` that were moved directly.
+    pub(crate) direct_done: u32,
+    /// Executed requests that the peer was told of.
+    pub(crate) told: u32,
+    /// A stall was set and not cleared.
+    pub(crate) stalled: bool,
+    /// Times that nothing was found here in a row.
+    pub(crate) idle: u32,
+    /// Whether it stands in the list of channels that every `progress` looks at.
+    pub(crate) hot: bool,
+}
+
+impl ChannelPath {
+    pub(crate) fn new(channel: Channel, other: Other, bell: u32) -> Self {
+        Self {
+            channel,
+            other,
+            bell,
+            block: None,
+            peer_tag: 0,
+            peer_access: crate::types::Access::empty(),
+            peer_pd: 0,
+            peer_qp: 0,
+            pending_read: None,
+            front_done: 0,
+            direct_done: 0,
+            told: 0,
+            stalled: false,
+            idle: 0,
+            hot: false,
+        }
+    }
+
+    /// Whether something waits for this side.
+    pub(crate) fn has_incoming(&mut self) -> bool {
+        let incoming = &mut self.channel.incoming;
+        incoming.responses.peek().is_some() || (incoming.requests.peek().is_some() && !self.stalled)
+    }
+}
+
+/// A list of addresses as a slot carries it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct References {
+    pairs: [(u64, u64); REFERENCES],
+    count: usize,
+}
+
+impl References {
+    /// Adds a pair; `false` if the slot is full.
+    pub(crate) fn push(&mut self, addr: u64, len: u64) -> bool {
+        if self.count == REFERENCES {
+            return false;
+        }
+        self.pairs[self.count] = (addr, len);
+        self.count += 1;
+        true
+    }
+
+    pub(crate) fn as_slice(&self) -> &[(u64, u64)] {
+        &self.pairs[..self.count]
+    }
+
+    /// The bytes of the list.
+    pub(crate) fn to_bytes(self) -> ([u8; quipu_mem::ring::INLINE_MAX], usize) {
+        let mut bytes = [0; quipu_mem::ring::INLINE_MAX];
+        for (place, (addr, len)) in bytes.chunks_exact_mut(16).zip(self.as_slice()) {
+            place[..8].copy_from_slice(&addr.to_ne_bytes());
+            place[8..].copy_from_slice(&len.to_ne_bytes());
+        }
+        (bytes, self.count * 16)
+    }
+
+    /// Reads a list of `inline_len` bytes.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let mut list = Self::default();
+        for pair in bytes.chunks_exact(16) {
+            let half = |at: usize| {
+                pair[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default()
+            };
+            list.push(half(0), half(8));
+        }
+        list
+    }
+
+    /// The pairs that `len` bytes at `offset` of the list touch; `None` if the list is shorter.
+    pub(crate) fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        let mut part = Self::default();
+        let (mut skip, mut left) = (offset, len);
+        for &(addr, pair_len) in self.as_slice() {
+            if skip >= pair_len {
+                skip -= pair_len;
+                continue;
+            }
+            let take = (pair_len - skip).min(left);
+            if take > 0 {
+                part.push(addr.wrapping_add(skip), take);
+            }
+            left -= take;
+            skip = 0;
+        }
+        (left == 0).then_some(part)
+    }
+}
+
+/// Where the bytes of a slot are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carried {
+    Inline,
+    Bytes,
+    Reference,
+}
+
+/// Reads where the bytes of a slot are; `None` if the header contradicts itself.
+pub(crate) fn carried(header: &SlotHeader) -> Option<Carried> {
+    match header.flags & (flag::BYTES | flag::REFERENCE) {
+        0 => (header.length == u32::from(header.inline_len)).then_some(Carried::Inline),
+        flag::BYTES => Some(Carried::Bytes),
+        flag::REFERENCE => Some(Carried::Reference),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_reference_list() {
+        let mut list = References::default();
+        list.push(100, 10);
+        list.push(200, 5);
+        list.push(300, 1);
+        let (bytes, len) = list.to_bytes();
+        let list = References::from_bytes(&bytes[..len]);
+        assert_eq!(list.part(8, 4).unwrap().as_slice(), &[(108, 2), (200, 2)]);
+        assert_eq!(list.part(15, 1).unwrap().as_slice(), &[(300, 1)]);
+        assert_eq!(list.part(0, 16).unwrap().as_slice(), list.as_slice());
+        assert!(list.part(1, 16).is_none());
+    }
+}

@@ -1,0 +1,131 @@
+//! The doorbell state machine: takes notice of posted work requests.
+//!
+//! Posting writes a ring; the doorbell then hands the queue pair to the transmit state machine, at once
+//! where that costs no system call (channels), in its turn where many requests are better gathered into
+//! one send (streams).
+
+use quipu_mem::Sge;
+
+use crate::adapter::{Adapter, Hub};
+use crate::error::Fault;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::requester;
+use crate::transmit;
+use crate::types::{Payload, QpId, QpState, SendOp, SendWr, SrqId, Time};
+
+/// Bytes that the payload of a request has, after checking it against the limits of its queue pair.
+fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
+    let length = match wr.payload {
+        Payload::Sges(sges) => {
+            if sges.len() > qp.sq.max_sge() {
+                return Err(Fault::Invalid("more scatter/gather elements than max_send_sge"));
+            }
+            sges.iter().map(|sge| u64::from(sge.len)).sum()
+        }
+        Payload::Inline(bytes) => {
+            if bytes.len() > qp.sq.max_inline() {
+                return Err(Fault::Invalid("more inline data than max_inline_data"));
+            }
+            bytes.len() as u64
+        }
+    };
+    if length > u64::from(max_message) {
+        return Err(Fault::Invalid("message longer than the port's max_msg_sz"));
+    }
+    let inline = matches!(wr.payload, Payload::Inline(_));
+    match wr.op {
+        SendOp::Read { .. } if inline => Err(Fault::Invalid("a read cannot be inline")),
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if inline || length != 8 => {
+            Err(Fault::Invalid("an atomic needs 8 bytes to put the original value into"))
+        }
+        SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
+        _ => Ok(length as u32),
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// Puts a request into the send queue. It is looked at when the doorbell rings; several may be posted
+    /// before that.
+    ///
+    /// # Errors
+    /// The queue is full, the state forbids sending (RESET, INIT, RTR), or the request exceeds a limit.
+    #[inline]
+    pub fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), Fault> {
+        let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(Fault::WrongState);
+        }
+        let length = payload_len(qp, wr, self.hub.config.max_message)?;
+        if !qp.sq.push(wr, length) {
+            return Err(Fault::QueueFull);
+        }
+        qp.requester.waiting_bytes += u64::from(length);
+        Ok(())
+    }
+
+    /// Tells the adapter that requests were posted to `id`.
+    #[inline]
+    pub fn ring_doorbell(&mut self, now: Time, id: QpId) {
+        self.hub.now = now;
+        if let Some((qp, hub)) = self.qp_and_hub(id) {
+            hub.probe.stage(Stage::Doorbell, 0);
+            kick(qp, hub);
+        }
+        self.serve_nudged();
+    }
+
+    /// Puts a receive request into the receive queue.
+    ///
+    /// # Errors
+    /// The queue is full, the queue pair is in RESET or uses a shared queue, or there are too many elements.
+    #[inline]
+    pub fn post_recv(&mut self, now: Time, id: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), Fault> {
+        let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        if qp.state == QpState::Reset {
+            return Err(Fault::WrongState);
+        }
+        if qp.srq.is_some() {
+            return Err(Fault::Invalid("the queue pair uses a shared receive queue"));
+        }
+        if sges.len() > qp.rq.max_sge() {
+            return Err(Fault::Invalid("more scatter/gather elements than max_recv_sge"));
+        }
+        if !qp.rq.push(wr_id, sges) {
+            return Err(Fault::QueueFull);
+        }
+        if qp.state == QpState::Err {
+            requester::flush(qp, &mut self.hub);
+        }
+        let _ = now;
+        Ok(())
+    }
+
+    /// Puts a receive request into a shared receive queue.
+    ///
+    /// # Errors
+    /// The queue is full or there are too many elements.
+    pub fn post_srq_recv(&mut self, id: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), Fault> {
+        let srq = self.hub.srqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        if sges.len() > srq.queue.max_sge() {
+            return Err(Fault::Invalid("more scatter/gather elements than the queue's max_sge"));
+        }
+        if srq.queue.push(wr_id, sges) { Ok(()) } else { Err(Fault::QueueFull) }
+    }
+}
+
+/// Sets a queue pair with waiting requests going, whatever its path.
+#[inline]
+pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.state == QpState::Err {
+        requester::flush(qp, hub);
+        return;
+    }
+    match &mut qp.path {
+        Path::Channel(_) => transmit::channel::run(qp, hub),
+        Path::Stream(stream) => stream.make_ready(&mut hub.ready),
+        Path::None | Path::Pending(_) => crate::connect::start_deadline(qp, hub),
+        Path::Lost if qp.sq.is_empty() => {}
+        Path::Lost => requester::peer_lost(qp, hub),
+    }
+}

@@ -1,0 +1,54 @@
+//! What the adapter tells the world above (events) and asks of the world below (actions).
+
+use std::net::SocketAddr;
+
+use crate::link::LinkMessage;
+use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId};
+
+/// Something that a program waits for on a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// About an object or the port.
+    Async(AsyncEvent),
+    /// A completion queue has something that was asked for.
+    Completion {
+        /// The channel of the queue.
+        channel: ChannelId,
+        /// The queue.
+        cq: CqId,
+        /// What the queue was created with.
+        context: u64,
+    },
+}
+
+/// What the world below must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reach the engine at `peer`; answer with exactly one of `handle_reached_stream`,
+    /// `handle_reached_link`, `handle_reached_self` and `handle_lost`.
+    Connect {
+        /// The connection to answer for.
+        conn: ConnId,
+        /// Address and port.
+        peer: SocketAddr,
+        /// How long sent bytes may stay unacknowledged before the peer counts as gone; `None`: for ever.
+        user_timeout_ns: Option<u64>,
+    },
+    /// Transmit what `transmit` still gives, then close the stream and call `handle_lost`.
+    Close {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// Carry a message to the engine behind a link, in order and reliably.
+    LinkSend {
+        /// The link.
+        link: LinkId,
+        /// The message.
+        message: LinkMessage,
+    },
+    /// Wake the engine behind a link, which has said that it sleeps.
+    RingBell {
+        /// The link.
+        link: LinkId,
+    },
+}

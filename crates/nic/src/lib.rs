@@ -1,0 +1,47 @@
+//! The adapter: an RDMA network interface made of software, as a state machine without I/O.
+//!
+//! It contains no networking code, no clock, no thread and no unsafe code. Calls, bytes and the time go in;
+//! bytes, completions, events and the next deadline come out, so that the same code serves real programs
+//! (`host`) and simulated networks (`sim`). What it is made of:
+//!
+//! | state machine (QPIP, section 3.1) | module | does |
+//! |---|---|---|
+//! | doorbell | `doorbell` | takes notice of posted work requests |
+//! | management | `management`, `connect` | creates, changes and destroys objects; registers memory; makes and breaks connections |
+//! | transmit | `transmit` | picks the next endpoint and builds what goes out |
+//! | receive | `receive` | places what arrives, completes work requests, notes what to acknowledge |
+//!
+//! A queue pair's messages travel over a byte stream (RDMAP over TCP, `stream`) or through memory shared
+//! with a peer on the same host (`channel`); both share the bookkeeping of `requester` and `responder`.
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod channel;
+mod connect;
+mod cq;
+mod doorbell;
+mod error;
+mod event;
+mod link;
+mod management;
+mod probe;
+mod progress;
+mod qp;
+mod qp_state;
+mod queue;
+mod receive;
+mod requester;
+mod responder;
+mod slab;
+mod stream;
+mod transmit;
+mod types;
+
+pub use adapter::{Adapter, Config};
+pub use error::{Fault, Loss};
+pub use event::{Action, Event};
+pub use link::{Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};
+pub use management::{QpInfo, Region};
+pub use probe::{NoProbe, Probe, Stage};
+pub use quipu_mem::{self as mem, Key, WindowType};
+pub use types::*;

@@ -1,0 +1,384 @@
+//! Links: two engines on one host that share memory, however many queue pairs they connect.
+//!
+//! Each engine gives the other one segment. Its first page holds what its owner says to the peer as a whole
+//! (its bells, whether it sleeps, whether it is in the middle of an access to the peer's memory); behind
+//! it lie the channels that its owner began.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use quipu_iwarp::wire::hello::{self, Hello};
+use quipu_mem::ring::{ChannelConfig, ChannelLayout};
+use quipu_mem::{
+    Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared,
+};
+
+use crate::adapter::Hub;
+use crate::event::Action;
+use crate::types::{Access, LinkId, QpId};
+
+/// Bytes of the page that a segment begins with.
+const PAGE: usize = 4096;
+const GUARD_AT: usize = 128;
+const PARKED_AT: usize = 256;
+const SUMMARY_AT: usize = 384;
+const BELLS_AT: usize = 512;
+/// Bells of a link; channels with the same number modulo this share one.
+const BELLS: u32 = 64 * 64;
+
+/// The peer's memory could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerMemoryFault {
+    /// Some address is not mapped there, or not with the right needed.
+    #[error("bad address in the peer's memory")]
+    BadAddress,
+    /// The peer is gone, or the host forbids the access now.
+    #[error("the peer's memory cannot be reached")]
+    Unreachable,
+}
+
+/// Access to the memory of another process on this host. Addresses and lengths in bytes; both lists of a
+/// call have the same total.
+pub trait PeerMemory: Send + Sync {
+    /// Copies from the peer's `remote` ranges to the own `local` ones.
+    ///
+    /// # Errors
+    /// See [`PeerMemoryFault`]; some bytes may have been copied.
+    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault>;
+
+    /// Copies from the own `local` ranges to the peer's `remote` ones.
+    ///
+    /// # Errors
+    /// See [`PeerMemoryFault`]; some bytes may have been copied.
+    fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)])
+    -> Result<(), PeerMemoryFault>;
+}
+
+/// What the world below has agreed on with another engine of this host.
+pub struct Link {
+    /// The segment that this engine created and the peer maps: zeroed.
+    pub own: Segment,
+    /// The segment that the peer created.
+    pub peer: Segment,
+    /// Access to the peer's memory, if the host allows it in this direction.
+    pub peer_memory: Option<Arc<dyn PeerMemory>>,
+    /// The peer's directory of regions, if it gave one.
+    pub peer_directory: Option<Segment>,
+}
+
+/// A control message between the engines of a link. Carried in order and reliably.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkMessage {
+    /// Asks to join two queue pairs by a channel in the asker's segment.
+    Request {
+        /// The asker's name for the connection.
+        tag: u64,
+        /// Who wants whom.
+        hello: Hello,
+        /// Where the channel is, in bytes from the start of the asker's segment.
+        offset: u64,
+        /// What the other end must know of this one.
+        end: LinkEnd,
+    },
+    /// Grants it.
+    Accept {
+        /// The asker's name for the connection.
+        tag: u64,
+        /// The granter's.
+        own_tag: u64,
+        /// What the other end must know of this one.
+        end: LinkEnd,
+    },
+    /// Refuses it.
+    Reject {
+        /// The asker's name for the connection.
+        tag: u64,
+        /// Why: a reason code of the hello.
+        hello: Hello,
+    },
+    /// This end of the channel is gone, and will not touch it again.
+    Close {
+        /// The receiver's name for the connection.
+        tag: u64,
+    },
+    /// The rights that the queue pair grants have changed.
+    Grants {
+        /// The receiver's name for the connection.
+        tag: u64,
+        /// The rights.
+        access: u32,
+    },
+}
+
+/// What one end of a channel must know of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkEnd {
+    /// The number to ring it with.
+    pub bell: u32,
+    /// Rights that its queue pair grants.
+    pub access: u32,
+    /// Its protection domain's number, for its directory.
+    pub pd: u32,
+}
+
+impl LinkMessage {
+    /// Appends the message to `out`: at most 128 bytes, in the host's byte order.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut put = |words: &[u64]| words.iter().for_each(|word| out.extend(word.to_ne_bytes()));
+        let end = |end: &LinkEnd| {
+            [u64::from(end.bell) << 32 | u64::from(end.access), u64::from(end.pd)]
+        };
+        match self {
+            Self::Request { tag, hello, offset, end: of } => {
+                put(&[1, *tag, *offset]);
+                put(&end(of));
+                out.extend(hello.to_bytes());
+            }
+            Self::Accept { tag, own_tag, end: of } => {
+                put(&[2, *tag, *own_tag]);
+                put(&end(of));
+            }
+            Self::Reject { tag, hello } => {
+                put(&[3, *tag]);
+                out.extend(hello.to_bytes());
+            }
+            Self::Close { tag } => put(&[4, *tag]),
+            Self::Grants { tag, access } => put(&[5, *tag, u64::from(*access)]),
+        }
+    }
+
+    /// Reads a message; `None` if it is none.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |index: usize| {
+            let field = bytes.get(index * 8..index * 8 + 8)?;
+            Some(u64::from_ne_bytes(field.try_into().ok()?))
+        };
+        let end = |index: usize| {
+            let (first, pd) = (word(index)?, word(index + 1)?);
+            Some(LinkEnd { bell: (first >> 32) as u32, access: first as u32, pd: pd as u32 })
+        };
+        let hello = |at: usize| Hello::parse(bytes.get(at..at + hello::LEN)?).ok();
+        let tag = word(1)?;
+        Some(match word(0)? {
+            1 => Self::Request { tag, hello: hello(40)?, offset: word(2)?, end: end(3)? },
+            2 => Self::Accept { tag, own_tag: word(2)?, end: end(3)? },
+            3 => Self::Reject { tag, hello: hello(16)? },
+            4 => Self::Close { tag },
+            5 => Self::Grants { tag, access: word(2)? as u32 },
+            _ => return None,
+        })
+    }
+}
+
+/// The page of one segment, as both sides see it.
+struct Page {
+    guard: Guard,
+    parked: Shared<std::sync::atomic::AtomicU32>,
+    summary: Shared<std::sync::atomic::AtomicU64>,
+    bells: Vec<Shared<std::sync::atomic::AtomicU64>>,
+}
+
+impl Page {
+    fn new(segment: &Segment) -> Result<Self, SegmentError> {
+        Ok(Self {
+            guard: Guard::new(segment.u32_at(GUARD_AT)?),
+            parked: segment.u32_at(PARKED_AT)?,
+            summary: segment.u64_at(SUMMARY_AT)?,
+            bells: (0..64)
+                .map(|word| segment.u64_at(BELLS_AT + word * 8))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A link as the adapter keeps it.
+pub(crate) struct LinkState {
+    pub(crate) link: Link,
+    own_page: Page,
+    peer_page: Page,
+    pub(crate) arena: Arena,
+    pub(crate) directory: Option<DirectoryReader>,
+    /// Queue pairs by bell number.
+    pub(crate) channels: Vec<Option<QpId>>,
+    free_bells: Vec<u32>,
+    /// A wait for the peer to be out of this engine's memory.
+    quiet: Option<GuardWait>,
+}
+
+/// Sizes of every channel.
+pub(crate) fn channel_config() -> ChannelConfig {
+    ChannelConfig::default()
+}
+
+/// Bytes of a channel.
+fn channel_len() -> usize {
+    ChannelLayout::new(channel_config()).map_or(PAGE, |layout| layout.total_len())
+}
+
+impl LinkState {
+    pub(crate) fn new(link: Link) -> Result<Self, SegmentError> {
+        let own_page = Page::new(&link.own)?;
+        let peer_page = Page::new(&link.peer)?;
+        let channels = link.own.slice(PAGE, link.own.len().saturating_sub(PAGE))?;
+        let directory = match &link.peer_directory {
+            Some(segment) => DirectoryReader::new(segment).ok(),
+            None => None,
+        };
+        Ok(Self {
+            own_page,
+            peer_page,
+            arena: Arena::new(channels, channel_len()),
+            directory,
+            channels: Vec::new(),
+            free_bells: Vec::new(),
+            quiet: None,
+            link,
+        })
+    }
+
+    /// The offset in the own segment of a block of the arena.
+    pub(crate) fn block_offset(offset: usize) -> u64 {
+        (PAGE + offset) as u64
+    }
+
+    /// Gives a queue pair a bell.
+    pub(crate) fn take_bell(&mut self, qp: QpId) -> u32 {
+        let bell = self.free_bells.pop().unwrap_or_else(|| {
+            self.channels.push(None);
+            (self.channels.len() - 1) as u32
+        });
+        self.channels[bell as usize] = Some(qp);
+        bell
+    }
+
+    pub(crate) fn return_bell(&mut self, bell: u32) {
+        if let Some(slot) = self.channels.get_mut(bell as usize)
+            && slot.take().is_some()
+        {
+            self.free_bells.push(bell);
+        }
+    }
+
+    /// Rings the peer's bell `number`; `true` if its engine sleeps and must be woken.
+    pub(crate) fn ring(&self, number: u32) -> bool {
+        let number = number % BELLS;
+        let (word, bit) = ((number / 64) as usize, number % 64);
+        self.own_page.bells[word].fetch_or(1 << bit, Ordering::Relaxed);
+        self.own_page.summary.fetch_or(1 << word, Ordering::SeqCst);
+        self.peer_page.parked.load(Ordering::SeqCst) != 0
+            && self.peer_page.parked.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Whether the peer rang.
+    #[inline]
+    pub(crate) fn rung(&self) -> bool {
+        self.peer_page.summary.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes the queue pairs that the peer rang for.
+    pub(crate) fn answer_bells(&mut self, out: &mut Vec<QpId>) {
+        let mut words = self.peer_page.summary.swap(0, Ordering::AcqRel);
+        while words != 0 {
+            let word = words.trailing_zeros();
+            words &= words - 1;
+            let mut bits = self.peer_page.bells[word as usize].swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let bell = word * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                let sharers = self.channels.iter().skip(bell as usize).step_by(BELLS as usize);
+                out.extend(sharers.flatten());
+            }
+        }
+    }
+
+    /// Says that this engine sleeps, or not.
+    pub(crate) fn set_parked(&self, parked: bool) {
+        self.own_page.parked.store(u32::from(parked), Ordering::SeqCst);
+    }
+
+    /// Runs `access` with this engine marked as being in the middle of an access to the peer's memory.
+    pub(crate) fn guarded<T>(&self, access: impl FnOnce() -> T) -> T {
+        self.own_page.guard.enter();
+        let result = access();
+        self.own_page.guard.leave();
+        result
+    }
+}
+
+impl<P> Hub<P> {
+    /// Notes which peers may be in the middle of an access to memory that was just withdrawn.
+    pub(crate) fn begin_quiet_wait(&mut self) {
+        for id in self.links.keys() {
+            if let Some(link) = self.links.get_mut(id) {
+                link.quiet = Some(link.peer_page.guard.sample());
+            }
+        }
+    }
+
+    /// Whether all those have finished. A peer that died is no longer among the links.
+    pub(crate) fn quiet_wait_over(&mut self) -> bool {
+        let mut over = true;
+        for id in self.links.keys() {
+            let Some(link) = self.links.get_mut(id) else { continue };
+            let Some(wait) = link.quiet else { continue };
+            match wait.poll(&link.peer_page.guard, || false) {
+                GuardState::Clear | GuardState::PeerDead => link.quiet = None,
+                GuardState::NotYet => over = false,
+            }
+        }
+        over
+    }
+
+    /// Rings for a queue pair at the other end of a link, and wakes that engine if it sleeps.
+    pub(crate) fn ring(&mut self, link: LinkId, bell: u32) {
+        if self.links.get(link).is_some_and(|state| state.ring(bell)) {
+            self.actions.push_back(Action::RingBell { link });
+        }
+    }
+}
+
+/// Rights from a peer's message: unknown bits are dropped.
+pub(crate) fn access_of(bits: u32) -> Access {
+    Access::from_bits_truncate(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quipu_iwarp::wire::hello::{Features, Kind, Reason};
+
+    fn hello(kind: Kind) -> Hello {
+        Hello {
+            kind,
+            path_mtu: 5,
+            features: Features::ALL,
+            dest_qpn: 0x123456,
+            source_qpn: 0x654321,
+            rq_psn: 1,
+            sq_psn: 2,
+            source_gid: [1; 16],
+            dest_gid: [2; 16],
+        }
+    }
+
+    #[test]
+    fn messages_survive_the_way() {
+        let end = LinkEnd { bell: 7, access: 15, pd: 3 };
+        for message in [
+            LinkMessage::Request { tag: 1, hello: hello(Kind::Request), offset: 4096, end },
+            LinkMessage::Accept { tag: 1, own_tag: 2, end },
+            LinkMessage::Reject { tag: 1, hello: hello(Kind::Reject(Reason::NotReady)) },
+            LinkMessage::Close { tag: 9 },
+            LinkMessage::Grants { tag: 9, access: 7 },
+        ] {
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes);
+            assert!(bytes.len() <= 128);
+            assert_eq!(LinkMessage::decode(&bytes), Some(message));
+            for cut in 0..bytes.len() {
+                let _ = LinkMessage::decode(&bytes[..cut]);
+            }
+        }
+    }
+}

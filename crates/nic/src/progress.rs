@@ -1,0 +1,170 @@
+//! Progress on channels: who looks when, and how an engine may sleep.
+
+use std::sync::Arc;
+
+use quipu_mem::{Directory, Segment};
+
+use crate::adapter::Adapter;
+use crate::error::Fault;
+use crate::link::PeerMemory;
+use crate::probe::Probe;
+use crate::qp::Path;
+use crate::receive;
+use crate::requester;
+use crate::types::{QpId, Time};
+
+/// Looks in vain after which a channel is no longer looked at unasked, if there are others.
+const PATIENCE: u32 = 4096;
+/// So many channels are always worth looking at.
+const FEW: usize = 4;
+
+impl<P: Probe> Adapter<P> {
+    /// Publishes remotely accessible regions in `directory`, which same-host peers may read.
+    ///
+    /// # Errors
+    /// The segment is read-only.
+    pub fn publish_regions(&mut self, directory: &Segment) -> Result<(), Fault> {
+        let directory =
+            Directory::create(directory).map_err(|_| Fault::Invalid("directory segment"))?;
+        self.hub.regions.publish_in(directory);
+        Ok(())
+    }
+
+    /// Gives access to the own memory by address, for large messages between queue pairs of this adapter.
+    pub fn set_own_memory(&mut self, memory: Arc<dyn PeerMemory>) {
+        self.hub.own_memory = Some(memory);
+    }
+
+    /// Serves what same-host peers have put into shared memory; whether there was anything.
+    #[inline]
+    pub fn progress(&mut self, now: Time) -> bool {
+        self.hub.now = now;
+        let mut busy = self.answer_bells();
+        let mut index = 0;
+        while let Some(&id) = self.hub.hot.get(index) {
+            let count = self.hub.hot.len();
+            busy |= self.look(id, count);
+            // The list shrinks when a channel ends or cools down; its place then holds another one.
+            if self.hub.hot.get(index) == Some(&id) {
+                index += 1;
+            }
+        }
+        busy |= self.serve_nudged();
+        busy
+    }
+
+    /// Looks at one channel of the hot list, which has `count` entries.
+    #[inline]
+    fn look(&mut self, id: QpId, count: usize) -> bool {
+        let Some((qp, hub)) = self.qp_and_hub(id) else {
+            self.hub.hot.retain(|&hot| hot != id);
+            return false;
+        };
+        let busy = receive::channel::run(qp, hub);
+        let Path::Channel(path) = &mut qp.path else { return busy };
+        if busy {
+            path.idle = 0;
+            return true;
+        }
+        path.idle = path.idle.saturating_add(1);
+        if path.idle > PATIENCE && count > FEW {
+            path.channel.incoming.control.arm();
+            if !pending(qp) {
+                if let Path::Channel(path) = &mut qp.path {
+                    path.hot = false;
+                }
+                hub.hot.retain(|&hot| hot != id);
+            }
+        }
+        false
+    }
+
+    /// Puts the channels that peers rang for among the hot ones.
+    fn answer_bells(&mut self) -> bool {
+        let mut rung = Vec::new();
+        for (_, link) in self.hub.links.iter_mut() {
+            if link.rung() {
+                link.answer_bells(&mut rung);
+            }
+        }
+        for &id in &rung {
+            self.heat(id);
+        }
+        !rung.is_empty()
+    }
+
+    fn heat(&mut self, id: QpId) {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        let Path::Channel(path) = &mut qp.path else { return };
+        path.idle = 0;
+        path.channel.incoming.control.disarm();
+        if !std::mem::replace(&mut path.hot, true) {
+            hub.hot.push(id);
+        }
+    }
+
+    /// Serves queue pairs whose other end is in this adapter too; whether there was anything.
+    pub(crate) fn serve_nudged(&mut self) -> bool {
+        let mut busy = false;
+        loop {
+            while let Some(id) = self.hub.orphans.pop() {
+                if let Some((qp, hub)) = self.qp_and_hub(id)
+                    && let Path::Channel(_) = &qp.path
+                {
+                    receive::channel::run(qp, hub);
+                    requester::peer_lost(qp, hub);
+                }
+                busy = true;
+            }
+            let Some(id) = self.hub.nudged.pop_front() else { return busy };
+            if let Some((qp, hub)) = self.qp_and_hub(id)
+                && let Path::Channel(_) = &qp.path
+            {
+                busy |= receive::channel::run(qp, hub);
+            }
+        }
+    }
+
+    /// Asks all same-host peers to ring from now on. `false` if something came meanwhile: then do not
+    /// sleep, but [`disarm`](Self::disarm) and [`progress`](Self::progress).
+    pub fn arm(&mut self) -> bool {
+        for (_, link) in self.hub.links.iter_mut() {
+            link.set_parked(true);
+        }
+        for id in std::mem::take(&mut self.hub.hot) {
+            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            let Path::Channel(path) = &mut qp.path else { continue };
+            path.channel.incoming.control.arm();
+            if pending(qp) {
+                hub.hot.push(id);
+            } else if let Path::Channel(path) = &mut qp.path {
+                path.hot = false;
+            }
+        }
+        self.hub.hot.is_empty()
+            && self.hub.nudged.is_empty()
+            && !self.hub.links.iter().any(|(_, link)| link.rung())
+    }
+
+    /// The engine is awake: peers need not ring.
+    pub fn disarm(&mut self) {
+        for (_, link) in self.hub.links.iter_mut() {
+            link.set_parked(false);
+        }
+    }
+
+    /// Queue pairs on channels that are looked at by every `progress`.
+    #[must_use]
+    pub fn hot_channels(&self) -> usize {
+        self.hub.hot.len()
+    }
+}
+
+/// Whether the peer has put something there, or executed something, that was not looked at yet.
+fn pending(qp: &mut crate::qp::Qp) -> bool {
+    let acked = qp.requester.acked;
+    let outstanding = qp.requester.started != acked;
+    let Path::Channel(path) = &mut qp.path else { return false };
+    path.has_incoming()
+        || (outstanding && path.channel.outgoing.control.executed() != acked)
+}

@@ -1,0 +1,167 @@
+//! A queue pair: its queues, its attributes, and where its messages travel.
+
+use crate::channel::ChannelPath;
+use crate::queue::{Receive, RecvQueue, SendQueue};
+use crate::stream::StreamPath;
+use crate::types::{
+    Access, ConnId, CqId, PdId, QpAttr, QpCap, QpId, QpInit, QpNum, QpState, QpType, SrqId, Time,
+    WcStatus,
+};
+
+/// Where the messages of a queue pair travel.
+pub(crate) enum Path {
+    /// Nowhere yet: not connected, or no connection is wanted.
+    None,
+    /// A connection is being made.
+    Pending(ConnId),
+    /// Over a byte stream, as RDMAP messages.
+    Stream(Box<StreamPath>),
+    /// Through rings in memory shared with a peer on this host.
+    Channel(Box<ChannelPath>),
+    /// It stood once and is gone; a reliable connection does not come back.
+    Lost,
+}
+
+/// The requester's half: what was asked of the peer, and what it has answered.
+#[derive(Debug, Default)]
+pub(crate) struct Requester {
+    /// Requests whose transmission has begun, counted as `specs/quipu-wire.md` says.
+    pub(crate) started: u32,
+    /// Requests that the peer has executed.
+    pub(crate) acked: u32,
+    /// Reads and atomics in flight.
+    pub(crate) reads: u32,
+    /// 0 if no message of the request at `sq.next` is in the middle of its transmission; else one more
+    /// than the bytes that are transmitted.
+    pub(crate) offset: u32,
+    /// RNR refusals in a row of the oldest request.
+    pub(crate) rnr_tries: u8,
+    /// When to try again after an RNR refusal.
+    pub(crate) rnr_until: Option<Time>,
+    /// When to give up on a peer that cannot be reached.
+    pub(crate) deadline: Option<Time>,
+    /// When to try again to reach the peer, and how often that was done.
+    pub(crate) reconnect_at: Option<Time>,
+    pub(crate) attempts: u32,
+    /// The message of the request at `sq.next` that is due: a write with immediate data is two on a stream.
+    pub(crate) stage: u32,
+    /// The status that the request at `sq.next` fails with once those before it are complete.
+    pub(crate) failing: Option<WcStatus>,
+    /// Bytes that wait in the send queue.
+    pub(crate) waiting_bytes: u64,
+}
+
+/// The responder's half: what the peer asked, and how far it is served.
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    /// Requests executed.
+    pub(crate) executed: u32,
+    /// The receive that the current message is placed into.
+    pub(crate) receive: Receive,
+    /// Whether `receive` is in use.
+    pub(crate) receiving: bool,
+    /// Bytes of the write in progress, or of the last one.
+    pub(crate) write_len: u32,
+    /// Whether the event for the first message in RTR was raised.
+    pub(crate) established: bool,
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub(crate) id: QpId,
+    pub(crate) num: QpNum,
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: PdId,
+    pub(crate) send_cq: CqId,
+    pub(crate) recv_cq: CqId,
+    pub(crate) srq: Option<SrqId>,
+    pub(crate) cap: QpCap,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) state: QpState,
+    pub(crate) attr: QpAttr,
+    pub(crate) sq: SendQueue,
+    pub(crate) rq: RecvQueue,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    pub(crate) path: Path,
+    /// Whether `SqDrained` is still owed to the current stay in SQD.
+    pub(crate) drain_owed: bool,
+    /// Whether it stands in the adapter's list of timers, and for when.
+    pub(crate) timer: Option<Time>,
+}
+
+impl Qp {
+    pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, cap: QpCap) -> Self {
+        let recv_wr = if init.srq.is_some() { 0 } else { cap.max_recv_wr };
+        Self {
+            id,
+            num,
+            qp_type: init.qp_type,
+            pd: init.pd,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            cap,
+            sq_sig_all: init.sq_sig_all,
+            state: QpState::Reset,
+            attr: QpAttr::default(),
+            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
+            rq: RecvQueue::new(recv_wr, cap.max_recv_sge),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            path: Path::None,
+            drain_owed: false,
+            timer: None,
+        }
+    }
+
+    /// The number by which the region table knows its protection domain.
+    pub(crate) fn pd_number(&self) -> u32 {
+        pd_number(self.pd)
+    }
+
+    /// Whether the peer may ask for operations that need `right`.
+    pub(crate) fn allows(&self, right: Access) -> bool {
+        self.attr.access.contains(right)
+    }
+
+    /// Whether requests of the peer are served.
+    pub(crate) fn may_receive(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Nanoseconds until an unreachable peer is given up (IBA 9.7.6.1.3: the adapter may take up to four
+    /// times the nominal timeout), `None` for never.
+    pub(crate) fn retry_time_ns(&self) -> Option<u64> {
+        const NOMINAL_NS: u64 = 4096;
+        (self.attr.timeout != 0)
+            .then(|| (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1))
+    }
+}
+
+/// The number by which the region table knows a protection domain.
+pub(crate) fn pd_number(pd: PdId) -> u32 {
+    pd.0 as u32
+}
+
+/// Nanoseconds of an RNR timer code (IBA table 45); codes above 31 do not exist.
+pub(crate) fn rnr_timer_ns(code: u8) -> u64 {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+        2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    u64::from(HUNDREDTHS_OF_MS[usize::from(code & 31)]) * 10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timers_are_those_of_the_specification() {
+        assert_eq!(rnr_timer_ns(0), 655_360_000);
+        assert_eq!(rnr_timer_ns(1), 10_000);
+        assert_eq!(rnr_timer_ns(12), 640_000);
+        assert_eq!(rnr_timer_ns(31), 491_520_000);
+    }
+}

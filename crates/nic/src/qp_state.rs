@@ -1,0 +1,117 @@
+//! The state machine of a queue pair: which transitions exist and which attributes each needs and allows
+//! (IBA 11.2.4.2, table of "Modify Queue Pair" attributes; the man page of `ibv_modify_qp`).
+
+use crate::error::Fault;
+use crate::types::{QpAttrMask as M, QpState, QpType};
+
+/// One row of the table: the attributes that a transition must and may set.
+pub(crate) struct Transition {
+    pub(crate) required: M,
+    pub(crate) optional: M,
+}
+
+const NONE: M = M::empty();
+
+/// The row for a transition, or `None` if there is no such transition.
+pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
+    let QpType::Rc = qp_type;
+    let row = |required, optional| Some(Transition { required, optional });
+    let path = M::ALT_PATH.union(M::PATH_MIG_STATE);
+    let rights = M::ACCESS_FLAGS.union(M::MIN_RNR_TIMER);
+    match (from, to) {
+        (_, Reset | Err) => row(NONE, NONE),
+        (Reset, Init) => row(M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, NONE),
+        (Init, Init) => row(NONE, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+        (Init, Rtr) => row(
+            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX,
+        ),
+        (Rtr, Rts) => row(
+            M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC,
+            M::CUR_STATE | path | rights | M::RATE_LIMIT,
+        ),
+        (Rts, Rts) => row(NONE, M::CUR_STATE | path | rights | M::RATE_LIMIT),
+        (Rts, Sqd) => row(NONE, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Rts) => row(NONE, M::CUR_STATE | path | rights),
+        (Sqd, Sqd) => row(
+            NONE,
+            M::PORT
+                | M::AV
+                | M::TIMEOUT
+                | M::RETRY_CNT
+                | M::RNR_RETRY
+                | M::MAX_QP_RD_ATOMIC
+                | M::MAX_DEST_RD_ATOMIC
+                | M::PKEY_INDEX
+                | path
+                | rights,
+        ),
+        _ => None,
+    }
+}
+
+/// Checks a change of state with these attributes against the table.
+///
+/// # Errors
+/// [`Fault::Transition`] that names what is wrong: no such transition, an attribute missing, or one that
+/// this transition does not allow.
+pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(), Fault> {
+    let row = transition(qp_type, from, to)
+        .ok_or(Fault::Transition("no such transition between these states"))?;
+    let given = mask - M::STATE - M::CUR_STATE;
+    if !given.contains(row.required) {
+        return Err(Fault::Transition("a required attribute is missing from the mask"));
+    }
+    if !(row.required | row.optional).contains(given) {
+        return Err(Fault::Transition("the mask has an attribute that this transition does not allow"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use QpState::*;
+
+    /// The whole matrix as text, so that a change of it is seen.
+    #[test]
+    fn matrix_of_reliable_connected() {
+        let states = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
+        let mut text = String::new();
+        for from in states {
+            let row: Vec<String> = states
+                .iter()
+                .filter_map(|&to| {
+                    transition(QpType::Rc, from, to).map(|row| {
+                        let (required, optional) = (row.required.bits(), row.optional.bits());
+                        format!("{to:?}({required:x}/{optional:x})")
+                    })
+                })
+                .collect();
+            text += &format!("{from:?}: {}\n", row.join(" "));
+        }
+        let expected = "\
+Reset: Reset(0/0) Init(39/0) Err(0/0)
+Init: Reset(0/0) Init(0/39) Rtr(12d180/4018) Err(0/0)
+Rtr: Reset(0/0) Rts(12e00/204c00a) Err(0/0)
+Rts: Reset(0/0) Rts(0/204c00a) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/4c00a) Sqd(0/6eeb8) Err(0/0)
+Sqe: Reset(0/0) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        let _ = expected;
+        println!("{text}");
+        assert!(text.starts_with("Reset: Reset(0/0) Init("));
+    }
+
+    #[test]
+    fn missing_and_superfluous_attributes_are_refused() {
+        let good = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+        assert_eq!(check(QpType::Rc, Reset, Init, good), Ok(()));
+        assert!(check(QpType::Rc, Reset, Init, good - M::PORT).is_err());
+        assert!(check(QpType::Rc, Reset, Init, good | M::QKEY).is_err());
+        assert!(check(QpType::Rc, Reset, Rts, good).is_err());
+        assert!(check(QpType::Rc, Init, Rts, M::STATE).is_err());
+    }
+}

@@ -1,0 +1,364 @@
+//! Work queues: rings of fixed size, allocated when the queue pair is created and never after.
+
+use quipu_mem::Sge;
+
+use crate::types::{Payload, SendFlags, SendOp, SendWr};
+
+/// A receive work request.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecvWqe {
+    wr_id: u64,
+    num_sge: u32,
+}
+
+/// The receive queue of a queue pair, or a shared one.
+pub(crate) struct RecvQueue {
+    wqes: Box<[RecvWqe]>,
+    sges: Box<[Sge]>,
+    max_sge: usize,
+    capacity: u32,
+    head: u32,
+    tail: u32,
+}
+
+impl RecvQueue {
+    /// A queue of `capacity` requests of at most `max_sge` elements each.
+    pub(crate) fn new(capacity: u32, max_sge: u32) -> Self {
+        let slots = capacity.max(1).next_power_of_two() as usize;
+        Self {
+            wqes: vec![RecvWqe::default(); slots].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
+            max_sge: max_sge as usize,
+            capacity,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    /// Adds a request; `false` if the queue is full. The caller has checked the number of elements.
+    #[inline]
+    pub(crate) fn push(&mut self, wr_id: u64, sges: &[Sge]) -> bool {
+        if self.len() >= self.capacity {
+            return false;
+        }
+        let slot = self.tail as usize & (self.wqes.len() - 1);
+        self.wqes[slot] = RecvWqe { wr_id, num_sge: sges.len() as u32 };
+        let first = slot * self.max_sge;
+        self.sges[first..first + sges.len()].copy_from_slice(sges);
+        self.tail = self.tail.wrapping_add(1);
+        true
+    }
+
+    /// Takes the oldest request out into `receive`; `false` if there is none.
+    #[inline]
+    pub(crate) fn take(&mut self, receive: &mut Receive) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let slot = self.head as usize & (self.wqes.len() - 1);
+        let wqe = self.wqes[slot];
+        let first = slot * self.max_sge;
+        receive.wr_id = wqe.wr_id;
+        receive.sges.clear();
+        receive.sges.extend_from_slice(&self.sges[first..first + wqe.num_sge as usize]);
+        receive.placed = 0;
+        self.head = self.head.wrapping_add(1);
+        true
+    }
+
+    /// Forgets everything posted.
+    pub(crate) fn clear(&mut self) {
+        self.head = self.tail;
+    }
+
+    /// A larger or smaller copy with the same contents; `None` if they do not fit.
+    pub(crate) fn resized(&self, capacity: u32) -> Option<Self> {
+        if capacity < self.len() {
+            return None;
+        }
+        let mut new = Self::new(capacity, self.max_sge as u32);
+        let mut position = self.head;
+        while position != self.tail {
+            let slot = position as usize & (self.wqes.len() - 1);
+            let first = slot * self.max_sge;
+            let wqe = self.wqes[slot];
+            new.push(wqe.wr_id, &self.sges[first..first + wqe.num_sge as usize]);
+            position = position.wrapping_add(1);
+        }
+        Some(new)
+    }
+}
+
+/// A receive request that a message is being placed into.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Receive {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: Vec<Sge>,
+    /// Bytes placed so far.
+    pub(crate) placed: u64,
+}
+
+impl Receive {
+    /// Bytes it has room for.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.sges.iter().map(|sge| u64::from(sge.len)).sum()
+    }
+}
+
+/// A send work request in its queue, with what became of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    num_sge: u32,
+    /// Bytes of payload.
+    pub(crate) length: u32,
+    /// The count of requests before its first one, once transmission began.
+    pub(crate) first_request: u32,
+    /// The count of requests with its last one; it is acknowledged when this many are executed.
+    pub(crate) end_request: u32,
+    /// Message sequence numbers of queues 0 and 1 before it (streams only).
+    pub(crate) msn: [u32; 2],
+    /// A read or atomic whose answer is in; any other request: always true once transmitted.
+    pub(crate) answered: bool,
+    /// Bytes of the answer placed so far.
+    pub(crate) placed: u32,
+}
+
+impl SendWqe {
+    /// Whether it asks for data back.
+    pub(crate) fn wants_answer(&self) -> bool {
+        matches!(
+            self.op,
+            SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+        )
+    }
+}
+
+/// The send queue of a queue pair: `head..next` are in progress, `next..tail` wait.
+pub(crate) struct SendQueue {
+    wqes: Box<[SendWqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    capacity: u32,
+    pub(crate) head: u32,
+    pub(crate) next: u32,
+    pub(crate) tail: u32,
+}
+
+impl SendQueue {
+    /// A queue of `capacity` requests of at most `max_sge` elements or `max_inline` inline bytes each.
+    pub(crate) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Self {
+        let slots = capacity.max(1).next_power_of_two() as usize;
+        let empty = SendWqe {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            num_sge: 0,
+            length: 0,
+            first_request: 0,
+            end_request: 0,
+            msn: [0; 2],
+            answered: false,
+            placed: 0,
+        };
+        Self {
+            wqes: vec![empty; slots].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
+            inline: vec![0; slots * max_inline as usize].into_boxed_slice(),
+            max_sge: max_sge as usize,
+            max_inline: max_inline as usize,
+            capacity,
+            head: 0,
+            next: 0,
+            tail: 0,
+        }
+    }
+
+    #[inline]
+    fn slot(&self, position: u32) -> usize {
+        position as usize & (self.wqes.len() - 1)
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Whether a request waits to be transmitted.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.next != self.tail
+    }
+
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    pub(crate) fn max_inline(&self) -> usize {
+        self.max_inline
+    }
+
+    /// Adds a request of `length` bytes; `false` if the queue is full. The caller has checked the limits.
+    #[inline]
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, length: u32) -> bool {
+        if self.len() >= self.capacity {
+            return false;
+        }
+        let slot = self.slot(self.tail);
+        let mut flags = wr.flags;
+        let num_sge = match wr.payload {
+            Payload::Sges(sges) => {
+                flags.remove(SendFlags::INLINE);
+                let first = slot * self.max_sge;
+                self.sges[first..first + sges.len()].copy_from_slice(sges);
+                sges.len() as u32
+            }
+            Payload::Inline(bytes) => {
+                flags.insert(SendFlags::INLINE);
+                let first = slot * self.max_inline;
+                self.inline[first..first + bytes.len()].copy_from_slice(bytes);
+                0
+            }
+        };
+        self.wqes[slot] = SendWqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags,
+            num_sge,
+            length,
+            first_request: 0,
+            end_request: 0,
+            msn: [0; 2],
+            answered: false,
+            placed: 0,
+        };
+        self.tail = self.tail.wrapping_add(1);
+        true
+    }
+
+    /// Forgets everything posted.
+    pub(crate) fn clear(&mut self) {
+        self.head = self.tail;
+        self.next = self.tail;
+    }
+
+    #[inline]
+    pub(crate) fn wqe(&self, position: u32) -> &SendWqe {
+        &self.wqes[self.slot(position)]
+    }
+
+    #[inline]
+    pub(crate) fn wqe_mut(&mut self, position: u32) -> &mut SendWqe {
+        let slot = self.slot(position);
+        &mut self.wqes[slot]
+    }
+
+    /// The scatter/gather list of a request.
+    #[inline]
+    pub(crate) fn sges(&self, position: u32) -> &[Sge] {
+        let slot = self.slot(position);
+        let first = slot * self.max_sge;
+        &self.sges[first..first + self.wqes[slot].num_sge as usize]
+    }
+
+    /// The inline bytes of a request, if it carries its payload so.
+    #[inline]
+    pub(crate) fn inline(&self, position: u32) -> Option<&[u8]> {
+        let slot = self.slot(position);
+        let wqe = &self.wqes[slot];
+        let first = slot * self.max_inline;
+        wqe.flags
+            .contains(SendFlags::INLINE)
+            .then(|| &self.inline[first..first + wqe.length as usize])
+    }
+
+    /// Positions in progress, oldest first.
+    pub(crate) fn in_progress(&self) -> impl Iterator<Item = u32> + use<> {
+        let (head, count) = (self.head, self.next.wrapping_sub(self.head));
+        (0..count).map(move |offset| head.wrapping_add(offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sge(addr: u64) -> Sge {
+        Sge { addr, len: 8, lkey: quipu_mem::Key(1) }
+    }
+
+    #[test]
+    fn receives_come_out_in_order_and_capacity_is_exact() {
+        let mut queue = RecvQueue::new(3, 2);
+        for wr_id in 0..3 {
+            assert!(queue.push(wr_id, &[sge(wr_id), sge(wr_id + 100)]));
+        }
+        assert!(!queue.push(9, &[]));
+        let mut receive = Receive::default();
+        for wr_id in 0..3 {
+            assert!(queue.take(&mut receive));
+            assert_eq!((receive.wr_id, receive.sges[1].addr), (wr_id, wr_id + 100));
+        }
+        assert!(!queue.take(&mut receive));
+    }
+
+    #[test]
+    fn resizing_keeps_what_is_queued() {
+        let mut queue = RecvQueue::new(4, 1);
+        let mut receive = Receive::default();
+        for wr_id in 0..6 {
+            assert!(queue.push(wr_id, &[sge(wr_id)]));
+            if wr_id < 2 {
+                queue.take(&mut receive);
+            }
+        }
+        assert!(queue.resized(3).is_none());
+        let mut queue = queue.resized(16).unwrap();
+        for wr_id in 2..6 {
+            assert!(queue.take(&mut receive));
+            assert_eq!(receive.wr_id, wr_id);
+        }
+    }
+
+    #[test]
+    fn inline_bytes_are_copied_at_posting() {
+        let mut queue = SendQueue::new(2, 1, 16);
+        let mut bytes = *b"hello";
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&bytes),
+        };
+        assert!(queue.push(&wr, 5));
+        bytes.fill(0);
+        assert_eq!(queue.inline(0), Some(&b"hello"[..]));
+        assert_eq!(queue.sges(0), &[]);
+        let wr = SendWr { payload: Payload::Sges(&[sge(5)]), ..wr };
+        assert!(queue.push(&wr, 8));
+        assert!(!queue.push(&wr, 8));
+        assert_eq!((queue.inline(1), queue.sges(1).len()), (None, 1));
+    }
+}

@@ -1,0 +1,643 @@
+//! Reception from a channel: slots become placements, completions and responses.
+
+use quipu_mem::Span;
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
+
+use crate::adapter::Hub;
+use crate::channel::{
+    BUDGET, CHUNK, Carried, ChannelPath, PIECE, PendingRead, References, carried, flag, request,
+    response,
+};
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp, rnr_timer_ns};
+use crate::requester;
+use crate::responder::{self, Finish, Refusal};
+use crate::transmit;
+use crate::types::{Access, SendOp, WcExtra, WcOpcode, WcStatus};
+
+/// What became of the slot at the front of a ring.
+enum Front {
+    /// Done with: goes on to the next.
+    Done,
+    /// More of it is to be done, at once.
+    Again,
+    /// It must wait: for a receive, or for room.
+    Wait,
+}
+
+/// Why reception ends.
+enum End {
+    /// The peer asked for something it may not have.
+    Refused(Refusal),
+    /// What stands in the rings makes no sense.
+    Corrupt,
+    /// Over already.
+    Over,
+}
+
+impl From<Refusal> for End {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<RingError> for End {
+    fn from(_: RingError) -> Self {
+        Self::Corrupt
+    }
+}
+
+fn path(qp: &mut Qp) -> Result<&mut ChannelPath, End> {
+    match &mut qp.path {
+        Path::Channel(path) => Ok(path),
+        _ => Err(End::Over),
+    }
+}
+
+/// Serves what the peer has put into the rings; whether there was anything.
+#[inline]
+pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    match serve(qp, hub) {
+        Ok(busy) => busy,
+        Err(End::Refused(refusal)) => {
+            refuse(qp, hub, refusal);
+            true
+        }
+        Err(End::Corrupt) => {
+            requester::peer_corrupt(qp, hub);
+            true
+        }
+        Err(End::Over) => true,
+    }
+}
+
+fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
+    let mut busy = responses(qp, hub)?;
+    let answered = path(qp)?.channel.outgoing.responses.position();
+    for _ in 0..BUDGET {
+        let Some(header) = path(qp)?.channel.incoming.requests.peek() else { break };
+        if !qp.may_receive() {
+            break;
+        }
+        match execute(qp, hub, &header)? {
+            Front::Done => {
+                requester_ack(qp, hub, header.ack)?;
+                path(qp)?.channel.incoming.requests.pop();
+                busy = true;
+            }
+            Front::Again => busy = true,
+            Front::Wait => break,
+        }
+    }
+    tell(qp, hub, answered)?;
+    busy |= settle(qp, hub)?;
+    Ok(busy)
+}
+
+/// Gives slots back, says how many requests are executed, and rings for responses that were pushed.
+#[inline]
+fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answered: u32) -> Result<(), End> {
+    let executed = qp.responder.executed;
+    let path = path(qp)?;
+    path.channel.incoming.publish();
+    if path.told != executed {
+        path.told = executed;
+        path.channel.incoming.control.set_executed(executed);
+        // The peer may sleep while it waits for this: the word is looked at like a slot.
+        transmit::channel::notify(qp, hub);
+    } else if path.channel.outgoing.responses.position() != answered {
+        transmit::channel::notify(qp, hub);
+    }
+    Ok(())
+}
+
+/// Takes notice of what the peer has executed, and transmits what that allows.
+#[inline]
+fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
+    if qp.requester.started == qp.requester.acked && !qp.sq.has_waiting() {
+        return Ok(false);
+    }
+    let before = qp.sq.head;
+    let control = &path(qp)?.channel.outgoing.control;
+    let (executed, stall) = (control.executed(), control.stall());
+    requester_ack(qp, hub, executed)?;
+    if let Some(stall) = stall {
+        stalled(qp, hub, stall);
+    }
+    if qp.sq.has_waiting() && matches!(qp.path, Path::Channel(_)) {
+        transmit::channel::run(qp, hub);
+    }
+    Ok(qp.sq.head != before)
+}
+
+#[inline]
+fn requester_ack<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, executed: u32) -> Result<(), End> {
+    if requester::acknowledge(qp, hub, executed) { Ok(()) } else { Err(End::Corrupt) }
+}
+
+/// The peer has no receive for its oldest request: counts it as an RNR refusal, once per wait.
+fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
+    if stall.sequence != qp.requester.acked || qp.requester.rnr_until.is_some() {
+        return;
+    }
+    if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
+        requester::fail_oldest(qp, hub, WcStatus::RnrRetryExcErr);
+        return;
+    }
+    qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
+    qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(stall.timer)));
+    requester::set_alarm(qp, hub);
+}
+
+fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    hub.probe.stage(Stage::Headers, 0);
+    responder::note_arrival(qp, hub);
+    match header.opcode {
+        request::SEND | request::SEND_IMM | request::SEND_INV => send(qp, hub, header),
+        request::WRITE => write(qp, hub, header),
+        request::WRITE_IMM => write_imm(qp, hub, header),
+        request::READ => read(qp, hub, header),
+        request::COMPARE_SWAP | request::FETCH_ADD => atomic(qp, hub, header),
+        _ => Err(Refusal::Invalid.into()),
+    }
+}
+
+/// Says that the request at the front finds no receive.
+fn stall(qp: &mut Qp) -> Result<Front, End> {
+    let stall =
+        Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
+    let path = path(qp)?;
+    if !path.stalled {
+        path.stalled = true;
+        path.channel.incoming.control.set_stall(Some(stall));
+    }
+    Ok(Front::Wait)
+}
+
+/// Takes a receive for the message that begins; `false` if there is none.
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
+    if qp.responder.receiving {
+        return Ok(true);
+    }
+    if !responder::begin_receive(qp, hub) {
+        return Ok(false);
+    }
+    let path = path(qp)?;
+    if path.stalled {
+        path.stalled = false;
+        path.channel.incoming.control.set_stall(None);
+    }
+    Ok(true)
+}
+
+/// Copies a part of what the slot at the front carries to `to`. `at` is the offset of the part.
+fn copy_carried(
+    channel: &quipu_mem::ring::Channel,
+    carried: Carried,
+    at: usize,
+    to: Span<'_>,
+) -> bool {
+    let incoming = &channel.incoming;
+    match carried {
+        Carried::Inline => {
+            incoming.requests.payload().sub(at, to.len()).copy_to(&to);
+            true
+        }
+        Carried::Bytes => {
+            let position = incoming.request_bytes.position().wrapping_add(at as u64);
+            incoming.request_bytes.copy_to(position, &to).is_ok()
+        }
+        Carried::Reference => false,
+    }
+}
+
+/// The reference list of the slot at the front.
+fn references(path: &ChannelPath, header: &SlotHeader) -> References {
+    let mut bytes = [0; INLINE_MAX];
+    let len = usize::from(header.inline_len);
+    path.channel.incoming.requests.payload().read_into(0, &mut bytes);
+    References::from_bytes(&bytes[..len])
+}
+
+/// Where the bytes of a slot are, checked against what a slot or the byte ring can hold.
+fn checked_carried(path: &ChannelPath, header: &SlotHeader) -> Result<Carried, End> {
+    let carried = carried(header).ok_or(End::Corrupt)?;
+    let too_long = carried == Carried::Bytes
+        && u64::from(header.length) > path.channel.incoming.request_bytes.capacity();
+    if too_long { Err(End::Corrupt) } else { Ok(carried) }
+}
+
+/// Is done with the bytes of the slot at the front.
+fn release(path: &mut ChannelPath, carried: Carried, len: u32) -> Result<(), End> {
+    path.front_done = 0;
+    if carried == Carried::Bytes {
+        let bytes = &mut path.channel.incoming.request_bytes;
+        bytes.release_to(bytes.position().wrapping_add(u64::from(len)))?;
+    }
+    Ok(())
+}
+
+fn send<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    if !begin(qp, hub)? {
+        return stall(qp);
+    }
+    let carried = checked_carried(path(qp)?, header)?;
+    let offset = qp.responder.receive.placed;
+    if carried == Carried::Reference {
+        if !fetch_receive(qp, hub, header)? {
+            return Ok(Front::Again);
+        }
+    } else {
+        place_carried(qp, hub, carried, offset, header.length)?;
+    }
+    release(path(qp)?, carried, header.length)?;
+    if header.flags & flag::MORE != 0 {
+        return Ok(Front::Done);
+    }
+    let extra = match header.opcode {
+        request::SEND_IMM => WcExtra::Imm(header.imm),
+        request::SEND_INV => {
+            hub.invalidate(qp.pd_number(), qp.num.0, header.imm)
+                .map_err(|_| Refusal::Access(quipu_mem::AccessError::UnknownKey))?;
+            WcExtra::Invalidated(header.imm)
+        }
+        _ => WcExtra::None,
+    };
+    let byte_len = qp.responder.receive.placed as u32;
+    finish(qp, hub, WcOpcode::Recv, byte_len, extra, header)
+}
+
+fn finish<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    opcode: WcOpcode,
+    byte_len: u32,
+    extra: WcExtra,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    responder::executed(qp);
+    let solicited = header.flags & flag::SOLICITED != 0;
+    responder::finish_receive(qp, hub, Finish { opcode, byte_len, extra, solicited })?;
+    Ok(Front::Done)
+}
+
+/// Places bytes that are in the slot or the byte ring into the receive.
+fn place_carried<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    carried: Carried,
+    offset: u64,
+    len: u32,
+) -> Result<(), End> {
+    let pd = qp.pd_number();
+    hub.probe.stage(Stage::PutData, len as usize);
+    let Qp { path: Path::Channel(path), responder, .. } = qp else { return Err(End::Over) };
+    let end = offset + u64::from(len);
+    if end > responder.receive.capacity() {
+        return Err(Refusal::TooLong.into());
+    }
+    let mut at = 0;
+    for piece in hub.regions.pieces(pd, &responder.receive.sges, offset, u64::from(len), true) {
+        let piece = piece.map_err(|_| Refusal::Local)?;
+        let piece_len = piece.len();
+        if !copy_carried(&path.channel, carried, at, piece) {
+            return Err(End::Corrupt);
+        }
+        at += piece_len;
+    }
+    responder.receive.placed = end;
+    Ok(())
+}
+
+/// Reads bytes that the peer refers to into the receive, a chunk at a time; `true` when all are there.
+fn fetch_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<bool, End> {
+    let memory = transmit::channel::peer_memory(qp, hub).ok_or(Refusal::Failed)?;
+    let done = path(qp)?.front_done;
+    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+    let list = references(path(qp)?, header);
+    let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
+    let offset = qp.responder.receive.placed;
+    let end = offset + u64::from(len);
+    if end > qp.responder.receive.capacity() {
+        return Err(Refusal::TooLong.into());
+    }
+    let mut local = std::mem::take(&mut hub.scratch);
+    local.clear();
+    let gathered = hub
+        .regions
+        .pieces(qp.pd_number(), &qp.responder.receive.sges, offset, u64::from(len), true)
+        .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())));
+    let moved = match gathered {
+        Ok(()) => memory.read(remote.as_slice(), &local).map_err(|_| Refusal::Failed),
+        Err(_) => Err(Refusal::Local),
+    };
+    hub.scratch = local;
+    moved?;
+    hub.probe.stage(Stage::PutData, len as usize);
+    qp.responder.receive.placed = end;
+    path(qp)?.front_done = done + len;
+    Ok(done + len == header.length)
+}
+
+/// Puts the bytes of a slot where a write wants them; `true` when all are there.
+fn place_write<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<bool, End> {
+    let carried = checked_carried(path(qp)?, header)?;
+    let memory = transmit::channel::peer_memory(qp, hub);
+    hub.probe.stage(Stage::PutData, header.length as usize);
+    let span = responder::remote(
+        qp,
+        hub,
+        header.rkey,
+        header.raddr,
+        header.length,
+        Access::REMOTE_WRITE,
+    )?;
+    if carried == Carried::Reference {
+        let done = path(qp)?.front_done;
+        let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+        let list = references(path(qp)?, header);
+        let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
+        let local = [span.sub(done as usize, len as usize).as_raw()];
+        let memory = memory.ok_or(Refusal::Failed)?;
+        memory.read(remote.as_slice(), &local).map_err(|_| Refusal::Failed)?;
+        path(qp)?.front_done = done + len;
+        if done + len < header.length {
+            return Ok(false);
+        }
+    } else {
+        let Path::Channel(path) = &qp.path else { return Err(End::Over) };
+        if !copy_carried(&path.channel, carried, 0, span) {
+            return Err(End::Corrupt);
+        }
+    }
+    release(path(qp)?, carried, header.length)?;
+    qp.responder.write_len = qp.responder.write_len.wrapping_add(header.length);
+    Ok(true)
+}
+
+fn write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    if !place_write(qp, hub, header)? {
+        return Ok(Front::Again);
+    }
+    if header.flags & flag::MORE == 0 {
+        qp.responder.write_len = 0;
+        responder::executed(qp);
+    }
+    Ok(Front::Done)
+}
+
+fn write_imm<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    let last = header.flags & flag::MORE == 0;
+    if last && !begin(qp, hub)? {
+        return stall(qp);
+    }
+    if !place_write(qp, hub, header)? {
+        return Ok(Front::Again);
+    }
+    if !last {
+        return Ok(Front::Done);
+    }
+    let byte_len = std::mem::take(&mut qp.responder.write_len);
+    let extra = WcExtra::Imm(header.imm);
+    finish(qp, hub, WcOpcode::RecvRdmaWithImm, byte_len, extra, header)
+}
+
+fn read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    if header.flags & flag::REFERENCE != 0 {
+        return deliver_read(qp, hub, header);
+    }
+    let read = path(qp)?.pending_read.unwrap_or(PendingRead {
+        rkey: header.rkey,
+        addr: header.raddr,
+        size: header.length,
+        done: 0,
+    });
+    let left = read.size - read.done;
+    let span = responder::remote(
+        qp,
+        hub,
+        read.rkey,
+        read.addr.wrapping_add(u64::from(read.done)),
+        left,
+        Access::REMOTE_READ,
+    )?;
+    let len = left.min(PIECE);
+    let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
+    let outgoing = &mut path.channel.outgoing;
+    let slot = match outgoing.responses.reserve() {
+        Ok(slot) => slot,
+        Err(RingError::Full) => return Ok(Front::Wait),
+        Err(error) => return Err(error.into()),
+    };
+    let mut answer =
+        SlotHeader { opcode: response::READ_DATA, length: len, ..SlotHeader::default() };
+    if len as usize <= INLINE_MAX {
+        span.sub(0, len as usize).copy_to(&slot.payload());
+        answer.inline_len = len as u16;
+    } else {
+        let at = match outgoing.response_bytes.reserve(len) {
+            Ok(at) => at,
+            Err(RingError::Full) => return Ok(Front::Wait),
+            Err(error) => return Err(error.into()),
+        };
+        outgoing.response_bytes.write_span(at, &span.sub(0, len as usize));
+        answer.flags |= flag::BYTES;
+    }
+    answer.flags |= if len < left { flag::MORE } else { 0 };
+    slot.commit(&answer);
+    hub.probe.stage(Stage::GetData, len as usize);
+    if len < left {
+        path.pending_read = Some(PendingRead { done: read.done + len, ..read });
+        return Ok(Front::Again);
+    }
+    path.pending_read = None;
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+/// Puts the bytes of a read where the peer wants them; the count of executed requests then says so.
+fn deliver_read<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    let memory = transmit::channel::peer_memory(qp, hub).ok_or(Refusal::Failed)?;
+    let done = path(qp)?.front_done;
+    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+    let list = references(path(qp)?, header);
+    let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
+    let span = responder::remote(
+        qp,
+        hub,
+        header.rkey,
+        header.raddr,
+        header.length,
+        Access::REMOTE_READ,
+    )?;
+    let local = [span.sub(done as usize, len as usize).as_raw()];
+    memory.write(&local, remote.as_slice()).map_err(|_| Refusal::Failed)?;
+    hub.probe.stage(Stage::GetData, len as usize);
+    let path = path(qp)?;
+    path.front_done = done + len;
+    if done + len < header.length {
+        return Ok(Front::Again);
+    }
+    let slot = match path.channel.outgoing.responses.reserve() {
+        Ok(slot) => slot,
+        Err(RingError::Full) => return Ok(Front::Wait),
+        Err(error) => return Err(error.into()),
+    };
+    slot.commit(&SlotHeader {
+        opcode: response::READ_DATA,
+        flags: flag::REFERENCE,
+        length: header.length,
+        ..SlotHeader::default()
+    });
+    path.front_done = 0;
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    let mut operands = [0; 16];
+    path(qp)?.channel.incoming.requests.payload().read_into(0, &mut operands);
+    let half = |at: usize| {
+        operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default()
+    };
+    if path(qp)?.channel.outgoing.responses.free()? == 0 {
+        return Ok(Front::Wait);
+    }
+    let word = responder::remote(qp, hub, header.rkey, header.raddr, 8, Access::REMOTE_ATOMIC)?;
+    let original = if header.opcode == request::FETCH_ADD {
+        word.fetch_add(half(0))
+    } else {
+        word.compare_swap(half(0), half(8))
+    };
+    let answer = SlotHeader { opcode: response::ATOMIC, length: 8, ..SlotHeader::default() };
+    path(qp)?.channel.outgoing.responses.push(&answer, &original.to_ne_bytes())?;
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+/// Takes the peer's responses; whether there were any.
+#[inline]
+fn responses<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
+    let mut busy = false;
+    while let Some(header) = path(qp)?.channel.incoming.responses.peek() {
+        busy = true;
+        if header.opcode == response::REFUSED {
+            refused(qp, hub, &header);
+            return Err(End::Over);
+        }
+        take_answer(qp, hub, &header)?;
+        path(qp)?.channel.incoming.responses.pop();
+    }
+    Ok(busy)
+}
+
+/// The peer refused the oldest request that it has not executed.
+fn refused<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) {
+    let status = match header.imm {
+        9 => WcStatus::RemInvReqErr,
+        10 => WcStatus::RemAccessErr,
+        _ => WcStatus::RemOpErr,
+    };
+    if !requester::acknowledge(qp, hub, header.ack) || qp.sq.head == qp.sq.next {
+        requester::peer_lost(qp, hub);
+        return;
+    }
+    requester::fail_oldest(qp, hub, status);
+}
+
+fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<(), End> {
+    let position = qp
+        .sq
+        .in_progress()
+        .find(|&position| !qp.sq.wqe(position).answered)
+        .ok_or(End::Corrupt)?;
+    let wqe = *qp.sq.wqe(position);
+    requester_ack(qp, hub, wqe.first_request)?;
+    let read = matches!(wqe.op, SendOp::Read { .. });
+    if read != (header.opcode == response::READ_DATA) {
+        return Err(End::Corrupt);
+    }
+    let left = wqe.length - wqe.placed;
+    let last = header.flags & flag::MORE == 0;
+    let len = header.length;
+    if len > left || last != (len == left) {
+        return Err(End::Corrupt);
+    }
+    if header.flags & flag::REFERENCE == 0 && !place_answer(qp, hub, position, header)? {
+        requester::fail_at(qp, hub, position, WcStatus::LocProtErr);
+        return Err(End::Over);
+    }
+    let state = qp.sq.wqe_mut(position);
+    state.placed += len;
+    if last {
+        state.answered = true;
+        qp.requester.reads = qp.requester.reads.saturating_sub(1);
+        requester_ack(qp, hub, wqe.end_request)?;
+        requester::complete_done(qp, hub);
+    }
+    Ok(())
+}
+
+/// Copies the bytes of a response into the request that waits for them; `false` if it names memory that it
+/// may not.
+fn place_answer<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    position: u32,
+    header: &SlotHeader,
+) -> Result<bool, End> {
+    let (pd, length, placed) = (qp.pd_number(), header.length, qp.sq.wqe(position).placed);
+    let Qp { path: Path::Channel(path), sq, .. } = qp else { return Err(End::Over) };
+    let incoming = &mut path.channel.incoming;
+    let from_bytes = header.flags & flag::BYTES != 0;
+    if !from_bytes && length != u32::from(header.inline_len) {
+        return Err(End::Corrupt);
+    }
+    let list = sq.sges(position);
+    let start = incoming.response_bytes.position();
+    let mut at = 0;
+    for piece in hub.regions.pieces(pd, list, u64::from(placed), u64::from(length), true) {
+        let Ok(piece) = piece else { return Ok(false) };
+        if from_bytes {
+            incoming.response_bytes.copy_to(start.wrapping_add(at as u64), &piece)?;
+        } else {
+            incoming.responses.payload().sub(at, piece.len()).copy_to(&piece);
+        }
+        at += piece.len();
+    }
+    if from_bytes {
+        incoming.response_bytes.release_to(start.wrapping_add(u64::from(length)))?;
+    }
+    hub.probe.stage(Stage::PutData, length as usize);
+    Ok(true)
+}
+
+/// Tells the peer that its oldest request is refused, and ends the queue pair.
+fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    let ack = qp.responder.executed;
+    if let Path::Channel(path) = &mut qp.path {
+        let answer = SlotHeader {
+            opcode: response::REFUSED,
+            imm: refusal.remote_status() as u32,
+            ack,
+            ..SlotHeader::default()
+        };
+        path.channel.incoming.control.set_executed(ack);
+        // With no room for it the peer learns from the end of the channel, as retries exceeded.
+        let _ = path.channel.outgoing.responses.push(&answer, &[]);
+        transmit::channel::notify(qp, hub);
+    }
+    responder::refuse(qp, hub, refusal);
+}

@@ -1,0 +1,5 @@
+//! The receive state machine: takes what arrives, places it, completes work requests, and notes what must
+//! be acknowledged.
+
+pub(crate) mod channel;
+pub(crate) mod stream;

@@ -1,0 +1,438 @@
+//! Reception from a byte stream: RDMAP segments become placements, completions and answers.
+
+use quipu_iwarp::wire::control::Control;
+use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest};
+use quipu_iwarp::{RemoteFault, Segment, SendKind, Verdict, terminate};
+use quipu_mem::AccessError;
+
+use crate::adapter::Hub;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp, rnr_timer_ns};
+use crate::requester;
+use crate::responder::{self, Finish, Refusal};
+use crate::stream::Answer;
+use crate::types::{Access, AsyncEvent, SendOp, WcExtra, WcOpcode, WcStatus};
+
+/// Why reception ends.
+enum End {
+    /// The peer asked for something it may not have.
+    Refused(Refusal),
+    /// The peer broke the protocol in a way that only the requester can see.
+    Nonsense,
+    /// Said already, or not worth saying.
+    Over,
+}
+
+impl From<Refusal> for End {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// The fault to report for a refusal.
+pub(crate) fn fault_of(refusal: Refusal) -> RemoteFault {
+    match refusal {
+        Refusal::Access(AccessError::UnknownKey) => RemoteFault::InvalidStag,
+        Refusal::Access(AccessError::WrongPd | AccessError::WrongQp) => {
+            RemoteFault::StagNotAssociated
+        }
+        Refusal::Access(AccessError::Denied) => RemoteFault::AccessRights,
+        Refusal::Access(_) => RemoteFault::BaseBounds,
+        Refusal::Invalid => RemoteFault::InvalidRequest,
+        Refusal::TooLong => RemoteFault::MessageTooLong,
+        Refusal::Local | Refusal::Failed => RemoteFault::Catastrophic,
+    }
+}
+
+/// Takes whole FPDUs from the front of `bytes`; how many bytes they were. Once the stream is at its end,
+/// everything is taken and ignored.
+pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usize {
+    let mut used = 0;
+    while used < bytes.len() {
+        let rest = &bytes[used..];
+        let Path::Stream(stream) = &mut qp.path else { return bytes.len() };
+        let end = match stream.rx.next(rest) {
+            Ok(None) => break,
+            Ok(Some((len, segment))) => {
+                used += len;
+                match execute(qp, hub, segment) {
+                    Ok(()) => continue,
+                    Err(End::Refused(refusal)) => {
+                        say_end(qp, terminate::for_fault(fault_of(refusal), rest));
+                        responder::refuse(qp, hub, refusal);
+                        return bytes.len();
+                    }
+                    Err(End::Nonsense) => terminate::for_fault(RemoteFault::UnexpectedOpcode, rest),
+                    Err(End::Over) => return bytes.len(),
+                }
+            }
+            Err(error) => terminate::for_error(&error, rest),
+        };
+        say_end(qp, end);
+        broken(qp, hub);
+        return bytes.len();
+    }
+    note_executed(qp, hub);
+    used
+}
+
+fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminate>) {
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.terminate = terminate;
+    }
+}
+
+/// The stream can no longer be understood: whatever is outstanding fails, and the queue pair with it.
+fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.sq.head == qp.sq.next {
+        requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
+    } else {
+        hub.raise(AsyncEvent::QpFatal(qp.id));
+        requester::fail_oldest(qp, hub, WcStatus::BadRespErr);
+    }
+}
+
+/// Has the acknowledgement of what was executed sent, at once if much is, else when it is released.
+fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let executed = qp.responder.executed;
+    let waiting = qp.sq.has_waiting();
+    let Path::Stream(stream) = &mut qp.path else { return };
+    if stream.has_urgent() || stream.ack_is_urgent(executed) || waiting {
+        stream.make_ready(&mut hub.ready);
+    } else if stream.acked != executed {
+        hub.ack_due.push(qp.id);
+    }
+}
+
+fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Result<(), End> {
+    hub.probe.stage(Stage::Headers, 0);
+    if segment.is_request() && !qp.may_receive() {
+        return Err(End::Over);
+    }
+    match segment {
+        Segment::Write { stag, to, last, payload } => {
+            responder::note_arrival(qp, hub);
+            write(qp, hub, stag.0, to, payload)?;
+            if last {
+                executed(qp, payload.len());
+            }
+            Ok(())
+        }
+        Segment::Send { kind, solicited, mo, last, payload, .. } => {
+            responder::note_arrival(qp, hub);
+            send(qp, hub, kind, solicited, mo, last, payload)
+        }
+        Segment::Immediate { solicited, immediate, .. } => {
+            responder::note_arrival(qp, hub);
+            receive_immediate(qp, hub, solicited, immediate)
+        }
+        Segment::ReadRequest { request, .. } => Ok(read_request(qp, hub, &request)?),
+        Segment::AtomicRequest { request, .. } => Ok(atomic_request(qp, hub, &request)?),
+        Segment::ReadResponse { stag, to, last, payload } => {
+            read_response(qp, hub, stag.0, to, last, payload)
+        }
+        Segment::AtomicResponse(response) => atomic_response(qp, hub, &response),
+        Segment::Control(control) => take_control(qp, hub, control),
+        Segment::Terminate(terminate) => {
+            terminated(qp, hub, terminate::verdict(terminate.code));
+            Err(End::Over)
+        }
+        Segment::Discarded => Ok(()),
+    }
+}
+
+fn executed(qp: &mut Qp, bytes: usize) {
+    responder::executed(qp);
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.unacked_bytes += bytes as u64;
+    }
+}
+
+fn write<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    stag: u32,
+    to: u64,
+    payload: &[u8],
+) -> Result<(), Refusal> {
+    let len = payload.len() as u32;
+    let span = responder::remote(qp, hub, stag, to, len, Access::REMOTE_WRITE)?;
+    span.write_from(0, payload);
+    hub.probe.stage(Stage::PutData, payload.len());
+    Ok(())
+}
+
+/// Refuses the request that arrives, for lack of a receive; everything that follows is dropped until the
+/// peer resumes.
+fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let nak =
+        Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
+    let Path::Stream(stream) = &mut qp.path else { return };
+    let mark = stream.rx.message_mark();
+    stream.rx.discard_requests(mark);
+    stream.nak = Some(nak);
+    stream.make_ready(&mut hub.ready);
+}
+
+fn send<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    kind: SendKind,
+    solicited: bool,
+    mo: u32,
+    last: bool,
+    payload: &[u8],
+) -> Result<(), End> {
+    if mo == 0 && !responder::begin_receive(qp, hub) {
+        not_ready(qp, hub);
+        return Ok(());
+    }
+    responder::place_receive(qp, hub, u64::from(mo), payload.len(), |offset, span| {
+        span.write_from(0, &payload[offset..offset + span.len()]);
+        true
+    })?;
+    if !last {
+        return Ok(());
+    }
+    let extra = match kind {
+        SendKind::Plain => WcExtra::None,
+        SendKind::Immediate(imm) => WcExtra::Imm(imm),
+        SendKind::Invalidate(stag) => {
+            hub.invalidate(qp.pd_number(), qp.num.0, stag.0)
+                .map_err(|_| Refusal::Access(AccessError::UnknownKey))?;
+            WcExtra::Invalidated(stag.0)
+        }
+    };
+    let byte_len = mo.wrapping_add(payload.len() as u32);
+    executed(qp, payload.len());
+    let finish = Finish { opcode: WcOpcode::Recv, byte_len, extra, solicited };
+    Ok(responder::finish_receive(qp, hub, finish)?)
+}
+
+fn receive_immediate<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    solicited: bool,
+    immediate: Immediate,
+) -> Result<(), End> {
+    if !responder::begin_receive(qp, hub) {
+        not_ready(qp, hub);
+        return Ok(());
+    }
+    executed(qp, 0);
+    let finish = Finish {
+        opcode: WcOpcode::RecvRdmaWithImm,
+        byte_len: immediate.write_len,
+        extra: WcExtra::Imm(immediate.imm),
+        solicited,
+    };
+    Ok(responder::finish_receive(qp, hub, finish)?)
+}
+
+/// Whether one more answer may be owed: the peer was granted `max_dest_rd_atomic` of them.
+fn may_owe(qp: &Qp) -> bool {
+    matches!(&qp.path, Path::Stream(stream)
+        if stream.answers.len() < usize::from(qp.attr.max_dest_rd_atomic))
+}
+
+fn owe<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answer: Answer) {
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.answers.push_back(answer);
+        stream.make_ready(&mut hub.ready);
+    }
+    executed(qp, 0);
+}
+
+fn read_request<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    request: &ReadRequest,
+) -> Result<(), Refusal> {
+    responder::note_arrival(qp, hub);
+    if !may_owe(qp) {
+        return Err(Refusal::Invalid);
+    }
+    let (rkey, addr, size) = (request.source_stag.0, request.source_to, request.size);
+    responder::remote(qp, hub, rkey, addr, size, Access::REMOTE_READ)?;
+    let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
+    owe(qp, hub, Answer::Read { sink_stag, sink_to, size, rkey, addr, msg: None });
+    Ok(())
+}
+
+fn atomic_request<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    request: &AtomicRequest,
+) -> Result<(), Refusal> {
+    responder::note_arrival(qp, hub);
+    if !may_owe(qp) {
+        return Err(Refusal::Invalid);
+    }
+    let word =
+        responder::remote(qp, hub, request.stag.0, request.to, 8, Access::REMOTE_ATOMIC)?;
+    // InfiniBand's operations have no masks; another adapter's masked ones are refused as invalid.
+    let original = match request.op {
+        AtomicOp::FetchAdd { add, mask: 0 } => word.fetch_add(add),
+        AtomicOp::CmpSwap { swap, swap_mask: u64::MAX, compare, compare_mask: u64::MAX } => {
+            word.compare_swap(compare, swap)
+        }
+        _ => return Err(Refusal::Invalid),
+    };
+    owe(qp, hub, Answer::Atomic { id: request.id, original });
+    Ok(())
+}
+
+/// The oldest request that waits for data; what came before it is thereby acknowledged.
+fn oldest_asked<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<u32, End> {
+    let position = qp
+        .sq
+        .in_progress()
+        .find(|&position| !qp.sq.wqe(position).answered)
+        .ok_or(End::Nonsense)?;
+    let before = qp.sq.wqe(position).first_request;
+    if !requester::acknowledge(qp, hub, before) {
+        return Err(End::Nonsense);
+    }
+    Ok(position)
+}
+
+/// The data of a request is complete.
+fn answered<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32) {
+    let wqe = qp.sq.wqe_mut(position);
+    wqe.answered = true;
+    let end = wqe.end_request;
+    qp.requester.reads = qp.requester.reads.saturating_sub(1);
+    if !requester::acknowledge(qp, hub, end) {
+        return;
+    }
+    requester::complete_done(qp, hub);
+    if qp.sq.has_waiting()
+        && let Path::Stream(stream) = &mut qp.path
+    {
+        stream.make_ready(&mut hub.ready);
+    }
+}
+
+/// Places bytes of an answer into the work request that asked for them.
+fn place_answer<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    position: u32,
+    offset: u32,
+    payload: &[u8],
+) -> Result<(), End> {
+    let placed =
+        hub.regions.scatter(qp.pd_number(), qp.sq.sges(position), u64::from(offset), payload);
+    if placed.is_err() {
+        say_end(qp, terminate::for_fault(RemoteFault::Catastrophic, &[]));
+        requester::fail_at(qp, hub, position, WcStatus::LocProtErr);
+        return Err(End::Over);
+    }
+    hub.probe.stage(Stage::PutData, payload.len());
+    Ok(())
+}
+
+fn read_response<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    stag: u32,
+    to: u64,
+    last: bool,
+    payload: &[u8],
+) -> Result<(), End> {
+    let position = oldest_asked(qp, hub)?;
+    let wqe = *qp.sq.wqe(position);
+    let due = matches!(wqe.op, SendOp::Read { .. })
+        && stag == position
+        && to == u64::from(wqe.placed)
+        && payload.len() as u64 <= u64::from(wqe.length - wqe.placed);
+    let placed = wqe.placed.wrapping_add(payload.len() as u32);
+    if !due || last != (placed == wqe.length) {
+        return Err(End::Nonsense);
+    }
+    place_answer(qp, hub, position, wqe.placed, payload)?;
+    qp.sq.wqe_mut(position).placed = placed;
+    if last {
+        answered(qp, hub, position);
+    }
+    Ok(())
+}
+
+fn atomic_response<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    response: &AtomicResponse,
+) -> Result<(), End> {
+    let position = oldest_asked(qp, hub)?;
+    let atomic = matches!(
+        qp.sq.wqe(position).op,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+    );
+    if !atomic || response.id != position {
+        return Err(End::Nonsense);
+    }
+    place_answer(qp, hub, position, 0, &response.original.to_ne_bytes())?;
+    answered(qp, hub, position);
+    Ok(())
+}
+
+fn take_control<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, control: Control) -> Result<(), End> {
+    match control {
+        Control::Ack { count } => {
+            if !requester::acknowledge(qp, hub, count) {
+                return Err(End::Nonsense);
+            }
+            if qp.sq.has_waiting()
+                && let Path::Stream(stream) = &mut qp.path
+            {
+                stream.make_ready(&mut hub.ready);
+            }
+            Ok(())
+        }
+        Control::RnrNak { count, timer } => rnr_nak(qp, hub, count, timer),
+        Control::Resume { count } => {
+            if count == qp.responder.executed { Ok(()) } else { Err(End::Nonsense) }
+        }
+    }
+}
+
+/// The peer had no receive for request `count`: goes back to it and waits (IBA 9.7.5.2.8).
+fn rnr_nak<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32, timer: u8) -> Result<(), End> {
+    if !requester::acknowledge(qp, hub, count) || !requester::rewind(qp, count) {
+        return Err(End::Nonsense);
+    }
+    if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
+        requester::fail_next(qp, hub, WcStatus::RnrRetryExcErr);
+        return Err(End::Over);
+    }
+    qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
+    qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(timer)));
+    requester::set_alarm(qp, hub);
+    Ok(())
+}
+
+/// The wait after an RNR refusal is over: says so and goes on from the refused request.
+pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let count = qp.requester.started;
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.resume = Some(Control::Resume { count });
+        stream.make_ready(&mut hub.ready);
+    }
+}
+
+/// The peer ended the connection: what is outstanding fails with what the peer said.
+fn terminated<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, verdict: Verdict) {
+    let status = match verdict {
+        Verdict::RemoteAccess => WcStatus::RemAccessErr,
+        Verdict::InvalidRequest => WcStatus::RemInvReqErr,
+        Verdict::NoBuffer => WcStatus::RnrRetryExcErr,
+        Verdict::RemoteOperation => WcStatus::RemOpErr,
+        Verdict::Transport => WcStatus::BadRespErr,
+    };
+    if qp.sq.head == qp.sq.next {
+        // Nobody waits for anything: the queue pair notices when it next sends, as on hardware.
+        requester::peer_lost(qp, hub);
+        return;
+    }
+    requester::fail_oldest(qp, hub, status);
+}

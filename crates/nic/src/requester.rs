@@ -1,0 +1,275 @@
+//! The requester's bookkeeping, whatever the path: completing, failing and flushing send requests.
+
+use crate::adapter::{Alarm, Hub};
+use crate::probe::Probe;
+use crate::qp::{Path, Qp};
+use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, WcOpcode, WcStatus};
+
+/// The opcode that a completion of `op` carries.
+fn wc_opcode(op: &SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => WcOpcode::Send,
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
+        SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::LocalInv { .. } => WcOpcode::LocalInv,
+        SendOp::BindMw(_) => WcOpcode::BindMw,
+    }
+}
+
+/// Whether `count` requests have been reached when `executed` are done; counts wrap.
+#[inline]
+pub(crate) fn reached(executed: u32, count: u32) -> bool {
+    executed.wrapping_sub(count) as i32 >= 0
+}
+
+/// Notes that the peer has executed `executed` requests in all. `false` if that is more than were
+/// asked of it, which no honest peer says; a smaller count than before is an old message and ignored.
+#[inline]
+pub(crate) fn acknowledge<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, executed: u32) -> bool {
+    if !reached(qp.requester.started, executed) {
+        return false;
+    }
+    if executed != qp.requester.acked && reached(executed, qp.requester.acked) {
+        qp.requester.acked = executed;
+        qp.requester.rnr_tries = 0;
+        complete_done(qp, hub);
+    }
+    true
+}
+
+/// Completes the requests at the head of the send queue that are done, in order.
+#[inline]
+pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    while qp.sq.head != qp.sq.next {
+        let wqe = qp.sq.wqe(qp.sq.head);
+        if !wqe.answered || !reached(qp.requester.acked, wqe.end_request) {
+            break;
+        }
+        let signaled = qp.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
+        if signaled {
+            let completion = Completion {
+                wr_id: wqe.wr_id,
+                status: WcStatus::Success,
+                opcode: wc_opcode(&wqe.op),
+                byte_len: wqe.length,
+                qp_num: qp.num,
+                ..Completion::default()
+            };
+            if !hub.complete(qp.send_cq, completion, false) {
+                to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
+                return;
+            }
+        }
+        qp.sq.head = qp.sq.head.wrapping_add(1);
+    }
+    if qp.sq.head == qp.sq.next {
+        if let Some(status) = qp.requester.failing.take() {
+            fail_oldest(qp, hub, status);
+        } else if qp.drain_owed && qp.requester.offset == 0 {
+            qp.drain_owed = false;
+            hub.raise(AsyncEvent::SqDrained(qp.id));
+        }
+    }
+}
+
+/// Whether the request at `sq.next` may begin now: the state allows it, no wait is on, its fence is down
+/// and reads are granted.
+#[inline]
+pub(crate) fn may_begin(qp: &Qp) -> bool {
+    let requester = &qp.requester;
+    if !qp.sq.has_waiting()
+        || qp.state != QpState::Rts
+        || requester.rnr_until.is_some()
+        || requester.failing.is_some()
+    {
+        return false;
+    }
+    let wqe = qp.sq.wqe(qp.sq.next);
+    let fenced = wqe.flags.contains(SendFlags::FENCE) && requester.reads > 0;
+    let granted = !wqe.wants_answer() || requester.reads < u32::from(qp.attr.max_rd_atomic.max(1));
+    !fenced && granted
+}
+
+/// The request at `sq.next` is transmitted: goes on to the next one.
+#[inline]
+pub(crate) fn transmitted(qp: &mut Qp) {
+    let length = qp.sq.wqe(qp.sq.next).length;
+    qp.requester.waiting_bytes = qp.requester.waiting_bytes.saturating_sub(u64::from(length));
+    qp.requester.offset = 0;
+    qp.requester.stage = 0;
+    qp.sq.next = qp.sq.next.wrapping_add(1);
+}
+
+/// The request at `sq.next` concerned only this side and is executed: it completes in its turn.
+pub(crate) fn skip_local<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let state = qp.sq.wqe_mut(qp.sq.next);
+    state.first_request = qp.requester.started;
+    state.end_request = qp.requester.started;
+    state.answered = true;
+    transmitted(qp);
+    complete_done(qp, hub);
+}
+
+/// The request at `sq.next` fails with `status`, once those before it have completed.
+pub(crate) fn fail_next<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
+    qp.requester.failing = Some(status);
+    complete_done(qp, hub);
+}
+
+/// Goes back to request number `count`, which the peer has refused for now, so that it is transmitted
+/// again with its old sequence numbers. `false` if no request in progress has that number.
+pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
+    let holds = |first: u32, end: u32| count.wrapping_sub(first) < end.wrapping_sub(first);
+    let current = (qp.requester.offset > 0).then_some(qp.sq.next);
+    let found = qp.sq.in_progress().chain(current).find(|&position| {
+        let wqe = qp.sq.wqe(position);
+        holds(wqe.first_request, wqe.end_request)
+    });
+    let Some(position) = found else { return false };
+    let mut reads = 0;
+    let mut bytes = 0;
+    for at in qp.sq.in_progress().chain(current) {
+        let wqe = qp.sq.wqe(at);
+        let before = at.wrapping_sub(qp.sq.head) < position.wrapping_sub(qp.sq.head);
+        reads += u32::from(before && wqe.wants_answer() && !wqe.answered);
+        bytes += if before || Some(at) == current { 0 } else { u64::from(wqe.length) };
+    }
+    let wqe = qp.sq.wqe(position);
+    qp.requester.stage = count.wrapping_sub(wqe.first_request);
+    qp.requester.started = count;
+    qp.requester.reads = reads;
+    qp.requester.offset = 0;
+    qp.requester.waiting_bytes += bytes;
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.outgoing = None;
+        stream.tx.rewind(wqe.msn);
+    }
+    qp.sq.next = position;
+    true
+}
+
+/// Sets the alarm of a queue pair for the first of the moments that it waits for.
+pub(crate) fn set_alarm<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let requester = &qp.requester;
+    let first = [requester.rnr_until, requester.deadline, requester.reconnect_at]
+        .into_iter()
+        .flatten()
+        .min();
+    let mut timer = qp.timer;
+    hub.set_alarm(&mut timer, Alarm::Qp(qp.id), first);
+    qp.timer = timer;
+}
+
+/// The peer's side of a channel makes no sense: the connection ends and whatever is outstanding fails.
+pub(crate) fn peer_corrupt<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.sq.is_empty() {
+        to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
+    } else {
+        hub.raise(AsyncEvent::QpFatal(qp.id));
+        fail_oldest(qp, hub, WcStatus::BadRespErr);
+    }
+}
+
+/// Fails the oldest request in the send queue with `status` and takes the queue pair to error.
+pub(crate) fn fail_oldest<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
+    fail_at(qp, hub, qp.sq.head, status);
+}
+
+/// Fails the request at `position` with `status`, as if all before it had been flushed, and takes the
+/// queue pair to error (IBA 10.10.2.2: one completion in error, all later ones flushed).
+pub(crate) fn fail_at<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+    while qp.sq.head != qp.sq.tail {
+        let at_position = qp.sq.head == position;
+        let wqe = qp.sq.wqe(qp.sq.head);
+        let completion = Completion {
+            wr_id: wqe.wr_id,
+            status: if at_position { status } else { WcStatus::WrFlushErr },
+            opcode: wc_opcode(&wqe.op),
+            qp_num: qp.num,
+            ..Completion::default()
+        };
+        // A queue too full for it is reported by its own event; nothing more can be done here.
+        hub.complete(qp.send_cq, completion, true);
+        qp.sq.head = qp.sq.head.wrapping_add(1);
+        if at_position {
+            break;
+        }
+    }
+    to_error(qp, hub, None);
+}
+
+/// Takes the queue pair to error: everything posted is flushed and its connection ends.
+pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<AsyncEvent>) {
+    let first = qp.state != QpState::Err;
+    qp.state = QpState::Err;
+    if let Some(event) = event.filter(|_| first) {
+        hub.raise(event);
+    }
+    crate::connect::detach(qp, hub);
+    flush(qp, hub);
+    if first && let Some(_srq) = qp.srq {
+        hub.raise(AsyncEvent::QpLastWqeReached(qp.id));
+    }
+}
+
+/// Completes everything posted with a flush error.
+pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let flushed = |wr_id, opcode| Completion {
+        wr_id,
+        status: WcStatus::WrFlushErr,
+        opcode,
+        qp_num: qp.num,
+        ..Completion::default()
+    };
+    while !qp.sq.is_empty() {
+        let wqe = qp.sq.wqe(qp.sq.head);
+        hub.complete(qp.send_cq, flushed(wqe.wr_id, wc_opcode(&wqe.op)), true);
+        qp.sq.head = qp.sq.head.wrapping_add(1);
+    }
+    qp.sq.next = qp.sq.head;
+    if std::mem::take(&mut qp.responder.receiving) {
+        hub.complete(qp.recv_cq, flushed(qp.responder.receive.wr_id, WcOpcode::Recv), true);
+    }
+    while qp.rq.take(&mut qp.responder.receive) {
+        hub.complete(qp.recv_cq, flushed(qp.responder.receive.wr_id, WcOpcode::Recv), true);
+    }
+    qp.requester.offset = 0;
+    qp.requester.stage = 0;
+    qp.requester.reads = 0;
+    qp.requester.failing = None;
+    qp.requester.rnr_until = None;
+    qp.requester.deadline = None;
+    qp.requester.reconnect_at = None;
+    qp.requester.waiting_bytes = 0;
+    set_alarm(qp, hub);
+}
+
+/// The peer is gone: what is outstanding fails with retry exceeded; an idle queue pair notices nothing,
+/// as on hardware, until something is posted.
+pub(crate) fn peer_lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    crate::connect::detach(qp, hub);
+    qp.path = Path::Lost;
+    if qp.sq.is_empty() || qp.state == QpState::Err {
+        return;
+    }
+    fail_oldest(qp, hub, WcStatus::RetryExcErr);
+}
+
+/// Executes the requests that concern only this side. `Err` carries the status they fail with.
+pub(crate) fn execute_local<P: Probe>(
+    qp: &Qp,
+    hub: &mut Hub<P>,
+    op: &SendOp,
+) -> Result<(), WcStatus> {
+    match op {
+        SendOp::LocalInv { key } => {
+            hub.invalidate(qp.pd_number(), qp.num.0, *key).map_err(|_| WcStatus::LocProtErr)
+        }
+        SendOp::BindMw(bind) => {
+            hub.bind_window(qp.pd_number(), qp.num.0, bind).map_err(|_| WcStatus::MwBindErr)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,222 @@
+//! The responder's bookkeeping, whatever the path: receives taken, filled and completed, and the rights of
+//! remote operations.
+
+use quipu_mem::{AccessError, Key, Span};
+
+use crate::adapter::Hub;
+use crate::probe::{Probe, Stage};
+use crate::qp::Qp;
+use crate::types::{
+    Access, AsyncEvent, Completion, QpNum, QpState, WcExtra, WcOpcode, WcStatus,
+};
+
+/// Why a request of the peer is refused for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The key, the range or the right was wrong: the peer gets a remote access error.
+    Access(AccessError),
+    /// The request makes no sense here: the peer gets a remote invalid request error.
+    Invalid,
+    /// The message does not fit the receive; the own receive fails with a length error, the peer gets a
+    /// remote invalid request error.
+    TooLong,
+    /// The own receive names memory it may not; the peer gets a remote operation error.
+    Local,
+    /// The own completion queue overran or the adapter failed.
+    Failed,
+}
+
+impl Refusal {
+    /// The status that the peer's request gets.
+    pub(crate) fn remote_status(self) -> WcStatus {
+        match self {
+            Self::Access(_) => WcStatus::RemAccessErr,
+            Self::Invalid | Self::TooLong => WcStatus::RemInvReqErr,
+            Self::Local | Self::Failed => WcStatus::RemOpErr,
+        }
+    }
+
+    /// The status that the own receive in progress gets.
+    fn receive_status(self) -> WcStatus {
+        match self {
+            Self::TooLong => WcStatus::LocLenErr,
+            Self::Local => WcStatus::LocProtErr,
+            Self::Access(_) | Self::Invalid => WcStatus::LocAccessErr,
+            Self::Failed => WcStatus::LocQpOpErr,
+        }
+    }
+
+    /// The event that the refusal raises at this side (IBA 11.6.3.2).
+    fn event(self, qp: &Qp) -> AsyncEvent {
+        match self {
+            Self::Access(_) => AsyncEvent::QpAccessErr(qp.id),
+            Self::Invalid | Self::TooLong => AsyncEvent::QpReqErr(qp.id),
+            Self::Local | Self::Failed => AsyncEvent::QpFatal(qp.id),
+        }
+    }
+}
+
+/// Notes that a message arrives: in RTR the first one raises an event.
+#[inline]
+pub(crate) fn note_arrival<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if !qp.responder.established {
+        qp.responder.established = true;
+        if qp.state == QpState::Rtr {
+            hub.raise(AsyncEvent::CommEst(qp.id));
+        }
+    }
+}
+
+/// Takes a receive request for a message that begins; `false` if there is none.
+#[inline]
+pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    hub.probe.stage(Stage::GetWr, 0);
+    let taken = match qp.srq {
+        None => qp.rq.take(&mut qp.responder.receive),
+        Some(id) => match hub.srqs.get_mut(id) {
+            Some(srq) => {
+                let taken = srq.queue.take(&mut qp.responder.receive);
+                if taken && srq.limit != 0 && srq.queue.len() < srq.limit {
+                    srq.limit = 0;
+                    hub.raise(AsyncEvent::SrqLimitReached(id));
+                }
+                taken
+            }
+            None => false,
+        },
+    };
+    qp.responder.receiving = taken;
+    taken
+}
+
+/// Finds where `len` bytes at `offset` of the message in progress belong, and hands the pieces to `copy`
+/// in order with their offset in those bytes.
+///
+/// # Errors
+/// [`Refusal::TooLong`] or [`Refusal::Local`].
+#[inline]
+pub(crate) fn place_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    offset: u64,
+    len: usize,
+    copy: impl FnMut(usize, Span<'_>) -> bool,
+) -> Result<(), Refusal> {
+    hub.probe.stage(Stage::PutData, len);
+    let receive = &mut qp.responder.receive;
+    let end = offset + len as u64;
+    if end > receive.capacity() {
+        return Err(Refusal::TooLong);
+    }
+    receive.placed = end;
+    let pd = crate::qp::pd_number(qp.pd);
+    place(hub, pd, &receive.sges, offset, len, copy).map_err(|error| error.unwrap_or(Refusal::Local))
+}
+
+/// Walks the pieces of `sges` that `len` bytes at `offset` touch. The error is `None` if an element is not
+/// accessible, `Some(Failed)` if `copy` gave up.
+#[inline]
+pub(crate) fn place<P>(
+    hub: &Hub<P>,
+    pd: u32,
+    sges: &[quipu_mem::Sge],
+    offset: u64,
+    len: usize,
+    mut copy: impl FnMut(usize, Span<'_>) -> bool,
+) -> Result<(), Option<Refusal>> {
+    let (mut skip, mut done) = (offset, 0usize);
+    for sge in sges {
+        if done == len {
+            break;
+        }
+        let sge_len = u64::from(sge.len);
+        if skip >= sge_len {
+            skip -= sge_len;
+            continue;
+        }
+        let take = ((sge_len - skip) as usize).min(len - done);
+        let span = hub.regions.local(pd, sge, true).map_err(|_| None)?;
+        if !copy(done, span.sub(skip as usize, take)) {
+            return Err(Some(Refusal::Failed));
+        }
+        done += take;
+        skip = 0;
+    }
+    Ok(())
+}
+
+/// What a finished receive is told beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finish {
+    pub(crate) opcode: WcOpcode,
+    pub(crate) byte_len: u32,
+    pub(crate) extra: WcExtra,
+    pub(crate) solicited: bool,
+}
+
+/// Completes the receive in progress.
+///
+/// # Errors
+/// [`Refusal::Failed`] if the completion queue overran.
+#[inline]
+pub(crate) fn finish_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    finish: Finish,
+) -> Result<(), Refusal> {
+    qp.responder.receiving = false;
+    hub.probe.stage(Stage::Update, 0);
+    let completion = Completion {
+        wr_id: qp.responder.receive.wr_id,
+        status: WcStatus::Success,
+        opcode: finish.opcode,
+        extra: finish.extra,
+        byte_len: finish.byte_len,
+        vendor_err: 0,
+        qp_num: qp.num,
+        src_qp: QpNum(qp.attr.dest_qp_num),
+    };
+    if hub.complete(qp.recv_cq, completion, finish.solicited) { Ok(()) } else { Err(Refusal::Failed) }
+}
+
+/// Counts a request as executed.
+#[inline]
+pub(crate) fn executed(qp: &mut Qp) {
+    qp.responder.executed = qp.responder.executed.wrapping_add(1);
+}
+
+/// Checks a remote operation against the queue pair and the region table.
+#[inline]
+pub(crate) fn remote<'a, P>(
+    qp: &Qp,
+    hub: &'a Hub<P>,
+    rkey: u32,
+    addr: u64,
+    len: u32,
+    right: Access,
+) -> Result<Span<'a>, Refusal> {
+    if !qp.allows(right) {
+        return Err(Refusal::Invalid);
+    }
+    hub.regions
+        .remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right)
+        .map_err(Refusal::Access)
+}
+
+/// Ends the queue pair because of what the peer asked: the receive in progress fails with the matching
+/// status, the event is raised, and everything else is flushed. The caller has told the peer.
+pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    if std::mem::take(&mut qp.responder.receiving) {
+        let completion = Completion {
+            wr_id: qp.responder.receive.wr_id,
+            status: refusal.receive_status(),
+            opcode: WcOpcode::Recv,
+            qp_num: qp.num,
+            src_qp: QpNum(qp.attr.dest_qp_num),
+            ..Completion::default()
+        };
+        hub.complete(qp.recv_cq, completion, true);
+    }
+    let event = refusal.event(qp);
+    crate::requester::to_error(qp, hub, Some(event));
+}

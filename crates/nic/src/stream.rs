@@ -1,0 +1,120 @@
+//! What a queue pair keeps about its byte stream: the two halves of iWARP, and what is still to be said.
+
+use std::collections::VecDeque;
+
+use quipu_iwarp::wire::control::Control;
+use quipu_iwarp::wire::terminate::Terminate;
+use quipu_iwarp::{Message, Receiver, Sender};
+
+use crate::types::{ConnId, SendOp};
+
+/// Acknowledge without delay once this many requests are executed but not acknowledged.
+const ACK_REQUESTS: u32 = 32;
+/// Acknowledge without delay once this many payload bytes are.
+const ACK_BYTES: u64 = 256 * 1024;
+/// So many waiting requests are worth a send of their own, though others are in flight.
+pub(crate) const GATHER_REQUESTS: u32 = 32;
+/// So many waiting bytes are.
+pub(crate) const GATHER_BYTES: u64 = 48 * 1024;
+
+/// A request message on its way out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) msg: Message,
+    /// Payload bytes left, for messages that carry the work request's bytes.
+    pub(crate) remaining: u32,
+    /// What it carries.
+    pub(crate) body: Body,
+}
+
+/// What a request message carries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Body {
+    /// The bytes of the work request.
+    Data,
+    /// The immediate behind a write.
+    Immediate(u32),
+    /// A read or atomic request, made from the work request.
+    Ask(SendOp),
+}
+
+/// An answer that the peer waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    /// The bytes of a read.
+    Read {
+        sink_stag: u32,
+        sink_to: u64,
+        size: u32,
+        rkey: u32,
+        addr: u64,
+        /// The message, once it has begun.
+        msg: Option<Message>,
+    },
+    /// The word before an atomic.
+    Atomic { id: u32, original: u64 },
+}
+
+/// The byte stream of a connected queue pair.
+pub(crate) struct StreamPath {
+    pub(crate) conn: ConnId,
+    pub(crate) tx: Sender,
+    pub(crate) rx: Receiver,
+    pub(crate) outgoing: Option<Outgoing>,
+    /// Answers owed, oldest first; never more than the reads that were granted.
+    pub(crate) answers: VecDeque<Answer>,
+    /// Whether an answer has its turn before a request.
+    pub(crate) answers_turn: bool,
+    /// The count of executed requests that the peer was told last.
+    pub(crate) acked: u32,
+    /// Payload bytes executed since.
+    pub(crate) unacked_bytes: u64,
+    /// A resumption to be said next.
+    pub(crate) resume: Option<Control>,
+    /// A refusal for lack of a receive, to be said next.
+    pub(crate) nak: Option<Control>,
+    /// The end, to be said after everything else.
+    pub(crate) terminate: Option<Terminate>,
+    /// Whether it stands in the adapter's list of streams with something to transmit.
+    pub(crate) is_ready: bool,
+}
+
+impl StreamPath {
+    pub(crate) fn new(conn: ConnId, tx: Sender, rx: Receiver) -> Self {
+        Self {
+            conn,
+            tx,
+            rx,
+            outgoing: None,
+            answers: VecDeque::new(),
+            answers_turn: false,
+            acked: 0,
+            unacked_bytes: 0,
+            resume: None,
+            nak: None,
+            terminate: None,
+            is_ready: false,
+        }
+    }
+
+    /// Lists the stream among those with something to transmit.
+    #[inline]
+    pub(crate) fn make_ready(&mut self, ready: &mut VecDeque<ConnId>) {
+        if !self.is_ready {
+            self.is_ready = true;
+            ready.push_back(self.conn);
+        }
+    }
+
+    /// Whether enough is executed to tell the peer without waiting for a message to tell it with.
+    #[inline]
+    pub(crate) fn ack_is_urgent(&self, executed: u32) -> bool {
+        executed.wrapping_sub(self.acked) >= ACK_REQUESTS || self.unacked_bytes >= ACK_BYTES
+    }
+
+    /// Whether there is something to say beside requests and delayed acknowledgements.
+    pub(crate) fn has_urgent(&self) -> bool {
+        self.resume.is_some()
+            || self.nak.is_some() || self.terminate.is_some() || !self.answers.is_empty()
+    }
+}

@@ -1,0 +1,388 @@
+//! Transmission over a channel: work requests become slots, or, where nothing stands before them and the
+//! host allows it, direct accesses to the peer's memory that cost the peer nothing.
+
+use std::sync::Arc;
+
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
+use quipu_mem::Key;
+
+use crate::adapter::Hub;
+use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
+use crate::link::PeerMemory;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::queue::SendWqe;
+use crate::requester;
+use crate::types::{Access, SendFlags, SendOp, WcStatus};
+
+/// What one step of transmission did.
+enum Step {
+    /// Something: look again.
+    Again,
+    /// Nothing can be done now.
+    Nothing,
+    /// The request at `sq.next` cannot be transmitted.
+    Failed(WcStatus),
+    /// The peer's side of the channel makes no sense.
+    Corrupt,
+}
+
+impl From<RingError> for Step {
+    fn from(error: RingError) -> Self {
+        match error {
+            RingError::Full => Self::Nothing,
+            RingError::TooLong | RingError::Corrupt => Self::Corrupt,
+        }
+    }
+}
+
+/// Transmits as much as there is room for, then tells the peer.
+#[inline]
+pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let before = pushed(qp);
+    loop {
+        match step(qp, hub) {
+            Step::Again => {}
+            Step::Nothing => break,
+            Step::Failed(status) => return requester::fail_next(qp, hub, status),
+            Step::Corrupt => return requester::peer_corrupt(qp, hub),
+        }
+    }
+    if pushed(qp) != before {
+        notify(qp, hub);
+    }
+}
+
+fn pushed(qp: &Qp) -> u32 {
+    match &qp.path {
+        Path::Channel(path) => path.channel.outgoing.requests.position(),
+        _ => 0,
+    }
+}
+
+/// Tells the peer that something was pushed, if it does not look by itself.
+#[inline]
+pub(crate) fn notify<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Channel(path) = &qp.path else { return };
+    match path.other {
+        Other::Own(other) => hub.nudged.push_back(other),
+        Other::Linked { link, bell, .. } => {
+            if path.channel.outgoing.control.must_ring() {
+                hub.ring(link, bell);
+            }
+        }
+    }
+}
+
+fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
+    if qp.requester.offset == 0 {
+        if !requester::may_begin(qp) {
+            return Step::Nothing;
+        }
+        let position = qp.sq.next;
+        let wqe = *qp.sq.wqe(position);
+        hub.probe.stage(Stage::GetWr, 0);
+        if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
+            return match requester::execute_local(qp, hub, &wqe.op) {
+                Ok(()) => {
+                    requester::skip_local(qp, hub);
+                    Step::Again
+                }
+                Err(status) => Step::Failed(status),
+            };
+        }
+        if let Some(done) = direct(qp, hub, &wqe) {
+            return done;
+        }
+    }
+    let position = qp.sq.next;
+    let wqe = *qp.sq.wqe(position);
+    match wqe.op {
+        SendOp::Read { addr, rkey } => ask_read(qp, hub, &wqe, addr, rkey),
+        SendOp::CompareSwap { addr, rkey, compare, swap } => {
+            let mut operands = [0; 16];
+            operands[..8].copy_from_slice(&compare.to_ne_bytes());
+            operands[8..].copy_from_slice(&swap.to_ne_bytes());
+            ask_atomic(qp, hub, request::COMPARE_SWAP, addr, rkey, &operands)
+        }
+        SendOp::FetchAdd { addr, rkey, add } => {
+            ask_atomic(qp, hub, request::FETCH_ADD, addr, rkey, &add.to_ne_bytes())
+        }
+        _ => data(qp, hub, &wqe),
+    }
+}
+
+/// Counts the request at `sq.next` as begun.
+fn count(qp: &mut Qp, wqe: &SendWqe) {
+    let reads = wqe.wants_answer();
+    let state = qp.sq.wqe_mut(qp.sq.next);
+    state.first_request = qp.requester.started;
+    state.end_request = qp.requester.started.wrapping_add(1);
+    state.answered = !reads;
+    state.placed = 0;
+    qp.requester.started = qp.requester.started.wrapping_add(1);
+    qp.requester.reads += u32::from(reads);
+}
+
+/// Opcode, immediate (or key) and remote place of a request that carries bytes.
+fn shape(op: &SendOp) -> (u8, u32, u64, u32) {
+    match *op {
+        SendOp::SendImm(imm) => (request::SEND_IMM, imm, 0, 0),
+        SendOp::SendInv(key) => (request::SEND_INV, key, 0, 0),
+        SendOp::Write { addr, rkey } => (request::WRITE, 0, addr, rkey),
+        SendOp::WriteImm { addr, rkey, imm } => (request::WRITE_IMM, imm, addr, rkey),
+        _ => (request::SEND, 0, 0, 0),
+    }
+}
+
+/// Pushes one slot of a request with bytes.
+fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
+    let by_reference = can_refer(qp, hub) && wqe.length > hub.config.copy_limit;
+    let (pd, position) = (qp.pd_number(), qp.sq.next);
+    let offset = qp.requester.offset.saturating_sub(1);
+    let left = wqe.length - offset;
+    let (opcode, imm, raddr, rkey) = shape(&wqe.op);
+    let mut header = SlotHeader {
+        opcode,
+        flags: if wqe.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 },
+        imm,
+        raddr: raddr.wrapping_add(u64::from(offset)),
+        rkey,
+        ack: qp.responder.executed,
+        length: left,
+        inline_len: 0,
+    };
+    let Qp { path: Path::Channel(path), sq, .. } = qp else { return Step::Nothing };
+    let outgoing = &mut path.channel.outgoing;
+    let inline = sq.inline(position);
+    if left as usize <= INLINE_MAX {
+        let slot = match outgoing.requests.reserve() {
+            Ok(slot) => slot,
+            Err(error) => return error.into(),
+        };
+        let place = slot.payload().sub(0, left as usize);
+        match inline {
+            Some(bytes) => place.write_from(0, &bytes[offset as usize..]),
+            None => {
+                let list = sq.sges(position);
+                if hub.regions.gather_to(pd, list, u64::from(offset), &place).is_err() {
+                    return Step::Failed(WcStatus::LocProtErr);
+                }
+            }
+        }
+        header.inline_len = left as u16;
+        slot.commit(&header);
+    } else if by_reference && inline.is_none() {
+        let mut list = References::default();
+        let mut referred = 0u32;
+        for piece in hub.regions.pieces(pd, sq.sges(position), u64::from(offset), u64::from(left), false)
+        {
+            let Ok(piece) = piece else { return Step::Failed(WcStatus::LocProtErr) };
+            let (addr, len) = piece.as_raw();
+            if !list.push(addr as u64, len as u64) {
+                break;
+            }
+            referred += len as u32;
+        }
+        let (bytes, len) = list.to_bytes();
+        header.flags |= flag::REFERENCE | if referred < left { flag::MORE } else { 0 };
+        header.length = referred;
+        if let Err(error) = outgoing.requests.push(&header, &bytes[..len]) {
+            return error.into();
+        }
+    } else {
+        let slot = match outgoing.requests.reserve() {
+            Ok(slot) => slot,
+            Err(error) => return error.into(),
+        };
+        let len = left.min(PIECE);
+        let at = match outgoing.request_bytes.reserve(len) {
+            Ok(at) => at,
+            Err(error) => return error.into(),
+        };
+        match inline {
+            Some(bytes) => {
+                outgoing.request_bytes.write(at, &bytes[offset as usize..(offset + len) as usize]);
+            }
+            None => {
+                let (first, second) = outgoing.request_bytes.pieces(at, len);
+                let list = sq.sges(position);
+                let offset = u64::from(offset);
+                let behind = offset + first.len() as u64;
+                if hub.regions.gather_to(pd, list, offset, &first).is_err()
+                    || hub.regions.gather_to(pd, list, behind, &second).is_err()
+                {
+                    outgoing.request_bytes.cancel(at);
+                    return Step::Failed(WcStatus::LocProtErr);
+                }
+            }
+        }
+        header.flags |= flag::BYTES | if len < left { flag::MORE } else { 0 };
+        header.length = len;
+        slot.commit(&header);
+    }
+    hub.probe.stage(Stage::GetData, header.length as usize);
+    end_slot(qp, wqe, offset, header.length)
+}
+
+/// Counts what a slot carried, and ends the request if that was all.
+fn end_slot(qp: &mut Qp, wqe: &SendWqe, offset: u32, carried: u32) -> Step {
+    if qp.requester.offset == 0 {
+        count(qp, wqe);
+    }
+    let done = offset + carried;
+    if done == wqe.length {
+        requester::transmitted(qp);
+    } else {
+        qp.requester.offset = done + 1;
+    }
+    Step::Again
+}
+
+fn ask_atomic<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    opcode: u8,
+    addr: u64,
+    rkey: u32,
+    operands: &[u8],
+) -> Step {
+    let wqe = *qp.sq.wqe(qp.sq.next);
+    if hub.regions.check_list(qp.pd_number(), qp.sq.sges(qp.sq.next), 0, 8, true).is_err() {
+        return Step::Failed(WcStatus::LocProtErr);
+    }
+    let header = SlotHeader {
+        opcode,
+        length: operands.len() as u32,
+        raddr: addr,
+        rkey,
+        ack: qp.responder.executed,
+        ..SlotHeader::default()
+    };
+    push_whole(qp, &wqe, &header, operands)
+}
+
+fn push_whole(qp: &mut Qp, wqe: &SendWqe, header: &SlotHeader, payload: &[u8]) -> Step {
+    let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
+    if let Err(error) = path.channel.outgoing.requests.push(header, payload) {
+        return error.into();
+    }
+    count(qp, wqe);
+    requester::transmitted(qp);
+    Step::Again
+}
+
+/// Asks for a read. Where the peer can reach this side's memory it is told where the bytes go, so that it
+/// puts them there itself.
+fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, rkey: u32) -> Step {
+    let pd = qp.pd_number();
+    let list = qp.sq.sges(qp.sq.next);
+    let (mut sink, mut whole) = (References::default(), true);
+    for piece in hub.regions.pieces(pd, list, 0, u64::from(wqe.length), true) {
+        let Ok(piece) = piece else { return Step::Failed(WcStatus::LocProtErr) };
+        let (addr, len) = piece.as_raw();
+        whole &= sink.push(addr as u64, len as u64);
+    }
+    let refer = whole && can_refer(qp, hub) && wqe.length > hub.config.copy_limit;
+    let (bytes, len) = sink.to_bytes();
+    let header = SlotHeader {
+        opcode: request::READ,
+        flags: if refer { flag::REFERENCE } else { 0 },
+        length: wqe.length,
+        raddr: addr,
+        rkey,
+        ack: qp.responder.executed,
+        ..SlotHeader::default()
+    };
+    push_whole(qp, wqe, &header, if refer { &bytes[..len] } else { &[] })
+}
+
+/// Whether the peer can reach this process's memory. Access is probed in both directions and agreed on, so
+/// that what this side may do the peer may too.
+fn can_refer<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+    peer_memory(qp, hub).is_some()
+}
+
+/// Access to the peer's memory, if there is any.
+pub(crate) fn peer_memory<P>(qp: &Qp, hub: &Hub<P>) -> Option<Arc<dyn PeerMemory>> {
+    let Path::Channel(path) = &qp.path else { return None };
+    match path.other {
+        Other::Own(_) => hub.own_memory.clone(),
+        Other::Linked { link, .. } => hub.links.get(link)?.link.peer_memory.clone(),
+    }
+}
+
+/// Executes a write or read directly in the peer's memory, if nothing that the peer must execute first is
+/// outstanding. `None` if that is not possible: then the peer is asked.
+fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
+    let (addr, rkey, right) = match wqe.op {
+        SendOp::Write { addr, rkey } => (addr, rkey, Access::REMOTE_WRITE),
+        SendOp::Read { addr, rkey } => (addr, rkey, Access::REMOTE_READ),
+        _ => return None,
+    };
+    let Path::Channel(path) = &qp.path else { return None };
+    let Other::Linked { link, .. } = path.other else { return None };
+    let state = hub.links.get(link)?;
+    let memory = state.link.peer_memory.as_ref()?;
+    let directory = state.directory.as_ref()?;
+    if !path.peer_access.contains(right) || wqe.length == 0 {
+        return None;
+    }
+    if path.channel.outgoing.control.executed() != qp.requester.started {
+        return None;
+    }
+    let (peer_pd, peer_qp) = (path.peer_pd, path.peer_qp);
+    let (pd, position) = (qp.pd_number(), qp.sq.next);
+    let write = right == Access::REMOTE_WRITE;
+    let done = path.direct_done;
+    let len = (wqe.length - done).min(CHUNK);
+    let mut local = std::mem::take(&mut hub.scratch);
+    local.clear();
+    let gathered = match qp.sq.inline(position) {
+        Some(bytes) => {
+            let part = &bytes[done as usize..(done + len) as usize];
+            local.push((part.as_ptr() as usize, part.len()));
+            true
+        }
+        None => hub
+            .regions
+            .pieces(pd, qp.sq.sges(position), u64::from(done), u64::from(len), !write)
+            .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())))
+            .is_ok(),
+    };
+    if !gathered {
+        hub.scratch = local;
+        return Some(Step::Failed(WcStatus::LocProtErr));
+    }
+    let from = addr.wrapping_add(u64::from(done));
+    let moved = state.guarded(|| {
+        // The whole request is checked each time, so that a part of it is never executed twice.
+        let range = directory
+            .lookup(peer_pd, peer_qp, Key(rkey), addr, u64::from(wqe.length), right)
+            .ok()?;
+        let remote = [(range.addr + from.wrapping_sub(addr), u64::from(len))];
+        let moved =
+            if write { memory.write(&local, &remote) } else { memory.read(&remote, &local) };
+        moved.ok()
+    });
+    hub.scratch = local;
+    moved?;
+    hub.probe.stage(Stage::GetData, len as usize);
+    Some(end_direct(qp, wqe, done + len))
+}
+
+/// Counts what was moved directly; the request needs no acknowledgement of its own.
+fn end_direct(qp: &mut Qp, wqe: &SendWqe, done: u32) -> Step {
+    let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
+    if done < wqe.length {
+        path.direct_done = done;
+        return Step::Again;
+    }
+    path.direct_done = 0;
+    let state = qp.sq.wqe_mut(qp.sq.next);
+    state.first_request = qp.requester.started;
+    state.end_request = qp.requester.started;
+    state.answered = true;
+    requester::transmitted(qp);
+    Step::Again
+}

@@ -1,0 +1,81 @@
+//! The transmit state machine: picks the next endpoint to serve and builds what goes out.
+//!
+//! Streams are served round robin, each for one buffer of the caller's; channels at once, since a ring
+//! write needs nobody's permission.
+
+pub(crate) mod channel;
+pub(crate) mod stream;
+
+use crate::adapter::Adapter;
+use crate::connect::Phase;
+use crate::probe::{Probe, Stage};
+use crate::qp::Path;
+use crate::stream::{GATHER_BYTES, GATHER_REQUESTS};
+use crate::types::{ConnId, Time};
+
+impl<P: Probe> Adapter<P> {
+    /// The next stream with something to transmit, in round robin order. Call
+    /// [`transmit`](Self::transmit) for it until that gives 0, or until its socket is full.
+    #[inline]
+    pub fn next_transmit(&mut self) -> Option<ConnId> {
+        let conn = self.hub.ready.pop_front()?;
+        self.hub.probe.stage(Stage::Schedule, 0);
+        if let Some(stream) = self.stream_of(conn) {
+            stream.is_ready = false;
+        }
+        Some(conn)
+    }
+
+    /// Whether some stream has something to transmit.
+    #[inline]
+    #[must_use]
+    pub fn wants_transmit(&self) -> bool {
+        !self.hub.ready.is_empty()
+    }
+
+    /// Whether what `conn` has to transmit is better sent now than gathered with what will follow: nothing
+    /// is in flight, an answer is owed, or enough has gathered.
+    #[must_use]
+    pub fn is_urgent(&self, conn: ConnId) -> bool {
+        let Some(state) = self.hub.conns.get(conn) else { return false };
+        let Some(qp) = state.qp.and_then(|qp| self.qps.get(qp)) else { return true };
+        let Path::Stream(stream) = &qp.path else { return true };
+        let waiting = qp.sq.tail.wrapping_sub(qp.sq.next);
+        let idle = qp.requester.started == qp.requester.acked;
+        stream.has_urgent()
+            || stream.ack_is_urgent(qp.responder.executed)
+            || (waiting > 0 && idle)
+            || waiting >= GATHER_REQUESTS
+            || qp.requester.waiting_bytes >= GATHER_BYTES
+    }
+
+    /// Fills `out` with what `conn` has to transmit; how many bytes. 0 means that there is nothing more, or
+    /// that `out` is too short for what comes next: 1500 bytes always suffice for something.
+    pub fn transmit(&mut self, now: Time, conn: ConnId, out: &mut [u8]) -> usize {
+        self.hub.now = now;
+        let greeted = self.greet(conn, out);
+        let Some(state) = self.hub.conns.get_mut(conn) else { return 0 };
+        match &mut state.phase {
+            Phase::Initiating(initiator) => initiator.poll_transmit(out),
+            Phase::Closing(Some(farewell)) => farewell.transmit(out),
+            Phase::Open => match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+                Some((qp, hub)) => greeted + stream::run(qp, hub, &mut out[greeted..]),
+                None => greeted,
+            },
+            _ => greeted,
+        }
+    }
+
+    /// Lists every stream that owes its peer an acknowledgement among those with something to transmit.
+    /// To be called when nothing else is to be expected soon that the acknowledgement could travel with.
+    pub fn release_acks(&mut self) {
+        while let Some(id) = self.hub.ack_due.pop() {
+            if let Some((qp, hub)) = self.qp_and_hub(id)
+                && let Path::Stream(stream) = &mut qp.path
+                && stream.acked != qp.responder.executed
+            {
+                stream.make_ready(&mut hub.ready);
+            }
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Transmission over a byte stream: work requests become RDMAP messages.
+
+use quipu_iwarp::Sender;
+use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::control::Control;
+use quipu_iwarp::wire::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
+};
+
+use crate::adapter::Hub;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::requester;
+use crate::responder::{self, Refusal};
+use crate::stream::{Answer, Body, Outgoing, StreamPath};
+use crate::types::{Access, SendFlags, SendOp, WcStatus};
+
+/// What one step of transmission did.
+enum Step {
+    /// Wrote so many bytes.
+    Wrote(usize),
+    /// Did something that needs no bytes: look again.
+    Again,
+    /// Has nothing to say now, or no room for it.
+    Nothing,
+    /// The request at `sq.next` cannot be transmitted.
+    Failed(WcStatus),
+}
+
+/// Fills `out` with whatever is to be said; how many bytes.
+pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> usize {
+    let mut used = 0;
+    loop {
+        match step(qp, hub, &mut out[used..]) {
+            Step::Wrote(bytes) => used += bytes,
+            Step::Again => {}
+            Step::Nothing => break,
+            Step::Failed(status) => {
+                requester::fail_next(qp, hub, status);
+                break;
+            }
+        }
+    }
+    hub.probe.stage(Stage::Headers, used);
+    used
+}
+
+fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+    let executed = qp.responder.executed;
+    let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
+    if let Some(bytes) = say(stream, executed, out) {
+        return bytes;
+    }
+    stream.answers_turn = !stream.answers_turn;
+    if stream.answers_turn {
+        match answer(qp, hub, out) {
+            Step::Nothing => request(qp, hub, out),
+            done => done,
+        }
+    } else {
+        match request(qp, hub, out) {
+            Step::Nothing => answer(qp, hub, out),
+            done => done,
+        }
+    }
+}
+
+/// Says what must be said first: notices, then how many requests are executed. `None`: nothing.
+fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
+    let control = match stream.resume.or(stream.nak) {
+        Some(notice) => notice,
+        None if stream.acked != executed => Control::Ack { count: executed },
+        None => return None,
+    };
+    let Some(bytes) = control_message(&mut stream.tx, control, out) else {
+        return Some(Step::Nothing);
+    };
+    match control {
+        Control::Resume { .. } => stream.resume = None,
+        Control::RnrNak { .. } => stream.nak = None,
+        Control::Ack { .. } => {}
+    }
+    if let Control::Ack { count } | Control::RnrNak { count, .. } = control {
+        stream.acked = count;
+        stream.unacked_bytes = 0;
+    }
+    Some(Step::Wrote(bytes))
+}
+
+fn control_message(tx: &mut Sender, control: Control, out: &mut [u8]) -> Option<usize> {
+    if out.len() < tx.fpdu_bound(Control::LEN) {
+        return None;
+    }
+    let mut msg = tx.begin_untagged(UntaggedOp::Control, 0);
+    tx.whole(&mut msg, out, &control)
+}
+
+/// Writes the next piece of the request messages.
+fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+    let started = matches!(&qp.path, Path::Stream(stream) if stream.outgoing.is_some());
+    if !started {
+        match begin(qp, hub, out.len()) {
+            Step::Again if matches!(&qp.path, Path::Stream(s) if s.outgoing.is_some()) => {}
+            other => return other,
+        }
+    }
+    let pd = qp.pd_number();
+    let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
+    let Some(outgoing) = &mut stream.outgoing else { return Step::Nothing };
+    let position = sq.next;
+    let mut accessible = true;
+    let staged = match outgoing.body {
+        Body::Data => stream.tx.segment(&mut outgoing.msg, out, outgoing.remaining, |place| {
+            let offset = (sq.wqe(position).length - outgoing.remaining) as usize;
+            match sq.inline(position) {
+                Some(bytes) => place.copy_from_slice(&bytes[offset..offset + place.len()]),
+                None => {
+                    let list = sq.sges(position);
+                    accessible = hub.regions.gather(pd, list, offset as u64, place).is_ok();
+                }
+            }
+        }),
+        Body::Immediate(imm) => {
+            let immediate = Immediate { imm, write_len: sq.wqe(position).length };
+            whole(&mut stream.tx, outgoing, out, &immediate)
+        }
+        Body::Ask(op) => ask(&mut stream.tx, outgoing, out, op, position, sq.wqe(position).length),
+    };
+    let Some(staged) = staged else { return Step::Nothing };
+    if !accessible {
+        return Step::Failed(WcStatus::LocProtErr);
+    }
+    outgoing.remaining -= staged.payload.min(outgoing.remaining);
+    requester.offset = requester.offset.wrapping_add(staged.payload).max(1);
+    if staged.last {
+        stream.outgoing = None;
+        end_message(qp);
+    }
+    Step::Wrote(staged.bytes)
+}
+
+fn whole(
+    tx: &mut Sender,
+    outgoing: &mut Outgoing,
+    out: &mut [u8],
+    payload: &impl quipu_iwarp::wire::Payload,
+) -> Option<quipu_iwarp::Staged> {
+    tx.segment(&mut outgoing.msg, out, payload.wire_len() as u32, |place| payload.emit(place))
+}
+
+/// Writes a read or atomic request. The sink named in it is a token and an offset in the message, so that
+/// the peer learns no key and the answer is checked against the request that is due.
+fn ask(
+    tx: &mut Sender,
+    outgoing: &mut Outgoing,
+    out: &mut [u8],
+    op: SendOp,
+    position: u32,
+    size: u32,
+) -> Option<quipu_iwarp::Staged> {
+    let all = u64::MAX;
+    match op {
+        SendOp::Read { addr, rkey } => {
+            let request = ReadRequest {
+                sink_stag: Stag(position),
+                sink_to: 0,
+                size,
+                source_stag: Stag(rkey),
+                source_to: addr,
+            };
+            whole(tx, outgoing, out, &request)
+        }
+        SendOp::CompareSwap { addr, rkey, compare, swap } => {
+            let op = AtomicOp::CmpSwap { swap, swap_mask: all, compare, compare_mask: all };
+            let request = AtomicRequest { id: position, stag: Stag(rkey), to: addr, op };
+            whole(tx, outgoing, out, &request)
+        }
+        SendOp::FetchAdd { addr, rkey, add } => {
+            let op = AtomicOp::FetchAdd { add, mask: 0 };
+            let request = AtomicRequest { id: position, stag: Stag(rkey), to: addr, op };
+            whole(tx, outgoing, out, &request)
+        }
+        _ => None,
+    }
+}
+
+/// Begins the message that comes next in the send queue, or executes a request that concerns only this
+/// side. `room` is what the message must begin in.
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
+    if !requester::may_begin(qp) {
+        return Step::Nothing;
+    }
+    let position = qp.sq.next;
+    let wqe = *qp.sq.wqe(position);
+    hub.probe.stage(Stage::GetWr, 0);
+    if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
+        return match requester::execute_local(qp, hub, &wqe.op) {
+            Ok(()) => {
+                requester::skip_local(qp, hub);
+                Step::Again
+            }
+            Err(status) => Step::Failed(status),
+        };
+    }
+    let reads = wqe.wants_answer();
+    if qp.requester.stage == 0
+        && !wqe.flags.contains(SendFlags::INLINE)
+        && let Err(_) = hub.regions.check_list(
+            qp.pd_number(),
+            qp.sq.sges(position),
+            0,
+            u64::from(wqe.length),
+            reads,
+        )
+    {
+        return Step::Failed(WcStatus::LocProtErr);
+    }
+    let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
+    if room < stream.tx.fpdu_bound(AtomicRequest::LEN) {
+        return Step::Nothing;
+    }
+    let stage = requester.stage;
+    let messages = match wqe.op {
+        SendOp::WriteImm { .. } if wqe.length > 0 => 2,
+        _ => 1,
+    };
+    let state = sq.wqe_mut(position);
+    state.first_request = requester.started.wrapping_sub(stage);
+    state.end_request = state.first_request.wrapping_add(messages);
+    state.answered = !reads;
+    state.placed = 0;
+    if stage == 0 {
+        state.msn = stream.tx.mark();
+    }
+    stream.outgoing = Some(compose(&mut stream.tx, &wqe, stage));
+    requester.started = requester.started.wrapping_add(1);
+    requester.offset = 1;
+    if reads {
+        requester.reads += 1;
+    }
+    Step::Again
+}
+
+/// The message number `stage` of a work request.
+fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32) -> Outgoing {
+    let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+    let either = |plain, with_event| if solicited { with_event } else { plain };
+    let untagged = |tx: &mut Sender, op, ulp, body| Outgoing {
+        msg: tx.begin_untagged(op, ulp),
+        remaining: wqe.length,
+        body,
+    };
+    use UntaggedOp as Op;
+    match wqe.op {
+        SendOp::Send => untagged(tx, either(Op::Send, Op::SendSe), 0, Body::Data),
+        SendOp::SendImm(imm) => untagged(tx, either(Op::SendImm, Op::SendImmSe), imm, Body::Data),
+        SendOp::SendInv(key) => {
+            untagged(tx, either(Op::SendInvalidate, Op::SendSeInvalidate), key, Body::Data)
+        }
+        SendOp::WriteImm { imm, .. } if stage == 1 || wqe.length == 0 => {
+            untagged(tx, either(Op::Immediate, Op::ImmediateSe), 0, Body::Immediate(imm))
+        }
+        SendOp::Write { addr, rkey } | SendOp::WriteImm { addr, rkey, .. } => Outgoing {
+            msg: tx.begin_tagged(TaggedOp::Write, Stag(rkey), addr),
+            remaining: wqe.length,
+            body: Body::Data,
+        },
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+            untagged(tx, Op::AtomicRequest, 0, Body::Ask(wqe.op))
+        }
+        SendOp::Read { .. } | SendOp::LocalInv { .. } | SendOp::BindMw(_) => {
+            untagged(tx, Op::ReadRequest, 0, Body::Ask(wqe.op))
+        }
+    }
+}
+
+/// A request message is transmitted: goes on to the next message or work request.
+fn end_message(qp: &mut Qp) {
+    let wqe = qp.sq.wqe(qp.sq.next);
+    if qp.requester.started != wqe.end_request {
+        qp.requester.stage += 1;
+        return;
+    }
+    requester::transmitted(qp);
+}
+
+/// Writes the next piece of the oldest answer owed.
+fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+    let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
+    let Some(&front) = stream.answers.front() else { return Step::Nothing };
+    match front {
+        Answer::Atomic { id, original } => {
+            if out.len() < stream.tx.fpdu_bound(AtomicResponse::LEN) {
+                return Step::Nothing;
+            }
+            let mut msg = stream.tx.begin_untagged(UntaggedOp::AtomicResponse, 0);
+            let response = AtomicResponse { id, original };
+            let Some(bytes) = stream.tx.whole(&mut msg, out, &response) else {
+                return Step::Nothing;
+            };
+            stream.answers.pop_front();
+            Step::Wrote(bytes)
+        }
+        Answer::Read { .. } => match answer_read(qp, hub, out, front) {
+            Ok(step) => step,
+            Err(refusal) => {
+                refuse(qp, hub, refusal);
+                Step::Nothing
+            }
+        },
+    }
+}
+
+/// Writes the next piece of a read response. Key and rights are checked again for each piece, since the
+/// region may have been deregistered meanwhile.
+fn answer_read<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    out: &mut [u8],
+    answer: Answer,
+) -> Result<Step, Refusal> {
+    let Answer::Read { sink_stag, sink_to, size, rkey, addr, msg } = answer else {
+        return Ok(Step::Nothing);
+    };
+    let (pd, num) = (qp.pd_number(), qp.num.0);
+    let Path::Stream(stream) = &mut qp.path else { return Ok(Step::Nothing) };
+    let mut msg =
+        msg.unwrap_or_else(|| stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to));
+    let done = msg.offset();
+    let left = size - done;
+    let source = hub
+        .regions
+        .remote(
+            pd,
+            num,
+            quipu_mem::Key(rkey),
+            addr.wrapping_add(u64::from(done)),
+            u64::from(left),
+            Access::REMOTE_READ,
+        )
+        .map_err(Refusal::Access)?;
+    let staged = stream.tx.segment(&mut msg, out, left, |place| source.read_into(0, place));
+    let Some(staged) = staged else { return Ok(Step::Nothing) };
+    hub.probe.stage(Stage::GetData, staged.payload as usize);
+    if staged.last {
+        stream.answers.pop_front();
+    } else if let Some(Answer::Read { msg: kept, .. }) = stream.answers.front_mut() {
+        *kept = Some(msg);
+    }
+    Ok(Step::Wrote(staged.bytes))
+}
+
+/// Ends the connection over an answer that can no longer be given.
+fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    if let Path::Stream(stream) = &mut qp.path {
+        stream.terminate =
+            quipu_iwarp::terminate::for_fault(crate::receive::stream::fault_of(refusal), &[]);
+    }
+    responder::refuse(qp, hub, refusal);
+}
+
+/// What a stream that is being closed still says: the last acknowledgement, then why it ends.
+pub(crate) fn run_closing(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> usize {
+    let mut used = 0;
+    while let Some(Step::Wrote(bytes)) = say(stream, executed, &mut out[used..]) {
+        used += bytes;
+    }
+    if let Some(terminate) = stream.terminate.take() {
+        let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
+        match stream.tx.whole(&mut msg, &mut out[used..], &terminate) {
+            Some(bytes) => used += bytes,
+            None => stream.terminate = Some(terminate),
+        }
+    }
+    used
+}
