@@ -123,7 +123,11 @@ fn version_script(rows: &[Row<'_>]) -> String {
     let mut script = String::new();
     for node in nodes {
         // Not beside `compat` symbols: lld takes `local: *` to hide those of the same node.
-        let local = if node == LOCAL_NODE { " local: *; " } else { "" };
+        let local = if node == LOCAL_NODE {
+            " local: *; "
+        } else {
+            ""
+        };
         let _ = writeln!(script, "{node} {{{local}}};");
     }
     script

@@ -32,6 +32,8 @@
 //! * **Fork.** In a forked child the engine is inert: every function returns
 //!   [`EngineStatus::NoDevice`] until a context is opened anew in the child, and destructors of
 //!   inherited objects return success after freeing what is private to the child.
+use core::mem::size_of;
+
 use libc::{c_char, c_int};
 
 use crate::*;
@@ -468,4 +470,11 @@ pub struct EngineApi {
     pub create_ah:
         unsafe extern "C" fn(pd: PdHandle, attr: *const ibv_ah_attr, out: *mut AhHandle) -> i32,
     pub destroy_ah: unsafe extern "C" fn(ah: AhHandle) -> i32,
+}
+
+impl EngineApi {
+    /// Whether the engine was built with the same table as the caller.
+    pub const fn is_of_this_build(&self) -> bool {
+        self.version == ENGINE_API_VERSION && self.size as usize == size_of::<Self>()
+    }
 }

@@ -10,15 +10,18 @@
 //!   catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
+//! * [`symbol_beside`] finds a library that was installed in the same folder.
 //!
 //! No verbs here, and nothing of the engine.
 
 mod entry;
 mod errno;
 mod handle;
+mod library;
 mod lock;
 
 pub use entry::{CReturn, IntErrno, IntMinusOne, Null, Plain, Void, wall};
 pub use errno::Errno;
 pub use handle::{Handle, Tagged};
+pub use library::symbol_beside;
 pub use lock::SpinLock;
