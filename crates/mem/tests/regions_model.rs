@@ -64,12 +64,15 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let (pd, qp, pick) = (0..2u32, 0..2u32, 0..12usize);
-    let addr = prop_oneof![8 => 0..300u64, 1 => any::<u64>()];
-    let len = prop_oneof![8 => 0..64u64, 1 => any::<u64>()];
+    // Mostly one protection domain and queue pair, so that much is allowed.
+    let few = || prop_oneof![5 => Just(0u32), 1 => Just(1)];
+    let (pd, qp, pick) = (few(), few(), 0..64usize);
+    let addr = prop_oneof![4 => 0..24u64, 2 => 0..300u64, 1 => any::<u64>()];
+    let len = prop_oneof![6 => 0..24u64, 3 => Just(8), 3 => 0..64u64, 1 => any::<u64>()];
     let iova = prop_oneof![8 => 0..64u64, 1 => Just(u64::MAX - 20)];
     // All rights that matter, most of them present most of the time.
     let access = prop_oneof![3 => Just(0x1fu32), 2 => Just(0x0e), 1 => 0..0x40u32];
+    let need = prop_oneof![3 => Just(2u32), 3 => Just(4), 2 => Just(8), 1 => 0..0x40u32];
     prop_oneof![
         3 => (pd.clone(), 0..200u64, 0..56u64, iova, access.clone()).prop_map(
             |(pd, offset, len, iova, access)| Op::Register { pd, offset, len, iova, access }
@@ -84,7 +87,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (pd.clone(), qp.clone(), pick.clone())
             .prop_map(|(pd, qp, pick)| Op::Invalidate { pd, qp, pick }),
         1 => qp.clone().prop_map(|qp| Op::UnbindQp { qp }),
-        8 => (pd.clone(), qp, pick.clone(), addr.clone(), len, access).prop_map(
+        8 => (pd.clone(), qp, pick.clone(), addr.clone(), len, need).prop_map(
             |(pd, qp, pick, addr, len, access)| Op::Remote { pd, qp, pick, addr, len, access }
         ),
         5 => (pd, pick, addr, 0..64u32, any::<bool>())
@@ -134,9 +137,26 @@ impl Model {
         }
     }
 
-    fn key(&self, pick: usize) -> Key {
-        // The newest keys first: they are those that may still be open.
-        self.keys[self.keys.len() - 1 - pick % self.keys.len()]
+    /// Mostly a key of the given ones, else any key that ever was, the newest first.
+    fn pick(&self, pick: usize, likely: &[Key]) -> Key {
+        let nth = pick / 4;
+        if pick % 4 != 3 && !likely.is_empty() {
+            likely[nth % likely.len()]
+        } else {
+            self.keys[self.keys.len() - 1 - nth % self.keys.len()]
+        }
+    }
+
+    /// The keys that open something: regions, windows, or both.
+    fn open_keys(&self, regions: bool, windows: bool) -> Vec<Key> {
+        let wanted = |o: &&Open| if o.window.is_some() { windows } else { regions };
+        self.open.iter().filter(wanted).map(|o| o.key).collect()
+    }
+
+    /// An address given as the distance from where the key's memory starts.
+    fn addr(&self, key: Key, distance: u64) -> u64 {
+        let open = self.open.iter().find(|o| o.key == key);
+        open.map_or(0, |o| o.iova as u64).wrapping_add(distance)
     }
 
     fn full(&self) -> bool {
@@ -153,7 +173,7 @@ impl Model {
                 access,
             } => self.register(pd, offset, len, iova, access),
             Op::Deregister { pick } => {
-                let key = self.key(pick);
+                let key = self.pick(pick, &self.open_keys(true, false));
                 let region = self.open.iter().any(|o| o.key == key && o.window.is_none());
                 let busy = self
                     .open
@@ -179,12 +199,10 @@ impl Model {
                 }
             }
             Op::Deallocate { pick } => {
-                let index = self.key(pick).index();
+                let key = self.pick(pick, &self.windows.iter().map(|w| w.0).collect::<Vec<_>>());
+                let index = key.index();
                 let known = self.windows.iter().any(|w| w.0.index() == index);
-                assert_eq!(
-                    self.regions.deallocate_window(self.key(pick)).is_ok(),
-                    known
-                );
+                assert_eq!(self.regions.deallocate_window(key).is_ok(), known);
                 self.windows.retain(|w| w.0.index() != index);
                 self.open.retain(|o| o.window.is_none_or(|w| w.0 != index));
             }
@@ -198,9 +216,11 @@ impl Model {
                 len,
                 access,
             } => {
-                let rkey = self.key(window).with_tag(tag);
+                let windows: Vec<Key> = self.windows.iter().map(|w| w.0).collect();
+                let rkey = self.pick(window, &windows).with_tag(tag);
                 let access = Access::from_bits_retain(access) - Access::MW_BIND;
-                let region = self.key(region);
+                let region = self.pick(region, &self.open_keys(true, false));
+                let addr = self.addr(region, addr);
                 self.bind(Bind {
                     pd,
                     qp_num: qp,
@@ -212,7 +232,7 @@ impl Model {
                 });
             }
             Op::Invalidate { pd, qp, pick } => {
-                let key = self.key(pick);
+                let key = self.pick(pick, &self.open_keys(false, true));
                 let fits = |o: &Open| o.key == key && o.pd == pd && o.qp == Some(qp);
                 let expect = self.open.iter().any(fits);
                 assert_eq!(self.regions.invalidate(pd, qp, key).is_ok(), expect);
@@ -229,7 +249,10 @@ impl Model {
                 addr,
                 len,
                 access,
-            } => self.remote(pd, qp, self.key(pick), addr, len, access),
+            } => {
+                let key = self.pick(pick, &self.open_keys(true, true));
+                self.remote(pd, qp, key, self.addr(key, addr), len, access)
+            }
             Op::Local {
                 pd,
                 pick,
@@ -237,7 +260,8 @@ impl Model {
                 len,
                 write,
             } => {
-                let key = self.key(pick);
+                let key = self.pick(pick, &self.open_keys(true, false));
+                let addr = self.addr(key, addr);
                 let need = if write {
                     Access::LOCAL_WRITE
                 } else {
@@ -263,7 +287,7 @@ impl Model {
         let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let zero_based = access.contains(Access::ZERO_BASED);
         let iova_fits = zero_based || u128::from(iova) + u128::from(len) <= u128::from(u64::MAX);
-        let legal = iova_fits && !(writes && !access.contains(Access::LOCAL_WRITE));
+        let legal = iova_fits && (!writes || access.contains(Access::LOCAL_WRITE));
         let expect = legal && !self.full();
         let part = self.memory.slice(offset as usize, len as usize).unwrap();
         let key = self.regions.register_owned(pd, &part, Some(iova), access);
@@ -360,13 +384,13 @@ impl Model {
     fn remote(&self, pd: u32, qp: u32, key: Key, addr: u64, len: u64, access: u32) {
         let need = Access::from_bits_retain(access) & Access::REMOTE;
         let atomic = need.contains(Access::REMOTE_ATOMIC);
-        let expect = if atomic && (len != 8 || addr % 8 != 0) {
+        let expect = if atomic && (len != 8 || !addr.is_multiple_of(8)) {
             Err(AccessError::Misaligned)
         } else {
             self.expect(pd, Some(qp), key, addr, len, need)
         };
         let expect = expect.and_then(|start| {
-            let misaligned = atomic && start % 8 != 0;
+            let misaligned = atomic && !start.is_multiple_of(8);
             if misaligned {
                 Err(AccessError::Misaligned)
             } else {
