@@ -1,0 +1,26 @@
+//! A preload library that answers for the files of the adapter that no kernel driver made:
+//! `/dev/infiniband/quipu0` and what lies below `/sys/class/infiniband/quipu0` and
+//! `/sys/class/infiniband_verbs/quipu0`.
+//!
+//! Programs look there beside the verbs calls: UCX insists on the character device, NCCL and MPI
+//! read the port's GID attributes, scripts list folders. The functions of libc that take a path are
+//! defined here (`files`, `stats`, `folders`); a path that is not ours, which a look at its first
+//! bytes tells, goes on to the real function at once. What is ours is described by `tree`.
+//!
+//! * The device is `/dev/null` to whoever opens it: readable, writable, a character device.
+//! * A file of /sys is a memfd with its text; a folder is listed from `tree`.
+//! * Nothing is written to any disk, and nothing outlives the process.
+//!
+//! These functions run before main, in signal handlers, and in forked children, so they take no
+//! lock and allocate nothing, except where a file of ours is opened. They cannot pass the panic wall
+//! of `quipu_cabi` for that reason; they are written so that nothing in them can panic.
+#![no_std]
+
+extern crate std;
+
+mod files;
+mod folders;
+mod live;
+mod real;
+mod stats;
+mod tree;

@@ -1,0 +1,145 @@
+//! What depends on the device's address: asked of the engine, once, when a program first reads it.
+
+use core::ffi::CStr;
+use core::fmt::Write;
+use std::sync::OnceLock;
+
+use libc::c_char;
+use quipu_abi_types::{
+    ENGINE_API_SYMBOL, ENGINE_FILE_NAME, EngineApi, EngineApiFn, EngineDevice, EngineStatus,
+};
+use quipu_cabi::symbol_beside;
+
+use crate::tree::Text;
+
+/// Room for the text of any file.
+pub(crate) const TEXT: usize = 64;
+
+/// A text of at most [`TEXT`] bytes; what does not fit is cut.
+pub(crate) struct Buffer {
+    bytes: [u8; TEXT],
+    length: usize,
+}
+
+impl Buffer {
+    const fn new() -> Self {
+        Self {
+            bytes: [0; TEXT],
+            length: 0,
+        }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or(&[])
+    }
+}
+
+impl Write for Buffer {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        for (slot, byte) in self.bytes.iter_mut().skip(self.length).zip(text.bytes()) {
+            *slot = byte;
+            self.length += 1;
+        }
+        Ok(())
+    }
+}
+
+/// What is shown of the device.
+struct Facts {
+    guid: u64,
+    gid: [u8; 16],
+    interface: Option<[c_char; libc::IF_NAMESIZE]>,
+}
+
+static FACTS: OnceLock<Option<Facts>> = OnceLock::new();
+
+fn facts() -> Option<&'static Facts> {
+    FACTS.get_or_init(ask).as_ref()
+}
+
+fn ask() -> Option<Facts> {
+    let own = (&raw const FACTS).cast();
+    let symbol = symbol_beside(own, ENGINE_FILE_NAME, ENGINE_API_SYMBOL).ok()?;
+    // SAFETY: the engine exports this symbol with this type, and its table lives as long as the
+    // process.
+    let api = unsafe {
+        core::mem::transmute::<*mut libc::c_void, EngineApiFn>(symbol)().as_ref::<'static>()
+    };
+    let api: &EngineApi = api.filter(|api| api.is_of_this_build())?;
+    // SAFETY: the structure consists of integers.
+    let mut device: EngineDevice = unsafe { core::mem::zeroed() };
+    let mut count = 0;
+    // SAFETY: `device` has room for one.
+    let status = unsafe { (api.list_devices)(&mut device, 1, &mut count) };
+    if status != EngineStatus::Ok.code() || count == 0 {
+        return None;
+    }
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: if_indextoname(3) writes at most IF_NAMESIZE bytes.
+    let named = unsafe { libc::if_indextoname(device.gid.ndev_ifindex, name.as_mut_ptr()) };
+    // SAFETY: every bit pattern is a GID.
+    let gid = unsafe { device.gid.gid.raw };
+    Some(Facts {
+        guid: device.guid,
+        gid,
+        interface: (!named.is_null()).then_some(name),
+    })
+}
+
+/// The name of the network interface that has the device's address.
+pub(crate) fn interface() -> Option<&'static CStr> {
+    let name = facts()?.interface.as_ref()?;
+    // SAFETY: if_indextoname(3) closes the name with a zero.
+    Some(unsafe { CStr::from_ptr(name.as_ptr()) })
+}
+
+/// The text of a file; none if the device is not there to ask.
+pub(crate) fn text(text: Text) -> Option<Buffer> {
+    let mut buffer = Buffer::new();
+    let written = match text {
+        Text::Fixed(text) => buffer.write_str(text),
+        Text::Gid => groups(&mut buffer, &facts()?.gid),
+        // The GUID is kept big endian: its bytes in memory are in the order of writing.
+        Text::Guid => groups(&mut buffer, &facts()?.guid.to_ne_bytes()),
+        Text::Interface => writeln!(buffer, "{}", interface()?.to_str().ok()?),
+    };
+    written.ok()?;
+    Some(buffer)
+}
+
+/// Two bytes to a group, as sysfs shows GIDs and GUIDs.
+fn groups(buffer: &mut Buffer, bytes: &[u8]) -> core::fmt::Result {
+    for (index, pair) in bytes.chunks(2).enumerate() {
+        buffer.write_str(if index == 0 { "" } else { ":" })?;
+        for byte in pair {
+            write!(buffer, "{byte:02x}")?;
+        }
+    }
+    buffer.write_str("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gid_is_written_as_sysfs_does() {
+        let mut buffer = Buffer::new();
+        let mut gid = [0u8; 16];
+        (gid[10], gid[11], gid[12], gid[15]) = (0xff, 0xff, 10, 7);
+        groups(&mut buffer, &gid).unwrap();
+        assert_eq!(
+            buffer.as_bytes(),
+            b"0000:0000:0000:0000:0000:ffff:0a00:0007\n"
+        );
+    }
+
+    #[test]
+    fn too_long_a_text_is_cut() {
+        let mut buffer = Buffer::new();
+        for _ in 0..10 {
+            buffer.write_str("0123456789").unwrap();
+        }
+        assert_eq!(buffer.as_bytes().len(), TEXT);
+    }
+}

@@ -1,0 +1,226 @@
+//! stat and its kin, access and its kin, readlink.
+
+use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
+
+use crate::real::{fail, ours, real};
+use crate::tree::{Folder, Node, find};
+
+/// The numbers of the first uverbs device, which this one would be.
+const DEVICE: (c_uint, c_uint) = (231, 192);
+
+/// The type and permissions of a node.
+pub(crate) fn mode(node: Node) -> mode_t {
+    match node {
+        Node::Folder(_) => libc::S_IFDIR | 0o755,
+        Node::File(_) => libc::S_IFREG | 0o444,
+        Node::Device => libc::S_IFCHR | 0o666,
+    }
+}
+
+/// A file of /sys says that it has a page, whatever it holds.
+fn size(node: Node) -> u64 {
+    if matches!(node, Node::File(_)) {
+        4096
+    } else {
+        0
+    }
+}
+
+/// A number of its own for each path: its FNV-1a hash.
+fn inode(path: &[u8]) -> u64 {
+    path.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// What is ours at a path. A folder that other devices may share is ours only if the system has
+/// none.
+///
+/// # Safety
+///
+/// `path` is null or zero-terminated.
+#[inline]
+pub(crate) unsafe fn node<'a>(path: *const c_char) -> Option<(&'a [u8], Node)> {
+    // SAFETY: passed on from the caller.
+    let bytes = unsafe { ours(path) }?;
+    let node = find(bytes)?;
+    if let Node::Folder(Folder::Fixed(index)) = node
+        && crate::tree::FOLDERS.get(index)?.shared
+    {
+        // SAFETY: a system call that reads a zero-terminated path.
+        let real = unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, libc::F_OK) };
+        if real == 0 {
+            return None;
+        }
+    }
+    Some((bytes, node))
+}
+
+/// Fills in a `struct stat`.
+///
+/// # Safety
+///
+/// `out` is valid for writing.
+unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
+    if out.is_null() {
+        return fail(libc::EFAULT);
+    }
+    // SAFETY: the structure consists of integers.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    stat.st_ino = inode(path);
+    stat.st_mode = mode(node);
+    stat.st_nlink = 1;
+    stat.st_size = size(node) as i64;
+    stat.st_blksize = 4096;
+    stat.st_rdev = device(node);
+    // SAFETY: "valid for writing".
+    unsafe { out.write(stat) };
+    0
+}
+
+fn device(node: Node) -> dev_t {
+    if node == Node::Device {
+        libc::makedev(DEVICE.0, DEVICE.1)
+    } else {
+        0
+    }
+}
+
+/// Defines a function of the stat family. All take the path before the structure, and are answered
+/// alike, since none of ours is a symbolic link.
+macro_rules! stat_like {
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+        /// Stands in front of the function of this name.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($before: $ty,)* path: *const c_char, out: *mut libc::stat $(, $after: $ta)*
+        ) -> c_int {
+            // SAFETY: the program passes a path, and room for the structure.
+            if let Some((bytes, node)) = unsafe { node(path) } {
+                // SAFETY: as above.
+                return unsafe { fill(bytes, node, out) };
+            }
+            real!($real: fn($($ty,)* *const c_char, *mut libc::stat $(, $ta)*) -> c_int,
+                ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS))
+        }
+    )*};
+}
+
+stat_like! {
+    stat(;) c"stat";
+    stat64(;) c"stat64";
+    lstat(;) c"lstat";
+    lstat64(;) c"lstat64";
+    fstatat(dir: c_int; flags: c_int) c"fstatat";
+    fstatat64(dir: c_int; flags: c_int) c"fstatat64";
+    __xstat(version: c_int;) c"__xstat";
+    __xstat64(version: c_int;) c"__xstat64";
+    __lxstat(version: c_int;) c"__lxstat";
+    __lxstat64(version: c_int;) c"__lxstat64";
+    __fxstatat(version: c_int, dir: c_int; flags: c_int) c"__fxstatat";
+    __fxstatat64(version: c_int, dir: c_int; flags: c_int) c"__fxstatat64";
+}
+
+/// Stands in front of statx(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn statx(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    out: *mut libc::statx,
+) -> c_int {
+    // SAFETY: the program passes a path.
+    let Some((bytes, node)) = (unsafe { node(path) }) else {
+        return real!(
+            c"statx": fn(c_int, *const c_char, c_int, c_uint, *mut libc::statx) -> c_int,
+            (dir, path, flags, mask, out) else fail(libc::ENOSYS)
+        );
+    };
+    if out.is_null() {
+        return fail(libc::EFAULT);
+    }
+    // SAFETY: the structure consists of integers.
+    let mut stat: libc::statx = unsafe { core::mem::zeroed() };
+    stat.stx_mask = libc::STATX_TYPE
+        | libc::STATX_MODE
+        | libc::STATX_INO
+        | libc::STATX_NLINK
+        | libc::STATX_SIZE;
+    stat.stx_ino = inode(bytes);
+    stat.stx_mode = mode(node) as u16;
+    stat.stx_nlink = 1;
+    stat.stx_size = size(node);
+    stat.stx_blksize = 4096;
+    if node == Node::Device {
+        (stat.stx_rdev_major, stat.stx_rdev_minor) = DEVICE;
+    }
+    // SAFETY: the program passes room for the structure.
+    unsafe { out.write(stat) };
+    0
+}
+
+/// Whether everybody may do what is asked (`R_OK`, `W_OK`, `X_OK`); root is no exception, as on
+/// read-only files of /sys.
+fn allowed(node: Node, asked: c_int) -> c_int {
+    let denied = match node {
+        Node::Folder(_) => libc::W_OK,
+        Node::File(_) => libc::W_OK | libc::X_OK,
+        Node::Device => libc::X_OK,
+    };
+    if asked & denied == 0 {
+        0
+    } else {
+        fail(libc::EACCES)
+    }
+}
+
+/// Defines a function of the access family.
+macro_rules! access_like {
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+        /// Stands in front of the function of this name.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($before: $ty,)* path: *const c_char, asked: c_int $(, $after: $ta)*
+        ) -> c_int {
+            // SAFETY: the program passes a path.
+            if let Some((_, node)) = unsafe { node(path) } {
+                return allowed(node, asked);
+            }
+            real!($real: fn($($ty,)* *const c_char, c_int $(, $ta)*) -> c_int,
+                ($($before,)* path, asked $(, $after)*) else fail(libc::ENOSYS))
+        }
+    )*};
+}
+
+access_like! {
+    access(;) c"access";
+    eaccess(;) c"eaccess";
+    euidaccess(;) c"euidaccess";
+    faccessat(dir: c_int; flags: c_int) c"faccessat";
+}
+
+/// Defines a function of the readlink family: none of ours is a symbolic link.
+macro_rules! readlink_like {
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+        /// Stands in front of the function of this name.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($before: $ty,)* path: *const c_char, out: *mut c_char, room: size_t $(, $after: $ta)*
+        ) -> ssize_t {
+            // SAFETY: the program passes a path.
+            if unsafe { node(path) }.is_some() {
+                return fail(libc::EINVAL) as ssize_t;
+            }
+            real!($real: fn($($ty,)* *const c_char, *mut c_char, size_t $(, $ta)*) -> ssize_t,
+                ($($before,)* path, out, room $(, $after)*) else fail(libc::ENOSYS) as ssize_t)
+        }
+    )*};
+}
+
+readlink_like! {
+    readlink(;) c"readlink";
+    readlinkat(dir: c_int;) c"readlinkat";
+    __readlink_chk(; known: size_t) c"__readlink_chk";
+    __readlinkat_chk(dir: c_int; known: size_t) c"__readlinkat_chk";
+}

@@ -1,0 +1,312 @@
+//! The files, by their path. Pure: no call to the system is made here.
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// A folder, with its place in [`FOLDERS`], or the folder of the device's interfaces.
+    Folder(Folder),
+    /// A file, and its text.
+    File(Text),
+    /// The character device.
+    Device,
+}
+
+/// A folder that can be listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Folder {
+    /// An entry of [`FOLDERS`].
+    Fixed(usize),
+    /// The network interfaces of the device: one.
+    Interfaces,
+    /// That interface.
+    Interface,
+}
+
+/// The text of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    /// Always the same.
+    Fixed(&'static str),
+    /// The GID, as eight groups of hexadecimal digits.
+    Gid,
+    /// The node GUID, as four groups.
+    Guid,
+    /// The name of the network interface that has the device's address.
+    Interface,
+}
+
+/// An entry of a folder.
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    kind: Kind,
+}
+
+enum Kind {
+    Folder,
+    File(Text),
+    Device,
+    Interfaces,
+}
+
+/// A folder and what is in it.
+pub(crate) struct Fixed {
+    path: &'static str,
+    pub(crate) entries: &'static [Entry],
+    /// Whether a kernel with other RDMA devices may have a folder of this path, which then counts.
+    pub(crate) shared: bool,
+}
+
+const fn folder(name: &'static str) -> Entry {
+    Entry {
+        name,
+        kind: Kind::Folder,
+    }
+}
+const fn text(name: &'static str, text: &'static str) -> Entry {
+    Entry {
+        name,
+        kind: Kind::File(Text::Fixed(text)),
+    }
+}
+const fn live(name: &'static str, text: Text) -> Entry {
+    Entry {
+        name,
+        kind: Kind::File(text),
+    }
+}
+const fn at(path: &'static str, entries: &'static [Entry]) -> Fixed {
+    Fixed {
+        path,
+        entries,
+        shared: false,
+    }
+}
+const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
+    Fixed {
+        path,
+        entries,
+        shared: true,
+    }
+}
+
+/// Every folder of which the content is known beforehand.
+pub(crate) static FOLDERS: [Fixed; 13] = [
+    shared(
+        "/dev/infiniband",
+        &[Entry {
+            name: "quipu0",
+            kind: Kind::Device,
+        }],
+    ),
+    shared("/sys/class/infiniband", &[folder("quipu0")]),
+    shared("/sys/class/infiniband_verbs", &[folder("quipu0")]),
+    at(
+        "/sys/class/infiniband_verbs/quipu0",
+        &[
+            text("ibdev", "quipu0\n"),
+            text("abi_version", "1\n"),
+            text("dev", "231:192\n"),
+        ],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0",
+        &[
+            folder("device"),
+            folder("ports"),
+            text("fw_ver", "\n"),
+            text("node_desc", "quipu0\n"),
+            live("node_guid", Text::Guid),
+            text("node_type", "1: CA\n"),
+            live("sys_image_guid", Text::Guid),
+        ],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/device",
+        &[
+            Entry {
+                name: "net",
+                kind: Kind::Interfaces,
+            },
+            text("numa_node", "-1\n"),
+        ],
+    ),
+    at("/sys/class/infiniband/quipu0/ports", &[folder("1")]),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1",
+        &[
+            text("cap_mask", "0x04010000\n"),
+            folder("gid_attrs"),
+            folder("gids"),
+            text("lid", "0x0\n"),
+            text("lid_mask_count", "0\n"),
+            text("link_layer", "Ethernet\n"),
+            text("phys_state", "5: LinkUp\n"),
+            folder("pkeys"),
+            text("rate", "100 Gb/sec (4X EDR)\n"),
+            text("sm_lid", "0x0\n"),
+            text("sm_sl", "0\n"),
+            text("state", "4: ACTIVE\n"),
+        ],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1/gids",
+        &[live("0", Text::Gid)],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1/pkeys",
+        &[text("0", "0xffff\n")],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1/gid_attrs",
+        &[folder("ndevs"), folder("types")],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1/gid_attrs/ndevs",
+        &[live("0", Text::Interface)],
+    ),
+    at(
+        "/sys/class/infiniband/quipu0/ports/1/gid_attrs/types",
+        &[text("0", "RoCE v2\n")],
+    ),
+];
+
+const INTERFACES: &[u8] = b"/sys/class/infiniband/quipu0/device/net";
+
+/// The longest path that can be ours, with what a careless writer adds to it.
+const LONGEST: usize = 256;
+
+/// What an absolute path names, if it is one of ours. Repeated slashes, slashes at the end, `.` and
+/// `..` are understood as the kernel does (none of ours is a symbolic link).
+pub(crate) fn find(path: &[u8]) -> Option<Node> {
+    let mut buffer = [0u8; LONGEST];
+    let path = simplify(path, &mut buffer)?;
+    if path == INTERFACES {
+        return Some(Node::Folder(Folder::Interfaces));
+    }
+    if path.len() > INTERFACES.len() + 1 && path.starts_with(INTERFACES) {
+        let deeper = path
+            .iter()
+            .skip(INTERFACES.len() + 1)
+            .any(|byte| *byte == b'/');
+        return (!deeper).then_some(Node::Folder(Folder::Interface));
+    }
+    if let Some(index) = FOLDERS
+        .iter()
+        .position(|folder| folder.path.as_bytes() == path)
+    {
+        return Some(Node::Folder(Folder::Fixed(index)));
+    }
+    let cut = path.iter().rposition(|byte| *byte == b'/')?;
+    let (parent, name) = (path.get(..cut)?, path.get(cut + 1..)?);
+    let parent = FOLDERS
+        .iter()
+        .find(|folder| folder.path.as_bytes() == parent)?;
+    let entry = parent
+        .entries
+        .iter()
+        .find(|entry| entry.name.as_bytes() == name)?;
+    match entry.kind {
+        Kind::File(text) => Some(Node::File(text)),
+        Kind::Device => Some(Node::Device),
+        Kind::Folder | Kind::Interfaces => None,
+    }
+}
+
+/// Writes a path to `buffer` without empty components, `.` and `..`.
+pub(crate) fn simplify<'a>(path: &[u8], buffer: &'a mut [u8; LONGEST]) -> Option<&'a [u8]> {
+    let mut length = 0;
+    for part in path.split(|byte| *byte == b'/') {
+        if part.is_empty() || part == b"." {
+            continue;
+        }
+        if part == b".." {
+            // One component less, if there is one.
+            length = buffer
+                .get(..length)?
+                .iter()
+                .rposition(|byte| *byte == b'/')
+                .unwrap_or(0);
+            continue;
+        }
+        *buffer.get_mut(length)? = b'/';
+        buffer
+            .get_mut(length + 1..length + 1 + part.len())?
+            .copy_from_slice(part);
+        length += 1 + part.len();
+    }
+    buffer.get(..length)
+}
+
+impl Entry {
+    /// Whether it is a folder, for `d_type`.
+    pub(crate) fn is_folder(&self) -> bool {
+        matches!(self.kind, Kind::Folder | Kind::Interfaces)
+    }
+
+    /// Whether it is the character device, for `d_type`.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::format;
+
+    #[test]
+    fn every_entry_of_every_folder_is_found_under_its_path() {
+        for folder in &FOLDERS {
+            assert!(matches!(
+                find(folder.path.as_bytes()),
+                Some(Node::Folder(_))
+            ));
+            for entry in folder.entries {
+                let path = format!("{}/{}", folder.path, entry.name);
+                let found = find(path.as_bytes());
+                assert!(found.is_some(), "{path}");
+                assert_eq!(
+                    matches!(found, Some(Node::Folder(_))),
+                    entry.is_folder(),
+                    "{path}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn careless_spellings_are_understood_and_others_are_not_ours() {
+        let types = Some(Node::File(Text::Fixed("RoCE v2\n")));
+        let path = b"/sys//class/./infiniband/quipu0/ports/1/gid_attrs/types/0/";
+        assert_eq!(find(path), types);
+        assert_eq!(find(b"/dev/infiniband/quipu0"), Some(Node::Device));
+        assert_eq!(
+            find(b"/dev/infiniband/../../dev/infiniband/quipu0"),
+            Some(Node::Device)
+        );
+        for other in [
+            &b"/dev/infiniband/uverbs0"[..],
+            b"/sys/class/infiniband/mlx5_0",
+            b"/sys/class/infiniband/quipu0/../mlx5_0",
+            b"/../..",
+            b"/sys/class/infiniband/quipu0/ports/2",
+            b"/dev/null",
+            b"",
+            &[b'a'; 1000],
+        ] {
+            assert_eq!(find(other), None);
+        }
+    }
+
+    #[test]
+    fn an_interface_is_a_folder_without_depth() {
+        let net = "/sys/class/infiniband/quipu0/device/net";
+        assert_eq!(find(net.as_bytes()), Some(Node::Folder(Folder::Interfaces)));
+        let interface = format!("{net}/eth0");
+        assert_eq!(
+            find(interface.as_bytes()),
+            Some(Node::Folder(Folder::Interface))
+        );
+        assert_eq!(find(format!("{net}/eth0/mtu").as_bytes()), None);
+    }
+}
