@@ -1,20 +1,15 @@
 //! The programs of the system look at the adapter's files through the library.
 
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The library that cargo built beside this test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
-    folder.join("libquipu_shim.so")
-}
+#[path = "../../types/testing/cdylib.rs"]
+mod cdylib;
 
 /// Runs a line of shell with the library preloaded.
 fn shell(line: &str) -> Output {
     Command::new("sh")
         .args(["-c", line])
-        .env("LD_PRELOAD", library())
+        .env("LD_PRELOAD", cdylib::built("quipu-shim", "quipu_shim"))
         .output()
         .unwrap()
 }
