@@ -1,0 +1,162 @@
+//! Which address of this host the device has.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::sys::{RawAddr, check};
+
+/// An address of an interface of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// The interface's name.
+    pub interface: String,
+    /// The interface's index; the scope of a link-local IPv6 address.
+    pub index: u32,
+    /// Whether the interface is up.
+    pub up: bool,
+    /// Whether the interface is the loopback.
+    pub loopback: bool,
+}
+
+impl HostAddress {
+    /// True for an address that other hosts may reach: not loopback, not link-local.
+    fn is_reachable(&self) -> bool {
+        let scope = match self.ip {
+            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified(),
+            IpAddr::V6(v6) => {
+                !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified()
+            }
+        };
+        self.up && !self.loopback && scope
+    }
+
+    /// The scope identifier that a socket address with this address needs, 0 for most.
+    #[must_use]
+    pub fn scope_id(&self) -> u32 {
+        match self.ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => self.index,
+            _ => 0,
+        }
+    }
+}
+
+/// All IPv4 and IPv6 addresses of this host, in the kernel's order.
+///
+/// # Errors
+///
+/// What `getifaddrs` reports.
+pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: getifaddrs fills in one pointer, a live variable.
+    check(unsafe { libc::getifaddrs(&raw mut list) })?;
+    let mut addresses = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: getifaddrs made a list of entries, ended by null, that lives until freeifaddrs.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // SAFETY: the address is null or complete for its family.
+        let Some(address) = (unsafe { RawAddr::decode(entry.ifa_addr) }) else {
+            continue;
+        };
+        // SAFETY: the name is a zero-terminated string that lives as long as the list.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        // SAFETY: as above.
+        let index = unsafe { libc::if_nametoindex(entry.ifa_name) };
+        addresses.push(HostAddress {
+            ip: address.ip(),
+            interface: name.to_string_lossy().into_owned(),
+            index,
+            up: entry.ifa_flags & libc::IFF_UP as u32 != 0,
+            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+        });
+    }
+    // SAFETY: the list came from getifaddrs and is freed once.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+/// The address that a device gets when none is asked for: the first reachable IPv4 address, else
+/// the first reachable IPv6 address, else the loopback.
+#[must_use]
+pub fn default_address(addresses: &[HostAddress]) -> HostAddress {
+    let reachable = |v4: bool| {
+        addresses
+            .iter()
+            .find(|a| a.ip.is_ipv4() == v4 && a.is_reachable())
+    };
+    let loopback = |ip: IpAddr| addresses.iter().find(|a| a.up && a.ip == ip);
+    reachable(true)
+        .or_else(|| reachable(false))
+        .or_else(|| loopback(Ipv4Addr::LOCALHOST.into()))
+        .or_else(|| loopback(Ipv6Addr::LOCALHOST.into()))
+        .cloned()
+        .unwrap_or_else(|| HostAddress {
+            ip: Ipv4Addr::LOCALHOST.into(),
+            interface: "lo".into(),
+            index: 1,
+            up: false,
+            loopback: true,
+        })
+}
+
+/// The interface that has `ip`. Every address of 127.0.0.0/8 belongs to the loopback.
+#[must_use]
+pub fn find_address(addresses: &[HostAddress], ip: IpAddr) -> Option<HostAddress> {
+    let exact = addresses.iter().find(|a| a.ip == ip).cloned();
+    exact.or_else(|| {
+        let loopback = addresses.iter().find(|a| a.loopback && a.ip.is_ipv4())?;
+        let local = matches!(ip, IpAddr::V4(v4) if v4.is_loopback());
+        local.then(|| HostAddress {
+            ip,
+            ..loopback.clone()
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(ip: &str, interface: &str) -> HostAddress {
+        HostAddress {
+            ip: ip.parse().unwrap(),
+            interface: interface.into(),
+            index: 7,
+            up: true,
+            loopback: interface == "lo",
+        }
+    }
+
+    #[test]
+    fn prefers_reachable_ipv4_then_ipv6_then_loopback() {
+        let lo = address("127.0.0.1", "lo");
+        let local = address("fe80::1", "eth0");
+        let v6 = address("2001:db8::1", "eth0");
+        let v4 = address("10.0.0.1", "eth1");
+        let all = [lo.clone(), local.clone(), v6.clone(), v4.clone()];
+        assert_eq!(default_address(&all), v4);
+        assert_eq!(default_address(&all[..3]), v6);
+        assert_eq!(default_address(&all[..2]), lo);
+        let down = HostAddress { up: false, ..v4 };
+        assert_eq!(default_address(&[lo.clone(), down]), lo);
+        assert_eq!(local.scope_id(), 7);
+        assert_eq!(v6.scope_id(), 0);
+        assert_eq!(
+            find_address(&all, "127.0.0.9".parse().unwrap())
+                .unwrap()
+                .interface,
+            "lo"
+        );
+        assert_eq!(find_address(&all, "10.9.9.9".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn lists_the_loopback() {
+        let all = host_addresses().unwrap();
+        assert!(all.iter().any(|a| a.loopback && a.ip.is_loopback()));
+    }
+}

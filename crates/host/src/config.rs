@@ -1,0 +1,170 @@
+//! How an engine is set up. One struct; the environment is read here and nowhere else.
+
+use std::net::IpAddr;
+
+/// Settings of an engine.
+///
+/// # Environment
+///
+/// [`Config::from_env`] reads these variables; an empty one counts as not set.
+///
+/// | variable | values | meaning |
+/// |---|---|---|
+/// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
+/// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
+/// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
+/// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
+/// | `QUIPU_ARENA_MB` | 1 to 65536, default 1024 | most shared memory (sparse, used as needed) for channels to peers on this host |
+/// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The address of the device. `None`: the first address of an interface that is up and not the
+    /// loopback, IPv4 before global IPv6; without one, 127.0.0.1.
+    pub address: Option<IpAddr>,
+    /// How peers on this host are reached.
+    pub same_host: SameHost,
+    /// Whether the memory of peers on this host is accessed directly.
+    pub peer_memory: PeerMemoryPolicy,
+    /// Congestion control of TCP connections. `None`: the system's default, except that `bbr` is
+    /// replaced by `cubic`, or by `reno` where that is not allowed.
+    pub congestion: Option<String>,
+    /// Size in bytes of the shared memory that channels to peers on this host are cut from.
+    /// Sparse: only what is used is backed by memory.
+    pub arena_bytes: usize,
+    /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
+    pub log: Option<String>,
+}
+
+/// How peers on this host are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SameHost {
+    /// Through shared memory where that works, else by TCP.
+    #[default]
+    Auto,
+    /// By TCP, as any other peer.
+    Never,
+}
+
+/// Whether the memory of peers on this host is accessed directly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerMemoryPolicy {
+    /// Where the kernel allows it.
+    #[default]
+    Auto,
+    /// Where the kernel allows it; and declare this process accessible to others of the same user
+    /// (`PR_SET_PTRACER_ANY`), which Yama's `ptrace_scope` 1 would otherwise refuse.
+    Allow,
+    /// Never: bytes are copied through shared memory.
+    Never,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            address: None,
+            same_host: SameHost::Auto,
+            peer_memory: PeerMemoryPolicy::Auto,
+            congestion: None,
+            arena_bytes: 1 << 30,
+            log: None,
+        }
+    }
+}
+
+/// A variable of the environment that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value} is not valid: it must be {expected}; correct it or unset it")]
+pub struct ConfigError {
+    /// The variable.
+    pub name: &'static str,
+    /// What it was set to.
+    pub value: String,
+    /// What is allowed.
+    pub expected: &'static str,
+}
+
+impl Config {
+    /// The settings that the process's environment asks for.
+    ///
+    /// # Errors
+    ///
+    /// A variable with a value that is not allowed.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// As [`from_env`](Self::from_env), with the variables looked up by `lookup`.
+    ///
+    /// # Errors
+    ///
+    /// A variable with a value that is not allowed.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let lookup = |name| lookup(name).filter(|value| !value.trim().is_empty());
+        let mut config = Self::default();
+        if let Some(value) = lookup("QUIPU_ADDRESS") {
+            let address = value.trim().parse();
+            config.address =
+                Some(address.map_err(|_| bad("QUIPU_ADDRESS", value, "an IP address"))?);
+        }
+        if let Some(value) = lookup("QUIPU_SAME_HOST") {
+            config.same_host = match value.trim() {
+                "auto" => SameHost::Auto,
+                "never" => SameHost::Never,
+                _ => return Err(bad("QUIPU_SAME_HOST", value, "auto or never")),
+            };
+        }
+        if let Some(value) = lookup("QUIPU_PEER_MEMORY") {
+            config.peer_memory = match value.trim() {
+                "auto" => PeerMemoryPolicy::Auto,
+                "allow" => PeerMemoryPolicy::Allow,
+                "never" => PeerMemoryPolicy::Never,
+                _ => return Err(bad("QUIPU_PEER_MEMORY", value, "auto, allow or never")),
+            };
+        }
+        if let Some(value) = lookup("QUIPU_ARENA_MB") {
+            let megabytes = value
+                .trim()
+                .parse()
+                .ok()
+                .filter(|mb| (1..=65_536).contains(mb));
+            let megabytes: usize = megabytes
+                .ok_or_else(|| bad("QUIPU_ARENA_MB", value, "a number from 1 to 65536"))?;
+            config.arena_bytes = megabytes << 20;
+        }
+        config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
+        config.log = lookup("QUIPU_LOG");
+        Ok(config)
+    }
+}
+
+fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
+    ConfigError {
+        name,
+        value,
+        expected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_environment() {
+        let config = Config::from_lookup(|name| match name {
+            "QUIPU_ADDRESS" => Some(" ::1 ".into()),
+            "QUIPU_SAME_HOST" => Some("never".into()),
+            "QUIPU_ARENA_MB" => Some("16".into()),
+            "QUIPU_CONGESTION" => Some(String::new()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!(config.address, Some("::1".parse().unwrap()));
+        assert_eq!(config.same_host, SameHost::Never);
+        assert_eq!(config.arena_bytes, 16 << 20);
+        assert_eq!(config.congestion, None);
+        let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("QUIPU_ADDRESS=eth0") && text.contains("an IP address"));
+    }
+}

@@ -1,0 +1,366 @@
+//! What is behind the engine's lock: the adapter and everything that moves bytes for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quipu_nic::{Action, Adapter, Event, Time};
+
+use super::events::{CompletionEvent, Events};
+use crate::clock::Clock;
+use crate::link::{Links, Reach, Waiting};
+use crate::net::Net;
+use crate::net::token::Token;
+use crate::sys::{Epoll, EventFd, ReadyList};
+
+/// Polls that share one reading of the clock, while they find nothing.
+const POLLS_PER_READING: u32 = 16;
+/// Polls between two questions to epoll: while hot streams are tried directly but others are
+/// open, and while only listeners and links are there.
+const POLLS_PER_LOOK_HOT: u32 = 8;
+const POLLS_PER_LOOK_IDLE: u32 = 256;
+/// Rounds of actions, bytes and events that one call goes through before it returns.
+const ROUNDS: usize = 64;
+
+/// What the helper thread is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HelperMode {
+    /// It has not been started.
+    Absent,
+    /// It sleeps for a moment: somebody else makes progress, or will be noticed not to.
+    Dozing,
+    /// It waits for descriptors, and whoever wants progress must make it one of them.
+    Armed,
+    /// It sleeps until it is called: a thread of the program waits for descriptors.
+    Resting,
+}
+
+/// Everything that needs the lock.
+pub(crate) struct Core {
+    pub(crate) adapter: Adapter,
+    pub(crate) net: Net,
+    pub(crate) links: Links,
+    pub(crate) events: Events,
+    pub(crate) helper: HelperMode,
+    /// A thread of the program waits for descriptors on behalf of all.
+    pub(crate) driver: bool,
+    /// How often a thread of the program has begun to do so.
+    pub(crate) drives: u64,
+    /// When whoever waits for descriptors will wake by itself; `None` while nobody waits.
+    pub(crate) wakes_at: Option<Time>,
+    clock: Clock,
+    epoll: Arc<Epoll>,
+    bell: Arc<EventFd>,
+    /// Taken out while it is being worked off.
+    ready: Option<Box<ReadyList>>,
+    /// Polls in a row that found nothing.
+    empty_polls: u32,
+    polls_since_look: u32,
+}
+
+/// What a core is made of.
+pub(crate) struct Parts {
+    pub(crate) adapter: Adapter,
+    pub(crate) net: Net,
+    pub(crate) links: Links,
+    pub(crate) epoll: Arc<Epoll>,
+    pub(crate) bell: Arc<EventFd>,
+}
+
+impl Core {
+    /// A core with nothing going on.
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            adapter: parts.adapter,
+            net: parts.net,
+            links: parts.links,
+            events: Events::new(),
+            helper: HelperMode::Absent,
+            driver: false,
+            drives: 0,
+            wakes_at: None,
+            clock: Clock::new(),
+            epoll: parts.epoll,
+            bell: parts.bell,
+            ready: None,
+            empty_polls: 0,
+            polls_since_look: 0,
+        }
+    }
+
+    /// The time now.
+    #[inline]
+    pub(crate) fn now(&mut self) -> Time {
+        self.clock.now()
+    }
+
+    /// The time of the last reading.
+    #[inline]
+    pub(crate) fn recent(&self) -> Time {
+        self.clock.recent()
+    }
+
+    /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> u32 {
+        let fresh = self.empty_polls % POLLS_PER_READING == 0;
+        let now = if fresh {
+            self.clock.now()
+        } else {
+            self.clock.recent()
+        };
+        let mut any = self.adapter.progress(now);
+        any |= self.net.poll_hot(&mut self.adapter, now);
+        self.polls_since_look += 1;
+        if self.polls_since_look >= self.polls_per_look() {
+            any |= self.look(now);
+        }
+        if fresh {
+            self.run_timers(now);
+        }
+        if any {
+            self.empty_polls = 0;
+        } else {
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            self.adapter.release_acks();
+        }
+        self.settle(now);
+        self.empty_polls
+    }
+
+    /// A poll that found completions at once: progress was made, so nobody need yield.
+    #[inline]
+    pub(crate) fn poll_hit(&mut self) {
+        self.empty_polls = 0;
+    }
+
+    #[inline]
+    fn polls_per_look(&self) -> u32 {
+        match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
+            (true, false) => 1,
+            (true, true) => POLLS_PER_LOOK_HOT,
+            (false, _) => POLLS_PER_LOOK_IDLE,
+        }
+    }
+
+    /// Asks epoll, without waiting.
+    fn look(&mut self, now: Time) -> bool {
+        self.polls_since_look = 0;
+        let mut ready = self
+            .ready
+            .take()
+            .unwrap_or_else(|| Box::new(ReadyList::new()));
+        // The set and the list are valid, so this cannot fail.
+        let _ = self.epoll.wait(&mut ready, Some(Duration::ZERO));
+        let any = self.dispatch(now, &ready);
+        self.ready = Some(ready);
+        any
+    }
+
+    /// Makes all the progress that can be made without waiting.
+    pub(crate) fn run(&mut self) -> bool {
+        let now = self.clock.now();
+        let mut any = self.adapter.progress(now);
+        any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.look(now);
+        self.run_timers(now);
+        if !any {
+            self.adapter.release_acks();
+        }
+        self.settle(now);
+        any
+    }
+
+    /// Handles what epoll found.
+    pub(crate) fn dispatch(&mut self, now: Time, ready: &ReadyList) -> bool {
+        let mut any = false;
+        let adapter = &mut self.adapter;
+        for item in ready.iter() {
+            match Token::from_bits(item.token) {
+                Some(Token::Bell) => self.bell.clear(),
+                Some(Token::Listener(index)) => any |= self.net.accept(adapter, now, index),
+                Some(Token::Stream(slot)) => {
+                    any |= self.net.stream_ready(adapter, now, slot, item.events);
+                }
+                Some(Token::LinkListener(index)) => self.links.accept(now, index),
+                Some(Token::Link(slot)) => {
+                    any = true;
+                    self.links.ready(adapter, now, slot, item.events);
+                }
+                None => {}
+            }
+        }
+        any
+    }
+
+    #[inline]
+    fn run_timers(&mut self, now: Time) {
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        if due(self.adapter.poll_timeout()) {
+            self.adapter.handle_timeout(now);
+        }
+        if due(self.net.poll_timeout()) {
+            self.net.handle_timeout(&mut self.adapter, now);
+        }
+        if due(self.links.poll_timeout()) {
+            self.links.handle_timeout(&mut self.adapter, now);
+        }
+    }
+
+    /// Carries out what the adapter asks for, transmits everything, and queues events.
+    #[inline]
+    pub(crate) fn settle(&mut self, now: Time) {
+        for _ in 0..ROUNDS {
+            let acted = self.act(now);
+            let sent = self.net.transmit(&mut self.adapter, now);
+            if !acted && !sent {
+                break;
+            }
+        }
+        self.collect_events();
+        self.call_waiter();
+    }
+
+    /// As [`settle`](Self::settle), for posts: bytes that had better wait for more of their kind do.
+    #[inline]
+    pub(crate) fn settle_posts(&mut self, now: Time) {
+        for _ in 0..ROUNDS {
+            let acted = self.act(now);
+            let sent = self.net.transmit_urgent(&mut self.adapter, now);
+            if !acted && !sent {
+                break;
+            }
+        }
+        self.collect_events();
+        self.call_waiter();
+    }
+
+    /// Queues the adapter's events where programs find them.
+    #[inline]
+    pub(crate) fn collect_events(&mut self) {
+        while let Some(event) = self.adapter.poll_event() {
+            match event {
+                Event::Async(event) => self.events.asynchronous(event),
+                Event::Completion {
+                    channel,
+                    cq,
+                    context,
+                } => {
+                    self.events
+                        .completion(channel, CompletionEvent { cq, context });
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn act(&mut self, now: Time) -> bool {
+        let mut any = false;
+        while let Some(action) = self.adapter.poll_action() {
+            any = true;
+            self.carry_out(now, action);
+        }
+        while let Some(waiting) = self.links.take_given_up() {
+            any = true;
+            self.connect_stream(now, waiting);
+        }
+        any
+    }
+
+    fn carry_out(&mut self, now: Time, action: Action) {
+        match action {
+            Action::Connect {
+                conn,
+                peer,
+                user_timeout_ns,
+            } => {
+                let waiting = Waiting {
+                    conn,
+                    peer,
+                    user_timeout_ns,
+                };
+                if self.net.is_own(peer) {
+                    return self.adapter.handle_reached_self(now, conn);
+                }
+                match self.links.reach(now, waiting) {
+                    Reach::Linked(link) => self.adapter.handle_reached_link(now, conn, link),
+                    Reach::Pending => {}
+                    Reach::Elsewhere => self.connect_stream(now, waiting),
+                }
+            }
+            Action::Close { conn } => self.net.close(&mut self.adapter, now, conn),
+            Action::LinkSend { link, message } => {
+                self.links.send(&mut self.adapter, now, link, &message);
+            }
+            Action::RingBell { link } => self.links.ring(link),
+        }
+    }
+
+    fn connect_stream(&mut self, now: Time, waiting: Waiting) {
+        let Waiting {
+            conn,
+            peer,
+            user_timeout_ns,
+        } = waiting;
+        self.net
+            .connect(&mut self.adapter, now, conn, peer, user_timeout_ns);
+    }
+
+    /// When something must be done though no descriptor says so.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let deadlines = [
+            self.adapter.poll_timeout(),
+            self.net.poll_timeout(),
+            self.links.poll_timeout(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Gets ready to wait for descriptors: how long at most. `None` if there is something to do.
+    pub(crate) fn prepare_wait(&mut self) -> Option<Option<Duration>> {
+        if self.net.wants_turn() || !self.adapter.arm() {
+            return None;
+        }
+        let now = self.clock.now();
+        let deadline = self.deadline();
+        self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
+        Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
+    }
+
+    /// After the wait: handles what it found. True if there was anything that nobody else had
+    /// handled.
+    pub(crate) fn finish_wait(&mut self, ready: &ReadyList) -> bool {
+        self.wakes_at = None;
+        self.adapter.disarm();
+        let now = self.clock.now();
+        let any = self.dispatch(now, ready) | self.adapter.progress(now);
+        self.run_timers(now);
+        if !any {
+            self.adapter.release_acks();
+        }
+        self.settle(now);
+        any
+    }
+
+    /// Wakes whoever waits for descriptors if it would wake too late for the next deadline.
+    #[inline]
+    pub(crate) fn call_waiter(&mut self) {
+        if let Some(wakes_at) = self.wakes_at {
+            let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
+            if early || self.net.wants_turn() {
+                // Once is enough: it computes its next deadline anew.
+                self.wakes_at = Some(Time(0));
+                self.bell.set();
+            }
+        }
+    }
+
+    /// Ends everything as far as that is possible at once: the process or the engine ends.
+    pub(crate) fn shut_down(&mut self) {
+        let now = self.clock.now();
+        self.adapter.progress(now);
+        self.adapter.release_acks();
+        self.settle(now);
+        self.net.shut_down(&mut self.adapter, now);
+    }
+}

@@ -1,0 +1,419 @@
+//! What programs wait for: completion channels and asynchronous events, each with a descriptor that
+//! is readable exactly while events are queued.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+
+use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, SrqId};
+
+use crate::error::EngineError;
+use crate::handle_map::HandleMap;
+use crate::net::table::Table;
+use crate::net::token::Slot;
+use crate::sys::EventFd;
+
+/// A completion event: a queue that was armed has got something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionEvent {
+    /// The queue.
+    pub cq: CqId,
+    /// What it was created with.
+    pub context: u64,
+}
+
+/// Who opened the device: asynchronous events about an object go to whoever created it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextId(u64);
+
+/// How many events of an object were handed out in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventsReported {
+    /// Completion events.
+    pub completion: u32,
+    /// Asynchronous events.
+    pub asynchronous: u32,
+}
+
+/// Something that asynchronous events are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Object {
+    Cq(CqId),
+    Qp(QpId),
+    Srq(SrqId),
+}
+
+/// The object that an event is about; `None` for the port.
+fn subject(event: &AsyncEvent) -> Option<Object> {
+    Some(match *event {
+        AsyncEvent::CqErr(cq) => Object::Cq(cq),
+        AsyncEvent::QpFatal(qp)
+        | AsyncEvent::QpReqErr(qp)
+        | AsyncEvent::QpAccessErr(qp)
+        | AsyncEvent::CommEst(qp)
+        | AsyncEvent::SqDrained(qp)
+        | AsyncEvent::QpLastWqeReached(qp) => Object::Qp(qp),
+        AsyncEvent::SrqErr(srq) | AsyncEvent::SrqLimitReached(srq) => Object::Srq(srq),
+        AsyncEvent::PortActive | AsyncEvent::PortErr => return None,
+    })
+}
+
+/// Events with their descriptor.
+struct Queue<T> {
+    fd: EventFd,
+    /// Whether the descriptor is readable now.
+    signalled: bool,
+    events: VecDeque<T>,
+}
+
+impl<T> Queue<T> {
+    /// Makes the descriptor say whether events are queued.
+    fn signal(&mut self) {
+        let wanted = !self.events.is_empty();
+        if wanted != self.signalled {
+            self.signalled = wanted;
+            if wanted {
+                self.fd.set()
+            } else {
+                self.fd.clear()
+            }
+        }
+    }
+
+    fn take(&mut self) -> Option<T> {
+        let event = self.events.pop_front();
+        self.signal();
+        event
+    }
+}
+
+/// A completion channel.
+struct Channel {
+    queue: Queue<CompletionEvent>,
+    /// Completion queues that use it.
+    users: u32,
+    /// Whether programs wait by calling in, so that they make the progress themselves.
+    driven: bool,
+}
+
+struct ObjectState {
+    context: ContextId,
+    reported: EventsReported,
+    channel: Option<ChannelId>,
+}
+
+/// All events of an engine.
+pub(crate) struct Events {
+    channels: Table<Channel>,
+    contexts: Table<Queue<AsyncEvent>>,
+    objects: HandleMap<Object, ObjectState>,
+    /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
+    attended: Option<ChannelId>,
+}
+
+/// Set in every handle, so that none is 0, which facades use for "none".
+const VALID: u64 = 1 << 63;
+
+fn slot_of(bits: u64) -> Slot {
+    Slot {
+        index: bits as u32,
+        generation: ((bits & !VALID) >> 32) as u32,
+    }
+}
+
+fn bits_of(slot: Slot) -> u64 {
+    VALID | u64::from(slot.generation) << 32 | u64::from(slot.index)
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        Self {
+            channels: Table::new(),
+            contexts: Table::new(),
+            objects: HandleMap::default(),
+            attended: None,
+        }
+    }
+
+    fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, EngineError> {
+        self.channels
+            .get_mut(slot_of(id.0))
+            .ok_or(EngineError::NoSuchQueue)
+    }
+
+    fn context(&mut self, id: ContextId) -> Result<&mut Queue<AsyncEvent>, EngineError> {
+        self.contexts
+            .get_mut(slot_of(id.0))
+            .ok_or(EngineError::NoSuchQueue)
+    }
+
+    pub(crate) fn create_channel(&mut self) -> Result<(ChannelId, RawFd), EngineError> {
+        let fd = new_descriptor()?;
+        let raw = fd.fd().as_raw_fd();
+        let queue = Queue {
+            fd,
+            signalled: false,
+            events: VecDeque::new(),
+        };
+        let channel = Channel {
+            queue,
+            users: 0,
+            driven: false,
+        };
+        let slot = self
+            .channels
+            .insert_with(|_| Ok::<_, EngineError>(channel))?;
+        Ok((ChannelId(bits_of(slot)), raw))
+    }
+
+    pub(crate) fn destroy_channel(&mut self, id: ChannelId) -> Result<(), EngineError> {
+        if self.channel(id)?.users > 0 {
+            return Err(quipu_nic::Fault::Busy.into());
+        }
+        self.channels.remove(slot_of(id.0));
+        Ok(())
+    }
+
+    pub(crate) fn channel_fd(&mut self, id: ChannelId) -> Result<RawFd, EngineError> {
+        Ok(self.channel(id)?.queue.fd.fd().as_raw_fd())
+    }
+
+    pub(crate) fn open_context(&mut self) -> Result<(ContextId, RawFd), EngineError> {
+        let fd = new_descriptor()?;
+        let raw = fd.fd().as_raw_fd();
+        let queue = Queue {
+            fd,
+            signalled: false,
+            events: VecDeque::new(),
+        };
+        let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(queue))?;
+        Ok((ContextId(bits_of(slot)), raw))
+    }
+
+    pub(crate) fn close_context(&mut self, id: ContextId) -> Result<(), EngineError> {
+        self.contexts
+            .remove(slot_of(id.0))
+            .map(drop)
+            .ok_or(EngineError::NoSuchQueue)
+    }
+
+    pub(crate) fn context_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
+        Ok(self.context(id)?.fd.fd().as_raw_fd())
+    }
+
+    /// Notes whose an object is, and for a completion queue its channel.
+    pub(crate) fn add_object(
+        &mut self,
+        object: Object,
+        context: ContextId,
+        channel: Option<ChannelId>,
+    ) {
+        if let Some(Ok(channel)) = channel.map(|id| self.channel(id)) {
+            channel.users += 1;
+        }
+        let state = ObjectState {
+            context,
+            reported: EventsReported::default(),
+            channel,
+        };
+        self.objects.insert(object, state);
+    }
+
+    /// Forgets an object and its events that were not taken; how many were.
+    pub(crate) fn remove_object(&mut self, object: Object) -> EventsReported {
+        let Some(state) = self.objects.remove(&object) else {
+            return EventsReported::default();
+        };
+        if let Ok(queue) = self.context(state.context) {
+            queue.events.retain(|event| subject(event) != Some(object));
+            queue.signal();
+        }
+        if let (Some(Ok(channel)), Object::Cq(cq)) =
+            (state.channel.map(|id| self.channel(id)), object)
+        {
+            channel.users -= 1;
+            channel.queue.events.retain(|event| event.cq != cq);
+            channel.queue.signal();
+        }
+        state.reported
+    }
+
+    /// Queues a completion event.
+    pub(crate) fn completion(&mut self, id: ChannelId, event: CompletionEvent) {
+        let attended = self.attended == Some(id);
+        let Ok(channel) = self.channel(id) else {
+            return;
+        };
+        channel.queue.events.push_back(event);
+        if !attended {
+            channel.queue.signal();
+        }
+    }
+
+    /// Queues an asynchronous event: with the owner of its object, or with everybody.
+    pub(crate) fn asynchronous(&mut self, event: AsyncEvent) {
+        match subject(&event) {
+            Some(object) => {
+                let Some(owner) = self.objects.get(&object).map(|state| state.context) else {
+                    return;
+                };
+                if let Ok(queue) = self.context(owner) {
+                    queue.events.push_back(event);
+                    queue.signal();
+                }
+            }
+            None => {
+                for slot in self.contexts.slots().collect::<Vec<_>>() {
+                    if let Some(queue) = self.contexts.get_mut(slot) {
+                        queue.events.push_back(event);
+                        queue.signal();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the next event of a channel.
+    pub(crate) fn take_completion(
+        &mut self,
+        id: ChannelId,
+    ) -> Result<Option<CompletionEvent>, EngineError> {
+        let event = self.channel(id)?.queue.take();
+        if let Some(state) = event.and_then(|event| self.objects.get_mut(&Object::Cq(event.cq))) {
+            state.reported.completion = state.reported.completion.wrapping_add(1);
+        }
+        Ok(event)
+    }
+
+    /// Takes the next asynchronous event of a context.
+    pub(crate) fn take_asynchronous(
+        &mut self,
+        id: ContextId,
+    ) -> Result<Option<AsyncEvent>, EngineError> {
+        let event = self.context(id)?.take();
+        let object = event.as_ref().and_then(subject);
+        if let Some(state) = object.and_then(|object| self.objects.get_mut(&object)) {
+            state.reported.asynchronous = state.reported.asynchronous.wrapping_add(1);
+        }
+        Ok(event)
+    }
+
+    /// A thread begins to wait inside the engine for a channel.
+    pub(crate) fn attend(&mut self, id: ChannelId) {
+        self.attended = Some(id);
+        if let Ok(channel) = self.channel(id) {
+            channel.driven = true;
+        }
+    }
+
+    /// The thread no longer waits: descriptors speak again.
+    pub(crate) fn leave(&mut self) {
+        if let Some(Ok(channel)) = self.attended.take().map(|id| self.channel(id)) {
+            channel.queue.signal();
+        }
+    }
+
+    /// The program waits for a channel by its descriptor: others must make the progress.
+    pub(crate) fn not_driven(&mut self, id: ChannelId) {
+        if let Ok(channel) = self.channel(id) {
+            channel.driven = false;
+        }
+    }
+
+    /// Whether the program, to hear of completions of `cq`, will wait on a descriptor.
+    pub(crate) fn waits_outside(&mut self, cq: CqId) -> bool {
+        let channel = self
+            .objects
+            .get(&Object::Cq(cq))
+            .and_then(|state| state.channel);
+        channel.is_some_and(|id| self.channel(id).is_ok_and(|channel| !channel.driven))
+    }
+}
+
+fn new_descriptor() -> Result<EventFd, EngineError> {
+    EventFd::for_program().map_err(|e| EngineError::system("a descriptor for events", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::is_readable;
+
+    #[test]
+    fn descriptors_are_readable_exactly_while_events_are_queued() {
+        let mut events = Events::new();
+        let (context, async_fd) = events.open_context().unwrap();
+        let (channel, fd) = events.create_channel().unwrap();
+        let (cq, other) = (CqId(5), CqId(6));
+        events.add_object(Object::Cq(cq), context, Some(channel));
+        events.add_object(Object::Cq(other), context, Some(channel));
+        let event = CompletionEvent { cq, context: 77 };
+        assert!(!is_readable(fd));
+        events.completion(channel, event);
+        events.completion(
+            channel,
+            CompletionEvent {
+                cq: other,
+                context: 78,
+            },
+        );
+        assert!(is_readable(fd));
+        assert_eq!(events.take_completion(channel).unwrap(), Some(event));
+        assert!(is_readable(fd));
+        // The other queue's event vanishes with it.
+        assert_eq!(
+            events.remove_object(Object::Cq(other)),
+            EventsReported::default()
+        );
+        assert!(!is_readable(fd));
+        assert_eq!(events.take_completion(channel).unwrap(), None);
+
+        events.asynchronous(AsyncEvent::CqErr(cq));
+        events.asynchronous(AsyncEvent::PortErr);
+        events.asynchronous(AsyncEvent::CqErr(other));
+        assert!(is_readable(async_fd));
+        assert_eq!(
+            events.take_asynchronous(context).unwrap(),
+            Some(AsyncEvent::CqErr(cq))
+        );
+        assert_eq!(
+            events.take_asynchronous(context).unwrap(),
+            Some(AsyncEvent::PortErr)
+        );
+        assert!(!is_readable(async_fd));
+        assert!(matches!(
+            events.destroy_channel(channel),
+            Err(EngineError::Fault(quipu_nic::Fault::Busy))
+        ));
+        let reported = events.remove_object(Object::Cq(cq));
+        assert_eq!(
+            reported,
+            EventsReported {
+                completion: 1,
+                asynchronous: 1
+            }
+        );
+        events.destroy_channel(channel).unwrap();
+        assert!(events.take_completion(channel).is_err());
+    }
+
+    #[test]
+    fn an_attended_channel_needs_no_descriptor_until_the_thread_leaves() {
+        let mut events = Events::new();
+        let (context, _) = events.open_context().unwrap();
+        let (channel, fd) = events.create_channel().unwrap();
+        events.add_object(Object::Cq(CqId(1)), context, Some(channel));
+        assert!(events.waits_outside(CqId(1)));
+        events.attend(channel);
+        assert!(!events.waits_outside(CqId(1)));
+        events.completion(
+            channel,
+            CompletionEvent {
+                cq: CqId(1),
+                context: 0,
+            },
+        );
+        assert!(!is_readable(fd));
+        events.leave();
+        assert!(is_readable(fd));
+    }
+}

@@ -1,0 +1,220 @@
+//! The helper thread: progress while nobody polls.
+//!
+//! While the program polls busily the helper dozes, up to a millisecond at a time. When it finds that
+//! the program does not poll at that moment, it waits for descriptors itself, without end if there
+//! is no deadline: an idle process costs nothing. It goes on with that as long as it is of use, and
+//! dozes again when it woke several times in a row for what the program had handled already. So a
+//! program that polls and, in between, looks at its memory only is served in time. While a thread of the program waits inside
+//! the engine for a completion event (`wait.rs`), that thread does all this, and the helper rests.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::Inner;
+use super::core::HelperMode;
+use crate::clock::kernel_ns;
+use crate::error::EngineError;
+use crate::lock::{futex_wait, futex_wake};
+use crate::sys::{EventFd, ReadyList, wait_either};
+
+/// The shortest and the longest doze.
+const DOZE_MIN: Duration = Duration::from_micros(100);
+const DOZE_MAX: Duration = Duration::from_millis(1);
+/// A program that polls within this time of being looked at needs no help.
+const BUSY_NS: u64 = 2_000;
+/// Wakes in a row for what the program had handled already, after which the helper dozes.
+const NEEDLESS_WAKES: u32 = 8;
+/// A program that waits inside the engine at least so often in a doze will come back soon.
+const BUSY_DRIVES: u64 = 4;
+/// Dozes without any sign of life after which the helper rests, while a thread of the program waits.
+const QUIET_DOZES: u32 = 3;
+
+/// The helper as others see it.
+pub(crate) struct Helper {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// 1: stop dozing or resting. The helper sleeps on this word.
+    call: AtomicU32,
+    stop: AtomicBool,
+    /// Ends its wait for descriptors.
+    bell: EventFd,
+}
+
+impl Helper {
+    /// Not started yet.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            thread: Mutex::new(None),
+            call: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            bell: EventFd::new()?,
+        })
+    }
+
+    /// Starts the thread, with all signals blocked: handlers of the program run on its own threads.
+    pub(crate) fn start(inner: &Arc<Inner>) -> Result<(), EngineError> {
+        let mut thread = inner
+            .helper
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if thread.is_some() {
+            return Ok(());
+        }
+        let shared = Arc::clone(inner);
+        let started = with_signals_blocked(|| {
+            std::thread::Builder::new()
+                .name("quipu".into())
+                .stack_size(512 * 1024)
+                .spawn(move || shared.help())
+        });
+        *thread = Some(started.map_err(|e| EngineError::system("the helper thread", e))?);
+        Ok(())
+    }
+
+    /// Ends the thread and waits for that.
+    pub(crate) fn stop(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(thread) = thread else { return };
+        self.stop.store(true, Ordering::Release);
+        self.call_off();
+        self.call();
+        if thread.join().is_err() {
+            tracing::error!("the helper thread panicked");
+        }
+    }
+
+    /// Makes the helper get up at once and wait for descriptors.
+    pub(crate) fn call(&self) {
+        if self.call.swap(1, Ordering::AcqRel) == 0 {
+            futex_wake(&self.call);
+        }
+    }
+
+    /// Makes the helper leave its wait for descriptors to somebody else.
+    pub(crate) fn call_off(&self) {
+        self.bell.set();
+    }
+
+    /// Sleeps until called; at most `limit`. True if called.
+    fn sleep(&self, limit: Option<Duration>) -> bool {
+        futex_wait(&self.call, 0, limit);
+        self.call.swap(0, Ordering::AcqRel) == 1
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// Runs `start` with all signals blocked, as threads that it creates inherit that.
+fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
+    // SAFETY: sigset_t is plain data, which sigfillset fills in and pthread_sigmask reads; both
+    // pointers are to live variables, and the old mask is put back.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let result = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        result
+    }
+}
+
+impl Inner {
+    /// Whether the program is polling right now.
+    fn is_polling(&self) -> bool {
+        let before = self.polls.load(Ordering::Relaxed);
+        let end = kernel_ns() + BUSY_NS;
+        while kernel_ns() < end {
+            if self.polls.load(Ordering::Relaxed) != before {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// The helper's life.
+    fn help(&self) {
+        let mut ready = ReadyList::new();
+        while !self.helper.stopped() {
+            self.doze();
+            if !self.helper.stopped() {
+                self.watch(&mut ready);
+            }
+        }
+    }
+
+    /// Sleeps in small pieces until the program is found idle, or calls.
+    fn doze(&self) {
+        let mut limit = DOZE_MIN;
+        let mut quiet = 0;
+        loop {
+            let (polls, drives, rest) = {
+                let mut core = self.core.lock();
+                let rest = core.driver && quiet >= QUIET_DOZES;
+                core.helper = if rest {
+                    HelperMode::Resting
+                } else {
+                    HelperMode::Dozing
+                };
+                (self.polls.load(Ordering::Relaxed), core.drives, rest)
+            };
+            let called = self.helper.sleep((!rest).then_some(limit));
+            if called || self.helper.stopped() {
+                return;
+            }
+            let polled = self.polls.load(Ordering::Relaxed) != polls;
+            let polling = polled && (self.alone || self.is_polling());
+            let core = self.core.lock();
+            let drove = core.drives.wrapping_sub(drives);
+            if polling || drove >= BUSY_DRIVES {
+                quiet = 0;
+            } else if core.driver {
+                quiet = if drove == 0 && !polled { quiet + 1 } else { 0 };
+            } else {
+                return;
+            }
+            limit = (limit * 2).min(DOZE_MAX);
+        }
+    }
+
+    /// Waits for descriptors and handles them, until the program looks after that itself.
+    fn watch(&self, ready: &mut ReadyList) {
+        let mut needless = 0;
+        while needless < NEEDLESS_WAKES {
+            let mut core = self.core.lock();
+            core.helper = HelperMode::Armed;
+            // Here and below: a thread of the program that waits for descriptors has armed the
+            // engine for itself, which must not be touched.
+            if core.driver || self.helper.stopped() {
+                return;
+            }
+            core.run();
+            let Some(limit) = core.prepare_wait() else {
+                core.adapter.disarm();
+                continue;
+            };
+            let polls = self.polls.load(Ordering::Relaxed);
+            drop(core);
+            wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
+            self.helper.bell.clear();
+            // Both descriptors are valid, so this cannot fail.
+            let _ = self.epoll.wait(ready, Some(Duration::ZERO));
+            let mut core = self.core.lock();
+            if core.driver {
+                return;
+            }
+            let useful = core.finish_wait(ready);
+            let polled = self.polls.load(Ordering::Relaxed) != polls;
+            needless = if polled && !useful { needless + 1 } else { 0 };
+        }
+    }
+}

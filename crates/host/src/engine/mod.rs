@@ -1,0 +1,247 @@
+//! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
+
+mod core;
+mod events;
+mod helper;
+mod post;
+mod verbs;
+mod wait;
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quipu_mem::Segment;
+use quipu_nic::{Adapter, Gid};
+
+use self::core::{Core, Parts};
+use self::helper::Helper;
+use crate::address::{HostAddress, default_address, find_address, host_addresses};
+use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::error::{EngineError, OpenError};
+use crate::fork::Birthplace;
+use crate::link::segment::{self, Writers};
+use crate::link::{self, Identity, Links};
+use crate::lock::{Guard, Lock};
+use crate::net::token::Token;
+use crate::net::{Net, Tuning};
+use crate::sys::{self, Epoll, EventFd};
+
+pub use self::events::{CompletionEvent, ContextId, EventsReported};
+pub use self::post::Doorbell;
+
+/// Size of the table in which peers of this host look up regions. Sparse.
+const DIRECTORY_BYTES: usize = 8 << 20;
+
+/// An RDMA adapter on this host, for any number of threads of one process.
+///
+/// Every method takes the engine's lock for a moment; none waits but those that say so. Whoever
+/// calls [`poll_cq`](Self::poll_cq) moves the engine on; a helper thread does when nobody does. In
+/// a forked child every method fails with [`EngineError::EngineGone`].
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+/// What the program's threads and the helper share.
+pub(crate) struct Inner {
+    birthplace: Birthplace,
+    core: Lock<Core>,
+    epoll: Arc<Epoll>,
+    helper: Helper,
+    /// Polls so far. Written under the lock, read by the helper without.
+    polls: AtomicU64,
+    /// Whether the processors are fewer than two.
+    alone: bool,
+    address: HostAddress,
+    config: Config,
+}
+
+impl Engine {
+    /// An engine as `config` says. It has no threads, ports or connections until the first queue
+    /// pair is created.
+    ///
+    /// # Errors
+    ///
+    /// The address is not usable, or the kernel refuses descriptors.
+    pub fn open(config: Config) -> Result<Arc<Self>, OpenError> {
+        let birthplace = Birthplace::here();
+        let address = choose_address(config.address)?;
+        let system = |what| move |error| OpenError::system(what, error);
+        let epoll = Arc::new(Epoll::new().map_err(system("an epoll descriptor"))?);
+        let bell = Arc::new(EventFd::new().map_err(system("an eventfd"))?);
+        epoll
+            .add(bell.fd(), libc::EPOLLIN, Token::Bell.bits())
+            .map_err(system("an epoll entry"))?;
+        let mut seed = [0; 32];
+        sys::random(&mut seed).map_err(system("random keys"))?;
+
+        let own = socket_address(&address);
+        let net = Net::new(
+            own,
+            Tuning::new(config.congestion.as_deref()),
+            Arc::clone(&epoll),
+        );
+        let (links, directory) =
+            open_links(&config, &bell, &epoll).map_err(system("an identity for peers"))?;
+        let mut adapter = Adapter::new(quipu_nic::Config {
+            gid: Gid::from(address.ip),
+            seed,
+            ..quipu_nic::Config::default()
+        });
+        if let Some(directory) = directory
+            && let Err(error) = adapter.publish_regions(&directory)
+        {
+            tracing::warn!(%error, "regions are not published to peers on this host");
+        }
+        if config.peer_memory != PeerMemoryPolicy::Never
+            && let Some(memory) = link::own_memory()
+        {
+            adapter.set_own_memory(memory);
+        }
+        let alone = sys::processors() < 2;
+        tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
+        let parts = Parts {
+            adapter,
+            net,
+            links,
+            epoll: Arc::clone(&epoll),
+            bell,
+        };
+        let inner = Inner {
+            birthplace,
+            core: Lock::new(Core::new(parts), !alone),
+            epoll,
+            helper: Helper::new().map_err(system("an eventfd"))?,
+            polls: AtomicU64::new(0),
+            alone,
+            address,
+            config,
+        };
+        Ok(Arc::new(Self {
+            inner: Arc::new(inner),
+        }))
+    }
+
+    /// The address of the device.
+    #[must_use]
+    pub fn address(&self) -> &HostAddress {
+        &self.inner.address
+    }
+
+    /// The GID of the device: its address.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        Gid::from(self.inner.address.ip)
+    }
+
+    /// The settings that the engine was opened with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Whether this process is the one that opened the engine, and not a forked child of it.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.inner.birthplace.is_here()
+    }
+
+    /// Transmits what peers still wait for (acknowledgements first of all) and ends the
+    /// connections. For the end of the process; nothing can be transmitted afterwards.
+    pub fn shutdown_flush(&self) {
+        if let Ok(mut core) = self.inner.enter() {
+            core.shut_down();
+        }
+    }
+
+    pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
+        self.inner.enter()
+    }
+}
+
+impl Inner {
+    /// Takes the lock, unless this is a forked child, where it may be held by nobody for ever.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
+        if self.birthplace.is_here() {
+            Ok(self.core.lock())
+        } else {
+            Err(EngineError::EngineGone)
+        }
+    }
+
+    /// Counts a poll. The lock is held, so no other thread writes.
+    #[inline]
+    fn count_poll(&self) {
+        self.polls.store(
+            self.polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if !self.inner.birthplace.is_here() {
+            // The parent's sockets: even taking them out of the epoll set would take them out of
+            // the parent's. They end with this process.
+            std::mem::forget(Arc::clone(&self.inner));
+            return;
+        }
+        self.inner.helper.stop();
+        self.shutdown_flush();
+    }
+}
+
+/// The address asked for, or the default.
+fn choose_address(wanted: Option<IpAddr>) -> Result<HostAddress, OpenError> {
+    let addresses = host_addresses().map_err(OpenError::Addresses)?;
+    let Some(ip) = wanted else {
+        return Ok(default_address(&addresses));
+    };
+    let Some(found) = find_address(&addresses, ip) else {
+        let available: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
+        return Err(OpenError::NoSuchAddress {
+            address: ip,
+            available: available.join(", "),
+        });
+    };
+    if found.up {
+        Ok(found)
+    } else {
+        Err(OpenError::InterfaceDown {
+            address: ip,
+            interface: found.interface,
+        })
+    }
+}
+
+/// The address to bind sockets to, with port 0.
+fn socket_address(address: &HostAddress) -> SocketAddr {
+    match address.ip {
+        IpAddr::V4(ip) => SocketAddrV4::new(ip, 0).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, address.scope_id()).into(),
+    }
+}
+
+/// The links, and the segment for the directory of regions if shared memory works here.
+fn open_links(
+    config: &Config,
+    bell: &EventFd,
+    epoll: &Arc<Epoll>,
+) -> std::io::Result<(Links, Option<Segment>)> {
+    let wanted = config.same_host != SameHost::Never;
+    let created =
+        wanted.then(|| segment::create(c"quipu-directory", DIRECTORY_BYTES, Writers::Creator));
+    let (directory_fd, directory) = match created {
+        Some(Ok((fd, segment))) => (Some(fd), Some(segment)),
+        Some(Err(error)) => {
+            tracing::warn!(%error, "no shared memory; peers on this host are reached by TCP");
+            (None, None)
+        }
+        None => (None, None),
+    };
+    let usable = directory.is_some();
+    let identity = Identity::new(bell, directory_fd, config.arena_bytes, config.peer_memory)?;
+    Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
+}

@@ -1,0 +1,197 @@
+//! The data path: posting, ringing the doorbell, polling.
+
+use std::sync::atomic::Ordering;
+
+use quipu_nic::{Completion, CqId, QpId, SendWr, Sge, SrqId};
+
+use super::Engine;
+use super::core::Core;
+use crate::error::EngineError;
+use crate::lock::Guard;
+
+/// Fruitless polls after which a poller lets others run now and then.
+const EMPTY_BEFORE_YIELD: u32 = 2048;
+/// So many polls lie between two such moments at first, and at least if others do run.
+const YIELD_EVERY_MIN: u32 = 64;
+/// And at most, if nobody else wants the processor.
+const YIELD_EVERY_MAX: u32 = 8192;
+/// A yield that takes longer let somebody else run.
+const YIELD_TOOK_NS: u64 = 2_000;
+
+thread_local! {
+    /// Polls between two yields of this thread.
+    static YIELD_EVERY: std::cell::Cell<u32> = const { std::cell::Cell::new(YIELD_EVERY_MIN) };
+}
+
+/// Several posts under one lock. When it is dropped the doorbell rings: what was posted is
+/// transmitted together.
+pub struct Doorbell<'a> {
+    core: Guard<'a, Core>,
+    /// The queue pair whose doorbell is still to ring.
+    posted: Option<QpId>,
+}
+
+impl Doorbell<'_> {
+    /// Posts a send request.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_send`](quipu_nic::Adapter::post_send).
+    #[inline]
+    pub fn post_send(&mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
+        if self.posted.is_some_and(|posted| posted != qp) {
+            self.ring();
+        }
+        self.core.adapter.post_send(qp, wr)?;
+        self.posted = Some(qp);
+        Ok(())
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv).
+    #[inline]
+    pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        let now = self.core.recent();
+        Ok(self.core.adapter.post_recv(now, qp, wr_id, sges)?)
+    }
+
+    /// Posts a receive request to a shared queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_srq_recv`](quipu_nic::Adapter::post_srq_recv).
+    #[inline]
+    pub fn post_srq_recv(
+        &mut self,
+        srq: SrqId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), EngineError> {
+        Ok(self.core.adapter.post_srq_recv(srq, wr_id, sges)?)
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        if let Some(qp) = self.posted.take() {
+            let now = self.core.now();
+            self.core.adapter.ring_doorbell(now, qp);
+            self.core.settle_posts(now);
+        }
+    }
+}
+
+impl Drop for Doorbell<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.ring();
+        // Receives posted to a queue pair in error complete at once, which may raise an event.
+        self.core.collect_events();
+    }
+}
+
+impl Engine {
+    /// Takes the lock for a list of posts.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    #[inline]
+    pub fn doorbell(&self) -> Result<Doorbell<'_>, EngineError> {
+        Ok(Doorbell {
+            core: self.enter()?,
+            posted: None,
+        })
+    }
+
+    /// Posts one send request and rings the doorbell.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_send`](quipu_nic::Adapter::post_send).
+    #[inline]
+    pub fn post_send(&self, qp: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
+        self.doorbell()?.post_send(qp, wr)
+    }
+
+    /// Posts one receive request.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv).
+    #[inline]
+    pub fn post_recv(&self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        self.doorbell()?.post_recv(qp, wr_id, sges)
+    }
+
+    /// Posts one receive request to a shared queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_srq_recv`](quipu_nic::Adapter::post_srq_recv).
+    #[inline]
+    pub fn post_srq_recv(&self, srq: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        self.doorbell()?.post_srq_recv(srq, wr_id, sges)
+    }
+
+    /// Takes completions out of a queue, oldest first; how many. If there are none, makes progress
+    /// on everything and looks again.
+    ///
+    /// # Errors
+    ///
+    /// No such queue.
+    #[inline]
+    pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, EngineError> {
+        let mut core = self.enter()?;
+        self.inner.count_poll();
+        let found = core.adapter.poll_cq(cq, out)?;
+        if found > 0 {
+            core.poll_hit();
+            return Ok(found);
+        }
+        let empty_polls = core.poll();
+        let found = core.adapter.poll_cq(cq, out)?;
+        drop(core);
+        if found == 0 {
+            self.let_others_run(empty_polls);
+        }
+        Ok(found)
+    }
+
+    /// Yields now and then, if others may need this processor: the peer may be among them.
+    #[inline]
+    fn let_others_run(&self, empty_polls: u32) {
+        if self.inner.alone || empty_polls >= EMPTY_BEFORE_YIELD {
+            self.yield_in_turn(empty_polls);
+        }
+    }
+
+    #[cold]
+    fn yield_in_turn(&self, empty_polls: u32) {
+        let every = if self.inner.alone {
+            1
+        } else {
+            YIELD_EVERY.get()
+        };
+        if !empty_polls.is_multiple_of(every) {
+            return;
+        }
+        let before = crate::clock::kernel_ns();
+        std::thread::yield_now();
+        let took = crate::clock::kernel_ns().saturating_sub(before);
+        let next = if took > YIELD_TOOK_NS {
+            YIELD_EVERY_MIN
+        } else {
+            every.saturating_mul(2)
+        };
+        YIELD_EVERY.set(next.clamp(YIELD_EVERY_MIN, YIELD_EVERY_MAX));
+    }
+
+    /// How often queues have been polled so far.
+    #[must_use]
+    pub fn polls(&self) -> u64 {
+        self.inner.polls.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,382 @@
+//! The control path: one method per verb, each under the lock for a moment.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use quipu_mem::{Access, Segment, Vouched};
+use quipu_nic::{
+    ChannelId, CqId, Key, MrId, MwId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum,
+    Region, SrqId, WindowType,
+};
+
+use super::core::Core;
+use super::events::Object;
+use super::helper::Helper;
+use super::{ContextId, Engine, EventsReported};
+use crate::error::EngineError;
+use crate::lock::Guard;
+
+/// How long the end of a registration waits for a same-host peer that is in the middle of an access.
+const QUIET_WAIT: Duration = Duration::from_secs(5);
+
+impl Engine {
+    /// Opens the device once more: asynchronous events about the objects that this context creates
+    /// come to it. Also the descriptor that is readable while there are any.
+    ///
+    /// # Errors
+    ///
+    /// No descriptor is left.
+    pub fn open_context(&self) -> Result<(ContextId, RawFd), EngineError> {
+        self.enter()?.events.open_context()
+    }
+
+    /// Closes a context and its descriptor. Its objects are to be destroyed before.
+    ///
+    /// # Errors
+    ///
+    /// No such context.
+    pub fn close_context(&self, context: ContextId) -> Result<(), EngineError> {
+        self.enter()?.events.close_context(context)
+    }
+
+    /// Sizes and limits of the adapter.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn limits(&self) -> Result<quipu_nic::Config, EngineError> {
+        Ok(self.enter()?.adapter.config().clone())
+    }
+
+    /// Creates a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// No room.
+    pub fn alloc_pd(&self) -> Result<PdId, EngineError> {
+        Ok(self.enter()?.adapter.alloc_pd()?)
+    }
+
+    /// Destroys a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// It is in use, or there is none.
+    pub fn dealloc_pd(&self, pd: PdId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.dealloc_pd(pd)?)
+    }
+
+    /// Registers memory for which the caller vouches. Nothing is pinned.
+    ///
+    /// # Errors
+    ///
+    /// Illegal rights or range, or no room.
+    pub fn reg_mr(&self, pd: PdId, memory: Vouched) -> Result<Region, EngineError> {
+        Ok(self.enter()?.adapter.reg_mr(pd, memory)?)
+    }
+
+    /// Registers a segment, which lives at least as long as the registration.
+    ///
+    /// # Errors
+    ///
+    /// Illegal rights, or no room.
+    pub fn reg_segment(
+        &self,
+        pd: PdId,
+        memory: &Segment,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Region, EngineError> {
+        Ok(self
+            .enter()?
+            .adapter
+            .reg_segment(pd, memory, iova, access)?)
+    }
+
+    /// Changes a registration (`ibv_rereg_mr`), and waits as [`dereg_mr`](Self::dereg_mr) does.
+    ///
+    /// # Errors
+    ///
+    /// Windows are bound to it, or the new shape is illegal; then nothing has changed.
+    pub fn rereg_mr(
+        &self,
+        mr: MrId,
+        pd: Option<PdId>,
+        memory: Option<Vouched>,
+        access: Option<Access>,
+    ) -> Result<Region, EngineError> {
+        let mut core = self.enter()?;
+        let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
+        self.wait_quiet(core)?;
+        Ok(region)
+    }
+
+    /// Ends a registration. Waits until no peer on this host is in the middle of an access to the
+    /// memory any more.
+    ///
+    /// # Errors
+    ///
+    /// Windows are bound to it, or there is none.
+    pub fn dereg_mr(&self, mr: MrId) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.dereg_mr(mr)?;
+        self.wait_quiet(core)
+    }
+
+    fn wait_quiet<'a>(&'a self, mut core: Guard<'a, Core>) -> Result<(), EngineError> {
+        let mut end = None;
+        while !core.adapter.memory_is_quiet() {
+            drop(core);
+            if Instant::now() > *end.get_or_insert_with(|| Instant::now() + QUIET_WAIT) {
+                tracing::warn!(
+                    "a peer on this host, perhaps stopped, has not finished an access to memory \
+                     that is no longer registered"
+                );
+                return Ok(());
+            }
+            std::thread::yield_now();
+            core = self.enter()?;
+            // A peer that died is noticed here, and no longer waited for.
+            core.run();
+        }
+        Ok(())
+    }
+
+    /// Allocates a memory window; its handle and key.
+    ///
+    /// # Errors
+    ///
+    /// No room.
+    pub fn alloc_mw(&self, pd: PdId, window: WindowType) -> Result<(MwId, Key), EngineError> {
+        Ok(self.enter()?.adapter.alloc_mw(pd, window)?)
+    }
+
+    /// The key that a memory window has now.
+    ///
+    /// # Errors
+    ///
+    /// No such window.
+    pub fn window_key(&self, mw: MwId) -> Result<Key, EngineError> {
+        Ok(self.enter()?.adapter.window_key(mw)?)
+    }
+
+    /// Frees a memory window.
+    ///
+    /// # Errors
+    ///
+    /// No such window.
+    pub fn dealloc_mw(&self, mw: MwId) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.dealloc_mw(mw)?;
+        self.wait_quiet(core)
+    }
+
+    /// Creates a completion channel; also its descriptor, which is readable while events are
+    /// queued.
+    ///
+    /// # Errors
+    ///
+    /// No descriptor is left.
+    pub fn create_channel(&self) -> Result<(ChannelId, RawFd), EngineError> {
+        self.enter()?.events.create_channel()
+    }
+
+    /// Destroys a completion channel and closes its descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Completion queues use it, or there is none.
+    pub fn destroy_channel(&self, channel: ChannelId) -> Result<(), EngineError> {
+        self.enter()?.events.destroy_channel(channel)
+    }
+
+    /// Creates a completion queue of at least `cqe` entries; its handle and its size. `cookie`
+    /// comes back in its events.
+    ///
+    /// # Errors
+    ///
+    /// A size out of range, or no room.
+    pub fn create_cq(
+        &self,
+        context: ContextId,
+        cqe: u32,
+        channel: Option<ChannelId>,
+        cookie: u64,
+    ) -> Result<(CqId, u32), EngineError> {
+        let mut core = self.enter()?;
+        if let Some(channel) = channel {
+            core.events.channel_fd(channel)?;
+        }
+        let (cq, size) = core.adapter.create_cq(cqe, channel, cookie)?;
+        core.events.add_object(Object::Cq(cq), context, channel);
+        Ok((cq, size))
+    }
+
+    /// Changes the size of a completion queue; what it is afterwards.
+    ///
+    /// # Errors
+    ///
+    /// A size out of range, or below what the queue holds.
+    pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
+        Ok(self.enter()?.adapter.resize_cq(cq, cqe)?)
+    }
+
+    /// Destroys a completion queue. Events of it that were not taken vanish.
+    ///
+    /// # Errors
+    ///
+    /// Queue pairs use it, or there is none.
+    pub fn destroy_cq(&self, cq: CqId) -> Result<EventsReported, EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.destroy_cq(cq)?;
+        core.collect_events();
+        Ok(core.events.remove_object(Object::Cq(cq)))
+    }
+
+    /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// A size out of range, or no room.
+    pub fn create_srq(
+        &self,
+        context: ContextId,
+        pd: PdId,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SrqId, EngineError> {
+        let mut core = self.enter()?;
+        let srq = core.adapter.create_srq(pd, max_wr, max_sge, 0)?;
+        core.events.add_object(Object::Srq(srq), context, None);
+        Ok(srq)
+    }
+
+    /// Resizes a shared receive queue, or sets the limit below which it raises an event.
+    ///
+    /// # Errors
+    ///
+    /// A size or limit out of range.
+    pub fn modify_srq(
+        &self,
+        srq: SrqId,
+        max_wr: Option<u32>,
+        limit: Option<u32>,
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.modify_srq(srq, max_wr, limit)?;
+        core.collect_events();
+        Ok(())
+    }
+
+    /// Size, elements per request and limit of a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// No such queue.
+    pub fn query_srq(&self, srq: SrqId) -> Result<(u32, u32, u32), EngineError> {
+        Ok(self.enter()?.adapter.query_srq(srq)?)
+    }
+
+    /// Destroys a shared receive queue. Events of it that were not taken vanish.
+    ///
+    /// # Errors
+    ///
+    /// Queue pairs use it, or there is none.
+    pub fn destroy_srq(&self, srq: SrqId) -> Result<EventsReported, EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.destroy_srq(srq)?;
+        core.collect_events();
+        Ok(core.events.remove_object(Object::Srq(srq)))
+    }
+
+    /// Creates a queue pair: its handle, its number, and its sizes. The first one starts the
+    /// helper thread; each 256th or so opens a port.
+    ///
+    /// # Errors
+    ///
+    /// Sizes out of range, objects that do not exist, no room; or the kernel refuses a port or
+    /// thread.
+    pub fn create_qp(
+        &self,
+        context: ContextId,
+        init: &QpInit,
+    ) -> Result<(QpId, QpNum, QpCap), EngineError> {
+        if !self.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        Helper::start(&self.inner)?;
+        let mut core = self.enter()?;
+        let (number, port) = core
+            .net
+            .take_number()
+            .map_err(|e| EngineError::system("a listening port", e))?;
+        if let Some(port) = port {
+            core.links
+                .listen(SocketAddr::new(self.inner.address.ip, port));
+        }
+        match core.adapter.create_qp(init, number) {
+            Ok((qp, cap)) => {
+                core.events.add_object(Object::Qp(qp), context, None);
+                Ok((qp, number, cap))
+            }
+            Err(fault) => {
+                core.net.give_back_number(number);
+                Err(fault.into())
+            }
+        }
+    }
+
+    /// Changes attributes and the state of a queue pair. Does not wait for its peer.
+    ///
+    /// # Errors
+    ///
+    /// An illegal transition or value; the queue pair is then unchanged.
+    pub fn modify_qp(&self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        let now = core.now();
+        core.adapter.modify_qp(now, qp, attr, mask)?;
+        core.settle(now);
+        Ok(())
+    }
+
+    /// What a queue pair is.
+    ///
+    /// # Errors
+    ///
+    /// No such queue pair.
+    pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, EngineError> {
+        Ok(self.enter()?.adapter.query_qp(qp)?)
+    }
+
+    /// Destroys a queue pair. Events and completions of it that were not taken vanish.
+    ///
+    /// # Errors
+    ///
+    /// No such queue pair.
+    pub fn destroy_qp(&self, qp: QpId) -> Result<EventsReported, EngineError> {
+        let mut core = self.enter()?;
+        let now = core.now();
+        let number = core.adapter.query_qp(qp)?.num;
+        // What the peer still waits for, acknowledgements above all, goes out first.
+        core.adapter.release_acks();
+        core.settle(now);
+        core.adapter.destroy_qp(now, qp)?;
+        core.settle(now);
+        core.net.give_back_number(number);
+        Ok(core.events.remove_object(Object::Qp(qp)))
+    }
+
+    /// Makes all the progress that can be made without waiting; whether there was any. Programs
+    /// need not call it.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn progress(&self) -> Result<bool, EngineError> {
+        let mut core = self.enter()?;
+        self.inner.polls.fetch_add(1, Ordering::Relaxed);
+        Ok(core.run())
+    }
+}

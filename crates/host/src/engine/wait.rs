@@ -1,0 +1,135 @@
+//! Waiting for events. A thread that waits for a completion event drives the engine meanwhile, so
+//! that what it waits for wakes it directly, not by way of the helper.
+
+use std::os::fd::RawFd;
+
+use quipu_nic::{AsyncEvent, ChannelId, CqId};
+
+use super::core::HelperMode;
+use super::{CompletionEvent, ContextId, Engine};
+use crate::error::EngineError;
+use crate::sys::{self, ReadyList};
+
+fn is_non_blocking(fd: RawFd) -> bool {
+    sys::status_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
+}
+
+impl Engine {
+    /// Takes the next event of a completion channel, and waits for one unless the program has made
+    /// the channel's descriptor non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel.
+    pub fn wait_channel(&self, channel: ChannelId) -> Result<CompletionEvent, EngineError> {
+        let mut first = true;
+        loop {
+            let mut core = self.enter()?;
+            if let Some(event) = core.events.take_completion(channel)? {
+                return Ok(event);
+            }
+            core.run();
+            if let Some(event) = core.events.take_completion(channel)? {
+                return Ok(event);
+            }
+            let fd = core.events.channel_fd(channel)?;
+            if std::mem::take(&mut first) && is_non_blocking(fd) {
+                core.events.not_driven(channel);
+                return Err(EngineError::WouldBlock);
+            }
+            if core.driver {
+                drop(core);
+                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
+                    return Err(EngineError::Interrupted);
+                }
+                continue;
+            }
+            drop(core);
+            if let Some(event) = self.drive(channel)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Waits for descriptors on behalf of the whole engine, once.
+    fn drive(&self, channel: ChannelId) -> Result<Option<CompletionEvent>, EngineError> {
+        let mut core = self.enter()?;
+        if core.driver {
+            return Ok(None);
+        }
+        let Some(limit) = core.prepare_wait() else {
+            core.adapter.disarm();
+            return Ok(None);
+        };
+        core.driver = true;
+        core.drives += 1;
+        core.events.attend(channel);
+        let armed = core.helper == HelperMode::Armed;
+        drop(core);
+        if armed {
+            self.inner.helper.call_off();
+        }
+
+        let mut ready = ReadyList::new();
+        let waited = self.inner.epoll.wait(&mut ready, limit);
+
+        let mut core = self.enter()?;
+        core.driver = false;
+        core.finish_wait(&ready);
+        let event = core.events.take_completion(channel);
+        core.events.leave();
+        let call = core.helper == HelperMode::Resting;
+        drop(core);
+        if call {
+            self.inner.helper.call();
+        }
+        match (event?, waited) {
+            (Some(event), _) => Ok(Some(event)),
+            (None, Ok(false)) => Ok(None),
+            (None, Ok(true)) => Err(EngineError::Interrupted),
+            (None, Err(error)) => Err(EngineError::system("a wait", error)),
+        }
+    }
+
+    /// Takes the next asynchronous event of a context, and waits for one unless the program has
+    /// made the context's descriptor non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such context.
+    pub fn wait_async(&self, context: ContextId) -> Result<AsyncEvent, EngineError> {
+        loop {
+            let mut core = self.enter()?;
+            if let Some(event) = core.events.take_asynchronous(context)? {
+                return Ok(event);
+            }
+            let fd = core.events.context_fd(context)?;
+            drop(core);
+            if is_non_blocking(fd) {
+                return Err(EngineError::WouldBlock);
+            }
+            if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
+                return Err(EngineError::Interrupted);
+            }
+        }
+    }
+
+    /// Asks for one event at the next completion of a queue (or the next solicited or failed one).
+    /// From now on progress does not depend on the program's polling.
+    ///
+    /// # Errors
+    ///
+    /// No such queue.
+    pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.req_notify_cq(cq, solicited_only)?;
+        // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
+        // once; one that waits inside the engine does not.
+        let call = core.helper == HelperMode::Dozing && core.events.waits_outside(cq);
+        drop(core);
+        if call {
+            self.inner.helper.call();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! Why an engine cannot be opened, or refuses a call: what happened, why, and what to do.
+
+use std::io;
+use std::net::IpAddr;
+
+use quipu_nic::Fault;
+
+use crate::config::ConfigError;
+
+/// Why an engine cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A setting makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address asked for is not one of this host's.
+    #[error(
+        "no interface of this host has the address {address}; set QUIPU_ADDRESS (or --address) to \
+         one of: {available}"
+    )]
+    NoSuchAddress {
+        /// What was asked for.
+        address: IpAddr,
+        /// What there is, separated by commas.
+        available: String,
+    },
+    /// The interface of the address is down.
+    #[error(
+        "the interface {interface} of {address} is down; bring it up (ip link set {interface} up) or choose another address with QUIPU_ADDRESS"
+    )]
+    InterfaceDown {
+        /// The address.
+        address: IpAddr,
+        /// Its interface.
+        interface: String,
+    },
+    /// The interfaces cannot be listed.
+    #[error("cannot list the addresses of this host: {0}; give one with QUIPU_ADDRESS")]
+    Addresses(#[source] io::Error),
+    /// The kernel refuses a descriptor or memory.
+    #[error("cannot create {what}: {source}; {remedy}")]
+    System {
+        /// What was to be created.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// Why a call on an engine failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The adapter refuses the call.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The process forked since the engine was opened, and this is the child.
+    #[error(
+        "the engine belongs to the parent of this process; open the device anew after fork, or \
+         call exec"
+    )]
+    EngineGone,
+    /// The kernel refuses a descriptor, thread or port.
+    #[error("cannot create {what}: {source}; {remedy}")]
+    System {
+        /// What was to be created.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// No event is queued, and the descriptor is non-blocking.
+    #[error("no event is queued")]
+    WouldBlock,
+    /// A signal handler ran while waiting.
+    #[error("interrupted by a signal")]
+    Interrupted,
+    /// The channel or context was destroyed, or never existed.
+    #[error("no such channel or context: it was destroyed, or never created")]
+    NoSuchQueue,
+}
+
+/// What to do about an error of the kernel when a `what` was to be created.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "raise the limit of open descriptors (ulimit -n)",
+        Some(libc::ENFILE) => "the system is out of descriptors; raise fs.file-max",
+        Some(libc::ENOMEM | libc::ENOBUFS) => "the system is out of memory; free some",
+        Some(libc::EAGAIN) => "the limit of threads is reached; raise it (ulimit -u, pids cgroup)",
+        Some(libc::EADDRNOTAVAIL) => "the address has gone or no port is free; see `quipu doctor`",
+        Some(libc::EACCES | libc::EPERM) => {
+            "the sandbox or security policy forbids it; see `quipu doctor`"
+        }
+        _ => "see `quipu doctor`",
+    }
+}
+
+impl EngineError {
+    /// An error of the kernel.
+    pub(crate) fn system(what: &'static str, source: io::Error) -> Self {
+        let remedy = remedy(&source);
+        Self::System {
+            what,
+            source,
+            remedy,
+        }
+    }
+}
+
+impl OpenError {
+    /// An error of the kernel.
+    pub(crate) fn system(what: &'static str, source: io::Error) -> Self {
+        let remedy = remedy(&source);
+        Self::System {
+            what,
+            source,
+            remedy,
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The host world: puts the adapter, which knows neither clock nor network, on Linux.
+//!
+//! It speaks no protocol of its own but the handshake between engines of one host (`link`): what
+//! goes over sockets and through shared memory is the adapter's business (`quipu-nic`).
+//!
+//! | module | is |
+//! |---|---|
+//! | [`Engine`] | an adapter that lives: one method per verb, for any thread |
+//! | `engine::core` | what is behind the engine's one lock; the order in which progress is made |
+//! | `engine::helper`, `engine::wait` | who makes progress when nobody polls |
+//! | `net` | TCP to engines elsewhere |
+//! | `link` | shared memory with engines on this host |
+//! | [`Config`] | all settings, and the one place that reads the environment |
+//! | [`doctor`] | what on this machine works and what does not |
+//! | `clock`, `lock`, `fork`, `sys` | time, the lock, children of fork, system calls |
+//!
+//! # Locks
+//!
+//! Each engine has one lock (`lock::Lock`). While it is held no other lock is taken and nothing is
+//! waited for; system calls under it do not block. The lock around the helper's thread handle is
+//! taken outside of it only.
+
+mod address;
+mod clock;
+mod config;
+pub mod doctor;
+mod engine;
+mod error;
+mod fork;
+mod handle_map;
+mod link;
+mod lock;
+mod net;
+mod sys;
+
+pub use quipu_nic as nic;
+
+pub use address::{HostAddress, default_address, find_address, host_addresses};
+pub use config::{Config, ConfigError, PeerMemoryPolicy, SameHost};
+pub use engine::{CompletionEvent, ContextId, Doorbell, Engine, EventsReported};
+pub use error::{EngineError, OpenError};

@@ -1,0 +1,673 @@
+//! Links: how engines of one host find each other, share memory and ring each other's bell.
+//!
+//! An engine that listens at a TCP port also listens at an abstract UNIX address made from the same
+//! IP address and port, so whoever wants to connect finds out by trying whether its peer is on this
+//! host. Only processes of the same user are let in; all others go by TCP. One link serves all
+//! queue pairs of two engines (two links if both called at the same moment, which does no harm).
+//! A link ends when its socket does, which the kernel sees to however a process dies.
+
+mod handshake;
+mod peer_memory;
+pub(crate) mod probe;
+pub(crate) mod segment;
+pub(crate) mod socket;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::c_int;
+use quipu_mem::Segment;
+use quipu_nic::{Adapter, ConnId, Fault, Link, LinkId, LinkMessage, PeerMemory, Time};
+
+use self::handshake::{CARRIED, EngineName, Hello, Message};
+use self::peer_memory::ProcessMemory;
+use self::segment::Writers;
+use crate::config::PeerMemoryPolicy;
+use crate::handle_map::HandleMap;
+use crate::net::table::Table;
+use crate::net::token::{Slot, Token};
+use crate::sys::{self, Epoll, EventFd};
+
+/// How long two engines may take to agree; longer, and the peer is reached by TCP.
+const SETUP_NS: u64 = 2_000_000_000;
+/// Callers that may be in the middle of that at once.
+const SETUP_MAX: usize = 256;
+/// Messages that wait while a peer reads none; a peer that lets more pile up is cut off.
+const OUTBOX_MAX: usize = 65_536;
+/// Messages taken from one link before others get their turn.
+const MESSAGES_PER_TURN: usize = 64;
+
+const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
+
+/// A connection that waits for a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    /// The adapter's name for it.
+    pub(crate) conn: ConnId,
+    /// Whom it wants to reach.
+    pub(crate) peer: SocketAddr,
+    /// From the adapter, for TCP.
+    pub(crate) user_timeout_ns: Option<u64>,
+}
+
+/// What became of the wish to reach a peer by a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// There is a link.
+    Linked(LinkId),
+    /// One is being made; the adapter or the list of the given-up hears of its outcome.
+    Pending,
+    /// No engine of this host and user is there.
+    Elsewhere,
+}
+
+/// How far a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The callee waits for the caller's first word.
+    AwaitKnock,
+    /// Waiting for the other's introduction.
+    AwaitHello,
+    /// Waiting for the other to have mapped everything.
+    AwaitReady,
+    /// It stands.
+    Up(LinkId),
+}
+
+/// What the other engine has given.
+struct Offer {
+    arena: Segment,
+    directory: Option<Segment>,
+    access: bool,
+}
+
+/// A link, or one in the making.
+struct Peer {
+    fd: OwnedFd,
+    interest: c_int,
+    state: State,
+    /// Whom it was called for; `None` on the side that was called.
+    target: Option<SocketAddr>,
+    engine: Option<EngineName>,
+    pid: libc::pid_t,
+    deadline: Time,
+    own_arena: Option<Segment>,
+    offer: Option<Offer>,
+    bell: Option<EventFd>,
+    alive: Arc<AtomicBool>,
+    waiting: Vec<Waiting>,
+    outbox: VecDeque<Vec<u8>>,
+}
+
+/// Why a link ends.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("the peer is gone")]
+    Gone,
+    #[error("the peer said what no engine of this version says")]
+    Nonsense,
+    #[error("no agreement in time")]
+    TimedOut,
+    #[error("the peer reads none of its messages")]
+    Deaf,
+    #[error(transparent)]
+    Adapter(#[from] Fault),
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Access to this process's own memory, if the kernel allows even that.
+pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
+    probe::on_oneself().ok()?;
+    let alive = Arc::new(AtomicBool::new(true));
+    Some(Arc::new(ProcessMemory::new(
+        std::process::id() as libc::pid_t,
+        alive,
+    )))
+}
+
+/// What this engine shows to all others.
+pub(crate) struct Identity {
+    engine: EngineName,
+    /// At a fixed address, for peers to read.
+    nonce: Box<[u8; probe::NONCE_BYTES]>,
+    bell: OwnedFd,
+    directory: Option<OwnedFd>,
+    arena_bytes: usize,
+    policy: PeerMemoryPolicy,
+}
+
+/// The links of an engine.
+pub(crate) struct Links {
+    identity: Identity,
+    epoll: Arc<Epoll>,
+    listeners: Vec<OwnedFd>,
+    peers: Table<Peer>,
+    by_link: HandleMap<LinkId, Slot>,
+    by_target: HashMap<SocketAddr, Slot>,
+    in_setup: Vec<Slot>,
+    /// Connections that must go by TCP after all.
+    given_up: Vec<Waiting>,
+    /// Cleared for good when shared memory turns out not to work here.
+    usable: bool,
+    buffer: Box<[u8; socket::MAX_MESSAGE]>,
+}
+
+impl Identity {
+    /// A new identity; `bell` is the engine's, `directory` the segment of its regions.
+    pub(crate) fn new(
+        bell: &EventFd,
+        directory: Option<OwnedFd>,
+        arena_bytes: usize,
+        policy: PeerMemoryPolicy,
+    ) -> io::Result<Self> {
+        let mut engine = [0; 16];
+        let mut nonce = Box::new([0; probe::NONCE_BYTES]);
+        sys::random(&mut engine)?;
+        sys::random(&mut *nonce)?;
+        if policy == PeerMemoryPolicy::Allow {
+            probe::allow_everyone();
+        }
+        let bell = sys::duplicate(bell.fd())?;
+        Ok(Self {
+            engine,
+            nonce,
+            bell,
+            directory,
+            arena_bytes,
+            policy,
+        })
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            engine: self.engine,
+            nonce: *self.nonce,
+            nonce_addr: self.nonce.as_ptr().expose_provenance() as u64,
+        }
+    }
+
+    /// Sends the introduction with a new arena, which it returns.
+    fn introduce(&self, fd: &OwnedFd) -> io::Result<Segment> {
+        let (arena_fd, arena) = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both)?;
+        let mut fds = vec![self.bell.as_raw_fd(), arena_fd.as_raw_fd()];
+        fds.extend(self.directory.as_ref().map(AsRawFd::as_raw_fd));
+        socket::send(fd, &Message::Hello(self.hello()).encode(), &fds)?;
+        Ok(arena)
+    }
+
+    /// Maps what a peer has given, and tries its memory.
+    fn accept_offer(
+        &self,
+        hello: &Hello,
+        pid: libc::pid_t,
+        fds: Vec<OwnedFd>,
+    ) -> io::Result<(Offer, EventFd)> {
+        let mut fds = fds.into_iter();
+        let (Some(bell), Some(arena)) = (fds.next(), fds.next()) else {
+            return Err(io::Error::other("the peer gave no memory"));
+        };
+        if !socket::is_eventfd(&bell) {
+            return Err(io::Error::other("the peer's bell is none"));
+        }
+        let arena = segment::attach(&arena, Writers::Both)?;
+        let directory = match fds.next() {
+            Some(fd) => Some(segment::attach(&fd, Writers::Creator)?),
+            None => None,
+        };
+        let access = self.policy != PeerMemoryPolicy::Never
+            && probe::on_peer(pid, hello.nonce_addr, &hello.nonce)
+                .inspect_err(|reason| tracing::debug!(%reason, "no access to a peer's memory"))
+                .is_ok();
+        Ok((
+            Offer {
+                arena,
+                directory,
+                access,
+            },
+            EventFd::from_fd(bell),
+        ))
+    }
+}
+
+impl Links {
+    /// Without links yet. `usable`: whether shared memory is wanted and works.
+    pub(crate) fn new(identity: Identity, epoll: Arc<Epoll>, usable: bool) -> Self {
+        Self {
+            identity,
+            epoll,
+            listeners: Vec::new(),
+            peers: Table::new(),
+            by_link: HandleMap::default(),
+            by_target: HashMap::new(),
+            in_setup: Vec::new(),
+            given_up: Vec::new(),
+            usable,
+            buffer: Box::new([0; socket::MAX_MESSAGE]),
+        }
+    }
+
+    /// Lets engines of this host find the one that listens at `address`.
+    pub(crate) fn listen(&mut self, address: SocketAddr) {
+        if !self.usable {
+            return;
+        }
+        let listening = socket::listen(address).and_then(|fd| {
+            let token = Token::LinkListener(self.listeners.len() as u32);
+            self.epoll.add(&fd, libc::EPOLLIN, token.bits())?;
+            Ok(fd)
+        });
+        match listening {
+            Ok(fd) => self.listeners.push(fd),
+            Err(error) => {
+                tracing::warn!(%error, "engines of this host cannot find this one; TCP serves them");
+            }
+        }
+    }
+
+    /// Tries to reach a peer by a link.
+    pub(crate) fn reach(&mut self, now: Time, waiting: Waiting) -> Reach {
+        if !self.usable {
+            return Reach::Elsewhere;
+        }
+        let known = self.by_target.get(&waiting.peer).copied();
+        let slot = match known.filter(|&slot| self.peers.get(slot).is_some()) {
+            Some(slot) => slot,
+            None => match self.call(now, waiting.peer) {
+                Ok(slot) => slot,
+                Err(error) => {
+                    tracing::trace!(peer = %waiting.peer, %error, "not on this host");
+                    return Reach::Elsewhere;
+                }
+            },
+        };
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Reach::Elsewhere;
+        };
+        if let State::Up(link) = peer.state {
+            return Reach::Linked(link);
+        }
+        peer.waiting.push(waiting);
+        Reach::Pending
+    }
+
+    /// Calls the engine that listens at `target`.
+    fn call(&mut self, now: Time, target: SocketAddr) -> io::Result<Slot> {
+        let fd = socket::connect(target)?;
+        socket::send(&fd, &Message::Knock(self.identity.engine).encode(), &[])?;
+        let slot = self.add(now, fd, State::AwaitHello, Some(target))?;
+        self.by_target.insert(target, slot);
+        Ok(slot)
+    }
+
+    fn add(
+        &mut self,
+        now: Time,
+        fd: OwnedFd,
+        state: State,
+        target: Option<SocketAddr>,
+    ) -> io::Result<Slot> {
+        let (pid, uid) = socket::peer_credentials(&fd)?;
+        if uid != socket::own_user() {
+            return Err(io::Error::other("the peer belongs to another user"));
+        }
+        let epoll = &self.epoll;
+        let slot = self.peers.insert_with(|slot| {
+            epoll.add(&fd, READ, Token::Link(slot).bits())?;
+            Ok::<_, io::Error>(Peer {
+                fd,
+                interest: READ,
+                state,
+                target,
+                engine: None,
+                pid,
+                deadline: now.after(SETUP_NS),
+                own_arena: None,
+                offer: None,
+                bell: None,
+                alive: Arc::new(AtomicBool::new(true)),
+                waiting: Vec::new(),
+                outbox: VecDeque::new(),
+            })
+        })?;
+        self.in_setup.push(slot);
+        Ok(slot)
+    }
+
+    /// Takes the callers that wait at a listener.
+    pub(crate) fn accept(&mut self, now: Time, index: u32) {
+        for _ in 0..SETUP_MAX {
+            let Some(listener) = self.listeners.get(index as usize) else {
+                return;
+            };
+            match socket::accept(listener) {
+                // A caller beyond the limit hears the socket close, and goes by TCP.
+                Ok(fd) if self.in_setup.len() < SETUP_MAX => {
+                    if let Err(error) = self.add(now, fd, State::AwaitKnock, None) {
+                        tracing::debug!(%error, "a caller of this host is turned away");
+                    }
+                }
+                Ok(_) => {}
+                Err(error) if sys::would_block(&error) => return,
+                Err(error) => {
+                    // Out of descriptors: callers would keep the listener readable for ever.
+                    tracing::warn!(%error, "no more links; engines of this host go by TCP");
+                    self.epoll.remove(listener);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Looks at the socket of a link.
+    pub(crate) fn ready(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, events: u32) {
+        let outcome = self.serve(adapter, now, slot, events);
+        if let Err(reason) = outcome {
+            self.end(adapter, now, slot, &reason);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        events: u32,
+    ) -> Result<(), Broken> {
+        if events & libc::EPOLLOUT as u32 != 0 {
+            self.flush(slot)?;
+        }
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(peer) = self.peers.get_mut(slot) else {
+                return Ok(());
+            };
+            let received = match socket::receive(&peer.fd, &mut self.buffer) {
+                Ok(received) if received.len == 0 => return Err(Broken::Gone),
+                Ok(received) => received,
+                Err(error) if sys::would_block(&error) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            let bytes = &self.buffer[..received.len];
+            if let State::Up(link) = peer.state {
+                let carried = bytes.strip_prefix(&[CARRIED]).ok_or(Broken::Nonsense)?;
+                let message = LinkMessage::decode(carried).ok_or(Broken::Nonsense)?;
+                adapter.handle_link_message(now, link, message);
+            } else {
+                let bytes = bytes.to_vec();
+                let message = Message::decode(&bytes).ok_or(Broken::Nonsense)?;
+                self.agree(adapter, now, slot, message, received.fds)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One step of the handshake.
+    fn agree(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        message: Message<'_>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Broken> {
+        let Some(peer) = self.peers.get(slot) else {
+            return Ok(());
+        };
+        match (peer.state, message) {
+            (State::AwaitKnock, Message::Knock(engine)) => self.answer_knock(slot, engine),
+            (State::AwaitHello, Message::Known(engine)) if peer.target.is_some() => {
+                self.join_known(adapter, now, slot, engine)
+            }
+            (State::AwaitHello, Message::Hello(hello)) => self.answer_hello(slot, &hello, fds),
+            (State::AwaitReady, Message::Ready(access)) => self.stand(adapter, now, slot, access),
+            _ => Err(Broken::Nonsense),
+        }
+    }
+
+    fn answer_knock(&mut self, slot: Slot, engine: EngineName) -> Result<(), Broken> {
+        let known = self.peers.iter().any(|(_, other)| {
+            other.engine == Some(engine) && (other.target.is_none() || other.is_up())
+        });
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Ok(());
+        };
+        if known {
+            let word = Message::Known(self.identity.engine).encode();
+            socket::send(&peer.fd, &word, &[])?;
+            // The caller closes; until then this is not one more link to that engine.
+            return Ok(());
+        }
+        peer.engine = Some(engine);
+        peer.own_arena = Some(self.identity.introduce(&peer.fd)?);
+        peer.state = State::AwaitHello;
+        Ok(())
+    }
+
+    /// The engine that was called is one that this one has a link with.
+    fn join_known(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        engine: EngineName,
+    ) -> Result<(), Broken> {
+        let found = self
+            .peers
+            .iter()
+            .find(|(_, other)| other.engine == Some(engine));
+        let Some(other) = found.map(|(other, _)| other) else {
+            return Err(Broken::Gone);
+        };
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Ok(());
+        };
+        let waiting = std::mem::take(&mut peer.waiting);
+        let target = peer.target;
+        self.forget(slot);
+        if let Some(target) = target {
+            self.by_target.insert(target, other);
+        }
+        let Some(peer) = self.peers.get_mut(other) else {
+            return Ok(());
+        };
+        match peer.state {
+            State::Up(link) => waiting
+                .iter()
+                .for_each(|waiting| adapter.handle_reached_link(now, waiting.conn, link)),
+            _ => peer.waiting.extend(waiting),
+        }
+        Ok(())
+    }
+
+    fn answer_hello(&mut self, slot: Slot, hello: &Hello, fds: Vec<OwnedFd>) -> Result<(), Broken> {
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Ok(());
+        };
+        if peer.engine.is_some_and(|engine| engine != hello.engine) {
+            return Err(Broken::Nonsense);
+        }
+        peer.engine = Some(hello.engine);
+        let (offer, bell) = self.identity.accept_offer(hello, peer.pid, fds)?;
+        if peer.own_arena.is_none() {
+            peer.own_arena = Some(self.identity.introduce(&peer.fd)?);
+        }
+        socket::send(&peer.fd, &Message::Ready(offer.access).encode(), &[])?;
+        peer.offer = Some(offer);
+        peer.bell = Some(bell);
+        peer.state = State::AwaitReady;
+        Ok(())
+    }
+
+    /// Both sides are ready: the adapter gets the link.
+    fn stand(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        their_access: bool,
+    ) -> Result<(), Broken> {
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Ok(());
+        };
+        let (Some(own), Some(offer)) = (peer.own_arena.take(), peer.offer.take()) else {
+            return Err(Broken::Nonsense);
+        };
+        // Access is used in both directions or in none, so that the two adapters agree on how
+        // bytes move.
+        let access = offer.access && their_access;
+        let memory = || ProcessMemory::new(peer.pid, Arc::clone(&peer.alive));
+        let link = adapter.handle_link_up(Link {
+            own,
+            peer: offer.arena,
+            peer_memory: access.then(|| Arc::new(memory()) as Arc<dyn PeerMemory>),
+            peer_directory: offer.directory,
+        })?;
+        tracing::debug!(pid = peer.pid, access, "link stands");
+        peer.state = State::Up(link);
+        self.by_link.insert(link, slot);
+        self.in_setup.retain(|&other| other != slot);
+        for waiting in std::mem::take(&mut peer.waiting) {
+            adapter.handle_reached_link(now, waiting.conn, link);
+        }
+        Ok(())
+    }
+
+    /// Carries a message to the other adapter.
+    pub(crate) fn send(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        link: LinkId,
+        message: &LinkMessage,
+    ) {
+        let Some(&slot) = self.by_link.get(&link) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return;
+        };
+        let mut bytes = vec![CARRIED];
+        message.encode(&mut bytes);
+        peer.outbox.push_back(bytes);
+        let outcome = if peer.outbox.len() > OUTBOX_MAX {
+            Err(Broken::Deaf)
+        } else {
+            self.flush(slot)
+        };
+        if let Err(reason) = outcome {
+            self.end(adapter, now, slot, &reason);
+        }
+    }
+
+    fn flush(&mut self, slot: Slot) -> Result<(), Broken> {
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return Ok(());
+        };
+        while let Some(first) = peer.outbox.front() {
+            match socket::send(&peer.fd, first, &[]) {
+                Ok(()) => drop(peer.outbox.pop_front()),
+                Err(error) if sys::would_block(&error) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let interest = if peer.outbox.is_empty() {
+            READ
+        } else {
+            READ | libc::EPOLLOUT
+        };
+        if interest != peer.interest {
+            self.epoll
+                .modify(&peer.fd, interest, Token::Link(slot).bits())?;
+            peer.interest = interest;
+        }
+        Ok(())
+    }
+
+    /// Rings the other engine's bell.
+    pub(crate) fn ring(&self, link: LinkId) {
+        let peer = self
+            .by_link
+            .get(&link)
+            .and_then(|&slot| self.peers.get(slot));
+        if let Some(bell) = peer.and_then(|peer| peer.bell.as_ref()) {
+            bell.set();
+        }
+    }
+
+    /// Ends a link, or one in the making, whose connections then go by TCP.
+    fn end(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, reason: &Broken) {
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return;
+        };
+        peer.alive.store(false, Ordering::Release);
+        match peer.state {
+            State::Up(link) => {
+                tracing::debug!(pid = peer.pid, %reason, "link ends");
+                adapter.handle_link_down(now, link);
+            }
+            _ => {
+                tracing::debug!(pid = peer.pid, %reason, "no link");
+                self.given_up.append(&mut peer.waiting);
+            }
+        }
+        if let Broken::System(error) = reason
+            && matches!(
+                error.raw_os_error(),
+                Some(libc::ENOSYS | libc::EPERM | libc::EACCES)
+            )
+            && std::mem::take(&mut self.usable)
+        {
+            tracing::warn!(
+                %error,
+                "shared memory is forbidden here; peers on this host are reached by TCP"
+            );
+        }
+        self.forget(slot);
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        let Some(peer) = self.peers.remove(slot) else {
+            return;
+        };
+        self.epoll.remove(&peer.fd);
+        self.by_target.retain(|_, &mut other| other != slot);
+        self.by_link.retain(|_, &mut other| other != slot);
+        self.in_setup.retain(|&other| other != slot);
+    }
+
+    /// The next connection that must go by TCP after all.
+    pub(crate) fn take_given_up(&mut self) -> Option<Waiting> {
+        self.given_up.pop()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.in_setup
+            .iter()
+            .filter_map(|&slot| Some(self.peers.get(slot)?.deadline))
+            .min()
+    }
+
+    /// Gives up those that took too long to agree.
+    pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
+        let over = |slot: &Slot| {
+            self.peers
+                .get(*slot)
+                .is_none_or(|peer| peer.deadline <= now)
+        };
+        let late: Vec<Slot> = self.in_setup.iter().copied().filter(over).collect();
+        for slot in late {
+            self.end(adapter, now, slot, &Broken::TimedOut);
+        }
+    }
+}
+
+impl Peer {
+    fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+}

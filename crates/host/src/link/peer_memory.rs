@@ -1,0 +1,213 @@
+//! The memory of a peer process on this host, reached by `process_vm_readv` and `process_vm_writev`.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_ulong, c_void, iovec, pid_t};
+use quipu_nic::{PeerMemory, PeerMemoryFault};
+
+/// Pieces that one system call takes; enough for most lists, and small enough for the stack.
+const PIECES: usize = 32;
+
+/// A process of this host that lets us into its memory.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory {
+    pid: pid_t,
+    /// Cleared when the link to the process breaks: its number may then belong to another one.
+    alive: Arc<AtomicBool>,
+}
+
+impl ProcessMemory {
+    /// The memory of `pid`, as long as `alive` says so.
+    pub(crate) fn new(pid: pid_t, alive: Arc<AtomicBool>) -> Self {
+        Self { pid, alive }
+    }
+
+    fn transfer(
+        &self,
+        way: Way,
+        remote: &[(u64, u64)],
+        local: &[(usize, usize)],
+    ) -> Result<(), PeerMemoryFault> {
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(PeerMemoryFault::Unreachable);
+        }
+        let mut there = Cursor::new(
+            remote
+                .iter()
+                .map(|&(addr, len)| (addr as usize, len as usize)),
+        );
+        let mut here = Cursor::new(local.iter().copied());
+        loop {
+            let (there_vec, there_len) = there.gather();
+            let (here_vec, here_len) = here.gather();
+            if there_len == 0 || here_len == 0 {
+                return Ok(());
+            }
+            let moved = way
+                .call(self.pid, here_vec, there_vec)
+                .map_err(|e| fault(&e))?;
+            if moved == 0 {
+                return Err(PeerMemoryFault::BadAddress);
+            }
+            there.advance(moved);
+            here.advance(moved);
+        }
+    }
+}
+
+impl PeerMemory for ProcessMemory {
+    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        self.transfer(Way::Read, remote, local)
+    }
+
+    fn write(
+        &self,
+        local: &[(usize, usize)],
+        remote: &[(u64, u64)],
+    ) -> Result<(), PeerMemoryFault> {
+        self.transfer(Way::Write, remote, local)
+    }
+}
+
+fn fault(error: &io::Error) -> PeerMemoryFault {
+    match error.raw_os_error() {
+        Some(libc::EFAULT) => PeerMemoryFault::BadAddress,
+        _ => PeerMemoryFault::Unreachable,
+    }
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// From the other process.
+    Read,
+    /// To the other process.
+    Write,
+}
+
+impl Way {
+    /// Moves bytes between this process and `pid`; how many, less than asked if a page further on
+    /// cannot be accessed. The kernel checks every address, on both sides.
+    pub(crate) fn call(self, pid: pid_t, here: &[iovec], there: &[iovec]) -> io::Result<usize> {
+        let (local, local_len) = (here.as_ptr(), here.len() as c_ulong);
+        let (remote, remote_len) = (there.as_ptr(), there.len() as c_ulong);
+        // SAFETY: both lists are live slices. What they name is memory that applications have
+        // registered (the contract of `PeerMemory`), which RDMA changes under their eyes; the
+        // kernel answers EFAULT for what is not mapped.
+        let moved = unsafe {
+            match self {
+                Self::Read => libc::process_vm_readv(pid, local, local_len, remote, remote_len, 0),
+                Self::Write => {
+                    libc::process_vm_writev(pid, local, local_len, remote, remote_len, 0)
+                }
+            }
+        };
+        crate::sys::check_len(moved)
+    }
+}
+
+/// A list of pieces, and how far it has been worked off.
+struct Cursor<I> {
+    rest: I,
+    batch: [iovec; PIECES],
+    first: usize,
+    filled: usize,
+}
+
+impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
+    fn new(rest: I) -> Self {
+        let nothing = iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        Self {
+            rest,
+            batch: [nothing; PIECES],
+            first: 0,
+            filled: 0,
+        }
+    }
+
+    /// The next pieces, and how many bytes they have.
+    fn gather(&mut self) -> (&[iovec], usize) {
+        if self.first == self.filled {
+            (self.first, self.filled) = (0, 0);
+            while self.filled < PIECES {
+                let Some((addr, len)) = self.rest.next() else {
+                    break;
+                };
+                if len > 0 {
+                    let base = std::ptr::with_exposed_provenance_mut::<c_void>(addr);
+                    self.batch[self.filled] = iovec {
+                        iov_base: base,
+                        iov_len: len,
+                    };
+                    self.filled += 1;
+                }
+            }
+        }
+        let batch = &self.batch[self.first..self.filled];
+        (
+            batch,
+            batch
+                .iter()
+                .fold(0, |sum: usize, piece| sum.saturating_add(piece.iov_len)),
+        )
+    }
+
+    fn advance(&mut self, mut moved: usize) {
+        while moved > 0 && self.first < self.filled {
+            let piece = &mut self.batch[self.first];
+            let part = moved.min(piece.iov_len);
+            piece.iov_base = piece.iov_base.wrapping_byte_add(part);
+            piece.iov_len -= part;
+            moved -= part;
+            if piece.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(alive: bool) -> ProcessMemory {
+        ProcessMemory::new(
+            std::process::id() as pid_t,
+            Arc::new(AtomicBool::new(alive)),
+        )
+    }
+
+    #[test]
+    fn moves_lists_of_different_shapes() {
+        let mut source: Vec<u8> = (0..1000u32).map(|i| i as u8).collect();
+        let mut target = vec![0u8; 1000];
+        let (from, to) = (source.as_mut_ptr().expose_provenance(), target.as_mut_ptr());
+        let to = to.expose_provenance();
+        let remote: Vec<_> = (0..100).map(|i| ((from + i * 10) as u64, 10)).collect();
+        let local = [(to, 3), (to + 3, 0), (to + 3, 900), (to + 903, 97)];
+        own(true).read(&remote, &local).unwrap();
+        assert_eq!(source, target);
+        source.fill(0);
+        own(true).write(&local, &remote).unwrap();
+        assert_eq!(source, target);
+    }
+
+    #[test]
+    fn reports_bad_addresses_and_dead_peers() {
+        let mut byte = 0u8;
+        let local = [((&raw mut byte).expose_provenance(), 1)];
+        assert!(matches!(
+            own(true).read(&[(8, 1)], &local),
+            Err(PeerMemoryFault::BadAddress)
+        ));
+        assert!(matches!(
+            own(false).read(&[(8, 1)], &local),
+            Err(PeerMemoryFault::Unreachable)
+        ));
+    }
+}

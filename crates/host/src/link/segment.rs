@@ -1,0 +1,179 @@
+//! Memory shared with another process: a memfd, mapped by both, with no name in any file system.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use libc::{c_int, c_uint};
+use quipu_mem::Segment;
+
+use crate::sys::{adopt, check};
+
+/// Neither side may change the size: an access behind the end of a file is a fatal signal.
+const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+/// The largest segment that is accepted from a peer.
+const MAX_BYTES: usize = 1 << 40;
+/// The least size that is worth trying.
+const MIN_BYTES: usize = 1 << 20;
+
+/// A mapping, undone when dropped.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: nothing but `drop` uses the pointer, and any thread may unmap.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map`, this is its only owner, and every Segment over it
+        // holds a share of the owner, so none is left.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Maps `len` bytes of a file whose size is sealed.
+fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
+    let protection = if writable {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_READ
+    };
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            protection,
+            flags,
+            fd.as_raw_fd(),
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+    // A child of fork has no business with it: its engine is gone.
+    // SAFETY: the range is the mapping just made; the advice changes nothing in this process.
+    unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+    let owner = Arc::new(Mapping { base, len });
+    // SAFETY: the mapping lives as long as `owner`; it is new, so no reference into it exists; its
+    // file is sealed against shrinking, so all of it stays accessible.
+    Ok(unsafe {
+        if writable {
+            Segment::from_raw(base, len, owner)
+        } else {
+            Segment::from_raw_read_only(base, len, owner)
+        }
+    })
+}
+
+/// Who may write a segment that this process creates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writers {
+    /// Both sides.
+    Both,
+    /// This process alone, through the mapping that it makes now.
+    Creator,
+}
+
+/// Creates a zeroed segment of `len` bytes, of which only touched pages take memory, and the
+/// descriptor by which a peer maps it. Tries smaller sizes where the address space is limited.
+pub(crate) fn create(name: &CStr, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
+    let mut len = len.next_multiple_of(4096).max(MIN_BYTES);
+    loop {
+        match create_exactly(name, len, writers) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) && len / 2 >= MIN_BYTES => len /= 2,
+            outcome => return outcome,
+        }
+    }
+}
+
+fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
+    let fd = memfd(name)?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) })?;
+    let segment = map(&fd, len, true)?;
+    seal(&fd, SIZE_SEALS)?;
+    if writers == Writers::Creator {
+        // Linux 5.1. Where it is missing the peer is trusted: it runs as the same user, and may
+        // reach into this process anyway.
+        if let Err(error) = seal(&fd, libc::F_SEAL_FUTURE_WRITE) {
+            tracing::debug!(%error, "cannot make a shared segment read-only for peers");
+        }
+    }
+    seal(&fd, libc::F_SEAL_SEAL)?;
+    Ok((fd, segment))
+}
+
+fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    let base: c_uint = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a zero-terminated string that outlives the call.
+    let create = |flags| adopt(unsafe { libc::memfd_create(name.as_ptr(), flags) });
+    // Linux 6.3 wants to be told that nothing in there is to be executed; older ones refuse to.
+    create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))
+}
+
+fn seal(fd: &OwnedFd, seals: c_int) -> io::Result<()> {
+    // SAFETY: F_ADD_SEALS takes an integer.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(())
+}
+
+/// Maps a segment that a peer created, after checking that the peer cannot change its size.
+pub(crate) fn attach(fd: &OwnedFd, writers: Writers) -> io::Result<Segment> {
+    // SAFETY: F_GET_SEALS takes no pointer.
+    let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
+    if seals & SIZE_SEALS != SIZE_SEALS {
+        return Err(io::Error::other("the peer's segment could change its size"));
+    }
+    // SAFETY: all zeroes is a valid stat, and the kernel fills in one.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
+    let len = usize::try_from(stat.st_size).unwrap_or(0);
+    if len < MIN_BYTES || len > MAX_BYTES {
+        return Err(io::Error::other(
+            "the peer's segment has an impossible size",
+        ));
+    }
+    map(fd, len, writers == Writers::Both)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_see_the_bytes_and_nobody_can_shrink() {
+        let (fd, mine) = create(c"test", 1 << 20, Writers::Both).unwrap();
+        let theirs = attach(&fd, Writers::Both).unwrap();
+        mine.write(4097, b"hello").unwrap();
+        let mut out = [0; 5];
+        theirs.read(4097, &mut out).unwrap();
+        assert_eq!(&out, b"hello");
+        // SAFETY: takes integers only.
+        assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
+        assert!(attach(&memfd(c"open").unwrap(), Writers::Both).is_err());
+    }
+
+    #[test]
+    fn a_directory_is_read_only_for_the_peer() {
+        let (fd, mine) = create(c"test", 1 << 20, Writers::Creator).unwrap();
+        mine.write(0, b"x").unwrap();
+        assert!(attach(&fd, Writers::Both).is_err());
+        let theirs = attach(&fd, Writers::Creator).unwrap();
+        assert!(!theirs.is_writable());
+        mine.write(1, b"y").unwrap();
+        let mut out = [0; 2];
+        theirs.read(0, &mut out).unwrap();
+        assert_eq!(&out, b"xy");
+    }
+}

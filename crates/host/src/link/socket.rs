@@ -1,0 +1,228 @@
+//! Sockets between engines of one host: abstract UNIX addresses, message by message.
+//!
+//! An abstract name lives in the network namespace, like the IP address and port that it is made
+//! from, leaves nothing behind, and needs no directory.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use libc::{c_int, c_uint, c_void, socklen_t};
+
+use crate::sys::{adopt, check, check_len};
+
+/// Most descriptors that one message brings.
+pub(crate) const MAX_FDS: usize = 3;
+/// Longest message.
+pub(crate) const MAX_MESSAGE: usize = 4096;
+/// Room for the control message that carries [`MAX_FDS`] descriptors, in words.
+const CONTROL_WORDS: usize = 8;
+const BACKLOG: c_int = 128;
+
+/// The abstract address of the engine that listens at `address`.
+fn name(address: SocketAddr) -> (libc::sockaddr_un, socklen_t) {
+    // SAFETY: all zeroes is a valid sockaddr_un.
+    let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let text = format!("quipu/{}/{}", address.ip(), address.port());
+    // The first byte stays 0: that makes the name abstract (unix(7)).
+    for (to, from) in raw.sun_path[1..].iter_mut().zip(text.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + text.len();
+    (raw, len as socklen_t)
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes integers only.
+    adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+}
+
+/// Listens for engines of this host that want to reach `address`.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    let (raw, len) = name(address);
+    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw).cast(), len) })?;
+    crate::sys::listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+/// Connects to the engine of this host that listens at `address`. Never waits.
+pub(crate) fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    let (raw, len) = name(address);
+    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
+    check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) })?;
+    Ok(fd)
+}
+
+/// Takes a connection.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: null pointers mean that the address is not wanted.
+    adopt(unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+        )
+    })
+}
+
+/// Process and user at the other end, as the kernel saw them at connect or listen; the process
+/// number is 0 if it has none in this PID namespace.
+pub(crate) fn peer_credentials(fd: &OwnedFd) -> io::Result<(libc::pid_t, libc::uid_t)> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cred`.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    })?;
+    Ok((cred.pid, cred.uid))
+}
+
+/// The user that this process acts as.
+pub(crate) fn own_user() -> libc::uid_t {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Sends one message with descriptors. Never waits; a message is sent whole or not at all.
+pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    assert!(fds.len() <= MAX_FDS, "a message carries few descriptors");
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut piece = libc::iovec {
+        iov_base: bytes.as_ptr() as *mut c_void,
+        iov_len: bytes.len(),
+    };
+    // SAFETY: all zeroes is a valid msghdr.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut piece;
+    header.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let payload = size_of_val(fds) as c_uint;
+        header.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE and CMSG_LEN only compute.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
+        // SAFETY: `control` is aligned as a cmsghdr must be and long enough for MAX_FDS
+        // descriptors, so the first header and its data lie within it.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(payload) as _;
+            let data = libc::CMSG_DATA(first);
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), data, size_of_val(fds));
+        }
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the header describes live buffers, which the kernel only reads.
+    check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) })?;
+    Ok(())
+}
+
+/// A message as it was received.
+pub(crate) struct Received {
+    /// Its length; 0 is the end.
+    pub(crate) len: usize,
+    /// The descriptors that came with it.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Receives one message. Never waits. A message or list of descriptors that is too long is an error.
+pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8; MAX_MESSAGE]) -> io::Result<Received> {
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut piece = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    };
+    // SAFETY: all zeroes is a valid msghdr.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut piece;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header describes live buffers of the lengths given.
+    let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;
+    let fds = take_fds(&header)?;
+    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Err(io::Error::other("the message is too long"));
+    }
+    Ok(Received { len, fds })
+}
+
+/// Takes ownership of every descriptor that came, so that none leaks whatever the peer sent.
+fn take_fds(header: &libc::msghdr) -> io::Result<Vec<OwnedFd>> {
+    let mut raw_fds = Vec::new();
+    // SAFETY: the kernel filled in the control buffer and its length; the macros walk within it.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: a header that the macros return lies within the buffer.
+        let control = unsafe { &*next };
+        if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: CMSG_LEN only computes.
+            let overhead = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = (control.cmsg_len as usize - overhead) / size_of::<c_int>();
+            // SAFETY: the data behind the header holds `count` descriptors; they may be unaligned.
+            let data = unsafe { libc::CMSG_DATA(next) }.cast::<c_int>();
+            for index in 0..count {
+                // SAFETY: as above.
+                raw_fds.push(unsafe { data.add(index).read_unaligned() });
+            }
+        }
+        // SAFETY: as for the first header.
+        next = unsafe { libc::CMSG_NXTHDR(header, next) };
+    }
+    // Adopt all before an error of one can end this, or the others would leak.
+    let adopted: Vec<_> = raw_fds.into_iter().map(adopt).collect();
+    adopted.into_iter().collect()
+}
+
+/// True if a descriptor from a peer is an eventfd, which takes 8 bytes and never blocks for long.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    // Without /proc there is no telling; the peer runs as the same user.
+    link.map_or(true, |target| target.as_os_str() == "anon_inode:[eventfd]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::EventFd;
+
+    #[test]
+    fn messages_keep_their_bounds_and_bring_descriptors() {
+        let address = "127.0.0.9:65001".parse().unwrap();
+        let listener = listen(address).unwrap();
+        assert!(connect("127.0.0.9:65002".parse().unwrap()).is_err());
+        let caller = connect(address).unwrap();
+        let callee = accept(&listener).unwrap();
+        let (pid, uid) = peer_credentials(&callee).unwrap();
+        assert_eq!((pid as u32, uid), (std::process::id(), own_user()));
+
+        let bell = EventFd::new().unwrap();
+        send(&caller, b"one", &[bell.fd().as_raw_fd()]).unwrap();
+        send(&caller, b"two", &[]).unwrap();
+        let mut buffer = [0; MAX_MESSAGE];
+        let got = receive(&callee, &mut buffer).unwrap();
+        assert_eq!(&buffer[..got.len], b"one");
+        assert!(is_eventfd(&got.fds[0]) && !is_eventfd(&callee));
+        let got = receive(&callee, &mut buffer).unwrap();
+        assert_eq!((&buffer[..got.len], got.fds.len()), (&b"two"[..], 0));
+        drop(caller);
+        assert_eq!(receive(&callee, &mut buffer).unwrap().len, 0);
+    }
+}

@@ -1,0 +1,142 @@
+//! The one lock of an engine: two locked instructions where nobody competes, a short spin, then
+//! sleep in the kernel.
+//!
+//! There is one lock per engine and no other is taken while it is held, so there is no order of
+//! locks to keep.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may sleep.
+const AWAITED: u32 = 2;
+
+/// Turns of the spin, each a pause instruction: a holder that is running lets go within it.
+const SPINS: u32 = 200;
+
+/// Data behind a lock.
+pub(crate) struct Lock<T> {
+    state: AtomicU32,
+    /// Whether waiting with a busy loop makes sense: not where there is one processor.
+    spin: bool,
+    data: UnsafeCell<T>,
+}
+
+// SAFETY: the data is reached through the guard only, which one thread at a time has.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// The right to use the data, until dropped.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Lock<T> {
+    /// A free lock. `spin` says whether more than one processor is there.
+    pub(crate) fn new(data: T, spin: bool) -> Self {
+        Self {
+            state: AtomicU32::new(FREE),
+            spin,
+            data: UnsafeCell::new(data),
+        }
+    }
+
+    /// Waits for the lock.
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        if self
+            .state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            self.lock_contended();
+        }
+        Guard { lock: self }
+    }
+
+    #[cold]
+    fn lock_contended(&self) {
+        let turns = if self.spin { SPINS } else { 0 };
+        for _ in 0..turns {
+            std::hint::spin_loop();
+            let free = self.state.load(Ordering::Relaxed) == FREE;
+            if free
+                && self
+                    .state
+                    .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return;
+            }
+        }
+        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
+            futex_wait(&self.state, AWAITED, None);
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock, so nobody else has a reference to the data.
+        unsafe { &*self.lock.data.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; the guard itself is borrowed exclusively.
+        unsafe { &mut *self.lock.data.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.lock.state.swap(FREE, Ordering::Release) == AWAITED {
+            futex_wake(&self.lock.state);
+        }
+    }
+}
+
+/// Sleeps while `word` is `expected`, until woken, interrupted, or `timeout` is over.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<std::time::Duration>) {
+    let limit = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs() as libc::time_t,
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let what = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is a live, aligned atomic, and the timespec null or live. Every way to
+    // return is one that the callers check for themselves.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), what, expected, limit) };
+}
+
+/// Wakes one thread that sleeps on `word`.
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    let what = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is a live, aligned atomic, of which the kernel uses only the address.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), what, 1) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_exactly_under_contention() {
+        for spin in [false, true] {
+            let lock = Lock::new(0u64, spin);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| (0..20_000).for_each(|_| *lock.lock() += 1));
+                }
+            });
+            assert_eq!(*lock.lock(), 80_000);
+        }
+    }
+}

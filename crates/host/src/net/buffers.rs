@@ -1,0 +1,122 @@
+//! Buffers for what passes through sockets.
+//!
+//! All streams share a few large buffers. A stream keeps one only while it holds part of an FPDU,
+//! and only while few others do; otherwise the part is moved to a block of its own size. So an
+//! idle stream holds none, and peers that stop in the middle of an FPDU cannot make thousands of
+//! streams hold large buffers.
+
+use std::ops::Range;
+
+/// Size of a shared buffer.
+pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
+/// Room for the longest FPDU (64 KiB and a little) and what may come right behind it.
+const ROOM_BYTES: usize = 128 * 1024;
+/// How many large buffers streams may hold at once.
+const HELD_MAX: usize = 16;
+/// How many free ones are kept.
+const SPARE_MAX: usize = 4;
+
+/// The shared buffers that nobody uses now.
+#[derive(Default)]
+pub(crate) struct Pool {
+    spare: Vec<Box<[u8]>>,
+    held: usize,
+}
+
+impl Pool {
+    /// A buffer of [`BUFFER_BYTES`], the one used last if there is one: its lines are still cached.
+    pub(crate) fn take(&mut self) -> Box<[u8]> {
+        self.spare
+            .pop()
+            .unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
+    }
+
+    /// Gives a buffer back.
+    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+        if buffer.len() == BUFFER_BYTES && self.spare.len() < SPARE_MAX {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+/// Bytes that a stream has received and the adapter has not consumed.
+#[derive(Default)]
+pub(crate) enum Received {
+    /// None.
+    #[default]
+    Nothing,
+    /// In a large buffer, where the bytes that follow can be received behind them.
+    Buffer(Box<[u8]>, Range<usize>),
+    /// In a block of their own size.
+    Block(Box<[u8]>),
+}
+
+impl Received {
+    /// Takes the bytes out into a large buffer with room behind them for the rest of the FPDU that
+    /// they begin, and more.
+    pub(crate) fn open(&mut self, pool: &mut Pool) -> (Box<[u8]>, Range<usize>) {
+        match std::mem::take(self) {
+            Self::Nothing => (pool.take(), 0..0),
+            Self::Block(block) => {
+                let mut buffer = pool.take();
+                buffer[..block.len()].copy_from_slice(&block);
+                (buffer, 0..block.len())
+            }
+            Self::Buffer(mut buffer, range) => {
+                pool.held -= 1;
+                if buffer.len() - range.start < ROOM_BYTES {
+                    buffer.copy_within(range.clone(), 0);
+                    (buffer, 0..range.len())
+                } else {
+                    (buffer, range)
+                }
+            }
+        }
+    }
+
+    /// Puts back what was not consumed.
+    pub(crate) fn close(&mut self, pool: &mut Pool, buffer: Box<[u8]>, rest: Range<usize>) {
+        if rest.is_empty() {
+            pool.give_back(buffer);
+        } else if pool.held < HELD_MAX {
+            pool.held += 1;
+            *self = Self::Buffer(buffer, rest);
+        } else {
+            *self = Self::Block(buffer[rest].into());
+            pool.give_back(buffer);
+        }
+    }
+
+    /// Forgets the bytes.
+    pub(crate) fn discard(&mut self, pool: &mut Pool) {
+        if let Self::Buffer(buffer, _) = std::mem::take(self) {
+            pool.held -= 1;
+            pool.give_back(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_data_stays_in_order_and_large_buffers_are_bounded() {
+        let mut pool = Pool::default();
+        let mut many: Vec<_> = (0..HELD_MAX + 2).map(|_| Received::default()).collect();
+        for (i, received) in many.iter_mut().enumerate() {
+            let (mut buffer, range) = received.open(&mut pool);
+            assert_eq!(range, 0..0);
+            buffer[..3].fill(i as u8);
+            received.close(&mut pool, buffer, 1..3);
+        }
+        assert_eq!(pool.held, HELD_MAX);
+        assert!(matches!(many[HELD_MAX], Received::Block(ref block) if block.len() == 2));
+        for (i, received) in many.iter_mut().enumerate() {
+            let (buffer, range) = received.open(&mut pool);
+            assert_eq!(buffer[range], [i as u8; 2]);
+            received.close(&mut pool, buffer, 0..0);
+        }
+        assert_eq!((pool.held, pool.spare.len()), (0, SPARE_MAX));
+    }
+}

@@ -1,0 +1,619 @@
+//! Byte streams to engines on other hosts: kernel TCP sockets, none of which ever waits.
+//!
+//! [`Net`] moves bytes between sockets and the adapter. Receiving: into a large shared buffer, of
+//! which the adapter consumes whole FPDUs. Transmitting: the adapter fills a large buffer with the
+//! FPDUs of many work requests, and one send passes them on.
+
+mod buffers;
+mod hot;
+mod listener;
+mod numbers;
+mod stream;
+pub(crate) mod table;
+pub(crate) mod token;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use libc::c_int;
+use quipu_nic::{Adapter, ConnId, Loss, QpNum, Time};
+
+use self::buffers::Pool;
+use self::hot::Hot;
+use self::listener::{Accepted, Acceptor, Listener};
+use self::numbers::Numbers;
+use self::stream::{Phase, Stream};
+use self::table::Table;
+use self::token::{Slot, Token};
+use crate::handle_map::HandleMap;
+use crate::sys::{self, Epoll};
+
+pub(crate) use self::stream::{Tuning, default_congestion};
+
+/// Bytes that the adapter is asked for at once: large enough to spread the cost of a system call,
+/// small enough to stay in the cache until the kernel has copied them.
+const TRANSMIT_BYTES: usize = 128 * 1024;
+/// Sends to one stream before the others get their turn.
+const SENDS_PER_TURN: usize = 4;
+/// Connections taken from a listener before other work gets its turn.
+const ACCEPTS_PER_TURN: usize = 16;
+/// How long a closed stream may take to send its last bytes and to see the peer's end.
+const CLOSING_NS: u64 = 1_000_000_000;
+/// How many closed streams may do so at once; of more, the oldest are cut.
+const CLOSING_MAX: usize = 1024;
+
+const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
+const WRITE: c_int = libc::EPOLLOUT;
+
+/// The TCP side of an engine.
+pub(crate) struct Net {
+    /// The engine's address; port 0.
+    own: SocketAddr,
+    tuning: Tuning,
+    epoll: Arc<Epoll>,
+    listeners: Vec<Listener>,
+    acceptor: Option<Acceptor>,
+    numbers: Numbers,
+    streams: Table<Stream>,
+    by_conn: HandleMap<ConnId, Slot>,
+    hot: Hot,
+    pool: Pool,
+    /// Streams whose turn to send ended before the adapter had nothing more.
+    again: VecDeque<Slot>,
+    /// Streams with bytes that wait for more to be sent with them.
+    held: Vec<Slot>,
+    /// Streams that are being closed, in the order of their deadlines.
+    closing: VecDeque<(Time, Slot)>,
+}
+
+/// What looking at one stream brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Nothing,
+    Bytes,
+    Gone,
+}
+
+impl Net {
+    /// Without sockets yet.
+    pub(crate) fn new(own: SocketAddr, tuning: Tuning, epoll: Arc<Epoll>) -> Self {
+        Self {
+            own,
+            tuning,
+            epoll,
+            listeners: Vec::new(),
+            acceptor: None,
+            numbers: Numbers::default(),
+            streams: Table::new(),
+            by_conn: HandleMap::default(),
+            hot: Hot::default(),
+            pool: Pool::default(),
+            again: VecDeque::new(),
+            held: Vec::new(),
+            closing: VecDeque::new(),
+        }
+    }
+
+    /// True if `peer` is one of the engine's own listeners.
+    pub(crate) fn is_own(&self, peer: SocketAddr) -> bool {
+        peer.ip() == self.own.ip() && self.listeners.iter().any(|l| l.port == peer.port())
+    }
+
+    /// True if there are streams that are tried without asking epoll.
+    #[inline]
+    pub(crate) fn has_hot_streams(&self) -> bool {
+        self.hot.len() > 0
+    }
+
+    /// True if there are streams that only epoll would notice.
+    #[inline]
+    pub(crate) fn has_cold_streams(&self) -> bool {
+        self.streams.len() > self.hot.len()
+    }
+
+    /// A number for a new queue pair, and the port if a listener was opened for it.
+    pub(crate) fn take_number(&mut self) -> io::Result<(QpNum, Option<u16>)> {
+        let mut opened = None;
+        if self.numbers.wants_port() {
+            match self.open_listener() {
+                Ok(port) => opened = Some(port),
+                // Numbers that were used lately are better than none.
+                Err(error) => tracing::warn!(%error, "cannot open another port"),
+            }
+        }
+        match self.numbers.take() {
+            Some(number) => Ok((number, opened)),
+            None => {
+                let port = self.open_listener()?;
+                let number = self.numbers.take().ok_or(io::ErrorKind::AddrInUse)?;
+                Ok((number, Some(port)))
+            }
+        }
+    }
+
+    /// Gives back the number of a queue pair that is gone.
+    pub(crate) fn give_back_number(&mut self, number: QpNum) {
+        self.numbers.give_back(number);
+    }
+
+    fn open_listener(&mut self) -> io::Result<u16> {
+        if self.acceptor.is_none() {
+            self.acceptor = Some(Acceptor::new()?);
+        }
+        let listener = with_more_descriptors(|| Listener::open(self.own, &self.tuning))?;
+        let token = Token::Listener(self.listeners.len() as u32);
+        self.epoll.add(&listener.fd, libc::EPOLLIN, token.bits())?;
+        let port = listener.port;
+        self.listeners.push(listener);
+        self.numbers.add_port(port);
+        Ok(port)
+    }
+
+    /// Starts a connection for the adapter, which hears of its outcome.
+    pub(crate) fn connect(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        conn: ConnId,
+        peer: SocketAddr,
+        user_timeout_ns: Option<u64>,
+    ) {
+        let peer = self.with_scope(peer);
+        let started =
+            with_more_descriptors(|| stream::start(&self.tuning, self.own, peer, user_timeout_ns));
+        let added = started.and_then(|(fd, done)| {
+            let (phase, interest) = if done {
+                (Phase::Open, READ)
+            } else {
+                (Phase::Connecting, WRITE)
+            };
+            self.add(Stream::new(fd, conn, phase, interest))
+                .map(|_| done)
+        });
+        match added {
+            Ok(true) => adapter.handle_reached_stream(now, conn),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::debug!(%peer, %error, "cannot connect");
+                adapter.handle_lost(now, conn, stream::loss(&error));
+            }
+        }
+    }
+
+    /// A link-local peer is reached over the interface of the engine's own address.
+    fn with_scope(&self, mut peer: SocketAddr) -> SocketAddr {
+        if let (SocketAddr::V6(peer), SocketAddr::V6(own)) = (&mut peer, &self.own)
+            && peer.ip().is_unicast_link_local()
+        {
+            peer.set_scope_id(own.scope_id());
+        }
+        peer
+    }
+
+    fn add(&mut self, stream: Stream) -> io::Result<Slot> {
+        let conn = stream.conn;
+        let epoll = &self.epoll;
+        let slot = self.streams.insert_with(|slot| {
+            epoll.add(&stream.fd, stream.interest, Token::Stream(slot).bits())?;
+            Ok::<_, io::Error>(stream)
+        })?;
+        if let Some(conn) = conn {
+            self.by_conn.insert(conn, slot);
+        }
+        Ok(slot)
+    }
+
+    /// Takes the connections that wait at a listener.
+    pub(crate) fn accept(&mut self, adapter: &mut Adapter, now: Time, index: u32) -> bool {
+        let mut any = false;
+        for _ in 0..ACCEPTS_PER_TURN {
+            let (Some(listener), Some(acceptor)) =
+                (self.listeners.get(index as usize), self.acceptor.as_mut())
+            else {
+                break;
+            };
+            let (fd, peer) = match acceptor.accept(listener) {
+                Accepted::Connection(fd, peer) => (fd, peer),
+                Accepted::Refused => continue,
+                Accepted::Nothing => break,
+            };
+            any = true;
+            // The adapter bounds how many connections may wait for their first bytes, and for how
+            // long; beyond that they are closed here.
+            let Ok(conn) = adapter.handle_accepted(now, peer) else {
+                continue;
+            };
+            let tuned = sys::set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+            let added = tuned.and_then(|()| self.add(Stream::new(fd, conn, Phase::Open, READ)));
+            if added.is_err() {
+                adapter.handle_lost(now, conn, Loss::Unavailable);
+            }
+        }
+        any
+    }
+
+    /// Looks at a stream that epoll named.
+    pub(crate) fn stream_ready(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        events: u32,
+    ) -> bool {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return false;
+        };
+        if stream.phase == Phase::Connecting {
+            return self.finish_connect(adapter, now, slot);
+        }
+        if events & WRITE as u32 != 0 && !self.flush(adapter, now, slot) {
+            return true;
+        }
+        let readable = (READ | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+        if events & readable == 0 {
+            return true;
+        }
+        let taken = self.receive(adapter, now, slot);
+        if taken == Taken::Bytes
+            && let Some(stream) = self.streams.get_mut(slot)
+            && !stream.hot
+            && stream.phase == Phase::Open
+        {
+            stream.hot = true;
+            if let Some(cooled) = self.hot.add(slot)
+                && let Some(stream) = self.streams.get_mut(cooled)
+            {
+                stream.hot = false;
+            }
+        }
+        taken != Taken::Nothing
+    }
+
+    fn finish_connect(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) -> bool {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return false;
+        };
+        match sys::socket_error(&stream.fd) {
+            Ok(()) => {
+                stream.phase = Phase::Open;
+                self.watch(slot, READ);
+                if let Some(conn) = self.streams.get_mut(slot).and_then(|s| s.conn) {
+                    adapter.handle_reached_stream(now, conn);
+                }
+            }
+            Err(error) => self.lose(adapter, now, slot, stream::loss(&error)),
+        }
+        true
+    }
+
+    /// Changes what epoll reports for a stream.
+    fn watch(&mut self, slot: Slot, interest: c_int) {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return;
+        };
+        if stream.interest != interest {
+            stream.interest = interest;
+            // The descriptor is in the set as long as the stream lives, so this cannot fail but
+            // for lack of kernel memory, in which case the helper's next look finds the stream.
+            let _ = self
+                .epoll
+                .modify(&stream.fd, interest, Token::Stream(slot).bits());
+        }
+    }
+
+    /// Tries the hot streams. True if any had bytes.
+    #[inline]
+    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut any = false;
+        let mut position = 0;
+        while let Some(slot) = self.hot.get(position) {
+            if position >= self.hot.len() {
+                break;
+            }
+            let taken = self.receive(adapter, now, slot);
+            any |= taken != Taken::Nothing;
+            if taken == Taken::Gone {
+                continue;
+            }
+            if self.hot.note(position, taken == Taken::Bytes) {
+                self.cool(slot);
+            } else {
+                position += 1;
+            }
+        }
+        any
+    }
+
+    fn cool(&mut self, slot: Slot) {
+        self.hot.remove(slot);
+        if let Some(stream) = self.streams.get_mut(slot) {
+            stream.hot = false;
+        }
+    }
+
+    /// Receives once and shows the adapter what came.
+    fn receive(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) -> Taken {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return Taken::Gone;
+        };
+        let conn = match (stream.phase, stream.conn) {
+            (Phase::Open, Some(conn)) => conn,
+            _ => return self.discard(adapter, now, slot),
+        };
+        let (mut buffer, mut filled) = stream.received.open(&mut self.pool);
+        let outcome = sys::receive(&stream.fd, &mut buffer[filled.end..]);
+        if let Ok(received) = outcome
+            && received > 0
+        {
+            filled.end += received;
+            filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
+        }
+        // A whole buffer that the adapter cannot use would never be used.
+        let stuck = filled == (0..buffer.len());
+        stream.received.close(&mut self.pool, buffer, filled);
+        match outcome {
+            Ok(0) => self.lose(adapter, now, slot, Loss::Closed),
+            Ok(_) if stuck => self.lose(adapter, now, slot, Loss::Closed),
+            Ok(_) => return Taken::Bytes,
+            Err(error) if sys::would_block(&error) => return Taken::Nothing,
+            Err(error) => self.lose(adapter, now, slot, stream::loss(&error)),
+        }
+        Taken::Gone
+    }
+
+    /// Reads and forgets what the peer still sends on a stream that is being closed.
+    fn discard(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) -> Taken {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return Taken::Gone;
+        };
+        let mut buffer = self.pool.take();
+        let outcome = sys::receive(&stream.fd, &mut buffer);
+        self.pool.give_back(buffer);
+        match outcome {
+            Ok(n) if n > 0 => Taken::Nothing,
+            Err(error) if sys::would_block(&error) => Taken::Nothing,
+            _ => {
+                self.lose(adapter, now, slot, Loss::Closed);
+                Taken::Gone
+            }
+        }
+    }
+
+    /// Transmits for the streams whose bytes are better sent at once. The others wait for
+    /// [`transmit`](Self::transmit), so that one send carries what is posted meanwhile. True if any
+    /// stream transmitted.
+    #[inline]
+    pub(crate) fn transmit_urgent(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut any = false;
+        while let Some(conn) = adapter.next_transmit() {
+            let Some(&slot) = self.by_conn.get(&conn) else {
+                continue;
+            };
+            if adapter.is_urgent(conn) {
+                any = true;
+                self.transmit_one(adapter, now, slot);
+            } else if let Some(stream) = self.streams.get_mut(slot)
+                && !stream.held
+            {
+                stream.held = true;
+                self.held.push(slot);
+            }
+        }
+        any
+    }
+
+    /// Transmits for all streams that have something to send, each in its turn. True if any had.
+    #[inline]
+    pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut any = false;
+        while let Some(conn) = adapter.next_transmit() {
+            any = true;
+            if let Some(&slot) = self.by_conn.get(&conn) {
+                self.transmit_one(adapter, now, slot);
+            }
+        }
+        while let Some(slot) = self.held.pop() {
+            any = true;
+            if let Some(stream) = self.streams.get_mut(slot) {
+                stream.held = false;
+                self.transmit_one(adapter, now, slot);
+            }
+        }
+        for _ in 0..self.again.len() {
+            let Some(slot) = self.again.pop_front() else {
+                break;
+            };
+            any = true;
+            self.transmit_one(adapter, now, slot);
+        }
+        any
+    }
+
+    /// Transmits for one stream, unless its socket is full: then `flush` goes on once it is not.
+    fn transmit_one(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
+        for _ in 0..SENDS_PER_TURN {
+            let Some(stream) = self.streams.get_mut(slot) else {
+                return;
+            };
+            let Some(conn) = stream.conn else { return };
+            if stream.unsent.is_some() {
+                return;
+            }
+            let mut buffer = self.pool.take();
+            let filled = adapter.transmit(now, conn, &mut buffer[..TRANSMIT_BYTES]);
+            let outcome = if filled == 0 {
+                Ok(0)
+            } else {
+                sys::send(&stream.fd, &buffer[..filled])
+            };
+            let sent = match outcome {
+                Ok(sent) => sent,
+                Err(ref error) if sys::would_block(error) => 0,
+                Err(error) => {
+                    self.pool.give_back(buffer);
+                    return self.sending_failed(adapter, now, slot, &error);
+                }
+            };
+            if sent < filled {
+                stream.unsent = Some((buffer[sent..filled].into(), 0));
+                let interest = stream.interest | WRITE;
+                self.watch(slot, interest);
+            }
+            self.pool.give_back(buffer);
+            if filled == 0 {
+                return self.flushed(adapter, now, slot);
+            }
+        }
+        self.again.push_back(slot);
+    }
+
+    /// A peer that closed may have sent bytes before, and they are what explains the failure: let
+    /// the adapter see them first.
+    fn sending_failed(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, error: &io::Error) {
+        for _ in 0..64 {
+            if self.receive(adapter, now, slot) != Taken::Bytes {
+                break;
+            }
+        }
+        self.lose(adapter, now, slot, stream::loss(error));
+    }
+
+    /// Goes on with a stream whose socket takes bytes again. False if the stream is gone.
+    fn flush(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) -> bool {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return false;
+        };
+        match stream.send_rest() {
+            Ok(false) => true,
+            Ok(true) => {
+                self.watch(slot, READ);
+                self.transmit_one(adapter, now, slot);
+                self.streams.get(slot).is_some()
+            }
+            Err(error) => {
+                self.sending_failed(adapter, now, slot, &error);
+                false
+            }
+        }
+    }
+
+    /// Closes a stream for the adapter, after what it still transmits.
+    pub(crate) fn close(&mut self, adapter: &mut Adapter, now: Time, conn: ConnId) {
+        let Some(&slot) = self.by_conn.get(&conn) else {
+            return;
+        };
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return;
+        };
+        if stream.phase == Phase::Connecting {
+            return self.lose(adapter, now, slot, Loss::Closed);
+        }
+        if stream.deadline.is_some() {
+            return;
+        }
+        let deadline = now.after(CLOSING_NS);
+        stream.phase = Phase::Flushing;
+        stream.deadline = Some(deadline);
+        stream.received.discard(&mut self.pool);
+        if stream.hot {
+            self.cool(slot);
+        }
+        self.closing.push_back((deadline, slot));
+        self.transmit_one(adapter, now, slot);
+        if self.closing.len() > CLOSING_MAX
+            && let Some((_, oldest)) = self.closing.pop_front()
+        {
+            self.lose(adapter, now, oldest, Loss::Closed);
+        }
+    }
+
+    /// The adapter has nothing more to send on a stream; if it is being closed, it ends here.
+    fn flushed(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return;
+        };
+        if stream.phase != Phase::Flushing || stream.unsent.is_some() {
+            return;
+        }
+        stream.phase = Phase::Draining;
+        let ended = sys::shutdown_write(&stream.fd);
+        if let Some(conn) = stream.conn.take() {
+            self.by_conn.remove(&conn);
+            adapter.handle_lost(now, conn, Loss::Closed);
+        }
+        if ended.is_err() {
+            return self.lose(adapter, now, slot, Loss::Closed);
+        }
+        // Often the peer has closed already.
+        for _ in 0..8 {
+            if self.discard(adapter, now, slot) == Taken::Gone {
+                return;
+            }
+        }
+    }
+
+    /// Removes a stream at once, and tells the adapter unless it knows.
+    fn lose(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, loss: Loss) {
+        let Some(mut stream) = self.streams.remove(slot) else {
+            return;
+        };
+        stream.received.discard(&mut self.pool);
+        if stream.hot {
+            self.hot.remove(slot);
+        }
+        self.epoll.remove(&stream.fd);
+        if let Some(conn) = stream.conn {
+            self.by_conn.remove(&conn);
+            adapter.handle_lost(now, conn, loss);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.closing.front().map(|&(deadline, _)| deadline)
+    }
+
+    /// Cuts the streams that took too long to close.
+    pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
+        while let Some(&(deadline, slot)) = self.closing.front() {
+            let over = deadline <= now;
+            if !over && self.streams.get(slot).is_some() {
+                break;
+            }
+            self.closing.pop_front();
+            if over {
+                self.lose(adapter, now, slot, Loss::Closed);
+            }
+        }
+    }
+
+    /// True if some streams' turn ended before they had sent everything.
+    pub(crate) fn wants_turn(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// Ends all streams after what the adapter transmits at once: the process is about to exit.
+    pub(crate) fn shut_down(&mut self, adapter: &mut Adapter, now: Time) {
+        self.transmit(adapter, now);
+        let slots: Vec<Slot> = self.streams.slots().collect();
+        for slot in slots {
+            if let Some(stream) = self.streams.get_mut(slot) {
+                // The peer may be gone already; nothing more can be done for it.
+                let _ = sys::shutdown_write(&stream.fd);
+            }
+        }
+    }
+}
+
+/// Runs `make`; if the process is out of descriptors, raises the soft limit and tries once more.
+fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match make() {
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+            sys::raise_descriptor_limit(u64::MAX)?;
+            make()
+        }
+        outcome => outcome,
+    }
+}

@@ -1,0 +1,157 @@
+//! One TCP connection: its socket, and what is under way on it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use libc::c_int;
+use quipu_nic::{ConnId, Loss, Time};
+
+use super::buffers::Received;
+use crate::sys;
+
+/// Where a stream is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The connection is being made.
+    Connecting,
+    /// Bytes pass both ways.
+    Open,
+    /// The adapter wants no more bytes; what it transmits yet is sent.
+    Flushing,
+    /// Everything was sent; waiting for the peer to close, so that its kernel has seen it all.
+    Draining,
+}
+
+/// A TCP connection.
+pub(crate) struct Stream {
+    pub(crate) fd: OwnedFd,
+    /// The adapter's name for it; `None` once the adapter has let go of it.
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) phase: Phase,
+    /// What epoll reports for it.
+    pub(crate) interest: c_int,
+    pub(crate) received: Received,
+    /// Bytes that the socket did not take, from the given position on.
+    pub(crate) unsent: Option<(Box<[u8]>, usize)>,
+    /// When it is closed, whatever the peer does; set when flushing begins.
+    pub(crate) deadline: Option<Time>,
+    /// Whether it is tried without asking epoll.
+    pub(crate) hot: bool,
+    /// Whether it has bytes that wait for more to be sent with them.
+    pub(crate) held: bool,
+}
+
+impl Stream {
+    /// A stream around a socket.
+    pub(crate) fn new(fd: OwnedFd, conn: ConnId, phase: Phase, interest: c_int) -> Self {
+        Self {
+            fd,
+            conn: Some(conn),
+            phase,
+            interest,
+            received: Received::Nothing,
+            unsent: None,
+            deadline: None,
+            hot: false,
+            held: false,
+        }
+    }
+
+    /// Sends what the socket did not take before. True if nothing is left.
+    pub(crate) fn send_rest(&mut self) -> io::Result<bool> {
+        while let Some((bytes, start)) = &mut self.unsent {
+            match sys::send(&self.fd, &bytes[*start..]) {
+                Ok(sent) => *start += sent,
+                Err(e) if sys::would_block(&e) => return Ok(false),
+                Err(e) => return Err(e),
+            }
+            if *start == bytes.len() {
+                self.unsent = None;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// How sockets are set up.
+#[derive(Clone, Debug)]
+pub(crate) struct Tuning {
+    /// Congestion control to set, in order of preference; empty: leave the system's.
+    congestion: Vec<String>,
+}
+
+impl Tuning {
+    /// As configured; by default anything but BBR, which is several times slower where the round
+    /// trip is shorter than its model expects (loopback, veth, one rack).
+    pub(crate) fn new(configured: Option<&str>) -> Self {
+        let congestion = match configured {
+            Some(name) => vec![name.to_owned()],
+            None if default_congestion().is_some_and(|name| name.starts_with("bbr")) => {
+                vec!["cubic".to_owned(), "reno".to_owned()]
+            }
+            None => Vec::new(),
+        };
+        Self { congestion }
+    }
+
+    /// Applies to a new socket. Congestion control is a wish: a sandbox may refuse it.
+    pub(crate) fn apply(&self, fd: &OwnedFd) -> io::Result<()> {
+        sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        for name in &self.congestion {
+            let set =
+                sys::set_option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes());
+            match set {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%name, %error, "congestion control not available"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The system's default congestion control.
+pub(crate) fn default_congestion() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
+    Some(name.trim().to_owned())
+}
+
+/// Limits how long sent bytes may stay without acknowledgement (RFC 5482).
+pub(crate) fn set_user_timeout(fd: &OwnedFd, timeout_ns: u64) -> io::Result<()> {
+    let milliseconds = timeout_ns.div_ceil(1_000_000).clamp(1, c_int::MAX as u64);
+    sys::set_option(
+        fd,
+        libc::IPPROTO_TCP,
+        libc::TCP_USER_TIMEOUT,
+        milliseconds as c_int,
+    )
+}
+
+/// Starts a connection from `own` to `peer`; true if it stands already.
+pub(crate) fn start(
+    tuning: &Tuning,
+    own: SocketAddr,
+    peer: SocketAddr,
+    user_timeout_ns: Option<u64>,
+) -> io::Result<(OwnedFd, bool)> {
+    let fd = sys::tcp_socket(peer.ip())?;
+    tuning.apply(&fd)?;
+    if let Some(timeout) = user_timeout_ns {
+        set_user_timeout(&fd, timeout)?;
+    }
+    // The port is chosen by connect, per destination: more connections than ports are possible.
+    sys::set_option(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+    sys::bind(&fd, own)?;
+    let done = sys::connect(&fd, peer)?;
+    Ok((fd, done))
+}
+
+/// What an error of a socket means for the connection.
+pub(crate) fn loss(error: &io::Error) -> Loss {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => Loss::Refused,
+        Some(libc::ETIMEDOUT) => Loss::TimedOut,
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => Loss::Closed,
+        _ => Loss::Unavailable,
+    }
+}

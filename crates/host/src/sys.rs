@@ -1,0 +1,576 @@
+//! System calls, each behind a safe function that owns its descriptors.
+//!
+//! Every descriptor made here is close-on-exec and numbered 3 or above: a program that runs with
+//! standard input, output or error closed must not find our sockets there.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use libc::{c_int, c_void, socklen_t};
+
+/// The lowest number that a descriptor of ours may have.
+const LOWEST_FD: c_int = 3;
+
+/// Turns the -1 of a system call into the error it left in errno.
+pub(crate) fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// As [`check`], for calls that return a length.
+pub(crate) fn check_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Takes ownership of a descriptor that a system call has just returned, and moves it above the
+/// standard ones.
+pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the callers pass a descriptor that the kernel has just given them and nobody else
+    // knows, as `from_raw_fd` asks.
+    let owned = unsafe { OwnedFd::from_raw_fd(check(fd)?) };
+    if owned.as_raw_fd() >= LOWEST_FD {
+        return Ok(owned);
+    }
+    duplicate(&owned)
+}
+
+/// Another descriptor for the same open file.
+pub(crate) fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes an integer and touches no memory.
+    let raw = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LOWEST_FD) })?;
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// The status flags (`O_NONBLOCK` and others) of a descriptor.
+pub(crate) fn status_flags(fd: RawFd) -> io::Result<c_int> {
+    // SAFETY: F_GETFL takes no pointer.
+    check(unsafe { libc::fcntl(fd, libc::F_GETFL) })
+}
+
+/// An address in the form that the kernel takes.
+pub(crate) struct RawAddr {
+    storage: libc::sockaddr_storage,
+    len: socklen_t,
+}
+
+impl RawAddr {
+    /// The kernel's form of `address`.
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        // SAFETY: sockaddr_storage is plain data, for which all zeroes is a valid value.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let len = match address {
+            SocketAddr::V4(v4) => {
+                let raw = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr {
+                        s_addr: u32::from_ne_bytes(v4.ip().octets()),
+                    },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: sockaddr_storage is larger than and aligned for every socket address.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+                size_of::<libc::sockaddr_in>()
+            }
+            SocketAddr::V6(v6) => {
+                let raw = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr {
+                        s6_addr: v6.ip().octets(),
+                    },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                // SAFETY: as above.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+                size_of::<libc::sockaddr_in6>()
+            }
+        };
+        Self {
+            storage,
+            len: len as socklen_t,
+        }
+    }
+
+    /// Reads an address that the kernel filled in, `None` unless it is IPv4 or IPv6.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or points to a socket address that is as long as its family says.
+    pub(crate) unsafe fn decode(raw: *const libc::sockaddr) -> Option<SocketAddr> {
+        if raw.is_null() {
+            return None;
+        }
+        // SAFETY: by the promise of the caller there is at least a family.
+        match c_int::from(unsafe { (*raw).sa_family }) {
+            libc::AF_INET => {
+                // SAFETY: the family says that this is a sockaddr_in.
+                let v4 = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the family says that this is a sockaddr_in6.
+                let v6 = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A non-blocking TCP socket for the family of `ip`.
+pub(crate) fn tcp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes integers only.
+    adopt(unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) })
+}
+
+/// Binds a socket to an address.
+pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
+    let raw = RawAddr::new(address);
+    // SAFETY: the pointer and the length describe `raw.storage`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.len) })?;
+    Ok(())
+}
+
+/// Starts a connection; `Ok(false)` while it is under way.
+pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> io::Result<bool> {
+    let raw = RawAddr::new(address);
+    // SAFETY: the pointer and the length describe `raw.storage`, which outlives the call.
+    let result =
+        check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.len) });
+    match result {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes a bound socket listen.
+pub(crate) fn listen(fd: &OwnedFd, backlog: c_int) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::listen(fd.as_raw_fd(), backlog) })?;
+    Ok(())
+}
+
+/// Takes a connection from a listening TCP socket, with the peer's address.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, SocketAddr)> {
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len = size_of::<libc::sockaddr_storage>() as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `storage`.
+    let fd = unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            storage.as_mut_ptr().cast(),
+            &raw mut len,
+            libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+        )
+    };
+    let fd = adopt(fd)?;
+    // SAFETY: the kernel filled in an address of its family, in zeroed storage.
+    let peer = unsafe { RawAddr::decode(storage.as_ptr().cast()) };
+    Ok((
+        fd,
+        peer.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?,
+    ))
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn local_address(fd: &OwnedFd) -> io::Result<SocketAddr> {
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len = size_of::<libc::sockaddr_storage>() as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `storage`.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut len) })?;
+    // SAFETY: the kernel filled in an address of its family, in zeroed storage.
+    let address = unsafe { RawAddr::decode(storage.as_ptr().cast()) };
+    address.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// Sets an integer socket option.
+pub(crate) fn set_option(fd: &OwnedFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_option_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// Sets a socket option that is not an integer.
+pub(crate) fn set_option_bytes(
+    fd: &OwnedFd,
+    level: c_int,
+    name: c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let pointer = value.as_ptr().cast::<c_void>();
+    // SAFETY: the kernel reads `value.len()` bytes from a live slice.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            pointer,
+            value.len() as socklen_t,
+        )
+    })?;
+    Ok(())
+}
+
+/// The pending error of a socket, which this clears.
+pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    })?;
+    if value == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(value))
+    }
+}
+
+/// Receives what there is, without waiting. 0 is the end of the stream.
+pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most `into.len()` bytes to a live slice.
+    check_len(unsafe {
+        libc::recv(
+            fd.as_raw_fd(),
+            into.as_mut_ptr().cast(),
+            into.len(),
+            libc::MSG_DONTWAIT,
+        )
+    })
+}
+
+/// Sends what fits, without waiting and without SIGPIPE.
+pub(crate) fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel reads `bytes.len()` bytes from a live slice.
+    check_len(unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
+}
+
+/// Tells the peer that no more bytes follow.
+pub(crate) fn shutdown_write(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR) })?;
+    Ok(())
+}
+
+/// True for the errors that mean "try again later".
+pub(crate) fn would_block(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// A counter that another thread or process can wait for.
+#[derive(Debug)]
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A counter at 0. Reads and writes never wait.
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes integers only.
+        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
+    }
+
+    /// A counter at 0 whose descriptor a program waits for, so that it blocks unless the program
+    /// changes it: programs look at that flag. Setting it never waits, as it is far from full.
+    pub(crate) fn for_program() -> io::Result<Self> {
+        // SAFETY: takes integers only.
+        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map(Self)
+    }
+
+    /// Wraps a descriptor that is known to be an eventfd.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Adds 1: whoever waits wakes up.
+    pub(crate) fn set(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: the kernel reads 8 bytes from a live array. The one error is a full counter,
+        // which wakes just as well.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Puts the counter back to 0.
+    pub(crate) fn clear(&self) {
+        // A program may have read a counter that is its own to wait for, though it should not;
+        // reading at 0 would then wait for ever.
+        if !is_readable(self.0.as_raw_fd()) {
+            return;
+        }
+        let mut count = [0u8; 8];
+        // SAFETY: the kernel writes 8 bytes to a live array.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+/// A set of descriptors to wait for. Level-triggered.
+#[derive(Debug)]
+pub(crate) struct Epoll(OwnedFd);
+
+/// What [`Epoll::wait`] found for one descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// As given to [`Epoll::add`].
+    pub(crate) token: u64,
+    /// `EPOLLIN` and so on.
+    pub(crate) events: u32,
+}
+
+/// How many descriptors one [`Epoll::wait`] reports at most.
+pub(crate) const READY_BATCH: usize = 64;
+
+/// Room for the answers of [`Epoll::wait`].
+pub(crate) struct ReadyList {
+    events: [libc::epoll_event; READY_BATCH],
+    len: usize,
+}
+
+impl ReadyList {
+    /// An empty list.
+    pub(crate) fn new() -> Self {
+        Self {
+            events: [libc::epoll_event { events: 0, u64: 0 }; READY_BATCH],
+            len: 0,
+        }
+    }
+
+    /// What was found.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Ready> + '_ {
+        self.events[..self.len].iter().map(|e| Ready {
+            token: e.u64,
+            events: e.events,
+        })
+    }
+}
+
+impl Epoll {
+    /// An empty set.
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes integers only.
+        adopt(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Self)
+    }
+
+    /// Adds a descriptor.
+    pub(crate) fn add(&self, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, events, token)
+    }
+
+    /// Changes what is waited for.
+    pub(crate) fn modify(&self, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, events, token)
+    }
+
+    /// Removes a descriptor, which a duplicate elsewhere could otherwise keep in the set.
+    pub(crate) fn remove(&self, fd: &OwnedFd) {
+        // The one possible error is that it is not in the set.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
+    }
+
+    fn control(&self, what: c_int, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: token,
+        };
+        // SAFETY: the kernel reads one event from a live variable.
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), what, fd.as_raw_fd(), &raw mut event)
+        })?;
+        Ok(())
+    }
+
+    /// Waits until something is ready, at most `timeout` (`None`: without end). An interruption
+    /// by a signal counts as nothing ready, and is reported as `Ok(true)`.
+    pub(crate) fn wait(&self, list: &mut ReadyList, timeout: Option<Duration>) -> io::Result<bool> {
+        list.len = 0;
+        let found = if timeout == Some(Duration::ZERO) {
+            // SAFETY: the kernel writes at most READY_BATCH events to `list.events`.
+            unsafe {
+                libc::epoll_wait(
+                    self.0.as_raw_fd(),
+                    list.events.as_mut_ptr(),
+                    READY_BATCH as c_int,
+                    0,
+                )
+            }
+        } else {
+            self.wait_precisely(list, timeout)
+        };
+        match check(found) {
+            Ok(found) => {
+                list.len = found as usize;
+                Ok(false)
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// `epoll_pwait2` where there is one (Linux 5.11), else `epoll_wait` rounded up to milliseconds.
+    fn wait_precisely(&self, list: &mut ReadyList, timeout: Option<Duration>) -> c_int {
+        let limit = timeout.map(|t| libc::timespec {
+            tv_sec: t.as_secs().min(1 << 30) as libc::time_t,
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let pointer = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the kernel writes at most READY_BATCH events to `list.events`, and reads a
+        // timespec that is null or lives across the call; the signal mask is null.
+        let found = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.0.as_raw_fd(),
+                list.events.as_mut_ptr(),
+                READY_BATCH as c_int,
+                pointer,
+                std::ptr::null::<c_void>(),
+                0usize,
+            )
+        };
+        let no_such_call = found < 0
+            && matches!(
+                io::Error::last_os_error().raw_os_error(),
+                Some(libc::ENOSYS | libc::EPERM)
+            );
+        if !no_such_call {
+            return found as c_int;
+        }
+        let milliseconds = timeout.map_or(-1, |t| {
+            c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+        });
+        // SAFETY: as above.
+        unsafe {
+            libc::epoll_wait(
+                self.0.as_raw_fd(),
+                list.events.as_mut_ptr(),
+                READY_BATCH as c_int,
+                milliseconds,
+            )
+        }
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+/// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end).
+pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Duration>) {
+    let entry = |fd: &OwnedFd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut polls = [entry(first), entry(second)];
+    let limit = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: two pollfds in a live array; the timespec is null or lives across the call; a null
+    // mask leaves the signals as they are. Whatever the outcome, the callers look for themselves.
+    unsafe { libc::ppoll(polls.as_mut_ptr(), 2, limit, std::ptr::null()) };
+}
+
+/// Waits until `fd` is readable. `Ok(false)` if a signal handler ran instead.
+pub(crate) fn wait_readable(fd: RawFd) -> io::Result<bool> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd, in a live variable.
+    match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether `fd` is readable now.
+pub(crate) fn is_readable(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd, in a live variable.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
+}
+
+/// Fills `bytes` with randomness from the kernel.
+pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let rest = &mut bytes[filled..];
+        // SAFETY: the kernel writes at most `rest.len()` bytes to a live slice.
+        match check_len(unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) }) {
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// How many processors this thread may run on, at least 1.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Soft and hard limit of open descriptors.
+pub(crate) fn descriptor_limit() -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel fills in one rlimit, a live variable.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
+/// Raises the soft limit of open descriptors to `wanted` or the hard limit, whichever is less.
+/// Returns what it is afterwards.
+pub(crate) fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
+    let (soft, hard) = descriptor_limit()?;
+    let target = wanted.min(hard);
+    if soft >= target {
+        return Ok(soft);
+    }
+    let limit = libc::rlimit {
+        rlim_cur: target,
+        rlim_max: hard,
+    };
+    // SAFETY: the kernel reads one rlimit from a live variable.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(target)
+}

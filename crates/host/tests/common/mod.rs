@@ -1,0 +1,182 @@
+//! What the tests of whole engines share: a node with one queue pair, and how two get connected.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quipu_host::nic::mem::Segment;
+use quipu_host::nic::{
+    Access, AddressVector, ChannelId, Completion, CqId, Gid, Payload, PdId, QpAttr, QpAttrMask,
+    QpCap, QpId, QpInit, QpNum, QpState, QpType, Region, SendFlags, SendOp, SendWr, Sge,
+};
+use quipu_host::{Config, ContextId, Engine, SameHost};
+
+/// Nothing in these tests takes that long unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An engine on a loopback address.
+pub fn engine(address: &str, same_host: SameHost) -> Arc<Engine> {
+    let address = Some(address.parse().unwrap());
+    Engine::open(Config {
+        address,
+        same_host,
+        arena_bytes: 64 << 20,
+        ..Config::default()
+    })
+    .unwrap()
+}
+
+/// A queue pair with memory and queues of its own.
+pub struct Node {
+    pub engine: Arc<Engine>,
+    pub context: ContextId,
+    pub pd: PdId,
+    pub cq: CqId,
+    pub channel: ChannelId,
+    pub qp: QpId,
+    pub num: QpNum,
+    pub memory: Segment,
+    pub region: Region,
+}
+
+impl Node {
+    pub fn new(engine: &Arc<Engine>, bytes: usize) -> Self {
+        let (context, _) = engine.open_context().unwrap();
+        let pd = engine.alloc_pd().unwrap();
+        let (channel, _) = engine.create_channel().unwrap();
+        let (cq, _) = engine.create_cq(context, 1024, Some(channel), 7).unwrap();
+        let memory = Segment::heap(bytes);
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
+        let region = engine.reg_segment(pd, &memory, None, access).unwrap();
+        let cap = QpCap {
+            max_send_wr: 256,
+            max_recv_wr: 256,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
+        let init = QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            cap,
+            qp_type: QpType::Rc,
+            sq_sig_all: false,
+        };
+        let (qp, num, _) = engine.create_qp(context, &init).unwrap();
+        Self {
+            engine: Arc::clone(engine),
+            context,
+            pd,
+            cq,
+            channel,
+            qp,
+            num,
+            memory,
+            region,
+        }
+    }
+
+    /// Takes the queue pair to RTS, towards a peer.
+    pub fn connect(&self, gid: Gid, num: QpNum) {
+        let mut attr = QpAttr {
+            state: QpState::Init,
+            port_num: 1,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            ..QpAttr::default()
+        };
+        type M = QpAttrMask;
+        let mask = M::STATE | M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS;
+        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
+        attr.state = QpState::Rtr;
+        attr.path_mtu = 3;
+        attr.dest_qp_num = num.0;
+        attr.av = AddressVector {
+            dgid: gid,
+            is_global: true,
+            port_num: 1,
+            ..AddressVector::default()
+        };
+        attr.max_dest_rd_atomic = 4;
+        attr.min_rnr_timer = 1;
+        let mask = M::STATE
+            | M::AV
+            | M::PATH_MTU
+            | M::DEST_QPN
+            | M::RQ_PSN
+            | M::MAX_DEST_RD_ATOMIC
+            | M::MIN_RNR_TIMER;
+        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
+        attr.state = QpState::Rts;
+        attr.timeout = 14;
+        attr.retry_cnt = 7;
+        attr.rnr_retry = 7;
+        attr.max_rd_atomic = 4;
+        let mask =
+            M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
+    }
+
+    pub fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge {
+            addr: self.memory.addr() as u64 + offset,
+            len,
+            lkey: self.region.key,
+        }
+    }
+
+    pub fn addr(&self, offset: u64) -> u64 {
+        self.memory.addr() as u64 + offset
+    }
+
+    pub fn rkey(&self) -> u32 {
+        self.region.key.0
+    }
+
+    pub fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        let flags = SendFlags::SIGNALED;
+        let wr = SendWr {
+            wr_id,
+            op,
+            flags,
+            payload: Payload::Sges(sges),
+        };
+        self.engine.post_send(self.qp, &wr).unwrap();
+    }
+
+    pub fn receive(&self, wr_id: u64, sges: &[Sge]) {
+        self.engine.post_recv(self.qp, wr_id, sges).unwrap();
+    }
+
+    pub fn fill(&self, offset: usize, bytes: &[u8]) {
+        self.memory.write(offset, bytes).unwrap();
+    }
+
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.memory.read(offset, &mut out).unwrap();
+        out
+    }
+
+    /// Polls until there is a completion.
+    pub fn poll(&self) -> Completion {
+        let mut out = [Completion::default()];
+        let end = Instant::now() + PATIENCE;
+        while self.engine.poll_cq(self.cq, &mut out).unwrap() == 0 {
+            assert!(Instant::now() < end, "no completion");
+        }
+        out[0]
+    }
+}
+
+/// Two connected nodes.
+pub fn pair(a: &Arc<Engine>, b: &Arc<Engine>, bytes: usize) -> (Node, Node) {
+    let (a, b) = (Node::new(a, bytes), Node::new(b, bytes));
+    a.connect(b.engine.gid(), b.num);
+    b.connect(a.engine.gid(), a.num);
+    (a, b)
+}
