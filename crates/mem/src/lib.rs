@@ -38,7 +38,6 @@
 //! atomics; bytes move through raw copies. What a racing copy moves is a mix of old and new bytes,
 //! as RDMA itself defines, and nothing in this crate decides anything from bytes that are still in
 //! shared memory. Copies of the last bytes of a message are ordered after all others (see [`Span`]).
-#![deny(unsafe_op_in_unsafe_fn)]
 
 mod access;
 mod arena;
