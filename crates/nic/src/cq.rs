@@ -91,11 +91,6 @@ impl Cq {
         }
     }
 
-    /// Whether an event is asked for.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.notify != Notify::Nothing
-    }
-
     /// Changes the capacity; refused (`false`) below the entries held.
     pub(crate) fn resize(&mut self, capacity: usize) -> bool {
         if capacity < self.queue.len() {

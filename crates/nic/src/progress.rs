@@ -69,12 +69,13 @@ impl<P: Probe> Adapter<P> {
         path.idle = path.idle.saturating_add(1);
         if path.idle > PATIENCE && count > FEW {
             path.channel.incoming.control.arm();
-            if !pending(qp) {
-                if let Path::Channel(path) = &mut qp.path {
-                    path.hot = false;
-                }
-                hub.hot.retain(|&hot| hot != id);
+            if receive::channel::run(qp, hub) {
+                return true;
             }
+            if let Path::Channel(path) = &mut qp.path {
+                path.hot = false;
+            }
+            hub.hot.retain(|&hot| hot != id);
         }
         false
     }
@@ -135,10 +136,9 @@ impl<P: Probe> Adapter<P> {
             let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
             let Path::Channel(path) = &mut qp.path else { continue };
             path.channel.incoming.control.arm();
-            if pending(qp) {
-                hub.hot.push(id);
-            } else if let Path::Channel(path) = &mut qp.path {
-                path.hot = false;
+            path.hot = false;
+            if receive::channel::run(qp, hub) {
+                self.heat(id);
             }
         }
         self.hub.hot.is_empty()
@@ -158,13 +158,4 @@ impl<P: Probe> Adapter<P> {
     pub fn hot_channels(&self) -> usize {
         self.hub.hot.len()
     }
-}
-
-/// Whether the peer has put something there, or executed something, that was not looked at yet.
-fn pending(qp: &mut crate::qp::Qp) -> bool {
-    let acked = qp.requester.acked;
-    let outstanding = qp.requester.started != acked;
-    let Path::Channel(path) = &mut qp.path else { return false };
-    path.has_incoming()
-        || (outstanding && path.channel.outgoing.control.executed() != acked)
 }

@@ -356,7 +356,12 @@ mod tests {
         bytes.fill(0);
         assert_eq!(queue.inline(0), Some(&b"hello"[..]));
         assert_eq!(queue.sges(0), &[]);
-        let wr = SendWr { payload: Payload::Sges(&[sge(5)]), ..wr };
+        let wr = SendWr {
+            wr_id: 2,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[sge(5)]),
+        };
         assert!(queue.push(&wr, 8));
         assert!(!queue.push(&wr, 8));
         assert_eq!((queue.inline(1), queue.sges(1).len()), (None, 1));

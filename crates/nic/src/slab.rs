@@ -86,6 +86,7 @@ impl<K: Key, T> Slab<K, T> {
         self.iter().map(|(key, _)| key).collect()
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

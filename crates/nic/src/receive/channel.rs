@@ -73,7 +73,6 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
 
 fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let mut busy = responses(qp, hub)?;
-    let answered = path(qp)?.channel.outgoing.responses.position();
     for _ in 0..BUDGET {
         let Some(header) = path(qp)?.channel.incoming.requests.peek() else { break };
         if !qp.may_receive() {
@@ -89,25 +88,24 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
             Front::Wait => break,
         }
     }
-    tell(qp, hub, answered)?;
-    busy |= settle(qp, hub)?;
-    Ok(busy)
+    if busy {
+        tell(qp, hub)?;
+    }
+    Ok(busy | settle(qp, hub)?)
 }
 
-/// Gives slots back, says how many requests are executed, and rings for responses that were pushed.
+/// Gives slots back and says how many requests are executed. The peer may sleep while it waits for either,
+/// or for a response.
 #[inline]
-fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answered: u32) -> Result<(), End> {
+fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     let executed = qp.responder.executed;
     let path = path(qp)?;
     path.channel.incoming.publish();
     if path.told != executed {
         path.told = executed;
         path.channel.incoming.control.set_executed(executed);
-        // The peer may sleep while it waits for this: the word is looked at like a slot.
-        transmit::channel::notify(qp, hub);
-    } else if path.channel.outgoing.responses.position() != answered {
-        transmit::channel::notify(qp, hub);
     }
+    transmit::channel::notify(qp, hub);
     Ok(())
 }
 
@@ -117,7 +115,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     if qp.requester.started == qp.requester.acked && !qp.sq.has_waiting() {
         return Ok(false);
     }
-    let before = qp.sq.head;
+    let before = (qp.sq.head, qp.requester.offset, qp.sq.next);
     let control = &path(qp)?.channel.outgoing.control;
     let (executed, stall) = (control.executed(), control.stall());
     requester_ack(qp, hub, executed)?;
@@ -127,7 +125,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     if qp.sq.has_waiting() && matches!(qp.path, Path::Channel(_)) {
         transmit::channel::run(qp, hub);
     }
-    Ok(qp.sq.head != before)
+    Ok((qp.sq.head, qp.requester.offset, qp.sq.next) != before)
 }
 
 #[inline]

@@ -328,6 +328,7 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     if !path.peer_access.contains(right) || wqe.length == 0 {
         return None;
     }
+    // Everything asked of the peer must be executed first, so that order is kept.
     if path.channel.outgoing.control.executed() != qp.requester.started {
         return None;
     }
@@ -368,11 +369,11 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     hub.scratch = local;
     moved?;
     hub.probe.stage(Stage::GetData, len as usize);
-    Some(end_direct(qp, wqe, done + len))
+    Some(end_direct(qp, hub, wqe, done + len))
 }
 
 /// Counts what was moved directly; the request needs no acknowledgement of its own.
-fn end_direct(qp: &mut Qp, wqe: &SendWqe, done: u32) -> Step {
+fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) -> Step {
     let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
     if done < wqe.length {
         path.direct_done = done;
@@ -384,5 +385,6 @@ fn end_direct(qp: &mut Qp, wqe: &SendWqe, done: u32) -> Step {
     state.end_request = qp.requester.started;
     state.answered = true;
     requester::transmitted(qp);
+    requester::complete_done(qp, hub);
     Step::Again
 }

@@ -1,0 +1,502 @@
+//! Two adapters stepped in simulated time: the first test of any behaviour is written with this.
+
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use quipu_nic::mem::{Access, Segment, Sge};
+use quipu_nic::*;
+
+/// How the two adapters reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Byte streams, delivered in pieces of at most so many bytes.
+    Stream(usize),
+    /// A link with access to the peer's memory.
+    Link,
+    /// A link without it.
+    LinkCopying,
+}
+
+pub const WAYS: [Way; 4] = [Way::Stream(usize::MAX), Way::Stream(97), Way::Link, Way::LinkCopying];
+
+/// Access to the memory of segments that the test knows, by address.
+#[derive(Default)]
+pub struct Memory(pub std::sync::Mutex<Vec<Segment>>);
+
+impl Memory {
+    fn copy(&self, from: &[(usize, usize)], to: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        let mut bytes = Vec::new();
+        for &(addr, len) in from {
+            let (segment, offset) = self.find(addr, len)?;
+            let start = bytes.len();
+            bytes.resize(start + len, 0);
+            segment.read(offset, &mut bytes[start..]).unwrap();
+        }
+        let mut at = 0;
+        for &(addr, len) in to {
+            let (segment, offset) = self.find(addr, len)?;
+            segment.write(offset, &bytes[at..at + len]).unwrap();
+            at += len;
+        }
+        assert_eq!(at, bytes.len(), "both lists of a call have the same total");
+        Ok(())
+    }
+
+    fn find(&self, addr: usize, len: usize) -> Result<(Segment, usize), PeerMemoryFault> {
+        let known = self.0.lock().unwrap();
+        known
+            .iter()
+            .find(|s| addr >= s.addr() && addr + len <= s.addr() + s.len())
+            .map(|s| (s.clone(), addr - s.addr()))
+            .ok_or(PeerMemoryFault::BadAddress)
+    }
+}
+
+impl PeerMemory for Memory {
+    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        self.copy(&as_local(remote), local)
+    }
+
+    fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
+        self.copy(local, &as_local(remote))
+    }
+}
+
+fn as_local(remote: &[(u64, u64)]) -> Vec<(usize, usize)> {
+    remote.iter().map(|&(addr, len)| (addr as usize, len as usize)).collect()
+}
+
+/// One adapter with the objects that most tests need.
+pub struct Host {
+    pub adapter: Adapter,
+    pub address: Ipv4Addr,
+    pub pd: PdId,
+    pub cq: CqId,
+    pub events: Vec<Event>,
+    next_index: u8,
+}
+
+/// A registered buffer.
+pub struct Buffer {
+    pub segment: Segment,
+    pub region: Region,
+}
+
+impl Buffer {
+    pub fn addr(&self) -> u64 {
+        self.segment.addr() as u64
+    }
+
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge { addr: self.addr() + offset as u64, len: len as u32, lkey: self.region.key }
+    }
+
+    pub fn key(&self) -> u32 {
+        self.region.key.0
+    }
+
+    pub fn fill(&self, offset: usize, bytes: &[u8]) {
+        self.segment.write(offset, bytes).unwrap();
+    }
+
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.segment.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+impl Host {
+    fn new(last: u8) -> Self {
+        let address = Ipv4Addr::new(10, 0, 0, last);
+        let config = Config {
+            gid: Gid::from(IpAddr::V4(address)),
+            seed: [last; 32],
+            ..Config::default()
+        };
+        let mut adapter = Adapter::new(config);
+        let pd = adapter.alloc_pd().unwrap();
+        let (cq, _) = adapter.create_cq(1024, Some(ChannelId(1)), 7).unwrap();
+        Self { adapter, address, pd, cq, events: Vec::new(), next_index: 0 }
+    }
+
+    pub fn qp(&mut self) -> QpId {
+        self.qp_with(|_| {})
+    }
+
+    pub fn qp_with(&mut self, change: impl FnOnce(&mut QpInit)) -> QpId {
+        let mut init = QpInit {
+            pd: self.pd,
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            srq: None,
+            cap: QpCap {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 32,
+                max_recv_sge: 32,
+                max_inline_data: 256,
+            },
+            qp_type: QpType::Rc,
+            sq_sig_all: false,
+        };
+        change(&mut init);
+        let num = QpNum::new(4000 + u16::from(self.address.octets()[3]), self.next_index);
+        self.next_index += 1;
+        self.adapter.create_qp(&init, num).unwrap().0
+    }
+
+    pub fn poll(&mut self) -> Vec<Completion> {
+        let mut out = [Completion::default(); 256];
+        let count = self.adapter.poll_cq(self.cq, &mut out).unwrap();
+        out[..count].to_vec()
+    }
+}
+
+struct Wire {
+    /// Connection names at host 0 and host 1.
+    ends: [Option<ConnId>; 2],
+    /// Bytes on their way to each host, and the rest of a partial FPDU there.
+    towards: [VecDeque<u8>; 2],
+    held: [Vec<u8>; 2],
+    closed: bool,
+}
+
+/// Two adapters and what joins them.
+pub struct Pair {
+    pub hosts: [Host; 2],
+    pub now: Time,
+    pub way: Way,
+    pub memory: Arc<Memory>,
+    wires: Vec<Wire>,
+    links: Option<[LinkId; 2]>,
+    /// Ends of the connection that are cut: nothing arrives any more.
+    pub cut: bool,
+}
+
+pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+impl Pair {
+    pub fn new(way: Way) -> Self {
+        Self {
+            hosts: [Host::new(1), Host::new(2)],
+            now: Time(1_000_000),
+            way,
+            memory: Arc::default(),
+            wires: Vec::new(),
+            links: None,
+            cut: false,
+        }
+    }
+
+    pub fn buffer(&mut self, host: usize, len: usize) -> Buffer {
+        self.buffer_with(host, len, ALL_ACCESS | Access::MW_BIND)
+    }
+
+    pub fn buffer_with(&mut self, host: usize, len: usize, access: Access) -> Buffer {
+        let segment = Segment::heap(len);
+        self.memory.0.lock().unwrap().push(segment.clone());
+        let host = &mut self.hosts[host];
+        let region = host.adapter.reg_segment(host.pd, &segment, None, access).unwrap();
+        Buffer { segment, region }
+    }
+
+    /// Takes both queue pairs to RTS, towards each other.
+    pub fn connect(&mut self, qps: [QpId; 2]) {
+        self.connect_with(qps, |_| {});
+    }
+
+    pub fn connect_with(&mut self, qps: [QpId; 2], change: impl Fn(&mut QpAttr)) {
+        for host in 0..2 {
+            self.to_rtr(host, qps, &change);
+        }
+        for host in 0..2 {
+            self.to_rts(host, qps[host], &change);
+        }
+        self.run();
+    }
+
+    pub fn to_init(&mut self, host: usize, qp: QpId) {
+        let attr = QpAttr {
+            state: QpState::Init,
+            port_num: 1,
+            access: ALL_ACCESS - Access::LOCAL_WRITE,
+            ..QpAttr::default()
+        };
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::PKEY_INDEX
+            | QpAttrMask::PORT
+            | QpAttrMask::ACCESS_FLAGS;
+        self.hosts[host].adapter.modify_qp(self.now, qp, &attr, mask).unwrap();
+    }
+
+    pub fn to_rtr(&mut self, host: usize, qps: [QpId; 2], change: &impl Fn(&mut QpAttr)) {
+        let other = 1 - host;
+        let dest = self.hosts[other].adapter.query_qp(qps[other]).unwrap().num;
+        let dgid = self.hosts[other].adapter.config().gid;
+        self.to_init(host, qps[host]);
+        let mut attr = QpAttr {
+            state: QpState::Rtr,
+            path_mtu: 5,
+            dest_qp_num: dest.0,
+            rq_psn: 7,
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: 12,
+            av: AddressVector { dgid, is_global: true, port_num: 1, ..AddressVector::default() },
+            ..QpAttr::default()
+        };
+        change(&mut attr);
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN
+            | QpAttrMask::MAX_DEST_RD_ATOMIC
+            | QpAttrMask::MIN_RNR_TIMER;
+        self.hosts[host].adapter.modify_qp(self.now, qps[host], &attr, mask).unwrap();
+    }
+
+    pub fn to_rts(&mut self, host: usize, qp: QpId, change: &impl Fn(&mut QpAttr)) {
+        let mut attr = QpAttr {
+            state: QpState::Rts,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            sq_psn: 7,
+            max_rd_atomic: 4,
+            ..QpAttr::default()
+        };
+        change(&mut attr);
+        attr.state = QpState::Rts;
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::SQ_PSN
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+        self.hosts[host].adapter.modify_qp(self.now, qp, &attr, mask).unwrap();
+    }
+
+    pub fn send(&mut self, host: usize, qp: QpId, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        self.send_with(host, qp, wr_id, op, SendFlags::SIGNALED, Payload::Sges(sges));
+    }
+
+    pub fn send_with(
+        &mut self,
+        host: usize,
+        qp: QpId,
+        wr_id: u64,
+        op: SendOp,
+        flags: SendFlags,
+        payload: Payload<'_>,
+    ) {
+        let adapter = &mut self.hosts[host].adapter;
+        adapter.post_send(qp, &SendWr { wr_id, op, flags, payload }).unwrap();
+        adapter.ring_doorbell(self.now, qp);
+    }
+
+    pub fn recv(&mut self, host: usize, qp: QpId, wr_id: u64, sges: &[Sge]) {
+        self.hosts[host].adapter.post_recv(self.now, qp, wr_id, sges).unwrap();
+    }
+
+    /// Steps both adapters until nothing happens any more, without letting time pass.
+    pub fn run(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the adapters never come to rest");
+    }
+
+    /// Lets time pass up to `until`, stopping at every deadline.
+    pub fn run_until(&mut self, until: Time) {
+        loop {
+            self.run();
+            let next =
+                self.hosts.iter().filter_map(|host| host.adapter.poll_timeout()).min();
+            match next {
+                Some(at) if at <= until => self.now = at.max(self.now),
+                _ => break,
+            }
+            for host in 0..2 {
+                self.hosts[host].adapter.handle_timeout(self.now);
+                let next = self.hosts[host].adapter.poll_timeout();
+                assert!(next.is_none_or(|next| next > self.now), "a stale deadline spins");
+            }
+        }
+        self.now = until;
+    }
+
+    fn step(&mut self) -> bool {
+        let mut busy = false;
+        for host in 0..2 {
+            busy |= self.hosts[host].adapter.progress(self.now);
+            while let Some(action) = self.hosts[host].adapter.poll_action() {
+                busy = true;
+                self.act(host, action);
+            }
+            while let Some(event) = self.hosts[host].adapter.poll_event() {
+                self.hosts[host].events.push(event);
+            }
+            self.hosts[host].adapter.release_acks();
+            while let Some(conn) = self.hosts[host].adapter.next_transmit() {
+                busy = true;
+                self.transmit(host, conn);
+            }
+        }
+        busy | self.deliver()
+    }
+
+    fn transmit(&mut self, host: usize, conn: ConnId) {
+        let mut buf = vec![0; 8192];
+        loop {
+            let used = self.hosts[host].adapter.transmit(self.now, conn, &mut buf);
+            if used == 0 {
+                return;
+            }
+            if let Some(wire) = self.wires.iter_mut().find(|w| w.ends[host] == Some(conn)) {
+                wire.towards[1 - host].extend(&buf[..used]);
+            }
+        }
+    }
+
+    fn act(&mut self, host: usize, action: Action) {
+        let other = 1 - host;
+        match action {
+            Action::Connect { conn, peer, .. } => {
+                if self.cut || peer.ip() != IpAddr::V4(self.hosts[other].address) {
+                    if peer.ip() == IpAddr::V4(self.hosts[host].address) {
+                        self.hosts[host].adapter.handle_reached_self(self.now, conn);
+                    } else {
+                        self.hosts[host].adapter.handle_lost(self.now, conn, Loss::Refused);
+                    }
+                    return;
+                }
+                match self.way {
+                    Way::Stream(_) => self.open_stream(host, conn),
+                    Way::Link | Way::LinkCopying => {
+                        let link = self.link()[host];
+                        self.hosts[host].adapter.handle_reached_link(self.now, conn, link);
+                    }
+                }
+            }
+            Action::Close { conn } => {
+                self.transmit(host, conn);
+                if let Some(wire) = self.wires.iter_mut().find(|w| w.ends[host] == Some(conn)) {
+                    wire.closed = true;
+                    wire.ends[host] = None;
+                }
+                self.hosts[host].adapter.handle_lost(self.now, conn, Loss::Closed);
+            }
+            Action::LinkSend { message, .. } => {
+                let mut bytes = Vec::new();
+                message.encode(&mut bytes);
+                let message = LinkMessage::decode(&bytes).expect("a message survives the way");
+                if !self.cut {
+                    let link = self.link()[other];
+                    self.hosts[other].adapter.handle_link_message(self.now, link, message);
+                }
+            }
+            Action::RingBell { .. } => {}
+        }
+    }
+
+    fn open_stream(&mut self, host: usize, conn: ConnId) {
+        let from = SocketAddr::new(IpAddr::V4(self.hosts[host].address), 55555);
+        let other = 1 - host;
+        let accepted = self.hosts[other].adapter.handle_accepted(self.now, from).unwrap();
+        let mut ends = [None; 2];
+        ends[host] = Some(conn);
+        ends[other] = Some(accepted);
+        self.wires.push(Wire {
+            ends,
+            towards: Default::default(),
+            held: Default::default(),
+            closed: false,
+        });
+        self.hosts[host].adapter.handle_reached_stream(self.now, conn);
+    }
+
+    pub fn link(&mut self) -> [LinkId; 2] {
+        if let Some(links) = self.links {
+            return links;
+        }
+        let segments = [Segment::heap(4 << 20), Segment::heap(4 << 20)];
+        let mut directories = BTreeMap::new();
+        let access = self.way == Way::Link;
+        for host in 0..2 {
+            let directory = Segment::heap(64 << 10);
+            self.hosts[host].adapter.publish_regions(&directory).unwrap();
+            directories.insert(host, directory);
+        }
+        let links = [0, 1].map(|host| {
+            let memory: Arc<dyn PeerMemory> = self.memory.clone();
+            self.hosts[host]
+                .adapter
+                .handle_link_up(Link {
+                    own: segments[host].clone(),
+                    peer: segments[1 - host].clone(),
+                    peer_memory: access.then_some(memory),
+                    peer_directory: access.then(|| directories[&(1 - host)].clone()),
+                })
+                .unwrap()
+        });
+        self.links = Some(links);
+        links
+    }
+
+    fn deliver(&mut self) -> bool {
+        let piece = match self.way {
+            Way::Stream(piece) => piece,
+            _ => return false,
+        };
+        let mut busy = false;
+        for index in 0..self.wires.len() {
+            for host in 0..2 {
+                let wire = &mut self.wires[index];
+                if self.cut {
+                    wire.towards[host].clear();
+                }
+                let count = wire.towards[host].len().min(piece);
+                if count > 0 {
+                    busy = true;
+                    let bytes: Vec<u8> = wire.towards[host].drain(..count).collect();
+                    wire.held[host].extend(bytes);
+                    self.hand_over(index, host);
+                }
+            }
+            let wire = &mut self.wires[index];
+            if wire.closed && wire.towards.iter().all(VecDeque::is_empty) {
+                let ends = std::mem::take(&mut wire.ends);
+                for (host, conn) in ends.into_iter().enumerate() {
+                    if let Some(conn) = conn {
+                        busy = true;
+                        self.hosts[host].adapter.handle_lost(self.now, conn, Loss::Closed);
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    fn hand_over(&mut self, index: usize, host: usize) {
+        let Some(conn) = self.wires[index].ends[host] else { return };
+        let bytes = std::mem::take(&mut self.wires[index].held[host]);
+        let used = self.hosts[host].adapter.handle_stream(self.now, conn, &bytes);
+        self.wires[index].held[host] = bytes[used..].to_vec();
+    }
+
+    /// Puts bytes of an attacker on the stream towards `host`.
+    pub fn inject(&mut self, host: usize, bytes: &[u8]) {
+        let wire = self.wires.last_mut().expect("a stream");
+        wire.towards[host].extend(bytes);
+    }
+
+}
