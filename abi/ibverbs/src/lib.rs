@@ -40,6 +40,9 @@ pub mod stub;
 pub mod sysfs;
 pub mod text;
 
+#[cfg(test)]
+mod tests;
+
 // The unit tests are a program, which has no versions to define.
 #[cfg(not(test))]
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

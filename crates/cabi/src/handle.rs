@@ -1,4 +1,5 @@
 use std::cell::UnsafeCell;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Errno;
@@ -12,13 +13,15 @@ pub trait Tagged {
 /// What stands in the place of a tag after the handle was destroyed.
 const DEAD: u64 = 0xdead_0000_dead_0000;
 
-/// An object of which a C program knows the beginning, `P`, by its address; `T` is ours.
+/// An object of which a C program knows the middle, `P`, by its address; `T` is ours.
 ///
-/// The program may read and write `P` at any time, so it is reached by raw pointer only.
+/// The tag lies right before `P`, whatever the kind: looking at it costs no cache line of its own,
+/// and is safe for a pointer to any kind of handle. The program may read and write `P` at any time,
+/// so it is reached by raw pointer only.
 #[repr(C)]
 pub struct Handle<P, T> {
-    public: UnsafeCell<P>,
     tag: AtomicU64,
+    public: UnsafeCell<P>,
     private: T,
 }
 
@@ -26,13 +29,7 @@ impl<P, T: Tagged> Handle<P, T> {
     /// Moves both parts to the heap and gives the address to the C program, which owns it until
     /// [`Handle::take`].
     pub fn create(public: P, private: T) -> *mut P {
-        let tag = AtomicU64::new(T::TAG);
-        Box::into_raw(Box::new(Self {
-            public: UnsafeCell::new(public),
-            tag,
-            private,
-        }))
-        .cast()
+        Self::known_as(Self::boxed(public, private))
     }
 
     /// As [`Handle::create`], for an object that others must know by its address before it is
@@ -46,21 +43,37 @@ impl<P, T: Tagged> Handle<P, T> {
         private: T,
         finish: impl FnOnce(*mut P, &mut T) -> Result<(), Errno>,
     ) -> Result<*mut P, Errno> {
-        let tag = AtomicU64::new(T::TAG);
-        let this = Box::into_raw(Box::new(Self {
-            public: UnsafeCell::new(public),
-            tag,
-            private,
-        }));
+        let this = Self::boxed(public, private);
+        let raw = Self::known_as(this);
         // SAFETY: the allocation was just made, and only `finish` knows of it.
-        let finished = unsafe { finish(this.cast(), &mut (*this).private) };
+        let finished = unsafe { finish(raw, &mut (*this).private) };
         if let Err(errno) = finished {
             // SAFETY: it came from Box::into_raw, and whoever learned the address was told, by the
             // failure that it reported, that nothing came of it.
             drop(unsafe { Box::from_raw(this) });
             return Err(errno);
         }
-        Ok(this.cast())
+        Ok(raw)
+    }
+
+    fn boxed(public: P, private: T) -> *mut Self {
+        const { assert!(offset_of!(Self, public) == size_of::<AtomicU64>()) };
+        let tag = AtomicU64::new(T::TAG);
+        Box::into_raw(Box::new(Self {
+            tag,
+            public: UnsafeCell::new(public),
+            private,
+        }))
+    }
+
+    /// The address by which C knows a handle.
+    fn known_as(this: *mut Self) -> *mut P {
+        this.wrapping_byte_add(offset_of!(Self, public)).cast()
+    }
+
+    /// The handle that C knows by an address.
+    fn behind(raw: *const P) -> *const Self {
+        raw.wrapping_byte_sub(offset_of!(Self, public)).cast()
     }
 
     /// Looks at the object behind a pointer that came from C.
@@ -72,23 +85,26 @@ impl<P, T: Tagged> Handle<P, T> {
     ///
     /// # Safety
     ///
-    /// `raw` is null or readable for the size of `Self`. (That it came from [`Handle::create`] is
-    /// what the tag checks, as far as memory that was freed can be trusted to.) The object is not
-    /// destroyed while the result is in use.
+    /// `raw` is null, or the eight bytes before it are readable, and if they hold the tag of this
+    /// kind it came from [`Handle::create`]. (As far as memory that was freed can be trusted, a
+    /// destroyed object no longer has its tag.) The object is not destroyed while the result is in
+    /// use.
     #[inline]
     pub unsafe fn get<'a>(raw: *const P) -> Result<&'a Self, Errno> {
-        let this = raw.cast::<Self>();
-        if this.is_null() || !this.is_aligned() {
+        let this = Self::behind(raw);
+        if raw.is_null() || !this.is_aligned() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: "raw is null or readable for the size of Self"; not null was checked above. The
-        // public part is in an UnsafeCell, so the program's writes to it break no promise.
-        let this = unsafe { &*this };
-        if this.tag.load(Ordering::Relaxed) == T::TAG {
-            Ok(this)
-        } else {
-            Err(Errno::EINVAL)
+        // SAFETY: "the eight bytes before it are readable": the tag is the first field, and lies
+        // right before the public part, since both are aligned to eight bytes (`boxed` asserts it). An
+        // atomic may be read while others write it.
+        let tag = unsafe { AtomicU64::from_ptr(this.cast_mut().cast()) };
+        if tag.load(Ordering::Relaxed) != T::TAG {
+            return Err(Errno::EINVAL);
         }
+        // SAFETY: it has our tag, so it came from `create` and is alive. The public part is in an
+        // UnsafeCell, so the program's writes to it break no promise.
+        Ok(unsafe { &*this })
     }
 
     /// Takes the object back from the C program: later calls with the same pointer fail.
@@ -108,7 +124,7 @@ impl<P, T: Tagged> Handle<P, T> {
             .map_err(|_| Errno::EINVAL)?;
         // SAFETY: the tag says that `create` made it by Box::into_raw, and exchanging the tag says
         // that nobody else gets here for the same object.
-        Ok(unsafe { Box::from_raw(raw.cast()) })
+        Ok(unsafe { Box::from_raw(Self::behind(raw).cast_mut()) })
     }
 
     /// The address that the C program knows.
@@ -155,11 +171,11 @@ mod tests {
     fn null_foreign_and_misaligned_pointers_are_refused() {
         let zeros = [0u64; 16];
         let ones = [u64::MAX; 16];
-        for pointer in [std::ptr::null(), zeros.as_ptr(), ones.as_ptr()] {
-            // SAFETY: null or readable for 128 bytes.
+        for pointer in [std::ptr::null(), &raw const zeros[1], &raw const ones[1]] {
+            // SAFETY: null, or with eight readable bytes before it.
             assert!(unsafe { Handle::<u64, Secret>::get(pointer) }.is_err());
         }
-        let odd = zeros.as_ptr().wrapping_byte_add(1);
+        let odd = zeros.as_ptr().wrapping_byte_add(9);
         // SAFETY: readable; refused for its alignment before it is read.
         assert!(unsafe { Handle::<u64, Secret>::get(odd) }.is_err());
     }

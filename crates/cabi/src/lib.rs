@@ -6,7 +6,7 @@
 //!   [`CReturn`]). Every function that C can call is defined with it.
 //! * [`Errno`] is the only error here. This crate and the facades above it are the only places in
 //!   the project that know `errno`.
-//! * [`Handle`] is an allocation of which C sees the beginning. A magic word behind that beginning
+//! * [`Handle`] is an allocation of which C knows the address of a part. A magic word before that part
 //!   catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.

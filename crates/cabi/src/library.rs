@@ -1,0 +1,81 @@
+use std::ffi::{CStr, CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libc::c_void;
+
+/// Loads a shared library that lies in the same folder as the code or data at `own`, and looks a
+/// symbol up in it. The library stays loaded for the life of the process; asking again is cheap and
+/// finds the same one.
+///
+/// # Errors
+///
+/// What the loader says.
+pub fn symbol_beside(own: *const c_void, file: &str, symbol: &str) -> Result<*mut c_void, String> {
+    let path = folder_of(own).map_or_else(|| PathBuf::from(file), |folder| folder.join(file));
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    let symbol = CString::new(symbol).map_err(|error| error.to_string())?;
+    // SAFETY: dlopen(3) and dlsym(3) want zero-terminated strings, which these are. What the
+    // library's initialisers do is its own matter.
+    let found = unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if library.is_null() {
+            return Err(loader_error());
+        }
+        libc::dlsym(library, symbol.as_ptr())
+    };
+    if found.is_null() {
+        Err(loader_error())
+    } else {
+        Ok(found)
+    }
+}
+
+/// The folder of the file that an address was loaded from.
+fn folder_of(address: *const c_void) -> Option<PathBuf> {
+    // SAFETY: an all-zero Dl_info is valid (null pointers).
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: dladdr(3) takes any address; `info` is valid for the call.
+    if unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gives a zero-terminated path that lasts while the file is loaded.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    Path::new(OsStr::from_bytes(path.to_bytes()))
+        .parent()
+        .map(Path::to_owned)
+}
+
+fn loader_error() -> String {
+    // SAFETY: dlerror(3) returns null or a string that lasts until the next call of this thread.
+    let text = unsafe {
+        libc::dlerror()
+            .cast_const()
+            .as_ref()
+            .map(|text| CStr::from_ptr(text))
+    };
+    text.map_or_else(
+        || "the loader gives no reason".into(),
+        |t| t.to_string_lossy().into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_its_folder() {
+        static HERE: u8 = 0;
+        let error = symbol_beside((&raw const HERE).cast(), "libnot-there.so", "x").unwrap_err();
+        assert!(error.contains("/libnot-there.so"), "{error}");
+    }
+
+    #[test]
+    fn a_symbol_is_found_beside_one_that_is_known() {
+        // Any address of the C library stands for "own"; its folder holds the C library.
+        let own = libc::strlen as *const c_void;
+        assert!(symbol_beside(own, "libc.so.6", "strlen").is_ok());
+        assert!(symbol_beside(own, "libc.so.6", "no_such_symbol").is_err());
+    }
+}
