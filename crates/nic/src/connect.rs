@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_iwarp::setup::{self, Outcome};
+use quipu_iwarp::setup::Outcome;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 use quipu_mem::Segment;
@@ -70,7 +70,7 @@ pub(crate) struct Waiting {
 
 /// How a request came.
 enum Via {
-    Stream { responder: Box<Responder>, request: setup::Request },
+    Stream { responder: Box<Responder> },
     Link { link: LinkId, tag: u64, offset: u64, end: LinkEnd },
 }
 
@@ -144,12 +144,7 @@ pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Pending(conn) => hub.abandon(conn),
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
-            if let Some(state) = hub.conns.get_mut(conn) {
-                state.qp = None;
-                state.phase =
-                    Phase::Closing(Some(Box::new(Farewell::Stream { stream: *stream, executed })));
-                hub.actions.push_back(Action::Close { conn });
-            }
+            hub.close_stream(conn, Some(Farewell::Stream { stream: *stream, executed }));
         }
         Path::Channel(path) => hub.close_channel(qp.id, *path),
     }
@@ -208,7 +203,7 @@ impl<P> Hub<P> {
                 }
                 self.settle(id);
             }
-            _ => self.actions.push_back(Action::Close { conn: id }),
+            _ => self.close_stream(id, None),
         }
     }
 
@@ -240,6 +235,16 @@ impl<P> Hub<P> {
         }
     }
 
+    /// Has the world below end a stream, after its last words.
+    fn close_stream(&mut self, id: ConnId, farewell: Option<Farewell>) {
+        self.settle(id);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.qp = None;
+            conn.phase = Phase::Closing(farewell.map(Box::new));
+            self.actions.push_back(Action::Close { conn: id });
+        }
+    }
+
     fn free_block(&mut self, link: LinkId, block: u32) {
         if let Some(state) = self.links.get_mut(link) {
             let _ = state.arena.free(block);
@@ -251,30 +256,21 @@ impl<P> Hub<P> {
     }
 }
 
-/// Streams: what `nic` adds to MPA start-up.
-mod stream_setup {
-    use super::*;
+/// What this side asks for when a stream starts up.
+fn params<P>(hub: &Hub<P>) -> Params {
+    Params { crc: hub.config.crc, ..Params::default() }
+}
 
-    /// What this side asks for.
-    pub(super) fn params(crc: bool) -> Params {
-        Params { crc, ..Params::default() }
-    }
-
-    /// The two halves of a stream that both ends have agreed on.
-    pub(super) fn open(
-        conn: ConnId,
-        negotiated: &Negotiated,
-        features: Features,
-        max_ulpdu: u32,
-    ) -> StreamPath {
-        let extensions = Extensions::from(features);
-        let max_ulpdu = max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
-        StreamPath::new(
-            conn,
-            Sender::new(negotiated, max_ulpdu),
-            Receiver::new(negotiated, extensions),
-        )
-    }
+/// The two halves of a stream that both ends have agreed on.
+fn open_stream<P>(
+    hub: &Hub<P>,
+    conn: ConnId,
+    negotiated: &Negotiated,
+    features: Features,
+) -> StreamPath {
+    let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
+    let receiver = Receiver::new(negotiated, Extensions::from(features));
+    StreamPath::new(conn, Sender::new(negotiated, max_ulpdu), receiver)
 }
 
 impl<P: Probe> Adapter<P> {
@@ -360,13 +356,9 @@ impl<P: Probe> Adapter<P> {
         let answer = hello.answer(Kind::Reject(reason), Features::ALL, 0, 0);
         self.hub.settle(conn);
         match via {
-            Via::Stream { mut responder, .. } => {
+            Via::Stream { mut responder } => {
                 let _ = responder.reject(&answer.to_bytes());
-                if let Some(state) = self.hub.conns.get_mut(conn) {
-                    let farewell = Farewell::Refusal(*responder);
-                    state.phase = Phase::Closing(Some(Box::new(farewell)));
-                }
-                self.hub.actions.push_back(Action::Close { conn });
+                self.hub.close_stream(conn, Some(Farewell::Refusal(*responder)));
             }
             Via::Link { link, tag, .. } => {
                 self.hub.link_send(link, LinkMessage::Reject { tag, hello: answer });
@@ -380,9 +372,7 @@ impl<P: Probe> Adapter<P> {
         let Waiting { hello, via } = *waiting;
         self.hub.settle(conn);
         match via {
-            Via::Stream { responder, request } => {
-                self.grant_stream(conn, id, &hello, responder, &request);
-            }
+            Via::Stream { responder } => self.grant_stream(conn, id, &hello, responder),
             Via::Link { link, tag, offset, end } => {
                 self.grant_link(conn, id, link, tag, offset, end);
             }
@@ -395,18 +385,15 @@ impl<P: Probe> Adapter<P> {
         id: QpId,
         hello: &Hello,
         mut responder: Box<Responder>,
-        _request: &setup::Request,
     ) {
-        let config = &self.hub.config;
-        let (crc, max_ulpdu) = (config.crc, config.max_ulpdu);
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         let answer = hello.answer(Kind::Accept, Features::ALL, qp.attr.rq_psn, qp.attr.sq_psn);
-        let accepted = responder.accept(stream_setup::params(crc), &answer.to_bytes());
+        let accepted = responder.accept(params(hub), &answer.to_bytes());
         let Ok(negotiated) = accepted else {
-            hub.actions.push_back(Action::Close { conn });
+            hub.close_stream(conn, None);
             return;
         };
-        let stream = stream_setup::open(conn, &negotiated, answer.features, max_ulpdu);
+        let stream = open_stream(hub, conn, &negotiated, answer.features);
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Greeting(responder);
@@ -469,13 +456,12 @@ impl<P: Probe> Adapter<P> {
     pub fn handle_reached_stream(&mut self, now: Time, conn: ConnId) {
         self.hub.now = now;
         let Some(qp) = self.hub.conns.get(conn).and_then(|state| state.qp) else {
-            self.hub.actions.push_back(Action::Close { conn });
+            self.hub.close_stream(conn, None);
             return;
         };
         let Some((qp, hub)) = self.qp_and_hub(qp) else { return };
         let hello = hello_of(qp, hub, Kind::Request);
-        let params = stream_setup::params(hub.config.crc);
-        let Ok(initiator) = Initiator::new(params, &hello.to_bytes()) else { return };
+        let Ok(initiator) = Initiator::new(params(hub), &hello.to_bytes()) else { return };
         if let Some(state) = hub.conns.get_mut(conn) {
             state.phase = Phase::Initiating(Box::new(initiator));
         }
@@ -553,9 +539,7 @@ impl<P: Probe> Adapter<P> {
                             && hello.dest_qpn == qp.num.0 =>
                     {
                         hub.settle(conn);
-                        let max_ulpdu = hub.config.max_ulpdu;
-                        let stream =
-                            stream_setup::open(conn, &negotiated, hello.features, max_ulpdu);
+                        let stream = open_stream(hub, conn, &negotiated, hello.features);
                         if let Some(state) = hub.conns.get_mut(conn) {
                             state.phase = Phase::Open;
                         }
@@ -587,21 +571,19 @@ impl<P: Probe> Adapter<P> {
                 let responder = std::mem::take(responder);
                 match hello {
                     Ok(hello) if genuine => {
-                        let via = Via::Stream { responder, request };
+                        let via = Via::Stream { responder };
                         state.phase = Phase::Waiting(Box::new(Waiting { hello, via }));
                         self.decide(conn);
                     }
                     _ => {
-                        state.phase = Phase::Closing(None);
-                        self.hub.actions.push_back(Action::Close { conn });
+                        self.hub.close_stream(conn, None);
                         return bytes.len();
                     }
                 }
                 used
             }
             Err(_) => {
-                state.phase = Phase::Closing(None);
-                self.hub.actions.push_back(Action::Close { conn });
+                self.hub.close_stream(conn, None);
                 bytes.len()
             }
         }
@@ -883,12 +865,9 @@ impl<P: Probe> Adapter<P> {
             self.refuse(conn, Reason::NotReady);
             return;
         }
-        let qp = state.qp;
-        self.hub.settle(conn);
-        if let Some((qp, hub)) = qp.and_then(|qp| self.qp_and_hub(qp)) {
-            retry_later(qp, hub, conn);
-        } else {
-            self.hub.actions.push_back(Action::Close { conn });
+        match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+            Some((qp, hub)) => retry_later(qp, hub, conn),
+            None => self.hub.close_stream(conn, None),
         }
     }
 }
@@ -910,12 +889,7 @@ fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 /// Ends an attempt over a stream, and tries again after a pause.
 fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
-    if let Some(state) = hub.conns.get_mut(conn) {
-        state.qp = None;
-        state.phase = Phase::Closing(None);
-    }
-    hub.settle(conn);
-    hub.actions.push_back(Action::Close { conn });
+    hub.close_stream(conn, None);
     pause(qp, hub);
 }
 

@@ -483,6 +483,9 @@ impl<P: Probe> Adapter<P> {
         let mut timer = qp.timer;
         hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(id), None);
         hub.numbers.remove(&num);
+        if !hub.mws.is_empty() && hub.regions.unbind_qp(num.0).published {
+            hub.begin_quiet_wait();
+        }
         self.qps.remove(id);
         for cq in [send_cq, recv_cq] {
             let cq = self.cq(cq)?;

@@ -43,6 +43,8 @@ pub(crate) struct Requester {
     /// When to try again to reach the peer, and how often that was done.
     pub(crate) reconnect_at: Option<Time>,
     pub(crate) attempts: u32,
+    /// Requests from `sq.next` on that had been transmitted before an RNR refusal.
+    pub(crate) redo: u32,
     /// The message of the request at `sq.next` that is due: a write with immediate data is two on a stream.
     pub(crate) stage: u32,
     /// The status that the request at `sq.next` fails with once those before it are complete.

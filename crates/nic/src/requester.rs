@@ -67,7 +67,7 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.sq.head == qp.sq.next {
         if let Some(status) = qp.requester.failing.take() {
             fail_oldest(qp, hub, status);
-        } else if qp.drain_owed && qp.requester.offset == 0 {
+        } else if qp.drain_owed && qp.requester.offset == 0 && qp.requester.redo == 0 {
             qp.drain_owed = false;
             hub.raise(AsyncEvent::SqDrained(qp.id));
         }
@@ -79,8 +79,14 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 #[inline]
 pub(crate) fn may_begin(qp: &Qp) -> bool {
     let requester = &qp.requester;
+    let open = match qp.state {
+        QpState::Rts => true,
+        // What had begun before is finished.
+        QpState::Sqd => requester.redo > 0,
+        _ => false,
+    };
     if !qp.sq.has_waiting()
-        || qp.state != QpState::Rts
+        || !open
         || requester.rnr_until.is_some()
         || requester.failing.is_some()
     {
@@ -99,6 +105,7 @@ pub(crate) fn transmitted(qp: &mut Qp) {
     qp.requester.waiting_bytes = qp.requester.waiting_bytes.saturating_sub(u64::from(length));
     qp.requester.offset = 0;
     qp.requester.stage = 0;
+    qp.requester.redo = qp.requester.redo.saturating_sub(1);
     qp.sq.next = qp.sq.next.wrapping_add(1);
 }
 
@@ -137,6 +144,8 @@ pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
         bytes += if before || Some(at) == current { 0 } else { u64::from(wqe.length) };
     }
     let wqe = qp.sq.wqe(position);
+    let behind = qp.sq.next.wrapping_sub(position) + u32::from(current.is_some());
+    qp.requester.redo = qp.requester.redo.max(behind);
     qp.requester.stage = count.wrapping_sub(wqe.first_request);
     qp.requester.started = count;
     qp.requester.reads = reads;
@@ -238,6 +247,7 @@ pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.requester.offset = 0;
     qp.requester.stage = 0;
     qp.requester.reads = 0;
+    qp.requester.redo = 0;
     qp.requester.failing = None;
     qp.requester.rnr_until = None;
     qp.requester.deadline = None;

@@ -89,62 +89,6 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
     taken
 }
 
-/// Finds where `len` bytes at `offset` of the message in progress belong, and hands the pieces to `copy`
-/// in order with their offset in those bytes.
-///
-/// # Errors
-/// [`Refusal::TooLong`] or [`Refusal::Local`].
-#[inline]
-pub(crate) fn place_receive<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    offset: u64,
-    len: usize,
-    copy: impl FnMut(usize, Span<'_>) -> bool,
-) -> Result<(), Refusal> {
-    hub.probe.stage(Stage::PutData, len);
-    let receive = &mut qp.responder.receive;
-    let end = offset + len as u64;
-    if end > receive.capacity() {
-        return Err(Refusal::TooLong);
-    }
-    receive.placed = end;
-    let pd = crate::qp::pd_number(qp.pd);
-    place(hub, pd, &receive.sges, offset, len, copy).map_err(|error| error.unwrap_or(Refusal::Local))
-}
-
-/// Walks the pieces of `sges` that `len` bytes at `offset` touch. The error is `None` if an element is not
-/// accessible, `Some(Failed)` if `copy` gave up.
-#[inline]
-pub(crate) fn place<P>(
-    hub: &Hub<P>,
-    pd: u32,
-    sges: &[quipu_mem::Sge],
-    offset: u64,
-    len: usize,
-    mut copy: impl FnMut(usize, Span<'_>) -> bool,
-) -> Result<(), Option<Refusal>> {
-    let (mut skip, mut done) = (offset, 0usize);
-    for sge in sges {
-        if done == len {
-            break;
-        }
-        let sge_len = u64::from(sge.len);
-        if skip >= sge_len {
-            skip -= sge_len;
-            continue;
-        }
-        let take = ((sge_len - skip) as usize).min(len - done);
-        let span = hub.regions.local(pd, sge, true).map_err(|_| None)?;
-        if !copy(done, span.sub(skip as usize, take)) {
-            return Err(Some(Refusal::Failed));
-        }
-        done += take;
-        skip = 0;
-    }
-    Ok(())
-}
-
 /// What a finished receive is told beside its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finish {
@@ -200,7 +144,11 @@ pub(crate) fn remote<'a, P>(
     }
     hub.regions
         .remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right)
-        .map_err(Refusal::Access)
+        .map_err(|error| match error {
+            // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
+            AccessError::Misaligned => Refusal::Invalid,
+            error => Refusal::Access(error),
+        })
 }
 
 /// Ends the queue pair because of what the peer asked: the receive in progress fails with the matching

@@ -86,7 +86,10 @@ impl<K: Key, T> Slab<K, T> {
         self.iter().map(|(key, _)| key).collect()
     }
 
-    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -161,13 +161,14 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
 }
 
 /// Says that the request at the front finds no receive.
-fn stall(qp: &mut Qp) -> Result<Front, End> {
+fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
     let stall =
         Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
     let path = path(qp)?;
     if !path.stalled {
         path.stalled = true;
         path.channel.incoming.control.set_stall(Some(stall));
+        transmit::channel::notify(qp, hub);
     }
     Ok(Front::Wait)
 }
@@ -237,7 +238,7 @@ fn release(path: &mut ChannelPath, carried: Carried, len: u32) -> Result<(), End
 
 fn send<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
     if !begin(qp, hub)? {
-        return stall(qp);
+        return stall(qp, hub);
     }
     let carried = checked_carried(path(qp)?, header)?;
     let offset = qp.responder.receive.placed;
@@ -395,7 +396,7 @@ fn write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
 fn write_imm<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
     let last = header.flags & flag::MORE == 0;
     if last && !begin(qp, hub)? {
-        return stall(qp);
+        return stall(qp, hub);
     }
     if !place_write(qp, hub, header)? {
         return Ok(Front::Again);

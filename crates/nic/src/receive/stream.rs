@@ -2,12 +2,12 @@
 
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest};
-use quipu_iwarp::{RemoteFault, Segment, SendKind, Verdict, terminate};
+use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, Verdict, terminate};
 use quipu_mem::AccessError;
 
 use crate::adapter::Hub;
 use crate::probe::{Probe, Stage};
-use crate::qp::{Path, Qp, rnr_timer_ns};
+use crate::qp::{Path, Qp, pd_number, rnr_timer_ns};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::stream::Answer;
@@ -66,7 +66,15 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                     Err(End::Over) => return bytes.len(),
                 }
             }
-            Err(error) => terminate::for_error(&error, rest),
+            Err(error) => {
+                let end = terminate::for_error(&error, rest);
+                if error == ProtocolError::ToWrap {
+                    say_end(qp, end);
+                    responder::refuse(qp, hub, Refusal::Access(AccessError::OutOfBounds));
+                    return bytes.len();
+                }
+                end
+            }
         };
         say_end(qp, end);
         broken(qp, hub);
@@ -187,10 +195,7 @@ fn send<P: Probe>(
         not_ready(qp, hub);
         return Ok(());
     }
-    responder::place_receive(qp, hub, u64::from(mo), payload.len(), |offset, span| {
-        span.write_from(0, &payload[offset..offset + span.len()]);
-        true
-    })?;
+    place_receive(qp, hub, mo, payload)?;
     if !last {
         return Ok(());
     }
@@ -207,6 +212,23 @@ fn send<P: Probe>(
     executed(qp, payload.len());
     let finish = Finish { opcode: WcOpcode::Recv, byte_len, extra, solicited };
     Ok(responder::finish_receive(qp, hub, finish)?)
+}
+
+/// Places bytes at offset `mo` of the message in progress.
+fn place_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    mo: u32,
+    payload: &[u8],
+) -> Result<(), Refusal> {
+    hub.probe.stage(Stage::PutData, payload.len());
+    if u64::from(mo) + payload.len() as u64 > qp.responder.receive.capacity() {
+        return Err(Refusal::TooLong);
+    }
+    let list = &qp.responder.receive.sges;
+    hub.regions
+        .scatter(pd_number(qp.pd), list, u64::from(mo), payload)
+        .map_err(|_| Refusal::Local)
 }
 
 fn receive_immediate<P: Probe>(
