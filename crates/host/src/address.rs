@@ -83,11 +83,7 @@ pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
 /// the first reachable IPv6 address, else the loopback.
 #[must_use]
 pub fn default_address(addresses: &[HostAddress]) -> HostAddress {
-    let reachable = |v4: bool| {
-        addresses
-            .iter()
-            .find(|a| a.ip.is_ipv4() == v4 && a.is_reachable())
-    };
+    let reachable = |v4: bool| addresses.iter().find(|a| a.ip.is_ipv4() == v4 && a.is_reachable());
     let loopback = |ip: IpAddr| addresses.iter().find(|a| a.up && a.ip == ip);
     reachable(true)
         .or_else(|| reachable(false))
@@ -110,10 +106,7 @@ pub fn find_address(addresses: &[HostAddress], ip: IpAddr) -> Option<HostAddress
     exact.or_else(|| {
         let loopback = addresses.iter().find(|a| a.loopback && a.ip.is_ipv4())?;
         let local = matches!(ip, IpAddr::V4(v4) if v4.is_loopback());
-        local.then(|| HostAddress {
-            ip,
-            ..loopback.clone()
-        })
+        local.then(|| HostAddress { ip, ..loopback.clone() })
     })
 }
 
@@ -145,12 +138,7 @@ mod tests {
         assert_eq!(default_address(&[lo.clone(), down]), lo);
         assert_eq!(local.scope_id(), 7);
         assert_eq!(v6.scope_id(), 0);
-        assert_eq!(
-            find_address(&all, "127.0.0.9".parse().unwrap())
-                .unwrap()
-                .interface,
-            "lo"
-        );
+        assert_eq!(find_address(&all, "127.0.0.9".parse().unwrap()).unwrap().interface, "lo");
         assert_eq!(find_address(&all, "10.9.9.9".parse().unwrap()), None);
     }
 

@@ -40,10 +40,7 @@ impl Clock {
             rate: 0,
             window: 0,
         });
-        Self {
-            last: Time(ns),
-            scale,
-        }
+        Self { last: Time(ns), scale }
     }
 
     /// The time of the last reading, for what needs no better.
@@ -88,11 +85,7 @@ impl Clock {
         scale.anchor_ticks = now_ticks;
         scale.anchor_ns = ns;
         let window = (u128::from(WINDOW_NS) << 32) / u128::from(scale.rate.max(1));
-        scale.window = if scale.rate == 0 {
-            0
-        } else {
-            u64::try_from(window).unwrap_or(0)
-        };
+        scale.window = if scale.rate == 0 { 0 } else { u64::try_from(window).unwrap_or(0) };
         ns
     }
 }
@@ -104,15 +97,10 @@ fn scaled(ticks: u64, rate: u64) -> u64 {
 
 /// `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn kernel_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel fills in one timespec, a live variable. This clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    (time.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64)
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -131,10 +119,7 @@ fn ticks() -> u64 {
 pub(crate) fn counter_is_steady() -> bool {
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let trusted = std::fs::read_to_string(SOURCE).is_ok_and(|name| {
-        matches!(
-            name.trim(),
-            "tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page"
-        )
+        matches!(name.trim(), "tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page")
     });
     trusted && counter_is_invariant()
 }

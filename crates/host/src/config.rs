@@ -122,11 +122,7 @@ impl Config {
             };
         }
         if let Some(value) = lookup("QUIPU_ARENA_MB") {
-            let megabytes = value
-                .trim()
-                .parse()
-                .ok()
-                .filter(|mb| (1..=65_536).contains(mb));
+            let megabytes = value.trim().parse().ok().filter(|mb| (1..=65_536).contains(mb));
             let megabytes: usize = megabytes
                 .ok_or_else(|| bad("QUIPU_ARENA_MB", value, "a number from 1 to 65536"))?;
             config.arena_bytes = megabytes << 20;
@@ -138,11 +134,7 @@ impl Config {
 }
 
 fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
-    ConfigError {
-        name,
-        value,
-        expected,
-    }
+    ConfigError { name, value, expected }
 }
 
 #[cfg(test)]

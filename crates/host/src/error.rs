@@ -101,11 +101,7 @@ impl EngineError {
     /// An error of the kernel.
     pub(crate) fn system(what: &'static str, source: io::Error) -> Self {
         let remedy = remedy(&source);
-        Self::System {
-            what,
-            source,
-            remedy,
-        }
+        Self::System { what, source, remedy }
     }
 }
 
@@ -113,10 +109,6 @@ impl OpenError {
     /// An error of the kernel.
     pub(crate) fn system(what: &'static str, source: io::Error) -> Self {
         let remedy = remedy(&source);
-        Self::System {
-            what,
-            source,
-            remedy,
-        }
+        Self::System { what, source, remedy }
     }
 }

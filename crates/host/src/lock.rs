@@ -35,21 +35,13 @@ pub(crate) struct Guard<'a, T> {
 impl<T> Lock<T> {
     /// A free lock. `spin` says whether more than one processor is there.
     pub(crate) fn new(data: T, spin: bool) -> Self {
-        Self {
-            state: AtomicU32::new(FREE),
-            spin,
-            data: UnsafeCell::new(data),
-        }
+        Self { state: AtomicU32::new(FREE), spin, data: UnsafeCell::new(data) }
     }
 
     /// Waits for the lock.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        if self
-            .state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_contended();
         }
         Guard { lock: self }

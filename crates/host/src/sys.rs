@@ -16,11 +16,7 @@ const LOWEST_FD: c_int = 3;
 
 /// Turns the -1 of a system call into the error it left in errno.
 pub(crate) fn check(result: c_int) -> io::Result<c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// As [`check`], for calls that return a length.
@@ -70,9 +66,7 @@ impl RawAddr {
                 let raw = libc::sockaddr_in {
                     sin_family: libc::AF_INET as libc::sa_family_t,
                     sin_port: v4.port().to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: u32::from_ne_bytes(v4.ip().octets()),
-                    },
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                     sin_zero: [0; 8],
                 };
                 // SAFETY: sockaddr_storage is larger than and aligned for every socket address.
@@ -84,9 +78,7 @@ impl RawAddr {
                     sin6_family: libc::AF_INET6 as libc::sa_family_t,
                     sin6_port: v6.port().to_be(),
                     sin6_flowinfo: v6.flowinfo(),
-                    sin6_addr: libc::in6_addr {
-                        s6_addr: v6.ip().octets(),
-                    },
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
                     sin6_scope_id: v6.scope_id(),
                 };
                 // SAFETY: as above.
@@ -94,10 +86,7 @@ impl RawAddr {
                 size_of::<libc::sockaddr_in6>()
             }
         };
-        Self {
-            storage,
-            len: len as socklen_t,
-        }
+        Self { storage, len: len as socklen_t }
     }
 
     /// Reads an address that the kernel filled in, `None` unless it is IPv4 or IPv6.
@@ -131,11 +120,7 @@ impl RawAddr {
 
 /// A non-blocking TCP socket for the family of `ip`.
 pub(crate) fn tcp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
-    let family = if ip.is_ipv4() {
-        libc::AF_INET
-    } else {
-        libc::AF_INET6
-    };
+    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
     adopt(unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) })
@@ -185,10 +170,7 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, SocketAddr)> {
     let fd = adopt(fd)?;
     // SAFETY: the kernel filled in an address of its family, in zeroed storage.
     let peer = unsafe { RawAddr::decode(storage.as_ptr().cast()) };
-    Ok((
-        fd,
-        peer.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?,
-    ))
+    Ok((fd, peer.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?))
 }
 
 /// The address that a socket is bound to.
@@ -217,13 +199,7 @@ pub(crate) fn set_option_bytes(
     let pointer = value.as_ptr().cast::<c_void>();
     // SAFETY: the kernel reads `value.len()` bytes from a live slice.
     check(unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            pointer,
-            value.len() as socklen_t,
-        )
+        libc::setsockopt(fd.as_raw_fd(), level, name, pointer, value.len() as socklen_t)
     })?;
     Ok(())
 }
@@ -242,23 +218,14 @@ pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
             &raw mut len,
         )
     })?;
-    if value == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(value))
-    }
+    if value == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(value)) }
 }
 
 /// Receives what there is, without waiting. 0 is the end of the stream.
 pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the kernel writes at most `into.len()` bytes to a live slice.
     check_len(unsafe {
-        libc::recv(
-            fd.as_raw_fd(),
-            into.as_mut_ptr().cast(),
-            into.len(),
-            libc::MSG_DONTWAIT,
-        )
+        libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT)
     })
 }
 
@@ -278,10 +245,7 @@ pub(crate) fn shutdown_write(fd: &OwnedFd) -> io::Result<()> {
 
 /// True for the errors that mean "try again later".
 pub(crate) fn would_block(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// A counter that another thread or process can wait for.
@@ -358,18 +322,12 @@ pub(crate) struct ReadyList {
 impl ReadyList {
     /// An empty list.
     pub(crate) fn new() -> Self {
-        Self {
-            events: [libc::epoll_event { events: 0, u64: 0 }; READY_BATCH],
-            len: 0,
-        }
+        Self { events: [libc::epoll_event { events: 0, u64: 0 }; READY_BATCH], len: 0 }
     }
 
     /// What was found.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Ready> + '_ {
-        self.events[..self.len].iter().map(|e| Ready {
-            token: e.u64,
-            events: e.events,
-        })
+        self.events[..self.len].iter().map(|e| Ready { token: e.u64, events: e.events })
     }
 }
 
@@ -397,10 +355,7 @@ impl Epoll {
     }
 
     fn control(&self, what: c_int, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: events as u32,
-            u64: token,
-        };
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the kernel reads one event from a live variable.
         check(unsafe {
             libc::epoll_ctl(self.0.as_raw_fd(), what, fd.as_raw_fd(), &raw mut event)
@@ -485,11 +440,8 @@ impl Epoll {
 
 /// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end).
 pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Duration>) {
-    let entry = |fd: &OwnedFd| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let entry =
+        |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polls = [entry(first), entry(second)];
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs().min(1 << 30) as libc::time_t,
@@ -503,11 +455,7 @@ pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Dur
 
 /// Waits until `fd` is readable. `Ok(false)` if a signal handler ran instead.
 pub(crate) fn wait_readable(fd: RawFd) -> io::Result<bool> {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd, in a live variable.
     match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
         Ok(_) => Ok(true),
@@ -518,11 +466,7 @@ pub(crate) fn wait_readable(fd: RawFd) -> io::Result<bool> {
 
 /// Whether `fd` is readable now.
 pub(crate) fn is_readable(fd: RawFd) -> bool {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd, in a live variable.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
 }
@@ -549,10 +493,7 @@ pub(crate) fn processors() -> usize {
 
 /// Soft and hard limit of open descriptors.
 pub(crate) fn descriptor_limit() -> io::Result<(u64, u64)> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel fills in one rlimit, a live variable.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     Ok((limit.rlim_cur, limit.rlim_max))
@@ -566,10 +507,7 @@ pub(crate) fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     if soft >= target {
         return Ok(soft);
     }
-    let limit = libc::rlimit {
-        rlim_cur: target,
-        rlim_max: hard,
-    };
+    let limit = libc::rlimit { rlim_cur: target, rlim_max: hard };
     // SAFETY: the kernel reads one rlimit from a live variable.
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     Ok(target)

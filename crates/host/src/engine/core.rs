@@ -103,11 +103,7 @@ impl Core {
     #[inline]
     pub(crate) fn poll(&mut self) -> u32 {
         let fresh = self.empty_polls % POLLS_PER_READING == 0;
-        let now = if fresh {
-            self.clock.now()
-        } else {
-            self.clock.recent()
-        };
+        let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
         self.polls_since_look += 1;
@@ -121,6 +117,10 @@ impl Core {
             self.empty_polls = 0;
         } else {
             self.empty_polls = self.empty_polls.wrapping_add(1);
+        }
+        // Acknowledgements wait for a message to travel with, as long as another poll is to be
+        // expected soon. Where somebody waits for descriptors, it may not be.
+        if !any || self.wakes_at.is_some() {
             self.adapter.release_acks();
         }
         self.settle(now);
@@ -145,10 +145,7 @@ impl Core {
     /// Asks epoll, without waiting.
     fn look(&mut self, now: Time) -> bool {
         self.polls_since_look = 0;
-        let mut ready = self
-            .ready
-            .take()
-            .unwrap_or_else(|| Box::new(ReadyList::new()));
+        let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
         // The set and the list are valid, so this cannot fail.
         let _ = self.epoll.wait(&mut ready, Some(Duration::ZERO));
         let any = self.dispatch(now, &ready);
@@ -156,7 +153,8 @@ impl Core {
         any
     }
 
-    /// Makes all the progress that can be made without waiting.
+    /// Makes the progress that can be made without waiting. True if there was any, so that there
+    /// may be more.
     pub(crate) fn run(&mut self) -> bool {
         let now = self.clock.now();
         let mut any = self.adapter.progress(now);
@@ -240,13 +238,8 @@ impl Core {
         while let Some(event) = self.adapter.poll_event() {
             match event {
                 Event::Async(event) => self.events.asynchronous(event),
-                Event::Completion {
-                    channel,
-                    cq,
-                    context,
-                } => {
-                    self.events
-                        .completion(channel, CompletionEvent { cq, context });
+                Event::Completion { channel, cq, context } => {
+                    self.events.completion(channel, CompletionEvent { cq, context });
                 }
             }
         }
@@ -268,16 +261,8 @@ impl Core {
 
     fn carry_out(&mut self, now: Time, action: Action) {
         match action {
-            Action::Connect {
-                conn,
-                peer,
-                user_timeout_ns,
-            } => {
-                let waiting = Waiting {
-                    conn,
-                    peer,
-                    user_timeout_ns,
-                };
+            Action::Connect { conn, peer, user_timeout_ns } => {
+                let waiting = Waiting { conn, peer, user_timeout_ns };
                 if self.net.is_own(peer) {
                     return self.adapter.handle_reached_self(now, conn);
                 }
@@ -296,29 +281,23 @@ impl Core {
     }
 
     fn connect_stream(&mut self, now: Time, waiting: Waiting) {
-        let Waiting {
-            conn,
-            peer,
-            user_timeout_ns,
-        } = waiting;
-        self.net
-            .connect(&mut self.adapter, now, conn, peer, user_timeout_ns);
+        let Waiting { conn, peer, user_timeout_ns } = waiting;
+        self.net.connect(&mut self.adapter, now, conn, peer, user_timeout_ns);
     }
 
     /// When something must be done though no descriptor says so.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let deadlines = [
-            self.adapter.poll_timeout(),
-            self.net.poll_timeout(),
-            self.links.poll_timeout(),
-        ];
+        let deadlines =
+            [self.adapter.poll_timeout(), self.net.poll_timeout(), self.links.poll_timeout()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Gets ready to wait for descriptors: how long at most. `None` if there is something to do.
+    /// Gets ready to wait for descriptors, after [`run`](Self::run) has found nothing: how long at
+    /// most. `None` if there is something to do after all.
     pub(crate) fn prepare_wait(&mut self) -> Option<Option<Duration>> {
         if self.net.wants_turn() || !self.adapter.arm() {
+            self.adapter.disarm();
             return None;
         }
         let now = self.clock.now();

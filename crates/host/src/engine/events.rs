@@ -71,11 +71,7 @@ impl<T> Queue<T> {
         let wanted = !self.events.is_empty();
         if wanted != self.signalled {
             self.signalled = wanted;
-            if wanted {
-                self.fd.set()
-            } else {
-                self.fd.clear()
-            }
+            if wanted { self.fd.set() } else { self.fd.clear() }
         }
     }
 
@@ -114,10 +110,7 @@ pub(crate) struct Events {
 const VALID: u64 = 1 << 63;
 
 fn slot_of(bits: u64) -> Slot {
-    Slot {
-        index: bits as u32,
-        generation: ((bits & !VALID) >> 32) as u32,
-    }
+    Slot { index: bits as u32, generation: ((bits & !VALID) >> 32) as u32 }
 }
 
 fn bits_of(slot: Slot) -> u64 {
@@ -135,33 +128,19 @@ impl Events {
     }
 
     fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, EngineError> {
-        self.channels
-            .get_mut(slot_of(id.0))
-            .ok_or(EngineError::NoSuchQueue)
+        self.channels.get_mut(slot_of(id.0)).ok_or(EngineError::NoSuchQueue)
     }
 
     fn context(&mut self, id: ContextId) -> Result<&mut Queue<AsyncEvent>, EngineError> {
-        self.contexts
-            .get_mut(slot_of(id.0))
-            .ok_or(EngineError::NoSuchQueue)
+        self.contexts.get_mut(slot_of(id.0)).ok_or(EngineError::NoSuchQueue)
     }
 
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelId, RawFd), EngineError> {
         let fd = new_descriptor()?;
         let raw = fd.fd().as_raw_fd();
-        let queue = Queue {
-            fd,
-            signalled: false,
-            events: VecDeque::new(),
-        };
-        let channel = Channel {
-            queue,
-            users: 0,
-            driven: false,
-        };
-        let slot = self
-            .channels
-            .insert_with(|_| Ok::<_, EngineError>(channel))?;
+        let queue = Queue { fd, signalled: false, events: VecDeque::new() };
+        let channel = Channel { queue, users: 0, driven: false };
+        let slot = self.channels.insert_with(|_| Ok::<_, EngineError>(channel))?;
         Ok((ChannelId(bits_of(slot)), raw))
     }
 
@@ -180,20 +159,13 @@ impl Events {
     pub(crate) fn open_context(&mut self) -> Result<(ContextId, RawFd), EngineError> {
         let fd = new_descriptor()?;
         let raw = fd.fd().as_raw_fd();
-        let queue = Queue {
-            fd,
-            signalled: false,
-            events: VecDeque::new(),
-        };
+        let queue = Queue { fd, signalled: false, events: VecDeque::new() };
         let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(queue))?;
         Ok((ContextId(bits_of(slot)), raw))
     }
 
     pub(crate) fn close_context(&mut self, id: ContextId) -> Result<(), EngineError> {
-        self.contexts
-            .remove(slot_of(id.0))
-            .map(drop)
-            .ok_or(EngineError::NoSuchQueue)
+        self.contexts.remove(slot_of(id.0)).map(drop).ok_or(EngineError::NoSuchQueue)
     }
 
     pub(crate) fn context_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
@@ -210,11 +182,7 @@ impl Events {
         if let Some(Ok(channel)) = channel.map(|id| self.channel(id)) {
             channel.users += 1;
         }
-        let state = ObjectState {
-            context,
-            reported: EventsReported::default(),
-            channel,
-        };
+        let state = ObjectState { context, reported: EventsReported::default(), channel };
         self.objects.insert(object, state);
     }
 
@@ -321,10 +289,7 @@ impl Events {
 
     /// Whether the program, to hear of completions of `cq`, will wait on a descriptor.
     pub(crate) fn waits_outside(&mut self, cq: CqId) -> bool {
-        let channel = self
-            .objects
-            .get(&Object::Cq(cq))
-            .and_then(|state| state.channel);
+        let channel = self.objects.get(&Object::Cq(cq)).and_then(|state| state.channel);
         channel.is_some_and(|id| self.channel(id).is_ok_and(|channel| !channel.driven))
     }
 }
@@ -349,21 +314,12 @@ mod tests {
         let event = CompletionEvent { cq, context: 77 };
         assert!(!is_readable(fd));
         events.completion(channel, event);
-        events.completion(
-            channel,
-            CompletionEvent {
-                cq: other,
-                context: 78,
-            },
-        );
+        events.completion(channel, CompletionEvent { cq: other, context: 78 });
         assert!(is_readable(fd));
         assert_eq!(events.take_completion(channel).unwrap(), Some(event));
         assert!(is_readable(fd));
         // The other queue's event vanishes with it.
-        assert_eq!(
-            events.remove_object(Object::Cq(other)),
-            EventsReported::default()
-        );
+        assert_eq!(events.remove_object(Object::Cq(other)), EventsReported::default());
         assert!(!is_readable(fd));
         assert_eq!(events.take_completion(channel).unwrap(), None);
 
@@ -371,27 +327,15 @@ mod tests {
         events.asynchronous(AsyncEvent::PortErr);
         events.asynchronous(AsyncEvent::CqErr(other));
         assert!(is_readable(async_fd));
-        assert_eq!(
-            events.take_asynchronous(context).unwrap(),
-            Some(AsyncEvent::CqErr(cq))
-        );
-        assert_eq!(
-            events.take_asynchronous(context).unwrap(),
-            Some(AsyncEvent::PortErr)
-        );
+        assert_eq!(events.take_asynchronous(context).unwrap(), Some(AsyncEvent::CqErr(cq)));
+        assert_eq!(events.take_asynchronous(context).unwrap(), Some(AsyncEvent::PortErr));
         assert!(!is_readable(async_fd));
         assert!(matches!(
             events.destroy_channel(channel),
             Err(EngineError::Fault(quipu_nic::Fault::Busy))
         ));
         let reported = events.remove_object(Object::Cq(cq));
-        assert_eq!(
-            reported,
-            EventsReported {
-                completion: 1,
-                asynchronous: 1
-            }
-        );
+        assert_eq!(reported, EventsReported { completion: 1, asynchronous: 1 });
         events.destroy_channel(channel).unwrap();
         assert!(events.take_completion(channel).is_err());
     }
@@ -405,13 +349,7 @@ mod tests {
         assert!(events.waits_outside(CqId(1)));
         events.attend(channel);
         assert!(!events.waits_outside(CqId(1)));
-        events.completion(
-            channel,
-            CompletionEvent {
-                cq: CqId(1),
-                context: 0,
-            },
-        );
+        events.completion(channel, CompletionEvent { cq: CqId(1), context: 0 });
         assert!(!is_readable(fd));
         events.leave();
         assert!(is_readable(fd));

@@ -54,11 +54,7 @@ impl Helper {
 
     /// Starts the thread, with all signals blocked: handlers of the program run on its own threads.
     pub(crate) fn start(inner: &Arc<Inner>) -> Result<(), EngineError> {
-        let mut thread = inner
-            .helper
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut thread = inner.helper.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_some() {
             return Ok(());
         }
@@ -75,11 +71,7 @@ impl Helper {
 
     /// Ends the thread and waits for that.
     pub(crate) fn stop(&self) {
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
         self.stop.store(true, Ordering::Release);
         self.call_off();
@@ -160,11 +152,7 @@ impl Inner {
             let (polls, drives, rest) = {
                 let mut core = self.core.lock();
                 let rest = core.driver && quiet >= QUIET_DOZES;
-                core.helper = if rest {
-                    HelperMode::Resting
-                } else {
-                    HelperMode::Dozing
-                };
+                core.helper = if rest { HelperMode::Resting } else { HelperMode::Dozing };
                 (self.polls.load(Ordering::Relaxed), core.drives, rest)
             };
             let called = self.helper.sleep((!rest).then_some(limit));
@@ -197,11 +185,10 @@ impl Inner {
             if core.driver || self.helper.stopped() {
                 return;
             }
-            core.run();
-            let Some(limit) = core.prepare_wait() else {
-                core.adapter.disarm();
+            if core.run() {
                 continue;
-            };
+            }
+            let Some(limit) = core.prepare_wait() else { continue };
             let polls = self.polls.load(Ordering::Relaxed);
             drop(core);
             wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);

@@ -76,11 +76,7 @@ impl Engine {
         sys::random(&mut seed).map_err(system("random keys"))?;
 
         let own = socket_address(&address);
-        let net = Net::new(
-            own,
-            Tuning::new(config.congestion.as_deref()),
-            Arc::clone(&epoll),
-        );
+        let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
         let (links, directory) =
             open_links(&config, &bell, &epoll).map_err(system("an identity for peers"))?;
         let mut adapter = Adapter::new(quipu_nic::Config {
@@ -100,13 +96,7 @@ impl Engine {
         }
         let alone = sys::processors() < 2;
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
-        let parts = Parts {
-            adapter,
-            net,
-            links,
-            epoll: Arc::clone(&epoll),
-            bell,
-        };
+        let parts = Parts { adapter, net, links, epoll: Arc::clone(&epoll), bell };
         let inner = Inner {
             birthplace,
             core: Lock::new(Core::new(parts), !alone),
@@ -117,9 +107,7 @@ impl Engine {
             address,
             config,
         };
-        Ok(Arc::new(Self {
-            inner: Arc::new(inner),
-        }))
+        Ok(Arc::new(Self { inner: Arc::new(inner) }))
     }
 
     /// The address of the device.
@@ -163,20 +151,13 @@ impl Inner {
     /// Takes the lock, unless this is a forked child, where it may be held by nobody for ever.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
-        if self.birthplace.is_here() {
-            Ok(self.core.lock())
-        } else {
-            Err(EngineError::EngineGone)
-        }
+        if self.birthplace.is_here() { Ok(self.core.lock()) } else { Err(EngineError::EngineGone) }
     }
 
     /// Counts a poll. The lock is held, so no other thread writes.
     #[inline]
     fn count_poll(&self) {
-        self.polls.store(
-            self.polls.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
@@ -201,18 +182,12 @@ fn choose_address(wanted: Option<IpAddr>) -> Result<HostAddress, OpenError> {
     };
     let Some(found) = find_address(&addresses, ip) else {
         let available: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
-        return Err(OpenError::NoSuchAddress {
-            address: ip,
-            available: available.join(", "),
-        });
+        return Err(OpenError::NoSuchAddress { address: ip, available: available.join(", ") });
     };
     if found.up {
         Ok(found)
     } else {
-        Err(OpenError::InterfaceDown {
-            address: ip,
-            interface: found.interface,
-        })
+        Err(OpenError::InterfaceDown { address: ip, interface: found.interface })
     }
 }
 

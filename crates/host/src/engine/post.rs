@@ -100,10 +100,7 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     #[inline]
     pub fn doorbell(&self) -> Result<Doorbell<'_>, EngineError> {
-        Ok(Doorbell {
-            core: self.enter()?,
-            posted: None,
-        })
+        Ok(Doorbell { core: self.enter()?, posted: None })
     }
 
     /// Posts one send request and rings the doorbell.
@@ -170,22 +167,14 @@ impl Engine {
 
     #[cold]
     fn yield_in_turn(&self, empty_polls: u32) {
-        let every = if self.inner.alone {
-            1
-        } else {
-            YIELD_EVERY.get()
-        };
+        let every = if self.inner.alone { 1 } else { YIELD_EVERY.get() };
         if !empty_polls.is_multiple_of(every) {
             return;
         }
         let before = crate::clock::kernel_ns();
         std::thread::yield_now();
         let took = crate::clock::kernel_ns().saturating_sub(before);
-        let next = if took > YIELD_TOOK_NS {
-            YIELD_EVERY_MIN
-        } else {
-            every.saturating_mul(2)
-        };
+        let next = if took > YIELD_TOOK_NS { YIELD_EVERY_MIN } else { every.saturating_mul(2) };
         YIELD_EVERY.set(next.clamp(YIELD_EVERY_MIN, YIELD_EVERY_MAX));
     }
 

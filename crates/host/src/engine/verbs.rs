@@ -89,10 +89,7 @@ impl Engine {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Region, EngineError> {
-        Ok(self
-            .enter()?
-            .adapter
-            .reg_segment(pd, memory, iova, access)?)
+        Ok(self.enter()?.adapter.reg_segment(pd, memory, iova, access)?)
     }
 
     /// Changes a registration (`ibv_rereg_mr`), and waits as [`dereg_mr`](Self::dereg_mr) does.
@@ -308,13 +305,10 @@ impl Engine {
         }
         Helper::start(&self.inner)?;
         let mut core = self.enter()?;
-        let (number, port) = core
-            .net
-            .take_number()
-            .map_err(|e| EngineError::system("a listening port", e))?;
+        let (number, port) =
+            core.net.take_number().map_err(|e| EngineError::system("a listening port", e))?;
         if let Some(port) = port {
-            core.links
-                .listen(SocketAddr::new(self.inner.address.ip, port));
+            core.links.listen(SocketAddr::new(self.inner.address.ip, port));
         }
         match core.adapter.create_qp(init, number) {
             Ok((qp, cap)) => {

@@ -5,9 +5,10 @@ use std::os::fd::RawFd;
 
 use quipu_nic::{AsyncEvent, ChannelId, CqId};
 
-use super::core::HelperMode;
+use super::core::{Core, HelperMode};
 use super::{CompletionEvent, ContextId, Engine};
 use crate::error::EngineError;
+use crate::lock::Guard;
 use crate::sys::{self, ReadyList};
 
 fn is_non_blocking(fd: RawFd) -> bool {
@@ -28,7 +29,7 @@ impl Engine {
             if let Some(event) = core.events.take_completion(channel)? {
                 return Ok(event);
             }
-            core.run();
+            let any = core.run();
             if let Some(event) = core.events.take_completion(channel)? {
                 return Ok(event);
             }
@@ -44,23 +45,19 @@ impl Engine {
                 }
                 continue;
             }
-            drop(core);
-            if let Some(event) = self.drive(channel)? {
+            if !any && let Some(event) = self.drive(core, channel)? {
                 return Ok(event);
             }
         }
     }
 
     /// Waits for descriptors on behalf of the whole engine, once.
-    fn drive(&self, channel: ChannelId) -> Result<Option<CompletionEvent>, EngineError> {
-        let mut core = self.enter()?;
-        if core.driver {
-            return Ok(None);
-        }
-        let Some(limit) = core.prepare_wait() else {
-            core.adapter.disarm();
-            return Ok(None);
-        };
+    fn drive(
+        &self,
+        mut core: Guard<'_, Core>,
+        channel: ChannelId,
+    ) -> Result<Option<CompletionEvent>, EngineError> {
+        let Some(limit) = core.prepare_wait() else { return Ok(None) };
         core.driver = true;
         core.drives += 1;
         core.events.attend(channel);

@@ -99,11 +99,7 @@ impl<'a> Message<'a> {
                     (HELLO, rest) => {
                         let (nonce, rest) = rest.split_first_chunk()?;
                         let nonce_addr = u64::from_le_bytes(rest.try_into().ok()?);
-                        Self::Hello(Hello {
-                            engine: *engine,
-                            nonce: *nonce,
-                            nonce_addr,
-                        })
+                        Self::Hello(Hello { engine: *engine, nonce: *nonce, nonce_addr })
                     }
                     _ => return None,
                 }
@@ -119,11 +115,7 @@ mod tests {
 
     #[test]
     fn messages_survive_and_nonsense_is_refused() {
-        let hello = Hello {
-            engine: [1; 16],
-            nonce: [2; 16],
-            nonce_addr: 0x1234_5678_9abc,
-        };
+        let hello = Hello { engine: [1; 16], nonce: [2; 16], nonce_addr: 0x1234_5678_9abc };
         for message in [
             Message::Knock([3; 16]),
             Message::Known([4; 16]),

@@ -124,10 +124,7 @@ enum Broken {
 pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
     probe::on_oneself().ok()?;
     let alive = Arc::new(AtomicBool::new(true));
-    Some(Arc::new(ProcessMemory::new(
-        std::process::id() as libc::pid_t,
-        alive,
-    )))
+    Some(Arc::new(ProcessMemory::new(std::process::id() as libc::pid_t, alive)))
 }
 
 /// What this engine shows to all others.
@@ -173,14 +170,7 @@ impl Identity {
             probe::allow_everyone();
         }
         let bell = sys::duplicate(bell.fd())?;
-        Ok(Self {
-            engine,
-            nonce,
-            bell,
-            directory,
-            arena_bytes,
-            policy,
-        })
+        Ok(Self { engine, nonce, bell, directory, arena_bytes, policy })
     }
 
     fn hello(&self) -> Hello {
@@ -223,14 +213,7 @@ impl Identity {
             && probe::on_peer(pid, hello.nonce_addr, &hello.nonce)
                 .inspect_err(|reason| tracing::debug!(%reason, "no access to a peer's memory"))
                 .is_ok();
-        Ok((
-            Offer {
-                arena,
-                directory,
-                access,
-            },
-            EventFd::from_fd(bell),
-        ))
+        Ok((Offer { arena, directory, access }, EventFd::from_fd(bell)))
     }
 }
 
@@ -455,10 +438,7 @@ impl Links {
         slot: Slot,
         engine: EngineName,
     ) -> Result<(), Broken> {
-        let found = self
-            .peers
-            .iter()
-            .find(|(_, other)| other.engine == Some(engine));
+        let found = self.peers.iter().find(|(_, other)| other.engine == Some(engine));
         let Some(other) = found.map(|(other, _)| other) else {
             return Err(Broken::Gone);
         };
@@ -553,11 +533,8 @@ impl Links {
         let mut bytes = vec![CARRIED];
         message.encode(&mut bytes);
         peer.outbox.push_back(bytes);
-        let outcome = if peer.outbox.len() > OUTBOX_MAX {
-            Err(Broken::Deaf)
-        } else {
-            self.flush(slot)
-        };
+        let outcome =
+            if peer.outbox.len() > OUTBOX_MAX { Err(Broken::Deaf) } else { self.flush(slot) };
         if let Err(reason) = outcome {
             self.end(adapter, now, slot, &reason);
         }
@@ -574,14 +551,9 @@ impl Links {
                 Err(error) => return Err(error.into()),
             }
         }
-        let interest = if peer.outbox.is_empty() {
-            READ
-        } else {
-            READ | libc::EPOLLOUT
-        };
+        let interest = if peer.outbox.is_empty() { READ } else { READ | libc::EPOLLOUT };
         if interest != peer.interest {
-            self.epoll
-                .modify(&peer.fd, interest, Token::Link(slot).bits())?;
+            self.epoll.modify(&peer.fd, interest, Token::Link(slot).bits())?;
             peer.interest = interest;
         }
         Ok(())
@@ -589,10 +561,7 @@ impl Links {
 
     /// Rings the other engine's bell.
     pub(crate) fn ring(&self, link: LinkId) {
-        let peer = self
-            .by_link
-            .get(&link)
-            .and_then(|&slot| self.peers.get(slot));
+        let peer = self.by_link.get(&link).and_then(|&slot| self.peers.get(slot));
         if let Some(bell) = peer.and_then(|peer| peer.bell.as_ref()) {
             bell.set();
         }
@@ -615,10 +584,7 @@ impl Links {
             }
         }
         if let Broken::System(error) = reason
-            && matches!(
-                error.raw_os_error(),
-                Some(libc::ENOSYS | libc::EPERM | libc::EACCES)
-            )
+            && matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
             && std::mem::take(&mut self.usable)
         {
             tracing::warn!(
@@ -646,19 +612,12 @@ impl Links {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        self.in_setup
-            .iter()
-            .filter_map(|&slot| Some(self.peers.get(slot)?.deadline))
-            .min()
+        self.in_setup.iter().filter_map(|&slot| Some(self.peers.get(slot)?.deadline)).min()
     }
 
     /// Gives up those that took too long to agree.
     pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
-        let over = |slot: &Slot| {
-            self.peers
-                .get(*slot)
-                .is_none_or(|peer| peer.deadline <= now)
-        };
+        let over = |slot: &Slot| self.peers.get(*slot).is_none_or(|peer| peer.deadline <= now);
         let late: Vec<Slot> = self.in_setup.iter().copied().filter(over).collect();
         for slot in late {
             self.end(adapter, now, slot, &Broken::TimedOut);

@@ -33,11 +33,8 @@ impl ProcessMemory {
         if !self.alive.load(Ordering::Acquire) {
             return Err(PeerMemoryFault::Unreachable);
         }
-        let mut there = Cursor::new(
-            remote
-                .iter()
-                .map(|&(addr, len)| (addr as usize, len as usize)),
-        );
+        let mut there =
+            Cursor::new(remote.iter().map(|&(addr, len)| (addr as usize, len as usize)));
         let mut here = Cursor::new(local.iter().copied());
         loop {
             let (there_vec, there_len) = there.gather();
@@ -45,9 +42,7 @@ impl ProcessMemory {
             if there_len == 0 || here_len == 0 {
                 return Ok(());
             }
-            let moved = way
-                .call(self.pid, here_vec, there_vec)
-                .map_err(|e| fault(&e))?;
+            let moved = way.call(self.pid, here_vec, there_vec).map_err(|e| fault(&e))?;
             if moved == 0 {
                 return Err(PeerMemoryFault::BadAddress);
             }
@@ -118,16 +113,8 @@ struct Cursor<I> {
 
 impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
     fn new(rest: I) -> Self {
-        let nothing = iovec {
-            iov_base: std::ptr::null_mut(),
-            iov_len: 0,
-        };
-        Self {
-            rest,
-            batch: [nothing; PIECES],
-            first: 0,
-            filled: 0,
-        }
+        let nothing = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self { rest, batch: [nothing; PIECES], first: 0, filled: 0 }
     }
 
     /// The next pieces, and how many bytes they have.
@@ -140,21 +127,13 @@ impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
                 };
                 if len > 0 {
                     let base = std::ptr::with_exposed_provenance_mut::<c_void>(addr);
-                    self.batch[self.filled] = iovec {
-                        iov_base: base,
-                        iov_len: len,
-                    };
+                    self.batch[self.filled] = iovec { iov_base: base, iov_len: len };
                     self.filled += 1;
                 }
             }
         }
         let batch = &self.batch[self.first..self.filled];
-        (
-            batch,
-            batch
-                .iter()
-                .fold(0, |sum: usize, piece| sum.saturating_add(piece.iov_len)),
-        )
+        (batch, batch.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.iov_len)))
     }
 
     fn advance(&mut self, mut moved: usize) {
@@ -176,10 +155,7 @@ mod tests {
     use super::*;
 
     fn own(alive: bool) -> ProcessMemory {
-        ProcessMemory::new(
-            std::process::id() as pid_t,
-            Arc::new(AtomicBool::new(alive)),
-        )
+        ProcessMemory::new(std::process::id() as pid_t, Arc::new(AtomicBool::new(alive)))
     }
 
     #[test]
@@ -201,13 +177,7 @@ mod tests {
     fn reports_bad_addresses_and_dead_peers() {
         let mut byte = 0u8;
         let local = [((&raw mut byte).expose_provenance(), 1)];
-        assert!(matches!(
-            own(true).read(&[(8, 1)], &local),
-            Err(PeerMemoryFault::BadAddress)
-        ));
-        assert!(matches!(
-            own(false).read(&[(8, 1)], &local),
-            Err(PeerMemoryFault::Unreachable)
-        ));
+        assert!(matches!(own(true).read(&[(8, 1)], &local), Err(PeerMemoryFault::BadAddress)));
+        assert!(matches!(own(false).read(&[(8, 1)], &local), Err(PeerMemoryFault::Unreachable)));
     }
 }

@@ -34,20 +34,11 @@ pub(crate) enum Obstacle {
 /// Reads `N` bytes at `addr` in the process `pid`.
 fn read<const N: usize>(pid: pid_t, addr: u64) -> io::Result<[u8; N]> {
     let mut bytes = [0u8; N];
-    let here = iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: N,
-    };
-    let there = iovec {
-        iov_base: std::ptr::with_exposed_provenance_mut(addr as usize),
-        iov_len: N,
-    };
+    let here = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: N };
+    let there =
+        iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr as usize), iov_len: N };
     let moved = Way::Read.call(pid, &[here], &[there])?;
-    if moved == N {
-        Ok(bytes)
-    } else {
-        Err(io::ErrorKind::UnexpectedEof.into())
-    }
+    if moved == N { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 /// Whether the calls work at all: between two places of this process, both ways.
@@ -55,17 +46,10 @@ pub(crate) fn on_oneself() -> Result<(), Obstacle> {
     let pid = std::process::id() as pid_t;
     let mut source = *b"quipu reads this";
     let mut target = [0u8; 16];
-    let piece = |bytes: &mut [u8; 16]| iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: 16,
-    };
+    let piece = |bytes: &mut [u8; 16]| iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 16 };
     let (from, to) = (piece(&mut source), piece(&mut target));
-    Way::Read
-        .call(pid, &[to], &[from])
-        .map_err(Obstacle::Forbidden)?;
-    Way::Write
-        .call(pid, &[from], &[to])
-        .map_err(Obstacle::Forbidden)?;
+    Way::Read.call(pid, &[to], &[from]).map_err(Obstacle::Forbidden)?;
+    Way::Write.call(pid, &[from], &[to]).map_err(Obstacle::Forbidden)?;
     Ok(())
 }
 
@@ -80,10 +64,7 @@ pub(crate) fn on_peer(pid: pid_t, addr: u64, nonce: &[u8; NONCE_BYTES]) -> Resul
         Ok(found) if found == *nonce => Ok(()),
         Ok(_) => Err(Obstacle::Stranger),
         Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Err(Obstacle::Stranger),
-        Err(error) => Err(Obstacle::Refused {
-            error,
-            scope: yama_scope(),
-        }),
+        Err(error) => Err(Obstacle::Refused { error, scope: yama_scope() }),
     }
 }
 
@@ -110,10 +91,7 @@ mod tests {
         let addr = nonce.as_ptr().expose_provenance() as u64;
         let pid = std::process::id() as pid_t;
         on_peer(pid, addr, &nonce).unwrap();
-        assert!(matches!(
-            on_peer(pid, addr, &[8; 16]),
-            Err(Obstacle::Stranger)
-        ));
+        assert!(matches!(on_peer(pid, addr, &[8; 16]), Err(Obstacle::Stranger)));
         assert!(matches!(on_peer(pid, 16, &nonce), Err(Obstacle::Stranger)));
         assert!(matches!(on_peer(0, addr, &nonce), Err(Obstacle::Namespace)));
     }

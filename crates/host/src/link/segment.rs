@@ -39,23 +39,11 @@ impl Drop for Mapping {
 
 /// Maps `len` bytes of a file whose size is sealed.
 fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
-    let protection = if writable {
-        libc::PROT_READ | libc::PROT_WRITE
-    } else {
-        libc::PROT_READ
-    };
+    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            protection,
-            flags,
-            fd.as_raw_fd(),
-            0,
-        )
-    };
+    let base =
+        unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -140,9 +128,7 @@ pub(crate) fn attach(fd: &OwnedFd, writers: Writers) -> io::Result<Segment> {
     check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
     if len < MIN_BYTES || len > MAX_BYTES {
-        return Err(io::Error::other(
-            "the peer's segment has an impossible size",
-        ));
+        return Err(io::Error::other("the peer's segment has an impossible size"));
     }
     map(fd, len, writers == Writers::Both)
 }

@@ -74,11 +74,7 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
 /// Process and user at the other end, as the kernel saw them at connect or listen; the process
 /// number is 0 if it has none in this PID namespace.
 pub(crate) fn peer_credentials(fd: &OwnedFd) -> io::Result<(libc::pid_t, libc::uid_t)> {
-    let mut cred = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `cred`.
     check(unsafe {
@@ -103,10 +99,7 @@ pub(crate) fn own_user() -> libc::uid_t {
 pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
     assert!(fds.len() <= MAX_FDS, "a message carries few descriptors");
     let mut control = [0u64; CONTROL_WORDS];
-    let mut piece = libc::iovec {
-        iov_base: bytes.as_ptr() as *mut c_void,
-        iov_len: bytes.len(),
-    };
+    let mut piece = libc::iovec { iov_base: bytes.as_ptr() as *mut c_void, iov_len: bytes.len() };
     // SAFETY: all zeroes is a valid msghdr.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut piece;
@@ -144,10 +137,7 @@ pub(crate) struct Received {
 /// Receives one message. Never waits. A message or list of descriptors that is too long is an error.
 pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8; MAX_MESSAGE]) -> io::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
-    let mut piece = libc::iovec {
-        iov_base: into.as_mut_ptr().cast(),
-        iov_len: into.len(),
-    };
+    let mut piece = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: all zeroes is a valid msghdr.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut piece;

@@ -26,9 +26,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// A buffer of [`BUFFER_BYTES`], the one used last if there is one: its lines are still cached.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
-        self.spare
-            .pop()
-            .unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
+        self.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
     }
 
     /// Gives a buffer back.

@@ -27,11 +27,7 @@ impl Hot {
     /// The one at a position below [`len`](Self::len).
     #[inline]
     pub(crate) fn get(&self, position: usize) -> Option<Slot> {
-        self.slots
-            .get(position)
-            .copied()
-            .flatten()
-            .map(|(slot, _)| slot)
+        self.slots.get(position).copied().flatten().map(|(slot, _)| slot)
     }
 
     /// Adds a stream, in the place of the one that has been quiet for longest if there is no room.
@@ -42,11 +38,7 @@ impl Hot {
             self.len += 1;
             return None;
         }
-        let quietest = self
-            .slots
-            .iter_mut()
-            .flatten()
-            .max_by_key(|(_, misses)| *misses)?;
+        let quietest = self.slots.iter_mut().flatten().max_by_key(|(_, misses)| *misses)?;
         // All are busy: the newcomer goes through epoll.
         if quietest.1 < 16 {
             return Some(slot);
@@ -68,9 +60,7 @@ impl Hot {
 
     /// Removes a stream.
     pub(crate) fn remove(&mut self, slot: Slot) {
-        let found = self.slots[..self.len]
-            .iter()
-            .position(|e| e.is_some_and(|(s, _)| s == slot));
+        let found = self.slots[..self.len].iter().position(|e| e.is_some_and(|(s, _)| s == slot));
         if let Some(position) = found {
             self.len -= 1;
             self.slots[position] = self.slots[self.len].take();
@@ -83,10 +73,7 @@ mod tests {
     use super::*;
 
     fn slot(index: u32) -> Slot {
-        Slot {
-            index,
-            generation: 0,
-        }
+        Slot { index, generation: 0 }
     }
 
     #[test]

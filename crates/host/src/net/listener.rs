@@ -49,9 +49,7 @@ pub(crate) struct Acceptor {
 impl Acceptor {
     /// With its reserve.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {
-            reserve: Some(spare_descriptor()?),
-        })
+        Ok(Self { reserve: Some(spare_descriptor()?) })
     }
 
     /// Takes the next connection of a listener.

@@ -164,13 +164,9 @@ impl Net {
         let started =
             with_more_descriptors(|| stream::start(&self.tuning, self.own, peer, user_timeout_ns));
         let added = started.and_then(|(fd, done)| {
-            let (phase, interest) = if done {
-                (Phase::Open, READ)
-            } else {
-                (Phase::Connecting, WRITE)
-            };
-            self.add(Stream::new(fd, conn, phase, interest))
-                .map(|_| done)
+            let (phase, interest) =
+                if done { (Phase::Open, READ) } else { (Phase::Connecting, WRITE) };
+            self.add(Stream::new(fd, conn, phase, interest)).map(|_| done)
         });
         match added {
             Ok(true) => adapter.handle_reached_stream(now, conn),
@@ -297,9 +293,7 @@ impl Net {
             stream.interest = interest;
             // The descriptor is in the set as long as the stream lives, so this cannot fail but
             // for lack of kernel memory, in which case the helper's next look finds the stream.
-            let _ = self
-                .epoll
-                .modify(&stream.fd, interest, Token::Stream(slot).bits());
+            let _ = self.epoll.modify(&stream.fd, interest, Token::Stream(slot).bits());
         }
     }
 
@@ -443,11 +437,8 @@ impl Net {
             }
             let mut buffer = self.pool.take();
             let filled = adapter.transmit(now, conn, &mut buffer[..TRANSMIT_BYTES]);
-            let outcome = if filled == 0 {
-                Ok(0)
-            } else {
-                sys::send(&stream.fd, &buffer[..filled])
-            };
+            let outcome =
+                if filled == 0 { Ok(0) } else { sys::send(&stream.fd, &buffer[..filled]) };
             let sent = match outcome {
                 Ok(sent) => sent,
                 Err(ref error) if sys::would_block(error) => 0,

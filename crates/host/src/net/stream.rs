@@ -119,12 +119,7 @@ pub(crate) fn default_congestion() -> Option<String> {
 /// Limits how long sent bytes may stay without acknowledgement (RFC 5482).
 pub(crate) fn set_user_timeout(fd: &OwnedFd, timeout_ns: u64) -> io::Result<()> {
     let milliseconds = timeout_ns.div_ceil(1_000_000).clamp(1, c_int::MAX as u64);
-    sys::set_option(
-        fd,
-        libc::IPPROTO_TCP,
-        libc::TCP_USER_TIMEOUT,
-        milliseconds as c_int,
-    )
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds as c_int)
 }
 
 /// Starts a connection from `own` to `peer`; true if it stands already.

@@ -16,10 +16,7 @@ struct Entry<T> {
 impl<T> Table<T> {
     /// An empty table.
     pub(crate) const fn new() -> Self {
-        Self {
-            entries: Vec::new(),
-            free: Vec::new(),
-        }
+        Self { entries: Vec::new(), free: Vec::new() }
     }
 
     /// Puts in what `make` gives for the slot that it will have.
@@ -27,11 +24,7 @@ impl<T> Table<T> {
         &mut self,
         make: impl FnOnce(Slot) -> Result<T, E>,
     ) -> Result<Slot, E> {
-        let index = self
-            .free
-            .last()
-            .copied()
-            .unwrap_or(self.entries.len() as u32);
+        let index = self.free.last().copied().unwrap_or(self.entries.len() as u32);
         let generation = self.entries.get(index as usize).map_or(0, |e| e.generation);
         let slot = Slot { index, generation };
         let value = Some(make(slot)?);
@@ -48,21 +41,13 @@ impl<T> Table<T> {
     #[inline]
     pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
         let entry = self.entries.get_mut(slot.index as usize)?;
-        if entry.generation == slot.generation {
-            entry.value.as_mut()
-        } else {
-            None
-        }
+        if entry.generation == slot.generation { entry.value.as_mut() } else { None }
     }
 
     /// As [`get_mut`](Self::get_mut), for looking.
     pub(crate) fn get(&self, slot: Slot) -> Option<&T> {
         let entry = self.entries.get(slot.index as usize)?;
-        if entry.generation == slot.generation {
-            entry.value.as_ref()
-        } else {
-            None
-        }
+        if entry.generation == slot.generation { entry.value.as_ref() } else { None }
     }
 
     /// Empties a slot.
@@ -88,16 +73,12 @@ impl<T> Table<T> {
             .iter()
             .enumerate()
             .filter(|(_, e)| e.value.is_some())
-            .map(|(index, e)| Slot {
-                index: index as u32,
-                generation: e.generation,
-            })
+            .map(|(index, e)| Slot { index: index as u32, generation: e.generation })
     }
 
     /// The values with their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &T)> + '_ {
-        self.slots()
-            .filter_map(|slot| Some((slot, self.get(slot)?)))
+        self.slots().filter_map(|slot| Some((slot, self.get(slot)?)))
     }
 }
 

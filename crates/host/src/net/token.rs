@@ -36,15 +36,7 @@ impl Token {
                 | u64::from(slot.generation & 0x00ff_ffff) << GENERATION_SHIFT
                 | u64::from(slot.index)
         };
-        let plain = |kind, index| {
-            pack(
-                kind,
-                Slot {
-                    index,
-                    generation: 0,
-                },
-            )
-        };
+        let plain = |kind, index| pack(kind, Slot { index, generation: 0 });
         match self {
             Self::Bell => plain(0, 0),
             Self::Listener(index) => plain(1, index),
@@ -57,10 +49,7 @@ impl Token {
     /// From the number that epoll carries.
     pub(crate) fn from_bits(bits: u64) -> Option<Self> {
         let index = bits as u32;
-        let slot = Slot {
-            index,
-            generation: (bits >> GENERATION_SHIFT) as u32 & 0x00ff_ffff,
-        };
+        let slot = Slot { index, generation: (bits >> GENERATION_SHIFT) as u32 & 0x00ff_ffff };
         Some(match bits >> KIND_SHIFT {
             0 => Self::Bell,
             1 => Self::Listener(index),
@@ -78,10 +67,7 @@ mod tests {
 
     #[test]
     fn survives_the_way_through_epoll() {
-        let slot = Slot {
-            index: u32::MAX,
-            generation: 0x00ab_cdef,
-        };
+        let slot = Slot { index: u32::MAX, generation: 0x00ab_cdef };
         for token in [
             Token::Bell,
             Token::Listener(7),

@@ -17,13 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// An engine on a loopback address.
 pub fn engine(address: &str, same_host: SameHost) -> Arc<Engine> {
     let address = Some(address.parse().unwrap());
-    Engine::open(Config {
-        address,
-        same_host,
-        arena_bytes: 64 << 20,
-        ..Config::default()
-    })
-    .unwrap()
+    Engine::open(Config { address, same_host, arena_bytes: 64 << 20, ..Config::default() }).unwrap()
 }
 
 /// A queue pair with memory and queues of its own.
@@ -68,17 +62,7 @@ impl Node {
             sq_sig_all: false,
         };
         let (qp, num, _) = engine.create_qp(context, &init).unwrap();
-        Self {
-            engine: Arc::clone(engine),
-            context,
-            pd,
-            cq,
-            channel,
-            qp,
-            num,
-            memory,
-            region,
-        }
+        Self { engine: Arc::clone(engine), context, pd, cq, channel, qp, num, memory, region }
     }
 
     /// Takes the queue pair to RTS, towards a peer.
@@ -95,12 +79,8 @@ impl Node {
         attr.state = QpState::Rtr;
         attr.path_mtu = 3;
         attr.dest_qp_num = num.0;
-        attr.av = AddressVector {
-            dgid: gid,
-            is_global: true,
-            port_num: 1,
-            ..AddressVector::default()
-        };
+        attr.av =
+            AddressVector { dgid: gid, is_global: true, port_num: 1, ..AddressVector::default() };
         attr.max_dest_rd_atomic = 4;
         attr.min_rnr_timer = 1;
         let mask = M::STATE
@@ -122,11 +102,7 @@ impl Node {
     }
 
     pub fn sge(&self, offset: u64, len: u32) -> Sge {
-        Sge {
-            addr: self.memory.addr() as u64 + offset,
-            len,
-            lkey: self.region.key,
-        }
+        Sge { addr: self.memory.addr() as u64 + offset, len, lkey: self.region.key }
     }
 
     pub fn addr(&self, offset: u64) -> u64 {
@@ -139,12 +115,7 @@ impl Node {
 
     pub fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr {
-            wr_id,
-            op,
-            flags,
-            payload: Payload::Sges(sges),
-        };
+        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(sges) };
         self.engine.post_send(self.qp, &wr).unwrap();
     }
 
