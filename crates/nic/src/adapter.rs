@@ -115,6 +115,8 @@ pub(crate) struct Srq {
     /// Raise an event when fewer than this many requests are left; 0: never. It fires once.
     pub(crate) limit: u32,
     pub(crate) users: u32,
+    /// Queue pairs on channels whose peer waits for a receive to be posted here.
+    pub(crate) awaited_by: Vec<QpId>,
 }
 
 /// A moment at which something must be looked at again.
@@ -227,8 +229,7 @@ impl<P: Probe> Adapter<P> {
     /// An adapter that tells `probe` what it does.
     #[must_use]
     pub fn with_probe(config: Config, probe: P) -> Self {
-        let regions =
-            Regions::new(RegionsConfig { max_entries: config.max_mr, seed: config.seed });
+        let regions = Regions::new(RegionsConfig { max_entries: config.max_mr, seed: config.seed });
         let slots = |count: u32| count as usize;
         Self {
             qps: Slab::new(slots(config.max_qp)),

@@ -95,6 +95,8 @@ pub(crate) struct ChannelPath {
     pub(crate) told: u32,
     /// A stall was set and not cleared.
     pub(crate) stalled: bool,
+    /// It is listed at the shared receive queue that must get a receive.
+    pub(crate) awaiting: bool,
     /// Times that nothing was found here in a row.
     pub(crate) idle: u32,
     /// Whether it stands in the list of channels that every `progress` looks at.
@@ -117,6 +119,7 @@ impl ChannelPath {
             direct_done: 0,
             told: 0,
             stalled: false,
+            awaiting: false,
             idle: 0,
             hot: false,
         }
@@ -165,9 +168,8 @@ impl References {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let mut list = Self::default();
         for pair in bytes.chunks_exact(16) {
-            let half = |at: usize| {
-                pair[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default()
-            };
+            let half =
+                |at: usize| pair[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default();
             list.push(half(0), half(8));
         }
         list

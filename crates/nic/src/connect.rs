@@ -136,6 +136,16 @@ pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// Tells the peer of a channel which rights the queue pair grants now.
+pub(crate) fn tell_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
+    if let Path::Channel(path) = &qp.path
+        && let Other::Linked { link, .. } = path.other
+    {
+        let message = LinkMessage::Grants { tag: path.peer_tag, access: qp.attr.access.bits() };
+        hub.link_send(link, message);
+    }
+}
+
 /// Ends the connection of a queue pair, whatever it is: last words are sent, the peer is told.
 pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     match std::mem::replace(&mut qp.path, Path::None) {
@@ -319,8 +329,8 @@ impl<P: Probe> Adapter<P> {
             QpState::Err | QpState::Sqe => return Match::Refused(Reason::NoSuchQp),
             _ => {}
         }
-        let meant = qp.attr.dest_qp_num == hello.source_qpn
-            && qp.attr.av.dgid == Gid(hello.source_gid);
+        let meant =
+            qp.attr.dest_qp_num == hello.source_qpn && qp.attr.av.dgid == Gid(hello.source_gid);
         match qp.path {
             Path::None if meant => Match::Ready(qp.id),
             _ => Match::Refused(Reason::Mismatch),
@@ -478,8 +488,7 @@ impl<P: Probe> Adapter<P> {
         if self.hub.half_open >= self.hub.config.max_half_open {
             return Err(Fault::Exhausted("half open connections"));
         }
-        let phase =
-            Phase::Listening { responder: Box::default(), peer: peer.ip().to_canonical() };
+        let phase = Phase::Listening { responder: Box::default(), peer: peer.ip().to_canonical() };
         let conn = self.hub.new_conn(None, phase).ok_or(Fault::Exhausted("connections"))?;
         self.hub.count_half_open(conn);
         Ok(conn)
@@ -696,7 +705,9 @@ impl<P: Probe> Adapter<P> {
                 self.hub.count_half_open(conn);
                 self.decide(conn);
             }
-            LinkMessage::Accept { tag, own_tag, end } => self.link_accepted(link, tag, own_tag, end),
+            LinkMessage::Accept { tag, own_tag, end } => {
+                self.link_accepted(link, tag, own_tag, end)
+            }
             LinkMessage::Reject { tag, .. } => {
                 let conn = ConnId(tag);
                 let Some(state) = self.take_link_conn(link, conn) else { return };
@@ -820,8 +831,10 @@ impl<P: Probe> Adapter<P> {
             hub.remove_conn(conn);
         }
         self.hub.links.remove(link);
-        self.hub.actions.retain(|action| !matches!(action,
-            Action::LinkSend { link: of, .. } | Action::RingBell { link: of } if *of == link));
+        self.hub.actions.retain(|action| {
+            !matches!(action,
+            Action::LinkSend { link: of, .. } | Action::RingBell { link: of } if *of == link)
+        });
     }
 
     /// A moment that a queue pair waits for has come.

@@ -80,7 +80,13 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// The queue is full, the queue pair is in RESET or uses a shared queue, or there are too many elements.
     #[inline]
-    pub fn post_recv(&mut self, now: Time, id: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), Fault> {
+    pub fn post_recv(
+        &mut self,
+        now: Time,
+        id: QpId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         if qp.state == QpState::Reset {
             return Err(Fault::WrongState);
@@ -97,7 +103,13 @@ impl<P: Probe> Adapter<P> {
         if qp.state == QpState::Err {
             requester::flush(qp, &mut self.hub);
         }
-        let _ = now;
+        if let Path::Channel(path) = &qp.path
+            && path.stalled
+        {
+            self.hub.now = now;
+            self.hub.nudged.push_back(id);
+            self.serve_nudged();
+        }
         Ok(())
     }
 
@@ -110,7 +122,19 @@ impl<P: Probe> Adapter<P> {
         if sges.len() > srq.queue.max_sge() {
             return Err(Fault::Invalid("more scatter/gather elements than the queue's max_sge"));
         }
-        if srq.queue.push(wr_id, sges) { Ok(()) } else { Err(Fault::QueueFull) }
+        if !srq.queue.push(wr_id, sges) {
+            return Err(Fault::QueueFull);
+        }
+        if !srq.awaited_by.is_empty() {
+            for id in std::mem::take(&mut srq.awaited_by) {
+                if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
+                    path.awaiting = false;
+                    self.hub.nudged.push_back(id);
+                }
+            }
+            self.serve_nudged();
+        }
+        Ok(())
     }
 }
 

@@ -125,9 +125,8 @@ impl LinkMessage {
     /// Appends the message to `out`: at most 128 bytes, in the host's byte order.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut put = |words: &[u64]| words.iter().for_each(|word| out.extend(word.to_ne_bytes()));
-        let end = |end: &LinkEnd| {
-            [u64::from(end.bell) << 32 | u64::from(end.access), u64::from(end.pd)]
-        };
+        let end =
+            |end: &LinkEnd| [u64::from(end.bell) << 32 | u64::from(end.access), u64::from(end.pd)];
         match self {
             Self::Request { tag, hello, offset, end: of } => {
                 put(&[1, *tag, *offset]);

@@ -305,7 +305,13 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Invalid("size above max_srq_wr or max_srq_sge"));
         }
         self.hub.pd(pd)?;
-        let srq = Srq { pd, queue: RecvQueue::new(max_wr, max_sge.max(1)), limit, users: 0 };
+        let srq = Srq {
+            pd,
+            queue: RecvQueue::new(max_wr, max_sge.max(1)),
+            limit,
+            users: 0,
+            awaited_by: Vec::new(),
+        };
         let id = self.hub.srqs.insert(srq).ok_or(Fault::Exhausted("shared receive queues"))?;
         self.hub.pd(pd)?.users += 1;
         Ok(id)
@@ -439,12 +445,15 @@ impl<P: Probe> Adapter<P> {
             QpState::Err => requester::to_error(qp, hub, None),
             _ => qp.state = to,
         }
+        if mask.contains(QpAttrMask::ACCESS_FLAGS) {
+            connect::tell_grants(qp, hub);
+        }
         match (from, to) {
             (QpState::Init, QpState::Rtr) => self.begin_connection(id),
             (QpState::Rtr | QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
             (QpState::Rts, QpState::Sqd) => {
-                qp.drain_owed = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY)
-                    && attr.en_sqd_async_notify;
+                qp.drain_owed =
+                    mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
                 requester::complete_done(qp, hub);
             }
             _ => {}

@@ -136,8 +136,9 @@ impl Qp {
     /// times the nominal timeout), `None` for never.
     pub(crate) fn retry_time_ns(&self) -> Option<u64> {
         const NOMINAL_NS: u64 = 4096;
-        (self.attr.timeout != 0)
-            .then(|| (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1))
+        (self.attr.timeout != 0).then(|| {
+            (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1)
+        })
     }
 }
 
@@ -149,8 +150,8 @@ pub(crate) fn pd_number(pd: PdId) -> u32 {
 /// Nanoseconds of an RNR timer code (IBA table 45); codes above 31 do not exist.
 pub(crate) fn rnr_timer_ns(code: u8) -> u64 {
     const HUNDREDTHS_OF_MS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
-        2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     u64::from(HUNDREDTHS_OF_MS[usize::from(code & 31)]) * 10_000
 }

@@ -24,7 +24,12 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
         (Reset, Init) => row(M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, NONE),
         (Init, Init) => row(NONE, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
         (Init, Rtr) => row(
-            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            M::AV
+                | M::PATH_MTU
+                | M::DEST_QPN
+                | M::RQ_PSN
+                | M::MAX_DEST_RD_ATOMIC
+                | M::MIN_RNR_TIMER,
             M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX,
         ),
         (Rtr, Rts) => row(
@@ -64,7 +69,9 @@ pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Res
         return Err(Fault::Transition("a required attribute is missing from the mask"));
     }
     if !(row.required | row.optional).contains(given) {
-        return Err(Fault::Transition("the mask has an attribute that this transition does not allow"));
+        return Err(Fault::Transition(
+            "the mask has an attribute that this transition does not allow",
+        ));
     }
     Ok(())
 }

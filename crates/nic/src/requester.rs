@@ -85,10 +85,7 @@ pub(crate) fn may_begin(qp: &Qp) -> bool {
         QpState::Sqd => requester.redo > 0,
         _ => false,
     };
-    if !qp.sq.has_waiting()
-        || !open
-        || requester.rnr_until.is_some()
-        || requester.failing.is_some()
+    if !qp.sq.has_waiting() || !open || requester.rnr_until.is_some() || requester.failing.is_some()
     {
         return false;
     }

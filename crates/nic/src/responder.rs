@@ -6,9 +6,7 @@ use quipu_mem::{AccessError, Key, Span};
 use crate::adapter::Hub;
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
-use crate::types::{
-    Access, AsyncEvent, Completion, QpNum, QpState, WcExtra, WcOpcode, WcStatus,
-};
+use crate::types::{Access, AsyncEvent, Completion, QpNum, QpState, WcExtra, WcOpcode, WcStatus};
 
 /// Why a request of the peer is refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +118,11 @@ pub(crate) fn finish_receive<P: Probe>(
         qp_num: qp.num,
         src_qp: QpNum(qp.attr.dest_qp_num),
     };
-    if hub.complete(qp.recv_cq, completion, finish.solicited) { Ok(()) } else { Err(Refusal::Failed) }
+    if hub.complete(qp.recv_cq, completion, finish.solicited) {
+        Ok(())
+    } else {
+        Err(Refusal::Failed)
+    }
 }
 
 /// Counts a request as executed.
@@ -142,13 +144,13 @@ pub(crate) fn remote<'a, P>(
     if !qp.allows(right) {
         return Err(Refusal::Invalid);
     }
-    hub.regions
-        .remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right)
-        .map_err(|error| match error {
+    hub.regions.remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(
+        |error| match error {
             // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
             AccessError::Misaligned => Refusal::Invalid,
             error => Refusal::Access(error),
-        })
+        },
+    )
 }
 
 /// Ends the queue pair because of what the peer asked: the receive in progress fails with the matching

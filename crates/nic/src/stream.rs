@@ -75,6 +75,8 @@ pub(crate) struct StreamPath {
     pub(crate) nak: Option<Control>,
     /// The end, to be said after everything else.
     pub(crate) terminate: Option<Terminate>,
+    /// Whether it stands in the adapter's list of streams that owe an acknowledgement.
+    pub(crate) owes_ack: bool,
     /// Whether it stands in the adapter's list of streams with something to transmit.
     pub(crate) is_ready: bool,
 }
@@ -93,6 +95,7 @@ impl StreamPath {
             resume: None,
             nak: None,
             terminate: None,
+            owes_ack: false,
             is_ready: false,
         }
     }
@@ -115,6 +118,8 @@ impl StreamPath {
     /// Whether there is something to say beside requests and delayed acknowledgements.
     pub(crate) fn has_urgent(&self) -> bool {
         self.resume.is_some()
-            || self.nak.is_some() || self.terminate.is_some() || !self.answers.is_empty()
+            || self.nak.is_some()
+            || self.terminate.is_some()
+            || !self.answers.is_empty()
     }
 }

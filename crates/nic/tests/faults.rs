@@ -307,7 +307,11 @@ fn a_connection_can_be_made_again_after_reset() {
             pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
             pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)], "{way:?} {round}");
+            assert_eq!(
+                statuses(&pair.hosts[0].poll()),
+                [(1, WcStatus::Success)],
+                "{way:?} {round}"
+            );
             assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
             let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let now = pair.now;
@@ -328,8 +332,7 @@ fn sqd_drains_and_goes_on() {
         let (mut pair, qps) = connected(way);
         let (here, there) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
         let now = pair.now;
-        let drain =
-            QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+        let drain = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
         pair.run();
@@ -407,8 +410,7 @@ fn half_open_connections_are_bounded_and_end() {
     let peer = "10.9.9.9:1".parse().unwrap();
     let adapter = &mut pair.hosts[0].adapter;
     let limit = adapter.config().max_half_open;
-    let conns: Vec<_> =
-        (0..limit).map(|_| adapter.handle_accepted(now, peer).unwrap()).collect();
+    let conns: Vec<_> = (0..limit).map(|_| adapter.handle_accepted(now, peer).unwrap()).collect();
     assert!(matches!(adapter.handle_accepted(now, peer), Err(Fault::Exhausted(_))));
     adapter.handle_stream(now, conns[0], b"MPA ID Req Frame");
     adapter.handle_stream(now, conns[1], &[0xaa; 600]);
@@ -462,5 +464,33 @@ fn completion_events_come_once_and_solicited_ones_when_asked() {
                 .count();
             assert_eq!(count, wr_id.min(1), "{way:?}");
         }
+    }
+}
+
+/// A receiver that has gone to sleep while a request waited for a receive goes on when one is posted.
+#[test]
+fn a_receive_posted_late_wakes_what_waited_for_it() {
+    for way in [Way::Link, Way::LinkCopying] {
+        let mut pair = Pair::new(way);
+        let pd = pair.hosts[1].pd;
+        let srq = pair.hosts[1].adapter.create_srq(pd, 16, 2, 0).unwrap();
+        let mine = [0, 1, 2].map(|_| pair.hosts[0].qp());
+        let theirs =
+            [Some(srq), Some(srq), None].map(|srq| pair.hosts[1].qp_with(|init| init.srq = srq));
+        for n in 0..3 {
+            pair.connect([mine[n], theirs[n]]);
+            pair.send(0, mine[n], 1, SendOp::Send, &[]);
+        }
+        pair.run();
+        assert!(pair.hosts[1].adapter.arm());
+        let adapter = &mut pair.hosts[1].adapter;
+        for wr_id in 5..7 {
+            adapter.post_srq_recv(srq, wr_id, &[]).unwrap();
+            let mut done = [Completion::default(); 2];
+            assert_eq!(adapter.poll_cq(pair.hosts[1].cq, &mut done), Ok(1), "{way:?}");
+            assert_eq!(done[0].wr_id, wr_id);
+        }
+        adapter.post_recv(pair.now, theirs[2], 7, &[]).unwrap();
+        assert_eq!(statuses(&pair.hosts[1].poll()), [(7, WcStatus::Success)], "{way:?}");
     }
 }

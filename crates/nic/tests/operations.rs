@@ -143,9 +143,8 @@ fn atomics_return_the_original() {
         pair.run();
         let done: Vec<_> = pair.hosts[0].poll().iter().map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(done, [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success)), "{way:?}");
-        let words: Vec<u64> = (0..3)
-            .map(|n| u64::from_ne_bytes(here.bytes(n * 8, 8).try_into().unwrap()))
-            .collect();
+        let words: Vec<u64> =
+            (0..3).map(|n| u64::from_ne_bytes(here.bytes(n * 8, 8).try_into().unwrap())).collect();
         assert_eq!(words, [40, 42, 7]);
         assert_eq!(there.bytes(8, 8), 7u64.to_ne_bytes());
     }
@@ -170,8 +169,7 @@ fn many_elements_gather_and_scatter() {
             pair.run();
             assert_eq!(only(pair.hosts[1].poll()).byte_len as usize, 30 * unit, "{way:?} {unit}");
             only(pair.hosts[0].poll());
-            let got: Vec<u8> =
-                (0..30).flat_map(|n| there.bytes(n * unit + n, unit)).collect();
+            let got: Vec<u8> = (0..30).flat_map(|n| there.bytes(n * unit + n, unit)).collect();
             assert!(got == expected, "{way:?} {unit}");
             let op = SendOp::Read { addr: there.addr(), rkey: there.key() };
             pair.send(0, qps[0], 2, op, &list);

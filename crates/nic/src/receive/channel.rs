@@ -162,15 +162,26 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
 
 /// Says that the request at the front finds no receive.
 fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
-    let stall =
-        Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
+    let stall = Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
     let path = path(qp)?;
     if !path.stalled {
         path.stalled = true;
         path.channel.incoming.control.set_stall(Some(stall));
         transmit::channel::notify(qp, hub);
     }
+    await_shared(qp, hub);
     Ok(Front::Wait)
+}
+
+/// Has a shared receive queue call when a receive is posted to it.
+fn await_shared<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Channel(path) = &mut qp.path else { return };
+    if !path.awaiting
+        && let Some(srq) = qp.srq.and_then(|srq| hub.srqs.get_mut(srq))
+    {
+        path.awaiting = true;
+        srq.awaited_by.push(qp.id);
+    }
 }
 
 /// Takes a receive for the message that begins; `false` if there is none.
@@ -343,22 +354,12 @@ fn fetch_receive<P: Probe>(
 }
 
 /// Puts the bytes of a slot where a write wants them; `true` when all are there.
-fn place_write<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    header: &SlotHeader,
-) -> Result<bool, End> {
+fn place_write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
     let carried = checked_carried(path(qp)?, header)?;
     let memory = transmit::channel::peer_memory(qp, hub);
     hub.probe.stage(Stage::PutData, header.length as usize);
-    let span = responder::remote(
-        qp,
-        hub,
-        header.rkey,
-        header.raddr,
-        header.length,
-        Access::REMOTE_WRITE,
-    )?;
+    let span =
+        responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
     if carried == Carried::Reference {
         let done = path(qp)?.front_done;
         let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
@@ -473,14 +474,8 @@ fn deliver_read<P: Probe>(
     let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
     let list = references(path(qp)?, header);
     let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
-    let span = responder::remote(
-        qp,
-        hub,
-        header.rkey,
-        header.raddr,
-        header.length,
-        Access::REMOTE_READ,
-    )?;
+    let span =
+        responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_READ)?;
     let local = [span.sub(done as usize, len as usize).as_raw()];
     memory.write(&local, remote.as_slice()).map_err(|_| Refusal::Failed)?;
     hub.probe.stage(Stage::GetData, len as usize);
@@ -508,9 +503,8 @@ fn deliver_read<P: Probe>(
 fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
     let mut operands = [0; 16];
     path(qp)?.channel.incoming.requests.payload().read_into(0, &mut operands);
-    let half = |at: usize| {
-        operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default()
-    };
+    let half =
+        |at: usize| operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default();
     if path(qp)?.channel.outgoing.responses.free()? == 0 {
         return Ok(Front::Wait);
     }
@@ -557,11 +551,8 @@ fn refused<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) {
 }
 
 fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<(), End> {
-    let position = qp
-        .sq
-        .in_progress()
-        .find(|&position| !qp.sq.wqe(position).answered)
-        .ok_or(End::Corrupt)?;
+    let position =
+        qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered).ok_or(End::Corrupt)?;
     let wqe = *qp.sq.wqe(position);
     requester_ack(qp, hub, wqe.first_request)?;
     let read = matches!(wqe.op, SendOp::Read { .. });

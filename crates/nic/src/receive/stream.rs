@@ -107,7 +107,8 @@ fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let Path::Stream(stream) = &mut qp.path else { return };
     if stream.has_urgent() || stream.ack_is_urgent(executed) || waiting {
         stream.make_ready(&mut hub.ready);
-    } else if stream.acked != executed {
+    } else if stream.acked != executed && !stream.owes_ack {
+        stream.owes_ack = true;
         hub.ack_due.push(qp.id);
     }
 }
@@ -173,8 +174,7 @@ fn write<P: Probe>(
 /// Refuses the request that arrives, for lack of a receive; everything that follows is dropped until the
 /// peer resumes.
 fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    let nak =
-        Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
+    let nak = Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
     let Path::Stream(stream) = &mut qp.path else { return };
     let mark = stream.rx.message_mark();
     stream.rx.discard_requests(mark);
@@ -226,9 +226,7 @@ fn place_receive<P: Probe>(
         return Err(Refusal::TooLong);
     }
     let list = &qp.responder.receive.sges;
-    hub.regions
-        .scatter(pd_number(qp.pd), list, u64::from(mo), payload)
-        .map_err(|_| Refusal::Local)
+    hub.regions.scatter(pd_number(qp.pd), list, u64::from(mo), payload).map_err(|_| Refusal::Local)
 }
 
 fn receive_immediate<P: Probe>(
@@ -290,8 +288,7 @@ fn atomic_request<P: Probe>(
     if !may_owe(qp) {
         return Err(Refusal::Invalid);
     }
-    let word =
-        responder::remote(qp, hub, request.stag.0, request.to, 8, Access::REMOTE_ATOMIC)?;
+    let word = responder::remote(qp, hub, request.stag.0, request.to, 8, Access::REMOTE_ATOMIC)?;
     // InfiniBand's operations have no masks; another adapter's masked ones are refused as invalid.
     let original = match request.op {
         AtomicOp::FetchAdd { add, mask: 0 } => word.fetch_add(add),
@@ -306,11 +303,8 @@ fn atomic_request<P: Probe>(
 
 /// The oldest request that waits for data; what came before it is thereby acknowledged.
 fn oldest_asked<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<u32, End> {
-    let position = qp
-        .sq
-        .in_progress()
-        .find(|&position| !qp.sq.wqe(position).answered)
-        .ok_or(End::Nonsense)?;
+    let position =
+        qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered).ok_or(End::Nonsense)?;
     let before = qp.sq.wqe(position).first_request;
     if !requester::acknowledge(qp, hub, before) {
         return Err(End::Nonsense);
@@ -386,10 +380,8 @@ fn atomic_response<P: Probe>(
     response: &AtomicResponse,
 ) -> Result<(), End> {
     let position = oldest_asked(qp, hub)?;
-    let atomic = matches!(
-        qp.sq.wqe(position).op,
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-    );
+    let atomic =
+        matches!(qp.sq.wqe(position).op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
     if !atomic || response.id != position {
         return Err(End::Nonsense);
     }
@@ -413,7 +405,11 @@ fn take_control<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, control: Control) -> Re
         }
         Control::RnrNak { count, timer } => rnr_nak(qp, hub, count, timer),
         Control::Resume { count } => {
-            if count == qp.responder.executed { Ok(()) } else { Err(End::Nonsense) }
+            if count == qp.responder.executed {
+                Ok(())
+            } else {
+                Err(End::Nonsense)
+            }
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 use quipu_mem::Key;
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
@@ -175,7 +175,8 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
     } else if by_reference && inline.is_none() {
         let mut list = References::default();
         let mut referred = 0u32;
-        for piece in hub.regions.pieces(pd, sq.sges(position), u64::from(offset), u64::from(left), false)
+        for piece in
+            hub.regions.pieces(pd, sq.sges(position), u64::from(offset), u64::from(left), false)
         {
             let Ok(piece) = piece else { return Step::Failed(WcStatus::LocProtErr) };
             let (addr, len) = piece.as_raw();

@@ -72,9 +72,11 @@ impl<P: Probe> Adapter<P> {
         while let Some(id) = self.hub.ack_due.pop() {
             if let Some((qp, hub)) = self.qp_and_hub(id)
                 && let Path::Stream(stream) = &mut qp.path
-                && stream.acked != qp.responder.executed
             {
-                stream.make_ready(&mut hub.ready);
+                stream.owes_ack = false;
+                if stream.acked != qp.responder.executed {
+                    stream.make_ready(&mut hub.ready);
+                }
             }
         }
     }

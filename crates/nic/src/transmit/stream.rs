@@ -324,8 +324,9 @@ fn answer_read<P: Probe>(
     };
     let (pd, num) = (qp.pd_number(), qp.num.0);
     let Path::Stream(stream) = &mut qp.path else { return Ok(Step::Nothing) };
-    let mut msg =
-        msg.unwrap_or_else(|| stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to));
+    let mut msg = msg.unwrap_or_else(|| {
+        stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to)
+    });
     let done = msg.offset();
     let left = size - done;
     let source = hub

@@ -60,7 +60,11 @@ impl PeerMemory for Memory {
         self.copy(&as_local(remote), local)
     }
 
-    fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
+    fn write(
+        &self,
+        local: &[(usize, usize)],
+        remote: &[(u64, u64)],
+    ) -> Result<(), PeerMemoryFault> {
         self.copy(local, &as_local(remote))
     }
 }
@@ -112,11 +116,8 @@ impl Buffer {
 impl Host {
     fn new(last: u8) -> Self {
         let address = Ipv4Addr::new(10, 0, 0, last);
-        let config = Config {
-            gid: Gid::from(IpAddr::V4(address)),
-            seed: [last; 32],
-            ..Config::default()
-        };
+        let config =
+            Config { gid: Gid::from(IpAddr::V4(address)), seed: [last; 32], ..Config::default() };
         let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(1024, Some(ChannelId(1)), 7).unwrap();
@@ -319,8 +320,7 @@ impl Pair {
     pub fn run_until(&mut self, until: Time) {
         loop {
             self.run();
-            let next =
-                self.hosts.iter().filter_map(|host| host.adapter.poll_timeout()).min();
+            let next = self.hosts.iter().filter_map(|host| host.adapter.poll_timeout()).min();
             match next {
                 Some(at) if at <= until => self.now = at.max(self.now),
                 _ => break,
@@ -498,5 +498,4 @@ impl Pair {
         let wire = self.wires.last_mut().expect("a stream");
         wire.towards[host].extend(bytes);
     }
-
 }
