@@ -35,11 +35,7 @@ impl Row<'_> {
             "private" => PRIVATE
                 .iter()
                 .map(|number| {
-                    let at = if *number == PRIVATE_DEFAULT {
-                        "@@"
-                    } else {
-                        "@"
-                    };
+                    let at = if *number == PRIVATE_DEFAULT { "@@" } else { "@" };
                     let node = node.replace('*', &number.to_string());
                     (format!("{symbol}{at}{node}"), node)
                 })
@@ -59,22 +55,14 @@ fn main() {
         .map(|line| {
             let [node, symbol, binding, implementation] =
                 line.split(' ').collect::<Vec<_>>().try_into().expect(line);
-            Row {
-                node,
-                symbol,
-                binding,
-                implementation,
-            }
+            Row { node, symbol, binding, implementation }
         })
         .collect();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("OUT_DIR"));
     fs::write(out.join("exports.rs"), exports(&rows)).expect("exports.rs");
     let script = out.join("libibverbs.map");
     fs::write(&script, version_script(&rows)).expect("libibverbs.map");
-    println!(
-        "cargo:rustc-cdylib-link-arg=-Wl,--version-script={}",
-        script.display()
-    );
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
 }
 
@@ -115,19 +103,11 @@ fn exports(rows: &[Row<'_>]) -> String {
 
 /// Declares the nodes, and hides everything that no `.symver` names.
 fn version_script(rows: &[Row<'_>]) -> String {
-    let nodes: BTreeSet<String> = rows
-        .iter()
-        .flat_map(Row::names)
-        .map(|(_, node)| node)
-        .collect();
+    let nodes: BTreeSet<String> = rows.iter().flat_map(Row::names).map(|(_, node)| node).collect();
     let mut script = String::new();
     for node in nodes {
         // Not beside `compat` symbols: lld takes `local: *` to hide those of the same node.
-        let local = if node == LOCAL_NODE {
-            " local: *; "
-        } else {
-            ""
-        };
+        let local = if node == LOCAL_NODE { " local: *; " } else { "" };
         let _ = writeln!(script, "{node} {{{local}}};");
     }
     script

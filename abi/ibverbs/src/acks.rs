@@ -31,10 +31,7 @@ impl Acks {
     pub(crate) fn wait(&self, reported: EngineEventsReported) {
         let mut counts = self.counts();
         while counts.comp < reported.comp || counts.r#async < reported.r#async {
-            counts = self
-                .changed
-                .wait(counts)
-                .unwrap_or_else(PoisonError::into_inner);
+            counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -55,10 +52,7 @@ mod tests {
         let (send, receive) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                acks.wait(EngineEventsReported {
-                    comp: 3,
-                    r#async: 1,
-                });
+                acks.wait(EngineEventsReported { comp: 3, r#async: 1 });
                 send.send(()).unwrap();
             });
             acks.comp(1);

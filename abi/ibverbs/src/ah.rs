@@ -37,13 +37,7 @@ unsafe fn create(raw: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Er
     public.pd = raw;
     // The engine reads it from here when a datagram is posted.
     public.handle = handle.0;
-    Ok(Ah::create(
-        public,
-        AhState {
-            api: pd.api,
-            handle,
-        },
-    ))
+    Ok(Ah::create(public, AhState { api: pd.api, handle }))
 }
 
 /// The address of who sent a datagram, from its completion and the header in front of its payload.
@@ -135,10 +129,7 @@ mod tests {
         let attr = sender(1, &wc, Some(&grh)).unwrap();
         // SAFETY: every bit pattern is a GID.
         assert_eq!(unsafe { attr.grh.dgid.raw }, [5; 16]);
-        assert_eq!(
-            (attr.grh.flow_label, attr.grh.traffic_class),
-            (0xabcde, 0x12)
-        );
+        assert_eq!((attr.grh.flow_label, attr.grh.traffic_class), (0xabcde, 0x12));
         assert_eq!((attr.is_global, attr.sl, attr.port_num), (1, 3, 1));
         assert_eq!(sender(1, &wc, None).err(), Some(Errno::EINVAL));
     }

@@ -119,10 +119,7 @@ pub(crate) unsafe fn create(
             channel,
             cookie: public as u64,
         };
-        let mut made = EngineCq {
-            cq: CqHandle::NONE,
-            cqe: 0,
-        };
+        let mut made = EngineCq { cq: CqHandle::NONE, cqe: 0 };
         // SAFETY: both structures are valid for the call.
         check(unsafe { (context.api.create_cq)(context.handle, &init, &mut made) })?;
         state.handle = made.cq;

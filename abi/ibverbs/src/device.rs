@@ -57,16 +57,10 @@ fn listed() -> Result<Vec<*mut ibv_device>, Errno> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut devices = Vec::new();
     for info in infos.iter().take(count as usize) {
-        let found = known
-            .iter()
-            .find(|known| known.name == info.name)
-            .map(|known| known.device);
+        let found = known.iter().find(|known| known.name == info.name).map(|known| known.device);
         devices.push(found.unwrap_or_else(|| {
             let device = create(api, info);
-            known.push(Known {
-                name: info.name,
-                device,
-            });
+            known.push(Known { name: info.name, device });
             device
         }));
     }
@@ -81,11 +75,7 @@ fn create(api: &'static EngineApi, info: &EngineDevice) -> *mut ibv_device {
     device.name = info.name;
     // UCX looks for the character device /dev/infiniband/<dev_name>; the path shim answers.
     device.dev_name = info.name;
-    join(
-        &mut device.dev_path,
-        "/sys/class/infiniband_verbs/",
-        &info.name,
-    );
+    join(&mut device.dev_path, "/sys/class/infiniband_verbs/", &info.name);
     join(&mut device.ibdev_path, "/sys/class/infiniband/", &info.name);
     Device::create(verbs, DeviceState { api, info: *info }).cast()
 }

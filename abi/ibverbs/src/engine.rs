@@ -40,11 +40,7 @@ pub(crate) fn use_engine(api: &'static EngineApi) {
 }
 
 fn load() -> Result<&'static EngineApi, String> {
-    let entry = symbol_beside(
-        (&raw const ENGINE).cast(),
-        ENGINE_FILE_NAME,
-        ENGINE_API_SYMBOL,
-    )?;
+    let entry = symbol_beside((&raw const ENGINE).cast(), ENGINE_FILE_NAME, ENGINE_API_SYMBOL)?;
     // SAFETY: the engine exports this symbol with this type (`quipu_abi_types`), and the table that
     // it returns "lives as long as the process".
     let api = unsafe { std::mem::transmute::<*mut c_void, EngineApiFn>(entry)().as_ref() };
@@ -62,11 +58,7 @@ fn load() -> Result<&'static EngineApi, String> {
 /// Turns a status of the engine into a result.
 #[inline]
 pub(crate) fn check(status: i32) -> Result<(), Errno> {
-    if status == EngineStatus::Ok.code() {
-        Ok(())
-    } else {
-        Err(errno_of(status))
-    }
+    if status == EngineStatus::Ok.code() { Ok(()) } else { Err(errno_of(status)) }
 }
 
 /// The error number that stands for a status.
@@ -92,10 +84,7 @@ pub(crate) fn errno_of(status: i32) -> Errno {
         (S::NotFound, Errno::ENOENT),
         (S::AddressNotAvailable, Errno::EADDRNOTAVAIL),
     ];
-    TABLE
-        .iter()
-        .find(|(known, _)| known.code() == status)
-        .map_or(Errno::EIO, |(_, errno)| *errno)
+    TABLE.iter().find(|(known, _)| known.code() == status).map_or(Errno::EIO, |(_, errno)| *errno)
 }
 
 #[cfg(test)]
@@ -106,10 +95,7 @@ mod tests {
     fn every_status_has_its_errno() {
         assert_eq!(check(0), Ok(()));
         assert_eq!(check(EngineStatus::QueueFull.code()), Err(Errno::ENOMEM));
-        assert_eq!(
-            check(EngineStatus::AddressNotAvailable.code()),
-            Err(Errno::EADDRNOTAVAIL)
-        );
+        assert_eq!(check(EngineStatus::AddressNotAvailable.code()), Err(Errno::EADDRNOTAVAIL));
         assert_eq!(check(1000), Err(Errno::EIO));
     }
 }

@@ -50,11 +50,7 @@ fn register(
         return Err(Errno::EOPNOTSUPP);
     }
     let init = init(addr, length, iova, access);
-    let mut made = EngineMr {
-        mr: MrHandle::NONE,
-        lkey: 0,
-        rkey: 0,
-    };
+    let mut made = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
     // SAFETY: both structures are valid for the call.
     check(unsafe { (pd.api.reg_mr)(pd.handle, &init, &mut made) })?;
     pd.enter();
@@ -67,26 +63,13 @@ fn register(
     public.handle = made.mr.0 as u32;
     public.lkey = made.lkey;
     public.rkey = made.rkey;
-    let state = MrState {
-        api: pd.api,
-        handle: made.mr,
-        pd: AtomicPtr::new(pd.public()),
-    };
+    let state = MrState { api: pd.api, handle: made.mr, pd: AtomicPtr::new(pd.public()) };
     Ok(Mr::create(public, state))
 }
 
 fn init(addr: *mut c_void, length: usize, iova: u64, access: u32) -> EngineMrInit {
-    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
-        0
-    } else {
-        iova
-    };
-    EngineMrInit {
-        addr: addr as u64,
-        length: length as u64,
-        iova,
-        access,
-    }
+    let iova = if access & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    EngineMrInit { addr: addr as u64, length: length as u64, iova, access }
 }
 
 entry! {
@@ -225,21 +208,10 @@ unsafe fn rereg(
     // SAFETY: the old domain is kept alive by this region; the new one is the program's.
     let (old, new) = unsafe {
         let old = pd(old)?;
-        (
-            old,
-            if changes(IBV_REREG_MR_CHANGE_PD) {
-                pd(new_pd)?
-            } else {
-                old
-            },
-        )
+        (old, if changes(IBV_REREG_MR_CHANGE_PD) { pd(new_pd)? } else { old })
     };
     let init = init(addr, length, addr as u64, access);
-    let mut made = EngineMr {
-        mr: mr.handle,
-        lkey: 0,
-        rkey: 0,
-    };
+    let mut made = EngineMr { mr: mr.handle, lkey: 0, rkey: 0 };
     // SAFETY: both structures are valid for the call.
     check(unsafe { (mr.api.rereg_mr)(mr.handle, flags, new.handle, &init, &mut made) })?;
     new.enter();

@@ -51,11 +51,7 @@ pub(crate) unsafe fn qp<'a>(raw: *const ibv_qp) -> Result<&'a Qp, Errno> {
 unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHandle), Errno> {
     // SAFETY: passed on from the caller.
     unsafe {
-        let shared = if init.srq.is_null() {
-            SrqHandle::NONE
-        } else {
-            srq(init.srq)?.handle
-        };
+        let shared = if init.srq.is_null() { SrqHandle::NONE } else { srq(init.srq)?.handle };
         Ok((cq(init.send_cq)?.handle, cq(init.recv_cq)?.handle, shared))
     }
 }
@@ -86,13 +82,7 @@ pub(crate) unsafe fn create(
     base.state = IBV_QPS_RESET;
     let sq_sig_all = init.sq_sig_all;
     let (api, handle, acks) = (pd.api, QpHandle::NONE, Acks::default());
-    let state = QpState {
-        api,
-        handle,
-        builder,
-        sq_sig_all,
-        acks,
-    };
+    let state = QpState { api, handle, builder, sq_sig_all, acks };
     let made = Qp::create_with(public, state, |public, state| {
         let wanted = EngineQpInit {
             send_cq,
@@ -104,11 +94,7 @@ pub(crate) unsafe fn create(
             create_flags,
             cookie: public as u64,
         };
-        let mut made = EngineQp {
-            qp: QpHandle::NONE,
-            qp_num: 0,
-            cap: init.cap,
-        };
+        let mut made = EngineQp { qp: QpHandle::NONE, qp_num: 0, cap: init.cap };
         // SAFETY: both structures are valid for the call.
         check(unsafe { (pd.api.create_qp)(pd.handle, &wanted, &mut made) })?;
         state.handle = made.qp;

@@ -81,14 +81,7 @@ impl Batch {
         wr.opcode = opcode;
         wr.send_flags = send_flags;
         let first_sge = self.sges.len();
-        &mut self
-            .work
-            .push_mut(Pending {
-                wr,
-                first_sge,
-                inline: None,
-            })
-            .wr
+        &mut self.work.push_mut(Pending { wr, first_sge, inline: None }).wr
     }
 
     /// Changes the last work request, if one was begun.
@@ -122,11 +115,7 @@ impl Batch {
             return self.fail(Errno::EINVAL);
         };
         self.sges.truncate(pending.first_sge);
-        self.sges.push(ibv_sge {
-            addr: 0,
-            length,
-            lkey: 0,
-        });
+        self.sges.push(ibv_sge { addr: 0, length, lkey: 0 });
         pending.wr.num_sge = 1;
         pending.wr.send_flags |= IBV_SEND_INLINE;
         pending.inline = Some(start);
@@ -236,9 +225,7 @@ unsafe fn unsupported(raw: *mut ibv_qp_ex) -> Result<(), Errno> {
 }
 
 fn remote(remote_addr: u64, rkey: u32) -> ibv_send_wr_wr {
-    ibv_send_wr_wr {
-        rdma: ibv_send_wr_rdma { remote_addr, rkey },
-    }
+    ibv_send_wr_wr { rdma: ibv_send_wr_rdma { remote_addr, rkey } }
 }
 
 /// The bytes of a buffer of the program.
@@ -497,11 +484,7 @@ mod tests {
     use super::*;
 
     fn sge(addr: u64) -> ibv_sge {
-        ibv_sge {
-            addr,
-            length: 8,
-            lkey: 1,
-        }
+        ibv_sge { addr, length: 8, lkey: 1 }
     }
 
     #[test]

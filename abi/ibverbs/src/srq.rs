@@ -55,22 +55,10 @@ unsafe fn create(
     public.srq_context = srq_context;
     public.pd = raw;
     let (handle, number) = (SrqHandle::NONE, 0);
-    let state = SrqState {
-        api: pd.api,
-        handle,
-        number,
-        acks: Acks::default(),
-    };
+    let state = SrqState { api: pd.api, handle, number, acks: Acks::default() };
     let made = Srq::create_with(public, state, |public, state| {
-        let init = EngineSrqInit {
-            attr: *attr,
-            cookie: public as u64,
-        };
-        let mut made = EngineSrq {
-            srq: SrqHandle::NONE,
-            attr: *attr,
-            srq_num: 0,
-        };
+        let init = EngineSrqInit { attr: *attr, cookie: public as u64 };
+        let mut made = EngineSrq { srq: SrqHandle::NONE, attr: *attr, srq_num: 0 };
         // SAFETY: both structures are valid for the call.
         check(unsafe { (pd.api.create_srq)(pd.handle, &init, &mut made) })?;
         (state.handle, state.number) = (made.srq, made.srq_num);

@@ -30,18 +30,11 @@ unsafe fn read(
     // SAFETY: not null, so zero-terminated.
     let (folder, file) = unsafe { (CStr::from_ptr(folder), CStr::from_ptr(file)) };
     let path = Path::new(OsStr::from_bytes(folder.to_bytes())).join(
-        OsStr::from_bytes(file.to_bytes())
-            .to_str()
-            .ok_or(Errno::EINVAL)?
-            .trim_start_matches('/'),
+        OsStr::from_bytes(file.to_bytes()).to_str().ok_or(Errno::EINVAL)?.trim_start_matches('/'),
     );
     let failed = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
     let mut text = Vec::new();
-    File::open(path)
-        .map_err(failed)?
-        .take(room as u64)
-        .read_to_end(&mut text)
-        .map_err(failed)?;
+    File::open(path).map_err(failed)?.take(room as u64).read_to_end(&mut text).map_err(failed)?;
     if text.last() == Some(&b'\n') {
         text.pop();
     }
@@ -98,15 +91,9 @@ mod tests {
         let mut out = [9 as c_char; 8];
         // SAFETY: zero-terminated strings, and an array as long as is said.
         unsafe {
-            assert_eq!(
-                read(path.as_ptr(), c"node".as_ptr(), out.as_mut_ptr(), 8),
-                Ok(5)
-            );
+            assert_eq!(read(path.as_ptr(), c"node".as_ptr(), out.as_mut_ptr(), 8), Ok(5));
             assert_eq!(CStr::from_ptr(out.as_ptr()), c"CA: 1");
-            assert_eq!(
-                read(path.as_ptr(), c"node".as_ptr(), out.as_mut_ptr(), 2),
-                Ok(2)
-            );
+            assert_eq!(read(path.as_ptr(), c"node".as_ptr(), out.as_mut_ptr(), 2), Ok(2));
             assert!(read(path.as_ptr(), c"gone".as_ptr(), out.as_mut_ptr(), 8).is_err());
         }
         std::fs::remove_dir_all(folder).unwrap();

@@ -8,11 +8,7 @@ use quipu_cabi::{Null, Plain, entry};
 fn name(names: &'static [&'static std::ffi::CStr], value: i32) -> *mut c_char {
     let unknown = names[names.len() - 1];
     let index = usize::try_from(value).unwrap_or(usize::MAX);
-    names[..names.len() - 1]
-        .get(index)
-        .unwrap_or(&unknown)
-        .as_ptr()
-        .cast_mut()
+    names[..names.len() - 1].get(index).unwrap_or(&unknown).as_ptr().cast_mut()
 }
 
 const NODE_TYPES: &[&std::ffi::CStr] = &[
@@ -27,15 +23,8 @@ const NODE_TYPES: &[&std::ffi::CStr] = &[
     c"unknown",
 ];
 
-const PORT_STATES: &[&std::ffi::CStr] = &[
-    c"no state change (NOP)",
-    c"down",
-    c"init",
-    c"armed",
-    c"active",
-    c"active defer",
-    c"unknown",
-];
+const PORT_STATES: &[&std::ffi::CStr] =
+    &[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer", c"unknown"];
 
 const EVENTS: &[&std::ffi::CStr] = &[
     c"CQ error",
@@ -191,10 +180,7 @@ mod tests {
             assert_eq!(text(ibv_node_type_str(8)), "unknown");
             assert_eq!(text(ibv_port_state_str(4)), "active");
             assert_eq!(text(ibv_event_type_str(18)), "GID table change");
-            assert_eq!(
-                text(ibv_wc_status_str(12)),
-                "transport retry counter exceeded"
-            );
+            assert_eq!(text(ibv_wc_status_str(12)), "transport retry counter exceeded");
             assert_eq!(text(ibv_wc_status_str(99)), "unknown");
             assert_eq!(text(ibv_wr_opcode_str(15)), "IBV_WR_ATOMIC_WRITE");
         }

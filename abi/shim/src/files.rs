@@ -114,11 +114,7 @@ unsafe fn fopen_node(node: Node, mode: *const c_char) -> *mut FILE {
         Some(b'r') if !letters.contains(&b'+') => libc::O_RDONLY,
         _ => libc::O_RDWR,
     };
-    let flags = if letters.contains(&b'e') {
-        flags | libc::O_CLOEXEC
-    } else {
-        flags
-    };
+    let flags = if letters.contains(&b'e') { flags | libc::O_CLOEXEC } else { flags };
     let fd = open_node(node, flags);
     if fd < 0 {
         return ptr::null_mut();
@@ -146,11 +142,7 @@ unsafe fn resolve(path: &[u8], out: *mut c_char) -> *mut c_char {
     };
     // SAFETY: a path of ours is shorter than PATH_MAX; malloc(3) is asked for its length and a zero.
     unsafe {
-        let to = if out.is_null() {
-            libc::malloc(path.len() + 1).cast()
-        } else {
-            out
-        };
+        let to = if out.is_null() { libc::malloc(path.len() + 1).cast() } else { out };
         if !to.is_null() {
             ptr::copy_nonoverlapping(path.as_ptr(), to.cast(), path.len());
             *to.add(path.len()) = 0;

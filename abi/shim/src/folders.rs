@@ -34,9 +34,7 @@ fn listing(dir: *mut DIR) -> Option<*mut Listing> {
     if COUNT.load(Ordering::Acquire) == 0 || dir.is_null() {
         return None;
     }
-    OPEN.iter()
-        .map(|slot| slot.load(Ordering::Acquire))
-        .find(|open| ptr::eq(open.cast(), dir))
+    OPEN.iter().map(|slot| slot.load(Ordering::Acquire)).find(|open| ptr::eq(open.cast(), dir))
 }
 
 fn open_listing(folder: Folder) -> *mut DIR {
@@ -46,19 +44,10 @@ fn open_listing(folder: Folder) -> *mut DIR {
         return fail_null(libc::ENOMEM);
     }
     // SAFETY: the memory was just allocated, zeroed, and is large enough.
-    unsafe {
-        new.write(Listing {
-            folder,
-            position: 0,
-            entry: core::mem::zeroed(),
-        })
-    };
+    unsafe { new.write(Listing { folder, position: 0, entry: core::mem::zeroed() }) };
     for slot in &OPEN {
         let null = ptr::null_mut();
-        if slot
-            .compare_exchange(null, new, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-        {
+        if slot.compare_exchange(null, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             COUNT.fetch_add(1, Ordering::AcqRel);
             return new.cast();
         }
@@ -194,10 +183,7 @@ unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
     };
     for slot in &OPEN {
         let null = ptr::null_mut();
-        if slot
-            .compare_exchange(open, null, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-        {
+        if slot.compare_exchange(open, null, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             COUNT.fetch_sub(1, Ordering::AcqRel);
             // SAFETY: it came from calloc, and whoever takes it out of the table frees it.
             unsafe { libc::free(open.cast::<c_void>()) };
@@ -303,11 +289,7 @@ unsafe fn scan(
         if array.is_null() {
             return fail(libc::ENOMEM);
         }
-        let mut listing = Listing {
-            folder,
-            position: 0,
-            entry: core::mem::zeroed(),
-        };
+        let mut listing = Listing { folder, position: 0, entry: core::mem::zeroed() };
         let mut count = 0;
         while count < MOST {
             let found = next(&mut listing);

@@ -23,10 +23,7 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     const fn new() -> Self {
-        Self {
-            bytes: [0; TEXT],
-            length: 0,
-        }
+        Self { bytes: [0; TEXT], length: 0 }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -79,11 +76,7 @@ fn ask() -> Option<Facts> {
     let named = unsafe { libc::if_indextoname(device.gid.ndev_ifindex, name.as_mut_ptr()) };
     // SAFETY: every bit pattern is a GID.
     let gid = unsafe { device.gid.gid.raw };
-    Some(Facts {
-        guid: device.guid,
-        gid,
-        interface: (!named.is_null()).then_some(name),
-    })
+    Some(Facts { guid: device.guid, gid, interface: (!named.is_null()).then_some(name) })
 }
 
 /// The name of the network interface that has the device's address.
@@ -128,10 +121,7 @@ mod tests {
         let mut gid = [0u8; 16];
         (gid[10], gid[11], gid[12], gid[15]) = (0xff, 0xff, 10, 7);
         groups(&mut buffer, &gid).unwrap();
-        assert_eq!(
-            buffer.as_bytes(),
-            b"0000:0000:0000:0000:0000:ffff:0a00:0007\n"
-        );
+        assert_eq!(buffer.as_bytes(), b"0000:0000:0000:0000:0000:ffff:0a00:0007\n");
     }
 
     #[test]

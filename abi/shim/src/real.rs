@@ -13,10 +13,7 @@ pub(crate) struct Real {
 
 impl Real {
     pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self {
-            name,
-            address: AtomicPtr::new(core::ptr::null_mut()),
-        }
+        Self { name, address: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
     /// Its address; null if no library behind this one has it (then no program can have asked for

@@ -19,11 +19,7 @@ pub(crate) fn mode(node: Node) -> mode_t {
 
 /// A file of /sys says that it has a page, whatever it holds.
 fn size(node: Node) -> u64 {
-    if matches!(node, Node::File(_)) {
-        4096
-    } else {
-        0
-    }
+    if matches!(node, Node::File(_)) { 4096 } else { 0 }
 }
 
 /// A number of its own for each path: its FNV-1a hash.
@@ -79,11 +75,7 @@ unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
 }
 
 fn device(node: Node) -> dev_t {
-    if node == Node::Device {
-        libc::makedev(DEVICE.0, DEVICE.1)
-    } else {
-        0
-    }
+    if node == Node::Device { libc::makedev(DEVICE.0, DEVICE.1) } else { 0 }
 }
 
 /// Defines a function of the stat family. All take the path before the structure, and are answered
@@ -168,11 +160,7 @@ fn allowed(node: Node, asked: c_int) -> c_int {
         Node::File(_) => libc::W_OK | libc::X_OK,
         Node::Device => libc::X_OK,
     };
-    if asked & denied == 0 {
-        0
-    } else {
-        fail(libc::EACCES)
-    }
+    if asked & denied == 0 { 0 } else { fail(libc::EACCES) }
 }
 
 /// Defines a function of the access family.

@@ -57,56 +57,29 @@ pub(crate) struct Fixed {
 }
 
 const fn folder(name: &'static str) -> Entry {
-    Entry {
-        name,
-        kind: Kind::Folder,
-    }
+    Entry { name, kind: Kind::Folder }
 }
 const fn text(name: &'static str, text: &'static str) -> Entry {
-    Entry {
-        name,
-        kind: Kind::File(Text::Fixed(text)),
-    }
+    Entry { name, kind: Kind::File(Text::Fixed(text)) }
 }
 const fn live(name: &'static str, text: Text) -> Entry {
-    Entry {
-        name,
-        kind: Kind::File(text),
-    }
+    Entry { name, kind: Kind::File(text) }
 }
 const fn at(path: &'static str, entries: &'static [Entry]) -> Fixed {
-    Fixed {
-        path,
-        entries,
-        shared: false,
-    }
+    Fixed { path, entries, shared: false }
 }
 const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
-    Fixed {
-        path,
-        entries,
-        shared: true,
-    }
+    Fixed { path, entries, shared: true }
 }
 
 /// Every folder of which the content is known beforehand.
 pub(crate) static FOLDERS: [Fixed; 13] = [
-    shared(
-        "/dev/infiniband",
-        &[Entry {
-            name: "quipu0",
-            kind: Kind::Device,
-        }],
-    ),
+    shared("/dev/infiniband", &[Entry { name: "quipu0", kind: Kind::Device }]),
     shared("/sys/class/infiniband", &[folder("quipu0")]),
     shared("/sys/class/infiniband_verbs", &[folder("quipu0")]),
     at(
         "/sys/class/infiniband_verbs/quipu0",
-        &[
-            text("ibdev", "quipu0\n"),
-            text("abi_version", "1\n"),
-            text("dev", "231:192\n"),
-        ],
+        &[text("ibdev", "quipu0\n"), text("abi_version", "1\n"), text("dev", "231:192\n")],
     ),
     at(
         "/sys/class/infiniband/quipu0",
@@ -122,13 +95,7 @@ pub(crate) static FOLDERS: [Fixed; 13] = [
     ),
     at(
         "/sys/class/infiniband/quipu0/device",
-        &[
-            Entry {
-                name: "net",
-                kind: Kind::Interfaces,
-            },
-            text("numa_node", "-1\n"),
-        ],
+        &[Entry { name: "net", kind: Kind::Interfaces }, text("numa_node", "-1\n")],
     ),
     at("/sys/class/infiniband/quipu0/ports", &[folder("1")]),
     at(
@@ -148,26 +115,11 @@ pub(crate) static FOLDERS: [Fixed; 13] = [
             text("state", "4: ACTIVE\n"),
         ],
     ),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1/gids",
-        &[live("0", Text::Gid)],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1/pkeys",
-        &[text("0", "0xffff\n")],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1/gid_attrs",
-        &[folder("ndevs"), folder("types")],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1/gid_attrs/ndevs",
-        &[live("0", Text::Interface)],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1/gid_attrs/types",
-        &[text("0", "RoCE v2\n")],
-    ),
+    at("/sys/class/infiniband/quipu0/ports/1/gids", &[live("0", Text::Gid)]),
+    at("/sys/class/infiniband/quipu0/ports/1/pkeys", &[text("0", "0xffff\n")]),
+    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs", &[folder("ndevs"), folder("types")]),
+    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs/ndevs", &[live("0", Text::Interface)]),
+    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs/types", &[text("0", "RoCE v2\n")]),
 ];
 
 const INTERFACES: &[u8] = b"/sys/class/infiniband/quipu0/device/net";
@@ -184,27 +136,16 @@ pub(crate) fn find(path: &[u8]) -> Option<Node> {
         return Some(Node::Folder(Folder::Interfaces));
     }
     if path.len() > INTERFACES.len() + 1 && path.starts_with(INTERFACES) {
-        let deeper = path
-            .iter()
-            .skip(INTERFACES.len() + 1)
-            .any(|byte| *byte == b'/');
+        let deeper = path.iter().skip(INTERFACES.len() + 1).any(|byte| *byte == b'/');
         return (!deeper).then_some(Node::Folder(Folder::Interface));
     }
-    if let Some(index) = FOLDERS
-        .iter()
-        .position(|folder| folder.path.as_bytes() == path)
-    {
+    if let Some(index) = FOLDERS.iter().position(|folder| folder.path.as_bytes() == path) {
         return Some(Node::Folder(Folder::Fixed(index)));
     }
     let cut = path.iter().rposition(|byte| *byte == b'/')?;
     let (parent, name) = (path.get(..cut)?, path.get(cut + 1..)?);
-    let parent = FOLDERS
-        .iter()
-        .find(|folder| folder.path.as_bytes() == parent)?;
-    let entry = parent
-        .entries
-        .iter()
-        .find(|entry| entry.name.as_bytes() == name)?;
+    let parent = FOLDERS.iter().find(|folder| folder.path.as_bytes() == parent)?;
+    let entry = parent.entries.iter().find(|entry| entry.name.as_bytes() == name)?;
     match entry.kind {
         Kind::File(text) => Some(Node::File(text)),
         Kind::Device => Some(Node::Device),
@@ -221,17 +162,11 @@ pub(crate) fn simplify<'a>(path: &[u8], buffer: &'a mut [u8; LONGEST]) -> Option
         }
         if part == b".." {
             // One component less, if there is one.
-            length = buffer
-                .get(..length)?
-                .iter()
-                .rposition(|byte| *byte == b'/')
-                .unwrap_or(0);
+            length = buffer.get(..length)?.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             continue;
         }
         *buffer.get_mut(length)? = b'/';
-        buffer
-            .get_mut(length + 1..length + 1 + part.len())?
-            .copy_from_slice(part);
+        buffer.get_mut(length + 1..length + 1 + part.len())?.copy_from_slice(part);
         length += 1 + part.len();
     }
     buffer.get(..length)
@@ -257,19 +192,12 @@ mod tests {
     #[test]
     fn every_entry_of_every_folder_is_found_under_its_path() {
         for folder in &FOLDERS {
-            assert!(matches!(
-                find(folder.path.as_bytes()),
-                Some(Node::Folder(_))
-            ));
+            assert!(matches!(find(folder.path.as_bytes()), Some(Node::Folder(_))));
             for entry in folder.entries {
                 let path = format!("{}/{}", folder.path, entry.name);
                 let found = find(path.as_bytes());
                 assert!(found.is_some(), "{path}");
-                assert_eq!(
-                    matches!(found, Some(Node::Folder(_))),
-                    entry.is_folder(),
-                    "{path}"
-                );
+                assert_eq!(matches!(found, Some(Node::Folder(_))), entry.is_folder(), "{path}");
             }
         }
     }
@@ -280,10 +208,7 @@ mod tests {
         let path = b"/sys//class/./infiniband/quipu0/ports/1/gid_attrs/types/0/";
         assert_eq!(find(path), types);
         assert_eq!(find(b"/dev/infiniband/quipu0"), Some(Node::Device));
-        assert_eq!(
-            find(b"/dev/infiniband/../../dev/infiniband/quipu0"),
-            Some(Node::Device)
-        );
+        assert_eq!(find(b"/dev/infiniband/../../dev/infiniband/quipu0"), Some(Node::Device));
         for other in [
             &b"/dev/infiniband/uverbs0"[..],
             b"/sys/class/infiniband/mlx5_0",
@@ -303,10 +228,7 @@ mod tests {
         let net = "/sys/class/infiniband/quipu0/device/net";
         assert_eq!(find(net.as_bytes()), Some(Node::Folder(Folder::Interfaces)));
         let interface = format!("{net}/eth0");
-        assert_eq!(
-            find(interface.as_bytes()),
-            Some(Node::Folder(Folder::Interface))
-        );
+        assert_eq!(find(interface.as_bytes()), Some(Node::Folder(Folder::Interface)));
         assert_eq!(find(format!("{net}/eth0/mtu").as_bytes()), None);
     }
 }

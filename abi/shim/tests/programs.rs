@@ -1,27 +1,27 @@
 //! The programs of the system look at the adapter's files through the library.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 #[path = "../../types/testing/cdylib.rs"]
 mod cdylib;
 
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| cdylib::built(&["-p", "quipu-shim"], "quipu_shim"))
+}
+
 /// Runs a line of shell with the library preloaded.
 fn shell(line: &str) -> Output {
-    Command::new("sh")
-        .args(["-c", line])
-        .env("LD_PRELOAD", cdylib::built("quipu-shim", "quipu_shim"))
-        .output()
-        .unwrap()
+    Command::new("sh").args(["-c", line]).env("LD_PRELOAD", library()).output().unwrap()
 }
 
 /// What a line prints; it must succeed and complain about nothing.
 fn prints(line: &str) -> String {
     let output = shell(line);
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        output.status.success() && complaint.is_empty(),
-        "{line}: {complaint}"
-    );
+    assert!(output.status.success() && complaint.is_empty(), "{line}: {complaint}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -29,19 +29,13 @@ fn prints(line: &str) -> String {
 fn the_device_is_a_character_device_that_can_be_read_and_written() {
     let line = "d=/dev/infiniband/quipu0; test -c $d -a -r $d -a -w $d && echo x > $d && cat $d";
     assert_eq!(prints(line), "");
-    assert_eq!(
-        prints("stat -c '%F %a' /dev/infiniband/quipu0"),
-        "character special file 666\n"
-    );
+    assert_eq!(prints("stat -c '%F %a' /dev/infiniband/quipu0"), "character special file 666\n");
 }
 
 #[test]
 fn files_have_their_text_and_cannot_be_written() {
     let port = "/sys/class/infiniband/quipu0/ports/1";
-    assert_eq!(
-        prints(&format!("cat {port}/gid_attrs/types/0")),
-        "RoCE v2\n"
-    );
+    assert_eq!(prints(&format!("cat {port}/gid_attrs/types/0")), "RoCE v2\n");
     assert_eq!(prints(&format!("cat {port}/../../node_type")), "1: CA\n");
     assert!(!shell(&format!("echo 1 > {port}/state")).status.success());
     assert!(!shell(&format!("cat {port}/no_such_file")).status.success());
@@ -49,27 +43,16 @@ fn files_have_their_text_and_cannot_be_written() {
 
 #[test]
 fn folders_are_listed() {
-    assert_eq!(
-        prints("ls /sys/class/infiniband/quipu0/ports/1/gid_attrs"),
-        "ndevs\ntypes\n"
-    );
+    assert_eq!(prints("ls /sys/class/infiniband/quipu0/ports/1/gid_attrs"), "ndevs\ntypes\n");
     let deep = prints("ls -lR /sys/class/infiniband/quipu0/ports");
-    assert!(
-        deep.contains("/ports/1/gids:") && deep.contains("link_layer"),
-        "{deep}"
-    );
+    assert!(deep.contains("/ports/1/gids:") && deep.contains("link_layer"), "{deep}");
     let expanded = prints("echo /sys/class/infiniband/quipu0/ports/*/pkeys/*");
     assert_eq!(expanded, "/sys/class/infiniband/quipu0/ports/1/pkeys/0\n");
 }
 
 #[test]
 fn other_paths_are_as_without_the_library() {
-    for line in [
-        "ls /usr",
-        "cat /proc/version",
-        "stat -c %F /dev/null",
-        "readlink -f /bin/sh",
-    ] {
+    for line in ["ls /usr", "cat /proc/version", "stat -c %F /dev/null", "readlink -f /bin/sh"] {
         let plain = Command::new("sh").args(["-c", line]).output().unwrap();
         assert_eq!(prints(line).into_bytes(), plain.stdout, "{line}");
     }

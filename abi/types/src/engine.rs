@@ -330,9 +330,20 @@ pub struct EngineApi {
     /// see the connections end. `async_fd` is closed.
     pub close: unsafe extern "C" fn(context: ContextHandle) -> i32,
     /// Fills in the whole of the device's attributes; what it cannot do is 0.
+    ///
+    /// Programs look at more than limits: `vendor_id` must not be 0 or 0xffffff (SPDK then assumes
+    /// the quirks of another adapter), `phys_port_cnt` and `phys_port_cnt_ex` are 1, `max_pkeys` is
+    /// 1, `page_size_cap` has the system's page size, `max_sge` and `max_sge_rd` are above 1 (UCX),
+    /// `fw_ver` is a text, `atomic_cap` is `IBV_ATOMIC_HCA` or more where there are atomics,
+    /// `max_mr_size` is the whole address space.
     pub query_device:
         unsafe extern "C" fn(context: ContextHandle, out: *mut ibv_device_attr_ex) -> i32,
     /// Fills in a port. Ports count from 1; another one is Invalid.
+    ///
+    /// As a RoCE port shows itself: ACTIVE, `phys_state` 5, link layer Ethernet, `lid` and `sm_lid`
+    /// 0, both MTUs 4096, `gid_tbl_len` and `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
+    /// `port_cap_flags` `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`, a width and speed that exist
+    /// (2 and 32: 4X EDR; UCX computes with them), `max_vl_num` 1, `max_msg_sz` 1 GiB or more.
     pub query_port:
         unsafe extern "C" fn(context: ContextHandle, port: u32, out: *mut ibv_port_attr) -> i32,
     /// Fills in one row of a port's GID table; an index beyond `gid_tbl_len` is Invalid.

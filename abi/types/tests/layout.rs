@@ -1,5 +1,5 @@
 //! Sizes and offsets, as the C compiler of x86-64 lays the headers of rdma-core 44 out (and, where
-//! a structure has grown since, the newer ones). `c/layout.c` compares the same values with the
+//! a structure has grown since, the newer ones). `c_layout.rs` compares with the
 //! installed headers, where there are any.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 

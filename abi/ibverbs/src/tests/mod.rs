@@ -46,11 +46,7 @@ fn init_attr(cq: *mut ibv_cq) -> ibv_qp_init_attr {
     // SAFETY: all bytes zero is a valid value.
     let mut init: ibv_qp_init_attr = unsafe { zeroed() };
     (init.send_cq, init.recv_cq, init.qp_type) = (cq, cq, IBV_QPT_RC);
-    init.cap = ibv_qp_cap {
-        max_send_wr: 8,
-        max_send_sge: 1,
-        ..ibv_qp_cap::default()
-    };
+    init.cap = ibv_qp_cap { max_send_wr: 8, max_send_sge: 1, ..ibv_qp_cap::default() };
     init
 }
 
@@ -64,13 +60,7 @@ impl Program {
             let cq = cq::ibv_create_cq(context, 5, 0x77 as *mut _, channel, 0);
             let qp = qp::ibv_create_qp(pd, &mut init_attr(cq));
             assert!(!qp.is_null() && (*qp).state == IBV_QPS_RESET);
-            let program = Self {
-                context,
-                pd,
-                channel,
-                cq,
-                qp,
-            };
+            let program = Self { context, pd, channel, cq, qp };
             program.to_rts(qp);
             program
         }
@@ -121,10 +111,7 @@ fn the_device_is_as_programs_expect() {
     // SAFETY: calls as a C program makes them.
     unsafe {
         let device = (*context).device;
-        assert_eq!(
-            CStr::from_ptr(device::ibv_get_device_name(device)),
-            c"quipu0"
-        );
+        assert_eq!(CStr::from_ptr(device::ibv_get_device_name(device)), c"quipu0");
         let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
         assert_eq!(path, c"/sys/class/infiniband/quipu0");
         assert_eq!(
@@ -142,10 +129,7 @@ fn the_device_is_as_programs_expect() {
         assert_eq!(kind, IBV_GID_TYPE_SYSFS_ROCE_V2);
         let mut table: [ibv_gid_entry; 4] = zeroed();
         let stride = size_of::<ibv_gid_entry>();
-        assert_eq!(
-            query::_ibv_query_gid_table(context, table.as_mut_ptr(), 4, 0, stride),
-            1
-        );
+        assert_eq!(query::_ibv_query_gid_table(context, table.as_mut_ptr(), 4, 0, stride), 1);
         assert_eq!(table[0].gid_type, IBV_GID_TYPE_ROCE_V2);
         assert_eq!(query::ibv_get_pkey_index(context, 1, 0xffff), 0);
         assert_eq!(query::ibv_get_pkey_index(context, 1, 0x1234), -1);
@@ -162,10 +146,7 @@ fn a_port_is_cut_to_what_the_program_knows() {
         attr.port_cap_flags2 = 9;
         attr.active_speed_ex = 9;
         assert_eq!(query::ibv_query_port(context, 1, &mut attr), 0);
-        assert_eq!(
-            (attr.state, attr.link_layer),
-            (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET)
-        );
+        assert_eq!((attr.state, attr.link_layer), (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET));
         assert_eq!((attr.port_cap_flags2, attr.active_speed_ex), (9, 9));
         assert_eq!(query::query_port(context, 1, &mut attr, 52), 0);
         assert_eq!((attr.port_cap_flags2, attr.active_speed_ex), (0x1234, 9));
@@ -188,20 +169,11 @@ fn every_entry_of_every_table_is_filled() {
         let functions = std::mem::offset_of!(verbs_context, _ABI_placeholder3) / 8;
         let private = std::mem::offset_of!(verbs_context, r#priv) / 8;
         assert!(filled(verbs.cast(), private));
-        assert!(filled(
-            verbs.cast::<usize>().add(private + 1),
-            functions - private - 1
-        ));
+        assert!(filled(verbs.cast::<usize>().add(private + 1), functions - private - 1));
         let first = std::mem::offset_of!(ibv_cq_ex, start_poll) / 8;
-        assert!(filled(
-            program.cq.cast::<usize>().add(first),
-            size_of::<ibv_cq_ex>() / 8 - first
-        ));
+        assert!(filled(program.cq.cast::<usize>().add(first), size_of::<ibv_cq_ex>() / 8 - first));
         let first = std::mem::offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) / 8;
-        assert!(filled(
-            program.qp.cast::<usize>().add(first),
-            size_of::<ibv_qp_ex>() / 8 - first
-        ));
+        assert!(filled(program.qp.cast::<usize>().add(first), size_of::<ibv_qp_ex>() / 8 - first));
     }
     program.close();
 }
@@ -221,10 +193,7 @@ fn work_passes_through_and_errors_name_the_bad_request() {
         let mut first: ibv_send_wr = zeroed();
         first.next = &mut second;
         let mut bad = ptr::null_mut();
-        assert_eq!(
-            qp::post_send(program.qp, &mut first, &mut bad),
-            libc::EINVAL
-        );
+        assert_eq!(qp::post_send(program.qp, &mut first, &mut bad), libc::EINVAL);
         assert_eq!(bad, &raw mut second);
         assert_eq!(poll(program.cq, 4, wcs.as_mut_ptr()), 1);
         let mut wr: ibv_recv_wr = zeroed();
@@ -233,10 +202,7 @@ fn work_passes_through_and_errors_name_the_bad_request() {
         assert_eq!(bad, &raw mut wr);
         let mut unconnected: ibv_qp_attr = zeroed();
         let mask = (IBV_QP_STATE | IBV_QP_AV) as c_int;
-        assert_eq!(
-            qp::ibv_modify_qp(program.qp, &mut unconnected, mask),
-            libc::EINVAL
-        );
+        assert_eq!(qp::ibv_modify_qp(program.qp, &mut unconnected, mask), libc::EINVAL);
         assert_eq!((*program.qp).state, IBV_QPS_RTS);
     }
     program.close();
@@ -248,11 +214,7 @@ fn a_completion_event_leads_to_its_queue_and_holds_it_until_acknowledged() {
     // SAFETY: calls as a C program makes them.
     unsafe {
         let flags = libc::fcntl((*program.channel).fd, libc::F_GETFL);
-        libc::fcntl(
-            (*program.channel).fd,
-            libc::F_SETFL,
-            flags | libc::O_NONBLOCK,
-        );
+        libc::fcntl((*program.channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
         let (mut found, mut with) = (ptr::null_mut(), ptr::null_mut());
         let get = event::ibv_get_cq_event;
         assert_eq!(get(program.channel, &mut found, &mut with), -1);
@@ -368,10 +330,7 @@ fn memory_windows_and_regions_count_in_their_domain() {
         let rereg = mr::ibv_rereg_mr;
         assert_eq!(rereg(region, flags, program.pd, ptr::null_mut(), 0, 0), 0);
         assert_eq!(((*region).pd, (*region).lkey), (program.pd, 5));
-        assert_eq!(
-            rereg(region, 0, program.pd, ptr::null_mut(), 0, 0),
-            IBV_REREG_MR_ERR_INPUT
-        );
+        assert_eq!(rereg(region, 0, program.pd, ptr::null_mut(), 0, 0), IBV_REREG_MR_ERR_INPUT);
         let window = mr::alloc_mw(program.pd, IBV_MW_TYPE_1);
         let before = (*window).rkey;
         let mut bind: ibv_mw_bind = zeroed();
@@ -414,15 +373,8 @@ fn shared_receive_queues_and_address_handles_live_and_die() {
     // SAFETY: calls as a C program makes them.
     unsafe {
         let domain = pd::ibv_alloc_pd(context);
-        let attr = ibv_srq_attr {
-            max_wr: 5,
-            max_sge: 1,
-            srq_limit: 0,
-        };
-        let mut init = ibv_srq_init_attr {
-            srq_context: ptr::null_mut(),
-            attr,
-        };
+        let attr = ibv_srq_attr { max_wr: 5, max_sge: 1, srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         let queue = srq::ibv_create_srq(domain, &mut init);
         assert_eq!(init.attr.max_wr, 8);
         let mut number = 0;
@@ -454,11 +406,7 @@ fn what_is_no_object_is_refused() {
         assert!(pd::ibv_alloc_pd(ptr::null_mut()).is_null());
         assert!(qp::ibv_create_qp(ptr::null_mut(), &mut init_attr(ptr::null_mut())).is_null());
         let domain = pd::ibv_alloc_pd(context);
-        assert_eq!(
-            qp::ibv_destroy_qp(domain.cast()),
-            libc::EINVAL,
-            "a PD is no QP"
-        );
+        assert_eq!(qp::ibv_destroy_qp(domain.cast()), libc::EINVAL, "a PD is no QP");
         assert!(qp::ibv_create_qp(domain, &mut init_attr(ptr::null_mut())).is_null());
         assert!(cq::ibv_create_cq(context, 0, ptr::null_mut(), ptr::null_mut(), 0).is_null());
         assert!(cq::ibv_create_cq(context, 1, ptr::null_mut(), ptr::null_mut(), 1).is_null());

@@ -129,14 +129,11 @@ fn take(fd: c_int) -> i32 {
 }
 
 /// Makes the engine report an asynchronous event about a queue pair.
+#[allow(dead_code)] // Not used where this is a library.
 pub(super) fn raise(qp_num: u32, event_type: u32) {
     let mut state = state();
     let cookie = state.qps[&u64::from(qp_num)].cookie;
-    let event = EngineAsyncEvent {
-        event_type,
-        port_num: 0,
-        cookie,
-    };
+    let event = EngineAsyncEvent { event_type, port_num: 0, cookie };
     // The tests open one context each and look for their own events.
     for context in state.contexts.values_mut() {
         context.queue.push_back(event);
@@ -145,17 +142,9 @@ pub(super) fn raise(qp_num: u32, event_type: u32) {
 }
 
 pub(super) fn gid() -> ibv_gid_entry {
-    let gid = ibv_gid {
-        raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1],
-    };
+    let gid = ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1] };
     let (gid_type, ndev_ifindex) = (IBV_GID_TYPE_ROCE_V2, 1);
-    ibv_gid_entry {
-        gid,
-        gid_index: 0,
-        port_num: 1,
-        gid_type,
-        ndev_ifindex,
-    }
+    ibv_gid_entry { gid, gid_index: 0, port_num: 1, gid_type, ndev_ifindex }
 }
 
 /// Defines functions of the table. Each runs with valid pointers: only the facade calls them.

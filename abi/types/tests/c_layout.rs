@@ -1,0 +1,190 @@
+//! The same sizes and offsets as a C compiler finds in the installed headers.
+
+use core::mem::{offset_of, size_of};
+use quipu_abi_types::*;
+use std::path::Path;
+use std::process::Command;
+
+/// Compiles and runs `c/layout.c`; none where the headers are not installed.
+fn of_the_headers() -> Option<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/layout.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout");
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        return None;
+    }
+    let compiled = Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status()
+        .expect("cc");
+    assert!(compiled.success());
+    let output = Command::new(program)
+        .output()
+        .expect("the program just compiled");
+    Some(String::from_utf8(output.stdout).expect("text"))
+}
+
+#[test]
+fn the_compiler_lays_the_headers_out_alike() {
+    let Some(theirs) = of_the_headers() else {
+        eprintln!("skipped: the headers of libibverbs are not installed");
+        return;
+    };
+    let ours = [
+        ("ibv_device", size_of::<ibv_device>()),
+        ("ibv_context_ops", size_of::<ibv_context_ops>()),
+        ("ibv_context", size_of::<ibv_context>()),
+        ("ibv_pd", size_of::<ibv_pd>()),
+        ("ibv_mr", size_of::<ibv_mr>()),
+        ("ibv_mw", size_of::<ibv_mw>()),
+        ("ibv_ah", size_of::<ibv_ah>()),
+        ("ibv_td", size_of::<ibv_td>()),
+        ("ibv_comp_channel", size_of::<ibv_comp_channel>()),
+        ("ibv_cq", size_of::<ibv_cq>()),
+        ("ibv_cq_ex", size_of::<ibv_cq_ex>()),
+        ("ibv_srq", size_of::<ibv_srq>()),
+        ("ibv_qp", size_of::<ibv_qp>()),
+        ("ibv_sge", size_of::<ibv_sge>()),
+        ("ibv_data_buf", size_of::<ibv_data_buf>()),
+        ("ibv_send_wr", size_of::<ibv_send_wr>()),
+        ("ibv_recv_wr", size_of::<ibv_recv_wr>()),
+        ("ibv_mw_bind", size_of::<ibv_mw_bind>()),
+        ("ibv_mw_bind_info", size_of::<ibv_mw_bind_info>()),
+        ("ibv_wc", size_of::<ibv_wc>()),
+        ("ibv_grh", size_of::<ibv_grh>()),
+        ("ibv_gid_entry", size_of::<ibv_gid_entry>()),
+        ("ibv_device_attr", size_of::<ibv_device_attr>()),
+        ("ibv_device_attr_ex", size_of::<ibv_device_attr_ex>()),
+        ("ibv_global_route", size_of::<ibv_global_route>()),
+        ("ibv_ah_attr", size_of::<ibv_ah_attr>()),
+        ("ibv_srq_attr", size_of::<ibv_srq_attr>()),
+        ("ibv_srq_init_attr", size_of::<ibv_srq_init_attr>()),
+        ("ibv_srq_init_attr_ex", size_of::<ibv_srq_init_attr_ex>()),
+        ("ibv_qp_cap", size_of::<ibv_qp_cap>()),
+        ("ibv_qp_init_attr", size_of::<ibv_qp_init_attr>()),
+        ("ibv_qp_init_attr_ex", size_of::<ibv_qp_init_attr_ex>()),
+        ("ibv_qp_attr", size_of::<ibv_qp_attr>()),
+        ("ibv_cq_init_attr_ex", size_of::<ibv_cq_init_attr_ex>()),
+        ("ibv_modify_cq_attr", size_of::<ibv_modify_cq_attr>()),
+        (
+            "ibv_parent_domain_init_attr",
+            size_of::<ibv_parent_domain_init_attr>(),
+        ),
+        ("ibv_values_ex", size_of::<ibv_values_ex>()),
+        ("ibv_ece", size_of::<ibv_ece>()),
+        ("ibv_async_event", size_of::<ibv_async_event>()),
+        (
+            "ibv_device.transport_type",
+            offset_of!(ibv_device, transport_type),
+        ),
+        ("ibv_device.dev_path", offset_of!(ibv_device, dev_path)),
+        ("ibv_context.mutex", offset_of!(ibv_context, mutex)),
+        ("ibv_mr.length", offset_of!(ibv_mr, length)),
+        ("ibv_mr.lkey", offset_of!(ibv_mr, lkey)),
+        ("ibv_mr.rkey", offset_of!(ibv_mr, rkey)),
+        ("ibv_mw.rkey", offset_of!(ibv_mw, rkey)),
+        ("ibv_mw.type", offset_of!(ibv_mw, r#type)),
+        ("ibv_cq.cqe", offset_of!(ibv_cq, cqe)),
+        ("ibv_cq.mutex", offset_of!(ibv_cq, mutex)),
+        (
+            "ibv_cq.comp_events_completed",
+            offset_of!(ibv_cq, comp_events_completed),
+        ),
+        ("ibv_cq_ex.status", offset_of!(ibv_cq_ex, status)),
+        ("ibv_cq_ex.wr_id", offset_of!(ibv_cq_ex, wr_id)),
+        ("ibv_cq_ex.start_poll", offset_of!(ibv_cq_ex, start_poll)),
+        (
+            "ibv_cq_ex.read_completion_wallclock_ns",
+            offset_of!(ibv_cq_ex, read_completion_wallclock_ns),
+        ),
+        ("ibv_srq.mutex", offset_of!(ibv_srq, mutex)),
+        (
+            "ibv_srq.events_completed",
+            offset_of!(ibv_srq, events_completed),
+        ),
+        ("ibv_qp.mutex", offset_of!(ibv_qp, mutex)),
+        (
+            "ibv_qp.events_completed",
+            offset_of!(ibv_qp, events_completed),
+        ),
+        ("ibv_qp_ex.wr_id", offset_of!(ibv_qp_ex, wr_id)),
+        ("ibv_qp_ex.wr_flags", offset_of!(ibv_qp_ex, wr_flags)),
+        (
+            "ibv_qp_ex.wr_atomic_cmp_swp",
+            offset_of!(ibv_qp_ex, wr_atomic_cmp_swp),
+        ),
+        ("ibv_qp_ex.wr_set_sge", offset_of!(ibv_qp_ex, wr_set_sge)),
+        ("ibv_qp_ex.wr_complete", offset_of!(ibv_qp_ex, wr_complete)),
+        (
+            "ibv_qp_ex.wr_atomic_write",
+            offset_of!(ibv_qp_ex, wr_atomic_write),
+        ),
+        ("ibv_send_wr.opcode", offset_of!(ibv_send_wr, opcode)),
+        ("ibv_send_wr.imm_data", offset_of!(ibv_send_wr, imm_data)),
+        ("ibv_send_wr.wr", offset_of!(ibv_send_wr, wr)),
+        ("ibv_send_wr.qp_type", offset_of!(ibv_send_wr, qp_type)),
+        ("ibv_send_wr.bind_mw", offset_of!(ibv_send_wr, ext)),
+        ("ibv_wc.imm_data", offset_of!(ibv_wc, imm_data)),
+        ("ibv_wc.wc_flags", offset_of!(ibv_wc, wc_flags)),
+        ("ibv_wc.dlid_path_bits", offset_of!(ibv_wc, dlid_path_bits)),
+        (
+            "ibv_port_attr.link_layer",
+            offset_of!(ibv_port_attr, link_layer),
+        ),
+        (
+            "ibv_port_attr.port_cap_flags2",
+            offset_of!(ibv_port_attr, port_cap_flags2),
+        ),
+        (
+            "ibv_device_attr.atomic_cap",
+            offset_of!(ibv_device_attr, atomic_cap),
+        ),
+        (
+            "ibv_device_attr.phys_port_cnt",
+            offset_of!(ibv_device_attr, phys_port_cnt),
+        ),
+        (
+            "ibv_device_attr_ex.cq_mod_caps",
+            offset_of!(ibv_device_attr_ex, cq_mod_caps),
+        ),
+        (
+            "ibv_device_attr_ex.phys_port_cnt_ex",
+            offset_of!(ibv_device_attr_ex, phys_port_cnt_ex),
+        ),
+        ("ibv_qp_attr.ah_attr", offset_of!(ibv_qp_attr, ah_attr)),
+        (
+            "ibv_qp_attr.alt_timeout",
+            offset_of!(ibv_qp_attr, alt_timeout),
+        ),
+        (
+            "ibv_qp_attr.rate_limit",
+            offset_of!(ibv_qp_attr, rate_limit),
+        ),
+        (
+            "ibv_qp_init_attr_ex.pd",
+            offset_of!(ibv_qp_init_attr_ex, pd),
+        ),
+        (
+            "ibv_qp_init_attr_ex.send_ops_flags",
+            offset_of!(ibv_qp_init_attr_ex, send_ops_flags),
+        ),
+        (
+            "ibv_cq_init_attr_ex.wc_flags",
+            offset_of!(ibv_cq_init_attr_ex, wc_flags),
+        ),
+        (
+            "ibv_cq_init_attr_ex.parent_domain",
+            offset_of!(ibv_cq_init_attr_ex, parent_domain),
+        ),
+        (
+            "ibv_async_event.event_type",
+            offset_of!(ibv_async_event, event_type),
+        ),
+    ];
+    let ours: String = ours
+        .iter()
+        .map(|(name, value)| format!("{name} {value}\n"))
+        .collect();
+    assert_eq!(ours, theirs);
+}
