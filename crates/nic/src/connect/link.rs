@@ -1,0 +1,252 @@
+//! Connections over links: channels in memory that two engines of one host share.
+
+use quipu_iwarp::wire::hello::{Features, Kind, Reason};
+use quipu_mem::ring::Channel;
+
+use super::{Conn, Phase, Via, Waiting, established, hello_of, pause};
+use crate::adapter::{Adapter, Hub};
+use crate::channel::{ChannelPath, Other};
+use crate::error::Fault;
+use crate::event::Action;
+use crate::link::{Link, LinkEnd, LinkMessage, LinkState, access_of, channel_config};
+use crate::probe::Probe;
+use crate::qp::{Path, Qp, pd_number};
+use crate::receive;
+use crate::requester;
+use crate::types::{ConnId, LinkId, QpId, Time};
+
+/// Begins a channel in the own segment of a link and asks the peer to join it.
+fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<()> {
+    let hello = hello_of(qp, hub, Kind::Request);
+    let state = hub.links.get_mut(link)?;
+    let block = state.arena.allocate().ok()?;
+    if !block.fresh {
+        block.segment.zero().ok()?;
+    }
+    let offset = LinkState::block_offset(block.offset);
+    let channel = match Channel::create(&block.segment, 0, channel_config()) {
+        Ok(channel) => Box::new(channel),
+        Err(_) => {
+            let _ = state.arena.free(block.index);
+            return None;
+        }
+    };
+    let bell = state.take_bell(qp.id);
+    let end = LinkEnd { bell, access: qp.attr.access.bits(), pd: pd_number(qp.pd) };
+    hub.link_send(link, LinkMessage::Request { tag: conn.0, hello, offset, end });
+    if let Some(state) = hub.conns.get_mut(conn) {
+        state.phase = Phase::Asking { link, channel, block: block.index, bell };
+    }
+    Some(())
+}
+
+impl<P: Probe> Adapter<P> {
+    /// The peer that `Connect` asked for is on this host, behind `link`.
+    pub fn handle_reached_link(&mut self, now: Time, conn: ConnId, link: LinkId) {
+        self.hub.now = now;
+        let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else {
+            self.hub.remove_conn(conn);
+            return;
+        };
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        if ask(qp, hub, conn, link).is_none() {
+            hub.remove_conn(conn);
+            pause(qp, hub);
+        }
+    }
+
+    /// Takes a link into use.
+    ///
+    /// # Errors
+    /// Its segments are too small, or there are too many links.
+    pub fn handle_link_up(&mut self, link: Link) -> Result<LinkId, Fault> {
+        let state = LinkState::new(link).map_err(|_| Fault::Invalid("link segment too small"))?;
+        self.hub.links.insert(state).ok_or(Fault::Exhausted("links"))
+    }
+
+    /// Takes a control message of the engine behind `link`.
+    pub fn handle_link_message(&mut self, now: Time, link: LinkId, message: LinkMessage) {
+        self.hub.now = now;
+        match message {
+            LinkMessage::Request { tag, hello, offset, end } => {
+                let room = self.hub.half_open < self.hub.config.max_half_open;
+                let via = Via::Link { link, tag, offset, end };
+                let phase = Phase::Waiting(Box::new(Waiting { hello, via }));
+                let conn = room.then(|| self.hub.new_conn(None, phase)).flatten();
+                let Some(conn) = conn else {
+                    let hello = hello.answer(Kind::Reject(Reason::Busy), Features::ALL, 0, 0);
+                    self.hub.link_send(link, LinkMessage::Reject { tag, hello });
+                    return;
+                };
+                self.hub.count_half_open(conn);
+                self.decide(conn);
+            }
+            LinkMessage::Accept { tag, own_tag, end } => {
+                self.link_accepted(link, tag, own_tag, end)
+            }
+            LinkMessage::Reject { tag, .. } => {
+                let conn = ConnId(tag);
+                let Some(state) = self.take_link_conn(link, conn) else { return };
+                if let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+                    pause(qp, hub);
+                }
+            }
+            LinkMessage::Close { tag } => self.link_closed(link, ConnId(tag)),
+            LinkMessage::Grants { tag, access } => {
+                let conn = self.hub.conns.get(ConnId(tag));
+                let qp = conn.and_then(|conn| conn.qp).and_then(|qp| self.qps.get_mut(qp));
+                if let Some(Path::Channel(path)) = qp.map(|qp| &mut qp.path)
+                    && matches!(path.other, Other::Linked { link: of, .. } if of == link)
+                {
+                    path.peer_access = access_of(access);
+                }
+            }
+        }
+    }
+
+    pub(super) fn grant_link(
+        &mut self,
+        conn: ConnId,
+        id: QpId,
+        link: LinkId,
+        tag: u64,
+        offset: u64,
+        end: LinkEnd,
+    ) {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        let Some(state) = hub.links.get_mut(link) else { return };
+        let attached = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| Channel::attach(&state.link.peer, offset, channel_config()).ok());
+        let Some(channel) = attached else {
+            // Only a peer that does not follow the rules gets here.
+            hub.remove_conn(conn);
+            return;
+        };
+        let bell = state.take_bell(id);
+        let other = Other::Linked { link, bell: end.bell, conn };
+        let mut path = ChannelPath::new(channel, other, bell);
+        path.peer_tag = tag;
+        path.peer_access = access_of(end.access);
+        path.peer_pd = end.pd;
+        path.peer_qp = qp.attr.dest_qp_num;
+        path.channel.incoming.control.arm();
+        if let Some(state) = hub.conns.get_mut(conn) {
+            state.qp = Some(id);
+            state.phase = Phase::Open;
+        }
+        let own = LinkEnd { bell, access: qp.attr.access.bits(), pd: pd_number(qp.pd) };
+        hub.link_send(link, LinkMessage::Accept { tag, own_tag: conn.0, end: own });
+        established(qp, hub, Path::Channel(Box::new(path)));
+        self.serve_nudged();
+    }
+
+    /// Removes a connection in the making over `link`, and frees its block.
+    pub(super) fn take_link_conn(&mut self, link: LinkId, conn: ConnId) -> Option<Conn> {
+        match self.hub.conns.get(conn)?.phase {
+            Phase::Asking { link: of, block, bell, .. } if of == link => {
+                let state = self.hub.remove_conn(conn);
+                if let Some(link) = self.hub.links.get_mut(link) {
+                    link.return_bell(bell);
+                }
+                self.hub.free_block(link, block);
+                state
+            }
+            Phase::Abandoned { link: of, block } if of == link => {
+                self.hub.free_block(link, block);
+                self.hub.remove_conn(conn)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn link_accepted(&mut self, link: LinkId, tag: u64, own_tag: u64, end: LinkEnd) {
+        let conn = ConnId(tag);
+        let Some(state) = self.hub.conns.get_mut(conn) else { return };
+        let asked = matches!(state.phase, Phase::Asking { link: of, .. } if of == link);
+        if !asked {
+            // Given up meanwhile: the peer closes its end, and then the block is free.
+            self.hub.link_send(link, LinkMessage::Close { tag: own_tag });
+            return;
+        }
+        let Phase::Asking { channel, block, bell, .. } =
+            std::mem::replace(&mut state.phase, Phase::Open)
+        else {
+            return;
+        };
+        self.hub.settle(conn);
+        let id = self.hub.conns.get(conn).and_then(|state| state.qp);
+        let Some((qp, hub)) = id.and_then(|id| self.qp_and_hub(id)) else { return };
+        let mut path =
+            ChannelPath::new(*channel, Other::Linked { link, bell: end.bell, conn }, bell);
+        path.block = Some(block);
+        path.peer_tag = own_tag;
+        path.peer_access = access_of(end.access);
+        path.peer_pd = end.pd;
+        path.peer_qp = qp.attr.dest_qp_num;
+        path.channel.incoming.control.arm();
+        established(qp, hub, Path::Channel(Box::new(path)));
+        if let Path::Channel(path) = &mut qp.path
+            && path.has_incoming()
+        {
+            hub.nudged.push_back(qp.id);
+        }
+        self.serve_nudged();
+    }
+
+    /// The peer has let go of a channel.
+    pub(super) fn link_closed(&mut self, link: LinkId, conn: ConnId) {
+        if self.take_link_conn(link, conn).is_some() {
+            return;
+        }
+        let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else { return };
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        let Path::Channel(path) = &qp.path else { return };
+        if !matches!(path.other, Other::Linked { link: of, conn: own, .. } if (of, own) == (link, conn))
+        {
+            return;
+        }
+        // What it executed and answered before counts.
+        receive::channel::run(qp, hub);
+        requester::peer_lost(qp, hub);
+        let _ = self.take_link_conn(link, conn);
+    }
+
+    /// The engine behind `link` is gone.
+    pub fn handle_link_down(&mut self, now: Time, link: LinkId) {
+        self.hub.now = now;
+        for conn in self.hub.conns.keys() {
+            let Some(state) = self.hub.conns.get(conn) else { continue };
+            let concerned = match &state.phase {
+                Phase::Asking { link: of, .. } | Phase::Abandoned { link: of, .. } => *of == link,
+                Phase::Waiting(waiting) => {
+                    matches!(waiting.via, Via::Link { link: of, .. } if of == link)
+                }
+                _ => false,
+            };
+            if concerned
+                && let Some(state) = self.hub.remove_conn(conn)
+                && let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp))
+            {
+                pause(qp, hub);
+            }
+        }
+        for id in self.qps.keys() {
+            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            let Path::Channel(path) = &qp.path else { continue };
+            let Other::Linked { link: of, conn, .. } = path.other else { continue };
+            if of != link {
+                continue;
+            }
+            // What the peer pushed before it died arrives, as what was on the wire would.
+            while receive::channel::run(qp, hub) && matches!(qp.path, Path::Channel(_)) {}
+            requester::peer_lost(qp, hub);
+            hub.remove_conn(conn);
+        }
+        self.hub.links.remove(link);
+        self.hub.actions.retain(|action| {
+            !matches!(action,
+            Action::LinkSend { link: of, .. } | Action::RingBell { link: of } if *of == link)
+        });
+    }
+}

@@ -1,0 +1,452 @@
+//! Connection management: how two queue pairs that know each other's GID and number find each other.
+//!
+//! Programs connect by `modify_qp` on both sides, in no agreed order. Of the two ends the one with the
+//! smaller (GID, number) reaches out when it becomes ready to receive; the other waits. Whoever is asked
+//! before its queue pair is ready keeps the request until it is. Until a connection stands, what is sent
+//! waits, at most for the retry time of the queue pair.
+
+mod link;
+mod own;
+mod stream;
+
+use std::net::{IpAddr, SocketAddr};
+
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
+use quipu_iwarp::{Initiator, Responder};
+use quipu_mem::ring::Channel;
+
+use crate::adapter::{Adapter, Alarm, Hub};
+use crate::channel::{ChannelPath, Other};
+use crate::event::Action;
+use crate::link::{LinkEnd, LinkMessage};
+use crate::probe::Probe;
+use crate::qp::{Path, Qp};
+use crate::receive;
+use crate::requester;
+use crate::stream::StreamPath;
+use crate::transmit;
+use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
+
+/// First pause before the peer is tried again; it doubles each time.
+const FIRST_PAUSE_NS: u64 = 500_000;
+/// Longest pause.
+const LONGEST_PAUSE_NS: u64 = 100_000_000;
+
+/// A connection, in the making or made.
+pub(crate) struct Conn {
+    pub(crate) qp: Option<QpId>,
+    pub(crate) phase: Phase,
+    alarm: Option<Time>,
+    /// Whether it counts among the half open ones.
+    half_open: bool,
+}
+
+/// How far a connection is.
+pub(crate) enum Phase {
+    /// The world below was asked to reach the peer.
+    Reaching,
+    /// A request was sent over a stream.
+    Initiating(Box<Initiator>),
+    /// A stream was accepted; its request has not come yet.
+    Listening { responder: Box<Responder>, peer: IpAddr },
+    /// A request came for a queue pair that is not ready.
+    Waiting(Box<Waiting>),
+    /// A request was sent over a link.
+    Asking { link: LinkId, channel: Box<Channel>, block: u32, bell: u32 },
+    /// A stream's reply is being sent; the queue pair has the stream already.
+    Greeting(Box<Responder>),
+    /// The queue pair has it.
+    Open,
+    /// This side has let go of a channel; the peer has not, so its block stays.
+    Abandoned { link: LinkId, block: u32 },
+    /// It ends once this is said.
+    Closing(Option<Box<Farewell>>),
+}
+
+/// A request that waits for its queue pair to become ready.
+pub(crate) struct Waiting {
+    hello: Hello,
+    via: Via,
+}
+
+/// How a request came.
+enum Via {
+    Stream { responder: Box<Responder> },
+    Link { link: LinkId, tag: u64, offset: u64, end: LinkEnd },
+}
+
+/// The last words of a stream.
+pub(crate) enum Farewell {
+    /// A refusal.
+    Refusal(Responder),
+    /// The last acknowledgement and the reason of the end.
+    Stream { stream: StreamPath, executed: u32 },
+}
+
+impl Farewell {
+    pub(crate) fn transmit(&mut self, out: &mut [u8]) -> usize {
+        match self {
+            Self::Refusal(responder) => responder.poll_transmit(out),
+            Self::Stream { stream, executed } => {
+                transmit::stream::run_closing(stream, *executed, out)
+            }
+        }
+    }
+}
+
+/// What a request meets.
+enum Match {
+    Ready(QpId),
+    NotReady,
+    Refused(Reason),
+}
+
+/// The hello of a queue pair to its peer.
+fn hello_of<P>(qp: &Qp, hub: &Hub<P>, kind: Kind) -> Hello {
+    Hello {
+        kind,
+        path_mtu: qp.attr.path_mtu.min(5),
+        features: Features::ALL,
+        dest_qpn: qp.attr.dest_qp_num,
+        source_qpn: qp.num.0,
+        rq_psn: qp.attr.rq_psn,
+        sq_psn: qp.attr.sq_psn,
+        source_gid: hub.config.gid.0,
+        dest_gid: qp.attr.av.dgid.0,
+    }
+}
+
+/// The peer's address.
+fn peer_of(qp: &Qp) -> SocketAddr {
+    SocketAddr::new(IpAddr::from(qp.attr.av.dgid), QpNum(qp.attr.dest_qp_num).port())
+}
+
+/// Whether this end reaches out.
+fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+    (hub.config.gid, qp.num) <= (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num))
+}
+
+/// Starts the time after which waiting sends give up, unless it runs already.
+pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.sq.is_empty() || qp.requester.deadline.is_some() {
+        return;
+    }
+    if let Some(retry_time) = qp.retry_time_ns() {
+        qp.requester.deadline = Some(hub.now.after(retry_time));
+        requester::set_alarm(qp, hub);
+    }
+}
+
+/// Tells the peer of a channel which rights the queue pair grants now.
+pub(crate) fn tell_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
+    if let Path::Channel(path) = &qp.path
+        && let Other::Linked { link, .. } = path.other
+    {
+        let message = LinkMessage::Grants { tag: path.peer_tag, access: qp.attr.access.bits() };
+        hub.link_send(link, message);
+    }
+}
+
+/// Ends the connection of a queue pair, whatever it is: last words are sent, the peer is told.
+pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    match std::mem::replace(&mut qp.path, Path::None) {
+        Path::None => {}
+        Path::Lost => qp.path = Path::Lost,
+        Path::Pending(conn) => hub.abandon(conn),
+        Path::Stream(stream) => {
+            let (conn, executed) = (stream.conn, qp.responder.executed);
+            hub.close_stream(conn, Some(Farewell::Stream { stream: *stream, executed }));
+        }
+        Path::Channel(path) => hub.close_channel(qp.id, *path),
+    }
+}
+
+impl<P> Hub<P> {
+    /// A new connection, if there is room.
+    fn new_conn(&mut self, qp: Option<QpId>, phase: Phase) -> Option<ConnId> {
+        self.conns.insert(Conn { qp, phase, alarm: None, half_open: false })
+    }
+
+    fn count_half_open(&mut self, id: ConnId) {
+        let at = self.now.after(self.config.setup_timeout_ns);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.half_open = true;
+            self.half_open += 1;
+        }
+        self.set_conn_alarm(id, Some(at));
+    }
+
+    fn set_conn_alarm(&mut self, id: ConnId, at: Option<Time>) {
+        let Some(conn) = self.conns.get(id) else { return };
+        let mut alarm = conn.alarm;
+        self.set_alarm(&mut alarm, Alarm::Conn(id), at);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.alarm = alarm;
+        }
+    }
+
+    /// No longer half open.
+    fn settle(&mut self, id: ConnId) {
+        self.set_conn_alarm(id, None);
+        if let Some(conn) = self.conns.get_mut(id)
+            && std::mem::take(&mut conn.half_open)
+        {
+            self.half_open -= 1;
+        }
+    }
+
+    fn remove_conn(&mut self, id: ConnId) -> Option<Conn> {
+        self.settle(id);
+        self.conns.remove(id)
+    }
+
+    /// Gives a connection in the making up.
+    fn abandon(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        conn.qp = None;
+        match std::mem::replace(&mut conn.phase, Phase::Closing(None)) {
+            Phase::Asking { link, channel, block, bell } => {
+                drop(channel);
+                // The peer may have granted it already: the block is freed when its answer comes.
+                conn.phase = Phase::Abandoned { link, block };
+                if let Some(state) = self.links.get_mut(link) {
+                    state.return_bell(bell);
+                }
+                self.settle(id);
+            }
+            _ => self.close_stream(id, None),
+        }
+    }
+
+    /// Ends this side of a channel.
+    fn close_channel(&mut self, qp: QpId, path: ChannelPath) {
+        self.hot.retain(|&hot| hot != qp);
+        let (link, conn) = match path.other {
+            Other::Own(other) => {
+                self.orphans.push(other);
+                return;
+            }
+            Other::Linked { link, conn, .. } => (link, conn),
+        };
+        let message = LinkMessage::Close { tag: path.peer_tag };
+        self.actions.push_back(Action::LinkSend { link, message });
+        if let Some(state) = self.links.get_mut(link) {
+            state.return_bell(path.bell);
+        }
+        match path.block {
+            Some(block) => {
+                if let Some(conn) = self.conns.get_mut(conn) {
+                    conn.qp = None;
+                    conn.phase = Phase::Abandoned { link, block };
+                }
+            }
+            None => {
+                self.remove_conn(conn);
+            }
+        }
+    }
+
+    /// Has the world below end a stream, after its last words.
+    fn close_stream(&mut self, id: ConnId, farewell: Option<Farewell>) {
+        self.settle(id);
+        if let Some(conn) = self.conns.get_mut(id) {
+            conn.qp = None;
+            conn.phase = Phase::Closing(farewell.map(Box::new));
+            self.actions.push_back(Action::Close { conn: id });
+        }
+    }
+
+    fn free_block(&mut self, link: LinkId, block: u32) {
+        if let Some(state) = self.links.get_mut(link) {
+            let _ = state.arena.free(block);
+        }
+    }
+
+    fn link_send(&mut self, link: LinkId, message: LinkMessage) {
+        self.actions.push_back(Action::LinkSend { link, message });
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// A queue pair became ready to receive: reaches out, or looks whether the peer has already.
+    pub(crate) fn begin_connection(&mut self, id: QpId) {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        if initiates(qp, hub) {
+            reach_out(qp, hub);
+            return;
+        }
+        let waiting: Vec<ConnId> = hub
+            .conns
+            .iter()
+            .filter(|(_, conn)| {
+                matches!(&conn.phase, Phase::Waiting(waiting)
+                    if waiting.hello.dest_qpn == qp.num.0)
+            })
+            .map(|(conn, _)| conn)
+            .collect();
+        for conn in waiting {
+            self.decide(conn);
+        }
+    }
+
+    /// Which queue pair a request is for.
+    fn find(&self, hello: &Hello) -> Match {
+        if hello.dest_gid != self.hub.config.gid.0 {
+            return Match::Refused(Reason::Mismatch);
+        }
+        let Some(qp) =
+            self.hub.numbers.get(&QpNum(hello.dest_qpn)).and_then(|&id| self.qps.get(id))
+        else {
+            return Match::Refused(Reason::NoSuchQp);
+        };
+        match qp.state {
+            QpState::Reset | QpState::Init => return Match::NotReady,
+            QpState::Err | QpState::Sqe => return Match::Refused(Reason::NoSuchQp),
+            _ => {}
+        }
+        let meant =
+            qp.attr.dest_qp_num == hello.source_qpn && qp.attr.av.dgid == Gid(hello.source_gid);
+        match qp.path {
+            Path::None if meant => Match::Ready(qp.id),
+            _ => Match::Refused(Reason::Mismatch),
+        }
+    }
+
+    /// Grants, keeps or refuses a request.
+    fn decide(&mut self, conn: ConnId) {
+        let Some(state) = self.hub.conns.get_mut(conn) else { return };
+        let Phase::Waiting(waiting) = &state.phase else { return };
+        let hello = waiting.hello;
+        match self.find(&hello) {
+            Match::NotReady => {}
+            Match::Ready(qp) => self.grant(conn, qp),
+            Match::Refused(reason) => self.refuse(conn, reason),
+        }
+    }
+
+    fn take_waiting(&mut self, conn: ConnId) -> Option<Box<Waiting>> {
+        let state = self.hub.conns.get_mut(conn)?;
+        match std::mem::replace(&mut state.phase, Phase::Closing(None)) {
+            Phase::Waiting(waiting) => Some(waiting),
+            other => {
+                state.phase = other;
+                None
+            }
+        }
+    }
+
+    fn refuse(&mut self, conn: ConnId, reason: Reason) {
+        let Some(waiting) = self.take_waiting(conn) else { return };
+        let Waiting { hello, via } = *waiting;
+        let answer = hello.answer(Kind::Reject(reason), Features::ALL, 0, 0);
+        self.hub.settle(conn);
+        match via {
+            Via::Stream { mut responder } => {
+                let _ = responder.reject(&answer.to_bytes());
+                self.hub.close_stream(conn, Some(Farewell::Refusal(*responder)));
+            }
+            Via::Link { link, tag, .. } => {
+                self.hub.link_send(link, LinkMessage::Reject { tag, hello: answer });
+                self.hub.remove_conn(conn);
+            }
+        }
+    }
+
+    fn grant(&mut self, conn: ConnId, id: QpId) {
+        let Some(waiting) = self.take_waiting(conn) else { return };
+        let Waiting { hello, via } = *waiting;
+        self.hub.settle(conn);
+        match via {
+            Via::Stream { responder } => self.grant_stream(conn, id, &hello, responder),
+            Via::Link { link, tag, offset, end } => {
+                self.grant_link(conn, id, link, tag, offset, end);
+            }
+        }
+    }
+
+    /// A moment that a queue pair waits for has come.
+    pub(crate) fn qp_alarm(&mut self, id: QpId) {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        qp.timer = None;
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= hub.now);
+        let (rnr, reconnect, deadline) = (
+            due(qp.requester.rnr_until),
+            due(qp.requester.reconnect_at),
+            due(qp.requester.deadline),
+        );
+        if rnr {
+            qp.requester.rnr_until = None;
+            match qp.path {
+                Path::Stream(_) => receive::stream::resume(qp, hub),
+                Path::Channel(_) => {
+                    receive::channel::run(qp, hub);
+                }
+                _ => {}
+            }
+        }
+        if reconnect {
+            qp.requester.reconnect_at = None;
+            reach_out(qp, hub);
+        }
+        if deadline {
+            qp.requester.deadline = None;
+            if matches!(qp.path, Path::None | Path::Pending(_)) && !qp.sq.is_empty() {
+                requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
+            }
+        }
+        requester::set_alarm(qp, hub);
+    }
+
+    /// A connection took too long to be made.
+    pub(crate) fn conn_alarm(&mut self, conn: ConnId) {
+        let Some(state) = self.hub.conns.get_mut(conn) else { return };
+        state.alarm = None;
+        if matches!(state.phase, Phase::Waiting(_)) {
+            self.refuse(conn, Reason::NotReady);
+            return;
+        }
+        match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+            Some((qp, hub)) => stream::retry_later(qp, hub, conn),
+            None => self.hub.close_stream(conn, None),
+        }
+    }
+}
+
+/// Asks the world below to reach the peer of `qp`.
+fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if !matches!(qp.path, Path::None) || !qp.may_receive() {
+        return;
+    }
+    let user_timeout_ns = qp.retry_time_ns();
+    match hub.new_conn(Some(qp.id), Phase::Reaching) {
+        Some(conn) => {
+            qp.path = Path::Pending(conn);
+            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp), user_timeout_ns });
+        }
+        None => pause(qp, hub),
+    }
+}
+
+/// Tries again after a pause.
+fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    qp.path = Path::None;
+    if !qp.may_receive() {
+        return;
+    }
+    let pause = (FIRST_PAUSE_NS << qp.requester.attempts.min(10)).min(LONGEST_PAUSE_NS);
+    qp.requester.attempts = qp.requester.attempts.saturating_add(1);
+    qp.requester.reconnect_at = Some(hub.now.after(pause));
+    requester::set_alarm(qp, hub);
+}
+
+/// A connection stands: nothing waits any more.
+fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
+    qp.path = path;
+    qp.requester.deadline = None;
+    qp.requester.reconnect_at = None;
+    qp.requester.attempts = 0;
+    requester::set_alarm(qp, hub);
+    if qp.sq.has_waiting() {
+        crate::doorbell::kick(qp, hub);
+    }
+}

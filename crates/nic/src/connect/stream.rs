@@ -1,0 +1,239 @@
+//! Connections over byte streams: MPA start-up with Quipu's hello in its private data.
+
+use std::net::{IpAddr, SocketAddr};
+
+use quipu_iwarp::setup::Outcome;
+use quipu_iwarp::wire::hello::{Features, Hello, Kind};
+use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
+
+use super::{Phase, Via, Waiting, established, hello_of, pause};
+use crate::adapter::{Adapter, Hub};
+use crate::error::{Fault, Loss};
+use crate::probe::Probe;
+use crate::qp::{Path, Qp};
+use crate::receive;
+use crate::requester;
+use crate::stream::StreamPath;
+use crate::types::{ConnId, Gid, QpId, Time};
+
+/// What this side asks for when a stream starts up.
+fn params<P>(hub: &Hub<P>) -> Params {
+    Params { crc: hub.config.crc, ..Params::default() }
+}
+
+/// The two halves of a stream that both ends have agreed on.
+fn open_stream<P>(
+    hub: &Hub<P>,
+    conn: ConnId,
+    negotiated: &Negotiated,
+    features: Features,
+) -> StreamPath {
+    let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
+    let receiver = Receiver::new(negotiated, Extensions::from(features));
+    StreamPath::new(conn, Sender::new(negotiated, max_ulpdu), receiver)
+}
+
+/// Ends an attempt over a stream, and tries again after a pause.
+pub(super) fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
+    hub.close_stream(conn, None);
+    pause(qp, hub);
+}
+
+impl<P: Probe> Adapter<P> {
+    /// The stream of an open or closing connection.
+    pub(crate) fn stream_of(&mut self, conn: ConnId) -> Option<&mut StreamPath> {
+        let qp = self.hub.conns.get(conn)?.qp?;
+        match &mut self.qps.get_mut(qp)?.path {
+            Path::Stream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// Writes what is left of the reply that opened a stream.
+    pub(crate) fn greet(&mut self, conn: ConnId, out: &mut [u8]) -> usize {
+        let Some(state) = self.hub.conns.get_mut(conn) else { return 0 };
+        let Phase::Greeting(responder) = &mut state.phase else { return 0 };
+        let used = responder.poll_transmit(out);
+        if used < out.len() {
+            state.phase = Phase::Open;
+        }
+        used
+    }
+
+    /// The byte stream that `Connect` asked for stands.
+    pub fn handle_reached_stream(&mut self, now: Time, conn: ConnId) {
+        self.hub.now = now;
+        let Some(qp) = self.hub.conns.get(conn).and_then(|state| state.qp) else {
+            self.hub.close_stream(conn, None);
+            return;
+        };
+        let Some((qp, hub)) = self.qp_and_hub(qp) else { return };
+        let hello = hello_of(qp, hub, Kind::Request);
+        let Ok(initiator) = Initiator::new(params(hub), &hello.to_bytes()) else { return };
+        if let Some(state) = hub.conns.get_mut(conn) {
+            state.phase = Phase::Initiating(Box::new(initiator));
+        }
+        hub.count_half_open(conn);
+        hub.ready.push_back(conn);
+    }
+
+    /// A byte stream was accepted; its peer will say which queue pair it wants.
+    ///
+    /// # Errors
+    /// [`Fault::Exhausted`]: too many such streams; close it.
+    pub fn handle_accepted(&mut self, now: Time, peer: SocketAddr) -> Result<ConnId, Fault> {
+        self.hub.now = now;
+        if self.hub.half_open >= self.hub.config.max_half_open {
+            return Err(Fault::Exhausted("half open connections"));
+        }
+        let phase = Phase::Listening { responder: Box::default(), peer: peer.ip().to_canonical() };
+        let conn = self.hub.new_conn(None, phase).ok_or(Fault::Exhausted("connections"))?;
+        self.hub.count_half_open(conn);
+        Ok(conn)
+    }
+
+    /// Takes bytes that arrived on a stream; how many were used. What was not is the beginning of
+    /// something longer: show it again with more behind it.
+    pub fn handle_stream(&mut self, now: Time, conn: ConnId, bytes: &[u8]) -> usize {
+        self.hub.now = now;
+        let mut used = 0;
+        while used < bytes.len() {
+            let rest = &bytes[used..];
+            let Some(state) = self.hub.conns.get_mut(conn) else { return bytes.len() };
+            let taken = match &mut state.phase {
+                Phase::Initiating(_) => self.hear_reply(conn, rest),
+                Phase::Listening { .. } => self.hear_request(conn, rest),
+                Phase::Open | Phase::Greeting(_) => {
+                    let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) else {
+                        return bytes.len();
+                    };
+                    return used + receive::stream::run(qp, hub, rest);
+                }
+                // A peer that speaks before it is answered is not heard before then.
+                Phase::Waiting(_) => break,
+                _ => return bytes.len(),
+            };
+            if taken == 0 {
+                break;
+            }
+            used += taken;
+        }
+        used
+    }
+
+    /// How many bytes beyond `bytes`, which [`handle_stream`](Self::handle_stream) left, make a call of it
+    /// worthwhile; at least 1.
+    #[must_use]
+    pub fn stream_needed(&self, bytes: &[u8]) -> usize {
+        Receiver::needed(bytes).max(1)
+    }
+
+    pub(super) fn hear_reply(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
+        let Some(state) = self.hub.conns.get_mut(conn) else { return bytes.len() };
+        let (id, Phase::Initiating(initiator)) = (state.qp, &mut state.phase) else {
+            return bytes.len();
+        };
+        let outcome = initiator.handle(bytes);
+        let Some((qp, hub)) = id.and_then(|id| self.qp_and_hub(id)) else { return bytes.len() };
+        match outcome {
+            Ok((used, None)) => used,
+            Ok((used, Some(Outcome::Established(negotiated)))) => {
+                let hello = Hello::parse(&negotiated.private_data);
+                match hello {
+                    Ok(hello)
+                        if hello.kind == Kind::Accept
+                            && hello.source_qpn == qp.attr.dest_qp_num
+                            && hello.dest_qpn == qp.num.0 =>
+                    {
+                        hub.settle(conn);
+                        let stream = open_stream(hub, conn, &negotiated, hello.features);
+                        if let Some(state) = hub.conns.get_mut(conn) {
+                            state.phase = Phase::Open;
+                        }
+                        established(qp, hub, Path::Stream(Box::new(stream)));
+                    }
+                    _ => retry_later(qp, hub, conn),
+                }
+                used
+            }
+            Ok((_, Some(Outcome::Rejected { .. }))) | Err(_) => {
+                retry_later(qp, hub, conn);
+                bytes.len()
+            }
+        }
+    }
+
+    pub(super) fn hear_request(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
+        let Some(state) = self.hub.conns.get_mut(conn) else { return bytes.len() };
+        let Phase::Listening { responder, peer } = &mut state.phase else { return bytes.len() };
+        let peer = *peer;
+        match responder.handle(bytes) {
+            Ok((used, None)) => used,
+            Ok((used, Some(request))) => {
+                let hello = Hello::parse(&request.private_data);
+                // Nobody speaks for a queue pair from an address that is not its own.
+                let genuine = hello.is_ok_and(|hello| {
+                    hello.kind == Kind::Request && IpAddr::from(Gid(hello.source_gid)) == peer
+                });
+                let responder = std::mem::take(responder);
+                match hello {
+                    Ok(hello) if genuine => {
+                        let via = Via::Stream { responder };
+                        state.phase = Phase::Waiting(Box::new(Waiting { hello, via }));
+                        self.decide(conn);
+                    }
+                    _ => {
+                        self.hub.close_stream(conn, None);
+                        return bytes.len();
+                    }
+                }
+                used
+            }
+            Err(_) => {
+                self.hub.close_stream(conn, None);
+                bytes.len()
+            }
+        }
+    }
+
+    /// A stream ended, or could not be made. Ends what depended on it.
+    pub fn handle_lost(&mut self, now: Time, conn: ConnId, loss: Loss) {
+        self.hub.now = now;
+        let Some(state) = self.hub.remove_conn(conn) else { return };
+        let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) else { return };
+        match &qp.path {
+            Path::Pending(pending) if *pending == conn => pause(qp, hub),
+            Path::Stream(stream) if stream.conn == conn => {
+                qp.path = Path::Lost;
+                requester::peer_lost(qp, hub);
+            }
+            _ => {}
+        }
+        let _ = loss;
+    }
+
+    pub(super) fn grant_stream(
+        &mut self,
+        conn: ConnId,
+        id: QpId,
+        hello: &Hello,
+        mut responder: Box<Responder>,
+    ) {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        let answer = hello.answer(Kind::Accept, Features::ALL, qp.attr.rq_psn, qp.attr.sq_psn);
+        let accepted = responder.accept(params(hub), &answer.to_bytes());
+        let Ok(negotiated) = accepted else {
+            hub.close_stream(conn, None);
+            return;
+        };
+        let stream = open_stream(hub, conn, &negotiated, answer.features);
+        if let Some(state) = hub.conns.get_mut(conn) {
+            state.qp = Some(id);
+            state.phase = Phase::Greeting(responder);
+        }
+        established(qp, hub, Path::Stream(Box::new(stream)));
+        if let Path::Stream(stream) = &mut qp.path {
+            stream.make_ready(&mut hub.ready);
+        }
+    }
+}
