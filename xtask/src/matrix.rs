@@ -60,11 +60,7 @@ impl Row {
             _ => PRIVATE
                 .iter()
                 .map(|number| {
-                    let at = if *number == PRIVATE_DEFAULT {
-                        "@@"
-                    } else {
-                        "@"
-                    };
+                    let at = if *number == PRIVATE_DEFAULT { "@@" } else { "@" };
                     format!("{symbol}{at}{}", node.replace('*', &number.to_string()))
                 })
                 .collect(),
@@ -85,16 +81,12 @@ pub fn run(args: &[String]) -> Result<()> {
         match arg.as_str() {
             "--check" => check = true,
             "--library" => {
-                library = Some(PathBuf::from(
-                    args.next().context("--library needs a file")?,
-                ));
+                library = Some(PathBuf::from(args.next().context("--library needs a file")?));
             }
             other => bail!("unknown argument {other}; known: --check, --library FILE"),
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .context("xtask has no parent")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent")?;
     let table = fs::read_to_string(root.join(TABLE)).context(TABLE)?;
     let rows = parse(&table)?;
     let library = library.map_or_else(|| build(root), Ok)?;
@@ -109,25 +101,17 @@ pub fn run(args: &[String]) -> Result<()> {
     let file = root.join(DOCUMENT);
     if check {
         let committed = fs::read_to_string(&file).context(DOCUMENT)?;
-        ensure!(
-            committed == document,
-            "{DOCUMENT} is out of date: run `cargo xtask matrix`"
-        );
+        ensure!(committed == document, "{DOCUMENT} is out of date: run `cargo xtask matrix`");
     } else {
         fs::write(&file, document).context(DOCUMENT)?;
     }
     let stubs = rows.iter().filter(|row| row.is_stub()).count();
-    println!(
-        "verbs symbols: {} implemented, {stubs} stubbed",
-        rows.len() - stubs
-    );
+    println!("verbs symbols: {} implemented, {stubs} stubbed", rows.len() - stubs);
     Ok(())
 }
 
 fn parse(table: &str) -> Result<Vec<Row>> {
-    let lines = table
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(Row::parse).collect()
 }
 
@@ -135,21 +119,12 @@ fn parse(table: &str) -> Result<Vec<Row>> {
 fn build(root: &Path) -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args([
-            "build",
-            "-q",
-            "-p",
-            "quipu-ibverbs",
-            "--message-format=json-render-diagnostics",
-        ])
+        .args(["build", "-q", "-p", "quipu-ibverbs", "--message-format=json-render-diagnostics"])
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())
         .output()
         .context("cargo build -p quipu-ibverbs")?;
-    ensure!(
-        output.status.success(),
-        "cargo build -p quipu-ibverbs failed"
-    );
+    ensure!(output.status.success(), "cargo build -p quipu-ibverbs failed");
     let messages = String::from_utf8(output.stdout)?;
     // Of cargo's messages only one string is wanted, so they are not parsed further.
     messages
@@ -184,12 +159,8 @@ fn defined(text: &str) -> BTreeSet<String> {
 
 fn compare(rows: &[Row], exported: &BTreeSet<String>) -> Vec<String> {
     let wanted: BTreeSet<String> = rows.iter().flat_map(Row::exported).collect();
-    let missing = wanted
-        .difference(exported)
-        .map(|name| format!("not exported: {name}"));
-    let extra = exported
-        .difference(&wanted)
-        .map(|name| format!("not in the table: {name}"));
+    let missing = wanted.difference(exported).map(|name| format!("not exported: {name}"));
+    let extra = exported.difference(&wanted).map(|name| format!("not in the table: {name}"));
     missing.chain(extra).collect()
 }
 
@@ -207,11 +178,7 @@ fn render(rows: &[Row]) -> String {
     let _ = writeln!(text, "{}.\n", numbers.join(", "));
     let mut nodes: Vec<&str> = rows.iter().map(|row| row.node.as_str()).collect();
     nodes.dedup();
-    let of = |node: &str| {
-        rows.iter()
-            .filter(move |row| row.node == node)
-            .collect::<Vec<_>>()
-    };
+    let of = |node: &str| rows.iter().filter(move |row| row.node == node).collect::<Vec<_>>();
     text.push_str("| node | implemented | stubbed |\n|---|---|---|\n");
     for node in &nodes {
         let stubs = of(node).iter().filter(|row| row.is_stub()).count();
@@ -220,21 +187,10 @@ fn render(rows: &[Row]) -> String {
     let stubs = rows.iter().filter(|row| row.is_stub()).count();
     let _ = writeln!(text, "| all | {} | {stubs} |", rows.len() - stubs);
     for node in nodes {
-        let _ = writeln!(
-            text,
-            "\n## {node}\n\n| symbol | state | behind it |\n|---|---|---|"
-        );
+        let _ = writeln!(text, "\n## {node}\n\n| symbol | state | behind it |\n|---|---|---|");
         for row in of(node) {
-            let state = if row.is_stub() {
-                "stubbed"
-            } else {
-                "implemented"
-            };
-            let _ = writeln!(
-                text,
-                "| {} | {state} | `{}` |",
-                row.symbol, row.implementation
-            );
+            let state = if row.is_stub() { "stubbed" } else { "implemented" };
+            let _ = writeln!(text, "| {} | {state} | `{}` |", row.symbol, row.implementation);
         }
     }
     text
@@ -261,10 +217,7 @@ mod tests {
     fn a_difference_is_named_on_either_side() {
         let rows = parse("N a default x::a\nN b default x::b\n").unwrap();
         let exported = defined("0000 T a@@N\n0001 T c@@N\n0000 A N\n");
-        assert_eq!(
-            compare(&rows, &exported),
-            ["not exported: b@@N", "not in the table: c@@N"]
-        );
+        assert_eq!(compare(&rows, &exported), ["not exported: b@@N", "not in the table: c@@N"]);
     }
 
     #[test]

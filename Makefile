@@ -1,0 +1,41 @@
+# Two commands do everything: `make demo` and `make check`. The work is in `cargo xtask`.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+
+.PHONY: help demo check toolchain build install uninstall clean
+
+help:
+	@echo 'make demo                    build, then run RDMA programs of the distribution over Quipu'
+	@echo 'make check                   install what the tests need, and run all of them'
+	@echo 'make build                   build the libraries and the command into target/quipu'
+	@echo 'make install PREFIX=DIR      install them (default /usr/local)'
+	@echo 'make uninstall PREFIX=DIR    remove them again'
+	@echo 'make clean                   remove everything that was built'
+
+toolchain:
+	@command -v $(CARGO) >/dev/null 2>&1 || { \
+	    echo 'cargo is missing: install Rust 1.95 or later, with rustup or otherwise.' >&2; \
+	    exit 1; }
+	@tests/clients/install.sh build
+
+demo: toolchain
+	@tests/clients/install.sh demo
+	@$(CARGO) xtask demo
+
+check: toolchain
+	@tests/clients/install.sh demo check
+	@$(CARGO) xtask ci
+
+build: toolchain
+	@$(CARGO) xtask stage
+
+install: build
+	@$(CARGO) xtask install --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+
+uninstall:
+	@$(CARGO) xtask install --prefix '$(PREFIX)' --destdir '$(DESTDIR)' --remove
+
+clean:
+	@$(CARGO) clean

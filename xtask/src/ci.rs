@@ -1,0 +1,192 @@
+//! The gate: every step in order, each with its time, and a table at the end.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::clients::{self, Hosts};
+use crate::report::{Report, Tally};
+use crate::stage::{self, Staged};
+use crate::{fuzz, man, matrix, tidy, tools};
+
+/// Which steps to run.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only the steps with these names.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// All steps but those with these names.
+    #[arg(long, value_delimiter = ',')]
+    skip: Vec<String>,
+    /// Print the steps' names and end.
+    #[arg(long)]
+    list: bool,
+}
+
+type Outcome = Result<(Tally, String)>;
+
+/// A step's name, what it does, and the function that does it.
+type Step = (&'static str, &'static str, fn() -> Outcome);
+
+const STEPS: [Step; 14] = [
+    ("format", "cargo fmt --all -- --check", format),
+    ("lint", "cargo clippy --workspace --all-targets -- -D warnings", lint),
+    ("tidy", "the rules of the house", || tidy::run().map(one)),
+    ("tests", "cargo test --workspace", tests),
+    ("doctests", "cargo test --workspace --doc", doctests),
+    ("docs", "cargo doc without warnings", docs),
+    ("symbols", "cargo xtask matrix --check", || matrix::run(&["--check".into()]).map(one)),
+    ("man", "cargo xtask man --check", || man::run(true).map(one)),
+    ("licences", "cargo deny check", licences),
+    ("fuzz", "every fuzz target, 50000 inputs", fuzz_targets),
+    ("stage", "release build", || stage::run().map(|_| one(()))),
+    ("sim", "quipu sim, a few hundred seeds", sim),
+    ("one-host", "client programs, two processes on one host", || client_programs(Hosts::One)),
+    ("two-hosts", "client programs on two hosts", || client_programs(Hosts::Two)),
+];
+
+/// Seeds of the simulator's smoke.
+const SEEDS: &str = "200";
+
+/// Runs the steps.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let names = STEPS.map(|(name, ..)| name);
+    for name in options.only.iter().chain(&options.skip) {
+        ensure!(names.contains(&name.as_str()), "no step {name}; there are {}", names.join(", "));
+    }
+    let wanted = |name: &str| {
+        let listed = |list: &[String]| list.iter().any(|listed| listed == name);
+        (options.only.is_empty() || listed(&options.only)) && !listed(&options.skip)
+    };
+    let steps: Vec<_> = STEPS.iter().filter(|(name, ..)| wanted(name)).collect();
+    if options.list {
+        steps.iter().for_each(|(name, what, _)| println!("{name:<12} {what}"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut report = Report::new(steps.len());
+    for (name, what, run) in steps {
+        report.step(name, what, run);
+    }
+    Ok(if report.finish() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn one((): ()) -> (Tally, String) {
+    (Tally::ONE, String::new())
+}
+
+fn skipped(why: &str) -> Outcome {
+    println!("skipped: {why}");
+    Ok((Tally::SKIPPED, format!("skipped: {why}")))
+}
+
+/// A cargo command at the root.
+fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(crate::cargo());
+    command.args(args).current_dir(crate::root());
+    command
+}
+
+fn must(mut command: Command) -> Outcome {
+    ensure!(command.status().context("cargo")?.success(), "failed; see above");
+    Ok(one(()))
+}
+
+fn format() -> Outcome {
+    if !tools::cargo_has("fmt", Some("rustfmt")) {
+        return skipped("rustfmt is not installed");
+    }
+    must(cargo(&["fmt", "--all", "--", "--check"]))
+}
+
+fn lint() -> Outcome {
+    if !tools::cargo_has("clippy", Some("clippy")) {
+        return skipped("clippy is not installed");
+    }
+    must(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn tests() -> Outcome {
+    counted(&["test", "--workspace", "--all-targets", "--no-fail-fast"])
+}
+
+fn doctests() -> Outcome {
+    counted(&["test", "--workspace", "--doc", "--no-fail-fast"])
+}
+
+fn docs() -> Outcome {
+    let mut command = cargo(&["doc", "--workspace", "--no-deps", "--quiet"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    must(command)
+}
+
+fn licences() -> Outcome {
+    if !tools::cargo_has("deny", None) {
+        return skipped("cargo-deny is not installed");
+    }
+    must(cargo(&["deny", "check", "licenses", "bans", "sources"]))
+}
+
+fn fuzz_targets() -> Outcome {
+    let passed = fuzz::count(&fuzz::Options::default())?;
+    Ok((Tally { passed, ..Tally::default() }, String::new()))
+}
+
+fn sim() -> Outcome {
+    let mut command = Command::new(Staged::places().quipu);
+    command.args(["sim", "--seeds", SEEDS]);
+    ensure!(command.status().context("quipu sim")?.success(), "failed; see above");
+    Ok((Tally::ONE, format!("{SEEDS} seeds")))
+}
+
+fn client_programs(hosts: Hosts) -> Outcome {
+    let tally = clients::check(hosts)?;
+    if tally.failed > 0 {
+        return Ok((tally, "see the rows above".into()));
+    }
+    Ok((tally, String::new()))
+}
+
+/// Runs `cargo test` and adds up what the test programs report.
+fn counted(args: &[&str]) -> Outcome {
+    let mut child = cargo(args).stdout(Stdio::piped()).spawn().context("cargo")?;
+    let output = child.stdout.take().context("no standard output")?;
+    let mut tally = Tally::default();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        // A line for each of hundreds of tests that pass tells nobody anything.
+        let dull = line.is_empty() || line.ends_with("... ok") || line.starts_with("running ");
+        if let Some(result) = line.strip_prefix("test result:") {
+            tally.add(parse_result(result));
+        } else if !dull {
+            println!("{line}");
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() && tally.failed == 0 {
+        bail!("the tests do not build, or one of their programs died; see above");
+    }
+    Ok((tally, String::new()))
+}
+
+/// Reads " ok. 12 passed; 0 failed; 1 ignored; ...".
+fn parse_result(text: &str) -> Tally {
+    let of = |what: &str| {
+        let part = text.split([';', '.']).find(|part| part.trim().ends_with(what));
+        part.and_then(|part| part.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    Tally { passed: of("passed"), failed: of("failed"), skipped: of("ignored") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_test_programs_are_read() {
+        let text = " FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; \
+                    finished in 0.00s";
+        assert_eq!(parse_result(text), Tally { passed: 12, failed: 3, skipped: 1 });
+        assert_eq!(parse_result(" gibberish"), Tally::default());
+    }
+}

@@ -1,0 +1,131 @@
+//! The RDMA programs of the distribution, unmodified, over Quipu: two processes on one host, and on
+//! two hosts that are network namespaces.
+
+mod faults;
+mod hosts;
+mod pair;
+mod rows;
+mod single;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::report::Tally;
+use crate::stage::Staged;
+use crate::tools;
+
+pub(crate) use hosts::Family;
+pub(crate) use pair::{Pairing, run_pair};
+
+/// Which part of the programs to run.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Only rows whose name contains this, such as `write_bw` or `two-hosts/v6`.
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Only on one host, or only on two.
+    #[arg(long, value_enum)]
+    hosts: Option<Hosts>,
+    /// Print the rows' names and end.
+    #[arg(long)]
+    list: bool,
+    /// Show the programs' output also where they succeed.
+    #[arg(long)]
+    verbose: bool,
+}
+
+/// Where the two processes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Hosts {
+    /// On one host, over its loopback address.
+    One,
+    /// On two hosts.
+    Two,
+}
+
+impl Hosts {
+    fn name(self) -> &'static str {
+        match self {
+            Self::One => "one-host",
+            Self::Two => "two-hosts",
+        }
+    }
+}
+
+/// How long a row may take.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Something to run, by its name.
+struct Row<'a> {
+    name: String,
+    run: Box<dyn Fn() -> Result<(), String> + 'a>,
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let mut tally = Tally::default();
+    for hosts in [Hosts::One, Hosts::Two] {
+        if options.hosts.is_none_or(|only| only == hosts) {
+            tally.add(check_some(hosts, options)?);
+        }
+    }
+    println!("{tally}");
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs all rows of one place.
+pub(crate) fn check(hosts: Hosts) -> Result<Tally> {
+    let all = Options { filter: String::new(), hosts: Some(hosts), list: false, verbose: false };
+    check_some(hosts, &all)
+}
+
+fn check_some(hosts: Hosts, options: &Options) -> Result<Tally> {
+    let staged = Staged::places();
+    ensure!(staged.quipu.exists(), "nothing is staged: run `cargo xtask stage`");
+    for program in ["ib_write_bw", "ibv_rc_pingpong", "ibv_devices"] {
+        ensure!(tools::find(program).is_some(), "{program} is missing: run `make check`");
+    }
+    match hosts {
+        Hosts::One => Ok(run_rows(rows::one_host(&staged), options)),
+        Hosts::Two => hosts::enter(options),
+    }
+}
+
+/// The part that runs inside the network namespace made by [`hosts::enter`].
+pub(crate) fn run_inside(options: &Options) -> Result<ExitCode> {
+    let staged = Staged::places();
+    hosts::build()?;
+    let tally = run_rows(rows::two_hosts(&staged), options);
+    hosts::print_tally(tally);
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_rows(rows: Vec<Row<'_>>, options: &Options) -> Tally {
+    let mut tally = Tally::default();
+    for Row { name, run } in rows {
+        if !name.contains(&options.filter) {
+            continue;
+        }
+        if options.list {
+            println!("{name}");
+            continue;
+        }
+        let begun = Instant::now();
+        let outcome = run();
+        let took = begun.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => {
+                tally.passed += 1;
+                println!("ok    {name} ({took:.2} s)");
+            }
+            Err(text) => {
+                tally.failed += 1;
+                println!("FAIL  {name} ({took:.2} s)\n{}", text.trim_end());
+                println!("  again: cargo xtask clients --verbose --filter '{name}'");
+            }
+        }
+    }
+    tally
+}

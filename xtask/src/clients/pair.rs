@@ -1,0 +1,142 @@
+//! A server and a client of one program.
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::hosts::{Family, listens, on_host};
+use crate::process::{Ended, Running, wait_until};
+use crate::stage::Staged;
+
+/// Where server and client run, and by which address the client finds the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Pairing {
+    /// What comes in front of the server's command.
+    pub(super) server: Vec<String>,
+    /// What comes in front of the client's command.
+    pub(super) client: Vec<String>,
+    /// The server's address.
+    pub(super) address: &'static str,
+    /// Set for both: NAME, VALUE.
+    pub(super) env: Vec<(&'static str, &'static str)>,
+}
+
+impl Pairing {
+    /// Both on this host.
+    pub(crate) fn one_host(staged: &Staged, family: Family) -> Self {
+        let address = family.loopback();
+        let both = staged.run(address);
+        Self { server: both.clone(), client: both, address, env: Vec::new() }
+    }
+
+    /// The server on host 0, the client on host 1.
+    pub(super) fn two_hosts(staged: &Staged, family: Family) -> Self {
+        let on = |host| [on_host(host), staged.run(family.of_host(host))].concat();
+        Self { server: on(0), client: on(1), address: family.of_host(0), env: Vec::new() }
+    }
+
+    /// The same with a variable set for both.
+    pub(super) fn with_env(mut self, name: &'static str, value: &'static str) -> Self {
+        self.env.push((name, value));
+        self
+    }
+
+    /// A command with everything in front of it.
+    pub(super) fn command(&self, front: &[String], program: &str, args: &[String]) -> Command {
+        let mut words = front.iter().map(String::as_str).chain([program]);
+        let mut command = Command::new(words.next().unwrap_or(program));
+        command.args(words).args(args).envs(self.env.iter().copied());
+        command
+    }
+}
+
+/// What a server and its client left behind.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) server: Ended,
+    pub(crate) client: Ended,
+}
+
+impl Pair {
+    /// Whether both ended with status 0.
+    pub(crate) fn both_succeeded(&self) -> bool {
+        self.server.success() && self.client.success()
+    }
+
+    /// Both outputs.
+    pub(crate) fn text(&self) -> String {
+        self.server.text("server") + &self.client.text("client")
+    }
+}
+
+/// A port that nothing listens on. Ports are not reused at once, so it stays free for the moment
+/// that a server needs to take it.
+pub(super) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"));
+    Ok(listener.context("no free port")?.local_addr()?.port())
+}
+
+/// A server that listens.
+pub(super) struct Server {
+    pub(super) running: Running,
+    pub(super) port: u16,
+}
+
+impl Server {
+    /// Starts a server and waits until it listens, or else returns what it said.
+    pub(super) fn start(
+        pairing: &Pairing,
+        program: &str,
+        args: &[String],
+        deadline: Instant,
+    ) -> Result<Result<Self, Ended>> {
+        let port = free_port()?;
+        let args = with_port(args, port);
+        let mut running = Running::start(pairing.command(&pairing.server, program, &args))?;
+        let id = running.id();
+        wait_until(deadline, || listens(id, port) || running.has_ended());
+        if running.has_ended() || !listens(id, port) {
+            return Ok(Err(running.finish(Instant::now())));
+        }
+        Ok(Ok(Self { running, port }))
+    }
+}
+
+/// The arguments with `-p PORT` in front.
+pub(super) fn with_port(args: &[String], port: u16) -> Vec<String> {
+    [&["-p".into(), port.to_string()], args].concat()
+}
+
+/// The client's arguments: the server's behind them.
+pub(super) fn client_args(args: &[String], port: u16, address: &str) -> Vec<String> {
+    let mut args = with_port(args, port);
+    args.push(address.to_owned());
+    args
+}
+
+/// Runs a server and, once it listens, its client.
+///
+/// # Errors
+///
+/// The programs cannot be started, or the server ends before it listens.
+pub(crate) fn run_pair(
+    pairing: &Pairing,
+    program: &str,
+    args: &[String],
+    limit: Duration,
+) -> Result<Pair> {
+    let deadline = Instant::now() + limit;
+    let server = match Server::start(pairing, program, args, deadline)? {
+        Ok(server) => server,
+        Err(ended) => bail!("the server never listened\n{}", ended.text("server")),
+    };
+    let args = client_args(args, server.port, pairing.address);
+    let client = Running::start(pairing.command(&pairing.client, program, &args))?;
+    let client = client.finish(deadline);
+    // A server whose client failed may wait for ever for what will not come.
+    let patience =
+        if client.success() { deadline } else { Instant::now() + Duration::from_secs(2) };
+    Ok(Pair { server: server.running.finish(patience.min(deadline)), client })
+}

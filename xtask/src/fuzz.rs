@@ -1,0 +1,135 @@
+//! Runs the fuzz targets of `fuzz/` for a bounded number of inputs, on stable Rust.
+//!
+//! The targets are built as they are, against `xtask/fuzz-driver` in place of libfuzzer-sys, from a
+//! manifest made of `fuzz/Cargo.toml`. For a real campaign use cargo-fuzz.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use toml::{Table, Value};
+
+/// How much to run.
+#[derive(clap::Args, Clone)]
+pub(crate) struct Options {
+    /// Inputs for each target.
+    #[arg(long, default_value_t = 50_000)]
+    runs: u64,
+    /// Where the inputs come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this target.
+    #[arg(long)]
+    target: Option<String>,
+    /// Give the target this one input instead.
+    #[arg(long, requires = "target")]
+    replay: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { runs: 50_000, seed: 1, target: None, replay: None }
+    }
+}
+
+/// Builds and runs the targets.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    count(options).map(drop)
+}
+
+/// As [`run`]; how many targets were run.
+pub(crate) fn count(options: &Options) -> Result<usize> {
+    let work = crate::target_dir().join("fuzz-smoke");
+    let manifest = work.join("Cargo.toml");
+    fs::create_dir_all(&work)?;
+    let fuzz = crate::root().join("fuzz");
+    let text = fs::read_to_string(fuzz.join("Cargo.toml")).context("fuzz/Cargo.toml")?;
+    let (text, mut targets) = adapt(&text, &fuzz)?;
+    fs::write(&manifest, text)?;
+    // The versions that the workspace was tested with.
+    fs::copy(crate::root().join("Cargo.lock"), work.join("Cargo.lock"))?;
+    if let Some(only) = &options.target {
+        targets.retain(|target| target == only);
+        ensure!(!targets.is_empty(), "fuzz/Cargo.toml has no target {only}");
+    }
+    let mut build = Command::new(crate::cargo());
+    build.args(["build", "--quiet", "--release", "--manifest-path"]).arg(&manifest);
+    build.arg("--target-dir").arg(work.join("target"));
+    ensure!(build.status().context("cargo")?.success(), "the fuzz targets do not build");
+
+    let mut bad = Vec::new();
+    for target in &targets {
+        let mut command = Command::new(work.join("target/release").join(target));
+        match &options.replay {
+            Some(file) => drop(command.arg("--replay").arg(file)),
+            None => {
+                command.arg(options.seed.to_string()).arg(options.runs.to_string());
+                command.arg(artifacts(target)).arg(fuzz.join("seeds").join(target));
+            }
+        }
+        let ended = command.status().with_context(|| format!("cannot run {target}"))?;
+        let verdict = if ended.success() { "no panic" } else { "FAILED" };
+        println!("{target}: {verdict}");
+        if !ended.success() {
+            bad.push(format!(
+                "{target}: replay with `cargo xtask fuzz --target {target} --replay FILE`, FILE \
+                 being the input named above"
+            ));
+        }
+    }
+    if !bad.is_empty() {
+        bail!("{}", bad.join("\n"));
+    }
+    Ok(targets.len())
+}
+
+fn artifacts(target: &str) -> PathBuf {
+    crate::root().join("fuzz/artifacts").join(target)
+}
+
+/// The manifest that builds the same targets with the driver, and the targets' names.
+fn adapt(manifest: &str, fuzz: &Path) -> Result<(String, Vec<String>)> {
+    let mut table: Table = manifest.parse().context("fuzz/Cargo.toml")?;
+    let dependencies = table.get_mut("dependencies").and_then(Value::as_table_mut);
+    let dependencies = dependencies.context("fuzz/Cargo.toml has no dependencies")?;
+    for (name, dependency) in dependencies.iter_mut() {
+        if name == "libfuzzer-sys" {
+            let driver = crate::root().join("xtask/fuzz-driver");
+            let driver = Value::String(driver.display().to_string());
+            let features = dependency.get("features").cloned();
+            let mut stand_in = Table::from_iter([("path".to_owned(), driver)]);
+            stand_in.extend(features.map(|features| ("features".to_owned(), features)));
+            *dependency = Value::Table(stand_in);
+        } else if let Some(Value::String(path)) = dependency.get_mut("path") {
+            *path = fuzz.join(&*path).display().to_string();
+        }
+    }
+    let bins = table.get_mut("bin").and_then(Value::as_array_mut);
+    let mut targets = Vec::new();
+    for bin in bins.context("fuzz/Cargo.toml has no targets")? {
+        if let Some(Value::String(path)) = bin.get_mut("path") {
+            *path = fuzz.join(&*path).display().to_string();
+        }
+        targets.extend(bin.get("name").and_then(Value::as_str).map(str::to_owned));
+    }
+    Ok((table.to_string(), targets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_is_adapted() {
+        let manifest = "[dependencies]\nlibfuzzer-sys = \"0.4\"\nx = { path = \"../x\" }\n\
+                        [[bin]]\nname = \"t\"\npath = \"fuzz_targets/t.rs\"\n";
+        let (text, targets) = adapt(manifest, Path::new("/f")).unwrap();
+        assert_eq!(targets, ["t"]);
+        let table: Table = text.parse().unwrap();
+        assert_eq!(table["bin"][0]["path"].as_str(), Some("/f/fuzz_targets/t.rs"));
+        assert_eq!(table["dependencies"]["x"]["path"].as_str(), Some("/f/../x"));
+        let driver = table["dependencies"]["libfuzzer-sys"]["path"].as_str().unwrap();
+        assert!(driver.ends_with("xtask/fuzz-driver"));
+    }
+}

@@ -1,0 +1,106 @@
+//! The gate and its helpers: `cargo xtask ci` is everything that a change has to pass.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod clients;
+mod demo;
+mod fuzz;
+mod install;
+mod man;
+mod matrix;
+mod process;
+mod report;
+mod stage;
+mod tidy;
+mod tools;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Quipu's gate and its helpers.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_version_flag = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run everything that a change has to pass.
+    Ci(ci::Options),
+    /// Build everything in release mode and put it into target/quipu.
+    Stage,
+    /// Run three programs of the distribution over Quipu and show their results.
+    Demo,
+    /// Run the client programs of the distribution over Quipu.
+    Clients(clients::Options),
+    /// Part of `clients`: runs inside a network namespace that it fills with two hosts.
+    #[command(hide = true)]
+    ClientsInside(clients::Options),
+    /// Copy what was staged to its place in the system.
+    Install(install::Options),
+    /// Write the matrix of verbs symbols, or compare it (--check).
+    Matrix {
+        /// Passed on: --check, --library FILE.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Write the manual pages, or compare them.
+    Man {
+        /// Fail if a page is out of date instead of writing it.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check the rules of the house that no other tool checks.
+    Tidy,
+    /// Run every fuzz target for a bounded number of inputs, on stable Rust.
+    Fuzz(fuzz::Options),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Ci(options) => return ci::run(&options),
+        Task::Stage => drop(stage::run()?),
+        Task::Demo => return demo::run(),
+        Task::Clients(options) => return clients::run(&options),
+        Task::ClientsInside(options) => return clients::run_inside(&options),
+        Task::Install(options) => install::run(&options)?,
+        Task::Matrix { args } => matrix::run(&args)?,
+        Task::Man { check } => man::run(check)?,
+        Task::Tidy => tidy::run()?,
+        Task::Fuzz(options) => fuzz::run(&options)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The folder of the workspace.
+fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root
+}
+
+/// The cargo that runs this.
+fn cargo() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Where cargo puts what it builds.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), |dir| root().join(PathBuf::from(dir)))
+}

@@ -1,0 +1,85 @@
+//! Builds the command and the libraries in release mode and puts them where the command finds them:
+//! `target/quipu/bin/quipu` and `target/quipu/lib/*.so*`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// What cargo builds, and its name in the staged folder.
+const LIBRARIES: [(&str, &str); 3] = [
+    ("libibverbs.so", "libibverbs.so.1"),
+    ("libquipu_engine.so", "libquipu_engine.so"),
+    ("libquipu_shim.so", "libquipu_shim.so"),
+];
+/// Names under which programs open a library beside its own.
+const LINKS: [(&str, &str); 1] = [("libibverbs.so.1", "libibverbs.so")];
+const PACKAGES: [&str; 4] = ["quipu", "quipu-ibverbs", "quipu-engine", "quipu-shim"];
+
+/// Where things were put.
+#[derive(Clone, Debug)]
+pub(crate) struct Staged {
+    /// The command.
+    pub(crate) quipu: PathBuf,
+    /// The folder of the libraries.
+    pub(crate) lib: PathBuf,
+}
+
+impl Staged {
+    /// The places, whether or not anything is there.
+    pub(crate) fn places() -> Self {
+        let dir = crate::target_dir().join("quipu");
+        Self { quipu: dir.join("bin/quipu"), lib: dir.join("lib") }
+    }
+
+    /// `quipu run` with an address; the program and its arguments are to follow.
+    pub(crate) fn run(&self, address: &str) -> Vec<String> {
+        [&self.quipu.display().to_string(), "run", "--address", address, "--"]
+            .map(str::to_owned)
+            .into()
+    }
+}
+
+/// Builds and stages.
+pub(crate) fn run() -> Result<Staged> {
+    let mut build = Command::new(crate::cargo());
+    build.args(["build", "--release"]).current_dir(crate::root());
+    for package in PACKAGES {
+        build.args(["--package", package]);
+    }
+    ensure!(build.status().context("cargo")?.success(), "the release build failed");
+
+    let release = crate::target_dir().join("release");
+    let staged = Staged::places();
+    let bin = staged.quipu.parent().context("no folder")?;
+    for dir in [bin, &staged.lib] {
+        fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    replace(&release.join("quipu"), &staged.quipu)?;
+    for (built, name) in LIBRARIES {
+        replace(&release.join(built), &staged.lib.join(name))?;
+    }
+    for (to, name) in LINKS {
+        link(to, &staged.lib.join(name))?;
+    }
+    println!("staged {} and {}", staged.quipu.display(), staged.lib.display());
+    Ok(staged)
+}
+
+/// Copies a file to a new one beside `to` and renames it: a program that runs from the old one
+/// goes on with the old one.
+pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
+    let fresh = to.with_extension("new");
+    let copied = fs::copy(from, &fresh).and_then(|_| fs::rename(&fresh, to));
+    copied.with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+/// Makes `at` a symbolic link to `to`.
+pub(crate) fn link(to: &str, at: &Path) -> Result<()> {
+    let fresh = at.with_extension("new");
+    let _ = fs::remove_file(&fresh);
+    let linked = symlink(to, &fresh).and_then(|()| fs::rename(&fresh, at));
+    linked.with_context(|| format!("cannot link {}", at.display()))
+}

@@ -1,0 +1,36 @@
+//! Which programs and cargo components there are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where a program lies, by PATH and the folders for administrators.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let extra = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(extra).map(|dir| dir.join(program)).find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    file.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// Whether `cargo NAME` works. A component of rustup that is missing is added if rustup is there.
+pub(crate) fn cargo_has(name: &str, component: Option<&str>) -> bool {
+    let works = || {
+        let mut command = Command::new(crate::cargo());
+        command.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if works() {
+        return true;
+    }
+    let Some(component) = component else { return false };
+    if find("rustup").is_none() {
+        return false;
+    }
+    println!("adding the component {component} with rustup");
+    let added = Command::new("rustup").args(["component", "add", component]).status();
+    added.is_ok_and(|status| status.success()) && works()
+}
