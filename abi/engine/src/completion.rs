@@ -1,0 +1,147 @@
+//! Completion channels, completion queues, and events of both kinds.
+
+use quipu_abi_types::*;
+use quipu_host::EventsReported;
+use quipu_nic::AsyncEvent;
+
+use crate::entry::{Out, entries};
+use crate::instance::{current, for_destructor, opened};
+use crate::registry::Object;
+use crate::status::{Failure, INVALID};
+
+/// The flags of creation that change nothing here: one lock orders everything anyway.
+const HARMLESS_FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+
+/// How many events of an object were handed out, as the table has it.
+pub(crate) fn reported(events: EventsReported) -> EngineEventsReported {
+    EngineEventsReported { comp: events.completion, r#async: events.asynchronous }
+}
+
+/// The type of an asynchronous event, and what it is about; `None` for the port.
+fn describe(event: &AsyncEvent) -> (u32, Option<Object>) {
+    match *event {
+        AsyncEvent::CqErr(cq) => (IBV_EVENT_CQ_ERR, Some(Object::Cq(cq))),
+        AsyncEvent::QpFatal(qp) => (IBV_EVENT_QP_FATAL, Some(Object::Qp(qp))),
+        AsyncEvent::QpReqErr(qp) => (IBV_EVENT_QP_REQ_ERR, Some(Object::Qp(qp))),
+        AsyncEvent::QpAccessErr(qp) => (IBV_EVENT_QP_ACCESS_ERR, Some(Object::Qp(qp))),
+        AsyncEvent::CommEst(qp) => (IBV_EVENT_COMM_EST, Some(Object::Qp(qp))),
+        AsyncEvent::SqDrained(qp) => (IBV_EVENT_SQ_DRAINED, Some(Object::Qp(qp))),
+        AsyncEvent::QpLastWqeReached(qp) => {
+            (IBV_EVENT_QP_LAST_WQE_REACHED, Some(Object::Qp(qp)))
+        }
+        AsyncEvent::SrqErr(srq) => (IBV_EVENT_SRQ_ERR, Some(Object::Srq(srq))),
+        AsyncEvent::SrqLimitReached(srq) => (IBV_EVENT_SRQ_LIMIT_REACHED, Some(Object::Srq(srq))),
+        AsyncEvent::PortActive => (IBV_EVENT_PORT_ACTIVE, None),
+        AsyncEvent::PortErr => (IBV_EVENT_PORT_ERR, None),
+    }
+}
+
+entries! {
+    /// [`EngineApi::get_async_event`]
+    fn get_async_event(context: ContextHandle, out: *mut EngineAsyncEvent) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        let id = instance.registry().context(instance.context(context))?;
+        loop {
+            let event = instance.engine.wait_async(id)?;
+            let (event_type, about) = describe(&event);
+            let told = match about {
+                Some(object) => instance.registry().tell(object).map(|cookie| (0, cookie)),
+                None => Some((1, 0)),
+            };
+            if let Some((port_num, cookie)) = told {
+                out.fill(EngineAsyncEvent { event_type, port_num, cookie });
+                return Ok(());
+            }
+        }
+    }
+
+    /// [`EngineApi::create_channel`]
+    fn create_channel(context: ContextHandle, out: *mut EngineChannel) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        let context = instance.context(context);
+        instance.registry().context(context)?;
+        let (channel, fd) = instance.engine.create_channel()?;
+        instance.registry().add(Object::Channel(channel), context, 0);
+        out.fill(EngineChannel { channel: instance.channel_handle(channel), fd });
+        Ok(())
+    }
+
+    /// [`EngineApi::destroy_channel`]
+    fn destroy_channel(channel: ChannelHandle) {
+        let Some(instance) = for_destructor()? else { return Ok(()) };
+        let channel = instance.channel(channel);
+        instance.destroyed(instance.engine.destroy_channel(channel).map_err(Failure::from))?;
+        instance.registry().remove(Object::Channel(channel), 0);
+        Ok(())
+    }
+
+    /// [`EngineApi::get_comp_event`]
+    fn get_comp_event(channel: ChannelHandle, cookie: *mut u64) {
+        // SAFETY: the table demands a valid pointer.
+        let cookie = unsafe { Out::new(cookie) }?;
+        let instance = opened()?;
+        cookie.fill(instance.engine.wait_channel(instance.channel(channel))?.context);
+        Ok(())
+    }
+
+    /// [`EngineApi::create_cq`]
+    fn create_cq(context: ContextHandle, init: *const EngineCqInit, out: *mut EngineCq) {
+        // SAFETY: the table demands valid pointers.
+        let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
+        if init.comp_vector != 0 {
+            return Err(INVALID);
+        }
+        if init.flags & !HARMLESS_FLAGS != 0 {
+            return Err(EngineStatus::NotSupported.into());
+        }
+        let instance = current()?;
+        let context = instance.context(context);
+        let channel =
+            (init.channel != ChannelHandle::NONE).then(|| instance.channel(init.channel));
+        let id = {
+            let registry = instance.registry();
+            if let Some(channel) = channel {
+                registry.expect(Object::Channel(channel), context)?;
+            }
+            registry.context(context)?
+        };
+        let (cq, cqe) = instance.engine.create_cq(id, init.cqe, channel, init.cookie)?;
+        instance.registry().add(Object::Cq(cq), context, init.cookie);
+        out.fill(EngineCq { cq: instance.cq_handle(cq), cqe });
+        Ok(())
+    }
+
+    /// [`EngineApi::resize_cq`]
+    fn resize_cq(cq: CqHandle, cqe: u32, actual: *mut u32) {
+        // SAFETY: the table demands a valid pointer.
+        let actual = unsafe { Out::new(actual) }?;
+        let instance = current()?;
+        actual.fill(instance.engine.resize_cq(instance.cq(cq), cqe)?);
+        Ok(())
+    }
+
+    /// [`EngineApi::destroy_cq`]
+    fn destroy_cq(cq: CqHandle, out: *mut EngineEventsReported) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let Some(instance) = for_destructor()? else {
+            out.fill(EngineEventsReported::default());
+            return Ok(());
+        };
+        let cq = instance.cq(cq);
+        let events = instance.destroyed(instance.engine.destroy_cq(cq).map_err(Failure::from))?;
+        instance.registry().remove(Object::Cq(cq), events.asynchronous);
+        out.fill(reported(events));
+        Ok(())
+    }
+
+    /// [`EngineApi::req_notify_cq`]
+    fn req_notify_cq(cq: CqHandle, solicited_only: i32) {
+        let instance = opened()?;
+        Ok(instance.engine.req_notify_cq(instance.cq(cq), solicited_only != 0)?)
+    }
+}

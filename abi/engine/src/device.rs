@@ -1,0 +1,250 @@
+//! Devices, contexts, ports and addresses.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_char, c_int};
+use quipu_abi_types::*;
+use quipu_host::HostAddress;
+use quipu_nic::Config as Limits;
+
+use crate::entry::{Out, entries};
+use crate::identity::{self, DEVICE_NAME};
+use crate::instance::{self, Instance, current, for_destructor};
+use crate::registry::{MAX_AH, Object};
+use crate::status::{Failure, INVALID, Outcome};
+
+/// Reported so that programs do not take the device for one whose quirks they work around: 0 and
+/// 0xffffff stand for "unknown" there.
+const VENDOR_ID: u32 = 0x51f0;
+/// A region may be as large as the address space of a process (47 bits).
+const MAX_MR_SIZE: u64 = 1 << 47;
+/// Pages of 4 KB and all larger powers of two.
+const PAGE_SIZES: u64 = !0xfff;
+/// The delay of an acknowledgement that the device adds, as a code (4.096 us << 15 = 134 ms): an
+/// adapter made of software may have to wait for a processor.
+const ACK_DELAY: u8 = 15;
+/// `phys_state` LinkUp.
+const LINK_UP: u8 = 5;
+
+const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
+    | IBV_DEVICE_SYS_IMAGE_GUID
+    | IBV_DEVICE_RC_RNR_NAK_GEN
+    | IBV_DEVICE_SRQ_RESIZE
+    | IBV_DEVICE_MEM_WINDOW
+    | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+
+/// The address of the device: that of the engine if there is one.
+fn address() -> Option<HostAddress> {
+    static COMPLAINED: AtomicBool = AtomicBool::new(false);
+    if let Ok(instance) = current() {
+        return Some(instance.engine.address().clone());
+    }
+    let address = identity::prospective_address();
+    let complain = |error: &_| {
+        // Programs list devices again and again.
+        if !COMPLAINED.swap(true, Ordering::Relaxed) {
+            instance::complain(error);
+        }
+    };
+    address.inspect_err(complain).ok()
+}
+
+/// Writes a text and a zero, as much as fits.
+fn put_text(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (slot, byte) in to[..room].iter_mut().zip(text.bytes()) {
+        *slot = byte as c_char;
+    }
+}
+
+fn device(address: &HostAddress) -> EngineDevice {
+    let mut device = EngineDevice {
+        name: [0; 64],
+        guid: identity::guid(address.ip),
+        node_type: IBV_NODE_CA,
+        transport_type: IBV_TRANSPORT_IB,
+        num_comp_vectors: 1,
+        index: 0,
+        gid: identity::gid_entry(address),
+    };
+    put_text(&mut device.name, DEVICE_NAME);
+    device
+}
+
+fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_ex {
+    // A limit that the type of the attribute cannot hold is cut.
+    let int = |number: u32| c_int::try_from(number).unwrap_or(c_int::MAX);
+    let per_qp = u32::from(limits.max_rd_atomic);
+    // SAFETY: the structure consists of integers.
+    let mut all: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+    let attr = &mut all.orig_attr;
+    put_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    attr.node_guid = identity::guid(address.ip);
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = MAX_MR_SIZE;
+    attr.page_size_cap = PAGE_SIZES;
+    attr.vendor_id = VENDOR_ID;
+    attr.vendor_part_id = 1;
+    attr.hw_ver = 1;
+    attr.max_qp = int(limits.max_qp);
+    attr.max_qp_wr = int(limits.max_qp_wr);
+    attr.device_cap_flags = CAPABILITIES;
+    attr.max_sge = int(limits.max_sge);
+    attr.max_sge_rd = int(limits.max_sge);
+    attr.max_cq = int(limits.max_cq);
+    attr.max_cqe = int(limits.max_cqe);
+    attr.max_mr = int(limits.max_mr);
+    attr.max_pd = int(limits.max_pd);
+    attr.max_qp_rd_atom = int(per_qp);
+    attr.max_qp_init_rd_atom = int(per_qp);
+    attr.max_res_rd_atom = int(per_qp.saturating_mul(limits.max_qp));
+    // The instructions of the processor do them, so they are atomic towards those as well.
+    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    attr.max_mw = int(limits.max_mr);
+    attr.max_ah = int(MAX_AH as u32);
+    attr.max_srq = int(limits.max_srq);
+    attr.max_srq_wr = int(limits.max_srq_wr);
+    attr.max_srq_sge = int(limits.max_sge);
+    attr.max_pkeys = 1;
+    attr.local_ca_ack_delay = ACK_DELAY;
+    attr.phys_port_cnt = 1;
+    all.device_cap_flags_ex = CAPABILITIES.into();
+    all.phys_port_cnt_ex = 1;
+    all
+}
+
+fn port_attributes(address: &HostAddress, limits: &Limits) -> ibv_port_attr {
+    let (active_width, active_speed) = identity::link_speed(address);
+    ibv_port_attr {
+        state: if address.up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
+        max_mtu: IBV_MTU_4096,
+        active_mtu: identity::active_mtu(address),
+        gid_tbl_len: 1,
+        port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+        max_msg_sz: limits.max_message,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        pkey_tbl_len: 1,
+        lid: 0,
+        sm_lid: 0,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 0,
+        init_type_reply: 0,
+        active_width,
+        active_speed,
+        phys_state: LINK_UP,
+        link_layer: IBV_LINK_LAYER_ETHERNET,
+        flags: IBV_QPF_GRH_REQUIRED,
+        port_cap_flags2: 0,
+        active_speed_ex: active_speed.into(),
+    }
+}
+
+/// The engine, if `context` is one of its contexts.
+fn engine_of(context: ContextHandle) -> Outcome<&'static Instance> {
+    let instance = current()?;
+    instance.registry().context(instance.context(context))?;
+    Ok(instance)
+}
+
+/// Destroys what is left in a context that is closed.
+fn destroy_left(instance: &Instance, left: Vec<Object>) {
+    let engine = &instance.engine;
+    for object in left {
+        let mut taken = 0;
+        let mut reported = |events: quipu_host::EventsReported| taken = events.asynchronous;
+        let destroyed = match object {
+            Object::Qp(qp) => engine.destroy_qp(qp).map(&mut reported),
+            Object::Srq(srq) => engine.destroy_srq(srq).map(&mut reported),
+            Object::Cq(cq) => engine.destroy_cq(cq).map(&mut reported),
+            Object::Channel(channel) => engine.destroy_channel(channel),
+            Object::Mw(mw) => engine.dealloc_mw(mw),
+            Object::Mr(mr) => engine.dereg_mr(mr),
+            Object::Pd(pd) => engine.dealloc_pd(pd),
+        };
+        if let Err(error) = destroyed {
+            tracing::warn!(?object, %error, "an object outlives its context");
+        }
+        instance.registry().remove(object, taken);
+    }
+}
+
+entries! {
+    /// [`EngineApi::list_devices`]
+    fn list_devices(out: *mut EngineDevice, max: u32, count: *mut u32) {
+        // SAFETY: the table demands a valid pointer.
+        let count = unsafe { Out::new(count) }?;
+        let address = address();
+        if let Some(address) = address.as_ref().filter(|_| max > 0) {
+            // SAFETY: the table demands room for `max`, of which there is one.
+            unsafe { Out::new(out) }?.fill(device(address));
+        }
+        count.fill(address.is_some().into());
+        Ok(())
+    }
+
+    /// [`EngineApi::open`]
+    fn open(name: *const c_char, out: *mut EngineOpened) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        if name.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the table demands a zero-terminated string.
+        if unsafe { CStr::from_ptr(name) }.to_bytes() != DEVICE_NAME.as_bytes() {
+            return Err(EngineStatus::NotFound.into());
+        }
+        let instance = instance::open()?;
+        let (id, async_fd) = instance.engine.open_context()?;
+        let number = instance.registry().add_context(id);
+        out.fill(EngineOpened { context: instance.context_handle(number), async_fd });
+        Ok(())
+    }
+
+    /// [`EngineApi::close`]
+    fn close(context: ContextHandle) {
+        let Some(instance) = for_destructor()? else { return Ok(()) };
+        let removed = instance.registry().remove_context(instance.context(context));
+        instance.destroyed(removed.and_then(|(id, left)| {
+            destroy_left(instance, left);
+            instance.engine.close_context(id).map_err(Failure::from)
+        }))
+    }
+
+    /// [`EngineApi::query_device`]
+    fn query_device(context: ContextHandle, out: *mut ibv_device_attr_ex) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let engine = &engine_of(context)?.engine;
+        out.fill(device_attributes(engine.address(), &engine.limits()?));
+        Ok(())
+    }
+
+    /// [`EngineApi::query_port`]
+    fn query_port(context: ContextHandle, port: u32, out: *mut ibv_port_attr) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let engine = &engine_of(context)?.engine;
+        if port != 1 {
+            return Err(INVALID);
+        }
+        out.fill(port_attributes(engine.address(), &engine.limits()?));
+        Ok(())
+    }
+
+    /// [`EngineApi::query_gid`]
+    fn query_gid(context: ContextHandle, port: u32, index: u32, out: *mut ibv_gid_entry) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = engine_of(context)?;
+        if port != 1 || index != 0 {
+            return Err(INVALID);
+        }
+        out.fill(identity::gid_entry(instance.engine.address()));
+        Ok(())
+    }
+}

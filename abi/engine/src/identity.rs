@@ -1,0 +1,136 @@
+//! What a device tells about itself that follows from its address and interface.
+
+use std::fs;
+use std::net::IpAddr;
+
+use quipu_abi_types::*;
+use quipu_host::{
+    Config, HostAddress, OpenError, default_address, find_address, host_addresses,
+};
+use quipu_nic::Gid;
+
+/// The name of the one device.
+pub(crate) const DEVICE_NAME: &str = "quipu0";
+
+/// The address that an engine would have if it were opened now, without opening one.
+///
+/// # Errors
+///
+/// As [`quipu_host::Engine::open`], as far as they concern the address.
+pub(crate) fn prospective_address() -> Result<HostAddress, OpenError> {
+    let config = Config::from_env()?;
+    let addresses = host_addresses().map_err(OpenError::Addresses)?;
+    let Some(ip) = config.address else { return Ok(default_address(&addresses)) };
+    let found = find_address(&addresses, ip).ok_or_else(|| {
+        let available: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
+        OpenError::NoSuchAddress { address: ip, available: available.join(", ") }
+    })?;
+    if found.up {
+        Ok(found)
+    } else {
+        Err(OpenError::InterfaceDown { address: ip, interface: found.interface })
+    }
+}
+
+/// The one row of the GID table.
+pub(crate) fn gid_entry(address: &HostAddress) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid { raw: Gid::from(address.ip).0 },
+        gid_index: 0,
+        port_num: 1,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: address.index,
+    }
+}
+
+/// The node GUID of an address, big endian: the same in every process of this machine that has it,
+/// and another one on other machines, also for addresses that each machine has (127.0.0.1).
+pub(crate) fn guid(ip: IpAddr) -> u64 {
+    let machine = fs::read("/etc/machine-id").unwrap_or_default();
+    // FNV-1a, 64 bits.
+    let bytes = machine.iter().chain(&Gid::from(ip).0).copied().collect::<Vec<u8>>();
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    // EUI-64: the bit of "locally administered" set, that of a group clear.
+    ((hash & !(1 << 56)) | 1 << 57).to_be()
+}
+
+/// A number that the kernel tells about an interface.
+fn of_interface(name: &str, what: &str) -> Option<u32> {
+    let text = fs::read_to_string(format!("/sys/class/net/{name}/{what}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Headers of a RoCE v2 packet around its payload, in bytes: IPv6 40, UDP 8, BTH 12, the largest
+/// extended header 28, ICRC 4.
+const ROCE_HEADERS: u32 = 92;
+
+/// The largest InfiniBand MTU whose packets fit into a network MTU of `bytes`, as RoCE chooses it.
+fn mtu_code(bytes: u32) -> u32 {
+    match bytes.saturating_sub(ROCE_HEADERS) {
+        0..512 => IBV_MTU_256,
+        512..1024 => IBV_MTU_512,
+        1024..2048 => IBV_MTU_1024,
+        2048..4096 => IBV_MTU_2048,
+        _ => IBV_MTU_4096,
+    }
+}
+
+/// The MTU that the port shows as active. It decides nothing about what Quipu sends.
+pub(crate) fn active_mtu(address: &HostAddress) -> u32 {
+    if address.loopback {
+        return IBV_MTU_4096;
+    }
+    of_interface(&address.interface, "mtu").map_or(IBV_MTU_1024, mtu_code)
+}
+
+/// Width and lane speed (PortInfo LinkWidthActive, LinkSpeedActive) for a rate in Mb/s: the
+/// slowest combination that is at least as fast.
+fn width_and_speed(mbps: u32) -> (u8, u8) {
+    const TABLE: [(u32, u8, u8); 8] = [
+        (2_500, 1, 1),
+        (5_000, 1, 2),
+        (10_000, 1, 4),
+        (25_000, 1, 32),
+        (40_000, 2, 4),
+        (50_000, 1, 64),
+        (100_000, 2, 32),
+        (200_000, 2, 64),
+    ];
+    let fits = TABLE.iter().find(|(rate, ..)| mbps <= *rate);
+    fits.map_or((2, 128), |&(_, width, speed)| (width, speed))
+}
+
+/// What is shown for interfaces that have no rate of their own (loopback, virtual ones), in Mb/s.
+const RATE_OF_MEMORY: u32 = 100_000;
+
+/// Width and lane speed of the port.
+pub(crate) fn link_speed(address: &HostAddress) -> (u8, u8) {
+    let known = of_interface(&address.interface, "speed").filter(|&rate| rate > 0);
+    width_and_speed(known.filter(|_| !address.loopback).unwrap_or(RATE_OF_MEMORY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids_tell_addresses_apart_and_are_local() {
+        let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|ip| guid(ip.parse().unwrap()));
+        assert_ne!(a, b);
+        assert_eq!(a, guid("10.0.0.1".parse().unwrap()));
+        assert_eq!(u64::from_be(a) >> 56 & 3, 2);
+    }
+
+    #[test]
+    fn mtus_and_speeds_are_those_of_roce() {
+        assert_eq!(mtu_code(1500), IBV_MTU_1024);
+        assert_eq!(mtu_code(9000), IBV_MTU_4096);
+        assert_eq!(mtu_code(4200), IBV_MTU_4096);
+        assert_eq!(mtu_code(576), IBV_MTU_256);
+        assert_eq!(width_and_speed(1000), (1, 1));
+        assert_eq!(width_and_speed(100_000), (2, 32));
+        assert_eq!(width_and_speed(400_000), (2, 128));
+    }
+}

@@ -1,0 +1,183 @@
+//! The engine of this process.
+//!
+//! It is opened with the first context and never freed: handles of it may be used at any time, and
+//! its helper thread outlives any context. A child of fork inherits an engine that is inert there
+//! and opens its own; the inherited one, whose locks may be held by threads that the child does
+//! not have, is left alone from then on.
+
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quipu_abi_types::*;
+use quipu_host::{Config, Engine, OpenError};
+use quipu_nic::{ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
+use tracing_subscriber::EnvFilter;
+
+use crate::registry::{ContextNumber, Registry};
+use crate::status::{Failure, INVALID, Outcome};
+
+/// An engine and what the facades know of it.
+pub(crate) struct Instance {
+    pub(crate) engine: Arc<Engine>,
+    registry: Mutex<Registry>,
+    /// Mixed into every handle. An engine that a child of fork opened has another one than its
+    /// parent's, so that an inherited handle does not happen to name an object of the child.
+    tag: u64,
+}
+
+/// The newest engine: of this process, or of a process that it was forked from.
+static CURRENT: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
+/// Engines opened so far, in this process and those it was forked from.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// The newest engine, whoever it belongs to.
+#[inline]
+fn newest() -> Option<&'static Instance> {
+    // SAFETY: the pointer is null or from Box::into_raw, and an instance that was stored is never
+    // freed.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+}
+
+/// The engine of the data path: if it is an inherited one, it says so itself when it is entered.
+///
+/// # Errors
+///
+/// None was opened yet.
+#[inline]
+pub(crate) fn opened() -> Outcome<&'static Instance> {
+    newest().ok_or(Failure(EngineStatus::NoDevice))
+}
+
+/// The engine of this process.
+///
+/// # Errors
+///
+/// None was opened yet, or only in the process that this one was forked from.
+pub(crate) fn current() -> Outcome<&'static Instance> {
+    opened().and_then(|instance| {
+        if instance.engine.is_here() { Ok(instance) } else { Err(EngineStatus::NoDevice.into()) }
+    })
+}
+
+/// The engine of this process for a destructor: none if what is to be destroyed is inherited, and
+/// nothing is to be done.
+///
+/// # Errors
+///
+/// None was ever opened.
+pub(crate) fn for_destructor() -> Outcome<Option<&'static Instance>> {
+    opened().map(|instance| instance.engine.is_here().then_some(instance))
+}
+
+/// The engine of this process, opened if need be.
+///
+/// # Errors
+///
+/// As [`Engine::open`]. Why is written to standard error, since a program shows at most an errno.
+pub(crate) fn open() -> Outcome<&'static Instance> {
+    let before = CURRENT.load(Ordering::Acquire);
+    if let Ok(instance) = current() {
+        return Ok(instance);
+    }
+    let config = Config::from_env().map_err(OpenError::from);
+    let engine = config.and_then(|config| {
+        start_log(config.log.as_deref());
+        Engine::open(config)
+    });
+    let engine = engine.map_err(|error| {
+        complain(&error);
+        Failure::from(&error)
+    })?;
+    let number = OPENED.fetch_add(1, Ordering::Relaxed);
+    let registry = Mutex::new(Registry::default());
+    let new = Box::into_raw(Box::new(Instance { engine, registry, tag: (number & 0xff) << 56 }));
+    // No lock here: in a child it might be held by a thread that only the parent has. Of two
+    // threads that get here at once, one keeps its engine, and the other drops its own unused.
+    match CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {}
+        // SAFETY: it came from Box::into_raw just now, and nobody else knows of it.
+        Err(_) => drop(unsafe { Box::from_raw(new) }),
+    }
+    current()
+}
+
+/// Tells the person at the terminal why there is no device.
+pub(crate) fn complain(error: &OpenError) {
+    // `eprintln!` would panic where standard error is closed.
+    let _ = writeln!(std::io::stderr(), "quipu: no RDMA device: {error}");
+}
+
+/// Logs to standard error what the filter lets through; errors, if there is no filter.
+fn start_log(filter: Option<&str>) {
+    let filter = filter.unwrap_or("error");
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|why| {
+        let _ = writeln!(std::io::stderr(), "quipu: QUIPU_LOG={filter} is not valid: {why}");
+        EnvFilter::new("error")
+    });
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    // It is set already when a child of fork opens its own engine.
+    let _ = log.try_init();
+}
+
+/// Runs when the process exits, after the program's own handlers: what peers still wait for,
+/// acknowledgements above all, goes out.
+extern "C" fn at_exit() {
+    let _ = quipu_cabi::wall::<quipu_cabi::Void>("exit", || {
+        if let Ok(instance) = current() {
+            instance.engine.shutdown_flush();
+        }
+        Ok(())
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// Translates handles of the table to handles of the engine and back.
+macro_rules! handles {
+    ($($of:ident, $to:ident: $handle:ident <-> $id:ident;)*) => {
+        impl Instance {$(
+            #[inline]
+            pub(crate) fn $of(&self, handle: $handle) -> $id {
+                $id(handle.0 ^ self.tag)
+            }
+            #[inline]
+            pub(crate) fn $to(&self, id: $id) -> $handle {
+                $handle(id.0 ^ self.tag)
+            }
+        )*}
+    };
+}
+
+handles! {
+    context, context_handle: ContextHandle <-> ContextNumber;
+    pd, pd_handle: PdHandle <-> PdId;
+    mr, mr_handle: MrHandle <-> MrId;
+    mw, mw_handle: MwHandle <-> MwId;
+    channel, channel_handle: ChannelHandle <-> ChannelId;
+    cq, cq_handle: CqHandle <-> CqId;
+    srq, srq_handle: SrqHandle <-> SrqId;
+    qp, qp_handle: QpHandle <-> QpId;
+}
+
+impl Instance {
+    /// The registry. Nothing else is locked or waited for while it is held.
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        // Its maps are consistent between any two statements that could panic.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The outcome of a destructor. In a process that was forked from one with an engine, an
+    /// object that is not known here may be an inherited one, which is gone already.
+    pub(crate) fn destroyed<T: Default>(&self, outcome: Outcome<T>) -> Outcome<T> {
+        match outcome {
+            Err(INVALID) if self.tag != 0 => Ok(T::default()),
+            outcome => outcome,
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The data path: work requests and completions are translated on the stack, and the engine is
+//! entered once for a list.
+
+use std::mem::{MaybeUninit, offset_of};
+use std::slice;
+
+use libc::c_int;
+use quipu_abi_types::*;
+use quipu_cabi::wall;
+use quipu_host::Doorbell;
+use quipu_mem::{Access, Sge};
+use quipu_nic::{
+    BindMw, Completion, CqId, MrId, Payload, QpId, SendFlags, SendOp, SendWr, WcExtra,
+};
+
+use crate::entry::{Count, entries};
+use crate::instance::{Instance, opened};
+use crate::status::{Failure, INVALID, Outcome};
+
+// Scatter/gather lists are passed on without copying them.
+const _: () = {
+    assert!(size_of::<ibv_sge>() == size_of::<Sge>());
+    assert!(align_of::<ibv_sge>() >= align_of::<Sge>());
+    assert!(offset_of!(ibv_sge, addr) == offset_of!(Sge, addr));
+    assert!(offset_of!(ibv_sge, length) == offset_of!(Sge, len));
+    assert!(offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey));
+};
+
+/// Room for the inline data of a request: what the adapter allows at most.
+const MAX_INLINE: usize = 1024;
+/// Completions that are taken out of the engine in one go.
+const BATCH: usize = 8;
+
+/// The scatter/gather list of a work request.
+///
+/// # Safety
+///
+/// `list` is valid for reads of `count` elements, which nobody changes during the call.
+#[inline]
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [Sge]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if count < 0 || list.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: "valid for reads of count elements, which nobody changes"; the layouts are the same.
+    Ok(unsafe { slice::from_raw_parts(list.cast(), count as usize) })
+}
+
+/// What a work request is to do.
+///
+/// # Safety
+///
+/// The pointers in it are valid for its opcode.
+#[inline]
+unsafe fn operation(instance: &Instance, wr: &ibv_send_wr) -> Outcome<SendOp> {
+    // SAFETY: every field of the union that is read here consists of integers, for which every bit
+    // pattern is valid.
+    let (rdma, atomic) = unsafe { (&wr.wr.rdma, &wr.wr.atomic) };
+    let (addr, rkey) = (rdma.remote_addr, rdma.rkey);
+    Ok(match wr.opcode {
+        IBV_WR_SEND => SendOp::Send,
+        IBV_WR_SEND_WITH_IMM => SendOp::SendImm(wr.imm_data),
+        IBV_WR_SEND_WITH_INV => SendOp::SendInv(wr.imm_data),
+        IBV_WR_RDMA_WRITE => SendOp::Write { addr, rkey },
+        IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm { addr, rkey, imm: wr.imm_data },
+        IBV_WR_RDMA_READ => SendOp::Read { addr, rkey },
+        IBV_WR_ATOMIC_CMP_AND_SWP => SendOp::CompareSwap {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        },
+        IBV_WR_ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            add: atomic.compare_add,
+        },
+        IBV_WR_LOCAL_INV => SendOp::LocalInv { key: wr.imm_data },
+        // SAFETY: passed on from the caller.
+        IBV_WR_BIND_MW => SendOp::BindMw(unsafe { binding(instance, wr) }?),
+        _ => return Err(INVALID),
+    })
+}
+
+/// The binding that a work request asks for, with window and region found by their keys.
+///
+/// # Safety
+///
+/// `wr.ext.bind_mw` is set, and its pointers are null or valid.
+#[cold]
+unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
+    // SAFETY: passed on from the caller.
+    let (bind, window, region) = unsafe {
+        let bind = &wr.ext.bind_mw;
+        (bind, bind.mw.as_ref(), bind.bind_info.mr.as_ref())
+    };
+    let info = &bind.bind_info;
+    let registry = instance.registry();
+    Ok(BindMw {
+        mw: registry.window(window.ok_or(INVALID)?.rkey)?,
+        rkey: bind.rkey,
+        // To unbind needs no region; 0 names none.
+        mr: region.map_or(Ok(MrId(0)), |region| registry.region(region.lkey))?,
+        addr: info.addr,
+        len: if region.is_some() { info.length } else { 0 },
+        access: Access::parse(info.mw_access_flags)?,
+    })
+}
+
+/// Posts one send.
+///
+/// # Safety
+///
+/// The pointers in `wr` are valid for its opcode and flags.
+#[inline]
+unsafe fn post_one(
+    instance: &Instance,
+    doorbell: &mut Doorbell<'_>,
+    qp: QpId,
+    wr: &ibv_send_wr,
+) -> Outcome {
+    let flags = SendFlags::from_bits(wr.send_flags).ok_or(INVALID)?;
+    // SAFETY: passed on from the caller.
+    let op = unsafe { operation(instance, wr) }?;
+    // What concerns only this side has no payload, and programs leave its list as it happens to be.
+    let local = matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
+    let list = if local {
+        &[]
+    } else {
+        // SAFETY: passed on from the caller.
+        unsafe { sges(wr.sg_list, wr.num_sge) }?
+    };
+    let mut request = SendWr { wr_id: wr.wr_id, op, flags, payload: Payload::Sges(list) };
+    if flags.contains(SendFlags::INLINE) && !local {
+        // SAFETY: passed on from the caller.
+        return unsafe { post_inline(doorbell, qp, &mut request, list) };
+    }
+    Ok(doorbell.post_send(qp, &request)?)
+}
+
+/// Posts a send whose payload is copied now.
+///
+/// # Safety
+///
+/// The elements of `list` name readable memory of this process.
+#[inline(never)]
+unsafe fn post_inline(
+    doorbell: &mut Doorbell<'_>,
+    qp: QpId,
+    request: &mut SendWr<'_>,
+    list: &[Sge],
+) -> Outcome {
+    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; MAX_INLINE];
+    let mut used = 0;
+    for sge in list {
+        let length = sge.len as usize;
+        let Some(room) = buffer.get_mut(used..).filter(|room| room.len() >= length) else {
+            return Err(INVALID);
+        };
+        let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+        // SAFETY: the element names readable memory, and there is room for `length` bytes, as was
+        // just checked; the buffer is on this stack, which no program passes.
+        unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), length) };
+        used += length;
+    }
+    // SAFETY: the loop has written the first `used` bytes.
+    let bytes = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), used) };
+    let request = SendWr { payload: Payload::Inline(bytes), ..*request };
+    Ok(doorbell.post_send(qp, &request)?)
+}
+
+/// Says which request of a list could not be posted.
+///
+/// # Safety
+///
+/// `bad` is valid for writes.
+#[cold]
+unsafe fn refuse<T>(bad: *mut *const T, wr: *const T, failure: Failure) -> Outcome {
+    // SAFETY: "valid for writes".
+    unsafe { bad.write(wr) };
+    Err(failure)
+}
+
+/// Posts a list of receives, each by `post`.
+///
+/// # Safety
+///
+/// As the table demands of `post_recv`.
+#[inline]
+unsafe fn post_receives(
+    wr: *const ibv_recv_wr,
+    bad: *mut *const ibv_recv_wr,
+    mut post: impl FnMut(&mut Doorbell<'_>, u64, &[Sge]) -> Outcome,
+) -> Outcome {
+    let mut doorbell = match opened().and_then(|i| Ok(i.engine.doorbell()?)) {
+        Ok(doorbell) => doorbell,
+        // SAFETY: passed on from the caller.
+        Err(failure) => return unsafe { refuse(bad, wr, failure) },
+    };
+    let mut next = wr;
+    // SAFETY: the list consists of valid requests and ends with null.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        // SAFETY: the request's list is valid.
+        let list = unsafe { sges(wr.sg_list, wr.num_sge) };
+        if let Err(failure) = list.and_then(|list| post(&mut doorbell, wr.wr_id, list)) {
+            // SAFETY: passed on from the caller.
+            return unsafe { refuse(bad, next, failure) };
+        }
+        next = wr.next;
+    }
+    Ok(())
+}
+
+entries! {
+    /// [`EngineApi::post_send`]
+    fn post_send(qp: QpHandle, wr: *const ibv_send_wr, bad: *mut *const ibv_send_wr) {
+        let entered = opened().and_then(|i| Ok((i, i.engine.doorbell()?)));
+        let (instance, mut doorbell) = match entered {
+            Ok(entered) => entered,
+            // SAFETY: the table demands that `bad` is valid.
+            Err(failure) => return unsafe { refuse(bad, wr, failure) },
+        };
+        let qp = instance.qp(qp);
+        let mut next = wr;
+        // SAFETY: the table demands a list of valid requests, ended by null.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            if let Err(failure) = unsafe { post_one(instance, &mut doorbell, qp, wr) } {
+                // SAFETY: the table demands that `bad` is valid.
+                return unsafe { refuse(bad, next, failure) };
+            }
+            next = wr.next;
+        }
+        Ok(())
+    }
+
+    /// [`EngineApi::post_recv`]
+    fn post_recv(qp: QpHandle, wr: *const ibv_recv_wr, bad: *mut *const ibv_recv_wr) {
+        let qp = opened()?.qp(qp);
+        // SAFETY: the table demands what `post_receives` does.
+        unsafe {
+            post_receives(wr, bad, |doorbell, wr_id, list| {
+                Ok(doorbell.post_recv(qp, wr_id, list)?)
+            })
+        }
+    }
+
+    /// [`EngineApi::post_srq_recv`]
+    fn post_srq_recv(srq: SrqHandle, wr: *const ibv_recv_wr, bad: *mut *const ibv_recv_wr) {
+        let srq = opened()?.srq(srq);
+        // SAFETY: the table demands what `post_receives` does.
+        unsafe {
+            post_receives(wr, bad, |doorbell, wr_id, list| {
+                Ok(doorbell.post_srq_recv(srq, wr_id, list)?)
+            })
+        }
+    }
+}
+
+/// A completion as verbs has it. Reliable connections have no GRH.
+#[inline]
+fn wc(completion: &Completion) -> ibv_wc {
+    let (imm_data, wc_flags) = match completion.extra {
+        WcExtra::None => (0, 0),
+        WcExtra::Imm(imm) => (imm, IBV_WC_WITH_IMM),
+        WcExtra::Invalidated(key) => (key, IBV_WC_WITH_INV),
+    };
+    ibv_wc {
+        wr_id: completion.wr_id,
+        status: completion.status as u32,
+        opcode: completion.opcode as u32,
+        vendor_err: completion.vendor_err,
+        byte_len: completion.byte_len,
+        imm_data,
+        qp_num: completion.qp_num.0,
+        src_qp: completion.src_qp.0,
+        wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// Moves up to `N` completions to `out`; how many.
+///
+/// # Safety
+///
+/// `out` is valid for writes of `max` completions.
+#[inline]
+unsafe fn take<const N: usize>(
+    instance: &Instance,
+    cq: CqId,
+    max: usize,
+    out: *mut ibv_wc,
+) -> Outcome<usize> {
+    let mut batch = [Completion::default(); N];
+    let found = instance.engine.poll_cq(cq, &mut batch[..max.min(N)])?;
+    for (index, completion) in batch.iter().enumerate().take(found) {
+        // SAFETY: the engine finds no more than `max`, for which there is room.
+        unsafe { out.add(index).write(wc(completion)) };
+    }
+    Ok(found)
+}
+
+/// # Safety
+///
+/// As the table demands of `poll_cq`.
+#[inline]
+unsafe fn poll(cq: CqHandle, max: i32, out: *mut ibv_wc) -> Outcome<usize> {
+    let instance = opened()?;
+    let cq = instance.cq(cq);
+    if max <= 1 {
+        // SAFETY: there is room for `max`.
+        return if max == 1 { unsafe { take::<1>(instance, cq, 1, out) } } else { Ok(0) };
+    }
+    let max = max as usize;
+    let mut done = 0;
+    while done < max {
+        // SAFETY: there is room for `max`, of which `done` are filled, and that is fewer.
+        match unsafe { take::<BATCH>(instance, cq, max - done, out.add(done)) } {
+            Ok(found) => {
+                done += found;
+                // A batch that is not full says that the queue is empty.
+                if found < BATCH {
+                    break;
+                }
+            }
+            Err(failure) if done == 0 => return Err(failure),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// [`EngineApi::poll_cq`]
+///
+/// # Safety
+///
+/// As the table demands of its arguments.
+pub(crate) unsafe extern "C" fn poll_cq(cq: CqHandle, max: i32, out: *mut ibv_wc) -> i32 {
+    wall::<Count>("poll_cq", || {
+        // SAFETY: the table demands the same.
+        Ok(match unsafe { poll(cq, max, out) } {
+            Ok(count) => count as i32,
+            Err(failure) => -failure.0.code(),
+        })
+    })
+}

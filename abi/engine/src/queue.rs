@@ -1,0 +1,157 @@
+//! Shared receive queues and queue pairs: creating, changing, destroying them.
+
+use quipu_abi_types::*;
+use quipu_nic::{QpAttrMask, QpCap, QpInit, QpType};
+
+use crate::attr;
+use crate::completion::reported;
+use crate::entry::{Out, entries};
+use crate::instance::{current, for_destructor};
+use crate::registry::Object;
+use crate::status::{Failure, INVALID, Outcome};
+
+/// The service that a program asks for.
+fn qp_type(kind: u32) -> Outcome<QpType> {
+    match kind {
+        IBV_QPT_RC => Ok(QpType::Rc),
+        IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+        | IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
+        _ => Err(INVALID),
+    }
+}
+
+entries! {
+    /// [`EngineApi::create_srq`]
+    fn create_srq(pd: PdHandle, init: *const EngineSrqInit, out: *mut EngineSrq) {
+        // SAFETY: the table demands valid pointers.
+        let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
+        let instance = current()?;
+        let pd = instance.pd(pd);
+        let (context, id) = {
+            let registry = instance.registry();
+            let context = registry.context_of(Object::Pd(pd))?;
+            (context, registry.context(context)?)
+        };
+        let engine = &instance.engine;
+        let srq = engine.create_srq(id, pd, init.attr.max_wr, init.attr.max_sge)?;
+        instance.registry().add(Object::Srq(srq), context, init.cookie);
+        let (max_wr, max_sge, srq_limit) = engine.query_srq(srq)?;
+        out.fill(EngineSrq {
+            srq: instance.srq_handle(srq),
+            attr: ibv_srq_attr { max_wr, max_sge, srq_limit },
+            // The slot of its handle: no two live ones share it.
+            srq_num: srq.0 as u32,
+        });
+        Ok(())
+    }
+
+    /// [`EngineApi::modify_srq`]
+    fn modify_srq(srq: SrqHandle, attr: *const ibv_srq_attr, mask: u32) {
+        // SAFETY: the table demands a valid pointer.
+        let attr = unsafe { attr.as_ref() }.ok_or(INVALID)?;
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(INVALID);
+        }
+        let instance = current()?;
+        let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        Ok(instance.engine.modify_srq(instance.srq(srq), max_wr, limit)?)
+    }
+
+    /// [`EngineApi::query_srq`]
+    fn query_srq(srq: SrqHandle, out: *mut ibv_srq_attr) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        let (max_wr, max_sge, srq_limit) = instance.engine.query_srq(instance.srq(srq))?;
+        out.fill(ibv_srq_attr { max_wr, max_sge, srq_limit });
+        Ok(())
+    }
+
+    /// [`EngineApi::destroy_srq`]
+    fn destroy_srq(srq: SrqHandle, out: *mut EngineEventsReported) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let Some(instance) = for_destructor()? else {
+            out.fill(EngineEventsReported::default());
+            return Ok(());
+        };
+        let srq = instance.srq(srq);
+        let events = instance.destroyed(instance.engine.destroy_srq(srq).map_err(Failure::from))?;
+        instance.registry().remove(Object::Srq(srq), events.asynchronous);
+        out.fill(reported(events));
+        Ok(())
+    }
+
+    /// [`EngineApi::create_qp`]
+    fn create_qp(pd: PdHandle, init: *const EngineQpInit, out: *mut EngineQp) {
+        // SAFETY: the table demands valid pointers.
+        let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
+        let qp_type = qp_type(init.qp_type)?;
+        if init.create_flags != 0 {
+            return Err(EngineStatus::NotSupported.into());
+        }
+        let instance = current()?;
+        let pd = instance.pd(pd);
+        let (send_cq, recv_cq) = (instance.cq(init.send_cq), instance.cq(init.recv_cq));
+        let srq = (init.srq != SrqHandle::NONE).then(|| instance.srq(init.srq));
+        let (context, id) = {
+            let registry = instance.registry();
+            let context = registry.context_of(Object::Pd(pd))?;
+            registry.expect(Object::Cq(send_cq), context)?;
+            registry.expect(Object::Cq(recv_cq), context)?;
+            if let Some(srq) = srq {
+                registry.expect(Object::Srq(srq), context)?;
+            }
+            (context, registry.context(context)?)
+        };
+        let cap = QpCap {
+            max_send_wr: init.cap.max_send_wr,
+            max_recv_wr: if srq.is_some() { 0 } else { init.cap.max_recv_wr },
+            max_send_sge: init.cap.max_send_sge,
+            max_recv_sge: if srq.is_some() { 0 } else { init.cap.max_recv_sge },
+            max_inline_data: init.cap.max_inline_data,
+        };
+        let sq_sig_all = init.sq_sig_all != 0;
+        let wanted = QpInit { pd, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+        let (qp, number, cap) = instance.engine.create_qp(id, &wanted)?;
+        instance.registry().add(Object::Qp(qp), context, init.cookie);
+        let cap = attr::cap_of(&cap);
+        out.fill(EngineQp { qp: instance.qp_handle(qp), qp_num: number.0, cap });
+        Ok(())
+    }
+
+    /// [`EngineApi::modify_qp`]
+    fn modify_qp(qp: QpHandle, attr: *const ibv_qp_attr, mask: u32) {
+        // SAFETY: the table demands a valid pointer.
+        let attr = unsafe { attr.as_ref() }.ok_or(INVALID)?;
+        let mask = QpAttrMask::from_bits(mask).ok_or(INVALID)?;
+        let attr = attr::from_verbs(attr, mask)?;
+        let instance = current()?;
+        Ok(instance.engine.modify_qp(instance.qp(qp), &attr, mask)?)
+    }
+
+    /// [`EngineApi::query_qp`]
+    fn query_qp(qp: QpHandle, _mask: u32, out: *mut ibv_qp_attr) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        out.fill(attr::to_verbs(&instance.engine.query_qp(instance.qp(qp))?));
+        Ok(())
+    }
+
+    /// [`EngineApi::destroy_qp`]
+    fn destroy_qp(qp: QpHandle, out: *mut EngineEventsReported) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let Some(instance) = for_destructor()? else {
+            out.fill(EngineEventsReported::default());
+            return Ok(());
+        };
+        let qp = instance.qp(qp);
+        let events = instance.destroyed(instance.engine.destroy_qp(qp).map_err(Failure::from))?;
+        instance.registry().remove(Object::Qp(qp), events.asynchronous);
+        out.fill(reported(events));
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! What the errors of the engine mean in the table.
+
+use std::io;
+
+use quipu_abi_types::EngineStatus;
+use quipu_host::{EngineError, OpenError};
+use quipu_mem::{AccessFlagsError, RegisterError};
+use quipu_nic::Fault;
+
+/// Why a function of the table fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure(pub(crate) EngineStatus);
+
+/// What the body of a function of the table yields.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// An argument, state or handle is not valid.
+pub(crate) const INVALID: Failure = Failure(EngineStatus::Invalid);
+
+impl From<EngineStatus> for Failure {
+    fn from(status: EngineStatus) -> Self {
+        Self(status)
+    }
+}
+
+impl From<AccessFlagsError> for Failure {
+    fn from(_: AccessFlagsError) -> Self {
+        INVALID
+    }
+}
+
+impl From<&Fault> for Failure {
+    fn from(fault: &Fault) -> Self {
+        use EngineStatus as S;
+        Self(match fault {
+            Fault::NoSuchObject
+            | Fault::Invalid(_)
+            | Fault::Transition(_)
+            | Fault::WrongState
+            | Fault::Access(_) => S::Invalid,
+            Fault::Busy => S::Busy,
+            Fault::QueueFull => S::QueueFull,
+            Fault::Unsupported(_) => S::NotSupported,
+            Fault::Exhausted(_) | Fault::Register(RegisterError::Full) => S::NoMemory,
+            Fault::Register(RegisterError::ReadOnly) => S::NotPermitted,
+            Fault::Register(_) => S::Invalid,
+        })
+    }
+}
+
+impl From<EngineError> for Failure {
+    #[cold]
+    fn from(error: EngineError) -> Self {
+        use EngineStatus as S;
+        match &error {
+            EngineError::Fault(fault) => {
+                tracing::debug!(%error, "a call is refused");
+                fault.into()
+            }
+            EngineError::EngineGone => Self(S::NoDevice),
+            EngineError::System { source, .. } => {
+                tracing::error!(%error, "a call failed");
+                Self(of_system(source))
+            }
+            EngineError::WouldBlock => Self(S::WouldBlock),
+            EngineError::Interrupted => Self(S::Interrupted),
+            EngineError::NoSuchQueue => INVALID,
+        }
+    }
+}
+
+impl From<&OpenError> for Failure {
+    fn from(error: &OpenError) -> Self {
+        use EngineStatus as S;
+        Self(match error {
+            OpenError::Config(_) => S::Invalid,
+            OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
+                S::AddressNotAvailable
+            }
+            OpenError::Addresses(source) | OpenError::System { source, .. } => of_system(source),
+        })
+    }
+}
+
+/// The status that stands for an error of the kernel.
+fn of_system(error: &io::Error) -> EngineStatus {
+    use EngineStatus as S;
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => S::NoDescriptor,
+        Some(libc::ENOMEM | libc::ENOBUFS | libc::ENOSPC | libc::EAGAIN) => S::NoMemory,
+        Some(libc::EACCES | libc::EPERM) => S::NotPermitted,
+        Some(libc::EADDRNOTAVAIL | libc::EADDRINUSE) => S::AddressNotAvailable,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => S::Unreachable,
+        Some(libc::ETIMEDOUT) => S::TimedOut,
+        Some(libc::ECONNREFUSED) => S::Refused,
+        _ => S::Internal,
+    }
+}
