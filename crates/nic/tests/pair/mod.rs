@@ -493,6 +493,11 @@ impl Pair {
         self.wires[index].held[host] = bytes[used..].to_vec();
     }
 
+    /// The names that both ends have for the last stream.
+    pub fn stream_ends(&self) -> [ConnId; 2] {
+        self.wires.last().expect("a stream").ends.map(|end| end.expect("an open stream"))
+    }
+
     /// Puts bytes of an attacker on the stream towards `host`.
     pub fn inject(&mut self, host: usize, bytes: &[u8]) {
         let wire = self.wires.last_mut().expect("a stream");
