@@ -210,7 +210,7 @@ impl Core {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let sent = self.net.transmit(&mut self.adapter, now);
-            if !acted && !sent {
+            if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
         }
@@ -224,12 +224,25 @@ impl Core {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let sent = self.net.transmit_urgent(&mut self.adapter, now);
-            if !acted && !sent {
+            if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
         }
         self.collect_events();
         self.call_waiter();
+    }
+
+    /// While somebody waits for descriptors, every channel must ring. Whoever else made progress
+    /// has woken some, and arms them again. True if that found something to do.
+    #[inline]
+    fn stay_armed(&mut self, now: Time) -> bool {
+        if self.wakes_at.is_none() || self.adapter.hot_channels() == 0 {
+            return false;
+        }
+        if !self.adapter.arm() {
+            self.adapter.progress(now);
+        }
+        true
     }
 
     /// Queues the adapter's events where programs find them.
@@ -260,6 +273,7 @@ impl Core {
     }
 
     fn carry_out(&mut self, now: Time, action: Action) {
+        tracing::trace!(?action);
         match action {
             Action::Connect { conn, peer, user_timeout_ns } => {
                 let waiting = Waiting { conn, peer, user_timeout_ns };
@@ -301,6 +315,7 @@ impl Core {
             return None;
         }
         let now = self.clock.now();
+        self.settle(now);
         let deadline = self.deadline();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
@@ -326,7 +341,7 @@ impl Core {
     pub(crate) fn call_waiter(&mut self) {
         if let Some(wakes_at) = self.wakes_at {
             let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
-            if early || self.net.wants_turn() {
+            if early || self.net.wants_turn() || self.adapter.hot_channels() > 0 {
                 // Once is enough: it computes its next deadline anew.
                 self.wakes_at = Some(Time(0));
                 self.bell.set();

@@ -378,6 +378,7 @@ impl Links {
             if let State::Up(link) = peer.state {
                 let carried = bytes.strip_prefix(&[CARRIED]).ok_or(Broken::Nonsense)?;
                 let message = LinkMessage::decode(carried).ok_or(Broken::Nonsense)?;
+                tracing::trace!(?link, ?message, "from a link");
                 adapter.handle_link_message(now, link, message);
             } else {
                 let bytes = bytes.to_vec();

@@ -16,6 +16,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An engine on a loopback address.
 pub fn engine(address: &str, same_host: SameHost) -> Arc<Engine> {
+    if let Ok(filter) = std::env::var("QUIPU_LOG") {
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).try_init();
+    }
     let address = Some(address.parse().unwrap());
     Engine::open(Config { address, same_host, arena_bytes: 64 << 20, ..Config::default() }).unwrap()
 }
