@@ -1,0 +1,26 @@
+//! C programs over this library and the real engine: two queue pairs of one process, connected to each
+//! other. Each program is a list of named tests; `quipu run` of the compiled program with a name runs
+//! that one alone.
+
+use std::sync::OnceLock;
+
+mod harness;
+use harness::{Folder, compiled, printed};
+
+/// The facade over the real engine.
+fn folder() -> &'static Folder {
+    static FOLDER: OnceLock<Folder> = OnceLock::new();
+    FOLDER.get_or_init(|| Folder::new("engine", &["-p", "quipu-engine"], "quipu_engine"))
+}
+
+#[test]
+fn every_operation_works() {
+    let Some(program) = compiled("rc_work") else { return };
+    printed(folder().run(program, &[]));
+}
+
+#[test]
+fn states_errors_and_events_follow_the_rules() {
+    let Some(program) = compiled("rc_rules") else { return };
+    printed(folder().run(program, &[]));
+}

@@ -1,0 +1,66 @@
+//! What the tests share that run C programs over this library.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs};
+
+#[path = "../../../types/testing/cdylib.rs"]
+mod cdylib;
+
+/// A folder with the libraries under the names that programs look for.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes a folder of that name with the facade and an engine: what cargo is to build, and the
+    /// name of its library.
+    pub fn new(name: &str, engine: &[&str], library: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        // Files, not links: the facade looks for the engine where it was itself loaded from.
+        let facade = cdylib::built(&["-p", "quipu-ibverbs"], "ibverbs");
+        fs::copy(facade, folder.join("libibverbs.so.1")).unwrap();
+        symlink("libibverbs.so.1", folder.join("libibverbs.so")).unwrap();
+        let engine = cdylib::built(engine, library);
+        fs::copy(engine, folder.join("libquipu_engine.so")).unwrap();
+        Self(folder)
+    }
+
+    /// Where it is.
+    #[allow(dead_code)] // Not every test that shares this module asks.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Runs a program with our library in place of the system's.
+    pub fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Output {
+        let preload = self.0.join("libibverbs.so.1");
+        let mut command = Command::new(program.as_ref());
+        command.args(arguments).env("LD_LIBRARY_PATH", &self.0).env("LD_PRELOAD", preload);
+        command.output().expect("the program starts")
+    }
+}
+
+/// Compiles `c/<name>.c`; none where the headers are not installed.
+pub fn compiled(name: &str) -> Option<PathBuf> {
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        eprintln!("skipped: the headers of libibverbs are not installed");
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let arguments = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"];
+    let mut compile = Command::new("cc");
+    compile.args(arguments).arg(&program).arg(source).args(["-libverbs", "-lpthread"]);
+    assert!(compile.status().expect("cc").success());
+    Some(program)
+}
+
+/// What a run printed; it must have succeeded.
+pub fn printed(output: Output) -> String {
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{complaint}");
+    text.into_owned()
+}
