@@ -1,0 +1,148 @@
+//! Completion queues.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quipu_host::EngineError;
+use quipu_host::nic::{ChannelId, Completion, CqId, WcStatus};
+
+use crate::device::Device;
+use crate::error::Error;
+
+/// How long [`CompletionQueue::wait`] polls before it sleeps. A sleeper is woken some 20 to 50 us
+/// late, so what takes no longer is better awaited awake.
+const SPIN: Duration = Duration::from_micros(50);
+/// Polls between two readings of the clock.
+const POLLS_PER_READING: u32 = 64;
+
+/// Where work requests report that they are done.
+///
+/// Clones are the same queue. Any number of threads may poll or wait.
+#[derive(Clone, Debug)]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<Queue>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    device: Device,
+    pub(crate) id: CqId,
+    channel: ChannelId,
+    fd: RawFd,
+    entries: u32,
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let engine = &self.device.opened.engine;
+        let _ = engine.destroy_cq(self.id);
+        let _ = engine.destroy_channel(self.channel);
+    }
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(device: &Device, entries: u32) -> Result<Self, Error> {
+        let opened = &device.opened;
+        let (channel, fd) = opened.engine.create_channel()?;
+        match opened.engine.create_cq(opened.context, entries, Some(channel), 0) {
+            Ok((id, entries)) => {
+                let queue = Queue { device: device.clone(), id, channel, fd, entries };
+                Ok(Self { inner: Arc::new(queue) })
+            }
+            Err(error) => {
+                let _ = opened.engine.destroy_channel(channel);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Completions it holds. One more overruns it, which is fatal to its queue pairs.
+    #[must_use]
+    pub fn entries(&self) -> u32 {
+        self.inner.entries
+    }
+
+    /// Takes completions, oldest first, as many as there are and `out` holds; how many. Whoever
+    /// polls drives the adapter.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Error> {
+        Ok(self.inner.device.opened.engine.poll_cq(self.inner.id, out)?)
+    }
+
+    /// As [`poll`](Self::poll), but waits until there is at least one: polling at first, asleep
+    /// soon. Returns 0 only if `out` is empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn wait(&self, out: &mut [Completion]) -> Result<usize, Error> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN {
+            for _ in 0..POLLS_PER_READING {
+                match self.poll(out)? {
+                    0 => std::hint::spin_loop(),
+                    found => return Ok(found),
+                }
+            }
+        }
+        loop {
+            // What completed before this raises no event, so look once more behind it.
+            self.request_event(false)?;
+            match self.poll(out)? {
+                0 => self.wait_event()?,
+                found => return Ok(found),
+            }
+        }
+    }
+
+    /// Waits for the next completion, which must be a success.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Work`] if the work request failed; as [`poll`](Self::poll).
+    pub fn next(&self) -> Result<Completion, Error> {
+        let mut out = [Completion::default()];
+        self.wait(&mut out)?;
+        let [completion] = out;
+        match completion.status {
+            WcStatus::Success => Ok(completion),
+            _ => Err(Error::Work(completion)),
+        }
+    }
+
+    /// Asks for one event at the next completion; or, if `solicited_only`, at the next one that its
+    /// sender solicited or that failed. For programs that watch the descriptor themselves.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn request_event(&self, solicited_only: bool) -> Result<(), Error> {
+        Ok(self.inner.device.opened.engine.req_notify_cq(self.inner.id, solicited_only)?)
+    }
+
+    /// Takes the event that was asked for, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn wait_event(&self) -> Result<(), Error> {
+        match self.inner.device.opened.engine.wait_channel(self.inner.channel) {
+            Ok(_) | Err(EngineError::Interrupted) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The descriptor is readable while an event is queued.
+impl AsRawFd for CompletionQueue {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.fd
+    }
+}

@@ -1,0 +1,183 @@
+//! The adapter, and domains that keep the objects of one from those of another.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use quipu_host::nic::{Access, AsyncEvent, Gid, PdId};
+use quipu_host::{Config, ContextId, Engine};
+
+use crate::cq::CompletionQueue;
+use crate::error::Error;
+use crate::memory::MemoryRegion;
+use crate::qp::QueuePairBuilder;
+use crate::srq::SharedReceiveQueue;
+
+/// The engine and this opening of it; every object keeps it alive.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) engine: EngineHandle,
+    pub(crate) context: ContextId,
+}
+
+/// The engine, with a `Debug` that says which.
+pub(crate) struct EngineHandle(Arc<Engine>);
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Engine({})", self.0.address().ip)
+    }
+}
+
+impl std::ops::Deref for EngineHandle {
+    type Target = Engine;
+
+    #[inline]
+    fn deref(&self) -> &Engine {
+        &self.0
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // It exists, so this cannot fail but in a forked child, where nothing is to be done.
+        let _ = self.engine.close_context(self.context);
+    }
+}
+
+/// An RDMA adapter made of software, at an address of this machine.
+///
+/// Clones are the same device. It lives until the last object that was made of it is gone.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) opened: Arc<Opened>,
+}
+
+impl Device {
+    /// Opens a device as `config` says.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`] where the address is not usable or the kernel refuses descriptors.
+    pub fn open(config: Config) -> Result<Self, Error> {
+        let engine = Engine::open(config)?;
+        let (context, _) = engine.open_context()?;
+        Ok(Self { opened: Arc::new(Opened { engine: EngineHandle(engine), context }) })
+    }
+
+    /// Opens a device as the environment says: the variables of [`Config`].
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), and a variable with an illegal value.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::open(Config::from_env().map_err(quipu_host::OpenError::from)?)
+    }
+
+    /// The IP address of the device.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.opened.engine.address().ip
+    }
+
+    /// The GID of the device: its address, an IPv4 address mapped into IPv6.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        self.opened.engine.gid()
+    }
+
+    /// Creates a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// The adapter has no more.
+    pub fn protection_domain(&self) -> Result<ProtectionDomain, Error> {
+        let id = self.opened.engine.alloc_pd()?;
+        Ok(ProtectionDomain { inner: Arc::new(Domain { device: self.clone(), id }) })
+    }
+
+    /// Creates a completion queue that holds at least `entries` completions.
+    ///
+    /// # Errors
+    ///
+    /// A size of 0 or beyond the adapter's limit, or no descriptor is left.
+    pub fn completion_queue(&self, entries: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, entries)
+    }
+
+    /// Waits for an asynchronous event about the objects of this device.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn wait_event(&self) -> Result<AsyncEvent, Error> {
+        loop {
+            match self.opened.engine.wait_async(self.opened.context) {
+                Err(quipu_host::EngineError::Interrupted) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) device: Device,
+    pub(crate) id: PdId,
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        let _ = self.device.opened.engine.dealloc_pd(self.id);
+    }
+}
+
+/// What belongs together: a queue pair reaches the memory of its own domain only.
+///
+/// Clones are the same domain.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    pub(crate) inner: Arc<Domain>,
+}
+
+impl ProtectionDomain {
+    /// The device it belongs to.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// Registers `len` bytes of fresh, zeroed memory. Nothing is pinned, and no limit on locked
+    /// memory applies.
+    ///
+    /// # Errors
+    ///
+    /// Rights that exclude each other (remote writes and atomics need [`Access::LOCAL_WRITE`]), or
+    /// the adapter has no more regions.
+    pub fn register(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
+        MemoryRegion::new(self, len, access)
+    }
+
+    /// Begins a queue pair whose sends complete to one queue, and receives to another or the same.
+    #[must_use]
+    pub fn queue_pair(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> QueuePairBuilder {
+        QueuePairBuilder::new(self, send_cq, recv_cq)
+    }
+
+    /// Creates a receive queue of `max_wr` requests with up to `max_sge` pieces each, which any
+    /// number of queue pairs can share.
+    ///
+    /// # Errors
+    ///
+    /// A size of 0 or beyond the adapter's limit.
+    pub fn shared_receive_queue(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, max_wr, max_sge)
+    }
+}

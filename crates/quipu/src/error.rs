@@ -1,0 +1,50 @@
+//! The one error of the library.
+
+use quipu_host::nic::{Completion, Fault, WcStatus};
+use quipu_host::{EngineError, OpenError};
+
+/// Why a call failed, or how a work request did.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The adapter or the system refuses the call.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A work request did not succeed; the completion says how. Unless it is a receive of a shared
+    /// queue, its queue pair is in error now.
+    #[error("work request {} of queue pair {:#08x} failed: {:?}", .0.wr_id, .0.qp_num.0, .0.status)]
+    Work(Completion),
+    /// A range leaves the memory region.
+    #[error("{len} bytes at {offset} leave a memory region of {region} bytes")]
+    OutOfBounds {
+        /// The first byte asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes there are.
+        region: usize,
+    },
+    /// Endpoints could not be exchanged.
+    #[error("the endpoints could not be exchanged: {0}")]
+    Exchange(#[from] std::io::Error),
+}
+
+impl Error {
+    /// The status of the work request that failed, if it is about one.
+    #[must_use]
+    pub fn work_status(&self) -> Option<WcStatus> {
+        match self {
+            Self::Work(completion) => Some(completion.status),
+            _ => None,
+        }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::Engine(fault.into())
+    }
+}

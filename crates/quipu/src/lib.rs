@@ -1,0 +1,69 @@
+//! Queue pairs over IP in user space: RDMA for any program on any Linux machine, with no RDMA
+//! hardware, no kernel module and no root.
+//!
+//! The calls are those of the papers that queue pairs come from, in today's words:
+//!
+//! | call | does |
+//! |---|---|
+//! | [`Device::open`] | opens the adapter: an address of this machine |
+//! | [`ProtectionDomain::register`] | gives memory that the adapter, and with its key a peer, may use |
+//! | [`QueuePair::connect`] | joins a queue pair with that of a peer, whose [`Endpoint`] came by any means |
+//! | [`QueuePair::post_recv`], [`QueuePair::post_send`] | hand work to the adapter |
+//! | [`CompletionQueue::poll`], [`CompletionQueue::wait`] | tell what work is done |
+//!
+//! Everything is safe. Memory that peers may change at any moment is never lent out as a Rust
+//! slice: [`MemoryRegion::read`] and [`MemoryRegion::write`] copy.
+//!
+//! # Example
+//!
+//! Two queue pairs of one process, and a message between them. In two processes it is the same
+//! but for the way in which the endpoints reach each other ([`Endpoint::exchange`]).
+//!
+//! ```
+//! use quipu::{Access, Config, Device, Request};
+//!
+//! # fn main() -> Result<(), quipu::Error> {
+//! let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+//! let device = Device::open(config)?;
+//! let pd = device.protection_domain()?;
+//! let cq = device.completion_queue(16)?;
+//! let (left, right) = (pd.queue_pair(&cq, &cq).build()?, pd.queue_pair(&cq, &cq).build()?);
+//! left.connect(&right.endpoint())?;
+//! right.connect(&left.endpoint())?;
+//!
+//! let memory = pd.register(4096, Access::LOCAL_WRITE)?;
+//! memory.write(0, b"knots on a string")?;
+//! right.post_recv(1, &[memory.sge(2048, 2048)?])?;
+//! left.post_send(&Request::send(&[memory.sge(0, 17)?]).id(2))?;
+//!
+//! let mut done = [cq.next()?, cq.next()?];
+//! done.sort_by_key(|completion| completion.wr_id);
+//! assert_eq!(done[0].byte_len, 17);
+//! assert_eq!(memory.to_vec(2048, 17)?, b"knots on a string");
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod cq;
+mod device;
+mod endpoint;
+mod error;
+mod memory;
+mod qp;
+mod request;
+mod srq;
+
+pub use cq::CompletionQueue;
+pub use device::{Device, ProtectionDomain};
+pub use endpoint::{Endpoint, EndpointSyntaxError};
+pub use error::Error;
+pub use memory::{MemoryRegion, RemoteMemory};
+pub use qp::{QueuePair, QueuePairBuilder};
+pub use quipu_host::nic::{
+    Access, AsyncEvent, Completion, Fault, Gid, Key, QpAttr, QpAttrMask, QpCap, QpInfo, QpNum,
+    QpState, SendFlags, Sge, WcExtra, WcOpcode, WcStatus,
+};
+pub use quipu_host::{Config, ConfigError, EngineError, OpenError, PeerMemoryPolicy, SameHost};
+pub use request::Request;
+pub use srq::SharedReceiveQueue;

@@ -1,0 +1,2 @@
+//! The `quipu` command.
+fn main() {}

@@ -1,0 +1,181 @@
+//! Memory that the adapter uses.
+
+use quipu_host::nic::mem::{Segment, SegmentError};
+use quipu_host::nic::{Access, Key, Region, Sge};
+
+use crate::device::ProtectionDomain;
+use crate::error::Error;
+
+/// Registered memory, which it owns.
+///
+/// Peers that have its key, and work requests in progress, may change it at any moment; so bytes
+/// are copied in and out. When it is dropped, its key is void at once: requests that still name it
+/// fail, and nothing is read or written that is no longer there.
+///
+/// ```
+/// # use quipu::{Access, Config, Device};
+/// # fn main() -> Result<(), quipu::Error> {
+/// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+/// let pd = Device::open(config)?.protection_domain()?;
+/// let memory = pd.register(1 << 20, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// memory.write(100, b"abc")?;
+/// assert_eq!(memory.to_vec(99, 5)?, b"\0abc\0");
+/// // What a peer needs to read those three bytes.
+/// let remote = memory.remote(100, 3)?;
+/// assert_eq!(quipu::RemoteMemory::from_bytes(&remote.to_bytes()), remote);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct MemoryRegion {
+    segment: Segment,
+    region: Region,
+    pd: ProtectionDomain,
+}
+
+impl MemoryRegion {
+    pub(crate) fn new(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
+        let segment = Segment::heap(len);
+        let engine = &pd.device().opened.engine;
+        let region = engine.reg_segment(pd.inner.id, &segment, None, access)?;
+        Ok(Self { segment, region, pd: pd.clone() })
+    }
+
+    /// Bytes in the region.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.segment.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segment.is_empty()
+    }
+
+    /// The key under which own work requests name it, and peers do what its rights allow.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.region.key
+    }
+
+    /// Copies `bytes` in, `offset` bytes from the start.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.segment.write(offset, bytes).map_err(|error| self.fault(error, offset, bytes.len()))
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        let len = out.len();
+        self.segment.read(offset, out).map_err(|error| self.fault(error, offset, len))
+    }
+
+    /// A copy of `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn to_vec(&self, offset: usize, len: usize) -> Result<Vec<u8>, Error> {
+        self.check(offset, len)?;
+        let mut out = vec![0; len];
+        self.read(offset, &mut out)?;
+        Ok(out)
+    }
+
+    /// `len` bytes from `offset` on, for a work request of one's own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`], also where `len` is beyond 32 bits.
+    pub fn sge(&self, offset: usize, len: usize) -> Result<Sge, Error> {
+        let addr = self.check(offset, len)?;
+        let short = u32::try_from(len).map_err(|_| self.outside(offset, len))?;
+        Ok(Sge { addr, len: short, lkey: self.region.key })
+    }
+
+    /// `len` bytes from `offset` on, for a peer: to be sent to it by any means.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn remote(&self, offset: usize, len: usize) -> Result<RemoteMemory, Error> {
+        let addr = self.check(offset, len)?;
+        Ok(RemoteMemory { addr, len: len as u64, rkey: self.region.key })
+    }
+
+    /// The address of `offset` in work requests, if `len` bytes are there.
+    fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        let addr = self.segment.addr() as u64 + offset as u64;
+        inside.then_some(addr).ok_or_else(|| self.outside(offset, len))
+    }
+
+    fn outside(&self, offset: usize, len: usize) -> Error {
+        Error::OutOfBounds { offset, len, region: self.len() }
+    }
+
+    fn fault(&self, error: SegmentError, offset: usize, len: usize) -> Error {
+        // Own segments are writable, and bytes need no alignment.
+        debug_assert_eq!(error, SegmentError::OutOfBounds);
+        self.outside(offset, len)
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // The adapter holds a share of the memory, should this fail.
+        let _ = self.pd.device().opened.engine.dereg_mr(self.region.id);
+    }
+}
+
+/// Memory of a peer, as one's own requests name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteMemory {
+    /// Address of the first byte, as the peer counts.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The peer's key.
+    pub rkey: Key,
+}
+
+impl RemoteMemory {
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub const WIRE_LEN: usize = 20;
+
+    /// `len` bytes, `offset` bytes from the start; nothing is checked here but by the peer.
+    #[must_use]
+    pub fn slice(self, offset: u64, len: u64) -> Self {
+        Self { addr: self.addr.wrapping_add(offset), len, ..self }
+    }
+
+    /// The description as bytes, all fields in network order.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
+        let mut out = [0; Self::WIRE_LEN];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..16].copy_from_slice(&self.len.to_be_bytes());
+        out[16..].copy_from_slice(&self.rkey.0.to_be_bytes());
+        out
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::WIRE_LEN]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_be_bytes(word)
+        };
+        let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
+        Self { addr: word(0), len: word(8), rkey: Key(rkey) }
+    }
+}

@@ -1,0 +1,294 @@
+//! Queue pairs.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{Read, Write};
+
+use quipu_host::nic::{
+    Access, AddressVector, QpAttr, QpAttrMask as Mask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState,
+    QpType, Sge,
+};
+
+use crate::cq::CompletionQueue;
+use crate::device::{EngineHandle, ProtectionDomain};
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::request::Request;
+use crate::srq::SharedReceiveQueue;
+
+/// What a queue pair is to be like. Made by [`ProtectionDomain::queue_pair`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct QueuePairBuilder {
+    pd: ProtectionDomain,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    srq: Option<SharedReceiveQueue>,
+    cap: QpCap,
+    access: Access,
+    timeout: u8,
+    retries: u8,
+    rnr_retries: u8,
+    reads: u8,
+}
+
+impl QueuePairBuilder {
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> Self {
+        Self {
+            pd: pd.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            cap: QpCap {
+                max_send_wr: 128,
+                max_recv_wr: 128,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 64,
+            },
+            access: Access::REMOTE,
+            timeout: 14,
+            retries: 7,
+            rnr_retries: 7,
+            reads: 16,
+        }
+    }
+
+    /// Requests the send queue holds, and pieces of memory of each. 128 and 4 by default.
+    pub fn send_queue(mut self, requests: u32, pieces: u32) -> Self {
+        (self.cap.max_send_wr, self.cap.max_send_sge) = (requests, pieces);
+        self
+    }
+
+    /// Requests the receive queue holds, and pieces of memory of each. 128 and 4 by default.
+    pub fn recv_queue(mut self, requests: u32, pieces: u32) -> Self {
+        (self.cap.max_recv_wr, self.cap.max_recv_sge) = (requests, pieces);
+        self
+    }
+
+    /// Bytes that an inline request may have. 64 by default.
+    pub fn inline_data(mut self, bytes: u32) -> Self {
+        self.cap.max_inline_data = bytes;
+        self
+    }
+
+    /// Takes receives from a shared queue.
+    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
+        self
+    }
+
+    /// What the peer may do to memory whose keys it has; all by default, as keys say it again.
+    pub fn remote_access(mut self, access: Access) -> Self {
+        self.access = access & Access::REMOTE;
+        self
+    }
+
+    /// When a peer that does not answer is given up: after `retries` (0 to 7) times 4.096 us times
+    /// 2 to the `timeout` (0 to 31, 0 for never). 14 and 7 by default, half a second in all.
+    pub fn retry(mut self, timeout: u8, retries: u8) -> Self {
+        (self.timeout, self.retries) = (timeout, retries);
+        self
+    }
+
+    /// How often a peer that has posted no receive is tried again, 7 (the default) for without end.
+    pub fn rnr_retry(mut self, retries: u8) -> Self {
+        self.rnr_retries = retries;
+        self
+    }
+
+    /// Reads and atomics that are under way at once, each way. 16 by default.
+    pub fn reads_in_flight(mut self, reads: u8) -> Self {
+        self.reads = reads;
+        self
+    }
+
+    /// Creates the queue pair. Receives can be posted to it from now on.
+    ///
+    /// # Errors
+    ///
+    /// A size beyond the adapter's limits, or the system refuses a port or a thread.
+    pub fn build(self) -> Result<QueuePair, Error> {
+        let opened = &self.pd.device().opened;
+        let init = QpInit {
+            pd: self.pd.inner.id,
+            send_cq: self.send_cq.inner.id,
+            recv_cq: self.recv_cq.inner.id,
+            srq: self.srq.as_ref().map(|srq| srq.inner.id),
+            cap: self.cap,
+            qp_type: QpType::Rc,
+            sq_sig_all: false,
+        };
+        let (id, num, cap) = opened.engine.create_qp(opened.context, &init)?;
+        // No secret: it only tells this connection from an earlier one between the same two.
+        let psn = RandomState::new().hash_one(num.0) as u32 & 0xff_ffff;
+        let endpoint = Endpoint { gid: opened.engine.gid(), qp_num: num, psn };
+        let qp = QueuePair { id, endpoint, cap, built: self };
+        qp.initialise()?;
+        Ok(qp)
+    }
+}
+
+/// One end of a reliable connection: a queue of sends and one of receives.
+///
+/// Any thread may post. When it is dropped, the connection ends and completions that were not
+/// taken vanish.
+#[derive(Debug)]
+pub struct QueuePair {
+    id: QpId,
+    endpoint: Endpoint,
+    cap: QpCap,
+    built: QueuePairBuilder,
+}
+
+impl QueuePair {
+    fn engine(&self) -> &EngineHandle {
+        &self.built.pd.device().opened.engine
+    }
+
+    fn initialise(&self) -> Result<(), Error> {
+        let attr = QpAttr {
+            state: QpState::Init,
+            access: self.built.access,
+            port_num: 1,
+            ..QpAttr::default()
+        };
+        self.modify(&attr, Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS)
+    }
+
+    /// What the peer has to know to connect to this queue pair.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> QpNum {
+        self.endpoint.qp_num
+    }
+
+    /// The sizes of its queues, at least those that were asked for.
+    #[must_use]
+    pub fn capacity(&self) -> QpCap {
+        self.cap
+    }
+
+    /// Connects it with a peer, which has to do the same with this one's endpoint. Returns at once:
+    /// sends may be posted, and go out when the connection stands. If it cannot, they complete with
+    /// an error.
+    ///
+    /// # Errors
+    ///
+    /// It is connected already, or the endpoint makes no sense.
+    pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
+        let built = &self.built;
+        let attr = QpAttr {
+            state: QpState::Rtr,
+            path_mtu: 5,
+            dest_qp_num: peer.qp_num.0,
+            rq_psn: peer.psn,
+            max_dest_rd_atomic: built.reads,
+            min_rnr_timer: 12,
+            av: AddressVector {
+                dgid: peer.gid,
+                hop_limit: 64,
+                is_global: true,
+                port_num: 1,
+                ..AddressVector::default()
+            },
+            ..QpAttr::default()
+        };
+        let path = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+        self.modify(&attr, path | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER)?;
+        let attr = QpAttr {
+            state: QpState::Rts,
+            timeout: built.timeout,
+            retry_cnt: built.retries,
+            rnr_retry: built.rnr_retries,
+            sq_psn: self.endpoint.psn,
+            max_rd_atomic: built.reads,
+            ..QpAttr::default()
+        };
+        let retries = Mask::STATE | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY;
+        self.modify(&attr, retries | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC)
+    }
+
+    /// Exchanges endpoints with the peer over a stream, such as a TCP connection, and connects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exchange`], and as [`connect`](Self::connect).
+    pub fn connect_over(&self, stream: &mut (impl Read + Write)) -> Result<(), Error> {
+        let peer = self.endpoint.exchange(stream)?;
+        self.connect(&peer)
+    }
+
+    /// Hands memory to the adapter, to be filled by one message. `wr_id` comes back in the
+    /// completion.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full, there are more pieces than it takes, or receives are shared.
+    pub fn post_recv(&self, wr_id: u64, memory: &[Sge]) -> Result<(), Error> {
+        Ok(self.engine().post_recv(self.id, wr_id, memory)?)
+    }
+
+    /// Hands a request to the adapter, which begins at once.
+    ///
+    /// # Errors
+    ///
+    /// The queue is full, the queue pair is not connected, or the request exceeds a limit.
+    pub fn post_send(&self, request: &Request<'_>) -> Result<(), Error> {
+        Ok(self.engine().post_send(self.id, &request.wr)?)
+    }
+
+    /// Hands several requests to the adapter, which gathers them: much cheaper than one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_send`](Self::post_send), with the number of requests that were taken before.
+    pub fn post_sends(&self, requests: &[Request<'_>]) -> Result<(), (usize, Error)> {
+        let mut doorbell = self.engine().doorbell().map_err(|error| (0, error.into()))?;
+        for (index, request) in requests.iter().enumerate() {
+            doorbell.post_send(self.id, &request.wr).map_err(|error| (index, error.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Its state and all attributes.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn query(&self) -> Result<QpInfo, Error> {
+        Ok(self.engine().query_qp(self.id)?)
+    }
+
+    /// Its state.
+    ///
+    /// # Errors
+    ///
+    /// As [`query`](Self::query).
+    pub fn state(&self) -> Result<QpState, Error> {
+        Ok(self.query()?.attr.state)
+    }
+
+    /// Changes the attributes that `mask` names, as `ibv_modify_qp` does.
+    ///
+    /// # Errors
+    ///
+    /// An illegal transition or value; nothing has changed then.
+    pub fn modify(&self, attr: &QpAttr, mask: Mask) -> Result<(), Error> {
+        Ok(self.engine().modify_qp(self.id, attr, mask)?)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let _ = self.engine().destroy_qp(self.id);
+    }
+}

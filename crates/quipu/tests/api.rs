@@ -1,0 +1,205 @@
+//! The library as a program uses it: within one device, between two devices that share memory, and
+//! between two that speak TCP.
+
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+use quipu::{
+    Access, Completion, CompletionQueue, Config, Device, Error, MemoryRegion, ProtectionDomain,
+    QpState, QueuePair, Request, SameHost, WcExtra, WcOpcode, WcStatus,
+};
+
+/// One side of a connection.
+struct Side {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    memory: MemoryRegion,
+}
+
+const SIZE: usize = 1 << 16;
+
+fn side(device: &Device) -> Side {
+    let pd = device.protection_domain().unwrap();
+    let cq = device.completion_queue(64).unwrap();
+    let qp = pd.queue_pair(&cq, &cq).build().unwrap();
+    let memory = pd.register(SIZE, Access::LOCAL_WRITE | Access::REMOTE).unwrap();
+    Side { pd, cq, qp, memory }
+}
+
+fn device(same_host: SameHost) -> Device {
+    let address = Some("127.0.0.1".parse().unwrap());
+    Device::open(Config { address, same_host, ..Config::default() }).unwrap()
+}
+
+/// Pairs of sides over each way that bytes can go.
+fn pairs() -> Vec<(&'static str, Side, Side)> {
+    let own = device(SameHost::Auto);
+    let ways = [
+        ("own", own.clone(), own),
+        ("shared memory", device(SameHost::Auto), device(SameHost::Auto)),
+        ("TCP", device(SameHost::Never), device(SameHost::Never)),
+    ];
+    let connected = ways.map(|(way, left, right)| {
+        let (left, right) = (side(&left), side(&right));
+        left.qp.connect(&right.qp.endpoint()).unwrap();
+        right.qp.connect(&left.qp.endpoint()).unwrap();
+        (way, left, right)
+    });
+    connected.into()
+}
+
+#[test]
+fn a_send_fills_a_receive() {
+    for (way, left, right) in pairs() {
+        left.memory.write(0, b"some words").unwrap();
+        right.qp.post_recv(7, &[right.memory.sge(100, 10).unwrap()]).unwrap();
+        let words = [left.memory.sge(0, 4).unwrap(), left.memory.sge(4, 6).unwrap()];
+        left.qp.post_send(&Request::send(&words).with_imm(0xfeed).id(8)).unwrap();
+
+        let received = right.cq.next().unwrap();
+        assert_eq!((received.wr_id, received.byte_len), (7, 10), "{way}");
+        assert_eq!(received.extra, WcExtra::Imm(0xfeed), "{way}");
+        assert_eq!(right.memory.to_vec(100, 10).unwrap(), b"some words", "{way}");
+        let sent = left.cq.next().unwrap();
+        assert_eq!((sent.wr_id, sent.opcode), (8, WcOpcode::Send), "{way}");
+    }
+}
+
+#[test]
+fn memory_of_the_peer_is_written_read_and_changed() {
+    for (way, left, right) in pairs() {
+        let remote = right.memory.remote(64, 8).unwrap();
+        let local = [left.memory.sge(0, 8).unwrap()];
+        left.qp.post_send(&Request::write_inline(&40u64.to_ne_bytes(), remote)).unwrap();
+        left.qp.post_send(&Request::fetch_add(&local, remote, 2).id(1)).unwrap();
+        left.cq.next().unwrap();
+        assert_eq!(left.cq.next().unwrap().opcode, WcOpcode::FetchAdd, "{way}");
+        assert_eq!(left.memory.to_vec(0, 8).unwrap(), 40u64.to_ne_bytes(), "{way}");
+
+        left.qp.post_send(&Request::compare_swap(&local, remote, 42, 7)).unwrap();
+        left.cq.next().unwrap();
+        assert_eq!(left.memory.to_vec(0, 8).unwrap(), 42u64.to_ne_bytes(), "{way}");
+        left.qp.post_send(&Request::read(&local, remote)).unwrap();
+        left.cq.next().unwrap();
+        assert_eq!(left.memory.to_vec(0, 8).unwrap(), 7u64.to_ne_bytes(), "{way}");
+        assert_eq!(right.memory.to_vec(64, 8).unwrap(), 7u64.to_ne_bytes(), "{way}");
+    }
+}
+
+#[test]
+fn a_list_of_requests_completes_in_order_and_only_where_signalled() {
+    for (way, left, right) in pairs() {
+        let piece = [left.memory.sge(0, 1000).unwrap()];
+        let remote = right.memory.remote(0, 1000).unwrap();
+        let requests: Vec<_> = (0..50)
+            .map(|id| {
+                let request = Request::write(&piece, remote).id(id);
+                if id % 10 == 9 { request } else { request.unsignaled() }
+            })
+            .collect();
+        left.qp.post_sends(&requests).unwrap();
+        for id in [9, 19, 29, 39, 49] {
+            assert_eq!(left.cq.next().unwrap().wr_id, id, "{way}");
+        }
+        assert_eq!(left.cq.poll(&mut [Completion::default()]).unwrap(), 0, "{way}");
+    }
+}
+
+#[test]
+fn a_key_that_was_not_given_ends_the_connection() {
+    for (way, left, right) in pairs() {
+        let mut remote = right.memory.remote(0, 8).unwrap();
+        remote.rkey.0 ^= 0x1234;
+        left.qp.post_send(&Request::write_inline(b"8 bytes!", remote).id(3)).unwrap();
+        let error = left.cq.next().unwrap_err();
+        assert_eq!(error.work_status(), Some(WcStatus::RemAccessErr), "{way}: {error}");
+        assert_eq!(left.qp.state().unwrap(), QpState::Err, "{way}");
+        assert_eq!(right.memory.to_vec(0, 8).unwrap(), [0; 8], "{way}");
+    }
+}
+
+#[test]
+fn a_region_that_was_dropped_is_out_of_reach() {
+    for (way, left, right) in pairs() {
+        let region = right.pd.register(64, Access::LOCAL_WRITE | Access::REMOTE).unwrap();
+        let remote = region.remote(0, 64).unwrap();
+        drop(region);
+        left.qp.post_send(&Request::write_inline(b"x", remote)).unwrap();
+        let error = left.cq.next().unwrap_err();
+        assert_eq!(error.work_status(), Some(WcStatus::RemAccessErr), "{way}: {error}");
+    }
+}
+
+#[test]
+fn receives_can_be_shared() {
+    let device = device(SameHost::Auto);
+    let pd = device.protection_domain().unwrap();
+    let cq = device.completion_queue(64).unwrap();
+    let srq = pd.shared_receive_queue(8, 1).unwrap();
+    let memory = pd.register(64, Access::LOCAL_WRITE).unwrap();
+    let pairs: Vec<_> = (0..3)
+        .map(|_| {
+            let from = pd.queue_pair(&cq, &cq).build().unwrap();
+            let to = pd.queue_pair(&cq, &cq).shared_receive_queue(&srq).build().unwrap();
+            from.connect(&to.endpoint()).unwrap();
+            to.connect(&from.endpoint()).unwrap();
+            (from, to)
+        })
+        .collect();
+    for (index, (from, to)) in pairs.iter().enumerate() {
+        srq.post_recv(index as u64, &[memory.sge(index * 8, 8).unwrap()]).unwrap();
+        let byte = [index as u8 + 1];
+        from.post_send(&Request::send_inline(&byte).unsignaled()).unwrap();
+        let received = cq.next().unwrap();
+        assert_eq!((received.wr_id, received.qp_num), (index as u64, to.number()));
+        assert_eq!(memory.to_vec(index * 8, 1).unwrap(), byte);
+    }
+}
+
+#[test]
+fn a_waiter_sleeps_until_the_message_comes() {
+    for (way, left, right) in pairs() {
+        right.qp.post_recv(1, &[right.memory.sge(0, 8).unwrap()]).unwrap();
+        let received = thread::scope(|scope| {
+            let waiter = scope.spawn(|| right.cq.next().unwrap());
+            left.qp.post_send(&Request::send_inline(b"wake up!")).unwrap();
+            left.cq.next().unwrap();
+            waiter.join().unwrap()
+        });
+        assert_eq!(received.byte_len, 8, "{way}");
+    }
+}
+
+#[test]
+fn endpoints_travel_over_a_stream() {
+    let device = device(SameHost::Auto);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (left, right) = (side(&device), side(&device));
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            right.qp.connect_over(&mut listener.accept().unwrap().0).unwrap();
+        });
+        left.qp.connect_over(&mut TcpStream::connect(address).unwrap()).unwrap();
+        accepting.join().unwrap();
+    });
+    right.qp.post_recv(1, &[]).unwrap();
+    left.qp.post_send(&Request::send(&[])).unwrap();
+    left.cq.next().unwrap();
+    assert_eq!(right.cq.next().unwrap().byte_len, 0);
+}
+
+#[test]
+fn faults_of_the_caller_are_named() {
+    let device = device(SameHost::Auto);
+    let side = side(&device);
+    let error = side.memory.sge(SIZE - 1, 2).unwrap_err();
+    assert!(matches!(error, Error::OutOfBounds { region: SIZE, .. }), "{error}");
+    assert!(side.memory.write(usize::MAX, b"x").is_err());
+    assert!(side.qp.post_send(&Request::send(&[])).is_err(), "not connected yet");
+    assert!(device.completion_queue(0).is_err());
+    let elsewhere = Config { address: Some("203.0.113.1".parse().unwrap()), ..Config::default() };
+    let error = Device::open(elsewhere).unwrap_err().to_string();
+    assert!(error.contains("203.0.113.1") && error.contains("127.0.0.1"), "{error}");
+}
