@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 use std::ptr;
 
+use libc::c_int;
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void, entry};
 
@@ -136,6 +137,22 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.close_xrcd = int;
 }
 
+/// What stands for the descriptor of the kernel's device: programs set flags on it, copy it, and pass
+/// it to other processes, so it is a real one, of which nothing can be read. -1 where there is none
+/// left. Not one of the first three, which a program that closed them takes for its own.
+fn command_fd() -> c_int {
+    // SAFETY: open(2), fcntl(2) and close(2), on a descriptor that is ours.
+    unsafe {
+        let first = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        if !(0..3).contains(&first) {
+            return first;
+        }
+        let higher = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, 3);
+        libc::close(first);
+        higher
+    }
+}
+
 entry! {
     /// Nothing was allocated by `alloc_buf`, so there is nothing to free.
     fn free_buf(_buf: *mut libc::c_void) -> Void { Ok(()) }
@@ -151,8 +168,7 @@ entry! {
         tables(&mut verbs);
         verbs.sz = size_of::<verbs_context>();
         verbs.context.device = raw;
-        // There is no kernel device behind it.
-        verbs.context.cmd_fd = -1;
+        verbs.context.cmd_fd = command_fd();
         verbs.context.async_fd = opened.async_fd;
         verbs.context.num_comp_vectors = device.info.num_comp_vectors;
         // Says that a verbs_context surrounds it (__VERBS_ABI_IS_EXTENDED).
@@ -166,8 +182,12 @@ entry! {
         // SAFETY: the program passes a context and uses it no more.
         unsafe {
             let context = context(raw)?;
+            let command_fd = (*raw).cmd_fd;
             check((context.api.close)(context.handle))?;
             drop(Context::take(context.public())?);
+            if command_fd >= 0 {
+                libc::close(command_fd);
+            }
         }
         Ok(0)
     }

@@ -1,6 +1,5 @@
 //! C programs over this library and the real engine: two queue pairs of one process, connected to each
-//! other. Each program is a list of named tests; `quipu run` of the compiled program with a name runs
-//! that one alone.
+//! other. Each program is a list of named tests, and runs one alone if that is its argument.
 
 use std::sync::OnceLock;
 
@@ -22,5 +21,11 @@ fn every_operation_works() {
 #[test]
 fn states_errors_and_events_follow_the_rules() {
     let Some(program) = compiled("rc_rules") else { return };
+    printed(folder().run(program, &[]));
+}
+
+#[test]
+fn forks_descriptors_and_threads_are_no_surprise() {
+    let Some(program) = compiled("rc_process") else { return };
     printed(folder().run(program, &[]));
 }
