@@ -1,0 +1,54 @@
+//! The simulated world: adapters on seeded links with faults, and the checkers that watch them.
+//!
+//! The adapter here is the very one that real programs use ([`quipu_nic::Adapter`]). Below it, instead
+//! of kernel sockets and shared memory, is a world in virtual time; above it, instead of programs, a
+//! workload that knows what must come of everything it does. A seed decides all: topology, links, queue
+//! sizes, operations, faults, and the order of everything. The same seed gives the same run, to the last
+//! byte, which the trace hash shows.
+//!
+//! ```
+//! use quipu_sim::{Options, run};
+//!
+//! let report = run(1, &Options::default());
+//! assert_eq!(report.failure, None);
+//! assert_eq!(report, run(1, &Options::default()));
+//! ```
+//!
+//! | module | is |
+//! |---|---|
+//! | `kernel` | the virtual clock and the queue of events |
+//! | `flow`, `network` | simulated TCP on links that lose, delay, double, reorder and damage |
+//! | `memory` | the address spaces of hosts, and access between those on one machine |
+//! | `world` | hosts: what serves an adapter |
+//! | `plan` | what a seed draws: features, weights, faults |
+//! | `setup`, `load`, `drive`, `faults` | the programs |
+//! | `model`, `check` | the oracle |
+//!
+//! What is checked: every work request completes exactly once, in order and with the right status, or is
+//! flushed after an error that has a cause; unsignalled ones without a completion; every byte of
+//! registered memory and of the guard zones around it is what the operations that were executed made of
+//! it; atomics take place one after another; messages meet receives in order; refusals for lack of a
+//! receive happen only where there was none; after faults stop, everything comes to an end; deadlines
+//! lie in the future; nothing is left when everything is destroyed.
+#![forbid(unsafe_code)]
+
+mod check;
+mod drive;
+mod faults;
+mod flow;
+mod kernel;
+mod load;
+mod memory;
+mod model;
+mod network;
+mod options;
+mod plan;
+mod rng;
+mod run;
+mod setup;
+mod trace;
+mod world;
+
+pub use options::{Failure, Options, Report};
+pub use run::{run, run_many};
+pub use world::Counters;

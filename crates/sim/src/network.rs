@@ -1,0 +1,631 @@
+//! Simulated TCP connections between hosts, on links that lose, delay, double, reorder and damage
+//! packets.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use quipu_nic::{ConnId, Loss};
+
+use crate::flow::{Flow, FlowConfig, Segment};
+use crate::world::{World, WorldEvent};
+
+/// What a link does to packets, in each direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Picoseconds that a byte takes.
+    pub byte_ps: u64,
+    /// Nanoseconds on the way, and how many more at most.
+    pub delay_ns: u64,
+    pub jitter_ns: u64,
+    /// Packets lost, doubled, held back and damaged, in a million.
+    pub loss_ppm: u32,
+    pub duplicate_ppm: u32,
+    pub reorder_ppm: u32,
+    pub corrupt_ppm: u32,
+    /// The sizes of TCP.
+    pub flow: FlowConfig,
+    /// How long a program takes to read what has arrived, at most, and bytes that it reads at once.
+    pub read_ns: u64,
+    pub read_bytes: usize,
+    /// Gives up connecting after this.
+    pub connect_timeout_ns: u64,
+}
+
+/// What travels.
+#[derive(Clone, Debug)]
+pub enum Packet {
+    /// Asks for a connection.
+    Syn,
+    /// Grants it.
+    SynAck,
+    /// Bytes.
+    Data(Segment),
+    /// Everything before the first number has arrived; there is room up to the second.
+    Ack(u64, u64),
+    /// The connection does not exist.
+    Reset,
+    /// Is somebody there?
+    Probe,
+}
+
+/// How far a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The connection is asked for.
+    Opening,
+    /// It stands.
+    Open,
+    /// Neither end has it any more.
+    Gone,
+}
+
+/// One end of a stream. `flows[side]` of the stream is what it sends.
+pub struct End {
+    /// The host, or none for an address where nothing is.
+    pub host: Option<usize>,
+    /// The adapter's name for the stream while the adapter has it.
+    pub conn: Option<ConnId>,
+    /// The adapter has asked for the end; what it still transmits is sent before.
+    pub closing: bool,
+    /// The adapter may have more to transmit than the socket took.
+    blocked: bool,
+    read_scheduled: bool,
+    /// Bytes of what was received that the adapter has left.
+    shown: usize,
+    user_timeout: Option<u64>,
+    last_heard: u64,
+    /// The end was reset: its socket exists no more.
+    dead: bool,
+}
+
+/// A TCP connection.
+pub struct Stream {
+    /// The end that connected, then the one that accepted.
+    pub ends: [End; 2],
+    pub phase: Phase,
+    flows: [Flow; 2],
+    /// When the link is free again, in each direction.
+    busy_until: [u64; 2],
+    opened_at: u64,
+    /// A bit of it was flipped.
+    pub damaged: bool,
+}
+
+/// A time in which two hosts cannot reach each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Partition {
+    /// The hosts; `None`: everybody.
+    pub hosts: Option<[usize; 2]>,
+    /// From and to, in nanoseconds; to the end of time if for ever.
+    pub from: u64,
+    pub to: u64,
+}
+
+/// All streams of a world.
+pub struct Network {
+    pub profile: Profile,
+    pub partitions: Vec<Partition>,
+    pub streams: Vec<Stream>,
+    by_conn: BTreeMap<(usize, ConnId), (usize, usize)>,
+    /// Machines that vanished without a word.
+    silent: Vec<usize>,
+    /// From this time on links only delay, so that what can end does.
+    pub calm_from: u64,
+    next_port: u16,
+}
+
+impl Network {
+    /// A network without streams.
+    pub fn new(profile: Profile) -> Self {
+        Self {
+            profile,
+            partitions: Vec::new(),
+            streams: Vec::new(),
+            by_conn: BTreeMap::new(),
+            silent: Vec::new(),
+            calm_from: u64::MAX,
+            next_port: 32_768,
+        }
+    }
+
+    /// The stream and side that an adapter knows as `conn`.
+    #[must_use]
+    pub fn find(&self, host: usize, conn: ConnId) -> Option<(usize, usize)> {
+        self.by_conn.get(&(host, conn)).copied()
+    }
+
+    /// Streams that an adapter still has.
+    #[must_use]
+    pub fn held(&self, host: usize) -> usize {
+        self.by_conn.keys().filter(|&&(of, _)| of == host).count()
+    }
+
+    fn cut(&self, now: u64, a: Option<usize>, b: Option<usize>) -> bool {
+        let silent = |h: Option<usize>| h.is_none_or(|h| self.silent.contains(&h));
+        if silent(a) || silent(b) {
+            return true;
+        }
+        self.partitions.iter().any(|partition| {
+            let concerned = partition
+                .hosts
+                .is_none_or(|hosts| a.is_some_and(|a| hosts.contains(&a)) && b.is_some_and(|b| hosts.contains(&b)));
+            concerned && (partition.from..partition.to).contains(&now)
+        })
+    }
+
+    fn retransmit_ns(&self, backoff: u32) -> u64 {
+        let profile = &self.profile;
+        let round_trip = 2 * (profile.delay_ns + profile.jitter_ns)
+            + profile.byte_ps * 2 * profile.flow.window as u64 / 1000;
+        ((round_trip * 2 + 50_000) << backoff.min(6)).min(200_000_000)
+    }
+}
+
+fn end(host: Option<usize>, conn: Option<ConnId>, user_timeout: Option<u64>, now: u64) -> End {
+    End {
+        host,
+        conn,
+        closing: false,
+        blocked: false,
+        read_scheduled: false,
+        shown: 0,
+        user_timeout,
+        last_heard: now,
+        dead: false,
+    }
+}
+
+impl World {
+    /// Opens a stream for an adapter. `target`: the host at the address, if there is one.
+    pub(crate) fn open(
+        &mut self,
+        h: usize,
+        conn: ConnId,
+        target: Option<usize>,
+        timeout: Option<u64>,
+    ) {
+        let now = self.kernel.now();
+        self.counters.streams += 1;
+        let config = self.net.profile.flow;
+        let stream = self.net.streams.len();
+        self.net.streams.push(Stream {
+            ends: [end(Some(h), Some(conn), timeout, now), end(target, None, None, now)],
+            phase: Phase::Opening,
+            flows: [Flow::new(config), Flow::new(config)],
+            busy_until: [0; 2],
+            opened_at: now,
+            damaged: false,
+        });
+        self.net.by_conn.insert((h, conn), (stream, 0));
+        self.syn_retry(stream, 0);
+    }
+
+    pub(crate) fn syn_retry(&mut self, stream: usize, attempt: u32) {
+        let now = self.kernel.now();
+        let state = &self.net.streams[stream];
+        if state.phase != Phase::Opening || state.ends[0].conn.is_none() {
+            return;
+        }
+        let limit = state.ends[0].user_timeout.unwrap_or(u64::MAX);
+        let limit = limit.min(self.net.profile.connect_timeout_ns);
+        if now.saturating_sub(state.opened_at) >= limit {
+            return self.lose(stream, 0, Loss::TimedOut);
+        }
+        self.send(stream, 0, Packet::Syn);
+        let after = self.net.retransmit_ns(attempt);
+        self.kernel.after(after, WorldEvent::SynRetry { stream, attempt: attempt + 1 });
+    }
+
+    /// Puts a packet on the link from `side`.
+    fn send(&mut self, stream: usize, side: usize, mut packet: Packet) {
+        let now = self.kernel.now();
+        let hosts = [0, 1].map(|side| self.net.streams[stream].ends[side].host);
+        let profile = self.net.profile;
+        let calm = now >= self.net.calm_from;
+        let bytes = match &packet {
+            Packet::Data(segment) => segment.bytes.len() as u64,
+            _ => 0,
+        };
+        self.counters.segments += u64::from(bytes > 0);
+        let (from, to) = (hosts[side], hosts[1 - side]);
+        if self.net.cut(now, from, to) || (!calm && self.rng.ppm(profile.loss_ppm)) {
+            self.counters.lost += 1;
+            return;
+        }
+        if !calm
+            && self.rng.ppm(profile.corrupt_ppm)
+            && let Packet::Data(segment) = &mut packet
+            && !segment.bytes.is_empty()
+        {
+            let at = self.rng.index(segment.bytes.len());
+            segment.bytes[at] ^= 1 << self.rng.below(8);
+            self.counters.corrupted += 1;
+            self.net.streams[stream].damaged = true;
+            self.trace.line(now, || format!("stream {stream}: a bit is flipped"));
+        }
+        let busy = &mut self.net.streams[stream].busy_until[side];
+        *busy = (*busy).max(now) + (bytes + 60) * profile.byte_ps / 1000;
+        let mut at = *busy + profile.delay_ns;
+        if !calm {
+            at += self.rng.below(profile.jitter_ns + 1);
+            if self.rng.ppm(profile.reorder_ppm) {
+                self.counters.reordered += 1;
+                at += profile.delay_ns + self.rng.below(200_000);
+            }
+            if self.rng.ppm(profile.duplicate_ppm) {
+                self.counters.duplicated += 1;
+                let again = at + self.rng.below(100_000);
+                let packet = packet.clone();
+                self.kernel.at(again, WorldEvent::Packet { stream, side: 1 - side, packet });
+            }
+        }
+        self.kernel.at(at, WorldEvent::Packet { stream, side: 1 - side, packet });
+    }
+
+    /// A packet arrives at `side`.
+    pub(crate) fn packet(&mut self, stream: usize, side: usize, packet: Packet) {
+        let now = self.kernel.now();
+        let Some(h) = self.net.streams[stream].ends[side].host else { return };
+        if self.net.silent.contains(&h) {
+            return;
+        }
+        self.net.streams[stream].ends[side].last_heard = now;
+        if let Packet::Syn = packet {
+            return self.accept(stream, h);
+        }
+        let end = &self.net.streams[stream].ends[side];
+        if end.dead || !self.hosts[h].alive {
+            if !matches!(packet, Packet::Reset) {
+                self.send(stream, side, Packet::Reset);
+            }
+            return;
+        }
+        match packet {
+            Packet::Syn => {}
+            Packet::SynAck => self.connected(stream, h),
+            Packet::Data(segment) => {
+                if self.net.streams[stream].flows[1 - side].arrive(segment) {
+                    self.schedule_read(stream, side);
+                }
+                self.acknowledge(stream, side);
+            }
+            Packet::Ack(ack, limit) => {
+                let again =
+                    self.net.streams[stream].flows[side].acknowledge(now, ack, limit);
+                self.counters.retransmitted += u64::from(again);
+                self.push_segments(stream, side);
+                self.unblock(stream, side);
+            }
+            Packet::Reset => {
+                let opening = self.net.streams[stream].phase == Phase::Opening;
+                self.lose(stream, side, if opening { Loss::Refused } else { Loss::Closed });
+            }
+            Packet::Probe => self.acknowledge(stream, side),
+        }
+    }
+
+    fn acknowledge(&mut self, stream: usize, side: usize) {
+        let (ack, limit) = self.net.streams[stream].flows[1 - side].ack();
+        self.send(stream, side, Packet::Ack(ack, limit));
+    }
+
+    /// Somebody asks host `h` for a connection.
+    fn accept(&mut self, stream: usize, h: usize) {
+        let state = &self.net.streams[stream];
+        if state.phase == Phase::Gone || state.ends[1].dead {
+            return self.send(stream, 1, Packet::Reset);
+        }
+        if state.ends[1].conn.is_some() || state.ends[1].closing || state.phase == Phase::Open {
+            return self.send(stream, 1, Packet::SynAck);
+        }
+        if !self.hosts[h].alive || !self.hosts[h].listening {
+            return self.send(stream, 1, Packet::Reset);
+        }
+        let Some(peer) = state.ends[0].host else { return };
+        let ip = self.hosts[peer].address.ip();
+        self.net.next_port = self.net.next_port.wrapping_add(1).max(32_768);
+        let address = SocketAddr::new(ip, self.net.next_port);
+        let now = self.time();
+        match self.hosts[h].adapter.handle_accepted(now, address) {
+            Ok(conn) => {
+                self.trace.note(&[6, h as u64, conn.0]);
+                self.net.streams[stream].ends[1].conn = Some(conn);
+                self.net.by_conn.insert((h, conn), (stream, 1));
+                self.send(stream, 1, Packet::SynAck);
+            }
+            Err(_) => self.send(stream, 1, Packet::Reset),
+        }
+        self.serve(h);
+    }
+
+    /// The connection that host `h` asked for stands.
+    fn connected(&mut self, stream: usize, h: usize) {
+        let state = &mut self.net.streams[stream];
+        if state.phase != Phase::Opening {
+            return;
+        }
+        state.phase = Phase::Open;
+        let Some(conn) = state.ends[0].conn else {
+            return self.send(stream, 0, Packet::Reset);
+        };
+        self.start_keep_alive(stream, 0);
+        if self.answer_connect(h, conn) {
+            let now = self.time();
+            self.hosts[h].adapter.handle_reached_stream(now, conn);
+            self.serve(h);
+        }
+    }
+
+    /// Sets how long the peer of an adapter's stream may be silent.
+    pub(crate) fn set_user_timeout(&mut self, h: usize, conn: ConnId, timeout: Option<u64>) {
+        let Some((stream, side)) = self.net.find(h, conn) else { return };
+        let end = &mut self.net.streams[stream].ends[side];
+        let first = end.user_timeout.is_none();
+        end.user_timeout = timeout;
+        if first {
+            self.start_keep_alive(stream, side);
+        }
+    }
+
+    fn start_keep_alive(&mut self, stream: usize, side: usize) {
+        if let Some(timeout) = self.net.streams[stream].ends[side].user_timeout {
+            self.kernel.after(timeout / 3, WorldEvent::KeepAlive { stream, side });
+        }
+    }
+
+    pub(crate) fn keep_alive(&mut self, stream: usize, side: usize) {
+        let now = self.kernel.now();
+        let end = &self.net.streams[stream].ends[side];
+        if end.conn.is_none() || end.dead {
+            return;
+        }
+        let Some(timeout) = end.user_timeout else { return };
+        let unacked = self.net.streams[stream].flows[side].waiting_since;
+        let silent = now.saturating_sub(end.last_heard) >= timeout;
+        if silent || unacked.is_some_and(|since| now.saturating_sub(since) >= timeout) {
+            self.counters.timed_out += 1;
+            return self.lose(stream, side, Loss::TimedOut);
+        }
+        self.send(stream, side, Packet::Probe);
+        self.kernel.after((timeout / 3).max(1000), WorldEvent::KeepAlive { stream, side });
+    }
+
+    /// Takes from an adapter what it has to transmit on a stream, as far as the socket has room.
+    pub(crate) fn pump(&mut self, h: usize, conn: ConnId) {
+        let Some((stream, side)) = self.net.find(h, conn) else { return };
+        let now = self.time();
+        let size = self.hosts[h].style.buffer;
+        let mut buffer = std::mem::take(&mut self.scratch);
+        buffer.resize(size, 0);
+        loop {
+            if self.net.streams[stream].flows[side].room() == 0 {
+                self.net.streams[stream].ends[side].blocked = true;
+                break;
+            }
+            let used = self.hosts[h].adapter.transmit(now, conn, &mut buffer);
+            if used == 0 {
+                self.net.streams[stream].ends[side].blocked = false;
+                break;
+            }
+            self.trace.note(&[7, h as u64, conn.0]);
+            self.trace.note_bytes(&buffer[..used]);
+            self.net.streams[stream].flows[side].write(&buffer[..used]);
+        }
+        self.scratch = buffer;
+        self.push_segments(stream, side);
+        self.finish_closing(stream, side);
+    }
+
+    /// Sends what the window allows.
+    fn push_segments(&mut self, stream: usize, side: usize) {
+        let now = self.kernel.now();
+        while let Some(segment) = self.net.streams[stream].flows[side].next_segment() {
+            self.send(stream, side, Packet::Data(segment));
+        }
+        let after = self.net.retransmit_ns(self.net.streams[stream].flows[side].backoff);
+        let flow = &mut self.net.streams[stream].flows[side];
+        if !flow.is_waiting() {
+            flow.timer_armed = false;
+            flow.timer += 1;
+        } else if !flow.timer_armed {
+            flow.timer_armed = true;
+            flow.waiting_since.get_or_insert(now);
+            let timer = flow.timer;
+            self.kernel.after(after, WorldEvent::Retransmit { stream, side, timer });
+        }
+    }
+
+    pub(crate) fn retransmit(&mut self, stream: usize, side: usize, timer: u64) {
+        let now = self.kernel.now();
+        let flow = &mut self.net.streams[stream].flows[side];
+        if !flow.timer_armed || flow.timer != timer || self.net.streams[stream].ends[side].dead {
+            return;
+        }
+        let flow = &mut self.net.streams[stream].flows[side];
+        flow.timer_armed = false;
+        // Progress was made since the timer was set: it starts anew.
+        let age = now.saturating_sub(flow.waiting_since.unwrap_or(now));
+        let patience = self.net.retransmit_ns(self.net.streams[stream].flows[side].backoff);
+        let flow = &mut self.net.streams[stream].flows[side];
+        if age >= patience / 2 {
+            flow.backoff += 1;
+            // Without an end this side keeps trying, as TCP does for a quarter of an hour.
+            if flow.backoff > 400 {
+                return self.lose(stream, side, Loss::TimedOut);
+            }
+            self.counters.retransmitted += 1;
+            if let Some(segment) = flow.retransmit() {
+                self.send(stream, side, Packet::Data(segment));
+            }
+        }
+        self.push_segments(stream, side);
+    }
+
+    /// There is room in a socket again.
+    fn unblock(&mut self, stream: usize, side: usize) {
+        let end = &self.net.streams[stream].ends[side];
+        if end.blocked
+            && let (Some(h), Some(conn)) = (end.host, end.conn)
+            && self.net.streams[stream].flows[side].room() > 0
+        {
+            self.pump(h, conn);
+            self.serve(h);
+        }
+    }
+
+    fn schedule_read(&mut self, stream: usize, side: usize) {
+        let delay = self.rng.below(self.net.profile.read_ns + 1);
+        let end = &mut self.net.streams[stream].ends[side];
+        if !std::mem::replace(&mut end.read_scheduled, true) {
+            self.kernel.after(delay, WorldEvent::Read { stream, side });
+        }
+    }
+
+    /// The host reads from a socket and shows its adapter what is there, in a piece of any length.
+    pub(crate) fn read(&mut self, stream: usize, side: usize) {
+        let end = &mut self.net.streams[stream].ends[side];
+        end.read_scheduled = false;
+        let Some(h) = end.host else { return };
+        if end.dead || !self.hosts[h].alive {
+            return;
+        }
+        let Some(conn) = end.conn else {
+            // The adapter has let go; the host reads to the end so that the peer can finish.
+            let flow = &mut self.net.streams[stream].flows[1 - side];
+            let count = flow.received.len();
+            flow.received.consume(count);
+            return self.after_read(stream, side);
+        };
+        let available = self.net.streams[stream].flows[1 - side].received.len();
+        let fresh = available - self.net.streams[stream].ends[side].shown;
+        if fresh > 0 {
+            let most = (self.net.profile.read_bytes as u64).min(fresh as u64);
+            let show = available - fresh + 1 + self.rng.below(most) as usize;
+            let now = self.time();
+            let flow = &mut self.net.streams[stream].flows[1 - side];
+            let bytes = &flow.received.as_slice()[..show];
+            self.trace.note(&[8, h as u64, conn.0, show as u64]);
+            let used = self.hosts[h].adapter.handle_stream(now, conn, bytes);
+            let left = &bytes[used.min(show)..];
+            let needed = self.hosts[h].adapter.stream_needed(left);
+            if used > show || needed == 0 {
+                self.violate(|| format!("host {h}: {used} of {show} bytes used, needs {needed}"));
+                return;
+            }
+            flow.received.consume(used);
+            self.net.streams[stream].ends[side].shown = show - used;
+            self.schedule_acks(h);
+        }
+        let flow = &self.net.streams[stream].flows[1 - side];
+        let fresh = flow.received.len() > self.net.streams[stream].ends[side].shown;
+        if fresh {
+            self.schedule_read(stream, side);
+        }
+        self.after_read(stream, side);
+        if !fresh && self.net.streams[stream].flows[1 - side].at_end() {
+            self.lose(stream, side, Loss::Closed);
+        }
+        self.serve(h);
+    }
+
+    fn after_read(&mut self, stream: usize, side: usize) {
+        if self.net.streams[stream].flows[1 - side].owes_window() {
+            self.acknowledge(stream, side);
+        }
+    }
+
+    /// An adapter asks for the end of a stream.
+    pub(crate) fn close(&mut self, h: usize, conn: ConnId) {
+        let Some((stream, side)) = self.net.find(h, conn) else { return };
+        self.net.streams[stream].ends[side].closing = true;
+        if self.net.streams[stream].phase == Phase::Opening && side == 0 {
+            self.net.streams[stream].phase = Phase::Gone;
+            return self.lose(stream, 0, Loss::Closed);
+        }
+        self.pump(h, conn);
+    }
+
+    /// Ends this side of a stream once everything that its adapter had to say is in the socket. The
+    /// socket stays until the peer has it all, as a host must see to for last words to be heard.
+    fn finish_closing(&mut self, stream: usize, side: usize) {
+        let end = &self.net.streams[stream].ends[side];
+        if !end.closing || end.blocked {
+            return;
+        }
+        let (Some(h), Some(conn)) = (end.host, end.conn) else { return };
+        self.net.streams[stream].flows[side].finish();
+        self.push_segments(stream, side);
+        self.release(stream, side);
+        self.schedule_read(stream, side);
+        let now = self.time();
+        self.hosts[h].adapter.handle_lost(now, conn, Loss::Closed);
+    }
+
+    /// The adapter no longer has this end.
+    fn release(&mut self, stream: usize, side: usize) {
+        let end = &mut self.net.streams[stream].ends[side];
+        if let (Some(h), Some(conn)) = (end.host, end.conn.take()) {
+            self.net.by_conn.remove(&(h, conn));
+        }
+        let ends = &self.net.streams[stream].ends;
+        if ends[0].conn.is_none() && ends[1].conn.is_none() && self.net.streams[stream].phase == Phase::Open
+        {
+            self.net.streams[stream].phase = Phase::Gone;
+        }
+    }
+
+    /// An end of a stream is lost: its adapter is told, and its socket exists no more, except that what
+    /// it has still to say after the peer's end is said.
+    fn lose(&mut self, stream: usize, side: usize, loss: Loss) {
+        let now = self.kernel.now();
+        self.trace.line(now, || format!("stream {stream} side {side}: {loss}"));
+        let graceful = loss == Loss::Closed && self.net.streams[stream].flows[1 - side].at_end();
+        let end = &mut self.net.streams[stream].ends[side];
+        if graceful {
+            self.net.streams[stream].flows[side].finish();
+        } else {
+            end.dead = true;
+        }
+        let end = &self.net.streams[stream].ends[side];
+        let Some((h, conn)) = end.host.zip(end.conn) else { return };
+        self.release(stream, side);
+        if graceful {
+            self.push_segments(stream, side);
+        }
+        if !self.hosts[h].alive {
+            return;
+        }
+        self.answer_connect(h, conn);
+        let now = self.time();
+        self.trace.note(&[9, h as u64, conn.0, loss as u64]);
+        self.hosts[h].adapter.handle_lost(now, conn, loss);
+        self.serve(h);
+    }
+
+    /// The streams of a host that died.
+    pub(crate) fn net_host_died(&mut self, h: usize, silent: bool) {
+        if silent {
+            self.net.silent.push(h);
+        }
+        for stream in 0..self.net.streams.len() {
+            for side in 0..2 {
+                let end = &mut self.net.streams[stream].ends[side];
+                if end.host != Some(h) || end.dead {
+                    continue;
+                }
+                end.dead = true;
+                let had = end.conn.is_some();
+                self.release(stream, side);
+                if had && !silent {
+                    self.send(stream, side, Packet::Reset);
+                }
+            }
+        }
+    }
+}
+
+/// An address where nobody is.
+#[must_use]
+pub fn nowhere() -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 99, 99, 99)), 9)
+}

@@ -1,0 +1,574 @@
+//! The world below the adapters: hosts that serve them, and the events that connect the hosts.
+//!
+//! It does what the `host` world does with kernel sockets, shared memory and threads: carries out
+//! actions, moves bytes, keeps deadlines, sleeps and is woken. All of it happens at points in virtual
+//! time that the seed decides.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use quipu_nic::mem::Segment;
+use quipu_nic::{
+    Action, Adapter, Config, ConnId, Event as NicEvent, Gid, Link, LinkId, LinkMessage, Loss, Time,
+};
+
+use crate::kernel::Kernel;
+use crate::memory::{Reach, SharedSpace};
+use crate::network::{Network, Packet, Profile};
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+/// How a host serves its adapter.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Bytes of the buffer that is given to `transmit`.
+    pub buffer: usize,
+    /// Whether what is not urgent waits a little, so that more gathers.
+    pub gather_ns: u64,
+    /// How long acknowledgements wait for something to travel with.
+    pub ack_ns: u64,
+    /// How often it looks at its channels before it sleeps, and how long between two looks.
+    pub looks: u32,
+    pub look_ns: u64,
+    /// Whether it calls timeouts late, and how late at most.
+    pub late_ns: u64,
+    /// Channels that fit into the segment of a link.
+    pub link_blocks: usize,
+    /// Whether same-host peers may reach its memory, and whether it shows them a directory.
+    pub reachable: bool,
+    pub directory: bool,
+}
+
+/// A host: one process with one adapter.
+pub struct Host {
+    pub adapter: Adapter,
+    pub address: SocketAddr,
+    pub alive: bool,
+    /// Accepts connections.
+    pub listening: bool,
+    pub style: Style,
+    pub space: SharedSpace,
+    /// Events for programs that were not looked at yet.
+    pub events: VecDeque<NicEvent>,
+    /// Links by the peer's index, and the other way round.
+    links: BTreeMap<usize, LinkId>,
+    link_peers: BTreeMap<LinkId, usize>,
+    directory: Option<Segment>,
+    timer: Option<u64>,
+    parked: bool,
+    looks_left: u32,
+    look_scheduled: bool,
+    ack_scheduled: bool,
+    /// Connections for which `Connect` was asked and not answered.
+    reaching: BTreeSet<ConnId>,
+    /// When the last control message to each peer arrives, since they stay in order.
+    link_clock: BTreeMap<usize, u64>,
+}
+
+/// What happens in the world.
+#[derive(Debug)]
+pub enum WorldEvent {
+    /// A packet arrives at an end of a stream.
+    Packet { stream: usize, side: usize, packet: Packet },
+    /// A retransmission timer of what an end sends fires.
+    Retransmit { stream: usize, side: usize, timer: u64 },
+    /// A connection request is repeated.
+    SynRetry { stream: usize, attempt: u32 },
+    /// An end asks whether the other still lives.
+    KeepAlive { stream: usize, side: usize },
+    /// A program reads from its socket.
+    Read { stream: usize, side: usize },
+    /// What was left to gather is sent.
+    Pump { host: usize, conn: ConnId },
+    /// A deadline of an adapter has come.
+    Timer { host: usize },
+    /// Acknowledgements have waited long enough.
+    Acks { host: usize },
+    /// A host looks at its channels.
+    Look { host: usize },
+    /// The peer asked for is this very process.
+    ReachedSelf { host: usize, conn: ConnId },
+    /// The peer asked for is on this host.
+    ReachedLink { host: usize, conn: ConnId, peer: usize },
+    /// A control message arrives.
+    Linked { host: usize, from: usize, message: LinkMessage },
+    /// A sleeping host is woken.
+    Bell { host: usize },
+    /// A host learns that a same-host peer is gone.
+    LinkDown { host: usize, peer: usize },
+    /// Something of the workload.
+    Load(LoadEvent),
+}
+
+/// What happens in the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadEvent {
+    /// A program does something with an end of a connection.
+    Tick { end: usize },
+    /// A program polls a completion queue.
+    Poll { cq: usize },
+    /// A step of making a connection.
+    Connect { end: usize },
+    /// A fault of the plan happens.
+    Fault { index: usize },
+}
+
+/// How a run goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+/// Counts of what the world did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Segments sent over streams.
+    pub segments: u64,
+    /// Of those, lost to chance or partition.
+    pub lost: u64,
+    /// Delivered twice.
+    pub duplicated: u64,
+    /// Held back so that later ones came first.
+    pub reordered: u64,
+    /// Delivered with a flipped bit.
+    pub corrupted: u64,
+    /// Sent again.
+    pub retransmitted: u64,
+    /// Streams opened.
+    pub streams: u64,
+    /// Streams that ended because the peer gave no sign of life.
+    pub timed_out: u64,
+    /// Engines that were ended.
+    pub killed: u64,
+    /// Same-host links made.
+    pub links: u64,
+    /// Times that a sleeping engine was woken.
+    pub bells: u64,
+}
+
+/// The world.
+pub struct World {
+    pub kernel: Kernel<WorldEvent>,
+    pub hosts: Vec<Host>,
+    pub net: Network,
+    pub rng: Rng,
+    pub trace: Trace,
+    pub counters: Counters,
+    pub violation: Option<Violation>,
+    /// Connections of strangers, by host.
+    pub strangers: BTreeSet<(usize, ConnId)>,
+    pub(crate) scratch: Vec<u8>,
+}
+
+/// Bytes of a channel in a link's segment, with room to spare.
+const BLOCK: usize = 352 << 10;
+
+impl World {
+    /// A world without hosts.
+    pub fn new(rng: Rng, profile: Profile, trace: Trace) -> Self {
+        Self {
+            kernel: Kernel::default(),
+            hosts: Vec::new(),
+            net: Network::new(profile),
+            rng,
+            trace,
+            counters: Counters::default(),
+            violation: None,
+            strangers: BTreeSet::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The time as adapters take it. It begins late enough that nothing mistakes 0 for "never".
+    pub fn time(&self) -> Time {
+        Time(1_000_000_000 + self.kernel.now())
+    }
+
+    /// Stops the run: something is not as it must be. The first violation counts.
+    pub fn violate(&mut self, what: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            let what = what();
+            let now = self.kernel.now();
+            self.trace.line(now, || format!("VIOLATION {what}"));
+            self.violation = Some(Violation(what));
+        }
+    }
+
+    /// Adds a host on machine `machine` that listens at `port`.
+    pub fn add_host(&mut self, machine: u8, port: u16, mut config: Config, style: Style) -> usize {
+        let ip = IpAddr::V4(Ipv4Addr::new(10, 0, 0, machine + 1));
+        config.gid = Gid::from(ip);
+        let mut adapter = Adapter::new(config);
+        let space = SharedSpace::default();
+        let directory = style.directory.then(|| Segment::heap(64 << 8));
+        if let Some(directory) = &directory {
+            // A fresh writable segment is always accepted.
+            let _ = adapter.publish_regions(directory);
+        }
+        if style.reachable {
+            adapter.set_own_memory(Arc::new(Reach::new(space.clone(), space.clone())));
+        }
+        self.hosts.push(Host {
+            adapter,
+            address: SocketAddr::new(ip, port),
+            alive: true,
+            listening: true,
+            style,
+            space,
+            events: VecDeque::new(),
+            links: BTreeMap::new(),
+            link_peers: BTreeMap::new(),
+            directory,
+            timer: None,
+            parked: false,
+            looks_left: 0,
+            look_scheduled: false,
+            ack_scheduled: false,
+            reaching: BTreeSet::new(),
+            link_clock: BTreeMap::new(),
+        });
+        self.hosts.len() - 1
+    }
+
+    /// The host at an address.
+    fn host_at(&self, address: SocketAddr) -> Option<usize> {
+        self.hosts.iter().position(|host| host.address == address)
+    }
+
+    /// Takes an engine out of its sleep, as a call of its program does.
+    pub fn wake(&mut self, h: usize) {
+        let host = &mut self.hosts[h];
+        host.looks_left = host.style.looks;
+        if std::mem::take(&mut host.parked) {
+            host.adapter.disarm();
+        }
+    }
+
+    /// Handles an event that is not of the workload.
+    pub fn handle(&mut self, event: WorldEvent) {
+        match event {
+            WorldEvent::Packet { stream, side, packet } => self.packet(stream, side, packet),
+            WorldEvent::Retransmit { stream, side, timer } => {
+                self.retransmit(stream, side, timer);
+            }
+            WorldEvent::SynRetry { stream, attempt } => self.syn_retry(stream, attempt),
+            WorldEvent::KeepAlive { stream, side } => self.keep_alive(stream, side),
+            WorldEvent::Read { stream, side } => self.read(stream, side),
+            WorldEvent::Pump { host, conn } => {
+                if self.hosts[host].alive {
+                    self.pump(host, conn);
+                    self.serve(host);
+                }
+            }
+            WorldEvent::Timer { host } => self.timer(host),
+            WorldEvent::Acks { host } => {
+                self.hosts[host].ack_scheduled = false;
+                if self.hosts[host].alive {
+                    self.hosts[host].adapter.release_acks();
+                    self.serve(host);
+                }
+            }
+            WorldEvent::Look { host } => {
+                self.hosts[host].look_scheduled = false;
+                self.serve(host);
+            }
+            WorldEvent::ReachedSelf { host, conn } => {
+                if self.hosts[host].alive && self.hosts[host].reaching.remove(&conn) {
+                    let now = self.time();
+                    self.hosts[host].adapter.handle_reached_self(now, conn);
+                    self.serve(host);
+                }
+            }
+            WorldEvent::ReachedLink { host, conn, peer } => self.reached_link(host, conn, peer),
+            WorldEvent::Linked { host, from, message } => self.linked(host, from, message),
+            WorldEvent::Bell { host } => {
+                self.counters.bells += 1;
+                self.wake(host);
+                self.serve(host);
+            }
+            WorldEvent::LinkDown { host, peer } => self.link_down(host, peer),
+            WorldEvent::Load(_) => {}
+        }
+    }
+
+    /// Serves an adapter until it has nothing more to do now, as an engine's loop does.
+    pub fn serve(&mut self, h: usize) {
+        if !self.hosts[h].alive {
+            return;
+        }
+        if self.hosts[h].parked {
+            self.wake(h);
+        }
+        for round in 0.. {
+            let mut busy = false;
+            while let Some(action) = self.hosts[h].adapter.poll_action() {
+                busy = true;
+                self.act(h, action);
+            }
+            while let Some(conn) = self.hosts[h].adapter.next_transmit() {
+                busy = true;
+                self.transmit(h, conn);
+            }
+            let now = self.time();
+            let host = &mut self.hosts[h];
+            busy |= host.adapter.progress(now);
+            while let Some(event) = host.adapter.poll_event() {
+                host.events.push_back(event);
+            }
+            if !busy && self.rest(h) {
+                break;
+            }
+            if round == 100_000 {
+                self.violate(|| format!("host {h} is never done at one point in time"));
+                break;
+            }
+        }
+        self.schedule_timer(h);
+    }
+
+    /// Nothing is to be done now: has the host look again later, or sleep. `false`: there is more.
+    fn rest(&mut self, h: usize) -> bool {
+        let host = &mut self.hosts[h];
+        if host.links.is_empty() {
+            return true;
+        }
+        if host.looks_left > 0 {
+            if !host.look_scheduled {
+                host.looks_left -= 1;
+                host.look_scheduled = true;
+                let after = host.style.look_ns;
+                self.kernel.after(after, WorldEvent::Look { host: h });
+            }
+            return true;
+        }
+        if host.adapter.arm() {
+            host.parked = true;
+            return true;
+        }
+        host.adapter.disarm();
+        false
+    }
+
+    fn schedule_timer(&mut self, h: usize) {
+        let Some(Time(at)) = self.hosts[h].adapter.poll_timeout() else { return };
+        let at = at.saturating_sub(1_000_000_000);
+        let late = self.rng.below(self.hosts[h].style.late_ns + 1);
+        let host = &mut self.hosts[h];
+        if host.timer.is_none_or(|set| set > at + late) {
+            host.timer = Some(at + late);
+            self.kernel.at(at + late, WorldEvent::Timer { host: h });
+        }
+    }
+
+    fn timer(&mut self, h: usize) {
+        let now = self.time();
+        let host = &mut self.hosts[h];
+        if host.timer.is_some_and(|at| at <= now.0 - 1_000_000_000) {
+            host.timer = None;
+        }
+        if !host.alive {
+            return;
+        }
+        if host.adapter.poll_timeout().is_some_and(|at| at <= now) {
+            host.adapter.handle_timeout(now);
+            self.check_deadline(h);
+            self.serve(h);
+            self.check_deadline(h);
+        } else {
+            self.schedule_timer(h);
+        }
+    }
+
+    /// After the timeouts are handled the next deadline lies ahead, or the engine would spin.
+    fn check_deadline(&mut self, h: usize) {
+        let (now, next) = (self.time(), self.hosts[h].adapter.poll_timeout());
+        if next.is_some_and(|next| next <= now) {
+            self.violate(|| {
+                format!("host {h}: the next deadline {next:?} is not after {now:?}: it would spin")
+            });
+        }
+    }
+
+    /// Has acknowledgements released a little later.
+    pub fn schedule_acks(&mut self, h: usize) {
+        let host = &mut self.hosts[h];
+        if !std::mem::replace(&mut host.ack_scheduled, true) {
+            let after = host.style.ack_ns;
+            self.kernel.after(after, WorldEvent::Acks { host: h });
+        }
+    }
+
+    fn transmit(&mut self, h: usize, conn: ConnId) {
+        let gather = self.hosts[h].style.gather_ns;
+        if gather > 0 && !self.hosts[h].adapter.is_urgent(conn) {
+            self.kernel.after(gather, WorldEvent::Pump { host: h, conn });
+        } else {
+            self.pump(h, conn);
+        }
+    }
+
+    fn act(&mut self, h: usize, action: Action) {
+        let now = self.kernel.now();
+        self.trace.line(now, || format!("host {h}: {action:?}"));
+        match action {
+            Action::Connect { conn, peer, user_timeout_ns } => {
+                self.trace.note(&[1, h as u64, conn.0, user_timeout_ns.unwrap_or(0)]);
+                self.connect(h, conn, peer, user_timeout_ns);
+            }
+            Action::Close { conn } => {
+                self.trace.note(&[2, h as u64, conn.0]);
+                if self.strangers.remove(&(h, conn)) {
+                    let now = self.time();
+                    self.hosts[h].adapter.handle_lost(now, conn, Loss::Closed);
+                } else if self.hosts[h].reaching.remove(&conn) && self.net.find(h, conn).is_none() {
+                    let now = self.time();
+                    self.hosts[h].adapter.handle_lost(now, conn, Loss::Closed);
+                } else {
+                    self.hosts[h].reaching.remove(&conn);
+                    self.close(h, conn);
+                }
+            }
+            Action::LinkSend { link, message } => {
+                let Some(&peer) = self.hosts[h].link_peers.get(&link) else { return };
+                let delay = 500 + self.rng.below(20_000);
+                let clock = self.hosts[h].link_clock.entry(peer).or_default();
+                *clock = (*clock).max(now + delay);
+                let at = *clock;
+                let mut bytes = Vec::new();
+                message.encode(&mut bytes);
+                self.trace.note(&[3, h as u64, bytes.len() as u64]);
+                let Some(message) = LinkMessage::decode(&bytes) else {
+                    return self.violate(|| format!("{message:?} cannot be decoded"));
+                };
+                self.kernel.at(at, WorldEvent::Linked { host: peer, from: h, message });
+            }
+            Action::RingBell { link } => {
+                let Some(&peer) = self.hosts[h].link_peers.get(&link) else { return };
+                self.trace.note(&[4, h as u64]);
+                let delay = 200 + self.rng.below(5_000);
+                self.kernel.after(delay, WorldEvent::Bell { host: peer });
+            }
+        }
+    }
+
+    fn connect(&mut self, h: usize, conn: ConnId, peer: SocketAddr, timeout: Option<u64>) {
+        self.hosts[h].reaching.insert(conn);
+        let own = self.hosts[h].address;
+        let target = self.host_at(peer);
+        if target == Some(h) {
+            let delay = self.rng.below(2_000);
+            return self.kernel.after(delay, WorldEvent::ReachedSelf { host: h, conn });
+        }
+        if let Some(peer) = target
+            && own.ip() == self.hosts[peer].address.ip()
+            && self.hosts[peer].alive
+            && self.hosts[peer].listening
+        {
+            self.ensure_link(h, peer);
+            let delay = 1_000 + self.rng.below(50_000);
+            return self.kernel.after(delay, WorldEvent::ReachedLink { host: h, conn, peer });
+        }
+        self.open(h, conn, target, timeout);
+    }
+
+    /// Whether the adapter still waits for the answer to `Connect`; from now on it does not.
+    pub(crate) fn answer_connect(&mut self, h: usize, conn: ConnId) -> bool {
+        self.hosts[h].reaching.remove(&conn)
+    }
+
+    fn ensure_link(&mut self, a: usize, b: usize) {
+        if self.hosts[a].links.contains_key(&b) {
+            return;
+        }
+        self.counters.links += 1;
+        let segments = [a, b].map(|h| {
+            let blocks = self.hosts[h].style.link_blocks;
+            Segment::heap(4096 + blocks * BLOCK)
+        });
+        let reachable = self.hosts[a].style.reachable && self.hosts[b].style.reachable;
+        for (own, peer, [mine, theirs]) in
+            [(a, b, [0, 1]), (b, a, [1, 0])]
+        {
+            let memory = reachable.then(|| -> Arc<dyn quipu_nic::PeerMemory> {
+                Arc::new(Reach::new(self.hosts[own].space.clone(), self.hosts[peer].space.clone()))
+            });
+            let link = Link {
+                own: segments[mine].clone(),
+                peer: segments[theirs].clone(),
+                peer_memory: memory,
+                peer_directory: self.hosts[peer].directory.clone(),
+            };
+            self.wake(own);
+            match self.hosts[own].adapter.handle_link_up(link) {
+                Ok(id) => {
+                    self.hosts[own].links.insert(peer, id);
+                    self.hosts[own].link_peers.insert(id, peer);
+                }
+                Err(fault) => self.violate(|| format!("link refused: {fault}")),
+            }
+        }
+        // The other side is not in the middle of its loop: it goes on from here when it is due.
+        let delay = self.rng.below(1_000);
+        self.kernel.after(delay, WorldEvent::Look { host: b });
+        self.hosts[b].look_scheduled = true;
+    }
+
+    fn reached_link(&mut self, h: usize, conn: ConnId, peer: usize) {
+        if !self.hosts[h].alive || !self.hosts[h].reaching.remove(&conn) {
+            return;
+        }
+        let now = self.time();
+        match self.hosts[h].links.get(&peer) {
+            Some(&link) => {
+                self.wake(h);
+                self.hosts[h].adapter.handle_reached_link(now, conn, link);
+            }
+            None => self.hosts[h].adapter.handle_lost(now, conn, Loss::Refused),
+        }
+        self.serve(h);
+    }
+
+    fn linked(&mut self, h: usize, from: usize, message: LinkMessage) {
+        let Some(&link) = self.hosts[h].links.get(&from) else { return };
+        if self.hosts[h].alive {
+            let now = self.time();
+            self.trace.line(self.kernel.now(), || format!("host {h} from {from}: {message:?}"));
+            self.wake(h);
+            self.hosts[h].adapter.handle_link_message(now, link, message);
+            self.serve(h);
+        }
+    }
+
+    fn link_down(&mut self, h: usize, peer: usize) {
+        let Some(link) = self.hosts[h].links.remove(&peer) else { return };
+        self.hosts[h].link_peers.remove(&link);
+        if self.hosts[h].alive {
+            let now = self.time();
+            self.wake(h);
+            self.hosts[h].adapter.handle_link_down(now, link);
+            self.serve(h);
+        }
+    }
+
+    /// Ends an engine: with `silent` the whole machine goes and says nothing, otherwise the kernel that
+    /// outlives the process resets its streams.
+    pub fn kill(&mut self, h: usize, silent: bool) {
+        self.trace.note(&[5, h as u64, u64::from(silent)]);
+        self.trace.line(self.kernel.now(), || format!("host {h} dies, silent: {silent}"));
+        self.counters.killed += 1;
+        self.hosts[h].alive = false;
+        self.hosts[h].listening = false;
+        self.hosts[h].space.lock().unwrap_or_else(std::sync::PoisonError::into_inner).end();
+        let peers: Vec<usize> = self.hosts[h].links.keys().copied().collect();
+        for peer in peers {
+            let delay = 1_000 + self.rng.below(2_000_000);
+            self.kernel.after(delay, WorldEvent::LinkDown { host: peer, peer: h });
+        }
+        self.net_host_died(h, silent);
+    }
+
+    /// Whether a host has a link to another one.
+    #[must_use]
+    pub fn has_link(&self, a: usize, b: usize) -> bool {
+        self.hosts[a].links.contains_key(&b)
+    }
+}
