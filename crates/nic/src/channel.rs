@@ -93,6 +93,8 @@ pub(crate) struct ChannelPath {
     pub(crate) direct_done: u32,
     /// Executed requests that the peer was told of.
     pub(crate) told: u32,
+    /// Something was pushed of which the peer was not told.
+    pub(crate) unannounced: bool,
     /// A stall was set and not cleared.
     pub(crate) stalled: bool,
     /// It is listed at the shared receive queue that must get a receive.
@@ -118,6 +120,7 @@ impl ChannelPath {
             front_done: 0,
             direct_done: 0,
             told: 0,
+            unannounced: false,
             stalled: false,
             awaiting: false,
             idle: 0,

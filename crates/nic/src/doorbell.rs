@@ -57,6 +57,9 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::WrongState);
         }
         let length = payload_len(qp, wr, self.hub.config.max_message)?;
+        if transmit::channel::express(qp, &mut self.hub, wr, length) {
+            return Ok(());
+        }
         if !qp.sq.push(wr, length) {
             return Err(Fault::QueueFull);
         }
@@ -72,7 +75,9 @@ impl<P: Probe> Adapter<P> {
             hub.probe.stage(Stage::Doorbell, 0);
             kick(qp, hub);
         }
-        self.serve_nudged();
+        if !self.hub.nudged.is_empty() {
+            self.serve_nudged();
+        }
     }
 
     /// Puts a receive request into the receive queue.
@@ -146,7 +151,12 @@ pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         return;
     }
     match &mut qp.path {
-        Path::Channel(_) => transmit::channel::run(qp, hub),
+        Path::Channel(_) => {
+            transmit::channel::announce(qp, hub);
+            if qp.sq.has_waiting() {
+                transmit::channel::run(qp, hub);
+            }
+        }
         Path::Stream(stream) => stream.make_ready(&mut hub.ready),
         Path::None | Path::Pending(_) => crate::connect::start_deadline(qp, hub),
         Path::Lost if qp.sq.is_empty() => {}

@@ -65,20 +65,33 @@ impl RecvQueue {
         true
     }
 
+    /// The oldest request, if there is one.
+    #[inline]
+    pub(crate) fn front(&self) -> Option<(u64, &[Sge])> {
+        if self.is_empty() {
+            return None;
+        }
+        let slot = self.head as usize & (self.wqes.len() - 1);
+        let wqe = &self.wqes[slot];
+        let first = slot * self.max_sge;
+        Some((wqe.wr_id, &self.sges[first..first + wqe.num_sge as usize]))
+    }
+
+    /// Drops the oldest request.
+    #[inline]
+    pub(crate) fn advance(&mut self) {
+        self.head = self.head.wrapping_add(1);
+    }
+
     /// Takes the oldest request out into `receive`; `false` if there is none.
     #[inline]
     pub(crate) fn take(&mut self, receive: &mut Receive) -> bool {
-        if self.is_empty() {
-            return false;
-        }
-        let slot = self.head as usize & (self.wqes.len() - 1);
-        let wqe = self.wqes[slot];
-        let first = slot * self.max_sge;
-        receive.wr_id = wqe.wr_id;
+        let Some((wr_id, sges)) = self.front() else { return false };
+        receive.wr_id = wr_id;
         receive.sges.clear();
-        receive.sges.extend_from_slice(&self.sges[first..first + wqe.num_sge as usize]);
+        receive.sges.extend_from_slice(sges);
         receive.placed = 0;
-        self.head = self.head.wrapping_add(1);
+        self.advance();
         true
     }
 
@@ -192,6 +205,32 @@ impl SendQueue {
             next: 0,
             tail: 0,
         }
+    }
+
+    /// Notes a request that was transmitted while it was being posted, as number `request`; `false` if the
+    /// queue is full. Nothing may wait in the queue.
+    #[inline]
+    pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, request: u32) -> bool {
+        if self.len() >= self.capacity {
+            return false;
+        }
+        let slot = self.slot(self.tail);
+        let wqe = &mut self.wqes[slot];
+        wqe.wr_id = wr.wr_id;
+        wqe.op = wr.op;
+        wqe.flags = wr.flags;
+        wqe.num_sge = 0;
+        wqe.length = length;
+        wqe.first_request = request;
+        wqe.end_request = request.wrapping_add(1);
+        wqe.answered = true;
+        self.tail = self.tail.wrapping_add(1);
+        self.next = self.tail;
+        true
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() >= self.capacity
     }
 
     #[inline]

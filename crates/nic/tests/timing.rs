@@ -98,7 +98,11 @@ fn stream() {
                 assert_eq!(a.adapter.handle_stream(now, conns[0], &wire[..used]), used);
                 assert_eq!(a.adapter.poll_cq(a.cq, black_box(&mut done)), Ok(batch as usize));
             }
-            report(&format!("stream: send of {len} B, both ends, {batch} at a time"), start, rounds);
+            report(
+                &format!("stream: send of {len} B, both ends, {batch} at a time"),
+                start,
+                rounds,
+            );
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
 use crate::requester;
-use crate::types::{Access, SendFlags, SendOp, WcStatus};
+use crate::types::{Access, Payload, QpState, SendFlags, SendOp, SendWr, WcStatus};
 
 /// What one step of transmission did.
 enum Step {
@@ -49,6 +49,75 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         }
     }
     if pushed(qp) != before {
+        notify(qp, hub);
+    }
+}
+
+/// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
+/// its bytes go through the send queue. `false` if that is not possible; the peer is told when the
+/// doorbell rings.
+#[inline]
+pub(crate) fn express<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wr: &SendWr<'_>,
+    length: u32,
+) -> bool {
+    let (opcode, imm) = match wr.op {
+        SendOp::Send => (request::SEND, 0),
+        SendOp::SendImm(imm) => (request::SEND_IMM, imm),
+        _ => return false,
+    };
+    let pd = qp.pd_number();
+    let Qp { path: Path::Channel(path), sq, requester, responder, state, .. } = qp else {
+        return false;
+    };
+    let waits = sq.has_waiting()
+        || sq.is_full()
+        || *state != QpState::Rts
+        || requester.rnr_until.is_some()
+        || requester.failing.is_some()
+        || (wr.flags.contains(SendFlags::FENCE) && requester.reads > 0);
+    if waits || length as usize > INLINE_MAX {
+        return false;
+    }
+    let Ok(slot) = path.channel.outgoing.requests.reserve() else { return false };
+    let place = slot.payload().sub(0, length as usize);
+    match wr.payload {
+        Payload::Inline(bytes) => place.write_from(0, bytes),
+        Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
+            Ok(span) => span.copy_to(&place),
+            Err(_) => return false,
+        },
+        Payload::Sges(list) => {
+            if hub.regions.gather_to(pd, list, 0, &place).is_err() {
+                return false;
+            }
+        }
+    }
+    slot.commit(&SlotHeader {
+        opcode,
+        flags: if wr.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 },
+        inline_len: length as u16,
+        length,
+        imm,
+        raddr: 0,
+        rkey: 0,
+        ack: responder.executed,
+    });
+    sq.push_transmitted(wr, length, requester.started);
+    requester.started = requester.started.wrapping_add(1);
+    path.unannounced = true;
+    hub.probe.stage(Stage::GetData, length as usize);
+    true
+}
+
+/// Tells the peer of what was transmitted while it was being posted.
+#[inline]
+pub(crate) fn announce<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if let Path::Channel(path) = &mut qp.path
+        && std::mem::take(&mut path.unannounced)
+    {
         notify(qp, hub);
     }
 }
@@ -137,7 +206,7 @@ fn shape(op: &SendOp) -> (u8, u32, u64, u32) {
 
 /// Pushes one slot of a request with bytes.
 fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
-    let by_reference = can_refer(qp, hub) && wqe.length > hub.config.copy_limit;
+    let by_reference = wqe.length > hub.config.copy_limit && can_refer(qp, hub);
     let (pd, position) = (qp.pd_number(), qp.sq.next);
     let offset = qp.requester.offset.saturating_sub(1);
     let left = wqe.length - offset;
@@ -284,7 +353,7 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
         let (addr, len) = piece.as_raw();
         whole &= sink.push(addr as u64, len as u64);
     }
-    let refer = whole && can_refer(qp, hub) && wqe.length > hub.config.copy_limit;
+    let refer = whole && wqe.length > hub.config.copy_limit && can_refer(qp, hub);
     let (bytes, len) = sink.to_bytes();
     let header = SlotHeader {
         opcode: request::READ,
