@@ -7,7 +7,7 @@ use libc::c_int;
 
 use crate::Errno;
 
-/// How a C function reports success and failure: one type per convention, named in [`entry!`]
+/// How a C function reports success and failure: one type per convention, named in [`entry!`](crate::entry!)
 /// behind the function's arrow.
 pub trait CReturn {
     /// What the body of the entry point yields on success.
@@ -92,7 +92,7 @@ impl CReturn for Void {
 }
 
 /// Runs the body of the entry point `name` behind the panic wall: a panic is written to standard
-/// error and becomes EIO. Called by [`entry!`] only.
+/// error and becomes EIO. Called by [`entry!`](crate::entry!) only.
 #[inline]
 pub fn wall<R: CReturn>(
     name: &'static str,

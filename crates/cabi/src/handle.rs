@@ -59,11 +59,7 @@ impl<P, T: Tagged> Handle<P, T> {
     fn boxed(public: P, private: T) -> *mut Self {
         const { assert!(offset_of!(Self, public) == size_of::<AtomicU64>()) };
         let tag = AtomicU64::new(T::TAG);
-        Box::into_raw(Box::new(Self {
-            tag,
-            public: UnsafeCell::new(public),
-            private,
-        }))
+        Box::into_raw(Box::new(Self { tag, public: UnsafeCell::new(public), private }))
     }
 
     /// The address by which C knows a handle.
@@ -183,12 +179,13 @@ mod tests {
     #[test]
     fn a_destroyed_object_is_refused_while_its_memory_lasts() {
         let raw = Handle::create(1u8, Secret(2));
-        // SAFETY: `raw` is from `create`; the box keeps its memory readable.
+        // SAFETY: `raw` is from `create`; its memory is freed at the end, once.
         unsafe {
-            let kept = Handle::<u8, Secret>::take(raw).ok().unwrap();
-            assert!(Handle::<u8, Secret>::get(raw).is_err());
-            assert!(Handle::<u8, Secret>::take(raw).is_err());
-            drop(kept);
+            let kept = Box::into_raw(Handle::<u8, Secret>::take(raw).ok().unwrap());
+            let stale = Handle::known_as(kept);
+            assert!(Handle::<u8, Secret>::get(stale).is_err());
+            assert!(Handle::<u8, Secret>::take(stale).is_err());
+            drop(Box::from_raw(kept));
         }
     }
 }

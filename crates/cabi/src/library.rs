@@ -24,11 +24,7 @@ pub fn symbol_beside(own: *const c_void, file: &str, symbol: &str) -> Result<*mu
         }
         libc::dlsym(library, symbol.as_ptr())
     };
-    if found.is_null() {
-        Err(loader_error())
-    } else {
-        Ok(found)
-    }
+    if found.is_null() { Err(loader_error()) } else { Ok(found) }
 }
 
 /// The folder of the file that an address was loaded from.
@@ -41,23 +37,13 @@ fn folder_of(address: *const c_void) -> Option<PathBuf> {
     }
     // SAFETY: dladdr gives a zero-terminated path that lasts while the file is loaded.
     let path = unsafe { CStr::from_ptr(info.dli_fname) };
-    Path::new(OsStr::from_bytes(path.to_bytes()))
-        .parent()
-        .map(Path::to_owned)
+    Path::new(OsStr::from_bytes(path.to_bytes())).parent().map(Path::to_owned)
 }
 
 fn loader_error() -> String {
     // SAFETY: dlerror(3) returns null or a string that lasts until the next call of this thread.
-    let text = unsafe {
-        libc::dlerror()
-            .cast_const()
-            .as_ref()
-            .map(|text| CStr::from_ptr(text))
-    };
-    text.map_or_else(
-        || "the loader gives no reason".into(),
-        |t| t.to_string_lossy().into_owned(),
-    )
+    let text = unsafe { libc::dlerror().cast_const().as_ref().map(|text| CStr::from_ptr(text)) };
+    text.map_or_else(|| "the loader gives no reason".into(), |t| t.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
