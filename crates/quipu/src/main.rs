@@ -1,2 +1,10 @@
 //! The `quipu` command.
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod cmd;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cmd::main()
+}

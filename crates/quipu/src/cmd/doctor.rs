@@ -1,0 +1,196 @@
+//! `quipu doctor`: what works on this machine, what does not, and what to do about it.
+
+use std::env;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use quipu_host::{Config, Engine};
+use serde::Serialize;
+
+use super::DeviceOptions;
+use super::failure::Failure;
+use super::libraries::Libraries;
+use super::output::table;
+
+/// How to show it.
+#[derive(clap::Args)]
+#[command(after_long_help = EXIT_CODES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 programs run, perhaps slower or fewer than they could; 1 they do not run.";
+
+/// The programs of the distribution that the demo and the tests use: stage, program, package.
+const PROGRAMS: &str = include_str!("../../../../tests/clients/packages.txt");
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Something is slower, or missing for some uses.
+    Warn,
+    /// Nothing works.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    name: String,
+    verdict: Verdict,
+    found: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    remedy: String,
+}
+
+impl Finding {
+    fn ok(name: &str, found: impl Into<String>) -> Self {
+        let (name, found) = (name.into(), found.into());
+        Self { name, verdict: Verdict::Ok, found, remedy: String::new() }
+    }
+
+    fn bad(name: &str, verdict: Verdict, found: impl Into<String>, remedy: &str) -> Self {
+        Self { name: name.into(), verdict, found: found.into(), remedy: remedy.into() }
+    }
+}
+
+/// Looks at everything.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let mut findings = vec![device(&options.device), libraries()];
+    findings.extend(programs());
+    let fails = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
+    if options.json {
+        let text = serde_json::to_string_pretty(&findings);
+        println!("{}", text.map_err(|error| Failure::new("cannot print", error, ""))?);
+    } else {
+        print(&findings)?;
+    }
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print(findings: &[Finding]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let lines: Vec<Vec<String>> = findings
+        .iter()
+        .map(|finding| {
+            let verdict = match finding.verdict {
+                Verdict::Ok => "ok",
+                Verdict::Warn => "warn",
+                Verdict::Fail => "FAIL",
+            };
+            vec![verdict.into(), finding.name.clone(), finding.found.clone()]
+        })
+        .collect();
+    table(&mut out, &lines)?;
+    let sick: Vec<_> = findings.iter().filter(|finding| !finding.remedy.is_empty()).collect();
+    if !sick.is_empty() {
+        writeln!(out, "\nWhat to do:")?;
+    }
+    for finding in sick {
+        writeln!(out, "  {}: {}", finding.name, finding.remedy)?;
+    }
+    let fails = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
+    let warns = findings.iter().filter(|finding| finding.verdict == Verdict::Warn).count();
+    match (fails, warns) {
+        (0, 0) => writeln!(out, "\nEverything is as it should be."),
+        (0, _) => writeln!(out, "\nPrograms run; {warns} things could be better."),
+        _ => writeln!(out, "\nPrograms do not run: {fails} things have to be changed."),
+    }
+}
+
+/// Opens the device as programs do.
+fn device(options: &DeviceOptions) -> Finding {
+    let opened = Config::from_env().map_err(quipu_host::OpenError::from).and_then(|mut config| {
+        config.address = options.address.or(config.address);
+        Engine::open(config)
+    });
+    match opened {
+        Ok(engine) => {
+            let address = engine.address();
+            let found = format!("quipu0 is {} on {}", address.ip, address.interface);
+            if address.loopback {
+                let remedy = "for peers on other machines choose an address with --address or \
+                              QUIPU_ADDRESS";
+                return Finding { remedy: remedy.into(), ..Finding::ok("device", found) };
+            }
+            Finding::ok("device", found)
+        }
+        // The text says what to do.
+        Err(error) => Finding::bad("device", Verdict::Fail, error.to_string(), ""),
+    }
+}
+
+fn libraries() -> Finding {
+    match Libraries::find() {
+        Ok(libraries) => Finding::ok("libraries", libraries.folder().display().to_string()),
+        Err(failure) => {
+            let text = failure.to_string().replace("quipu: ", "");
+            Finding::bad("libraries", Verdict::Fail, text.trim().replace('\n', " "), "")
+        }
+    }
+}
+
+/// Whether the programs are there that people try first. Others need none of them.
+fn programs() -> Vec<Finding> {
+    let wanted = rows().filter(|(stage, ..)| *stage != "build");
+    wanted
+        .map(|(stage, program, package)| match find(program) {
+            Some(file) => Finding::ok(program, file.display().to_string()),
+            None => {
+                let remedy =
+                    format!("apt-get install {package} (as root), needed by `make {stage}`");
+                Finding::bad(program, Verdict::Warn, "is not installed", &remedy)
+            }
+        })
+        .collect()
+}
+
+/// Stage, program and package of each row.
+fn rows() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    PROGRAMS.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?, words.next()?, words.next()?))
+    })
+}
+
+/// The package that a program is in, if it is known.
+pub(crate) fn package_of(program: &str) -> Option<&'static str> {
+    let known = rows().find(|(_, name, _)| *name == program).map(|(.., package)| package);
+    known.or_else(|| match program {
+        name if name.starts_with("ib_") || name.starts_with("raw_ethernet_") => Some("perftest"),
+        name if name.starts_with("ibv_") => Some("ibverbs-utils"),
+        "ucx_perftest" | "ucx_info" => Some("ucx-utils"),
+        "fi_info" | "fi_pingpong" => Some("libfabric-bin"),
+        "rping" | "ucmatose" | "udaddy" | "mckey" => Some("rdmacm-utils"),
+        _ => None,
+    })
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(program)).find(|file| Path::is_file(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_packages_of_programs_are_known() {
+        assert_eq!(package_of("ib_write_bw"), Some("perftest"));
+        assert_eq!(package_of("ib_read_lat"), Some("perftest"));
+        assert_eq!(package_of("ibv_devinfo"), Some("ibverbs-utils"));
+        assert_eq!(package_of("vi"), None);
+        assert!(rows().count() >= 8);
+    }
+}

@@ -1,0 +1,117 @@
+//! The variables that put Quipu in front of the system's libraries.
+//!
+//! Both LD_LIBRARY_PATH and LD_PRELOAD are needed: the first serves programs that open
+//! libibverbs.so at run time, the second those that are linked with it and have a search path of
+//! their own.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::ExitCode;
+
+use super::DeviceOptions;
+use super::failure::Failure;
+use super::libraries::{self, Libraries};
+
+/// What to set, beside the libraries.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
+    #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
+    log: Option<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  eval \"$(quipu env)\"                     from now on, in this shell
+  eval \"$(quipu env --address 10.0.0.1)\"  with that address
+  env $(quipu env --address ::1 | sed -n 's/^export //p') ibv_devices
+
+Undo it with `unset LD_PRELOAD LD_LIBRARY_PATH`, or by leaving the shell.";
+
+/// Prints the variables as a POSIX shell reads them.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let libraries = Libraries::find()?;
+    for (name, value) in variables(&libraries, &options.device, options.log.as_deref()) {
+        println!("export {name}={}", quote(&value.to_string_lossy()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All variables to set.
+pub(crate) fn variables(
+    libraries: &Libraries,
+    device: &DeviceOptions,
+    log: Option<&str>,
+) -> Vec<(&'static str, OsString)> {
+    let mut set = vec![
+        ("LD_LIBRARY_PATH", search_path(libraries, env::var_os("LD_LIBRARY_PATH"))),
+        ("LD_PRELOAD", preload(libraries, env::var_os("LD_PRELOAD"))),
+    ];
+    if let Some(address) = device.address {
+        set.push(("QUIPU_ADDRESS", address.to_string().into()));
+    }
+    if let Some(log) = log {
+        set.push(("QUIPU_LOG", log.into()));
+    }
+    set
+}
+
+/// The folder in front of what was there, less other folders of Quipu (of a run around this one).
+fn search_path(libraries: &Libraries, old: Option<OsString>) -> OsString {
+    let old = old.unwrap_or_default();
+    let kept = old
+        .as_bytes()
+        .split(|byte| *byte == b':')
+        .filter(|part| !libraries::is_folder_of_ours(&String::from_utf8_lossy(part)));
+    join([libraries.folder().as_os_str().as_bytes()].into_iter().chain(kept))
+}
+
+/// The files in front of what was there, less other ones of Quipu. The loader takes blanks for
+/// separators too.
+fn preload(libraries: &Libraries, old: Option<OsString>) -> OsString {
+    let old = old.unwrap_or_default();
+    let ours = libraries.preloaded();
+    let kept = old
+        .as_bytes()
+        .split(|byte| *byte == b':' || *byte == b' ')
+        .filter(|part| !libraries::is_ours(&String::from_utf8_lossy(part)));
+    join(ours.iter().map(|file| file.as_os_str().as_bytes()).chain(kept))
+}
+
+/// Joins what is not empty. (An empty part of a search path would mean the current folder.)
+fn join<'a>(parts: impl Iterator<Item = &'a [u8]>) -> OsString {
+    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty()).collect();
+    OsString::from_vec(parts.join(OsStr::new(":").as_bytes()))
+}
+
+/// A word that a POSIX shell reads as `text`.
+fn quote(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@%+".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_the_shell() {
+        assert_eq!(quote("/usr/lib:/a.b"), "/usr/lib:/a.b");
+        assert_eq!(quote("a b"), "'a b'");
+        assert_eq!(quote("it's"), "'it'\\''s'");
+        assert_eq!(quote(""), "''");
+    }
+
+    #[test]
+    fn empty_parts_vanish() {
+        let parts: [&[u8]; 4] = [b"/a", b"", b"/b", b""];
+        assert_eq!(join(parts.into_iter()), "/a:/b");
+    }
+}

@@ -1,0 +1,106 @@
+//! What the command line says, and who does it.
+
+mod completion;
+mod devices;
+mod doctor;
+mod elf;
+mod env;
+mod failure;
+mod libraries;
+mod output;
+mod run;
+mod sim;
+
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+
+/// Queue pairs over IP in user space: RDMA for any program, with no RDMA hardware, no kernel module
+/// and no root.
+///
+/// Programs written for RDMA verbs run unmodified: `quipu run -- PROGRAM` gives them the device
+/// quipu0, which is an IP address of this machine.
+#[derive(Parser)]
+#[command(name = "quipu", version, propagate_version = true, max_term_width = 100)]
+#[command(after_long_help = MAIN_EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+const MAIN_EXAMPLES: &str = "\
+Examples:
+  quipu doctor                            does this machine have what it takes?
+  quipu run -- ib_write_bw                a server
+  quipu run -- ib_write_bw 127.0.0.1      its client, in another terminal
+  quipu sim --seeds 10000                 ten thousand simulated networks
+
+Variables of the environment (QUIPU_ADDRESS, QUIPU_LOG and others) are listed in `quipu help run`.";
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run a program with Quipu as its RDMA adapter.
+    Run(run::Options),
+    /// Print the variables that `quipu run` sets, for a shell to evaluate.
+    Env(env::Options),
+    /// List the RDMA devices that programs see.
+    Devices(devices::Options),
+    /// Find out what works on this machine, what does not, and what to do about it.
+    Doctor(doctor::Options),
+    /// Run the adapter in simulated networks with faults, and check everything it does.
+    Sim(sim::Options),
+    /// Print the completion script for a shell.
+    Completion(completion::Options),
+    /// Write the manual pages into a folder.
+    #[command(hide = true)]
+    ManPages(completion::ManOptions),
+}
+
+/// What the device is to be like.
+#[derive(Args, Clone, Debug, Default)]
+struct DeviceOptions {
+    /// IP address of the device: one of this machine's.
+    ///
+    /// By default the first address of an interface that is up, IPv4 before IPv6, the loopback
+    /// last. 127.0.0.1 or ::1 keeps everything on this machine.
+    #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS")]
+    address: Option<std::net::IpAddr>,
+}
+
+/// Runs the command.
+pub(crate) fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Run(options) => run::run(&options),
+        Task::Env(options) => env::run(&options),
+        Task::Devices(options) => devices::run(&options),
+        Task::Doctor(options) => doctor::run(&options),
+        Task::Sim(options) => sim::run(&options),
+        Task::Completion(options) => completion::run(&options, Cli::command()),
+        Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprint!("{failure}");
+        failure.code()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_programs_own_options_are_left_alone() {
+        let words = ["quipu", "run", "--address", "::1", "--", "ib_write_bw", "-a", "--log"];
+        let Task::Run(options) = Cli::try_parse_from(words).unwrap().task else { panic!() };
+        assert_eq!(options.program(), ["ib_write_bw", "-a", "--log"]);
+        let words = ["quipu", "run", "ib_write_bw", "-a"];
+        let Task::Run(options) = Cli::try_parse_from(words).unwrap().task else { panic!() };
+        assert_eq!(options.program(), ["ib_write_bw", "-a"]);
+    }
+}

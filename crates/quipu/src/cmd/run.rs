@@ -1,0 +1,153 @@
+//! `quipu run`: becomes the program, with Quipu's libraries in front of the system's.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use super::DeviceOptions;
+use super::elf::{self, Kind};
+use super::env::variables;
+use super::failure::Failure;
+use super::libraries::Libraries;
+
+/// What to run, and how.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
+    #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    /// The program and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    program: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu run -- ibv_devinfo -v
+  quipu run -- ib_write_bw                       server, on the default address
+  quipu run -- ib_write_bw 192.0.2.7             client, on this machine or another one
+  quipu run --address ::1 -- ibv_rc_pingpong -g 0
+  quipu run --log debug -- python3 train.py
+
+The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
+of the programs it starts, which see the adapter too. Programs with more rights than their user
+(set-user-ID) and statically linked ones cannot be helped in this way.
+
+Exit codes of quipu itself: 125 quipu cannot do it, 126 the program cannot be run so, 127 there is
+no such program.
+
+Variables of the environment:
+  QUIPU_ADDRESS        address of the device, as --address
+  QUIPU_LOG            what is logged, as --log
+  QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
+  QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
+                       allow: and let theirs access ours; never: copy through shared memory
+  QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
+  QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
+  QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
+
+impl Options {
+    /// The program and its arguments.
+    #[cfg(test)]
+    pub(crate) fn program(&self) -> &[OsString] {
+        &self.program
+    }
+}
+
+/// Replaces this process by the program.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let (name, args) = options.program.split_first().expect("clap requires a program");
+    let file = find(name)?;
+    check(&file)?;
+    let libraries = Libraries::find()?;
+    let mut command = Command::new(&file);
+    command.arg0(name).args(args);
+    command.envs(variables(&libraries, &options.device, options.log.as_deref()));
+    // It returns only if it fails.
+    let error = command.exec();
+    Err(Failure::new(format!("cannot run {}", file.display()), error, "").with_code(126))
+}
+
+/// The program's file, as a shell finds it.
+fn find(name: &OsStr) -> Result<PathBuf, Failure> {
+    let shown = name.to_string_lossy();
+    let missing = |why: &str, remedy: String| {
+        Err(Failure::new(format!("cannot run {shown}"), why, remedy).with_code(127))
+    };
+    if shown.contains('/') {
+        let file = PathBuf::from(name);
+        return match fs::metadata(&file) {
+            Err(error) => missing(&error.to_string(), "check the path".into()),
+            Ok(_) => Ok(file),
+        };
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| {
+        let runs = |data: fs::Metadata| data.is_file() && data.permissions().mode() & 0o111 != 0;
+        fs::metadata(file).is_ok_and(runs)
+    });
+    match found {
+        Some(file) => Ok(file),
+        None => {
+            let remedy = match super::doctor::package_of(&shown) {
+                Some(package) => format!("install it: apt-get install {package}"),
+                None => "install it, or give its path".into(),
+            };
+            missing("there is no such program in the folders of PATH", remedy)
+        }
+    }
+}
+
+/// Refuses what would run without the adapter, or not at all.
+fn check(file: &Path) -> Result<(), Failure> {
+    let refuse = |why: &str, remedy: &str| {
+        let what = format!("cannot give {} an RDMA adapter", file.display());
+        Err(Failure::new(what, why, remedy).with_code(126))
+    };
+    if gains_rights(file) {
+        return refuse(
+            "it runs with more rights than its user (set-user-ID or set-group-ID), and the \
+             system's loader ignores LD_PRELOAD then",
+            "run it as the user or group it belongs to, or use a copy without that bit",
+        );
+    }
+    match elf::inspect(file) {
+        Kind::Dynamic | Kind::Unknown => Ok(()),
+        Kind::Static => refuse(
+            "it is statically linked, so no library can be put in front of its own",
+            "use a build of it that is linked dynamically with libibverbs",
+        ),
+        Kind::OtherLoader(loader) => refuse(
+            &format!("it uses the loader {loader}, and Quipu's libraries need that of glibc"),
+            "use a build of it for glibc",
+        ),
+        Kind::OtherMachine => refuse(
+            "it is built for another kind of processor than Quipu's libraries",
+            "use a build of it, or of Quipu, for the same kind",
+        ),
+    }
+}
+
+/// Whether the kernel gives the program rights that its user does not have. The user's own are
+/// seen from a file that belongs to this very process.
+fn gains_rights(file: &Path) -> bool {
+    let (Ok(program), Ok(own)) = (fs::metadata(file), fs::metadata("/proc/self")) else {
+        return false;
+    };
+    let mode = program.permissions().mode();
+    let user = mode & 0o4000 != 0 && program.uid() != own.uid();
+    let group = mode & 0o2010 == 0o2010 && program.gid() != own.gid();
+    user || group
+}

@@ -1,0 +1,250 @@
+//! `quipu sim`: thousands of simulated networks, each decided by its seed.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use quipu_sim::{Failure as SimFailure, Options as RunOptions, Report};
+use serde_json::json;
+
+use super::failure::Failure;
+
+/// What to simulate.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 1000, value_name = "N", conflicts_with = "minutes")]
+    seeds: u64,
+    /// Run for so long instead of a number of seeds.
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<f64>,
+    /// The first seed.
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    from: u64,
+    /// Run this one seed, and show the last lines of its log if it fails.
+    #[arg(long, conflicts_with_all = ["seeds", "minutes", "from"])]
+    seed: Option<u64>,
+    /// Run each seed twice, and fail if the two differ in anything.
+    #[arg(long)]
+    twice: bool,
+    /// Threads; as many as there are processors by default.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print the result as JSON, and no progress.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu sim                       1000 seeds
+  quipu sim --minutes 60          for an hour
+  quipu sim --seed 4711           one seed again, with its log if it fails
+
+A seed decides the network, its faults and everything that programs do on it. The same seed gives
+the same run, to the last byte. A run that breaks a rule is named with the command that replays it.";
+
+/// Lines of the log that are shown of a failed seed.
+const LOG_LINES: usize = 200;
+/// So many failures are enough to stop.
+const MAX_FAILURES: usize = 10;
+
+/// Sums over all runs.
+#[derive(Default)]
+struct Sum {
+    seeds: u64,
+    events: u64,
+    virtual_ns: u64,
+    ops: u64,
+    completions: u64,
+    errors: u64,
+    bytes: u64,
+    faults: u64,
+    failures: Vec<SimFailure>,
+}
+
+impl Sum {
+    fn add(&mut self, report: Report) {
+        self.seeds += 1;
+        self.events += report.events;
+        self.virtual_ns += report.virtual_ns;
+        self.ops += report.ops;
+        self.completions += report.completions;
+        self.errors += report.errors;
+        self.bytes += report.bytes;
+        self.faults += u64::from(report.faults);
+        self.failures.extend(report.failure);
+    }
+}
+
+/// Runs the seeds; exit code 1 if one fails.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let begun = Instant::now();
+    let sum = match options.seed {
+        Some(seed) => one(seed, options.twice),
+        None => many(options, begun)?,
+    };
+    if options.json {
+        print_json(&sum, begun.elapsed());
+    } else {
+        print(&sum, options.seed.is_some(), begun.elapsed());
+    }
+    Ok(if sum.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn one(seed: u64, twice: bool) -> Sum {
+    let options = RunOptions { log_lines: LOG_LINES, ..RunOptions::default() };
+    let mut sum = Sum::default();
+    sum.add(run_seed(seed, &options, twice));
+    sum
+}
+
+/// Runs a seed; where asked, once more, and compares.
+fn run_seed(seed: u64, options: &RunOptions, twice: bool) -> Report {
+    let mut report = quipu_sim::run(seed, options);
+    if twice && report.failure.is_none() {
+        let again = quipu_sim::run(seed, options);
+        if again != report {
+            let (first, second) = (report.trace_hash, again.trace_hash);
+            report.failure = Some(SimFailure {
+                seed,
+                what: format!("two runs differ: trace hash {first:016x} and {second:016x}"),
+                at_ns: report.virtual_ns,
+                log: Vec::new(),
+            });
+        }
+    }
+    report
+}
+
+fn many(options: &Options, begun: Instant) -> Result<Sum, Failure> {
+    let limit = match options.minutes {
+        Some(minutes) => Some(duration(minutes)?),
+        None => None,
+    };
+    let last = match limit {
+        Some(_) => u64::MAX,
+        None => options.from.saturating_add(options.seeds),
+    };
+    let threads = options
+        .threads
+        .unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let (next, stop) = (AtomicU64::new(options.from), AtomicBool::new(false));
+    let (send, reports) = channel();
+    Ok(thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            let (send, next, stop) = (send.clone(), &next, &stop);
+            scope.spawn(move || work(&send, next, last, stop, options.twice));
+        }
+        drop(send);
+        let progress = progress(options, limit);
+        let sum = collect(&reports, &stop, limit, begun, &progress);
+        progress.finish_and_clear();
+        sum
+    }))
+}
+
+fn duration(minutes: f64) -> Result<Duration, Failure> {
+    Duration::try_from_secs_f64(minutes * 60.0).map_err(|error| {
+        Failure::new(format!("--minutes {minutes} makes no sense"), error, "give a number above 0")
+    })
+}
+
+/// Takes seeds until there are no more.
+fn work(send: &Sender<Report>, next: &AtomicU64, last: u64, stop: &AtomicBool, twice: bool) {
+    let options = RunOptions::default();
+    while !stop.load(Ordering::Relaxed) {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        if seed >= last || send.send(run_seed(seed, &options, twice)).is_err() {
+            return;
+        }
+    }
+}
+
+fn collect(
+    reports: &Receiver<Report>,
+    stop: &AtomicBool,
+    limit: Option<Duration>,
+    begun: Instant,
+    progress: &ProgressBar,
+) -> Sum {
+    let mut sum = Sum::default();
+    for report in reports {
+        sum.add(report);
+        let elapsed = begun.elapsed();
+        if limit.is_some_and(|limit| elapsed >= limit) || sum.failures.len() >= MAX_FAILURES {
+            stop.store(true, Ordering::Relaxed);
+        }
+        progress.set_position(if limit.is_some() { elapsed.as_secs() } else { sum.seeds });
+        progress.set_message(format!("{} seeds, {} failed", sum.seeds, sum.failures.len()));
+    }
+    sum.failures.sort_by_key(|failure| failure.seed);
+    sum
+}
+
+fn progress(options: &Options, limit: Option<Duration>) -> ProgressBar {
+    if options.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let total = limit.map_or(options.seeds, |limit| limit.as_secs());
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    let style = ProgressStyle::with_template("{wide_bar} {msg}, {eta} to go");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn print(sum: &Sum, with_log: bool, took: Duration) {
+    for failure in &sum.failures {
+        if with_log {
+            failure.log.iter().for_each(|line| println!("    {line}"));
+        }
+        println!("FAILED {failure}");
+    }
+    println!(
+        "{} seeds, {} failed: {} work requests ({} with an error), {:.1} MB, {} faults, \
+         {} events, {:.0} s of virtual time in {:.1} s",
+        sum.seeds,
+        sum.failures.len(),
+        sum.ops,
+        sum.errors,
+        sum.bytes as f64 / 1e6,
+        sum.faults,
+        sum.events,
+        sum.virtual_ns as f64 / 1e9,
+        took.as_secs_f64(),
+    );
+}
+
+fn print_json(sum: &Sum, took: Duration) {
+    let failures: Vec<_> = sum
+        .failures
+        .iter()
+        .map(|failure| {
+            json!({
+                "seed": failure.seed,
+                "what": failure.what,
+                "at_ns": failure.at_ns,
+                "replay": failure.replay(),
+                "log": failure.log,
+            })
+        })
+        .collect();
+    let result = json!({
+        "seeds": sum.seeds,
+        "failed": sum.failures.len(),
+        "work_requests": sum.ops,
+        "completions": sum.completions,
+        "errors": sum.errors,
+        "bytes": sum.bytes,
+        "faults": sum.faults,
+        "events": sum.events,
+        "virtual_seconds": sum.virtual_ns as f64 / 1e9,
+        "seconds": took.as_secs_f64(),
+        "failures": failures,
+    });
+    println!("{result:#}");
+}
