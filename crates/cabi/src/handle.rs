@@ -81,17 +81,17 @@ impl<P, T: Tagged> Handle<P, T> {
     ///
     /// # Safety
     ///
-    /// `raw` is null, or the eight bytes before it are readable, and if they hold the tag of this
-    /// kind it came from [`Handle::create`]. (As far as memory that was freed can be trusted, a
-    /// destroyed object no longer has its tag.) The object is not destroyed while the result is in
-    /// use.
+    /// `raw` is null, or the eight bytes before it are memory (not constants), and if they hold the
+    /// tag of this kind it came from [`Handle::create`]. (As far as memory that was freed can be
+    /// trusted, a destroyed object no longer has its tag.) The object is not destroyed while the
+    /// result is in use.
     #[inline]
     pub unsafe fn get<'a>(raw: *const P) -> Result<&'a Self, Errno> {
         let this = Self::behind(raw);
         if raw.is_null() || !this.is_aligned() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: "the eight bytes before it are readable": the tag is the first field, and lies
+        // SAFETY: "the eight bytes before it are memory": the tag is the first field, and lies
         // right before the public part, since both are aligned to eight bytes (`boxed` asserts it). An
         // atomic may be read while others write it.
         let tag = unsafe { AtomicU64::from_ptr(this.cast_mut().cast()) };
@@ -165,13 +165,14 @@ mod tests {
 
     #[test]
     fn null_foreign_and_misaligned_pointers_are_refused() {
-        let zeros = [0u64; 16];
-        let ones = [u64::MAX; 16];
-        for pointer in [std::ptr::null(), &raw const zeros[1], &raw const ones[1]] {
-            // SAFETY: null, or with eight readable bytes before it.
+        let mut zeros = [0u64; 16];
+        let mut ones = [u64::MAX; 16];
+        let (zeros, ones) = (zeros.as_mut_ptr(), ones.as_mut_ptr());
+        for pointer in [std::ptr::null_mut(), zeros.wrapping_add(1), ones.wrapping_add(1)] {
+            // SAFETY: null, or with eight bytes of memory before it.
             assert!(unsafe { Handle::<u64, Secret>::get(pointer) }.is_err());
         }
-        let odd = zeros.as_ptr().wrapping_byte_add(9);
+        let odd = zeros.wrapping_byte_add(9);
         // SAFETY: readable; refused for its alignment before it is read.
         assert!(unsafe { Handle::<u64, Secret>::get(odd) }.is_err());
     }

@@ -397,10 +397,10 @@ fn shared_receive_queues_and_address_handles_live_and_die() {
 #[test]
 fn what_is_no_object_is_refused() {
     let context = open();
-    // SAFETY: null, other objects, or memory with eight readable bytes before it.
+    // SAFETY: null, other objects, or memory with eight bytes of memory before it.
     unsafe {
         let mut garbage = [0xabu64; 8];
-        let garbage = &raw mut garbage[1];
+        let garbage = garbage.as_mut_ptr().wrapping_add(1);
         assert_eq!(pd::ibv_dealloc_pd(ptr::null_mut()), libc::EINVAL);
         assert_eq!(qp::ibv_destroy_qp(garbage.cast()), libc::EINVAL);
         assert!(pd::ibv_alloc_pd(ptr::null_mut()).is_null());
