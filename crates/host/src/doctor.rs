@@ -1,1 +1,244 @@
-//! What on this machine works.
+//! What on this machine works and what does not, each with its remedy.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use crate::address::{default_address, find_address, host_addresses};
+use crate::clock;
+use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::link::probe;
+use crate::link::segment::{self, Writers};
+use crate::link::socket;
+use crate::net::default_congestion;
+use crate::sys;
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It works.
+    Ok,
+    /// It works less well than it could.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// The outcome of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it is.
+    pub verdict: Verdict,
+    /// What was found.
+    pub detail: String,
+    /// What to do about it; empty if nothing need be done.
+    pub remedy: String,
+}
+
+impl Check {
+    fn new(name: &'static str, verdict: Verdict, detail: impl Into<String>) -> Self {
+        Self { name, verdict, detail: detail.into(), remedy: String::new() }
+    }
+
+    fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        if self.verdict != Verdict::Ok {
+            self.remedy = remedy.into();
+        }
+        self
+    }
+}
+
+/// Looks at everything that an engine with this configuration depends on. Leaves nothing behind.
+#[must_use]
+pub fn examine(config: &Config) -> Vec<Check> {
+    vec![
+        address(config),
+        ipv6(),
+        descriptors(),
+        same_host(config),
+        shared_memory(),
+        abstract_sockets(),
+        peer_memory(config),
+        congestion(config),
+        processors(),
+        clock_source(),
+    ]
+}
+
+fn address(config: &Config) -> Check {
+    const NAME: &str = "address";
+    let addresses = match host_addresses() {
+        Ok(addresses) => addresses,
+        Err(error) => {
+            return Check::new(NAME, Verdict::Fail, format!("cannot list addresses: {error}"))
+                .remedy("give the address of the device with QUIPU_ADDRESS");
+        }
+    };
+    let Some(wanted) = config.address else {
+        let chosen = default_address(&addresses);
+        let detail = format!("{} on {} (chosen)", chosen.ip, chosen.interface);
+        let verdict = if chosen.loopback { Verdict::Warn } else { Verdict::Ok };
+        return Check::new(NAME, verdict, detail).remedy(
+            "only programs on this host can connect; bring an interface up, or set QUIPU_ADDRESS",
+        );
+    };
+    match find_address(&addresses, wanted) {
+        Some(found) if found.up => {
+            Check::new(NAME, Verdict::Ok, format!("{wanted} on {}", found.interface))
+        }
+        Some(found) => {
+            Check::new(NAME, Verdict::Fail, format!("{} of {wanted} is down", found.interface))
+                .remedy(format!("ip link set {} up", found.interface))
+        }
+        None => {
+            let all: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
+            Check::new(NAME, Verdict::Fail, format!("no interface has {wanted}"))
+                .remedy(format!("set QUIPU_ADDRESS to one of: {}", all.join(", ")))
+        }
+    }
+}
+
+fn ipv6() -> Check {
+    let loopback = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0);
+    match sys::tcp_socket(loopback.ip()).and_then(|fd| sys::bind(&fd, loopback)) {
+        Ok(()) => Check::new("IPv6", Verdict::Ok, "available"),
+        Err(error) => Check::new("IPv6", Verdict::Warn, format!("not available: {error}")).remedy(
+            "IPv4 works without it; enable it with sysctl net.ipv6.conf.all.disable_ipv6=0",
+        ),
+    }
+}
+
+fn descriptors() -> Check {
+    const NAME: &str = "open descriptors";
+    /// A connection to another host takes one.
+    const COMFORTABLE: u64 = 16_384;
+    match sys::descriptor_limit() {
+        Ok((soft, hard)) => {
+            let verdict = if hard < COMFORTABLE { Verdict::Warn } else { Verdict::Ok };
+            let detail = format!("limit {soft}, raised up to {hard} when needed");
+            Check::new(NAME, verdict, detail).remedy(
+                "each connection to another host takes one; raise the hard limit (ulimit -Hn)",
+            )
+        }
+        Err(error) => Check::new(NAME, Verdict::Warn, error.to_string()),
+    }
+}
+
+fn same_host(config: &Config) -> Check {
+    let (verdict, detail) = match config.same_host {
+        SameHost::Auto => (Verdict::Ok, "peers on this host are reached through shared memory"),
+        SameHost::Never => (Verdict::Warn, "peers on this host are reached by TCP, as configured"),
+    };
+    Check::new("same host", verdict, detail).remedy("unset QUIPU_SAME_HOST")
+}
+
+fn shared_memory() -> Check {
+    const NAME: &str = "shared memory";
+    let tried = segment::create(c"quipu-doctor", 1 << 20, Writers::Both)
+        .and_then(|(fd, _)| segment::attach(&fd, Writers::Both));
+    match tried {
+        Ok(_) => Check::new(NAME, Verdict::Ok, "memfd with seals (no /dev/shm needed)"),
+        Err(error) => Check::new(NAME, Verdict::Warn, format!("memfd does not work: {error}"))
+            .remedy("let the sandbox allow memfd_create and file seals; TCP is used until then"),
+    }
+}
+
+fn abstract_sockets() -> Check {
+    const NAME: &str = "abstract sockets";
+    // No engine has port 0.
+    let address = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0);
+    match socket::listen(address).and_then(|_listener| socket::connect(address)) {
+        Ok(_) => Check::new(NAME, Verdict::Ok, "available"),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            Check::new(NAME, Verdict::Ok, "available (another doctor is at work)")
+        }
+        Err(error) => Check::new(NAME, Verdict::Warn, format!("not available: {error}"))
+            .remedy("let the sandbox allow UNIX sockets; TCP is used until then"),
+    }
+}
+
+fn peer_memory(config: &Config) -> Check {
+    const NAME: &str = "cross-process memory access";
+    if config.peer_memory == PeerMemoryPolicy::Never {
+        return Check::new(NAME, Verdict::Warn, "switched off").remedy("unset QUIPU_PEER_MEMORY");
+    }
+    if let Err(reason) = probe::on_oneself() {
+        return Check::new(NAME, Verdict::Warn, reason.to_string()).remedy(
+            "let the container have process_vm_readv and process_vm_writev (docker: --cap-add \
+             SYS_PTRACE); until then bytes are copied through shared memory",
+        );
+    }
+    let scope = probe::yama_scope();
+    let detail = format!("works; Yama ptrace_scope is {scope}");
+    match scope.as_str() {
+        "absent" | "0" => Check::new(NAME, Verdict::Ok, detail),
+        "1" if config.peer_memory == PeerMemoryPolicy::Allow => {
+            Check::new(NAME, Verdict::Ok, detail)
+        }
+        "1" => Check::new(NAME, Verdict::Warn, format!("{detail}: only between relatives"))
+            .remedy("set QUIPU_PEER_MEMORY=allow, or sysctl kernel.yama.ptrace_scope=0"),
+        _ => Check::new(NAME, Verdict::Warn, format!("{detail}: only for administrators"))
+            .remedy("sysctl kernel.yama.ptrace_scope=0; until then bytes are copied"),
+    }
+}
+
+fn congestion(config: &Config) -> Check {
+    const NAME: &str = "congestion control";
+    let system = default_congestion().unwrap_or_else(|| "unknown".to_owned());
+    if let Some(name) = &config.congestion {
+        return Check::new(NAME, Verdict::Ok, format!("{name} (configured; system: {system})"));
+    }
+    if !system.starts_with("bbr") {
+        return Check::new(NAME, Verdict::Ok, system);
+    }
+    let allowed = ["cubic", "reno"].into_iter().find(|name| {
+        sys::tcp_socket(IpAddr::from([127, 0, 0, 1])).is_ok_and(|fd| {
+            let option = libc::TCP_CONGESTION;
+            sys::set_option_bytes(&fd, libc::IPPROTO_TCP, option, name.as_bytes()).is_ok()
+        })
+    });
+    match allowed {
+        Some(name) => Check::new(NAME, Verdict::Ok, format!("{name} instead of {system}")),
+        None => Check::new(NAME, Verdict::Warn, format!("{system}, slow on short paths"))
+            .remedy("sysctl net.ipv4.tcp_congestion_control=cubic"),
+    }
+}
+
+fn processors() -> Check {
+    let count = sys::processors();
+    let verdict = if count < 2 { Verdict::Warn } else { Verdict::Ok };
+    Check::new("processors", verdict, count.to_string())
+        .remedy("two programs that talk share one processor; latency is that of the scheduler")
+}
+
+fn clock_source() -> Check {
+    let steady = clock::counter_is_steady();
+    let (verdict, detail) = if steady {
+        (Verdict::Ok, "time stamp counter")
+    } else {
+        (Verdict::Warn, "the kernel's clock (the time stamp counter is not steady here)")
+    };
+    Check::new("clock", verdict, detail).remedy("nothing to be done; reading the time costs more")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_trouble_has_a_remedy() {
+        let config = Config {
+            address: Some("192.0.2.77".parse().unwrap()),
+            same_host: SameHost::Never,
+            peer_memory: PeerMemoryPolicy::Never,
+            ..Config::default()
+        };
+        let checks = examine(&config);
+        let troubled: Vec<_> = checks.iter().filter(|c| c.verdict != Verdict::Ok).collect();
+        assert!(troubled.iter().all(|check| !check.remedy.is_empty()), "{troubled:?}");
+        for name in ["address", "same host", "cross-process memory access"] {
+            assert!(troubled.iter().any(|check| check.name == name), "{name}");
+        }
+        assert_eq!(checks[0].verdict, Verdict::Fail);
+    }
+}

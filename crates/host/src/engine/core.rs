@@ -321,11 +321,9 @@ impl Core {
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
     }
 
-    /// After the wait: handles what it found. True if there was anything that nobody else had
-    /// handled.
-    pub(crate) fn finish_wait(&mut self, ready: &ReadyList) -> bool {
-        self.wakes_at = None;
-        self.adapter.disarm();
+    /// After the wait: handles what it found.
+    pub(crate) fn finish_wait(&mut self, ready: &ReadyList) {
+        self.stop_waiting();
         let now = self.clock.now();
         let any = self.dispatch(now, ready) | self.adapter.progress(now);
         self.run_timers(now);
@@ -333,7 +331,12 @@ impl Core {
             self.adapter.release_acks();
         }
         self.settle(now);
-        any
+    }
+
+    /// After the wait, if somebody else handles what it found.
+    pub(crate) fn stop_waiting(&mut self) {
+        self.wakes_at = None;
+        self.adapter.disarm();
     }
 
     /// Wakes whoever waits for descriptors if it would wake too late for the next deadline.

@@ -2,9 +2,9 @@
 //!
 //! While the program polls busily the helper dozes, up to a millisecond at a time. When it finds that
 //! the program does not poll at that moment, it waits for descriptors itself, without end if there
-//! is no deadline: an idle process costs nothing. It goes on with that as long as it is of use, and
-//! dozes again when it woke several times in a row for what the program had handled already. So a
-//! program that polls and, in between, looks at its memory only is served in time. While a thread of the program waits inside
+//! is no deadline: an idle process costs nothing. It goes on with that until it wakes and finds the
+//! program polling at that moment; a program that polls and, in between, looks at its memory only is
+//! served meanwhile. While a thread of the program waits inside
 //! the engine for a completion event (`wait.rs`), that thread does all this, and the helper rests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,8 +24,6 @@ const DOZE_MIN: Duration = Duration::from_micros(100);
 const DOZE_MAX: Duration = Duration::from_millis(1);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
-/// Wakes in a row for what the program had handled already, after which the helper dozes.
-const NEEDLESS_WAKES: u32 = 8;
 /// A program that waits inside the engine at least so often in a doze will come back soon.
 const BUSY_DRIVES: u64 = 4;
 /// Dozes without any sign of life after which the helper rests, while a thread of the program waits.
@@ -176,8 +174,7 @@ impl Inner {
 
     /// Waits for descriptors and handles them, until the program looks after that itself.
     fn watch(&self, ready: &mut ReadyList) {
-        let mut needless = 0;
-        while needless < NEEDLESS_WAKES {
+        loop {
             let mut core = self.core.lock();
             core.helper = HelperMode::Armed;
             // Here and below: a thread of the program that waits for descriptors has armed the
@@ -193,15 +190,22 @@ impl Inner {
             drop(core);
             wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
             self.helper.bell.clear();
-            // Both descriptors are valid, so this cannot fail.
-            let _ = self.epoll.wait(ready, Some(Duration::ZERO));
+            let polled = self.polls.load(Ordering::Relaxed) != polls;
+            let polling = polled && (self.alone || self.is_polling());
+            if !polling {
+                // Both descriptors are valid, so this cannot fail.
+                let _ = self.epoll.wait(ready, Some(Duration::ZERO));
+            }
             let mut core = self.core.lock();
             if core.driver {
                 return;
             }
-            let useful = core.finish_wait(ready);
-            let polled = self.polls.load(Ordering::Relaxed) != polls;
-            needless = if polled && !useful { needless + 1 } else { 0 };
+            if polling {
+                // What came is the poller's: to handle it here would only be in its way.
+                core.stop_waiting();
+                return;
+            }
+            core.finish_wait(ready);
         }
     }
 }

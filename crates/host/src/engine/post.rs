@@ -9,18 +9,18 @@ use super::core::Core;
 use crate::error::EngineError;
 use crate::lock::Guard;
 
-/// Fruitless polls after which a poller lets others run now and then.
-const EMPTY_BEFORE_YIELD: u32 = 2048;
-/// So many polls lie between two such moments at first, and at least if others do run.
-const YIELD_EVERY_MIN: u32 = 64;
-/// And at most, if nobody else wants the processor.
-const YIELD_EVERY_MAX: u32 = 8192;
+/// Polls between two yields of a thread that polls in vain, at first and while nobody else wants
+/// its processor: the yields of a thread that is alone are spread further and further.
+const YIELD_EVERY: u32 = 512;
+const YIELD_EVERY_MAX: u32 = 16_384;
+/// And while others do, the peer perhaps among them.
+const YIELD_EVERY_SHARED: u32 = 16;
 /// A yield that takes longer let somebody else run.
 const YIELD_TOOK_NS: u64 = 2_000;
 
 thread_local! {
-    /// Polls between two yields of this thread.
-    static YIELD_EVERY: std::cell::Cell<u32> = const { std::cell::Cell::new(YIELD_EVERY_MIN) };
+    /// How many polls this thread makes between two yields.
+    static YIELD_AFTER: std::cell::Cell<u32> = const { std::cell::Cell::new(YIELD_EVERY) };
 }
 
 /// Several posts under one lock. When it is dropped the doorbell rings: what was posted is
@@ -157,25 +157,28 @@ impl Engine {
         Ok(found)
     }
 
-    /// Yields now and then, if others may need this processor: the peer may be among them.
+    /// Yields now and then, as others may need this processor: the peer may be among them.
     #[inline]
     fn let_others_run(&self, empty_polls: u32) {
-        if self.inner.alone || empty_polls >= EMPTY_BEFORE_YIELD {
+        if empty_polls.is_multiple_of(YIELD_EVERY_SHARED) {
             self.yield_in_turn(empty_polls);
         }
     }
 
     #[cold]
     fn yield_in_turn(&self, empty_polls: u32) {
-        let every = if self.inner.alone { 1 } else { YIELD_EVERY.get() };
-        if !empty_polls.is_multiple_of(every) {
+        let after = if self.inner.alone { YIELD_EVERY_SHARED } else { YIELD_AFTER.get() };
+        if !empty_polls.is_multiple_of(after) {
             return;
         }
         let before = crate::clock::kernel_ns();
         std::thread::yield_now();
         let took = crate::clock::kernel_ns().saturating_sub(before);
-        let next = if took > YIELD_TOOK_NS { YIELD_EVERY_MIN } else { every.saturating_mul(2) };
-        YIELD_EVERY.set(next.clamp(YIELD_EVERY_MIN, YIELD_EVERY_MAX));
+        YIELD_AFTER.set(match (took > YIELD_TOOK_NS, after) {
+            (true, _) => YIELD_EVERY_SHARED,
+            (false, YIELD_EVERY_SHARED) => YIELD_EVERY,
+            (false, after) => (after * 2).min(YIELD_EVERY_MAX),
+        });
     }
 
     /// How often queues have been polled so far.
