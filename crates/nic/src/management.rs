@@ -1,6 +1,8 @@
 //! The management state machine: creates, changes and destroys objects, and registers memory.
 
-use quipu_mem::{Access, Bind, Key, Reregistration, Segment, Vouched, WindowType};
+use quipu_mem::{
+    Access, Bind, Key, ReregisterError, Reregistration, Segment, Vouched, WindowType,
+};
 
 use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
 use crate::connect;
@@ -54,8 +56,12 @@ impl<P: Probe> Hub<P> {
     /// Binds a window to a range of a region, or unbinds it.
     pub(crate) fn bind_window(&mut self, pd: u32, qp: u32, bind: &BindMw) -> Result<(), Fault> {
         let mw = self.mws.get(bind.mw).ok_or(Fault::NoSuchObject)?;
-        let mr = self.mrs.get(bind.mr).ok_or(Fault::NoSuchObject)?;
-        let (rkey, region) = (Key(bind.rkey), mr.key);
+        // To unbind, a program need not name a region.
+        let region = match bind.len {
+            0 => Key::NONE,
+            _ => self.mrs.get(bind.mr).ok_or(Fault::NoSuchObject)?.key,
+        };
+        let rkey = Key(bind.rkey);
         if rkey.index() != mw.key.index() {
             return Err(Fault::Invalid("the key is not one of the window"));
         }
@@ -153,7 +159,11 @@ impl<P: Probe> Adapter<P> {
             .hub
             .regions
             .reregister_vouched(key, change, memory)
-            .map_err(|_| Fault::Invalid("the region cannot be changed so"))?;
+            .map_err(|error| match error {
+                ReregisterError::Busy => Fault::Busy,
+                ReregisterError::UnknownKey => Fault::NoSuchObject,
+                ReregisterError::Register(error) => error.into(),
+            })?;
         if let Some(pd) = pd {
             self.hub.pd(old_pd)?.users -= 1;
             self.hub.pd(pd)?.users += 1;

@@ -376,7 +376,7 @@ pub struct BindMw {
     pub mw: MwId,
     /// The key that the window has afterwards.
     pub rkey: u32,
-    /// The region.
+    /// The region. Not looked at if `len` is 0.
     pub mr: MrId,
     /// First byte, as an address of the region.
     pub addr: u64,
