@@ -102,7 +102,7 @@ impl Core {
     /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
     #[inline]
     pub(crate) fn poll(&mut self) -> u32 {
-        let fresh = self.empty_polls % POLLS_PER_READING == 0;
+        let fresh = self.empty_polls.is_multiple_of(POLLS_PER_READING);
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);

@@ -7,6 +7,7 @@
 //! A link ends when its socket does, which the kernel sees to however a process dies.
 
 mod handshake;
+mod identity;
 mod peer_memory;
 pub(crate) mod probe;
 pub(crate) mod segment;
@@ -15,7 +16,7 @@ pub(crate) mod socket;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,13 +25,14 @@ use quipu_mem::Segment;
 use quipu_nic::{Adapter, ConnId, Fault, Link, LinkId, LinkMessage, PeerMemory, Time};
 
 use self::handshake::{CARRIED, EngineName, Hello, Message};
+use self::identity::Offer;
 use self::peer_memory::ProcessMemory;
-use self::segment::Writers;
-use crate::config::PeerMemoryPolicy;
 use crate::handle_map::HandleMap;
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll, EventFd};
+
+pub(crate) use self::identity::Identity;
 
 /// How long two engines may take to agree; longer, and the peer is reached by TCP.
 const SETUP_NS: u64 = 2_000_000_000;
@@ -78,13 +80,6 @@ enum State {
     Up(LinkId),
 }
 
-/// What the other engine has given.
-struct Offer {
-    arena: Segment,
-    directory: Option<Segment>,
-    access: bool,
-}
-
 /// A link, or one in the making.
 struct Peer {
     fd: OwnedFd,
@@ -127,17 +122,6 @@ pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
     Some(Arc::new(ProcessMemory::new(std::process::id() as libc::pid_t, alive)))
 }
 
-/// What this engine shows to all others.
-pub(crate) struct Identity {
-    engine: EngineName,
-    /// At a fixed address, for peers to read.
-    nonce: Box<[u8; probe::NONCE_BYTES]>,
-    bell: OwnedFd,
-    directory: Option<OwnedFd>,
-    arena_bytes: usize,
-    policy: PeerMemoryPolicy,
-}
-
 /// The links of an engine.
 pub(crate) struct Links {
     identity: Identity,
@@ -152,69 +136,6 @@ pub(crate) struct Links {
     /// Cleared for good when shared memory turns out not to work here.
     usable: bool,
     buffer: Box<[u8; socket::MAX_MESSAGE]>,
-}
-
-impl Identity {
-    /// A new identity; `bell` is the engine's, `directory` the segment of its regions.
-    pub(crate) fn new(
-        bell: &EventFd,
-        directory: Option<OwnedFd>,
-        arena_bytes: usize,
-        policy: PeerMemoryPolicy,
-    ) -> io::Result<Self> {
-        let mut engine = [0; 16];
-        let mut nonce = Box::new([0; probe::NONCE_BYTES]);
-        sys::random(&mut engine)?;
-        sys::random(&mut *nonce)?;
-        if policy == PeerMemoryPolicy::Allow {
-            probe::allow_everyone();
-        }
-        let bell = sys::duplicate(bell.fd())?;
-        Ok(Self { engine, nonce, bell, directory, arena_bytes, policy })
-    }
-
-    fn hello(&self) -> Hello {
-        Hello {
-            engine: self.engine,
-            nonce: *self.nonce,
-            nonce_addr: self.nonce.as_ptr().expose_provenance() as u64,
-        }
-    }
-
-    /// Sends the introduction with a new arena, which it returns.
-    fn introduce(&self, fd: &OwnedFd) -> io::Result<Segment> {
-        let (arena_fd, arena) = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both)?;
-        let mut fds = vec![self.bell.as_raw_fd(), arena_fd.as_raw_fd()];
-        fds.extend(self.directory.as_ref().map(AsRawFd::as_raw_fd));
-        socket::send(fd, &Message::Hello(self.hello()).encode(), &fds)?;
-        Ok(arena)
-    }
-
-    /// Maps what a peer has given, and tries its memory.
-    fn accept_offer(
-        &self,
-        hello: &Hello,
-        pid: libc::pid_t,
-        fds: Vec<OwnedFd>,
-    ) -> io::Result<(Offer, EventFd)> {
-        let mut fds = fds.into_iter();
-        let (Some(bell), Some(arena)) = (fds.next(), fds.next()) else {
-            return Err(io::Error::other("the peer gave no memory"));
-        };
-        if !socket::is_eventfd(&bell) {
-            return Err(io::Error::other("the peer's bell is none"));
-        }
-        let arena = segment::attach(&arena, Writers::Both)?;
-        let directory = match fds.next() {
-            Some(fd) => Some(segment::attach(&fd, Writers::Creator)?),
-            None => None,
-        };
-        let access = self.policy != PeerMemoryPolicy::Never
-            && probe::on_peer(pid, hello.nonce_addr, &hello.nonce)
-                .inspect_err(|reason| tracing::debug!(%reason, "no access to a peer's memory"))
-                .is_ok();
-        Ok((Offer { arena, directory, access }, EventFd::from_fd(bell)))
-    }
 }
 
 impl Links {

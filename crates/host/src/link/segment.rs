@@ -127,7 +127,7 @@ pub(crate) fn attach(fd: &OwnedFd, writers: Writers) -> io::Result<Segment> {
     // SAFETY: as above.
     check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
-    if len < MIN_BYTES || len > MAX_BYTES {
+    if !(MIN_BYTES..=MAX_BYTES).contains(&len) {
         return Err(io::Error::other("the peer's segment has an impossible size"));
     }
     map(fd, len, writers == Writers::Both)
