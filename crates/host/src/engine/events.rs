@@ -110,7 +110,8 @@ pub(crate) struct Events {
 const VALID: u64 = 1 << 63;
 
 fn slot_of(bits: u64) -> Slot {
-    Slot { index: bits as u32, generation: ((bits & !VALID) >> 32) as u32 }
+    // Without the mark the generation is one that no slot has.
+    Slot { index: bits as u32, generation: ((bits ^ VALID) >> 32) as u32 }
 }
 
 fn bits_of(slot: Slot) -> u64 {
