@@ -26,9 +26,7 @@ fn describe(event: &AsyncEvent) -> (u32, Option<Object>) {
         AsyncEvent::QpAccessErr(qp) => (IBV_EVENT_QP_ACCESS_ERR, Some(Object::Qp(qp))),
         AsyncEvent::CommEst(qp) => (IBV_EVENT_COMM_EST, Some(Object::Qp(qp))),
         AsyncEvent::SqDrained(qp) => (IBV_EVENT_SQ_DRAINED, Some(Object::Qp(qp))),
-        AsyncEvent::QpLastWqeReached(qp) => {
-            (IBV_EVENT_QP_LAST_WQE_REACHED, Some(Object::Qp(qp)))
-        }
+        AsyncEvent::QpLastWqeReached(qp) => (IBV_EVENT_QP_LAST_WQE_REACHED, Some(Object::Qp(qp))),
         AsyncEvent::SrqErr(srq) => (IBV_EVENT_SRQ_ERR, Some(Object::Srq(srq))),
         AsyncEvent::SrqLimitReached(srq) => (IBV_EVENT_SRQ_LIMIT_REACHED, Some(Object::Srq(srq))),
         AsyncEvent::PortActive => (IBV_EVENT_PORT_ACTIVE, None),

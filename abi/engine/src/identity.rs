@@ -4,9 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use quipu_abi_types::*;
-use quipu_host::{
-    Config, HostAddress, OpenError, default_address, find_address, host_addresses,
-};
+use quipu_host::{Config, HostAddress, OpenError, default_address, find_address, host_addresses};
 use quipu_nic::Gid;
 
 /// The name of the one device.

@@ -126,7 +126,7 @@ fn start_log(filter: Option<&str>) {
 /// Runs when the process exits, after the program's own handlers: what peers still wait for,
 /// acknowledgements above all, goes out.
 extern "C" fn at_exit() {
-    let _ = quipu_cabi::wall::<quipu_cabi::Void>("exit", || {
+    quipu_cabi::wall::<quipu_cabi::Void>("exit", || {
         if let Ok(instance) = current() {
             instance.engine.shutdown_flush();
         }

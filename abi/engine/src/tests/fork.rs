@@ -1,0 +1,63 @@
+//! A child of fork: the inherited engine is inert, and the child may open its own.
+
+use quipu_abi_types::*;
+
+use super::bench::{Bench, done, made, send};
+
+/// What the child finds; its exit status is the number of the first that is not as it should be.
+fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
+    let api = bench.api;
+    let expect = |number: i32, code: i32, wanted: EngineStatus| {
+        if code == wanted.code() { Ok(()) } else { Err(number) }
+    };
+    use EngineStatus as S;
+    let mut pd = PdHandle::NONE;
+    let mut wc = super::bench::blank();
+    let mut reported = EngineEventsReported { comp: 9, r#async: 9 };
+    let mut bad = std::ptr::null();
+    let wr = send(1, IBV_WR_SEND, &mut []);
+    expect(1, unsafe { (api.alloc_pd)(bench.context, &mut pd) }, S::NoDevice)?;
+    expect(2, -unsafe { (api.poll_cq)(bench.cq, 1, &mut wc) }, S::NoDevice)?;
+    expect(3, unsafe { (api.post_send)(qp, &wr, &mut bad) }, S::NoDevice)?;
+    if !std::ptr::eq(bad, &wr) {
+        return Err(4);
+    }
+    expect(5, unsafe { (api.req_notify_cq)(bench.cq, 0) }, S::NoDevice)?;
+    expect(6, unsafe { (api.destroy_qp)(qp, &mut reported) }, S::Ok)?;
+    if reported != EngineEventsReported::default() {
+        return Err(7);
+    }
+    expect(8, unsafe { (api.dealloc_pd)(bench.pd) }, S::Ok)?;
+
+    let opened = made::<EngineOpened>(|out| unsafe { (api.open)(c"quipu0".as_ptr(), out) });
+    let opened = opened.map_err(|_| 9)?;
+    expect(10, unsafe { (api.alloc_pd)(opened.context, &mut pd) }, S::Ok)?;
+    // An inherited handle is gone already, and does not name what the child made since.
+    expect(11, unsafe { (api.dealloc_pd)(bench.pd) }, S::Ok)?;
+    expect(12, unsafe { (api.dealloc_pd)(pd) }, S::Ok)?;
+    expect(13, unsafe { (api.close)(opened.context) }, S::Ok)?;
+    expect(14, unsafe { (api.close)(bench.context) }, S::Ok)
+}
+
+#[test]
+fn a_child_is_refused_until_it_opens_the_device_itself() {
+    let bench = Bench::new();
+    let (a, b) = bench.pair(&bench.qp_init());
+    // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let status = child(&bench, a.qp).err().unwrap_or(0);
+        // SAFETY: ends the child without running the parent's handlers.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+
+    // The parent does not notice.
+    bench.post_recv(b.qp, 1, &mut []).unwrap();
+    bench.post_send(a.qp, &mut [send(2, IBV_WR_SEND, &mut [])]).unwrap();
+    assert_eq!(bench.completions(bench.cq, 2).len(), 2);
+    done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
+}

@@ -1,0 +1,179 @@
+//! Devices and objects: what is told of them, their existence and their handles.
+
+use std::ffi::CStr;
+
+use quipu_abi_types::*;
+
+use super::bench::{Bench, MEMORY, api, blank, done, made, registration};
+
+#[test]
+fn the_table_is_of_this_build_and_lists_one_device() {
+    let api = api();
+    assert!(api.is_of_this_build());
+    let mut devices = [blank::<EngineDevice>(); 2];
+    let mut count = 0;
+    done(unsafe { (api.list_devices)(devices.as_mut_ptr(), 2, &mut count) }).unwrap();
+    assert_eq!(count, 1);
+    // SAFETY: names end with a zero.
+    let name = unsafe { CStr::from_ptr(devices[0].name.as_ptr()) };
+    assert_eq!(name, c"quipu0");
+    assert_eq!((devices[0].node_type, devices[0].transport_type), (IBV_NODE_CA, IBV_TRANSPORT_IB));
+    assert!(devices[0].guid != 0 && devices[0].num_comp_vectors >= 1);
+    // Without room only the number is told.
+    done(unsafe { (api.list_devices)(std::ptr::null_mut(), 0, &mut count) }).unwrap();
+    assert_eq!(count, 1);
+    let other = made(|out| unsafe { (api.open)(c"quipu9".as_ptr(), out) });
+    assert_eq!(other.err(), Some(EngineStatus::NotFound));
+}
+
+#[test]
+fn device_port_and_gid_are_those_of_a_roce_adapter() {
+    let bench = Bench::new();
+    let api = bench.api;
+    let device: ibv_device_attr_ex =
+        made(|out| unsafe { (api.query_device)(bench.context, out) }).unwrap();
+    let attr = &device.orig_attr;
+    assert_eq!((attr.phys_port_cnt, attr.max_pkeys, attr.atomic_cap), (1, 1, IBV_ATOMIC_GLOB));
+    assert!(attr.max_sge >= 30 && attr.max_qp >= 10_000 && attr.vendor_id != 0);
+    let port: ibv_port_attr =
+        made(|out| unsafe { (api.query_port)(bench.context, 1, out) }).unwrap();
+    assert_eq!((port.state, port.link_layer), (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET));
+    assert_eq!((port.gid_tbl_len, port.pkey_tbl_len, port.max_msg_sz), (1, 1, 1 << 31));
+    assert_eq!(port.active_mtu, IBV_MTU_4096);
+    let row: ibv_gid_entry =
+        made(|out| unsafe { (api.query_gid)(bench.context, 1, 0, out) }).unwrap();
+    let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+    // SAFETY: every bit pattern is a GID.
+    assert_eq!(unsafe { row.gid.raw }, mapped);
+    assert_eq!((row.gid_type, row.port_num), (IBV_GID_TYPE_ROCE_V2, 1));
+    for (number, index) in [(0, 0), (2, 0), (1, 1)] {
+        let row = made::<ibv_gid_entry>(|out| unsafe {
+            (api.query_gid)(bench.context, number, index, out)
+        });
+        assert_eq!(row.err(), Some(EngineStatus::Invalid));
+    }
+    let port = made::<ibv_port_attr>(|out| unsafe { (api.query_port)(bench.context, 2, out) });
+    assert_eq!(port.err(), Some(EngineStatus::Invalid));
+}
+
+#[test]
+fn objects_in_use_are_busy_and_destroyed_ones_unknown() {
+    let bench = Bench::new();
+    let api = bench.api;
+    let qp = bench.create_qp(&bench.qp_init()).unwrap();
+    assert!(qp.qp_num > 0xff && qp.qp_num <= 0x00ff_ffff);
+    let busy = Err(EngineStatus::Busy);
+    let invalid = Err(EngineStatus::Invalid);
+    assert_eq!(done(unsafe { (api.dealloc_pd)(bench.pd) }), busy);
+    assert_eq!(done(unsafe { (api.destroy_channel)(bench.channel.channel) }), busy);
+    let destroy_cq = || made(|out| unsafe { (api.destroy_cq)(bench.cq, out) });
+    assert_eq!(destroy_cq(), Err(EngineStatus::Busy));
+    assert_eq!(bench.destroy_qp(qp.qp), Ok(EngineEventsReported::default()));
+    assert_eq!(bench.destroy_qp(qp.qp), Err(EngineStatus::Invalid));
+    assert_eq!(destroy_cq(), Ok(EngineEventsReported::default()));
+    assert_eq!(destroy_cq(), Err(EngineStatus::Invalid));
+    assert_eq!(done(unsafe { (api.destroy_channel)(bench.channel.channel) }), Ok(()));
+    assert_eq!(done(unsafe { (api.dereg_mr)(bench.mr.mr) }), Ok(()));
+    assert_eq!(done(unsafe { (api.dereg_mr)(bench.mr.mr) }), invalid);
+
+    let mut attr: ibv_ah_attr = blank();
+    attr.port_num = 1;
+    let create_ah = |attr: &ibv_ah_attr| {
+        made::<AhHandle>(|out| unsafe { (api.create_ah)(bench.pd, attr, out) })
+    };
+    assert_eq!(create_ah(&attr), Err(EngineStatus::Invalid));
+    attr.is_global = 1;
+    let ah = create_ah(&attr).unwrap();
+    assert_eq!(done(unsafe { (api.dealloc_pd)(bench.pd) }), busy);
+    assert_eq!(done(unsafe { (api.destroy_ah)(ah) }), Ok(()));
+    assert_eq!(done(unsafe { (api.destroy_ah)(ah) }), invalid);
+    assert_eq!(done(unsafe { (api.dealloc_pd)(bench.pd) }), Ok(()));
+    assert_eq!(done(unsafe { (api.dealloc_pd)(bench.pd) }), invalid);
+}
+
+#[test]
+fn objects_of_another_context_are_refused_and_go_with_their_own() {
+    let (here, there) = (Bench::new(), Bench::new());
+    let mut init = here.qp_init();
+    init.recv_cq = there.cq;
+    assert_eq!(here.create_qp(&init).err(), Some(EngineStatus::Invalid));
+    assert_eq!(here.new_cq(1, there.channel.channel, 0).err(), Some(EngineStatus::Invalid));
+    let qp = there.create_qp(&there.qp_init()).unwrap();
+    let (api, context, cq) = (there.api, there.context, there.cq);
+    drop(there);
+    assert_eq!(here.query(qp.qp).err(), Some(EngineStatus::Invalid));
+    let mut wc: ibv_wc = blank();
+    let polled = unsafe { (api.poll_cq)(cq, 1, &mut wc) };
+    assert_eq!(polled, -EngineStatus::Invalid.code());
+    assert_eq!(done(unsafe { (api.close)(context) }), Err(EngineStatus::Invalid));
+}
+
+#[test]
+fn registrations_are_checked_and_changed() {
+    let bench = Bench::new();
+    let api = bench.api;
+    let register =
+        |init: &EngineMrInit| made::<EngineMr>(|out| unsafe { (api.reg_mr)(bench.pd, init, out) });
+    let good = registration(bench.addr(0), MEMORY as u64);
+    let invalid = Some(EngineStatus::Invalid);
+    let without_local = EngineMrInit { access: IBV_ACCESS_REMOTE_WRITE, ..good };
+    assert_eq!(register(&without_local).err(), invalid);
+    assert_eq!(register(&EngineMrInit { access: 1 << 15, ..good }).err(), invalid);
+    assert_eq!(register(&EngineMrInit { length: u64::MAX - 7, ..good }).err(), invalid);
+    // Unknown flags of the optional range are ignored.
+    let mr = register(&EngineMrInit { access: good.access | 1 << 25, ..good }).unwrap();
+    let other: PdHandle = made(|out| unsafe { (api.alloc_pd)(bench.context, out) }).unwrap();
+    let half = registration(bench.addr(0), MEMORY as u64 / 2);
+    let flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION;
+    let again: EngineMr =
+        made(|out| unsafe { (api.rereg_mr)(mr.mr, flags, other, &half, out) }).unwrap();
+    assert_eq!(again.mr, mr.mr);
+    assert_eq!(done(unsafe { (api.dealloc_pd)(other) }), Err(EngineStatus::Busy));
+    done(unsafe { (api.dereg_mr)(mr.mr) }).unwrap();
+    done(unsafe { (api.dealloc_pd)(other) }).unwrap();
+}
+
+#[test]
+fn queues_have_the_sizes_that_were_asked_for_or_more() {
+    let bench = Bench::new();
+    let api = bench.api;
+    let init = bench.qp_init();
+    let qp = bench.create_qp(&init).unwrap();
+    assert!(qp.cap.max_send_wr >= 8 && qp.cap.max_recv_sge >= 4);
+    assert!(qp.cap.max_inline_data >= 128);
+    assert_eq!(bench.query(qp.qp).unwrap().cap, qp.cap);
+    let mut large = init;
+    large.cap.max_inline_data = 1 << 20;
+    assert_eq!(bench.create_qp(&large).err(), Some(EngineStatus::Invalid));
+    let mut datagrams = init;
+    datagrams.qp_type = IBV_QPT_UD;
+    assert_eq!(bench.create_qp(&datagrams).err(), Some(EngineStatus::NotSupported));
+
+    let cq = bench.new_cq(10, ChannelHandle::NONE, 0).unwrap();
+    assert!(cq.cqe >= 10);
+    let actual = made(|out| unsafe { (api.resize_cq)(cq.cq, 100, out) }).unwrap();
+    assert!(actual >= 100_u32);
+
+    let attr = ibv_srq_attr { max_wr: 5, max_sge: 2, srq_limit: 9 };
+    let init = EngineSrqInit { attr, cookie: 1 };
+    let srq: EngineSrq = made(|out| unsafe { (api.create_srq)(bench.pd, &init, out) }).unwrap();
+    assert!(srq.attr.max_wr >= 5 && srq.attr.max_sge >= 2);
+    assert_eq!(srq.attr.srq_limit, 0);
+    let larger = ibv_srq_attr { max_wr: 50, max_sge: 0, srq_limit: 3 };
+    let modify = |mask| done(unsafe { (api.modify_srq)(srq.srq, &larger, mask) });
+    assert_eq!(modify(4), Err(EngineStatus::Invalid));
+    modify(IBV_SRQ_MAX_WR).unwrap();
+    modify(IBV_SRQ_LIMIT).unwrap();
+    let now: ibv_srq_attr = made(|out| unsafe { (api.query_srq)(srq.srq, out) }).unwrap();
+    assert!(now.max_wr >= 50);
+    assert_eq!(now.srq_limit, 3);
+
+    let mut shared = bench.qp_init();
+    shared.srq = srq.srq;
+    let qp = bench.create_qp(&shared).unwrap();
+    assert_eq!((qp.cap.max_recv_wr, qp.cap.max_recv_sge), (0, 0));
+    let destroy = || made::<EngineEventsReported>(|out| unsafe { (api.destroy_srq)(srq.srq, out) });
+    assert_eq!(destroy(), Err(EngineStatus::Busy));
+    bench.destroy_qp(qp.qp).unwrap();
+    assert_eq!(destroy(), Ok(EngineEventsReported::default()));
+}
