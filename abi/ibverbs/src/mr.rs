@@ -74,7 +74,12 @@ fn init(addr: *mut c_void, length: usize, iova: u64, access: u32) -> EngineMrIni
 
 entry! {
     /// `ibv_reg_mr(3)`
-    fn ibv_reg_mr(raw: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> Null<ibv_mr> {
+    fn ibv_reg_mr(
+        raw: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain.
         register(unsafe { pd(raw) }?, addr, length, addr as u64, access as u32)
     }
@@ -114,7 +119,8 @@ entry! {
         if attr.comp_mask & IBV_REG_MR_MASK_ADDR == 0 {
             return Err(Errno::EINVAL);
         }
-        let iova = if attr.comp_mask & IBV_REG_MR_MASK_IOVA != 0 { attr.iova } else { attr.addr as u64 };
+        let has_iova = attr.comp_mask & IBV_REG_MR_MASK_IOVA != 0;
+        let iova = if has_iova { attr.iova } else { attr.addr as u64 };
         register(pd, attr.addr, attr.length, iova, attr.access as u32)
     }
 

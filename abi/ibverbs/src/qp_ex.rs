@@ -1,8 +1,8 @@
 //! Posting work call by call (`ibv_wr_post(3)`): `wr_start`, an operation and its setters for each
 //! work request, then `wr_complete` or `wr_abort`.
 //!
-//! The calls build the work requests that `ibv_post_send` takes, in memory that the queue pair keeps,
-//! and `wr_complete` posts them as one list.
+//! The calls build the work requests that `ibv_post_send` takes, in memory that the queue pair
+//! keeps, and `wr_complete` posts them as one list.
 
 use std::cell::UnsafeCell;
 use std::{ptr, slice};
@@ -428,7 +428,12 @@ entry! {
     }
 
     /// `ibv_wr_set_ud_addr`
-    fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) -> Void {
+    fn wr_set_ud_addr(
+        qp: *mut ibv_qp_ex,
+        ah: *mut ibv_ah,
+        remote_qpn: u32,
+        remote_qkey: u32,
+    ) -> Void {
         let ud = ibv_send_wr_ud { ah, remote_qpn, remote_qkey };
         // SAFETY: see above.
         unsafe { build(qp, |batch| batch.last(|wr| wr.wr.ud = ud)) }

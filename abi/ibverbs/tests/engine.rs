@@ -1,5 +1,5 @@
-//! C programs over this library and the real engine: two queue pairs of one process, connected to each
-//! other. Each program is a list of named tests, and runs one alone if that is its argument.
+//! C programs over this library and the real engine: two queue pairs of one process, connected to
+//! each other. Each program is a list of named tests, and runs one alone if that is its argument.
 
 use std::sync::OnceLock;
 

@@ -140,7 +140,8 @@ unsafe fn resolve(path: &[u8], out: *mut c_char) -> *mut c_char {
     let Some(path) = crate::tree::simplify(path, &mut buffer) else {
         return fail_null(libc::ENOENT);
     };
-    // SAFETY: a path of ours is shorter than PATH_MAX; malloc(3) is asked for its length and a zero.
+    // SAFETY: a path of ours is shorter than PATH_MAX; malloc(3) is asked for room for it and a
+    // zero.
     unsafe {
         let to = if out.is_null() { libc::malloc(path.len() + 1).cast() } else { out };
         if !to.is_null() {

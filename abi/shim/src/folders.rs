@@ -282,8 +282,8 @@ unsafe fn scan(
     // No folder of ours has more entries.
     const MOST: usize = 32;
     let width = size_of::<*mut dirent64>();
-    // SAFETY: calloc(3) and malloc(3) are asked for what is written to them below; the program frees
-    // each entry and the array, as scandir(3) says. The callbacks get valid entries.
+    // SAFETY: calloc(3) and malloc(3) are asked for what is written to them below; the program
+    // frees each entry and the array, as scandir(3) says. The callbacks get valid entries.
     unsafe {
         let array = libc::calloc(MOST, width).cast::<*mut dirent64>();
         if array.is_null() {

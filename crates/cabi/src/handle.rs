@@ -92,8 +92,8 @@ impl<P, T: Tagged> Handle<P, T> {
             return Err(Errno::EINVAL);
         }
         // SAFETY: "the eight bytes before it are memory": the tag is the first field, and lies
-        // right before the public part, since both are aligned to eight bytes (`boxed` asserts it). An
-        // atomic may be read while others write it.
+        // right before the public part, since both are aligned to eight bytes (`boxed` asserts
+        // it). An atomic may be read while others write it.
         let tag = unsafe { AtomicU64::from_ptr(this.cast_mut().cast()) };
         if tag.load(Ordering::Relaxed) != T::TAG {
             return Err(Errno::EINVAL);

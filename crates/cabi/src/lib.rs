@@ -6,8 +6,8 @@
 //!   [`CReturn`]). Every function that C can call is defined with it.
 //! * [`Errno`] is the only error here. This crate and the facades above it are the only places in
 //!   the project that know `errno`.
-//! * [`Handle`] is an allocation of which C knows the address of a part. A magic word before that part
-//!   catches pointers that are stale, or were never ours, before anything is done with them.
+//! * [`Handle`] is an allocation of which C knows the address of a part. A magic word before that
+//!   part catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
