@@ -11,9 +11,9 @@
 //! * A file of /sys is a memfd with its text; a folder is listed from `tree`.
 //! * Nothing is written to any disk, and nothing outlives the process.
 //!
-//! These functions run before main, in signal handlers, and in forked children, so they take no lock
-//! and allocate nothing, except where a file of ours is opened. They cannot pass the panic wall of
-//! `quipu_cabi` for that reason; they are written so that nothing in them can panic.
+//! These functions run before main, in signal handlers, and in forked children, so they take no
+//! lock and allocate nothing, except where a file of ours is opened. They cannot pass the panic
+//! wall of `quipu_cabi` for that reason; they are written so that nothing in them can panic.
 #![no_std]
 
 extern crate std;
