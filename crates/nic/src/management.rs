@@ -65,7 +65,8 @@ impl<P: Probe> Hub<P> {
         if rkey.index() != mw.key.index() {
             return Err(Fault::Invalid("the key is not one of the window"));
         }
-        let (addr, len, access) = (bind.addr, bind.len, bind.access);
+        // Programs name LOCAL_WRITE here out of habit; a window has no local side.
+        let (addr, len, access) = (bind.addr, bind.len, bind.access - Access::LOCAL_WRITE);
         let request = Bind { pd, qp_num: qp, rkey, region, addr, len, access };
         let withdrawn = self
             .regions

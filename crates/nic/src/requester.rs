@@ -156,6 +156,21 @@ pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
     true
 }
 
+/// Goes back to the oldest request, since the connection over which requests were begun came to nothing.
+pub(crate) fn start_over(qp: &mut Qp) {
+    let begun = qp.sq.next.wrapping_sub(qp.sq.head) + u32::from(qp.requester.offset > 0);
+    let bytes = qp.sq.in_progress().map(|at| u64::from(qp.sq.wqe(at).length)).sum::<u64>();
+    qp.requester.waiting_bytes += bytes;
+    qp.requester.redo = qp.requester.redo.max(begun);
+    qp.requester.started = 0;
+    qp.requester.acked = 0;
+    qp.requester.reads = 0;
+    qp.requester.offset = 0;
+    qp.requester.stage = 0;
+    qp.requester.failing = None;
+    qp.sq.next = qp.sq.head;
+}
+
 /// Sets the alarm of a queue pair for the first of the moments that it waits for.
 pub(crate) fn set_alarm<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let requester = &qp.requester;

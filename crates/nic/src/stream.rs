@@ -55,6 +55,16 @@ pub(crate) enum Answer {
     Atomic { id: u32, original: u64 },
 }
 
+/// What the last words of a stream need to know of its queue pair, which has let go of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastWords {
+    /// Requests executed.
+    pub(crate) executed: u32,
+    /// The numbers of protection domain and queue pair, for the answers owed.
+    pub(crate) pd: u32,
+    pub(crate) num: u32,
+}
+
 /// The byte stream of a connected queue pair.
 pub(crate) struct StreamPath {
     pub(crate) conn: ConnId,
@@ -75,6 +85,8 @@ pub(crate) struct StreamPath {
     pub(crate) nak: Option<Control>,
     /// The end, to be said after everything else.
     pub(crate) terminate: Option<Terminate>,
+    /// Whether the peer has said anything since the stream was agreed on.
+    pub(crate) heard: bool,
     /// Whether it stands in the adapter's list of streams that owe an acknowledgement.
     pub(crate) owes_ack: bool,
     /// Whether it stands in the adapter's list of streams with something to transmit.
@@ -95,6 +107,7 @@ impl StreamPath {
             resume: None,
             nak: None,
             terminate: None,
+            heard: false,
             owes_ack: false,
             is_ready: false,
         }

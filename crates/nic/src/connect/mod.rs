@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Initiator, Responder};
+use quipu_mem::Regions;
 use quipu_mem::ring::Channel;
 
 use crate::adapter::{Adapter, Alarm, Hub};
@@ -23,7 +24,7 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::receive;
 use crate::requester;
-use crate::stream::StreamPath;
+use crate::stream::{LastWords, StreamPath};
 use crate::transmit;
 use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
 
@@ -80,15 +81,15 @@ pub(crate) enum Farewell {
     /// A refusal.
     Refusal(Responder),
     /// The last acknowledgement and the reason of the end.
-    Stream { stream: StreamPath, executed: u32 },
+    Stream { stream: StreamPath, last: LastWords },
 }
 
 impl Farewell {
-    pub(crate) fn transmit(&mut self, out: &mut [u8]) -> usize {
+    pub(crate) fn transmit(&mut self, regions: &Regions, out: &mut [u8]) -> usize {
         match self {
             Self::Refusal(responder) => responder.poll_transmit(out),
-            Self::Stream { stream, executed } => {
-                transmit::stream::run_closing(stream, *executed, out)
+            Self::Stream { stream, last } => {
+                transmit::stream::run_closing(stream, regions, *last, out)
             }
         }
     }
@@ -155,7 +156,8 @@ pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Pending(conn) => hub.abandon(conn),
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
-            hub.close_stream(conn, Some(Farewell::Stream { stream: *stream, executed }));
+            let last = LastWords { executed, pd: qp.pd_number(), num: qp.num.0 };
+            hub.close_stream(conn, Some(Farewell::Stream { stream: *stream, last }));
         }
         Path::Channel(path) => hub.close_channel(qp.id, *path),
     }

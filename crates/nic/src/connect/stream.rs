@@ -6,7 +6,7 @@ use quipu_iwarp::setup::Outcome;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 
-use super::{Phase, Via, Waiting, established, hello_of, pause};
+use super::{Phase, Via, Waiting, established, hello_of, initiates, pause, start_deadline};
 use crate::adapter::{Adapter, Hub};
 use crate::error::{Fault, Loss};
 use crate::probe::Probe;
@@ -204,8 +204,16 @@ impl<P: Probe> Adapter<P> {
         match &qp.path {
             Path::Pending(pending) if *pending == conn => pause(qp, hub),
             Path::Stream(stream) if stream.conn == conn => {
-                qp.path = Path::Lost;
-                requester::peer_lost(qp, hub);
+                let heard = stream.heard;
+                if heard || initiates(qp, hub) {
+                    qp.path = Path::Lost;
+                    requester::peer_lost(qp, hub);
+                } else {
+                    // The peer gave up before the reply reached it, and asks again: to it nothing stood.
+                    requester::start_over(qp);
+                    qp.path = Path::None;
+                    start_deadline(qp, hub);
+                }
             }
             _ => {}
         }

@@ -55,6 +55,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             Ok(None) => break,
             Ok(Some((len, segment))) => {
                 used += len;
+                stream.heard = true;
                 match execute(qp, hub, segment) {
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {

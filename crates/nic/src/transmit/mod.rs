@@ -57,7 +57,7 @@ impl<P: Probe> Adapter<P> {
         let Some(state) = self.hub.conns.get_mut(conn) else { return 0 };
         match &mut state.phase {
             Phase::Initiating(initiator) => initiator.poll_transmit(out),
-            Phase::Closing(Some(farewell)) => farewell.transmit(out),
+            Phase::Closing(Some(farewell)) => farewell.transmit(&self.hub.regions, out),
             Phase::Open => match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
                 Some((qp, hub)) => greeted + stream::run(qp, hub, &mut out[greeted..]),
                 None => greeted,

@@ -1,18 +1,20 @@
 //! Transmission over a byte stream: work requests become RDMAP messages.
 
-use quipu_iwarp::Sender;
+use quipu_iwarp::{Sender, Staged};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
 };
 
+use quipu_mem::{Key, Regions};
+
 use crate::adapter::Hub;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, Outgoing, StreamPath};
+use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
 use crate::types::{Access, SendFlags, SendOp, WcStatus};
 
 /// What one step of transmission did.
@@ -144,7 +146,7 @@ fn whole(
     outgoing: &mut Outgoing,
     out: &mut [u8],
     payload: &impl quipu_iwarp::wire::Payload,
-) -> Option<quipu_iwarp::Staged> {
+) -> Option<Staged> {
     tx.segment(&mut outgoing.msg, out, payload.wire_len() as u32, |place| payload.emit(place))
 }
 
@@ -157,7 +159,7 @@ fn ask(
     op: SendOp,
     position: u32,
     size: u32,
-) -> Option<quipu_iwarp::Staged> {
+) -> Option<Staged> {
     let all = u64::MAX;
     match op {
         SendOp::Read { addr, rkey } => {
@@ -194,7 +196,10 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     let wqe = *qp.sq.wqe(position);
     hub.probe.stage(Stage::GetWr, 0);
     if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
-        return match requester::execute_local(qp, hub, &wqe.op) {
+        // To go back behind a refused receive does not undo what concerned only this side.
+        let done =
+            if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
+        return match done {
             Ok(()) => {
                 requester::skip_local(qp, hub);
                 Step::Again
@@ -286,69 +291,64 @@ fn end_message(qp: &mut Qp) {
 
 /// Writes the next piece of the oldest answer owed.
 fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+    let (pd, num) = (qp.pd_number(), qp.num.0);
     let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
-    let Some(&front) = stream.answers.front() else { return Step::Nothing };
-    match front {
-        Answer::Atomic { id, original } => {
-            if out.len() < stream.tx.fpdu_bound(AtomicResponse::LEN) {
-                return Step::Nothing;
-            }
-            let mut msg = stream.tx.begin_untagged(UntaggedOp::AtomicResponse, 0);
-            let response = AtomicResponse { id, original };
-            let Some(bytes) = stream.tx.whole(&mut msg, out, &response) else {
-                return Step::Nothing;
-            };
-            stream.answers.pop_front();
-            Step::Wrote(bytes)
+    match answer_piece(stream, &hub.regions, pd, num, out) {
+        Ok(Some(staged)) => {
+            hub.probe.stage(Stage::GetData, staged.payload as usize);
+            Step::Wrote(staged.bytes)
         }
-        Answer::Read { .. } => match answer_read(qp, hub, out, front) {
-            Ok(step) => step,
-            Err(refusal) => {
-                refuse(qp, hub, refusal);
-                Step::Nothing
-            }
-        },
+        Ok(None) => Step::Nothing,
+        Err(refusal) => {
+            refuse(qp, hub, refusal);
+            Step::Nothing
+        }
     }
 }
 
-/// Writes the next piece of a read response. Key and rights are checked again for each piece, since the
-/// region may have been deregistered meanwhile.
-fn answer_read<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
+/// Writes the next piece of the oldest answer that queue pair `num` of `pd` owes; `None` if it owes none,
+/// or if there is no room. Key and rights are checked again for each piece, since the region may have been
+/// deregistered meanwhile.
+fn answer_piece(
+    stream: &mut StreamPath,
+    regions: &Regions,
+    pd: u32,
+    num: u32,
     out: &mut [u8],
-    answer: Answer,
-) -> Result<Step, Refusal> {
-    let Answer::Read { sink_stag, sink_to, size, rkey, addr, msg } = answer else {
-        return Ok(Step::Nothing);
+) -> Result<Option<Staged>, Refusal> {
+    let (sink_stag, sink_to, size, rkey, addr, msg) = match stream.answers.front() {
+        None => return Ok(None),
+        Some(&Answer::Atomic { id, original }) => {
+            if out.len() < stream.tx.fpdu_bound(AtomicResponse::LEN) {
+                return Ok(None);
+            }
+            let mut msg = stream.tx.begin_untagged(UntaggedOp::AtomicResponse, 0);
+            let response = AtomicResponse { id, original };
+            let written = stream.tx.whole(&mut msg, out, &response);
+            return Ok(written.map(|bytes| {
+                stream.answers.pop_front();
+                Staged { bytes, payload: 0, last: true }
+            }));
+        }
+        Some(&Answer::Read { sink_stag, sink_to, size, rkey, addr, msg }) => {
+            (sink_stag, sink_to, size, rkey, addr, msg)
+        }
     };
-    let (pd, num) = (qp.pd_number(), qp.num.0);
-    let Path::Stream(stream) = &mut qp.path else { return Ok(Step::Nothing) };
-    let mut msg = msg.unwrap_or_else(|| {
-        stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to)
-    });
+    let begin = || stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to);
+    let mut msg = msg.unwrap_or_else(begin);
     let done = msg.offset();
-    let left = size - done;
-    let source = hub
-        .regions
-        .remote(
-            pd,
-            num,
-            quipu_mem::Key(rkey),
-            addr.wrapping_add(u64::from(done)),
-            u64::from(left),
-            Access::REMOTE_READ,
-        )
+    let (from, left) = (addr.wrapping_add(u64::from(done)), size - done);
+    let source = regions
+        .remote(pd, num, Key(rkey), from, u64::from(left), Access::REMOTE_READ)
         .map_err(Refusal::Access)?;
     let staged = stream.tx.segment(&mut msg, out, left, |place| source.read_into(0, place));
-    let Some(staged) = staged else { return Ok(Step::Nothing) };
-    hub.probe.stage(Stage::GetData, staged.payload as usize);
+    let Some(staged) = staged else { return Ok(None) };
     if staged.last {
         stream.answers.pop_front();
     } else if let Some(Answer::Read { msg: kept, .. }) = stream.answers.front_mut() {
         *kept = Some(msg);
     }
-    Ok(Step::Wrote(staged.bytes))
+    Ok(Some(staged))
 }
 
 /// Ends the connection over an answer that can no longer be given.
@@ -360,11 +360,24 @@ fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
     responder::refuse(qp, hub, refusal);
 }
 
-/// What a stream that is being closed still says: the last acknowledgement, then why it ends.
-pub(crate) fn run_closing(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> usize {
+/// What a stream that is being closed still says: the last acknowledgement, then why it ends. What was
+/// executed before a request at fault is answered first, so that the peer finds the right one.
+pub(crate) fn run_closing(
+    stream: &mut StreamPath,
+    regions: &Regions,
+    last: LastWords,
+    out: &mut [u8],
+) -> usize {
     let mut used = 0;
-    while let Some(Step::Wrote(bytes)) = say(stream, executed, &mut out[used..]) {
+    while let Some(Step::Wrote(bytes)) = say(stream, last.executed, &mut out[used..]) {
         used += bytes;
+    }
+    while stream.terminate.is_some() && !stream.answers.is_empty() {
+        match answer_piece(stream, regions, last.pd, last.num, &mut out[used..]) {
+            Ok(Some(staged)) => used += staged.bytes,
+            Ok(None) => return used,
+            Err(_) => stream.answers.clear(),
+        }
     }
     if let Some(terminate) = stream.terminate.take() {
         let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
