@@ -1,8 +1,6 @@
 //! The management state machine: creates, changes and destroys objects, and registers memory.
 
-use quipu_mem::{
-    Access, Bind, Key, ReregisterError, Reregistration, Segment, Vouched, WindowType,
-};
+use quipu_mem::{Access, Bind, Key, ReregisterError, Reregistration, Segment, Vouched, WindowType};
 
 use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
 use crate::connect;
@@ -156,15 +154,13 @@ impl<P: Probe> Adapter<P> {
             self.hub.pd(pd)?;
         }
         let change = Reregistration { pd: pd.map(pd_number), memory: None, access };
-        let (key, _withdrawn) = self
-            .hub
-            .regions
-            .reregister_vouched(key, change, memory)
-            .map_err(|error| match error {
+        let (key, _withdrawn) = self.hub.regions.reregister_vouched(key, change, memory).map_err(
+            |error| match error {
                 ReregisterError::Busy => Fault::Busy,
                 ReregisterError::UnknownKey => Fault::NoSuchObject,
                 ReregisterError::Register(error) => error.into(),
-            })?;
+            },
+        )?;
         if let Some(pd) = pd {
             self.hub.pd(old_pd)?.users -= 1;
             self.hub.pd(pd)?.users += 1;

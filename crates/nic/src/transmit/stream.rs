@@ -1,11 +1,11 @@
 //! Transmission over a byte stream: work requests become RDMAP messages.
 
-use quipu_iwarp::{Sender, Staged};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
 };
+use quipu_iwarp::{Sender, Staged};
 
 use quipu_mem::{Key, Regions};
 
@@ -197,8 +197,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     hub.probe.stage(Stage::GetWr, 0);
     if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
         // To go back behind a refused receive does not undo what concerned only this side.
-        let done =
-            if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
+        let done = if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
         return match done {
             Ok(()) => {
                 requester::skip_local(qp, hub);
