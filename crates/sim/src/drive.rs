@@ -31,6 +31,7 @@ pub(crate) struct Draft {
     pub len: usize,
     pub effect: Option<(usize, usize, Arc<[u8]>)>,
     pub sink: Option<Arc<[u8]>>,
+    pub source: Option<(usize, usize)>,
     pub counter: Option<(usize, u64)>,
     pub window: Option<(usize, WindowUse)>,
     /// The receive that it consumes.
@@ -51,6 +52,7 @@ impl Draft {
             len: 0,
             effect: None,
             sink: None,
+            source: None,
             counter: None,
             window: None,
             message: None,
@@ -202,6 +204,10 @@ impl Load {
         let end = &mut self.ends[e];
         let signaled = end.sig_all || draft.flags.contains(SendFlags::SIGNALED);
         let sink = draft.sink.map(|bytes| (draft.pieces.clone(), bytes));
+        if draft.effect.is_some() {
+            // It may overtake the read: what that brings is not known.
+            end.last_read = None;
+        }
         if let (SendOp::Read { .. }, Some(sink)) = (&draft.op, &sink) {
             end.last_read = Some(sink.clone());
         }
@@ -210,7 +216,9 @@ impl Load {
             opcode: draft.opcode,
             len: draft.len,
             signaled,
+            fenced: draft.flags.contains(SendFlags::FENCE),
             effect: draft.effect,
+            source: draft.source,
             sink,
             counter: draft.counter,
             trap: draft.trap,
@@ -376,6 +384,7 @@ impl Load {
         let most = self.ends[e].cap.max_send_sge as usize;
         draft.pieces = self.allocate_pieces(world, e, Use::Sink, len, most);
         draft.sink = Some(bytes.into());
+        draft.source = Some((arena, at));
         draft.window = through.map(|window| (window, WindowUse::Access));
         draft
     }

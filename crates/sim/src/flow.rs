@@ -103,6 +103,9 @@ pub struct Flow {
     fin_seq: Option<u64>,
     /// Receiver: bytes that the program has not read.
     pub received: ByteQueue,
+    /// Receiver: how many of those the program has read already and keeps until more comes: they do not
+    /// fill the socket.
+    pub kept: usize,
     /// Receiver: the last window it told was too small for a segment.
     pub closed_window: bool,
 }
@@ -127,6 +130,7 @@ impl Flow {
             early: BTreeMap::new(),
             fin_seq: None,
             received: ByteQueue::default(),
+            kept: 0,
             closed_window: false,
             config,
         }
@@ -252,9 +256,15 @@ impl Flow {
         self.received.len() > before || self.at_end()
     }
 
+    /// Room in the receiver's socket.
+    fn receive_room(&self) -> usize {
+        let unread = self.received.len() - self.kept.min(self.received.len());
+        self.config.receive_buffer.saturating_sub(unread)
+    }
+
     /// What the receiver acknowledges, and up to where it has room.
     pub fn ack(&mut self) -> (u64, u64) {
-        let room = self.config.receive_buffer.saturating_sub(self.received.len());
+        let room = self.receive_room();
         self.closed_window = room < self.config.mss;
         let ack = self.rcv_nxt + u64::from(self.fin_seq == Some(self.rcv_nxt));
         (ack, self.rcv_nxt + room as u64)
@@ -263,7 +273,7 @@ impl Flow {
     /// Whether the receiver should tell that there is room again.
     #[must_use]
     pub fn owes_window(&self) -> bool {
-        let room = self.config.receive_buffer.saturating_sub(self.received.len());
+        let room = self.receive_room();
         self.closed_window && room >= self.config.mss.min(self.config.receive_buffer / 2)
     }
 

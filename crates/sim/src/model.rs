@@ -83,8 +83,11 @@ pub struct Sent {
     pub opcode: WcOpcode,
     pub len: usize,
     pub signaled: bool,
+    pub fenced: bool,
     /// What it writes into the peer's memory: arena, place, bytes.
     pub effect: Option<(usize, usize, Arc<[u8]>)>,
+    /// What it reads: arena and place.
+    pub source: Option<(usize, usize)>,
     /// Where the answer goes and what it must be.
     pub sink: Option<(Vec<Piece>, Arc<[u8]>)>,
     /// It adds this to a shared counter: which one, how much; its sink is the original.

@@ -70,8 +70,6 @@ pub struct End {
     /// The adapter may have more to transmit than the socket took.
     blocked: bool,
     read_scheduled: bool,
-    /// Bytes of what was received that the adapter has left.
-    shown: usize,
     user_timeout: Option<u64>,
     last_heard: u64,
     /// The end was reset: its socket exists no more.
@@ -140,6 +138,12 @@ impl Network {
         self.by_conn.keys().filter(|&&(of, _)| of == host).count()
     }
 
+    /// Partitions are over, and machines that vanished are back, without the processes that ran there.
+    pub fn heal(&mut self) {
+        self.partitions.clear();
+        self.silent.clear();
+    }
+
     fn cut(&self, now: u64, a: Option<usize>, b: Option<usize>) -> bool {
         let silent = |h: Option<usize>| h.is_none_or(|h| self.silent.contains(&h));
         if silent(a) || silent(b) {
@@ -168,7 +172,6 @@ fn end(host: Option<usize>, conn: Option<ConnId>, user_timeout: Option<u64>, now
         closing: false,
         blocked: false,
         read_scheduled: false,
-        shown: 0,
         user_timeout,
         last_heard: now,
         dead: false,
@@ -494,10 +497,11 @@ impl World {
             let flow = &mut self.net.streams[stream].flows[1 - side];
             let count = flow.received.len();
             flow.received.consume(count);
+            flow.kept = 0;
             return self.after_read(stream, side);
         };
         let available = self.net.streams[stream].flows[1 - side].received.len();
-        let fresh = available - self.net.streams[stream].ends[side].shown;
+        let fresh = available - self.net.streams[stream].flows[1 - side].kept;
         if fresh > 0 {
             let most = (self.net.profile.read_bytes as u64).min(fresh as u64);
             let show = available - fresh + 1 + self.rng.below(most) as usize;
@@ -513,11 +517,11 @@ impl World {
                 return;
             }
             flow.received.consume(used);
-            self.net.streams[stream].ends[side].shown = show - used;
+            flow.kept = show - used;
             self.schedule_acks(h);
         }
         let flow = &self.net.streams[stream].flows[1 - side];
-        let fresh = flow.received.len() > self.net.streams[stream].ends[side].shown;
+        let fresh = flow.received.len() > flow.kept;
         if fresh {
             self.schedule_read(stream, side);
         }

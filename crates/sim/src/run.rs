@@ -117,6 +117,7 @@ fn step_until(
 /// Ends everything, and checks what is left: nothing.
 fn tear_down(world: &mut World, load: &mut Load) {
     load.teardown = true;
+    world.net.heal();
     take_all(world, load);
     for e in 0..load.ends.len() {
         if world.hosts[load.ends[e].host].alive && load.ends[e].exists {
