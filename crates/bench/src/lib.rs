@@ -1,0 +1,102 @@
+//! `quipu bench`: measures Quipu beside what the machine gives at best (raw sockets, memory) and
+//! beside the messaging software that it finds installed.
+//!
+//! It contains no test of Quipu: nothing here passes or fails. Contenders take turns in every
+//! round, as machines drift; what is reported are medians over the rounds and ratios of them.
+//!
+//! | module | is |
+//! |---|---|
+//! | `plan` | what is measured: a TOML file |
+//! | `run` | the rounds |
+//! | `contender` | what can be measured |
+//! | `pair`, `worker` | Quipu and the floors: two processes of this program's own |
+//! | `peers` | UCX, libfabric, Open MPI, perftest over Quipu: programs that are started |
+//! | `results`, `targets` | medians, ratios, and which targets are reached |
+//! | `report` | the tables and the plot |
+
+mod contender;
+mod machine;
+mod model;
+mod pair;
+mod peers;
+mod plan;
+mod report;
+mod results;
+mod run;
+mod scratch;
+mod stats;
+mod sys;
+mod targets;
+mod worker;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// What `quipu bench` is asked for.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Options {
+    /// The plan: what is measured, as TOML. By default the one built in, bench/plan.toml.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Take the quick part of the plan: less than a minute, rough numbers.
+    #[arg(long)]
+    quick: bool,
+    /// Write results.json, results.txt and plot.svg into this folder.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the results as JSON instead of tables, and no progress.
+    #[arg(long)]
+    json: bool,
+    /// Be one end of a measurement: for this command's own use.
+    #[arg(long, hide = true)]
+    worker: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu bench --quick                     a minute's look
+  quipu bench --out bench/results         the whole plan; tables, JSON and plot into a folder
+
+Two processes, pinned to two processors, send to each other by shared memory and by TCP over the
+loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are installed,
+take turns with Quipu. Leave the machine alone meanwhile: whatever else runs is in the numbers.";
+
+/// Runs the benchmark and prints what came out.
+///
+/// # Errors
+///
+/// The plan is not usable, a file cannot be written, or nothing could be measured. Contenders that
+/// fail are noted in what is printed.
+pub fn run(options: &Options) -> Result<()> {
+    if options.worker {
+        return worker::main();
+    }
+    let plan = plan::Plan::load(options.plan.as_deref(), options.quick)?;
+    if let Some(folder) = &options.out {
+        // Better now than after a quarter of an hour.
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let launcher = pair::Launcher {
+        program: std::env::current_exe().context("cannot find this program")?,
+        arguments: vec!["bench".into(), "--worker".into()],
+    };
+    let results = run::run(plan, &launcher, options.json)?;
+    let json = serde_json::to_string_pretty(&results)? + "\n";
+    let text = report::text(&results);
+    if let Some(folder) = &options.out {
+        write(folder, "results.json", &json)?;
+        write(folder, "results.txt", &text)?;
+        write(folder, "plot.svg", &report::plot(&results))?;
+    }
+    print!("{}", if options.json { &json } else { &text });
+    anyhow::ensure!(!results.series.is_empty(), "nothing could be measured; the notes say why");
+    Ok(())
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let file = folder.join(name);
+    std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+}

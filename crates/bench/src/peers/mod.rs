@@ -1,0 +1,195 @@
+//! Other software that moves messages, if it is installed: found, started, and its output read.
+
+mod libfabric;
+mod mpi;
+mod perftest;
+mod ucx;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::contender::{Contender, Pace, Round};
+use crate::model::{Sample, Test};
+use crate::plan::Plan;
+use crate::sys;
+
+/// A program that runs for so long is stuck.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// How long a server may take until it listens.
+const START: Duration = Duration::from_secs(10);
+
+/// All peers that are installed, and a word about those that are not.
+pub(crate) fn installed(plan: &Plan) -> (Vec<Box<dyn Contender>>, Vec<String>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let mut look = |name: &str, peers: Result<Vec<Box<dyn Contender>>>| match peers {
+        Ok(peers) => found.extend(peers),
+        Err(why) => missing.push(format!("{name} is not measured: {why:#}")),
+    };
+    look("UCX", ucx::find());
+    look("libfabric", libfabric::find());
+    look("Open MPI", mpi::find());
+    look("perftest over Quipu", perftest::find(plan));
+    (found, missing)
+}
+
+/// What a peer learned about its own pace, by test.
+#[derive(Default)]
+struct Paces(BTreeMap<Test, Pace>);
+
+impl Paces {
+    fn pace(&mut self, test: Test) -> &mut Pace {
+        self.0.entry(test).or_insert_with(|| Pace::new(test))
+    }
+
+    /// Messages in a slice, for each size.
+    fn counts(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Vec<(u64, u64)> {
+        let pace = self.pace(test);
+        sizes.iter().map(|&size| (size, pace.count(size, round.slice_ns))).collect()
+    }
+
+    fn learn(&mut self, test: Test, samples: &[Sample]) {
+        let pace = self.pace(test);
+        samples.iter().for_each(|&(size, ns)| pace.learn(size, ns));
+    }
+}
+
+/// A running program whose output is collected, and which is ended when it is dropped.
+struct Running {
+    child: Child,
+    output: Receiver<String>,
+    complaints: Receiver<String>,
+}
+
+impl Running {
+    fn start(command: &mut Command, cpu: Option<usize>) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let name = command.get_program().to_string_lossy().into_owned();
+        let mut child = sys::spawn(command, cpu).with_context(|| format!("starting {name}"))?;
+        let output = all_of(child.stdout.take());
+        let complaints = all_of(child.stderr.take());
+        Ok(Self { child, output, complaints })
+    }
+
+    /// What it printed, once it has ended well.
+    fn finish(mut self) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > end {
+                bail!("it does not come to an end");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        // A program may have left others behind that hold its output open.
+        let output = self.output.recv_timeout(Duration::from_secs(2)).unwrap_or_default();
+        if status.success() { Ok(output) } else { bail!("{status}: {}", self.complaint()) }
+    }
+
+    /// The end of what it said about what went wrong.
+    fn complaint(&self) -> String {
+        let text = self.complaints.recv_timeout(Duration::from_millis(500)).unwrap_or_default();
+        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = lines.iter().rev().take(3).rev().map(|line| line.trim());
+        last.collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        sys::end(&mut self.child, 1000);
+    }
+}
+
+/// Everything that a child prints until it closes its output.
+fn all_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    if let Some(mut pipe) = pipe {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = pipe.read_to_end(&mut bytes);
+            let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+        });
+    }
+    receiver
+}
+
+/// Runs a server that listens at `port`, and its client on the other processor; what the client
+/// printed.
+fn server_and_client(
+    server: &mut Command,
+    client: &mut Command,
+    port: u16,
+    cpus: [usize; 2],
+) -> Result<String> {
+    let mut server = Running::start(server, Some(cpus[1]))?;
+    let end = Instant::now() + START;
+    while !is_listening(port) {
+        if let Some(status) = server.child.try_wait()? {
+            bail!("the server ended with {status}: {}", server.complaint());
+        }
+        if Instant::now() > end {
+            bail!("the server does not listen");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let output = Running::start(client, Some(cpus[0]))?.finish().context("the client failed")?;
+    // Servers end with their clients; those that do not are ended.
+    let patience = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < patience && matches!(server.child.try_wait(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(output)
+}
+
+/// Whether somebody listens at a TCP port: asks the kernel, as a connection would be taken for the
+/// client's.
+fn is_listening(port: u16) -> bool {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    tables.iter().any(|table| {
+        std::fs::read_to_string(table)
+            .is_ok_and(|text| text.lines().any(|line| listens(line, port)))
+    })
+}
+
+/// A line of the table: number, local address:port, remote address:port, state.
+fn listens(line: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let mut words = line.split_whitespace();
+    let local = words.nth(1).and_then(|address| address.rsplit_once(':'));
+    let state = words.nth(1);
+    state == Some(LISTEN)
+        && local.is_some_and(|(_, text)| u16::from_str_radix(text, 16) == Ok(port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_who_listens() {
+        let line = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 0 0 0 5";
+        assert!(listens(line, 8080) && !listens(line, 8081));
+        let connected = line.replace(" 0A ", " 01 ");
+        assert!(!listens(&connected, 8080));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(is_listening(listener.local_addr().unwrap().port()));
+    }
+
+    #[test]
+    fn a_program_that_fails_is_quoted() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo it broke >&2; exit 3"]);
+        let error = Running::start(&mut command, None).unwrap().finish().unwrap_err().to_string();
+        assert!(error.contains("it broke") && error.contains('3'), "{error}");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out"]);
+        assert_eq!(Running::start(&mut command, None).unwrap().finish().unwrap(), "out\n");
+    }
+}

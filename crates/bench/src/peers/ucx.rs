@@ -1,0 +1,132 @@
+//! UCX: `ucx_perftest`, which runs a list of tests from a file.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Paces, server_and_client};
+use crate::contender::{Contender, Round};
+use crate::model::{Kind, Op, Path, Role, Sample, Test};
+use crate::scratch::Scratch;
+use crate::sys;
+
+struct Ucx {
+    program: PathBuf,
+    path: Path,
+    paces: Paces,
+}
+
+pub(super) fn find() -> Result<Vec<Box<dyn Contender>>> {
+    let program = sys::find_program("ucx_perftest")
+        .context("there is no ucx_perftest; Debian has it in ucx-utils")?;
+    let make = |path| {
+        Box::new(Ucx { program: program.clone(), path, paces: Paces::default() })
+            as Box<dyn Contender>
+    };
+    Ok(vec![make(Path::SameHost), make(Path::Tcp)])
+}
+
+/// The name of the test, and what goes with it.
+fn test_name(test: Test) -> Option<&'static str> {
+    Some(match (test.kind, test.op) {
+        (Kind::Latency, Op::Send) => "tag_lat",
+        (Kind::Latency, Op::Write) => "ucp_put_lat",
+        // One at a time, or they would overlap.
+        (Kind::Latency, Op::Read) => "ucp_get -O 1",
+        (Kind::Latency, Op::FetchAdd) => "ucp_fadd -O 1",
+        (Kind::Latency, Op::CompareSwap) => "ucp_cswap -O 1",
+        (Kind::Stream, Op::Send) => "tag_bw",
+        (Kind::Stream, Op::Write) => "ucp_put_bw",
+        (Kind::Stream, Op::Read) => "ucp_get",
+        (Kind::Stream, Op::FetchAdd) => "ucp_fadd",
+        (Kind::Stream, Op::CompareSwap) => "ucp_cswap",
+        (Kind::Wake, _) | (_, Op::Copy) => return None,
+    })
+}
+
+/// The tests as a file, one a line; each is called by its size.
+fn batch(name: &str, counts: &[(u64, u64)]) -> String {
+    counts.iter().fold(String::new(), |mut text, (size, count)| {
+        let warmup = count / 10 + 1;
+        let _ = writeln!(text, "s{size} -t {name} -s {size} -n {count} -w {warmup}");
+        text
+    })
+}
+
+/// A line of the output in CSV: name, iterations, percentile, average and overall latency (us),
+/// average and overall bandwidth (MiB/s), average and overall message rate (1/s).
+fn parse(line: &str, kind: Kind) -> Option<Sample> {
+    let fields: Vec<_> = line.split(',').map(str::trim).collect();
+    let size = fields.first()?.strip_prefix('s')?.parse().ok()?;
+    let number = |index: usize| fields.get(index)?.parse::<f64>().ok().filter(|n| *n > 0.0);
+    match kind {
+        Kind::Stream => number(8).map(|rate| (size, 1e9 / rate)),
+        Kind::Latency | Kind::Wake => number(4).map(|us| (size, us * 1e3)),
+    }
+}
+
+impl Contender for Ucx {
+    fn name(&self) -> &str {
+        match self.path {
+            Path::SameHost => "UCX posix+cma",
+            Path::Tcp => "UCX tcp",
+        }
+    }
+
+    fn path(&self) -> Path {
+        self.path
+    }
+
+    fn role(&self) -> Role {
+        Role::Peer
+    }
+
+    fn sizes(&self, test: Test, sizes: &[u64]) -> Vec<u64> {
+        test_name(test).map_or(Vec::new(), |_| sizes.to_vec())
+    }
+
+    fn run(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Result<Vec<Sample>> {
+        let name = test_name(test).context("not measured")?;
+        let counts = self.paces.counts(round, test, sizes);
+        let scratch = Scratch::new("ucx")?;
+        let file = scratch.write("tests", batch(name, &counts).as_bytes())?;
+        let port = sys::free_port()?;
+        let command = |to: &[&str]| {
+            let mut command = Command::new(&self.program);
+            match self.path {
+                Path::SameHost => command.env("UCX_TLS", "posix,cma"),
+                Path::Tcp => command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo"),
+            };
+            command.env("UCX_LOG_LEVEL", "error").args(to).args(["-p", &port.to_string()]);
+            command.arg("-b").arg(&file).args(["-v", "-f"]);
+            command
+        };
+        let (mut server, mut client) = (command(&[]), command(&["127.0.0.1"]));
+        let output = server_and_client(&mut server, &mut client, port, round.cpus)?;
+        let samples: Vec<_> = output.lines().filter_map(|line| parse(line, test.kind)).collect();
+        ensure!(samples.len() == sizes.len(), "{} of {} results", samples.len(), sizes.len());
+        self.paces.learn(test, &samples);
+        Ok(samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_prints() {
+        let line = "s8, 1000,0.569,7.473,7.475,1.02,1.02,133815,133000";
+        assert_eq!(parse(line, Kind::Latency), Some((8, 7475.0)));
+        assert_eq!(parse(line, Kind::Stream), Some((8, 1e9 / 133_000.0)));
+        assert_eq!(parse("tests,iterations,50.0_percentile_lat", Kind::Latency), None);
+    }
+
+    #[test]
+    fn writes_what_it_reads() {
+        let text = batch("tag_lat", &[(8, 100), (64, 10)]);
+        assert_eq!(text, "s8 -t tag_lat -s 8 -n 100 -w 11\ns64 -t tag_lat -s 64 -n 10 -w 2\n");
+    }
+}

@@ -1,0 +1,194 @@
+//! What came out, gathered over the rounds, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::contender::Contender;
+use crate::machine::Machine;
+use crate::model::{Footprint, Kind, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
+use crate::plan::Plan;
+use crate::stats;
+use crate::targets::Verdict;
+
+/// Everything that a run found out; the JSON file is this.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    /// The format of the file.
+    pub schema: u32,
+    /// Where.
+    pub machine: Machine,
+    /// What was asked for.
+    pub plan: Plan,
+    /// Rounds that were completed.
+    pub rounds: u32,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// Which targets were reached.
+    pub targets: Vec<Verdict>,
+    /// What a message costs the program.
+    pub overhead: Vec<Overhead>,
+    /// What idle connections cost.
+    pub memory: Vec<Footprint>,
+    /// Quipu against everybody else.
+    pub ratios: Vec<Ratio>,
+    /// All numbers.
+    pub series: Vec<Series>,
+    /// What did not work.
+    pub notes: Vec<String>,
+}
+
+/// Samples as they come.
+#[derive(Default)]
+pub(crate) struct Collector {
+    series: Vec<Series>,
+}
+
+impl Collector {
+    /// Takes what a contender did in a round; sizes that are missing failed.
+    pub(crate) fn add(
+        &mut self,
+        contender: &dyn Contender,
+        test: Test,
+        sizes: &[u64],
+        samples: &[Sample],
+        round: u32,
+    ) {
+        let name = contender.name();
+        let found = self.series.iter().position(|s| s.contender == name && s.test == test);
+        let index = found.unwrap_or_else(|| {
+            self.series.push(Series {
+                contender: name.to_owned(),
+                role: contender.role(),
+                path: contender.path(),
+                test,
+                points: BTreeMap::new(),
+            });
+            self.series.len() - 1
+        });
+        for &size in sizes {
+            let point = self.series[index].points.entry(size).or_default();
+            let sample = samples.iter().find(|(sampled, _)| *sampled == size);
+            point.rounds_ns.resize(round as usize, None);
+            point.rounds_ns.push(sample.map(|(_, ns)| *ns));
+        }
+    }
+
+    /// The series with medians.
+    pub(crate) fn finish(mut self) -> Vec<Series> {
+        for series in &mut self.series {
+            series.points.retain(|_, point| point.rounds_ns.iter().any(Option::is_some));
+            series.points.iter_mut().for_each(|(&size, point)| summarize(size, point));
+        }
+        self.series.retain(|series| !series.points.is_empty());
+        self.series
+    }
+}
+
+fn summarize(size: u64, point: &mut Point) {
+    let samples: Vec<_> = point.rounds_ns.iter().flatten().copied().collect();
+    point.median_ns = stats::median(&samples);
+    point.quartiles_ns = stats::quartiles(&samples);
+    point.messages_per_s = 1e9 / point.median_ns;
+    point.bytes_per_s = point.messages_per_s * size as f64;
+}
+
+/// The point of a contender in a test.
+pub(crate) fn point<'a>(
+    series: &'a [Series],
+    contender: &str,
+    test: Test,
+    size: u64,
+) -> Option<&'a Point> {
+    let series = series.iter().find(|s| s.contender == contender && s.test == test)?;
+    series.points.get(&size)
+}
+
+/// How many times faster one is than the other: the ratio of the medians, and the quartiles of the
+/// ratios within the rounds. The tests may differ.
+pub(crate) fn speed(
+    series: &[Series],
+    (contender, test): (&str, Test),
+    (against, other): (&str, Test),
+    size: u64,
+) -> Option<(f64, [f64; 2])> {
+    let (ours, theirs) =
+        (point(series, contender, test, size)?, point(series, against, other, size)?);
+    let rounds = ours.rounds_ns.iter().zip(&theirs.rounds_ns);
+    let ratios: Vec<_> = rounds.filter_map(|(ours, theirs)| Some((*theirs)? / (*ours)?)).collect();
+    Some((theirs.median_ns / ours.median_ns, stats::quartiles(&ratios)))
+}
+
+/// Quipu against everybody who did the same.
+pub(crate) fn ratios(series: &[Series]) -> Vec<Ratio> {
+    let mut all = Vec::new();
+    let quipu = series.iter().filter(|s| s.role == Role::Quipu);
+    for ours in quipu {
+        let same =
+            |s: &&Series| s.role != Role::Quipu && s.path == ours.path && s.test == ours.test;
+        for theirs in series.iter().filter(same) {
+            for &size in ours.points.keys() {
+                let (one, other) = ((&*ours.contender, ours.test), (&*theirs.contender, ours.test));
+                if let Some((speed, spread)) = speed(series, one, other, size) {
+                    all.push(Ratio {
+                        contender: ours.contender.clone(),
+                        against: theirs.contender.clone(),
+                        path: ours.path,
+                        test: ours.test,
+                        size,
+                        speed,
+                        spread,
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The paths that were measured in a test.
+pub(crate) fn paths(series: &[Series], test: Test) -> Vec<Path> {
+    let measured = |path: &Path| series.iter().any(|s| s.path == *path && s.test == test);
+    [Path::SameHost, Path::Tcp].into_iter().filter(measured).collect()
+}
+
+/// The tests that were measured, latencies first.
+pub(crate) fn tests(series: &[Series]) -> Vec<Test> {
+    let mut tests: Vec<_> = series.iter().map(|s| s.test).collect();
+    let rank = |kind| match kind {
+        Kind::Latency => 0,
+        Kind::Stream => 1,
+        Kind::Wake => 2,
+    };
+    tests.sort_by_key(|test| (rank(test.kind), test.op));
+    tests.dedup();
+    tests
+}
+
+#[cfg(test)]
+pub(crate) mod tests_support {
+    use super::*;
+    use crate::model::Op;
+
+    /// Series of two contenders with the given medians at 8 bytes.
+    pub(crate) fn series(ours: &[f64], theirs: &[f64]) -> Vec<Series> {
+        let test = Test { kind: Kind::Latency, op: Op::Send };
+        let make = |name: &str, role, samples: &[f64]| {
+            let rounds_ns = samples.iter().map(|&ns| Some(ns)).collect();
+            let mut point = Point { rounds_ns, ..Point::default() };
+            summarize(8, &mut point);
+            let points = BTreeMap::from([(8, point)]);
+            Series { contender: name.into(), role, path: Path::SameHost, test, points }
+        };
+        vec![make("Quipu", Role::Quipu, ours), make("Open MPI shm", Role::Peer, theirs)]
+    }
+
+    #[test]
+    fn ratios_are_of_medians_and_spread_within_rounds() {
+        let series = series(&[100.0, 200.0, 100.0], &[300.0, 200.0, 200.0]);
+        let ratios = ratios(&series);
+        assert_eq!(ratios.len(), 1);
+        assert_eq!((ratios[0].size, ratios[0].speed), (8, 2.0));
+        assert_eq!(ratios[0].spread, [1.5, 2.5]);
+    }
+}

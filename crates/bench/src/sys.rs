@@ -1,0 +1,148 @@
+//! What the benchmark asks of the kernel and the processor directly. All unsafe code of this crate
+//! is here.
+
+use std::ffi::OsStr;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+/// Processors that this process may run on.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn processors() -> io::Result<Vec<usize>> {
+    // SAFETY: an all-zero `cpu_set_t` is a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most `size_of_val(&set)` bytes to `set`.
+    let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: every index is below CPU_SETSIZE.
+    Ok((0..libc::CPU_SETSIZE as usize)
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+        .collect())
+}
+
+/// Pins the calling thread, and the threads and processes that it creates, to a processor.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn pin(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: an all-zero `cpu_set_t` is a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cpu` is below CPU_SETSIZE.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the kernel reads `size_of_val(&set)` bytes of `set`.
+    let rc = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Starts `command` pinned to a processor, such that it does not outlive this process: the kernel
+/// kills it with `SIGTERM`, on which MPI's launcher ends its ranks too.
+///
+/// # Errors
+///
+/// The program cannot be started.
+pub(crate) fn spawn(command: &mut Command, cpu: Option<usize>) -> io::Result<Child> {
+    let setup = move || {
+        // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
+        cpu.map_or(Ok(()), pin)
+    };
+    // SAFETY: between fork and exec `setup` makes system calls only: it neither allocates nor
+    // takes locks, as `pre_exec` demands.
+    unsafe { command.pre_exec(setup) };
+    command.spawn()
+}
+
+/// Ends a child: asks with `SIGTERM`, and insists after `patience_ms`.
+pub(crate) fn end(child: &mut Child, patience_ms: u64) {
+    if let Ok(pid) = libc::pid_t::try_from(child.id())
+        && matches!(child.try_wait(), Ok(None))
+    {
+        // SAFETY: kill touches no memory; the child was not waited for, so the number is still its.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+    }
+    for _ in 0..patience_ms / 5 {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // It may have ended meanwhile, and then there is nothing to kill.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// The processor's time-stamp counter; nanoseconds where there is none.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn cycles() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and Linux does not forbid it.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// The processor's time-stamp counter; nanoseconds where there is none.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn cycles() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Sets a socket's congestion control.
+///
+/// # Errors
+///
+/// The kernel does not know it or does not allow it.
+pub(crate) fn set_congestion(socket: &TcpStream, name: &str) -> io::Result<()> {
+    let len = libc::socklen_t::try_from(name.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `len` bytes at `name`'s start.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_CONGESTION,
+            name.as_ptr().cast(),
+            len,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Bytes of memory that this process has resident: its own and those it shares.
+///
+/// # Errors
+///
+/// `/proc` cannot be read.
+pub(crate) fn resident_bytes() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes =
+        line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kilobytes.map(|kb| kb * 1024).ok_or_else(|| io::Error::other("no VmRSS in /proc/self/status"))
+}
+
+/// Where a program of that name is in PATH.
+pub(crate) fn find_program(name: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsStr::new("/usr/bin:/bin").to_owned());
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// A TCP port that is free at the moment.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn free_port() -> io::Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

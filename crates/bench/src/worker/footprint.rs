@@ -1,0 +1,167 @@
+//! What idle connections cost in memory, and whether many of them work.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use quipu_host::Engine;
+use quipu_host::nic::mem::Segment;
+use quipu_host::nic::{
+    Access, Completion, CqId, Gid, Payload, QpId, QpNum, Region, SendFlags, SendOp, SendWr, Sge,
+    WcOpcode, WcStatus,
+};
+use serde::{Deserialize, Serialize};
+
+use super::quipu::{BATCH, connect_qp, create_qp, open_engine};
+use super::{Patience, Setup, What};
+use crate::model::{Footprint, Path};
+use crate::sys;
+
+/// Messages in flight at once when every queue pair carries one.
+const CHUNK: usize = 256;
+
+/// An engine with many queue pairs, whose queues hold one request each.
+struct Crowd {
+    engine: Arc<Engine>,
+    cq: CqId,
+    qps: Vec<(QpId, QpNum)>,
+    memory: Segment,
+    region: Region,
+    /// Resident bytes before the first queue pair, and when that was.
+    before: u64,
+    began: Instant,
+}
+
+impl Crowd {
+    fn new(path: Path, count: u64) -> Result<Self> {
+        let engine = open_engine(path)?;
+        let (context, _) = engine.open_context()?;
+        let pd = engine.alloc_pd()?;
+        let (cq, _) = engine.create_cq(context, 4 * CHUNK as u32, None, 0)?;
+        let memory = Segment::heap(4096);
+        let region =
+            engine.reg_segment(pd, &memory, None, Access::LOCAL_WRITE).context("registering")?;
+        let (before, began) = (sys::resident_bytes()?, Instant::now());
+        let mut qps = Vec::with_capacity(usize::try_from(count)?);
+        for number in 0..count {
+            let qp = create_qp(&engine, context, pd, cq, (1, 1));
+            qps.push(qp.with_context(|| format!("after {number} queue pairs"))?);
+        }
+        Ok(Self { engine, cq, qps, memory, region, before, began })
+    }
+
+    fn sge(&self, offset: u64) -> [Sge; 1] {
+        [Sge { addr: self.memory.addr() as u64 + offset, len: 64, lkey: self.region.key }]
+    }
+
+    fn send(&self, qp: QpId) -> Result<()> {
+        let sge = self.sge(0);
+        let payload = Payload::Sges(&sge);
+        let wr = SendWr { wr_id: 0, op: SendOp::Send, flags: SendFlags::SIGNALED, payload };
+        self.engine.post_send(qp, &wr).context("posting a send")
+    }
+
+    fn receive(&self, qp: QpId) -> Result<()> {
+        self.engine.post_recv(qp, 0, &self.sge(2048)).context("posting a receive")
+    }
+
+    /// Polls until so many sends and receives have completed.
+    fn reap(&self, mut sends: usize, mut receives: usize) -> Result<()> {
+        let mut out = [Completion::default(); BATCH];
+        let mut patience = Patience::new();
+        while sends > 0 || receives > 0 {
+            let found = self.engine.poll_cq(self.cq, &mut out)?;
+            if found == 0 {
+                patience.check()?;
+            }
+            for completion in &out[..found] {
+                let status = completion.status;
+                ensure!(status == WcStatus::Success, "a message failed: {status:?}");
+                let left =
+                    if completion.opcode == WcOpcode::Recv { &mut receives } else { &mut sends };
+                *left = left.checked_sub(1).context("one completion too many")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn footprint(&self, between: &str) -> Result<Footprint> {
+        let setup_s = self.began.elapsed().as_secs_f64();
+        let grown = sys::resident_bytes()?.saturating_sub(self.before);
+        let count = self.qps.len() as u64;
+        Ok(Footprint {
+            between: between.to_owned(),
+            queue_pairs: count,
+            bytes_per_qp: grown as f64 / count.max(1) as f64,
+            exchanged: count,
+            setup_s,
+        })
+    }
+}
+
+/// Connects `count` queue pairs of one engine to each other, two by two; each carries a message.
+pub(super) fn within_process(count: u64) -> Result<Footprint> {
+    let crowd = Crowd::new(Path::SameHost, count.next_multiple_of(2))?;
+    let gid = crowd.engine.gid();
+    let (pairs, _) = crowd.qps.as_chunks::<2>();
+    for [left, right] in pairs {
+        connect_qp(&crowd.engine, left.0, gid, right.1)?;
+        connect_qp(&crowd.engine, right.0, gid, left.1)?;
+    }
+    for chunk in pairs.chunks(CHUNK / 2) {
+        for [left, right] in chunk {
+            crowd.receive(left.0)?;
+            crowd.receive(right.0)?;
+        }
+        for [left, right] in chunk {
+            crowd.send(left.0)?;
+            crowd.send(right.0)?;
+        }
+        crowd.reap(2 * chunk.len(), 2 * chunk.len())?;
+    }
+    crowd.footprint("one process")
+}
+
+/// Queue pairs that wait to be connected to those of the other end.
+#[derive(Default)]
+pub(super) struct Idle(Option<Crowd>);
+
+#[derive(Serialize, Deserialize)]
+struct Peers {
+    gid: [u8; 16],
+    numbers: Vec<u32>,
+}
+
+impl Idle {
+    /// Creates them; the answer says where they are.
+    pub(super) fn create(&mut self, setup: &Setup, count: u64) -> Result<String> {
+        let What::Quipu(path) = setup.what else { bail!("only Quipu has queue pairs") };
+        let crowd = Crowd::new(path, count)?;
+        let numbers = crowd.qps.iter().map(|(_, number)| number.0).collect();
+        let peers = Peers { gid: crowd.engine.gid().0, numbers };
+        self.0 = Some(crowd);
+        Ok(serde_json::to_string(&peers)?)
+    }
+
+    /// Connects them; each carries a message both ways. They are gone afterwards.
+    pub(super) fn connect(&mut self, setup: &Setup, peers: &str) -> Result<Footprint> {
+        let crowd = self.0.take().context("there are no queue pairs")?;
+        let peers: Peers = serde_json::from_str(peers).context("the other end's queue pairs")?;
+        ensure!(peers.numbers.len() == crowd.qps.len(), "the ends differ in number");
+        for (&(qp, _), &number) in crowd.qps.iter().zip(&peers.numbers) {
+            connect_qp(&crowd.engine, qp, Gid(peers.gid), QpNum(number))?;
+            crowd.receive(qp)?;
+        }
+        for chunk in crowd.qps.chunks(CHUNK) {
+            for &(qp, _) in chunk {
+                crowd.send(qp)?;
+            }
+            crowd.reap(chunk.len(), chunk.len())?;
+        }
+        let between = match setup.what {
+            What::Quipu(path) => path.to_string(),
+            _ => String::new(),
+        };
+        crowd.footprint(&between)
+    }
+}

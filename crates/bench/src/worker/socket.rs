@@ -1,0 +1,134 @@
+//! The floor of every TCP transport: a plain socket, non-blocking, with both ends spinning.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{End, Patience, Setup, Slice};
+use crate::model::Kind;
+use crate::sys;
+
+/// Bytes that one call sends or receives at most, as a program would that knows the machine: more
+/// gains nothing, and the buffer stays in the cache.
+const CHUNK: usize = 256 << 10;
+
+/// One end of the socket.
+pub(super) struct SocketEnd {
+    listener: Option<TcpListener>,
+    stream: Option<TcpStream>,
+    first: bool,
+    buffer: Vec<u8>,
+}
+
+impl SocketEnd {
+    pub(super) fn new(setup: &Setup) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("a listening socket")?;
+        let listener = (!setup.first).then_some(listener);
+        let buffer = vec![1; CHUNK];
+        Ok(Self { listener, stream: None, first: setup.first, buffer })
+    }
+
+    fn stream(&self) -> Result<&TcpStream> {
+        self.stream.as_ref().context("not connected")
+    }
+
+    /// Sends `count` messages of `size` bytes.
+    fn send(&self, size: usize) -> Result<()> {
+        let mut stream = self.stream()?;
+        let mut patience = Patience::new();
+        let mut left = size;
+        while left > 0 {
+            match stream.write(&self.buffer[..left.min(CHUNK)]) {
+                Ok(n) => left -= n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => patience.check()?,
+                Err(error) => return Err(error).context("sending"),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, size: usize) -> Result<()> {
+        let mut stream = self.stream.as_ref().context("not connected")?;
+        let mut patience = Patience::new();
+        let mut left = size;
+        while left > 0 {
+            match stream.read(&mut self.buffer[..left.min(CHUNK)]) {
+                Ok(0) => bail!("the other end closed the connection"),
+                Ok(n) => left -= n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => patience.check()?,
+                Err(error) => return Err(error).context("receiving"),
+            }
+        }
+        Ok(())
+    }
+
+    fn ping_pong(&mut self, size: usize, count: u64) -> Result<()> {
+        for _ in 0..count {
+            if self.first {
+                self.send(size)?;
+                self.receive(size)?;
+            } else {
+                self.receive(size)?;
+                self.send(size)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One way, one call per message; then a byte back, as the last message has to be there.
+    fn one_way(&mut self, size: usize, count: u64) -> Result<()> {
+        if self.first {
+            for _ in 0..count {
+                self.send(size)?;
+            }
+            self.receive(1)
+        } else {
+            // A receiver of a stream takes what is there; it need not see the messages.
+            let total = size.checked_mul(usize::try_from(count)?).context("too many bytes")?;
+            self.receive(total)?;
+            self.send(1)
+        }
+    }
+
+    fn exchange(&mut self, slice: &Slice, count: u64) -> Result<()> {
+        let size = usize::try_from(slice.size)?;
+        match slice.test.kind {
+            Kind::Latency | Kind::Wake => self.ping_pong(size, count),
+            Kind::Stream => self.one_way(size, count),
+        }
+    }
+}
+
+impl End for SocketEnd {
+    fn address(&self) -> String {
+        let address = self.listener.as_ref().and_then(|l| l.local_addr().ok());
+        address.map(|a| a.to_string()).unwrap_or_default()
+    }
+
+    fn connect(&mut self, address: &str) -> Result<()> {
+        let stream = match &self.listener {
+            Some(listener) => listener.accept().context("accepting")?.0,
+            None => TcpStream::connect(address).context("connecting")?,
+        };
+        stream.set_nodelay(true)?;
+        // BBR, the default of some systems, is several times slower here; reno is allowed always.
+        if sys::set_congestion(&stream, "cubic").is_err() {
+            let _ = sys::set_congestion(&stream, "reno");
+        }
+        stream.set_nonblocking(true)?;
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    fn run(&mut self, slice: &Slice, armed: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
+        let waits = slice.test.kind == Kind::Wake;
+        self.stream()?.set_nonblocking(!waits)?;
+        armed()?;
+        self.exchange(slice, slice.warmup)?;
+        let start = Instant::now();
+        self.exchange(slice, slice.count)?;
+        Ok(start.elapsed())
+    }
+}
