@@ -82,7 +82,7 @@ pub(crate) fn may_begin(qp: &Qp) -> bool {
     let open = match qp.state {
         QpState::Rts => true,
         // What had begun before is finished.
-        QpState::Sqd => requester.redo > 0,
+        QpState::Sqd => requester.redo > 0 || requester.stage > 0,
         _ => false,
     };
     if !qp.sq.has_waiting() || !open || requester.rnr_until.is_some() || requester.failing.is_some()
@@ -145,6 +145,8 @@ pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
     qp.requester.redo = qp.requester.redo.max(behind);
     qp.requester.stage = count.wrapping_sub(wqe.first_request);
     qp.requester.started = count;
+    // What stands behind fails in its turn, when it is reached again.
+    qp.requester.failing = None;
     qp.requester.reads = reads;
     qp.requester.offset = 0;
     qp.requester.waiting_bytes += bytes;

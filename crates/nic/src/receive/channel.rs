@@ -438,6 +438,8 @@ fn write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
 
 fn write_imm<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
     let last = header.flags & flag::MORE == 0;
+    // A request that is refused consumes no receive.
+    responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
     if last && !begin(qp, hub)? {
         return stall(qp, hub);
     }

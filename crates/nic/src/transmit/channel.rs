@@ -40,16 +40,19 @@ impl From<RingError> for Step {
 #[inline]
 pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let before = pushed(qp);
-    loop {
+    let failed = loop {
         match step(qp, hub) {
             Step::Again => {}
-            Step::Nothing => break,
-            Step::Failed(status) => return requester::fail_next(qp, hub, status),
+            Step::Nothing => break None,
+            Step::Failed(status) => break Some(status),
             Step::Corrupt => return requester::peer_corrupt(qp, hub),
         }
-    }
+    };
     if pushed(qp) != before {
         notify(qp, hub);
+    }
+    if let Some(status) = failed {
+        requester::fail_next(qp, hub, status);
     }
 }
 
