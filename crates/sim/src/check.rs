@@ -321,6 +321,19 @@ impl Load {
         }
     }
 
+    /// A message may have begun in a receive of a shared queue when its queue pair was reset, destroyed or
+    /// died: such a receive completes never.
+    pub fn excuse_shared_receives(&mut self) {
+        if self.mishaps.is_empty() {
+            return;
+        }
+        for srq in 0..self.srqs.len() {
+            for recv in std::mem::take(&mut self.srqs[srq].posted).into_values() {
+                self.lost_receive(&recv);
+            }
+        }
+    }
+
     fn receive_done(&mut self, e: usize, done: &Completion) -> Result<(), String> {
         let recv = match self.ends[e].srq {
             Some(srq) => self.srqs[srq].posted.remove(&done.wr_id),
@@ -378,7 +391,10 @@ impl Load {
             let clean = pair.cause.is_none();
             pair.done = pair.ends.iter().all(|&e| {
                 let end = &self.ends[e];
-                let idle = end.ops_left == 0 && end.sq.is_empty() && !end.drain_owed;
+                // Unsignalled requests that succeeded before the failure complete never.
+                let silent = end.broken && end.sq.iter().all(|sent| !sent.signaled);
+                let drained = !end.drain_owed || end.broken;
+                let idle = end.ops_left == 0 && (end.sq.is_empty() || silent) && drained;
                 idle && (!clean || end.inbound.is_empty() || end.collateral.is_some())
             });
             all &= pair.done;
@@ -389,7 +405,10 @@ impl Load {
     /// Whether a connection is not done, and nothing has happened that excuses it.
     pub fn stuck(&self, world: &World) -> Option<String> {
         for (index, pair) in self.pairs.iter().enumerate() {
-            if pair.done || pair.cause.is_some() || world.counters.corrupted > 0 {
+            // Its own trap lets an end come to an end, if not its peer, which may never have reached it.
+            let trapped = pair.trap.is_some_and(|e| !self.ends[e].broken);
+            let excused = pair.cause.is_some() && (!trapped || self.disturbed(world, index));
+            if pair.done || excused || world.counters.corrupted > 0 {
                 continue;
             }
             let ends: Vec<String> = pair
@@ -412,7 +431,9 @@ impl Load {
                     )
                 })
                 .collect();
-            return Some(format!("connection {index} makes no progress: {}", ends.join("; ")));
+            let streams = world.describe_streams();
+            let ends = ends.join("; ");
+            return Some(format!("connection {index} makes no progress: {ends}{streams}"));
         }
         None
     }

@@ -316,6 +316,10 @@ impl Load {
         let len = self.draw_len(self.ends[e].max_send);
         let mut draft = self.draft_send(world, e, len, false);
         draft.op = SendOp::SendInv(key);
+        if self.windows[window].users > 0 {
+            // A read through the window must be over before (IBA 10.8.3.3).
+            draft.flags |= SendFlags::FENCE;
+        }
         draft.window = Some((window, WindowUse::Invalidate));
         if let Some((_, extra, _)) = &mut draft.message {
             *extra = WcExtra::Invalidated(key);

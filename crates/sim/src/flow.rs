@@ -284,6 +284,24 @@ impl Flow {
     }
 }
 
+impl std::fmt::Debug for Flow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "sent {}..{} of {}, limit {}, timer {}, got {}, {} unread ({} kept), {} early",
+            self.una,
+            self.nxt,
+            self.end(),
+            self.limit,
+            self.timer_armed,
+            self.rcv_nxt,
+            self.received.len(),
+            self.kept,
+            self.early.len()
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

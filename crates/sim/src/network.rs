@@ -412,6 +412,10 @@ impl World {
             }
             self.trace.note(&[7, h as u64, conn.0]);
             self.trace.note_bytes(&buffer[..used]);
+            self.trace.line(self.kernel.now(), || {
+                let shown = &buffer[used.saturating_sub(96)..used];
+                format!("host {h} {conn:?} stream {stream}: {used} B, last {shown:02x?}")
+            });
             self.net.streams[stream].flows[side].write(&buffer[..used]);
         }
         self.scratch = buffer;
@@ -536,6 +540,24 @@ impl World {
         if self.net.streams[stream].flows[1 - side].owes_window() {
             self.acknowledge(stream, side);
         }
+    }
+
+    /// The streams that stand, for people.
+    pub fn describe_streams(&self) -> String {
+        let mut text = String::new();
+        for (index, stream) in self.net.streams.iter().enumerate() {
+            if stream.phase == Phase::Gone {
+                continue;
+            }
+            text += &format!("\n  stream {index} {:?}", stream.phase);
+            for (end, flow) in stream.ends.iter().zip(&stream.flows) {
+                let End { host, conn, closing, blocked, dead, .. } = end;
+                text += &format!(
+                    " [host {host:?} {conn:?} closing {closing} blocked {blocked} dead {dead}: {flow:?}]"
+                );
+            }
+        }
+        text
     }
 
     /// An adapter asks for the end of a stream.

@@ -123,7 +123,8 @@ fn tear_down(world: &mut World, load: &mut Load) {
         if world.hosts[load.ends[e].host].alive && load.ends[e].exists {
             let pair = load.ends[e].pair;
             let before = load.ends[e].collateral.clone();
-            if let (Some(what), None) = (&before, &load.pairs[pair].cause) {
+            let damaged = world.counters.corrupted > 0;
+            if let (Some(what), None, false) = (&before, &load.pairs[pair].cause, damaged) {
                 return world.violate(|| format!("end {e} failed without a cause: {what}"));
             }
         }
@@ -162,6 +163,12 @@ fn take_all(world: &mut World, load: &mut Load) {
 /// left.
 fn check_flushed(world: &mut World, load: &mut Load) {
     for e in 0..load.ends.len() {
+        // The last ones may have succeeded without a completion before the failure.
+        while load.ends[e].sq.back().is_some_and(|sent| !sent.signaled) {
+            if let Some(sent) = load.ends[e].sq.pop_back() {
+                load.lost_request(e, &sent);
+            }
+        }
         let end = &load.ends[e];
         if !world.hosts[end.host].alive || !end.exists || end.stage == Stage::Gone {
             continue;
@@ -199,6 +206,7 @@ fn destroy_all(world: &mut World, load: &mut Load) {
 }
 
 fn check_memory(world: &mut World, load: &mut Load) {
+    load.excuse_shared_receives();
     for arena in &load.arenas {
         if let Err(what) = arena.check() {
             return world.violate(|| what);
