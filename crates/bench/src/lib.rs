@@ -49,6 +49,9 @@ pub struct Options {
     /// Print the results as JSON instead of tables, and no progress.
     #[arg(long)]
     json: bool,
+    /// Measure only contenders with this in their names, such as UCX; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
     /// Be one end of a measurement: for this command's own use.
     #[arg(long, hide = true)]
     worker: bool,
@@ -83,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
         program: std::env::current_exe().context("cannot find this program")?,
         arguments: vec!["bench".into(), "--worker".into()],
     };
-    let results = run::run(plan, &launcher, options.json)?;
+    let results = run::run(plan, &options.only, &launcher, options.json)?;
     let json = serde_json::to_string_pretty(&results)? + "\n";
     let text = report::text(&results);
     if let Some(folder) = &options.out {

@@ -19,6 +19,9 @@ use crate::{peers, sys};
 /// A contender that fails so often takes part no longer.
 const FAILURES: u32 = 3;
 
+/// A round that was begun within the budget may overdraw it so far; then it is cut short.
+const OVERTIME: f64 = 1.2;
+
 /// Contenders and what became of them.
 struct Field {
     contenders: Vec<Box<dyn Contender>>,
@@ -27,12 +30,18 @@ struct Field {
     notes: Vec<String>,
 }
 
-/// Runs a plan. `quiet`: no progress on the terminal.
+/// Runs a plan with the contenders whose names have one of `only` in them, or all of them. `quiet`:
+/// no progress on the terminal.
 ///
 /// # Errors
 ///
 /// The machine cannot be measured at all. A contender that fails is noted in the results.
-pub(crate) fn run(plan: Plan, launcher: &Launcher, quiet: bool) -> Result<Results> {
+pub(crate) fn run(
+    plan: Plan,
+    only: &[String],
+    launcher: &Launcher,
+    quiet: bool,
+) -> Result<Results> {
     let began = Instant::now();
     let processors = sys::processors().context("asking for the processors")?;
     let (cpus, alone) = match *processors {
@@ -61,6 +70,10 @@ pub(crate) fn run(plan: Plan, launcher: &Launcher, quiet: bool) -> Result<Result
         Box::new(pair("memory", Role::Floor, Path::SameHost, What::Memory)),
     ];
     contenders.extend(peers);
+    if !only.is_empty() {
+        let wanted = |name: &str| only.iter().any(|part| name.contains(part.as_str()));
+        contenders.retain(|contender| wanted(contender.name()));
+    }
     let mut field = Field { contenders, failures: BTreeMap::new(), notes: missing };
     if alone {
         field.notes.push("There is one processor only: both ends share it.".into());
@@ -139,7 +152,8 @@ fn all_rounds(
                 let name = contender.name().to_owned();
                 let sizes = contender.sizes(test, &planned.sizes);
                 let failed = field.failures.get(&name).map_or(0, |(count, _)| *count);
-                if sizes.is_empty() || failed >= FAILURES {
+                let late = began.elapsed() > budget.mul_f64(OVERTIME);
+                if sizes.is_empty() || failed >= FAILURES || late {
                     continue;
                 }
                 let (kind, op) = (test.kind, test.op);

@@ -32,12 +32,21 @@ struct Crowd {
     began: Instant,
 }
 
+/// Requests that have not completed.
+#[derive(Debug, Default)]
+struct Open {
+    sends: usize,
+    receives: usize,
+}
+
 impl Crowd {
     fn new(path: Path, count: u64) -> Result<Self> {
         let engine = open_engine(path)?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
-        let (cq, _) = engine.create_cq(context, 4 * CHUNK as u32, None, 0)?;
+        // Room for a receive of each queue pair, and for a chunk of sends.
+        let completions = u32::try_from(count)? + CHUNK as u32;
+        let (cq, _) = engine.create_cq(context, completions, None, 0)?;
         let memory = Segment::heap(4096);
         let region =
             engine.reg_segment(pd, &memory, None, Access::LOCAL_WRITE).context("registering")?;
@@ -65,20 +74,23 @@ impl Crowd {
         self.engine.post_recv(qp, 0, &self.sge(2048)).context("posting a receive")
     }
 
-    /// Polls until so many sends and receives have completed.
-    fn reap(&self, mut sends: usize, mut receives: usize) -> Result<()> {
+    /// Polls until no more than so many sends and receives have not completed. The peer may be
+    /// ahead, so there may be fewer receives.
+    fn reap(&self, open: &mut Open, at_most: (usize, usize)) -> Result<()> {
         let mut out = [Completion::default(); BATCH];
         let mut patience = Patience::new();
-        while sends > 0 || receives > 0 {
+        while open.sends > at_most.0 || open.receives > at_most.1 {
             let found = self.engine.poll_cq(self.cq, &mut out)?;
             if found == 0 {
-                patience.check()?;
+                patience.check().with_context(|| format!("{open:?} have not completed"))?;
             }
             for completion in &out[..found] {
                 let status = completion.status;
-                ensure!(status == WcStatus::Success, "a message failed: {status:?}");
-                let left =
-                    if completion.opcode == WcOpcode::Recv { &mut receives } else { &mut sends };
+                ensure!(status == WcStatus::Success, "a message failed: {status:?}, {open:?}");
+                let left = match completion.opcode {
+                    WcOpcode::Recv => &mut open.receives,
+                    _ => &mut open.sends,
+                };
                 *left = left.checked_sub(1).context("one completion too many")?;
             }
         }
@@ -117,7 +129,8 @@ pub(super) fn within_process(count: u64) -> Result<Footprint> {
             crowd.send(left.0)?;
             crowd.send(right.0)?;
         }
-        crowd.reap(2 * chunk.len(), 2 * chunk.len())?;
+        let mut open = Open { sends: 2 * chunk.len(), receives: 2 * chunk.len() };
+        crowd.reap(&mut open, (0, 0))?;
     }
     crowd.footprint("one process")
 }
@@ -152,12 +165,16 @@ impl Idle {
             connect_qp(&crowd.engine, qp, Gid(peers.gid), QpNum(number))?;
             crowd.receive(qp)?;
         }
+        let mut open = Open { sends: 0, receives: crowd.qps.len() };
         for chunk in crowd.qps.chunks(CHUNK) {
             for &(qp, _) in chunk {
                 crowd.send(qp)?;
             }
-            crowd.reap(chunk.len(), chunk.len())?;
+            open.sends += chunk.len();
+            let receives = open.receives;
+            crowd.reap(&mut open, (0, receives))?;
         }
+        crowd.reap(&mut open, (0, 0))?;
         let between = match setup.what {
             What::Quipu(path) => path.to_string(),
             _ => String::new(),

@@ -1,5 +1,6 @@
 //! What the command line says, and who does it.
 
+mod bench;
 mod completion;
 mod devices;
 mod doctor;
@@ -14,7 +15,6 @@ mod sim;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-
 
 /// Queue pairs over IP in user space: RDMA for any program, with no RDMA hardware, no kernel module
 /// and no root.
@@ -35,6 +35,7 @@ Examples:
   quipu run -- ib_write_bw                a server
   quipu run -- ib_write_bw 127.0.0.1      its client, in another terminal
   quipu sim --seeds 10000                 ten thousand simulated networks
+  quipu bench --quick                     a minute's look at the numbers
 
 Variables of the environment (QUIPU_ADDRESS, QUIPU_LOG and others) are listed in `quipu help run`.";
 
@@ -50,6 +51,8 @@ enum Task {
     Doctor(doctor::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
+    /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
+    Bench(quipu_bench::Options),
     /// Print the completion script for a shell.
     Completion(completion::Options),
     /// Write the manual pages into a folder.
@@ -76,6 +79,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Devices(options) => devices::run(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Sim(options) => sim::run(&options),
+        Task::Bench(options) => bench::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
     };

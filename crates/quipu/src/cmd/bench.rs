@@ -1,0 +1,12 @@
+//! `quipu bench`: what Quipu does in numbers. The work is in the crate `quipu-bench`.
+
+use std::process::ExitCode;
+
+use super::failure::Failure;
+
+/// Runs the benchmark.
+pub(crate) fn run(options: &quipu_bench::Options) -> Result<ExitCode, Failure> {
+    let outcome = quipu_bench::run(options);
+    outcome.map_err(|error| Failure::new("the benchmark failed", format!("{error:#}"), ""))?;
+    Ok(ExitCode::SUCCESS)
+}
