@@ -5,6 +5,7 @@ use std::sync::Arc;
 use quipu_mem::{Directory, Segment};
 
 use crate::adapter::Adapter;
+use crate::channel::Other;
 use crate::error::Fault;
 use crate::link::PeerMemory;
 use crate::probe::Probe;
@@ -118,10 +119,18 @@ impl<P: Probe> Adapter<P> {
                 busy = true;
             }
             let Some(id) = self.hub.nudged.pop_front() else { return busy };
-            if let Some((qp, hub)) = self.qp_and_hub(id)
-                && let Path::Channel(_) = &qp.path
-            {
-                busy |= receive::channel::run(qp, hub);
+            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            if !matches!(qp.path, Path::Channel(_)) || !receive::channel::run(qp, hub) {
+                continue;
+            }
+            busy = true;
+            // One look serves a bounded number of slots: as long as there was something, there may be more,
+            // and nobody will ring for it again.
+            match &qp.path {
+                Path::Channel(path) if matches!(path.other, Other::Own(_)) => {
+                    hub.nudged.push_back(id);
+                }
+                _ => self.heat(id),
             }
         }
     }

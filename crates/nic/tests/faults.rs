@@ -494,3 +494,33 @@ fn a_receive_posted_late_wakes_what_waited_for_it() {
         assert_eq!(statuses(&pair.hosts[1].poll()), [(7, WcStatus::Success)], "{way:?}");
     }
 }
+
+/// A peer that fills the ring before this side has joined the channel rings for nothing of it later: all of it
+/// must be served nevertheless, though one look serves only a part.
+#[test]
+fn a_ring_filled_before_this_side_joined_is_emptied() {
+    for way in WAYS {
+        let mut pair = Pair::new(way);
+        let qps = [0, 1].map(|host| {
+            pair.hosts[host].qp_with(|init| {
+                init.cap.max_send_wr = 256;
+                init.cap.max_recv_wr = 256;
+            })
+        });
+        let keep = |_: &mut QpAttr| {};
+        for host in 0..2 {
+            pair.to_rtr(host, qps, &keep);
+            pair.to_rts(host, qps[host], &keep);
+        }
+        for host in 0..2 {
+            for wr_id in 0..200 {
+                pair.recv(host, qps[host], wr_id, &[]);
+                pair.send(host, qps[host], 1000 + wr_id, SendOp::Send, &[]);
+            }
+        }
+        pair.run();
+        for host in &mut pair.hosts {
+            assert_eq!(host.poll().len() + host.poll().len(), 400, "{way:?}");
+        }
+    }
+}
