@@ -291,7 +291,11 @@ impl Load {
     }
 
     /// A request failed: it may have been executed, in part or in whole.
-    pub fn lost_request(&mut self, _e: usize, sent: &Sent) {
+    pub fn lost_request(&mut self, e: usize, sent: &Sent) {
+        let overtaken = sent.source.is_some_and(|(arena, _)| {
+            let effects = self.ends[e].sq.iter().filter_map(|later| later.effect.as_ref());
+            effects.into_iter().any(|(of, ..)| *of == arena)
+        });
         if let Some((arena, at, bytes)) = &sent.effect {
             self.arenas[*arena].maybe.push((*at, bytes.clone()));
         }
@@ -299,7 +303,7 @@ impl Load {
             self.counters[counter].unknown.push(add);
         }
         if let Some((pieces, bytes)) = &sent.sink {
-            if bytes.is_empty() || sent.counter.is_some() {
+            if bytes.is_empty() || sent.counter.is_some() || overtaken {
                 pieces.iter().for_each(|piece| {
                     self.arenas[piece.arena].wild.push((piece.at, piece.len));
                 });

@@ -172,6 +172,11 @@ impl Flow {
         }
         let from = (self.nxt - self.una) as usize;
         let count = (may.saturating_sub(self.nxt) as usize).min(self.config.mss);
+        // A short segment that only the window cuts waits until what is in flight is acknowledged
+        // (silly window avoidance, RFC 9293 3.8.6.2.1).
+        if count < self.config.mss && self.nxt + (count as u64) < end && self.nxt > self.una {
+            return None;
+        }
         let bytes = self.unacked.as_slice()[from..from + count].to_vec();
         let seq = self.nxt;
         self.nxt += count as u64;

@@ -236,7 +236,7 @@ fn draw_profile(rng: &mut Rng, options: &Options) -> Profile {
         corrupt_ppm: if bad && rng.percent(20) { rng.pick(&[2_000, 20_000]) } else { 0 },
         flow,
         read_ns: rng.pick(&[0, 2_000, 100_000]),
-        read_bytes: rng.pick(&[7, 1_000, 20_000, 1 << 20, 1 << 20]).max(receive_buffer / 200),
+        read_bytes: rng.pick(&[7, 1_000, 20_000, 1 << 20, 1 << 20]).max(receive_buffer / 40),
         connect_timeout_ns: 50_000_000,
     }
 }
