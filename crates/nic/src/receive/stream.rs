@@ -421,8 +421,9 @@ fn rnr_nak<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32, timer: u8) -> Re
         return Err(End::Nonsense);
     }
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
+        // Answers to what came before may still be on their way.
         requester::fail_next(qp, hub, WcStatus::RnrRetryExcErr);
-        return Err(End::Over);
+        return Ok(());
     }
     qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
     qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(timer)));
