@@ -7,6 +7,7 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -45,6 +46,23 @@ impl<T> Lock<T> {
             self.lock_contended();
         }
         Guard { lock: self }
+    }
+
+    /// Waits for the lock, but not for ever: for when this very thread may have been interrupted
+    /// by a signal while it held it.
+    pub(crate) fn lock_within(&self, limit: Duration) -> Option<Guard<'_, T>> {
+        let end = Instant::now() + limit;
+        while self
+            .state
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            if Instant::now() > end {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        Some(Guard { lock: self })
     }
 
     #[cold]
@@ -96,7 +114,7 @@ impl<T> Drop for Guard<'_, T> {
 }
 
 /// Sleeps while `word` is `expected`, until woken, interrupted, or `timeout` is over.
-pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<std::time::Duration>) {
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs() as libc::time_t,
         tv_nsec: t.subsec_nanos().into(),
@@ -130,5 +148,14 @@ mod tests {
             });
             assert_eq!(*lock.lock(), 80_000);
         }
+    }
+
+    #[test]
+    fn a_bounded_wait_ends() {
+        let lock = Lock::new(0, false);
+        let held = lock.lock();
+        assert!(lock.lock_within(Duration::ZERO).is_none());
+        drop(held);
+        assert!(lock.lock_within(Duration::ZERO).is_some());
     }
 }

@@ -10,6 +10,7 @@ mod wait;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use quipu_mem::Segment;
 use quipu_nic::{Adapter, Gid};
@@ -32,6 +33,9 @@ pub use self::post::Doorbell;
 
 /// Size of the table in which peers of this host look up regions. Sparse.
 const DIRECTORY_BYTES: usize = 8 << 20;
+
+/// How long the end of the process waits for calls that other threads are in the middle of.
+const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// An RDMA adapter on this host, for any number of threads of one process.
 ///
@@ -135,9 +139,13 @@ impl Engine {
     }
 
     /// Transmits what peers still wait for (acknowledgements first of all) and ends the
-    /// connections. For the end of the process; nothing can be transmitted afterwards.
+    /// connections. For the end of the process; nothing can be transmitted afterwards. Does nothing
+    /// if the engine stays occupied: a signal handler that ends the process may have interrupted
+    /// the very call that occupies it.
     pub fn shutdown_flush(&self) {
-        if let Ok(mut core) = self.inner.enter() {
+        if self.is_here()
+            && let Some(mut core) = self.inner.core.lock_within(EXIT_PATIENCE)
+        {
             core.shut_down();
         }
     }
