@@ -1,10 +1,10 @@
 //! Transmission over a byte stream: work requests become RDMAP messages.
 
-use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
 };
+use quipu_iwarp::wire::{Payload, Stag};
 use quipu_iwarp::{Sender, Staged};
 
 use quipu_mem::{Key, Regions};
@@ -145,7 +145,7 @@ fn whole(
     tx: &mut Sender,
     outgoing: &mut Outgoing,
     out: &mut [u8],
-    payload: &impl quipu_iwarp::wire::Payload,
+    payload: &impl Payload,
 ) -> Option<Staged> {
     tx.segment(&mut outgoing.msg, out, payload.wire_len() as u32, |place| payload.emit(place))
 }
@@ -378,12 +378,12 @@ pub(crate) fn run_closing(
             Err(_) => stream.answers.clear(),
         }
     }
-    if let Some(terminate) = stream.terminate.take() {
-        let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
-        match stream.tx.whole(&mut msg, &mut out[used..], &terminate) {
-            Some(bytes) => used += bytes,
-            None => stream.terminate = Some(terminate),
-        }
+    let Some(terminate) = stream.terminate else { return used };
+    // A message that has begun has its number: it does not begin without room.
+    if out.len() - used < stream.tx.fpdu_bound(terminate.wire_len()) {
+        return used;
     }
-    used
+    stream.terminate = None;
+    let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
+    used + stream.tx.whole(&mut msg, &mut out[used..], &terminate).unwrap_or(0)
 }
