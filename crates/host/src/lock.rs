@@ -52,10 +52,7 @@ impl<T> Lock<T> {
     /// by a signal while it held it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Guard<'_, T>> {
         let end = Instant::now() + limit;
-        while self
-            .state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
+        while self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             if Instant::now() > end {
                 return None;
