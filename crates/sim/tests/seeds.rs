@@ -1,0 +1,96 @@
+//! Runs seeds, each a whole world. A failure prints the command that replays it; `QUIPU_SIM_SEEDS`
+//! runs more of them (`quipu sim` is made for many).
+
+use quipu_sim::{Options, Report, run, run_many};
+
+/// Runs a range of seeds and panics at the first failure, with the end of its log.
+fn sweep(seeds: std::ops::Range<u64>, options: &Options) -> Vec<Report> {
+    let mut reports = Vec::new();
+    run_many(seeds, options, |report| {
+        if let Some(failure) = &report.failure {
+            let verbose = Options { log_lines: 60, ..*options };
+            let log = run(report.seed, &verbose).failure.map(|failure| failure.log.join("\n"));
+            panic!("{failure}\n{}", log.unwrap_or_default());
+        }
+        reports.push(report.clone());
+        true
+    });
+    reports
+}
+
+#[test]
+fn hundreds_of_worlds_keep_all_promises() {
+    let count = std::env::var("QUIPU_SIM_SEEDS").ok().and_then(|count| count.parse().ok());
+    let reports = sweep(0..count.unwrap_or(400), &Options::default());
+    // The sweep is worth something only if it reaches what it is for.
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    assert!(sum(|report| report.ops) > 5_000, "too few requests");
+    assert!(sum(|report| report.errors) > 1_000, "too few errors");
+    assert!(sum(|report| u64::from(report.faults)) > 100, "too few faults");
+    assert!(sum(|report| report.counters.lost) > 1_000, "too few losses");
+    assert!(sum(|report| report.counters.corrupted) > 10, "too few flipped bits");
+    assert!(sum(|report| report.counters.links) > 50, "too few same-host links");
+    assert!(sum(|report| report.counters.bells) > 100, "too few sleepers woken");
+    assert!(sum(|report| report.counters.killed) > 3, "too few deaths");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let options = Options::default();
+    for seed in 10_000..10_060 {
+        let (first, second) = (run(seed, &options), run(seed, &options));
+        assert_eq!(first, second, "seed {seed} is not the same twice");
+    }
+    let hashes: std::collections::BTreeSet<u64> =
+        (0..50).map(|seed| run(seed, &options).trace_hash).collect();
+    assert_eq!(hashes.len(), 50, "different seeds are different runs");
+}
+
+/// A log costs time and changes nothing.
+#[test]
+fn keeping_a_log_does_not_change_a_run() {
+    for seed in 20_000..20_010 {
+        let plain = run(seed, &Options::default());
+        let logged = run(seed, &Options { log_lines: 100, ..Options::default() });
+        assert_eq!(plain.trace_hash, logged.trace_hash);
+    }
+}
+
+/// Without faults nothing fails: every request of every program succeeds.
+#[test]
+fn calm_worlds_know_no_errors() {
+    let options = Options {
+        network_faults: false,
+        process_faults: false,
+        program_faults: false,
+        ..Options::default()
+    };
+    for report in sweep(30_000..30_100, &options) {
+        assert_eq!((report.faults, report.counters.lost), (0, 0));
+    }
+}
+
+/// One engine alone: queue pairs that are connected to themselves or to another one beside them.
+#[test]
+fn a_single_host_talks_to_itself() {
+    let options = Options { max_hosts: 1, ..Options::default() };
+    for report in sweep(40_000..40_060, &options) {
+        assert_eq!(report.counters.streams + report.counters.links, 0);
+    }
+}
+
+/// Long runs with large messages.
+#[test]
+fn long_runs() {
+    let options = Options { max_ops: 2_000, max_bytes: 8 << 20, ..Options::default() };
+    sweep(50_000..50_020, &options);
+}
+
+/// Seeds that once failed.
+#[test]
+fn seeds_that_found_something() {
+    let options = Options::default();
+    for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345] {
+        assert_eq!(run(seed, &options).failure, None);
+    }
+}
