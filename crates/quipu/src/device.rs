@@ -158,7 +158,6 @@ impl ProtectionDomain {
     }
 
     /// Begins a queue pair whose sends complete to one queue, and receives to another or the same.
-    #[must_use]
     pub fn queue_pair(
         &self,
         send_cq: &CompletionQueue,

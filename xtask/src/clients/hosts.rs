@@ -30,7 +30,7 @@ impl Family {
         }
     }
 
-    /// The loopback address.
+    /// The loopback address, for the device.
     pub(crate) fn loopback(self) -> &'static str {
         match self {
             Self::V4 => "127.0.0.1",

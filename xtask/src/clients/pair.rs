@@ -17,7 +17,8 @@ pub(crate) struct Pairing {
     pub(super) server: Vec<String>,
     /// What comes in front of the client's command.
     pub(super) client: Vec<String>,
-    /// The server's address.
+    /// The server's address for what the programs tell each other before they use their devices.
+    /// They do so by IPv4 alone: `ibv_rc_pingpong` and perftest listen at such addresses only.
     pub(super) address: &'static str,
     /// Set for both: NAME, VALUE.
     pub(super) env: Vec<(&'static str, &'static str)>,
@@ -26,15 +27,15 @@ pub(crate) struct Pairing {
 impl Pairing {
     /// Both on this host.
     pub(crate) fn one_host(staged: &Staged, family: Family) -> Self {
-        let address = family.loopback();
-        let both = staged.run(address);
+        let both = staged.run(family.loopback());
+        let address = Family::V4.loopback();
         Self { server: both.clone(), client: both, address, env: Vec::new() }
     }
 
     /// The server on host 0, the client on host 1.
     pub(super) fn two_hosts(staged: &Staged, family: Family) -> Self {
         let on = |host| [on_host(host), staged.run(family.of_host(host))].concat();
-        Self { server: on(0), client: on(1), address: family.of_host(0), env: Vec::new() }
+        Self { server: on(0), client: on(1), address: Family::V4.of_host(0), env: Vec::new() }
     }
 
     /// The same with a variable set for both.

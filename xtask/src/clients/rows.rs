@@ -195,7 +195,7 @@ fn no_gid<'a>(name: String, pairing: Pairing) -> Row<'a> {
         name,
         run: Box::new(move || {
             let pair = run(&pairing, "ibv_rc_pingpong", &["-n".into(), "10".into()])?;
-            let refused = pair.client.text("").contains("modify QP to RTR");
+            let refused = pair.text().contains("modify QP to RTR");
             if refused && !pair.client.success() { Ok(()) } else { Err(pair.text()) }
         }),
     }

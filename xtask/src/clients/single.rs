@@ -50,7 +50,7 @@ const CHECKS: [Check; 6] = [
     (
         "character-device",
         Family::V4,
-        &["sh", "-c", "test -c /dev/infiniband/uverbs0 && echo yes"],
+        &["sh", "-c", "test -c /dev/infiniband/quipu0 && echo yes"],
         &["yes"],
     ),
 ];
