@@ -41,13 +41,13 @@ const STEPS: [Step; 14] = [
     ("licences", "cargo deny check", licences),
     ("fuzz", "every fuzz target, 50000 inputs", fuzz_targets),
     ("stage", "release build", || stage::run().map(|_| one(()))),
-    ("sim", "quipu sim, a few hundred seeds", sim),
+    ("sim", "quipu sim, 2000 seeds, each twice", sim),
     ("one-host", "client programs, two processes on one host", || client_programs(Hosts::One)),
     ("two-hosts", "client programs on two hosts", || client_programs(Hosts::Two)),
 ];
 
 /// Seeds of the simulator's smoke.
-const SEEDS: &str = "200";
+const SEEDS: &str = "2000";
 
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -134,7 +134,7 @@ fn fuzz_targets() -> Outcome {
 
 fn sim() -> Outcome {
     let mut command = Command::new(Staged::places().quipu);
-    command.args(["sim", "--seeds", SEEDS]);
+    command.args(["sim", "--twice", "--seeds", SEEDS]);
     ensure!(command.status().context("quipu sim")?.success(), "failed; see above");
     Ok((Tally::ONE, format!("{SEEDS} seeds")))
 }

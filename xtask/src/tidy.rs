@@ -8,10 +8,11 @@ use anyhow::{Context, Result, ensure};
 
 /// Longest source file.
 const MAX_LINES: usize = 700;
-/// Widest line, in characters.
+/// Widest line of code, in characters; and of a comment, which rustfmt does not fold.
 const MAX_WIDTH: usize = 100;
+const MAX_COMMENT_WIDTH: usize = 110;
 /// Folders whose code may contain `unsafe`; each use has its SAFETY comment, which clippy checks.
-const UNSAFE_ALLOWED: [&str; 8] = [
+const UNSAFE_ALLOWED: [&str; 9] = [
     "crates/mem/",
     "crates/host/",
     "crates/cabi/",
@@ -19,6 +20,8 @@ const UNSAFE_ALLOWED: [&str; 8] = [
     "abi/engine/",
     "abi/ibverbs/",
     "abi/shim/",
+    // Clocks, processors and pipes of the benchmark.
+    "crates/bench/src/sys.rs",
     // Its `no_mangle`.
     "xtask/fuzz-driver/",
 ];
@@ -109,9 +112,9 @@ fn check_rust(name: &str, text: &str, environment: &str) -> Vec<String> {
     let may = UNSAFE_ALLOWED.iter().any(|folder| name.starts_with(folder));
     for (number, line) in text.lines().enumerate() {
         let mut complain = |what: &str| complaints.push(format!("{name}:{}: {what}", number + 1));
-        let width = line.chars().count();
-        if width > MAX_WIDTH && !line.contains("://") && !line.trim_start().starts_with("///") {
-            complain(&format!("{width} characters, more than {MAX_WIDTH}"));
+        let (width, limit) = (line.chars().count(), widest(line));
+        if width > limit {
+            complain(&format!("{width} characters, more than {limit}"));
         }
         let code = line.split("//").next().unwrap_or_default();
         let is_unsafe =
@@ -126,6 +129,19 @@ fn check_rust(name: &str, text: &str, environment: &str) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// How wide a line may be. Tables, addresses and texts cannot be folded.
+fn widest(line: &str) -> usize {
+    let text = line.trim_start();
+    let comment = text.starts_with("//");
+    match () {
+        () if text.contains("://") || (comment && text.contains('|')) || text.contains('"') => {
+            usize::MAX
+        }
+        () if comment => MAX_COMMENT_WIDTH,
+        () => MAX_WIDTH,
+    }
 }
 
 /// The variables of the environment that are named in a text.

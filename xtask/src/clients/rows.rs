@@ -9,7 +9,7 @@ use super::{Hosts, LIMIT, Row, faults, single};
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
 /// Exchanges of each size where a row has all sizes.
-const ITERS_EACH: u64 = 20;
+const ITERS_EACH: u64 = 10;
 /// Sizes from 2 to 2^23.
 const ALL_SIZES: usize = 23;
 
@@ -224,6 +224,6 @@ mod tests {
         let args = test("ib_atomic_bw", QPS).args().join(" ");
         assert_eq!(args, "-q 16 -F -n 200 --use_old_post_send --ipv6");
         let args = test("ib_write_bw", ALL).args().join(" ");
-        assert_eq!(args, "-a -F -n 20 --use_old_post_send --ipv6");
+        assert_eq!(args, "-a -F -n 10 --use_old_post_send --ipv6");
     }
 }

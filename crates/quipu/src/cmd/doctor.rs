@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quipu_host::{Config, Engine};
+use quipu_host::{Config, Engine, doctor};
 use serde::Serialize;
 
 use super::DeviceOptions;
@@ -63,9 +63,21 @@ impl Finding {
     }
 }
 
+impl From<doctor::Check> for Finding {
+    fn from(check: doctor::Check) -> Self {
+        let verdict = match check.verdict {
+            doctor::Verdict::Ok => Verdict::Ok,
+            doctor::Verdict::Warn => Verdict::Warn,
+            doctor::Verdict::Fail => Verdict::Fail,
+        };
+        Self::bad(check.name, verdict, check.detail, &check.remedy)
+    }
+}
+
 /// Looks at everything.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let mut findings = vec![device(&options.device), libraries()];
+    let mut findings = host(&options.device);
+    findings.push(libraries());
     findings.extend(programs());
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
     if options.json {
@@ -102,31 +114,27 @@ fn print(findings: &[Finding]) -> io::Result<()> {
     let warns = findings.iter().filter(|finding| finding.verdict == Verdict::Warn).count();
     match (fails, warns) {
         (0, 0) => writeln!(out, "\nEverything is as it should be."),
+        (0, 1) => writeln!(out, "\nPrograms run; one thing could be better."),
         (0, _) => writeln!(out, "\nPrograms run; {warns} things could be better."),
-        _ => writeln!(out, "\nPrograms do not run: {fails} things have to be changed."),
+        _ => writeln!(out, "\nSomething has to be changed before programs run; see FAIL above."),
     }
 }
 
-/// Opens the device as programs do.
-fn device(options: &DeviceOptions) -> Finding {
-    let opened = Config::from_env().map_err(quipu_host::OpenError::from).and_then(|mut config| {
-        config.address = options.address.or(config.address);
-        Engine::open(config)
-    });
-    match opened {
-        Ok(engine) => {
-            let address = engine.address();
-            let found = format!("quipu0 is {} on {}", address.ip, address.interface);
-            if address.loopback {
-                let remedy = "for peers on other machines choose an address with --address or \
-                              QUIPU_ADDRESS";
-                return Finding { remedy: remedy.into(), ..Finding::ok("device", found) };
-            }
-            Finding::ok("device", found)
-        }
+/// What the engine depends on; then the device itself, opened as programs do.
+fn host(options: &DeviceOptions) -> Vec<Finding> {
+    let mut config = match Config::from_env() {
+        Ok(config) => config,
         // The text says what to do.
+        Err(error) => return vec![Finding::bad("settings", Verdict::Fail, error.to_string(), "")],
+    };
+    config.address = options.address.or(config.address);
+    let mut findings: Vec<Finding> =
+        doctor::examine(&config).into_iter().map(Finding::from).collect();
+    findings.push(match Engine::open(config) {
+        Ok(engine) => Finding::ok("device", format!("quipu0 at {}", engine.address().ip)),
         Err(error) => Finding::bad("device", Verdict::Fail, error.to_string(), ""),
-    }
+    });
+    findings
 }
 
 fn libraries() -> Finding {
