@@ -267,6 +267,12 @@ impl<P: Probe> Adapter<P> {
         &self.hub.config
     }
 
+    /// Connections that it has, in the making, made, or not gone yet.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.hub.conns.len()
+    }
+
     /// The probe.
     pub fn probe_mut(&mut self) -> &mut P {
         &mut self.hub.probe

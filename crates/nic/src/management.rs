@@ -519,6 +519,8 @@ impl<P: Probe> Adapter<P> {
 /// Returns a queue pair to RESET: nothing is posted, nothing completes.
 fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     connect::detach(qp, hub);
+    // The end of the connection that it had does not concern the next one.
+    hub.orphans.retain(|&orphan| orphan != qp.id);
     let mut timer = qp.timer;
     hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(qp.id), None);
     qp.timer = None;

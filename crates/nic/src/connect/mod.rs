@@ -306,8 +306,12 @@ impl<P: Probe> Adapter<P> {
             QpState::Err | QpState::Sqe => return Match::Refused(Reason::NoSuchQp),
             _ => {}
         }
-        let meant =
-            qp.attr.dest_qp_num == hello.source_qpn && qp.attr.av.dgid == Gid(hello.source_gid);
+        // A first PSN to send is known from RTS on, and 0 before; one that is known must be the other's.
+        let psn = |sent: u32, expected: u32| sent == 0 || sent == expected;
+        let meant = qp.attr.dest_qp_num == hello.source_qpn
+            && qp.attr.av.dgid == Gid(hello.source_gid)
+            && psn(hello.sq_psn, qp.attr.rq_psn)
+            && psn(qp.attr.sq_psn, hello.rq_psn);
         match qp.path {
             Path::None if meant => Match::Ready(qp.id),
             _ => Match::Refused(Reason::Mismatch),

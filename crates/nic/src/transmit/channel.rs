@@ -166,6 +166,10 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         if let Some(done) = direct(qp, hub, &wqe) {
             return done;
         }
+        // The peer is asked for the whole of what was moved in part.
+        if let Path::Channel(path) = &mut qp.path {
+            path.direct_done = 0;
+        }
     }
     let position = qp.sq.next;
     let wqe = *qp.sq.wqe(position);
