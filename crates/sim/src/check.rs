@@ -64,7 +64,10 @@ impl Load {
             return world.violate(|| format!("host {host}: a completion of nobody: {done:?}"));
         };
         world.trace.line(world.kernel.now(), || {
-            format!("end {e} got {} {:?} {:?} {} B {:?}", done.wr_id, done.opcode, done.status, done.byte_len, done.extra)
+            format!(
+                "end {e} got {} {:?} {:?} {} B {:?}",
+                done.wr_id, done.opcode, done.status, done.byte_len, done.extra
+            )
         });
         let end = &self.ends[e];
         if end.stage == Stage::Gone {
@@ -259,7 +262,8 @@ impl Load {
         if world.counters.corrupted > 0 {
             // The connection ends at once; who learns how depends on where the damage was.
             use WcStatus as S;
-            let damage = [S::BadRespErr, S::RemOpErr, S::RemInvReqErr, S::RemAccessErr, S::GeneralErr];
+            let damage =
+                [S::BadRespErr, S::RemOpErr, S::RemInvReqErr, S::RemAccessErr, S::GeneralErr];
             if damage.contains(&status) {
                 self.cause(pair, "a damaged stream");
                 return Ok(());
@@ -273,7 +277,8 @@ impl Load {
         }
         // To a queue pair that is connected to itself its own refusal may come as the peer's error.
         let alone = self.pairs[pair].trap == Some(e) && peer != e && !self.disturbed(world, pair);
-        if alone && (sent.trap.is_some() || self.ends[e].sq.iter().any(|sent| sent.trap.is_some())) {
+        if alone && (sent.trap.is_some() || self.ends[e].sq.iter().any(|sent| sent.trap.is_some()))
+        {
             return Err(format!("request {} fails with {status:?}, and the trap decides", sent.id));
         }
         self.ends[e].collateral.get_or_insert(format!("request {}: {status:?}", sent.id));
@@ -282,7 +287,8 @@ impl Load {
 
     /// Whether anything but its trap may disturb a pair.
     fn disturbed(&self, world: &World, pair: usize) -> bool {
-        let own_trap = self.pairs[pair].cause.as_deref().is_some_and(|cause| cause.contains(" at end "));
+        let own_trap =
+            self.pairs[pair].cause.as_deref().is_some_and(|cause| cause.contains(" at end "));
         !own_trap
             || !self.pairs[pair].explains.is_empty()
             || world.counters.corrupted > 0
@@ -389,7 +395,10 @@ impl Load {
     pub fn all_done(&mut self) -> bool {
         let mut all = true;
         for pair in &mut self.pairs {
-            if pair.done {
+            // A connection is not over before it was begun.
+            let unborn = |&e: &usize| self.ends[e].before.is_some_and(|old| self.ends[old].exists);
+            if pair.done || pair.ends.iter().any(unborn) {
+                all &= pair.done;
                 continue;
             }
             let clean = pair.cause.is_none();

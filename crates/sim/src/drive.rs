@@ -15,8 +15,8 @@ use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Lengths around which adapters change their ways.
 const EDGES: [usize; 22] = [
-    0, 1, 2, 3, 4, 7, 8, 63, 64, 95, 96, 97, 1000, 1024, 4096, 8192, 16_384, 64_000, 65_535, 65_536,
-    262_144, 1_048_576,
+    0, 1, 2, 3, 4, 7, 8, 63, 64, 95, 96, 97, 1000, 1024, 4096, 8192, 16_384, 64_000, 65_535,
+    65_536, 262_144, 1_048_576,
 ];
 
 /// A request that is ready to be posted.
@@ -74,7 +74,11 @@ impl Load {
         let (state, mask, next) = match stage {
             Stage::Init => (
                 QpState::Rtr,
-                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC
+                M::AV
+                    | M::PATH_MTU
+                    | M::DEST_QPN
+                    | M::RQ_PSN
+                    | M::MAX_DEST_RD_ATOMIC
                     | M::MIN_RNR_TIMER,
                 Stage::Rtr,
             ),
@@ -184,7 +188,10 @@ impl Load {
         world.trace.line(world.kernel.now(), || {
             let (op, flags, sges) = (draft.op, draft.flags.bits(), sges.len());
             let trap = &draft.trap;
-            format!("end {e} posts {id}: {op:x?} {} B flags {flags} sges {sges} trap {trap:?}", draft.len)
+            format!(
+                "end {e} posts {id}: {op:x?} {} B flags {flags} sges {sges} trap {trap:?}",
+                draft.len
+            )
         });
         if let Err(fault) = world.hosts[host].adapter.post_send(qp, &wr) {
             let len = self.ends[e].sq.len();
@@ -280,7 +287,13 @@ impl Load {
     }
 
     /// Puts payload into a request: inline or in registered memory.
-    pub(crate) fn load_payload(&mut self, world: &mut World, e: usize, draft: &mut Draft, bytes: &Arc<[u8]>) {
+    pub(crate) fn load_payload(
+        &mut self,
+        world: &mut World,
+        e: usize,
+        draft: &mut Draft,
+        bytes: &Arc<[u8]>,
+    ) {
         draft.len = bytes.len();
         let end = &self.ends[e];
         let (inline, sges) = (end.cap.max_inline_data as usize, end.cap.max_send_sge as usize);
@@ -294,7 +307,13 @@ impl Load {
         draft.pieces = pieces;
     }
 
-    pub(crate) fn draft_send(&mut self, world: &mut World, e: usize, len: usize, imm: bool) -> Draft {
+    pub(crate) fn draft_send(
+        &mut self,
+        world: &mut World,
+        e: usize,
+        len: usize,
+        imm: bool,
+    ) -> Draft {
         let bytes: Arc<[u8]> = pattern(self.next_id, 0, len).into();
         let imm = imm.then(|| self.rng.next() as u32);
         let op = imm.map_or(SendOp::Send, SendOp::SendImm);
@@ -351,8 +370,7 @@ impl Load {
         // Alignment may have moved it out again.
         let at = if at + len > start + room { start.next_multiple_of(align) } else { at };
         let zero_based = through.is_some_and(|window| self.windows[window].zero_based);
-        let addr =
-            if zero_based { (at - start) as u64 } else { self.arenas[arena].addr(at) };
+        let addr = if zero_based { (at - start) as u64 } else { self.arenas[arena].addr(at) };
         let key = through.map_or(self.arenas[arena].key, |window| self.windows[window].key);
         (arena, at, len, addr, key, through)
     }

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quipu_nic::{
-    Access, AsyncEvent, BindMw, Event, Key, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode,
-    WcStatus,
+    Access, AsyncEvent, BindMw, Event, Key, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus,
 };
 
 use crate::drive::Draft;
@@ -203,8 +202,7 @@ impl Load {
         let now = world.time();
         let attr = QpAttr { access: Access::LOCAL_WRITE, ..self.ends[peer].attr };
         world.wake(host);
-        let done =
-            world.hosts[host].adapter.modify_qp(now, qp, &attr, QpAttrMask::ACCESS_FLAGS);
+        let done = world.hosts[host].adapter.modify_qp(now, qp, &attr, QpAttrMask::ACCESS_FLAGS);
         if done.is_ok() {
             self.faults_done += 1;
             self.cause(pair, format!("end {peer} grants nothing any more"));
@@ -229,6 +227,8 @@ impl Load {
             Mishap::Destroy { end } => self.destroy(world, end),
             Mishap::Drain { end } => self.drain(world, end),
             Mishap::Deregister { end } => self.deregister(world, end),
+            Mishap::Reconnect { pair } => self.reconnect(world, pair),
+            Mishap::Deny { host } => self.deny(world, host),
             Mishap::Kill { host, silent } => self.kill(world, host, silent),
             Mishap::Flood { host, count } => self.flood(world, host, count),
         }
@@ -330,6 +330,24 @@ impl Load {
         world.serve(host);
     }
 
+    /// Access to the memory of an engine fails from now on; what is in the middle of using it fails too.
+    fn deny(&mut self, world: &mut World, host: usize) {
+        let machine = world.hosts[host].address.ip();
+        for e in 0..self.ends.len() {
+            let (pair, peer) = (self.ends[e].pair, self.ends[e].peer);
+            let together = world.hosts[self.ends[e].host].address.ip() == machine
+                && world.hosts[self.ends[peer].host].address.ip() == machine;
+            if together {
+                self.cause(pair, format!("access to host {host} is denied"));
+                self.pairs[pair].explains.push(WcStatus::RemOpErr);
+                self.pairs[pair].recv_trap.push(WcStatus::LocQpOpErr);
+            }
+        }
+        self.denied = true;
+        let space = &world.hosts[host].space;
+        space.lock().unwrap_or_else(std::sync::PoisonError::into_inner).deny();
+    }
+
     fn kill(&mut self, world: &mut World, host: usize, silent: bool) {
         if !world.hosts[host].alive || world.hosts.len() < 2 {
             return;
@@ -396,8 +414,10 @@ impl Load {
         world.trace.note_bytes(text.as_bytes());
         match event {
             AsyncEvent::SqDrained(qp) => {
-                let found =
-                    self.ends.iter().position(|end| (end.host, end.qp, end.exists) == (host, qp, true));
+                let found = self
+                    .ends
+                    .iter()
+                    .position(|end| (end.host, end.qp, end.exists) == (host, qp, true));
                 let Some(e) = found else { return };
                 if !std::mem::take(&mut self.ends[e].drain_owed) {
                     if self.ends[e].stage != Stage::Gone {

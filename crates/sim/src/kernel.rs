@@ -56,18 +56,6 @@ impl<E> Kernel<E> {
         self.order
     }
 
-    /// How many events lie ahead.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Whether nothing lies ahead.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Has `event` happen at `at`, or now if that is past.
     pub fn at(&mut self, at: u64, event: E) {
         let order = self.order;

@@ -48,7 +48,6 @@ pub struct Load {
     pub completions: u64,
     pub errors: u64,
     pub polled: Vec<Completion>,
-    pub rnr_waits: u64,
     pub teardown: bool,
     pub faults_done: u32,
     pub mishaps: Vec<crate::plan::Mishap>,
@@ -56,6 +55,8 @@ pub struct Load {
     pub bad_receive: Option<usize>,
     pub ops: u64,
     pub bytes: u64,
+    /// Access to the memory of some engine is denied.
+    pub denied: bool,
 }
 
 impl Load {
@@ -80,13 +81,13 @@ impl Load {
             completions: 0,
             errors: 0,
             polled: vec![Completion::default(); 64],
-            rnr_waits: 0,
             teardown: false,
             faults_done: 0,
             mishaps: Vec::new(),
             bad_receive: None,
             ops: 0,
             bytes: 0,
+            denied: false,
         }
     }
 
@@ -178,9 +179,10 @@ impl Load {
             (at + len <= arena.start + arena.len).then_some(at)
         };
         let slot = (host, pd_index, what);
-        let found = self.current.get(&slot).and_then(|&arena| {
-            fits(&self.arenas[arena]).map(|at| (arena, at))
-        });
+        let found = self
+            .current
+            .get(&slot)
+            .and_then(|&arena| fits(&self.arenas[arena]).map(|at| (arena, at)));
         let (arena, at) = match found {
             Some(found) => found,
             None => {
@@ -285,6 +287,7 @@ impl Load {
             LoadEvent::Tick { end } => self.tick(world, end),
             LoadEvent::Poll { cq } => self.poll(world, cq),
             LoadEvent::Connect { end } => self.connect_step(world, end),
+            LoadEvent::Rebirth { end } => self.rebirth(world, end),
             LoadEvent::Fault { index } => self.fault(world, index),
         }
     }

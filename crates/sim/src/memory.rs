@@ -15,6 +15,7 @@ use quipu_nic::{PeerMemory, PeerMemoryFault};
 pub struct AddressSpace {
     segments: BTreeMap<usize, Segment>,
     gone: bool,
+    denied: bool,
 }
 
 /// An address space with its several users.
@@ -32,9 +33,14 @@ impl AddressSpace {
         self.segments.clear();
     }
 
+    /// The host forbids other processes the access from now on.
+    pub fn deny(&mut self) {
+        self.denied = true;
+    }
+
     /// The bytes of a range of addresses.
     fn span(&self, addr: usize, len: usize) -> Result<Span<'_>, PeerMemoryFault> {
-        if self.gone {
+        if self.gone || self.denied {
             return Err(PeerMemoryFault::Unreachable);
         }
         let (start, segment) =

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use quipu_nic::mem::Segment;
-use quipu_nic::{CqId, MrId, MwId, PdId, QpAttr, QpCap, QpId, QpNum, Sge, SrqId, WcExtra, WcOpcode, WcStatus};
+use quipu_nic::{
+    CqId, MrId, MwId, PdId, QpAttr, QpCap, QpId, QpNum, Sge, SrqId, WcExtra, WcOpcode, WcStatus,
+};
 
 /// A registered region inside a segment, with guard bytes around it, and what each byte must be.
 pub struct Arena {
@@ -188,6 +190,54 @@ pub struct End {
     pub last_read: Option<(Vec<Piece>, Arc<[u8]>)>,
     /// At this many requests left the trap is posted.
     pub trap_at: Option<u32>,
+    /// The end whose queue pair this one takes over.
+    pub before: Option<usize>,
+}
+
+impl End {
+    /// An end of the same shape with which nothing has happened.
+    pub fn fresh(&self) -> Self {
+        Self {
+            host: self.host,
+            pd: self.pd,
+            pd_index: self.pd_index,
+            qp: self.qp,
+            num: self.num,
+            peer: self.peer,
+            pair: self.pair,
+            cap: self.cap,
+            attr: self.attr,
+            sig_all: self.sig_all,
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            srq: self.srq,
+            stage: Stage::Init,
+            exists: true,
+            sq: VecDeque::new(),
+            rq: VecDeque::new(),
+            inbound: VecDeque::new(),
+            target: self.target,
+            ops_left: 0,
+            max_send: self.max_send,
+            recv_room: self.recv_room,
+            recv_depth: self.recv_depth,
+            tick_ns: self.tick_ns,
+            recv_percent: self.recv_percent,
+            recvs_posted: 0,
+            messages_in: 0,
+            starved: false,
+            failed: None,
+            broken: false,
+            collateral: None,
+            drain_seen: false,
+            drain_owed: false,
+            ticking: false,
+            idle: 0,
+            last_read: None,
+            trap_at: None,
+            before: None,
+        }
+    }
 }
 
 /// A connection.

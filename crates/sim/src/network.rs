@@ -150,9 +150,9 @@ impl Network {
             return true;
         }
         self.partitions.iter().any(|partition| {
-            let concerned = partition
-                .hosts
-                .is_none_or(|hosts| a.is_some_and(|a| hosts.contains(&a)) && b.is_some_and(|b| hosts.contains(&b)));
+            let concerned = partition.hosts.is_none_or(|hosts| {
+                a.is_some_and(|a| hosts.contains(&a)) && b.is_some_and(|b| hosts.contains(&b))
+            });
             concerned && (partition.from..partition.to).contains(&now)
         })
     }
@@ -293,8 +293,7 @@ impl World {
                 self.acknowledge(stream, side);
             }
             Packet::Ack(ack, limit) => {
-                let again =
-                    self.net.streams[stream].flows[side].acknowledge(now, ack, limit);
+                let again = self.net.streams[stream].flows[side].acknowledge(now, ack, limit);
                 self.counters.retransmitted += u64::from(again);
                 self.push_segments(stream, side);
                 self.unblock(stream, side);
@@ -356,17 +355,6 @@ impl World {
             let now = self.time();
             self.hosts[h].adapter.handle_reached_stream(now, conn);
             self.serve(h);
-        }
-    }
-
-    /// Sets how long the peer of an adapter's stream may be silent.
-    pub(crate) fn set_user_timeout(&mut self, h: usize, conn: ConnId, timeout: Option<u64>) {
-        let Some((stream, side)) = self.net.find(h, conn) else { return };
-        let end = &mut self.net.streams[stream].ends[side];
-        let first = end.user_timeout.is_none();
-        end.user_timeout = timeout;
-        if first {
-            self.start_keep_alive(stream, side);
         }
     }
 
@@ -594,7 +582,9 @@ impl World {
             self.net.by_conn.remove(&(h, conn));
         }
         let ends = &self.net.streams[stream].ends;
-        if ends[0].conn.is_none() && ends[1].conn.is_none() && self.net.streams[stream].phase == Phase::Open
+        if ends[0].conn.is_none()
+            && ends[1].conn.is_none()
+            && self.net.streams[stream].phase == Phase::Open
         {
             self.net.streams[stream].phase = Phase::Gone;
         }

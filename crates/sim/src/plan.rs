@@ -98,6 +98,10 @@ pub enum Mishap {
     Drain { end: usize },
     /// A program deregisters the region that its peer uses.
     Deregister { end: usize },
+    /// Both programs reset their queue pairs and connect them anew.
+    Reconnect { pair: usize },
+    /// A host forbids access to the memory of an engine.
+    Deny { host: usize },
     /// An engine ends, with its machine or alone.
     Kill { host: usize, silent: bool },
     /// Strangers connect and say nothing, or nonsense.

@@ -25,8 +25,7 @@ const MOST_EVENTS: u64 = 5_000_000;
 pub fn run(seed: u64, options: &Options) -> Report {
     let mut plan_rng = Rng::new(seed, 1);
     let plan = Plan::draw(&mut plan_rng, options);
-    let mut world =
-        World::new(Rng::new(seed, 2), plan.profile, Trace::new(options.log_lines));
+    let mut world = World::new(Rng::new(seed, 2), plan.profile, Trace::new(options.log_lines));
     let mut load = Load::new(plan, Rng::new(seed, 3), options);
     let outcome = catch_unwind(AssertUnwindSafe(|| go(&mut world, &mut load)));
     if let Err(panic) = outcome {
@@ -175,16 +174,19 @@ fn check_flushed(world: &mut World, load: &mut Load) {
         }
         if let Some(sent) = end.sq.front() {
             let (id, count) = (sent.id, end.sq.len());
-            return world.violate(|| format!("end {e}: {count} requests from {id} on never completed"));
+            return world
+                .violate(|| format!("end {e}: {count} requests from {id} on never completed"));
         }
         if let Some(recv) = end.rq.front() {
             let (id, count) = (recv.id, end.rq.len());
-            return world.violate(|| format!("end {e}: {count} receives from {id} on never flushed"));
+            return world
+                .violate(|| format!("end {e}: {count} receives from {id} on never flushed"));
         }
         let acknowledged = |id: u64| load.succeeded[id as usize];
         if let Some(message) = end.inbound.iter().find(|message| acknowledged(message.id)) {
             let id = message.id;
-            return world.violate(|| format!("end {e}: message {id} was acknowledged and not received"));
+            return world
+                .violate(|| format!("end {e}: message {id} was acknowledged and not received"));
         }
     }
 }
@@ -232,9 +234,13 @@ fn check_gone(world: &mut World, load: &mut Load) {
         }
         let (held, timeout) = (world.net.held(host), world.hosts[host].adapter.poll_timeout());
         let strangers = world.strangers.iter().filter(|(of, _)| *of == host).count();
-        if held > 0 || strangers > 0 || timeout.is_some() {
+        let connections = world.hosts[host].adapter.connections();
+        if held > 0 || strangers > 0 || timeout.is_some() || connections > 0 {
             return world.violate(|| {
-                format!("host {host}: {held} streams, {strangers} strangers, deadline {timeout:?} left")
+                format!(
+                    "host {host}: {held} streams, {strangers} strangers, {connections} connections, \
+                     deadline {timeout:?} left"
+                )
             });
         }
         if let Err(what) = destroy_objects(world, load, host) {

@@ -8,9 +8,7 @@ use quipu_nic::{
 };
 
 use crate::load::Load;
-use crate::model::{
-    CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState,
-};
+use crate::model::{CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState};
 use crate::network::Partition;
 use crate::plan::{Kind, Mishap, Trap};
 use crate::world::{LoadEvent, World, WorldEvent};
@@ -59,6 +57,11 @@ impl Load {
                 ..Config::default()
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);
+            if self.rng.percent(10) {
+                world.hosts[host].listening = false;
+                let at = self.rng.below(5_000_000);
+                world.kernel.at(at, WorldEvent::Listen { host });
+            }
             let adapter = &mut world.hosts[host].adapter;
             let pds = (0..2).filter_map(|_| adapter.alloc_pd().ok()).collect();
             self.pds.push(pds);
@@ -98,8 +101,7 @@ impl Load {
         if !self.plan.use_srq || self.rng.percent(30) {
             return None;
         }
-        let found =
-            self.srqs.iter().position(|srq| (srq.host, srq.pd_index) == (host, pd_index));
+        let found = self.srqs.iter().position(|srq| (srq.host, srq.pd_index) == (host, pd_index));
         if let Some(srq) = found {
             self.srqs[srq].room = self.srqs[srq].room.max(room);
             return Some(srq);
@@ -205,21 +207,8 @@ impl Load {
             Ok(made) => made,
             Err(fault) => return world.violate(|| format!("no queue pair: {fault}")),
         };
-        let target_len = self.rng.pick(&[64, 4096, 40_000, 300_000]).min(self.plan.max_len.max(64) * 2);
-        let bind = if self.binds() { Access::MW_BIND } else { Access::empty() };
-        let target_len = target_len.next_multiple_of(8);
-        let target = self.new_arena(world, host, pd_index, target_len, REMOTE | bind);
+        let target = self.new_target(world, host, pd_index);
         let attr = self.draw_attr();
-        let mask = QpAttrMask::STATE
-            | QpAttrMask::PKEY_INDEX
-            | QpAttrMask::PORT
-            | QpAttrMask::ACCESS_FLAGS;
-        let init = QpAttr { state: QpState::Init, ..attr };
-        let now = world.time();
-        if let Err(fault) = world.hosts[host].adapter.modify_qp(now, qp, &init, mask) {
-            world.violate(|| format!("INIT refused: {fault}"));
-        }
-        self.by_num.insert((host, num), e);
         self.ends.push(End {
             host,
             pd,
@@ -258,8 +247,107 @@ impl Load {
             idle: 0,
             last_read: None,
             trap_at: None,
+            before: None,
         });
+        self.to_init(world, e);
         self.make_windows(world, e);
+    }
+
+    /// Memory for the operations of a peer.
+    fn new_target(&mut self, world: &mut World, host: usize, pd_index: usize) -> usize {
+        let most = self.plan.max_len.max(64) * 2;
+        let len = self.rng.pick(&[64, 4096, 40_000, 300_000]).min(most).next_multiple_of(8);
+        let bind = if self.binds() { Access::MW_BIND } else { Access::empty() };
+        self.new_arena(world, host, pd_index, len, REMOTE | bind)
+    }
+
+    /// Takes the queue pair of an end to INIT.
+    fn to_init(&mut self, world: &mut World, e: usize) {
+        let (host, qp, num) = (self.ends[e].host, self.ends[e].qp, self.ends[e].num);
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::PKEY_INDEX
+            | QpAttrMask::PORT
+            | QpAttrMask::ACCESS_FLAGS;
+        let init = QpAttr { state: QpState::Init, ..self.ends[e].attr };
+        let now = world.time();
+        if let Err(fault) = world.hosts[host].adapter.modify_qp(now, qp, &init, mask) {
+            world.violate(|| format!("INIT refused: {fault}"));
+        }
+        self.by_num.insert((host, num), e);
+    }
+
+    /// Both programs of a connection take their queue pairs through RESET and connect them anew, each in
+    /// its own time.
+    pub fn reconnect(&mut self, world: &mut World, pair: usize) {
+        let ends = self.pairs[pair].ends;
+        let usable = |&e: &usize| {
+            let end = &self.ends[e];
+            let ready = matches!(end.stage, Stage::Rts | Stage::Sqd);
+            world.hosts[end.host].alive && end.exists && ready
+        };
+        if !ends.iter().all(usable) {
+            return;
+        }
+        // What keeps the two apart keeps their next connection apart.
+        let cause = self.pairs[pair].cause.clone();
+        self.cause(pair, "connected anew");
+        let alone = ends[0] == ends[1];
+        let (first, fresh) = (self.ends.len(), self.pairs.len());
+        let psn = [1 + self.rng.below(1 << 23) as u32, 1 + self.rng.below(1 << 23) as u32];
+        for side in 0..2 - usize::from(alone) {
+            let old = ends[side];
+            let target = self.new_target(world, self.ends[old].host, self.ends[old].pd_index);
+            let ops_left = self.rng.below(20) as u32;
+            let was = &self.ends[old];
+            let mut attr = was.attr;
+            attr.sq_psn = psn[side];
+            attr.rq_psn = if alone { psn[side] } else { psn[1 - side] };
+            let end = End {
+                pair: fresh,
+                peer: if alone { first } else { first + 1 - side },
+                attr,
+                target,
+                ops_left,
+                before: Some(old),
+                stage: Stage::Gone,
+                exists: false,
+                ..was.fresh()
+            };
+            self.ends.push(end);
+            let at = self.rng.below(self.plan.tick_ns * 4 + 1);
+            let end = self.ends.len() - 1;
+            world.kernel.after(at, WorldEvent::Load(LoadEvent::Rebirth { end }));
+        }
+        self.pairs.push(Pair {
+            ends: [first, first + 1 - usize::from(alone)],
+            cause,
+            explains: self.pairs[pair].explains.clone(),
+            recv_trap: self.pairs[pair].recv_trap.clone(),
+            trap: None,
+            done: false,
+        });
+    }
+
+    /// The queue pair of an end goes through RESET and belongs to its successor from now on.
+    pub fn rebirth(&mut self, world: &mut World, e: usize) {
+        let Some(old) = self.ends[e].before else { return };
+        let host = self.ends[e].host;
+        if self.teardown || !world.hosts[host].alive || !self.ends[old].exists {
+            // Destroyed, or dead: the new connection is never made.
+            let pair = self.ends[e].pair;
+            self.cause(pair, "its queue pair is gone");
+            self.ends[e].ops_left = 0;
+            return;
+        }
+        self.to_state(world, old, QpState::Reset);
+        self.forget(old);
+        self.ends[old].exists = false;
+        self.ends[e].exists = true;
+        self.ends[e].stage = Stage::Init;
+        self.to_init(world, e);
+        let at = self.rng.below(self.plan.tick_ns * 4 + 1);
+        world.kernel.after(at, WorldEvent::Load(LoadEvent::Connect { end: e }));
+        self.tick_later(world, e);
     }
 
     fn draw_attr(&mut self) -> QpAttr {
@@ -352,13 +440,16 @@ impl Load {
         for _ in 0..self.plan.mishaps {
             let end = self.rng.index(self.ends.len());
             let host = self.rng.index(hosts);
-            let mishap = match self.rng.below(8) {
+            let pair = self.rng.index(self.pairs.len());
+            let mishap = match self.rng.below(11) {
                 0 => Mishap::ToError { end },
                 1 => Mishap::Reset { end },
                 2 => Mishap::Destroy { end },
                 3 | 4 => Mishap::Drain { end },
                 5 => Mishap::Deregister { end },
-                6 => Mishap::Kill { host, silent: self.rng.percent(30) },
+                6 => Mishap::Deny { host },
+                7 | 8 => Mishap::Reconnect { pair },
+                9 => Mishap::Kill { host, silent: self.rng.percent(30) },
                 _ => Mishap::Flood { host, count: self.rng.range(1, 20) as u32 },
             };
             self.mishaps.push(mishap);

@@ -95,6 +95,8 @@ pub enum WorldEvent {
     Linked { host: usize, from: usize, message: LinkMessage },
     /// A sleeping host is woken.
     Bell { host: usize },
+    /// A host begins to accept connections.
+    Listen { host: usize },
     /// A host learns that a same-host peer is gone.
     LinkDown { host: usize, peer: usize },
     /// Something of the workload.
@@ -110,6 +112,8 @@ pub enum LoadEvent {
     Poll { cq: usize },
     /// A step of making a connection.
     Connect { end: usize },
+    /// An end takes the queue pair of the one before it, for another connection.
+    Rebirth { end: usize },
     /// A fault of the plan happens.
     Fault { index: usize },
 }
@@ -285,6 +289,7 @@ impl World {
                 self.wake(host);
                 self.serve(host);
             }
+            WorldEvent::Listen { host } => self.hosts[host].listening = self.hosts[host].alive,
             WorldEvent::LinkDown { host, peer } => self.link_down(host, peer),
             WorldEvent::Load(_) => {}
         }
@@ -485,9 +490,7 @@ impl World {
             Segment::heap(4096 + blocks * BLOCK)
         });
         let reachable = self.hosts[a].style.reachable && self.hosts[b].style.reachable;
-        for (own, peer, [mine, theirs]) in
-            [(a, b, [0, 1]), (b, a, [1, 0])]
-        {
+        for (own, peer, [mine, theirs]) in [(a, b, [0, 1]), (b, a, [1, 0])] {
             let memory = reachable.then(|| -> Arc<dyn quipu_nic::PeerMemory> {
                 Arc::new(Reach::new(self.hosts[own].space.clone(), self.hosts[peer].space.clone()))
             });
@@ -564,11 +567,5 @@ impl World {
             self.kernel.after(delay, WorldEvent::LinkDown { host: peer, peer: h });
         }
         self.net_host_died(h, silent);
-    }
-
-    /// Whether a host has a link to another one.
-    #[must_use]
-    pub fn has_link(&self, a: usize, b: usize) -> bool {
-        self.hosts[a].links.contains_key(&b)
     }
 }
