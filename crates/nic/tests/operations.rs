@@ -291,6 +291,7 @@ fn queue_pairs_of_one_adapter_and_one_connected_to_itself() {
                 state: QpState::Rtr,
                 path_mtu: 5,
                 dest_qp_num: dest.0,
+                rq_psn: 7,
                 max_dest_rd_atomic: 4,
                 min_rnr_timer: 1,
                 av: AddressVector { dgid: gid, is_global: true, ..AddressVector::default() },
