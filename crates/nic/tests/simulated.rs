@@ -1,0 +1,230 @@
+//! Behaviour that simulated worlds found wrong once, each with the smallest case that shows it.
+
+mod pair;
+
+use pair::{Pair, WAYS, Way};
+use quipu_nic::mem::Access;
+use quipu_nic::*;
+
+const STREAM: Way = Way::Stream(usize::MAX);
+
+fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
+    let mut pair = Pair::new(way);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect_with(qps, change);
+    (pair, qps)
+}
+
+fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
+    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+fn later(pair: &mut Pair, ns: u64) {
+    let until = pair.now.after(ns);
+    pair.run_until(until);
+}
+
+use WcStatus::{LocProtErr, RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
+
+/// A window that is bound behind a send is bound once, though the send is refused and sent again.
+#[test]
+fn going_back_does_not_bind_twice() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |_| {});
+        let here = pair.buffer(0, 64);
+        let pd = pair.hosts[0].pd;
+        let (mw, key) = pair.hosts[0].adapter.alloc_mw(pd, WindowType::Two).unwrap();
+        let bind = BindMw {
+            mw,
+            rkey: key.next_tag().0,
+            mr: here.region.id,
+            addr: here.addr(),
+            len: 64,
+            access: Access::REMOTE_READ,
+        };
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.send(0, qps[0], 2, SendOp::BindMw(bind), &[]);
+        pair.send(0, qps[0], 3, SendOp::LocalInv { key: bind.rkey }, &[]);
+        pair.run();
+        pair.recv(1, qps[1], 9, &[]);
+        later(&mut pair, 100_000_000);
+        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(done, [(1, Success), (2, Success), (3, Success)], "{way:?}");
+    }
+}
+
+/// What was asked for before a request that is refused is answered: it is not the one at fault.
+#[test]
+fn a_read_before_a_refusal_is_answered() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |_| {});
+        let (here, there) = (pair.buffer(0, 1 << 20), pair.buffer(1, 1 << 20));
+        there.fill(0, &[7; 4096]);
+        there.fill((1 << 20) - 1, &[9]);
+        let (addr, rkey) = (there.addr(), there.key());
+        pair.send(0, qps[0], 1, SendOp::Read { addr, rkey }, &[here.sge(0, 1 << 20)]);
+        let wrong = SendOp::Read { addr, rkey: rkey ^ 0x100 };
+        pair.send(0, qps[0], 2, wrong, &[here.sge(0, 8)]);
+        pair.send(0, qps[0], 3, SendOp::Write { addr, rkey }, &[here.sge(0, 8)]);
+        pair.run();
+        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(done, [(1, Success), (2, RemAccessErr), (3, WrFlushErr)], "{way:?}");
+        assert_eq!((here.bytes(0, 1), here.bytes((1 << 20) - 1, 1)), (vec![7], vec![9]));
+    }
+}
+
+/// A request that cannot be transmitted waits for those before it, which the peer must hear of.
+#[test]
+fn the_peer_hears_of_what_stands_before_a_failure() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |_| {});
+        let there = pair.buffer(1, 64);
+        let op = SendOp::FetchAdd { addr: there.addr(), rkey: there.key(), add: 1 };
+        let here = pair.buffer(0, 64);
+        let adapter = &mut pair.hosts[0].adapter;
+        let flags = SendFlags::SIGNALED;
+        let sges = [here.sge(0, 8)];
+        let wr = SendWr { wr_id: 1, op, flags, payload: Payload::Sges(&sges) };
+        adapter.post_send(qps[0], &wr).unwrap();
+        let wr = SendWr { wr_id: 2, op: SendOp::LocalInv { key: 5 }, ..wr };
+        adapter.post_send(qps[0], &wr).unwrap();
+        // Nobody looks by himself: only a bell wakes the peer.
+        for host in &mut pair.hosts {
+            assert!(host.adapter.arm());
+        }
+        pair.hosts[0].adapter.ring_doorbell(pair.now, qps[0]);
+        pair.run();
+        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(done, [(1, Success), (2, LocProtErr)], "{way:?}");
+    }
+}
+
+/// A refusal of the last resort comes while an answer is on its way: the answer counts, and nothing behind
+/// it on the stream is lost.
+#[test]
+fn retries_exceeded_behind_a_read() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |attr| attr.rnr_retry = 0);
+        let (here, there) = (pair.buffer(0, 1 << 18), pair.buffer(1, 1 << 18));
+        let op = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        pair.send(0, qps[0], 1, op, &[here.sge(0, 1 << 18)]);
+        pair.send(0, qps[0], 2, SendOp::Send, &[]);
+        later(&mut pair, 1_000_000_000);
+        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(done, [(1, Success), (2, RnrRetryExcErr)], "{way:?}");
+    }
+}
+
+/// A request that will fail stands behind one that is refused and sent again: both get their turn.
+#[test]
+fn a_failure_behind_a_request_that_is_sent_again() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |_| {});
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.send(0, qps[0], 2, SendOp::LocalInv { key: 5 }, &[]);
+        pair.run();
+        pair.recv(1, qps[1], 9, &[]);
+        later(&mut pair, 100_000_000);
+        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(done, [(1, Success), (2, LocProtErr)], "{way:?}");
+    }
+}
+
+/// A write with immediate data is two messages on a stream: the second follows though the send queue was
+/// stopped between them.
+#[test]
+fn a_stopped_queue_finishes_what_it_has_begun() {
+    let (mut pair, qps) = connected_with(STREAM, |_| {});
+    let (here, there) = (pair.buffer(0, 3000), pair.buffer(1, 3000));
+    pair.recv(1, qps[1], 9, &[]);
+    let op = SendOp::WriteImm { addr: there.addr(), rkey: there.key(), imm: 5 };
+    let adapter = &mut pair.hosts[0].adapter;
+    let sges = [here.sge(0, 2980)];
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
+    adapter.post_send(qps[0], &SendWr { wr_id: 1, op, flags, payload }).unwrap();
+    adapter.ring_doorbell(pair.now, qps[0]);
+    // Room for the write and not for what follows it.
+    let [conn, peer_conn] = pair.stream_ends();
+    let mut bytes = vec![0; 3010];
+    let now = pair.now;
+    let adapter = &mut pair.hosts[0].adapter;
+    assert_eq!(adapter.next_transmit(), Some(conn));
+    let used = adapter.transmit(now, conn, &mut bytes);
+    assert!(used > 2980, "the whole write was taken");
+    let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+    adapter.modify_qp(now, qps[0], &attr, mask).unwrap();
+    pair.hosts[1].adapter.handle_stream(now, peer_conn, &bytes[..used]);
+    let adapter = &mut pair.hosts[0].adapter;
+    let used = adapter.transmit(now, conn, &mut bytes);
+    pair.hosts[1].adapter.handle_stream(now, peer_conn, &bytes[..used]);
+    pair.run();
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)]);
+    assert_eq!(statuses(&pair.hosts[1].poll()), [(9, Success)]);
+    let drained = Event::Async(AsyncEvent::SqDrained(qps[0]));
+    assert!(pair.hosts[0].events.contains(&drained));
+}
+
+/// A refused write with immediate data consumes no receive.
+#[test]
+fn a_refused_write_with_immediate_consumes_nothing() {
+    for way in WAYS {
+        let (mut pair, qps) = connected_with(way, |_| {});
+        let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
+        pair.recv(1, qps[1], 9, &[]);
+        let op = SendOp::WriteImm { addr: there.addr(), rkey: there.key() ^ 0x100, imm: 5 };
+        pair.send(0, qps[0], 1, op, &[here.sge(0, 8)]);
+        pair.run();
+        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, RemAccessErr)], "{way:?}");
+        assert_eq!(statuses(&pair.hosts[1].poll()), [(9, WrFlushErr)], "{way:?}");
+    }
+}
+
+/// The reply to a request for a connection is lost with its stream: the side that granted it takes the
+/// next attempt, with everything that it had sent in vain.
+#[test]
+fn a_grant_that_nobody_heard_is_taken_back() {
+    let mut pair = Pair::new(STREAM);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    for host in 0..2 {
+        pair.to_rtr(host, qps, &|_| {});
+    }
+    for host in 0..2 {
+        pair.to_rts(host, qps[host], &|_| {});
+    }
+    pair.recv(0, qps[0], 9, &[]);
+    pair.send(1, qps[1], 1, SendOp::Send, &[]);
+    let now = pair.now;
+    let Some(Action::Connect { conn, .. }) = pair.hosts[0].adapter.poll_action() else {
+        panic!("the lower address reaches out");
+    };
+    let from = std::net::SocketAddr::from((pair.hosts[0].address, 55_555));
+    let accepted = pair.hosts[1].adapter.handle_accepted(now, from).unwrap();
+    pair.hosts[0].adapter.handle_reached_stream(now, conn);
+    let mut bytes = vec![0; 1500];
+    let used = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
+    pair.hosts[1].adapter.handle_stream(now, accepted, &bytes[..used]);
+    let sent = pair.hosts[1].adapter.transmit(now, accepted, &mut bytes);
+    assert!(sent > 88, "the reply and the send behind it");
+    pair.hosts[0].adapter.handle_lost(now, conn, Loss::TimedOut);
+    pair.hosts[1].adapter.handle_lost(now, accepted, Loss::Closed);
+    assert_eq!(pair.hosts[1].poll(), []);
+    later(&mut pair, 10_000_000);
+    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, Success)]);
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(9, Success)]);
+}
+
+/// A queue pair that was connected before is not taken for its successor, nor the other way round.
+#[test]
+fn queue_pairs_with_other_psns_do_not_meet() {
+    let mut pair = Pair::new(STREAM);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.to_rtr(1, qps, &|attr| attr.rq_psn = 100);
+    pair.to_rts(1, qps[1], &|attr| attr.sq_psn = 100);
+    pair.to_rtr(0, qps, &|attr| attr.rq_psn = 200);
+    pair.to_rts(0, qps[0], &|attr| attr.sq_psn = 200);
+    pair.send(0, qps[0], 1, SendOp::Send, &[]);
+    pair.recv(1, qps[1], 9, &[]);
+    later(&mut pair, 10_000_000);
+    assert_eq!((pair.hosts[0].poll(), pair.hosts[1].poll()), (vec![], vec![]));
+}
