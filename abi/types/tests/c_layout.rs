@@ -12,16 +12,9 @@ fn of_the_headers() -> Option<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         return None;
     }
-    let compiled = Command::new("cc")
-        .arg("-o")
-        .arg(&program)
-        .arg(source)
-        .status()
-        .expect("cc");
+    let compiled = Command::new("cc").arg("-o").arg(&program).arg(source).status().expect("cc");
     assert!(compiled.success());
-    let output = Command::new(program)
-        .output()
-        .expect("the program just compiled");
+    let output = Command::new(program).output().expect("the program just compiled");
     Some(String::from_utf8(output.stdout).expect("text"))
 }
 
@@ -67,17 +60,11 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_qp_attr", size_of::<ibv_qp_attr>()),
         ("ibv_cq_init_attr_ex", size_of::<ibv_cq_init_attr_ex>()),
         ("ibv_modify_cq_attr", size_of::<ibv_modify_cq_attr>()),
-        (
-            "ibv_parent_domain_init_attr",
-            size_of::<ibv_parent_domain_init_attr>(),
-        ),
+        ("ibv_parent_domain_init_attr", size_of::<ibv_parent_domain_init_attr>()),
         ("ibv_values_ex", size_of::<ibv_values_ex>()),
         ("ibv_ece", size_of::<ibv_ece>()),
         ("ibv_async_event", size_of::<ibv_async_event>()),
-        (
-            "ibv_device.transport_type",
-            offset_of!(ibv_device, transport_type),
-        ),
+        ("ibv_device.transport_type", offset_of!(ibv_device, transport_type)),
         ("ibv_device.dev_path", offset_of!(ibv_device, dev_path)),
         ("ibv_context.mutex", offset_of!(ibv_context, mutex)),
         ("ibv_mr.length", offset_of!(ibv_mr, length)),
@@ -87,10 +74,7 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_mw.type", offset_of!(ibv_mw, r#type)),
         ("ibv_cq.cqe", offset_of!(ibv_cq, cqe)),
         ("ibv_cq.mutex", offset_of!(ibv_cq, mutex)),
-        (
-            "ibv_cq.comp_events_completed",
-            offset_of!(ibv_cq, comp_events_completed),
-        ),
+        ("ibv_cq.comp_events_completed", offset_of!(ibv_cq, comp_events_completed)),
         ("ibv_cq_ex.status", offset_of!(ibv_cq_ex, status)),
         ("ibv_cq_ex.wr_id", offset_of!(ibv_cq_ex, wr_id)),
         ("ibv_cq_ex.start_poll", offset_of!(ibv_cq_ex, start_poll)),
@@ -99,27 +83,15 @@ fn the_compiler_lays_the_headers_out_alike() {
             offset_of!(ibv_cq_ex, read_completion_wallclock_ns),
         ),
         ("ibv_srq.mutex", offset_of!(ibv_srq, mutex)),
-        (
-            "ibv_srq.events_completed",
-            offset_of!(ibv_srq, events_completed),
-        ),
+        ("ibv_srq.events_completed", offset_of!(ibv_srq, events_completed)),
         ("ibv_qp.mutex", offset_of!(ibv_qp, mutex)),
-        (
-            "ibv_qp.events_completed",
-            offset_of!(ibv_qp, events_completed),
-        ),
+        ("ibv_qp.events_completed", offset_of!(ibv_qp, events_completed)),
         ("ibv_qp_ex.wr_id", offset_of!(ibv_qp_ex, wr_id)),
         ("ibv_qp_ex.wr_flags", offset_of!(ibv_qp_ex, wr_flags)),
-        (
-            "ibv_qp_ex.wr_atomic_cmp_swp",
-            offset_of!(ibv_qp_ex, wr_atomic_cmp_swp),
-        ),
+        ("ibv_qp_ex.wr_atomic_cmp_swp", offset_of!(ibv_qp_ex, wr_atomic_cmp_swp)),
         ("ibv_qp_ex.wr_set_sge", offset_of!(ibv_qp_ex, wr_set_sge)),
         ("ibv_qp_ex.wr_complete", offset_of!(ibv_qp_ex, wr_complete)),
-        (
-            "ibv_qp_ex.wr_atomic_write",
-            offset_of!(ibv_qp_ex, wr_atomic_write),
-        ),
+        ("ibv_qp_ex.wr_atomic_write", offset_of!(ibv_qp_ex, wr_atomic_write)),
         ("ibv_send_wr.opcode", offset_of!(ibv_send_wr, opcode)),
         ("ibv_send_wr.imm_data", offset_of!(ibv_send_wr, imm_data)),
         ("ibv_send_wr.wr", offset_of!(ibv_send_wr, wr)),
@@ -128,63 +100,21 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_wc.imm_data", offset_of!(ibv_wc, imm_data)),
         ("ibv_wc.wc_flags", offset_of!(ibv_wc, wc_flags)),
         ("ibv_wc.dlid_path_bits", offset_of!(ibv_wc, dlid_path_bits)),
-        (
-            "ibv_port_attr.link_layer",
-            offset_of!(ibv_port_attr, link_layer),
-        ),
-        (
-            "ibv_port_attr.port_cap_flags2",
-            offset_of!(ibv_port_attr, port_cap_flags2),
-        ),
-        (
-            "ibv_device_attr.atomic_cap",
-            offset_of!(ibv_device_attr, atomic_cap),
-        ),
-        (
-            "ibv_device_attr.phys_port_cnt",
-            offset_of!(ibv_device_attr, phys_port_cnt),
-        ),
-        (
-            "ibv_device_attr_ex.cq_mod_caps",
-            offset_of!(ibv_device_attr_ex, cq_mod_caps),
-        ),
-        (
-            "ibv_device_attr_ex.phys_port_cnt_ex",
-            offset_of!(ibv_device_attr_ex, phys_port_cnt_ex),
-        ),
+        ("ibv_port_attr.link_layer", offset_of!(ibv_port_attr, link_layer)),
+        ("ibv_port_attr.port_cap_flags2", offset_of!(ibv_port_attr, port_cap_flags2)),
+        ("ibv_device_attr.atomic_cap", offset_of!(ibv_device_attr, atomic_cap)),
+        ("ibv_device_attr.phys_port_cnt", offset_of!(ibv_device_attr, phys_port_cnt)),
+        ("ibv_device_attr_ex.cq_mod_caps", offset_of!(ibv_device_attr_ex, cq_mod_caps)),
+        ("ibv_device_attr_ex.phys_port_cnt_ex", offset_of!(ibv_device_attr_ex, phys_port_cnt_ex)),
         ("ibv_qp_attr.ah_attr", offset_of!(ibv_qp_attr, ah_attr)),
-        (
-            "ibv_qp_attr.alt_timeout",
-            offset_of!(ibv_qp_attr, alt_timeout),
-        ),
-        (
-            "ibv_qp_attr.rate_limit",
-            offset_of!(ibv_qp_attr, rate_limit),
-        ),
-        (
-            "ibv_qp_init_attr_ex.pd",
-            offset_of!(ibv_qp_init_attr_ex, pd),
-        ),
-        (
-            "ibv_qp_init_attr_ex.send_ops_flags",
-            offset_of!(ibv_qp_init_attr_ex, send_ops_flags),
-        ),
-        (
-            "ibv_cq_init_attr_ex.wc_flags",
-            offset_of!(ibv_cq_init_attr_ex, wc_flags),
-        ),
-        (
-            "ibv_cq_init_attr_ex.parent_domain",
-            offset_of!(ibv_cq_init_attr_ex, parent_domain),
-        ),
-        (
-            "ibv_async_event.event_type",
-            offset_of!(ibv_async_event, event_type),
-        ),
+        ("ibv_qp_attr.alt_timeout", offset_of!(ibv_qp_attr, alt_timeout)),
+        ("ibv_qp_attr.rate_limit", offset_of!(ibv_qp_attr, rate_limit)),
+        ("ibv_qp_init_attr_ex.pd", offset_of!(ibv_qp_init_attr_ex, pd)),
+        ("ibv_qp_init_attr_ex.send_ops_flags", offset_of!(ibv_qp_init_attr_ex, send_ops_flags)),
+        ("ibv_cq_init_attr_ex.wc_flags", offset_of!(ibv_cq_init_attr_ex, wc_flags)),
+        ("ibv_cq_init_attr_ex.parent_domain", offset_of!(ibv_cq_init_attr_ex, parent_domain)),
+        ("ibv_async_event.event_type", offset_of!(ibv_async_event, event_type)),
     ];
-    let ours: String = ours
-        .iter()
-        .map(|(name, value)| format!("{name} {value}\n"))
-        .collect();
+    let ours: String = ours.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
     assert_eq!(ours, theirs);
 }

@@ -41,58 +41,26 @@ fn sizes_are_those_of_the_c_interface() {
 #[test]
 fn fields_that_programs_reach_lie_where_they_look() {
     let offsets = [
-        (
-            "ibv_device.node_type",
-            offset_of!(ibv_device, node_type),
-            16,
-        ),
+        ("ibv_device.node_type", offset_of!(ibv_device, node_type), 16),
         ("ibv_device.name", offset_of!(ibv_device, name), 24),
         ("ibv_device.dev_name", offset_of!(ibv_device, dev_name), 88),
-        (
-            "ibv_device.ibdev_path",
-            offset_of!(ibv_device, ibdev_path),
-            408,
-        ),
+        ("ibv_device.ibdev_path", offset_of!(ibv_device, ibdev_path), 408),
         ("verbs_device.ops", offset_of!(verbs_device, ops), 664),
         ("ops.poll_cq", offset_of!(ibv_context_ops, poll_cq), 88),
-        (
-            "ops.req_notify_cq",
-            offset_of!(ibv_context_ops, req_notify_cq),
-            96,
-        ),
-        (
-            "ops.post_srq_recv",
-            offset_of!(ibv_context_ops, post_srq_recv),
-            160,
-        ),
+        ("ops.req_notify_cq", offset_of!(ibv_context_ops, req_notify_cq), 96),
+        ("ops.post_srq_recv", offset_of!(ibv_context_ops, post_srq_recv), 160),
         ("ops.post_send", offset_of!(ibv_context_ops, post_send), 200),
         ("ops.post_recv", offset_of!(ibv_context_ops, post_recv), 208),
         ("ops.alloc_mw", offset_of!(ibv_context_ops, alloc_mw), 56),
         ("ibv_context.ops", offset_of!(ibv_context, ops), 8),
         ("ibv_context.cmd_fd", offset_of!(ibv_context, cmd_fd), 264),
-        (
-            "ibv_context.async_fd",
-            offset_of!(ibv_context, async_fd),
-            268,
-        ),
-        (
-            "ibv_context.num_comp_vectors",
-            offset_of!(ibv_context, num_comp_vectors),
-            272,
-        ),
-        (
-            "ibv_context.abi_compat",
-            offset_of!(ibv_context, abi_compat),
-            320,
-        ),
+        ("ibv_context.async_fd", offset_of!(ibv_context, async_fd), 268),
+        ("ibv_context.num_comp_vectors", offset_of!(ibv_context, num_comp_vectors), 272),
+        ("ibv_context.abi_compat", offset_of!(ibv_context, abi_compat), 320),
         ("ibv_qp.qp_num", offset_of!(ibv_qp, qp_num), 52),
         ("ibv_qp.state", offset_of!(ibv_qp, state), 56),
         ("ibv_qp_ex.wr_flush", offset_of!(ibv_qp_ex, wr_flush), 352),
-        (
-            "ibv_port_attr.active_speed_ex",
-            offset_of!(ibv_port_attr, active_speed_ex),
-            52,
-        ),
+        ("ibv_port_attr.active_speed_ex", offset_of!(ibv_port_attr, active_speed_ex), 52),
     ];
     for (name, ours, theirs) in offsets {
         assert_eq!(ours, theirs, "offset of {name}");
@@ -105,27 +73,11 @@ fn the_extended_context_is_counted_from_its_end() {
     // its distance from the `context` at the end, which is the same in every release.
     let end = offset_of!(verbs_context, context);
     let from_end = [
-        (
-            "query_port",
-            end - offset_of!(verbs_context, query_port),
-            320,
-        ),
-        (
-            "create_cq_ex",
-            end - offset_of!(verbs_context, create_cq_ex),
-            320 - 200,
-        ),
+        ("query_port", end - offset_of!(verbs_context, query_port), 320),
+        ("create_cq_ex", end - offset_of!(verbs_context, create_cq_ex), 320 - 200),
         ("priv", end - offset_of!(verbs_context, r#priv), 320 - 208),
-        (
-            "query_device_ex",
-            end - offset_of!(verbs_context, query_device_ex),
-            320 - 216,
-        ),
-        (
-            "create_qp_ex",
-            end - offset_of!(verbs_context, create_qp_ex),
-            320 - 264,
-        ),
+        ("query_device_ex", end - offset_of!(verbs_context, query_device_ex), 320 - 216),
+        ("create_qp_ex", end - offset_of!(verbs_context, create_qp_ex), 320 - 264),
         ("sz", end - offset_of!(verbs_context, sz), 320 - 312),
     ];
     for (name, ours, theirs) in from_end {

@@ -137,11 +137,7 @@ struct Due {
 }
 
 impl Due {
-    const FIRST: Due = Due {
-        msn: 1,
-        mo: 0,
-        open: None,
-    };
+    const FIRST: Due = Due { msn: 1, mo: 0, open: None };
 
     fn at(msn: u32) -> Due {
         Due { msn, ..Due::FIRST }
@@ -171,10 +167,7 @@ impl Receiver {
             crc: negotiated.crc,
             extensions,
             due: [Due::FIRST; queue::COUNT],
-            message_mark: Mark {
-                send_msn: 1,
-                request_msn: 1,
-            },
+            message_mark: Mark { send_msn: 1, request_msn: 1 },
             in_write: false,
             discarding: false,
         }
@@ -276,23 +269,13 @@ impl Receiver {
             return Err(ProtocolError::ToWrap);
         }
         match op {
-            TaggedOp::ReadResponse => Ok(Segment::ReadResponse {
-                stag,
-                to,
-                last,
-                payload,
-            }),
+            TaggedOp::ReadResponse => Ok(Segment::ReadResponse { stag, to, last, payload }),
             TaggedOp::Write => {
                 if !self.in_write {
                     self.message_mark = self.current();
                 }
                 self.in_write = !last;
-                Ok(Segment::Write {
-                    stag,
-                    to,
-                    last,
-                    payload,
-                })
+                Ok(Segment::Write { stag, to, last, payload })
             }
         }
     }
@@ -317,10 +300,7 @@ impl Receiver {
         }
         let qn = op.queue();
         if header.qn != qn {
-            return Err(ProtocolError::InvalidQueue {
-                octet,
-                qn: header.qn,
-            });
+            return Err(ProtocolError::InvalidQueue { octet, qn: header.qn });
         }
         let request = qn == queue::SEND || qn == queue::REQUEST;
         if request && self.discarding {
@@ -346,23 +326,12 @@ impl Receiver {
         let due = &self.due[op.queue() as usize];
         let queue = op.queue();
         if header.msn != due.msn {
-            return Err(ProtocolError::MsnRange {
-                queue,
-                expected: due.msn,
-                got: header.msn,
-            });
+            return Err(ProtocolError::MsnRange { queue, expected: due.msn, got: header.msn });
         }
         if header.mo != due.mo {
-            return Err(ProtocolError::InvalidMo {
-                queue,
-                expected: due.mo,
-                got: header.mo,
-            });
+            return Err(ProtocolError::InvalidMo { queue, expected: due.mo, got: header.mo });
         }
-        if due
-            .open
-            .is_some_and(|open| open != (op, ulp_field(op, header)))
-        {
+        if due.open.is_some_and(|open| open != (op, ulp_field(op, header))) {
             return Err(ProtocolError::OperationChanged(header.rsvd_ulp));
         }
         if u64::from(header.mo) + len as u64 > u64::from(u32::MAX) {
@@ -389,9 +358,7 @@ impl Receiver {
         header: &ddp::Untagged,
         payload: &'a [u8],
     ) -> Result<Segment<'a>, ProtocolError> {
-        let &ddp::Untagged {
-            msn, mo, last, ulp, ..
-        } = header;
+        let &ddp::Untagged { msn, mo, last, ulp, .. } = header;
         let kind = match op {
             UntaggedOp::Send | UntaggedOp::SendSe => SendKind::Plain,
             UntaggedOp::SendInvalidate | UntaggedOp::SendSeInvalidate => {
@@ -400,14 +367,7 @@ impl Receiver {
             UntaggedOp::SendImm | UntaggedOp::SendImmSe => SendKind::Immediate(ulp),
             _ => return self.fixed(op, header, payload),
         };
-        Ok(Segment::Send {
-            kind,
-            solicited: op.solicited(),
-            msn,
-            mo,
-            last,
-            payload,
-        })
+        Ok(Segment::Send { kind, solicited: op.solicited(), msn, mo, last, payload })
     }
 
     /// A message of fixed layout: one segment, whole.
@@ -418,10 +378,7 @@ impl Receiver {
         payload: &[u8],
     ) -> Result<Segment<'static>, ProtocolError> {
         let octet = header.rsvd_ulp;
-        let wrong_length = ProtocolError::PayloadLength {
-            octet,
-            len: payload.len(),
-        };
+        let wrong_length = ProtocolError::PayloadLength { octet, len: payload.len() };
         if !header.last {
             return Err(wrong_length);
         }
@@ -434,10 +391,9 @@ impl Receiver {
         };
         let msn = header.msn;
         Ok(match op {
-            UntaggedOp::ReadRequest => Segment::ReadRequest {
-                msn,
-                request: ReadRequest::parse(payload).map_err(fault)?,
-            },
+            UntaggedOp::ReadRequest => {
+                Segment::ReadRequest { msn, request: ReadRequest::parse(payload).map_err(fault)? }
+            }
             UntaggedOp::AtomicRequest => Segment::AtomicRequest {
                 msn,
                 request: AtomicRequest::parse(payload).map_err(fault)?,

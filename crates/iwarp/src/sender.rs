@@ -109,18 +109,12 @@ impl Sender {
         let next = &mut self.next_msn[op.queue() as usize];
         let msn = *next;
         *next = msn.wrapping_add(1);
-        Message {
-            address: Address::Untagged { op, ulp, msn },
-            offset: 0,
-        }
+        Message { address: Address::Untagged { op, ulp, msn }, offset: 0 }
     }
 
     /// Begins a tagged message to the bytes from `to` of `stag`.
     pub fn begin_tagged(&mut self, op: TaggedOp, stag: Stag, to: u64) -> Message {
-        Message {
-            address: Address::Tagged { op, stag, to },
-            offset: 0,
-        }
+        Message { address: Address::Tagged { op, stag, to }, offset: 0 }
     }
 
     /// Writes the next FPDU of `msg` to the front of `out`, and advances `msg`.
@@ -173,11 +167,7 @@ impl Sender {
             crc.copy_from_slice(&crc32c(covered).to_le_bytes());
         }
         msg.offset = msg.offset.wrapping_add(payload as u32);
-        Some(Staged {
-            bytes: total,
-            payload: payload as u32,
-            last,
-        })
+        Some(Staged { bytes: total, payload: payload as u32, last })
     }
 
     /// Writes a message of fixed layout, which is always one FPDU, to the front of `out` and gives
@@ -189,8 +179,7 @@ impl Sender {
         payload: &impl Payload,
     ) -> Option<usize> {
         let len = payload.wire_len() as u32;
-        self.segment(msg, out, len, |place| payload.emit(place))
-            .map(|staged| staged.bytes)
+        self.segment(msg, out, len, |place| payload.emit(place)).map(|staged| staged.bytes)
     }
 
     /// Upper bound of the bytes that one FPDU with `payload` bytes takes, markers included.

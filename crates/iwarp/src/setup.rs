@@ -31,16 +31,8 @@ pub struct Params {
 impl Default for Params {
     /// Revision 2, CRC on, 128 reads in each direction, no peer-to-peer mode.
     fn default() -> Self {
-        let enhanced = Enhanced {
-            ird: 128,
-            ord: 128,
-            ..Enhanced::default()
-        };
-        Params {
-            revision: 2,
-            crc: true,
-            enhanced: Some(enhanced),
-        }
+        let enhanced = Enhanced { ird: 128, ord: 128, ..Enhanced::default() };
+        Params { revision: 2, crc: true, enhanced: Some(enhanced) }
     }
 }
 
@@ -55,15 +47,9 @@ pub struct Extensions {
 
 impl Extensions {
     /// None: what a plain iWARP adapter understands.
-    pub const NONE: Extensions = Extensions {
-        rfc7306: false,
-        quipu: false,
-    };
+    pub const NONE: Extensions = Extensions { rfc7306: false, quipu: false };
     /// All that Quipu knows.
-    pub const ALL: Extensions = Extensions {
-        rfc7306: true,
-        quipu: true,
-    };
+    pub const ALL: Extensions = Extensions { rfc7306: true, quipu: true };
 }
 
 impl From<Features> for Extensions {
@@ -283,16 +269,8 @@ impl Initiator {
             enhanced,
             private_data,
         });
-        let inbox = Inbox {
-            kind: FrameKind::Reply,
-            bytes: Vec::new(),
-        };
-        Ok(Initiator {
-            params: Params { enhanced, ..params },
-            outbox,
-            inbox,
-            done: false,
-        })
+        let inbox = Inbox { kind: FrameKind::Reply, bytes: Vec::new() };
+        Ok(Initiator { params: Params { enhanced, ..params }, outbox, inbox, done: false })
     }
 
     /// Copies what is to be sent to the front of `out` and gives its length; 0 when there is
@@ -322,9 +300,7 @@ impl Initiator {
         // A refusal may come from a responder that does not know our revision, so it is looked at
         // first.
         if reply.reject {
-            return Ok(Outcome::Rejected {
-                private_data: reply.private_data.to_vec(),
-            });
+            return Ok(Outcome::Rejected { private_data: reply.private_data.to_vec() });
         }
         if reply.revision == 0 || reply.revision > self.params.revision {
             return Err(SetupError::Revision(reply.revision));
@@ -338,11 +314,7 @@ impl Initiator {
                 return Err(SetupError::InsufficientIrd { peer_ord, ird });
             }
         }
-        Ok(Outcome::Established(Negotiated::new(
-            &self.params,
-            reply.revision,
-            reply,
-        )))
+        Ok(Outcome::Established(Negotiated::new(&self.params, reply.revision, reply)))
     }
 }
 
@@ -376,15 +348,8 @@ impl Default for Responder {
 impl Responder {
     /// Waits for a request.
     pub fn new() -> Self {
-        let inbox = Inbox {
-            kind: FrameKind::Request,
-            bytes: Vec::new(),
-        };
-        Responder {
-            inbox,
-            outbox: Outbox::default(),
-            state: State::Waiting,
-        }
+        let inbox = Inbox { kind: FrameKind::Request, bytes: Vec::new() };
+        Responder { inbox, outbox: Outbox::default(), state: State::Waiting }
     }
 
     /// Takes bytes that arrived. Gives how many were used and, once, the request. Bytes behind the
@@ -467,16 +432,9 @@ impl Responder {
         check_private_data(private_data)?;
         let request = StartFrame::parse(FrameKind::Request, &self.inbox.bytes)?;
         let enhanced = request.enhanced.map(|theirs| {
-            let open = Enhanced {
-                ird: MAX_IRD_ORD,
-                ord: MAX_IRD_ORD,
-                ..Enhanced::default()
-            };
+            let open = Enhanced { ird: MAX_IRD_ORD, ord: MAX_IRD_ORD, ..Enhanced::default() };
             let ours = params.enhanced.unwrap_or(open);
-            Enhanced {
-                ord: ours.ord.min(theirs.ird),
-                ..ours
-            }
+            Enhanced { ord: ours.ord.min(theirs.ird), ..ours }
         });
         let params = Params { enhanced, ..params };
         let outbox = Outbox::new(&StartFrame {

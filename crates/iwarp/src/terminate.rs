@@ -90,23 +90,16 @@ pub fn for_error(error: &ProtocolError, fpdu: &[u8]) -> Option<Terminate> {
 /// The same fault belongs to DDP if the segment is tagged, and to RDMAP if a request names the
 /// buffer in its payload (RFC 5041 7.1, RFC 5040 7.1).
 pub fn for_fault(fault: RemoteFault, fpdu: &[u8]) -> Option<Terminate> {
-    let tagged = fpdu
-        .get(LENGTH_LEN)
-        .is_some_and(|&ctrl| ddp::header_len(ctrl) == ddp::TAGGED_LEN);
+    let tagged = fpdu.get(LENGTH_LEN).is_some_and(|&ctrl| ddp::header_len(ctrl) == ddp::TAGGED_LEN);
     let either = |buffer: TaggedBuffer, protection: Protection| {
-        if tagged {
-            Code::TaggedBuffer(buffer)
-        } else {
-            Code::Protection(protection)
-        }
+        if tagged { Code::TaggedBuffer(buffer) } else { Code::Protection(protection) }
     };
     let code = match fault {
         RemoteFault::InvalidStag => either(TaggedBuffer::InvalidStag, Protection::InvalidStag),
         RemoteFault::BaseBounds => either(TaggedBuffer::BaseBounds, Protection::BaseBounds),
-        RemoteFault::StagNotAssociated => either(
-            TaggedBuffer::StagNotAssociated,
-            Protection::StagNotAssociated,
-        ),
+        RemoteFault::StagNotAssociated => {
+            either(TaggedBuffer::StagNotAssociated, Protection::StagNotAssociated)
+        }
         RemoteFault::ToWrap => either(TaggedBuffer::ToWrap, Protection::ToWrap),
         RemoteFault::AccessRights => Code::Protection(Protection::AccessRights),
         RemoteFault::CannotInvalidate => Code::Protection(Protection::CannotInvalidate),

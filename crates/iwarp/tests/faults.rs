@@ -20,17 +20,11 @@ fn fault(extensions: Extensions, fpdus: &[Vec<u8>]) -> (ProtocolError, Option<Co
     let mut receiver = Receiver::new(&Negotiated::plain(), extensions);
     let (bad, good) = fpdus.split_last().unwrap();
     for bytes in good {
-        assert_eq!(
-            receiver.next(bytes).expect("legal").expect("whole").0,
-            bytes.len()
-        );
+        assert_eq!(receiver.next(bytes).expect("legal").expect("whole").0, bytes.len());
     }
     let error = receiver.next(bad).expect_err("illegal");
     assert_eq!(receiver.next(bad), Err(error), "stays an error");
-    (
-        error,
-        for_error(&error, bad).map(|terminate| terminate.code),
-    )
+    (error, for_error(&error, bad).map(|terminate| terminate.code))
 }
 
 fn all(fpdus: &[Vec<u8>]) -> (ProtocolError, Option<Code>) {
@@ -38,12 +32,7 @@ fn all(fpdus: &[Vec<u8>]) -> (ProtocolError, Option<Code>) {
 }
 
 fn write(to: u64) -> ddp::Tagged {
-    ddp::Tagged {
-        last: true,
-        rsvd_ulp: TaggedOp::Write.octet(),
-        stag: Stag(1),
-        to,
-    }
+    ddp::Tagged { last: true, rsvd_ulp: TaggedOp::Write.octet(), stag: Stag(1), to }
 }
 
 const UNEXPECTED: Option<Code> = Some(Code::Operation(Operation::UnexpectedOpcode));
@@ -58,10 +47,7 @@ fn framing() {
         bytes[..2].copy_from_slice(&len.to_be_bytes());
         let error = ProtocolError::UlpduLength(len);
         assert_eq!(receiver().next(&bytes), Err(error));
-        assert_eq!(
-            for_error(&error, &bytes).map(|terminate| terminate.code),
-            length
-        );
+        assert_eq!(for_error(&error, &bytes).map(|terminate| terminate.code), length);
     }
     // Long enough for a tagged header, but the segment is untagged.
     let short = fpdu(&[0x41; 17]);
@@ -92,90 +78,52 @@ fn versions() {
     let mut ulpdu = [0; 18];
     ulpdu[0] = 0x40;
     ulpdu[1] = 0x43;
-    let error = ProtocolError::DdpVersion {
-        tagged: false,
-        version: 0,
-    };
+    let error = ProtocolError::DdpVersion { tagged: false, version: 0 };
     let code = Code::UntaggedBuffer(UntaggedBuffer::InvalidVersion);
     assert_eq!(all(&[fpdu(&ulpdu)]), (error, Some(code)));
     ulpdu[0] = 0xc3;
-    let error = ProtocolError::DdpVersion {
-        tagged: true,
-        version: 3,
-    };
+    let error = ProtocolError::DdpVersion { tagged: true, version: 3 };
     let code = Code::TaggedBuffer(TaggedBuffer::InvalidVersion);
     assert_eq!(all(&[fpdu(&ulpdu)]), (error, Some(code)));
     ulpdu[0] = 0x41;
     ulpdu[1] = 0x03;
     let code = Code::Operation(Operation::InvalidVersion);
-    assert_eq!(
-        all(&[fpdu(&ulpdu)]),
-        (ProtocolError::RdmapVersion(0), Some(code))
-    );
+    assert_eq!(all(&[fpdu(&ulpdu)]), (ProtocolError::RdmapVersion(0), Some(code)));
 }
 
 #[test]
 fn opcodes() {
-    let undefined = ddp::Untagged {
-        rsvd_ulp: 0x4e,
-        ..first(UntaggedOp::Send)
-    };
+    let undefined = ddp::Untagged { rsvd_ulp: 0x4e, ..first(UntaggedOp::Send) };
     let error = ProtocolError::UnexpectedOpcode(0x4e);
     assert_eq!(all(&[untagged(undefined, b"")]), (error, UNEXPECTED));
 
-    let send_tagged = ddp::Tagged {
-        rsvd_ulp: 0x43,
-        ..write(0)
-    };
+    let send_tagged = ddp::Tagged { rsvd_ulp: 0x43, ..write(0) };
     let error = ProtocolError::UnexpectedOpcode(0x43);
     assert_eq!(all(&[tagged(send_tagged, b"")]), (error, UNEXPECTED));
 
-    let write_untagged = ddp::Untagged {
-        rsvd_ulp: 0x40,
-        ..first(UntaggedOp::Send)
-    };
+    let write_untagged = ddp::Untagged { rsvd_ulp: 0x40, ..first(UntaggedOp::Send) };
     let error = ProtocolError::UnexpectedOpcode(0x40);
     assert_eq!(all(&[untagged(write_untagged, b"")]), (error, UNEXPECTED));
 }
 
 #[test]
 fn opcodes_that_were_not_negotiated() {
-    let only_quipu = Extensions {
-        rfc7306: false,
-        quipu: true,
-    };
-    let only_rfc7306 = Extensions {
-        rfc7306: true,
-        quipu: false,
-    };
+    let only_quipu = Extensions { rfc7306: false, quipu: true };
+    let only_rfc7306 = Extensions { rfc7306: true, quipu: false };
     let cases = [
         (UntaggedOp::Immediate, vec![0; 8], only_quipu),
         (UntaggedOp::ImmediateSe, vec![0; 8], only_quipu),
-        (
-            UntaggedOp::AtomicRequest,
-            emitted(&some_atomic()),
-            only_quipu,
-        ),
+        (UntaggedOp::AtomicRequest, emitted(&some_atomic()), only_quipu),
         (UntaggedOp::AtomicResponse, vec![0; 12], only_quipu),
         (UntaggedOp::SendImm, vec![], only_rfc7306),
         (UntaggedOp::SendImmSe, vec![], only_rfc7306),
-        (
-            UntaggedOp::Control,
-            emitted(&Control::Ack { count: 1 }),
-            only_rfc7306,
-        ),
+        (UntaggedOp::Control, emitted(&Control::Ack { count: 1 }), only_rfc7306),
     ];
     for (op, payload, others) in cases {
         let bytes = untagged(first(op), &payload);
         let error = ProtocolError::UnexpectedOpcode(op.octet());
-        assert_eq!(
-            fault(others, std::slice::from_ref(&bytes)),
-            (error, UNEXPECTED)
-        );
-        assert_eq!(
-            fault(Extensions::NONE, std::slice::from_ref(&bytes)),
-            (error, UNEXPECTED)
-        );
+        assert_eq!(fault(others, std::slice::from_ref(&bytes)), (error, UNEXPECTED));
+        assert_eq!(fault(Extensions::NONE, std::slice::from_ref(&bytes)), (error, UNEXPECTED));
         assert!(receiver().next(&bytes).unwrap().is_some());
     }
 }
@@ -184,10 +132,7 @@ fn opcodes_that_were_not_negotiated() {
 fn queues() {
     let code = Some(Code::UntaggedBuffer(UntaggedBuffer::InvalidQueue));
     for qn in [1, 2, 3, 4, 5, u32::MAX] {
-        let header = ddp::Untagged {
-            qn,
-            ..first(UntaggedOp::Send)
-        };
+        let header = ddp::Untagged { qn, ..first(UntaggedOp::Send) };
         let error = ProtocolError::InvalidQueue { octet: 0x43, qn };
         assert_eq!(all(&[untagged(header, b"")]), (error, code));
     }
@@ -198,53 +143,26 @@ fn order_of_messages() {
     let range = Some(Code::UntaggedBuffer(UntaggedBuffer::MsnRange));
     let offset = Some(Code::UntaggedBuffer(UntaggedBuffer::InvalidMo));
     let send = first(UntaggedOp::Send);
-    let open = ddp::Untagged {
-        last: false,
-        ..send
-    };
-    let msn = |expected, got| ProtocolError::MsnRange {
-        queue: 0,
-        expected,
-        got,
-    };
-    let mo = |expected, got| ProtocolError::InvalidMo {
-        queue: 0,
-        expected,
-        got,
-    };
+    let open = ddp::Untagged { last: false, ..send };
+    let msn = |expected, got| ProtocolError::MsnRange { queue: 0, expected, got };
+    let mo = |expected, got| ProtocolError::InvalidMo { queue: 0, expected, got };
 
     let zero = ddp::Untagged { msn: 0, ..send };
     assert_eq!(all(&[untagged(zero, b"")]), (msn(1, 0), range));
     let second = ddp::Untagged { msn: 2, ..send };
     assert_eq!(all(&[untagged(second, b"")]), (msn(1, 2), range));
-    assert_eq!(
-        all(&[untagged(send, b""), untagged(send, b"")]),
-        (msn(2, 1), range)
-    );
-    assert_eq!(
-        all(&[untagged(open, b"ab"), untagged(second, b"")]),
-        (msn(1, 2), range)
-    );
+    assert_eq!(all(&[untagged(send, b""), untagged(send, b"")]), (msn(2, 1), range));
+    assert_eq!(all(&[untagged(open, b"ab"), untagged(second, b"")]), (msn(1, 2), range));
 
     let ahead = ddp::Untagged { mo: 4, ..send };
     assert_eq!(all(&[untagged(ahead, b"")]), (mo(0, 4), offset));
-    assert_eq!(
-        all(&[untagged(open, b"ab"), untagged(ahead, b"")]),
-        (mo(2, 4), offset)
-    );
-    assert_eq!(
-        all(&[untagged(open, b"ab"), untagged(send, b"")]),
-        (mo(2, 0), offset)
-    );
+    assert_eq!(all(&[untagged(open, b"ab"), untagged(ahead, b"")]), (mo(2, 4), offset));
+    assert_eq!(all(&[untagged(open, b"ab"), untagged(send, b"")]), (mo(2, 0), offset));
 
     // The queue of requests counts for itself.
     let read = first(UntaggedOp::ReadRequest);
     let atomic = first(UntaggedOp::AtomicRequest);
-    let error = ProtocolError::MsnRange {
-        queue: 1,
-        expected: 2,
-        got: 1,
-    };
+    let error = ProtocolError::MsnRange { queue: 1, expected: 2, got: 1 };
     let fpdus = [
         untagged(send, b""),
         untagged(read, &emitted(&some_read())),
@@ -255,47 +173,19 @@ fn order_of_messages() {
 
 #[test]
 fn one_message_is_one_operation() {
-    let open = ddp::Untagged {
-        last: false,
-        ..first(UntaggedOp::Send)
-    };
-    let other = ddp::Untagged {
-        mo: 2,
-        ..first(UntaggedOp::SendSe)
-    };
+    let open = ddp::Untagged { last: false, ..first(UntaggedOp::Send) };
+    let other = ddp::Untagged { mo: 2, ..first(UntaggedOp::SendSe) };
     let error = ProtocolError::OperationChanged(0x45);
-    assert_eq!(
-        all(&[untagged(open, b"ab"), untagged(other, b"")]),
-        (error, UNEXPECTED)
-    );
+    assert_eq!(all(&[untagged(open, b"ab"), untagged(other, b"")]), (error, UNEXPECTED));
 
-    let open = ddp::Untagged {
-        last: false,
-        ulp: 7,
-        ..first(UntaggedOp::SendImm)
-    };
-    let other = ddp::Untagged {
-        mo: 2,
-        ulp: 8,
-        ..first(UntaggedOp::SendImm)
-    };
+    let open = ddp::Untagged { last: false, ulp: 7, ..first(UntaggedOp::SendImm) };
+    let other = ddp::Untagged { mo: 2, ulp: 8, ..first(UntaggedOp::SendImm) };
     let error = ProtocolError::OperationChanged(0x4c);
-    assert_eq!(
-        all(&[untagged(open, b"ab"), untagged(other, b"")]),
-        (error, UNEXPECTED)
-    );
+    assert_eq!(all(&[untagged(open, b"ab"), untagged(other, b"")]), (error, UNEXPECTED));
 
     // In a plain Send that field is reserved.
-    let open = ddp::Untagged {
-        last: false,
-        ulp: 7,
-        ..first(UntaggedOp::Send)
-    };
-    let other = ddp::Untagged {
-        mo: 2,
-        ulp: 8,
-        ..first(UntaggedOp::Send)
-    };
+    let open = ddp::Untagged { last: false, ulp: 7, ..first(UntaggedOp::Send) };
+    let other = ddp::Untagged { mo: 2, ulp: 8, ..first(UntaggedOp::Send) };
     let mut receiver = receiver();
     receiver.next(&untagged(open, b"ab")).unwrap().unwrap();
     receiver.next(&untagged(other, b"cd")).unwrap().unwrap();
@@ -306,26 +196,17 @@ fn tagged_offset() {
     let code = Some(Code::TaggedBuffer(TaggedBuffer::ToWrap));
     let bytes = tagged(write(u64::MAX - 1), b"abc");
     assert_eq!(all(&[bytes]), (ProtocolError::ToWrap, code));
-    assert!(
-        receiver().next(&tagged(write(u64::MAX - 1), b"ab")).is_ok(),
-        "up to the end"
-    );
+    assert!(receiver().next(&tagged(write(u64::MAX - 1), b"ab")).is_ok(), "up to the end");
     assert!(receiver().next(&tagged(write(u64::MAX), b"")).is_ok());
 }
 
 #[test]
 fn message_too_long() {
     // Reached by the real way: a message of 2^32 - 1 bytes and one more, in the largest FPDUs.
-    let negotiated = Negotiated {
-        crc: false,
-        ..Negotiated::plain()
-    };
+    let negotiated = Negotiated { crc: false, ..Negotiated::plain() };
     let mut receiver = Receiver::new(&negotiated, Extensions::NONE);
     let payload = vec![0; 65_517];
-    let mut header = ddp::Untagged {
-        last: false,
-        ..first(UntaggedOp::Send)
-    };
+    let mut header = ddp::Untagged { last: false, ..first(UntaggedOp::Send) };
     let mut bytes = untagged(header, &payload);
     while u64::from(header.mo) + payload.len() as u64 <= u64::from(u32::MAX) {
         header.emit(&mut bytes[2..20]);
@@ -351,32 +232,17 @@ fn fixed_layouts() {
     ];
     for (op, len) in cases {
         for wrong in [0, len - 1, len + 1] {
-            let error = ProtocolError::PayloadLength {
-                octet: op.octet(),
-                len: wrong,
-            };
+            let error = ProtocolError::PayloadLength { octet: op.octet(), len: wrong };
             let bytes = untagged(first(op), &vec![1; wrong]);
             assert_eq!(all(&[bytes]), (error, UNSPECIFIED));
         }
-        let error = ProtocolError::PayloadLength {
-            octet: op.octet(),
-            len,
-        };
-        let open = ddp::Untagged {
-            last: false,
-            ..first(op)
-        };
+        let error = ProtocolError::PayloadLength { octet: op.octet(), len };
+        let open = ddp::Untagged { last: false, ..first(op) };
         assert_eq!(all(&[untagged(open, &vec![1; len])]), (error, UNSPECIFIED));
     }
     // A malformed Terminate is not answered.
-    let error = ProtocolError::PayloadLength {
-        octet: 0x47,
-        len: 3,
-    };
-    assert_eq!(
-        all(&[untagged(first(UntaggedOp::Terminate), &[0; 3])]),
-        (error, None)
-    );
+    let error = ProtocolError::PayloadLength { octet: 0x47, len: 3 };
+    assert_eq!(all(&[untagged(first(UntaggedOp::Terminate), &[0; 3])]), (error, None));
 }
 
 #[test]
@@ -387,19 +253,10 @@ fn contents() {
     assert_eq!(all(&[bytes]), (ProtocolError::UnknownAtomic(1), UNEXPECTED));
 
     let bytes = untagged(first(UntaggedOp::Control), &[9; 16]);
-    assert_eq!(
-        all(&[bytes]),
-        (ProtocolError::MalformedControl, UNSPECIFIED)
-    );
+    assert_eq!(all(&[bytes]), (ProtocolError::MalformedControl, UNSPECIFIED));
 
-    let bytes = untagged(
-        first(UntaggedOp::Control),
-        &emitted(&Control::Resume { count: 0 }),
-    );
-    assert_eq!(
-        all(&[bytes]),
-        (ProtocolError::UnexpectedResume, UNSPECIFIED)
-    );
+    let bytes = untagged(first(UntaggedOp::Control), &emitted(&Control::Resume { count: 0 }));
+    assert_eq!(all(&[bytes]), (ProtocolError::UnexpectedResume, UNSPECIFIED));
 }
 
 #[test]
@@ -409,107 +266,23 @@ fn a_fault_names_its_layer_by_the_segment() {
     let send = untagged(first(UntaggedOp::Send), b"abc");
     use RemoteFault as Fault;
     let cases = [
-        (
-            Fault::InvalidStag,
-            &to_memory,
-            0x11,
-            0x00,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::BaseBounds,
-            &to_memory,
-            0x11,
-            0x01,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::StagNotAssociated,
-            &to_memory,
-            0x11,
-            0x02,
-            Verdict::RemoteAccess,
-        ),
+        (Fault::InvalidStag, &to_memory, 0x11, 0x00, Verdict::RemoteAccess),
+        (Fault::BaseBounds, &to_memory, 0x11, 0x01, Verdict::RemoteAccess),
+        (Fault::StagNotAssociated, &to_memory, 0x11, 0x02, Verdict::RemoteAccess),
         (Fault::ToWrap, &to_memory, 0x11, 0x03, Verdict::RemoteAccess),
-        (
-            Fault::AccessRights,
-            &to_memory,
-            0x01,
-            0x02,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::InvalidStag,
-            &request,
-            0x01,
-            0x00,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::BaseBounds,
-            &request,
-            0x01,
-            0x01,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::AccessRights,
-            &request,
-            0x01,
-            0x02,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::StagNotAssociated,
-            &request,
-            0x01,
-            0x03,
-            Verdict::RemoteAccess,
-        ),
+        (Fault::AccessRights, &to_memory, 0x01, 0x02, Verdict::RemoteAccess),
+        (Fault::InvalidStag, &request, 0x01, 0x00, Verdict::RemoteAccess),
+        (Fault::BaseBounds, &request, 0x01, 0x01, Verdict::RemoteAccess),
+        (Fault::AccessRights, &request, 0x01, 0x02, Verdict::RemoteAccess),
+        (Fault::StagNotAssociated, &request, 0x01, 0x03, Verdict::RemoteAccess),
         (Fault::ToWrap, &request, 0x01, 0x04, Verdict::RemoteAccess),
-        (
-            Fault::TooManyReads,
-            &request,
-            0x02,
-            0x07,
-            Verdict::RemoteOperation,
-        ),
-        (
-            Fault::UnexpectedOpcode,
-            &request,
-            0x02,
-            0x06,
-            Verdict::InvalidRequest,
-        ),
-        (
-            Fault::InvalidRequest,
-            &request,
-            0x02,
-            0xff,
-            Verdict::InvalidRequest,
-        ),
-        (
-            Fault::CannotInvalidate,
-            &send,
-            0x01,
-            0x09,
-            Verdict::RemoteAccess,
-        ),
-        (
-            Fault::MessageTooLong,
-            &send,
-            0x12,
-            0x05,
-            Verdict::InvalidRequest,
-        ),
+        (Fault::TooManyReads, &request, 0x02, 0x07, Verdict::RemoteOperation),
+        (Fault::UnexpectedOpcode, &request, 0x02, 0x06, Verdict::InvalidRequest),
+        (Fault::InvalidRequest, &request, 0x02, 0xff, Verdict::InvalidRequest),
+        (Fault::CannotInvalidate, &send, 0x01, 0x09, Verdict::RemoteAccess),
+        (Fault::MessageTooLong, &send, 0x12, 0x05, Verdict::InvalidRequest),
         (Fault::NoBuffer, &send, 0x12, 0x02, Verdict::NoBuffer),
-        (
-            Fault::Catastrophic,
-            &send,
-            0x02,
-            0x07,
-            Verdict::RemoteOperation,
-        ),
+        (Fault::Catastrophic, &send, 0x02, 0x07, Verdict::RemoteOperation),
     ];
     for (fault, bytes, layer_type, octet, expected) in cases {
         let terminate = for_fault(fault, bytes).expect("answered");
@@ -539,24 +312,14 @@ fn every_code_has_a_verdict() {
     assert_eq!(count(Verdict::NoBuffer), 1);
     assert_eq!(count(Verdict::RemoteOperation), 4);
     assert_eq!(count(Verdict::Transport), 1 + 1 + 4 + 7);
-    assert_eq!(
-        verdict(Code::Protection(Protection::Unspecified)),
-        Verdict::RemoteAccess
-    );
-    let unknown = Code::Other {
-        layer: 9,
-        etype: 9,
-        code: 9,
-    };
+    assert_eq!(verdict(Code::Protection(Protection::Unspecified)), Verdict::RemoteAccess);
+    let unknown = Code::Other { layer: 9, etype: 9, code: 9 };
     assert_eq!(verdict(unknown), Verdict::RemoteOperation);
 }
 
 #[test]
 fn set_up_errors() {
-    let error = SetupError::InsufficientIrd {
-        peer_ord: 2,
-        ird: 1,
-    };
+    let error = SetupError::InsufficientIrd { peer_ord: 2, ird: 1 };
     let terminate = Terminate::bare(Code::Mpa(Mpa::InsufficientIrd));
     assert_eq!(for_setup_error(&error), Some(terminate));
     assert_eq!(for_setup_error(&SetupError::EarlyData), None);
@@ -624,10 +387,7 @@ proptest! {
 fn atomic_response_is_delivered() {
     let response = AtomicResponse { id: 3, original: 4 };
     let bytes = untagged(first(UntaggedOp::AtomicResponse), &emitted(&response));
-    let (_, segment) = receiver()
-        .next(&bytes)
-        .unwrap()
-        .map(|(n, s)| (n, format!("{s:?}")))
-        .unwrap();
+    let (_, segment) =
+        receiver().next(&bytes).unwrap().map(|(n, s)| (n, format!("{s:?}"))).unwrap();
     assert_eq!(segment, format!("{:?}", Segment::AtomicResponse(response)));
 }

@@ -29,35 +29,28 @@ impl Requests {
         };
         let sender = &mut self.sender;
         let (begun, payload) = match msg {
-            Msg::Write(stag, to, payload) => (
-                sender.begin_tagged(TaggedOp::Write, Stag(*stag), *to),
-                payload.clone(),
-            ),
+            Msg::Write(stag, to, payload) => {
+                (sender.begin_tagged(TaggedOp::Write, Stag(*stag), *to), payload.clone())
+            }
             Msg::Send(_, _, payload) => {
                 (sender.begin_untagged(UntaggedOp::Send, 0), payload.clone())
             }
-            Msg::Immediate(immediate, _) => (
-                sender.begin_untagged(UntaggedOp::Immediate, 0),
-                emit(immediate),
-            ),
-            Msg::Read(request) => (
-                sender.begin_untagged(UntaggedOp::ReadRequest, 0),
-                emit(request),
-            ),
-            Msg::Atomic(request) => (
-                sender.begin_untagged(UntaggedOp::AtomicRequest, 0),
-                emit(request),
-            ),
+            Msg::Immediate(immediate, _) => {
+                (sender.begin_untagged(UntaggedOp::Immediate, 0), emit(immediate))
+            }
+            Msg::Read(request) => {
+                (sender.begin_untagged(UntaggedOp::ReadRequest, 0), emit(request))
+            }
+            Msg::Atomic(request) => {
+                (sender.begin_untagged(UntaggedOp::AtomicRequest, 0), emit(request))
+            }
             other => panic!("{other:?} is no request"),
         };
         self.post(begun, payload, stream);
     }
 
     fn resume(&mut self, count: usize, stream: &mut Vec<u8>) {
-        Msg::Control(Control::Resume {
-            count: count as u32,
-        })
-        .frame(&mut self.sender, 100, stream);
+        Msg::Control(Control::Resume { count: count as u32 }).frame(&mut self.sender, 100, stream);
         for (msg, payload) in self.begun[count..].iter().cloned() {
             send(&mut self.sender, msg, &payload, 1500, stream);
         }
@@ -66,10 +59,7 @@ impl Requests {
 
 #[test]
 fn refused_then_resumed() {
-    let mut requests = Requests {
-        sender: sender(),
-        begun: Vec::new(),
-    };
+    let mut requests = Requests { sender: sender(), begun: Vec::new() };
     let mut stream = Vec::new();
     let long = Msg::Send(SendKind::Plain, false, vec![7; 4000]);
     let messages = [
@@ -77,13 +67,7 @@ fn refused_then_resumed() {
         long.clone(),
         Msg::Atomic(some_atomic()),
         Msg::Write(1, 2, vec![8; 3000]),
-        Msg::Immediate(
-            Immediate {
-                imm: 1,
-                write_len: 3000,
-            },
-            false,
-        ),
+        Msg::Immediate(Immediate { imm: 1, write_len: 3000 }, false),
     ];
     for message in &messages {
         requests.post_msg(message, &mut stream);
@@ -121,19 +105,10 @@ fn refused_then_resumed() {
 
 #[test]
 fn an_immediate_is_refused_behind_its_write() {
-    let mut requests = Requests {
-        sender: sender(),
-        begun: Vec::new(),
-    };
+    let mut requests = Requests { sender: sender(), begun: Vec::new() };
     let mut stream = Vec::new();
     requests.post_msg(&Msg::Write(1, 2, vec![8; 3000]), &mut stream);
-    let immediate = Msg::Immediate(
-        Immediate {
-            imm: 1,
-            write_len: 3000,
-        },
-        false,
-    );
+    let immediate = Msg::Immediate(Immediate { imm: 1, write_len: 3000 }, false);
     requests.post_msg(&immediate, &mut stream);
     let mut receiver = receiver();
     let mut executed = 0;
@@ -160,18 +135,12 @@ fn a_crc_is_checked_while_dropping() {
     receiver.discard_requests(receiver.message_mark());
     assert_eq!(receiver.next(&stream), Ok(Some((28, Segment::Discarded))));
     stream[22] ^= 1;
-    assert!(matches!(
-        receiver.next(&stream),
-        Err(ProtocolError::Crc { .. })
-    ));
+    assert!(matches!(receiver.next(&stream), Err(ProtocolError::Crc { .. })));
 }
 
 #[test]
 fn after_resume_the_old_msn_is_due() {
-    let mut requests = Requests {
-        sender: sender(),
-        begun: Vec::new(),
-    };
+    let mut requests = Requests { sender: sender(), begun: Vec::new() };
     let mut stream = Vec::new();
     let send = Msg::Send(SendKind::Plain, false, vec![1]);
     for _ in 0..3 {
@@ -191,24 +160,14 @@ fn after_resume_the_old_msn_is_due() {
     Msg::Control(Control::Resume { count: 1 }).frame(&mut requests.sender, 100, &mut stream);
     requests.post_msg(&send, &mut stream);
     let error = drain(&mut receiver, &stream, |_, _| ()).unwrap_err();
-    assert_eq!(
-        error,
-        ProtocolError::MsnRange {
-            queue: 0,
-            expected: 2,
-            got: 4
-        }
-    );
+    assert_eq!(error, ProtocolError::MsnRange { queue: 0, expected: 2, got: 4 });
 }
 
 #[test]
 fn a_late_refusal_goes_back_to_the_mark() {
     // The adapter keeps the mark of the Send, and notices the missing receive only after more
     // requests have been delivered.
-    let mut requests = Requests {
-        sender: sender(),
-        begun: Vec::new(),
-    };
+    let mut requests = Requests { sender: sender(), begun: Vec::new() };
     let mut stream = Vec::new();
     let messages = [
         Msg::Read(some_read()),
@@ -223,14 +182,7 @@ fn a_late_refusal_goes_back_to_the_mark() {
     let mut receiver = receiver();
     let mut mark = None;
     drain(&mut receiver, &stream, |receiver, segment| {
-        if matches!(
-            segment,
-            Segment::Send {
-                msn: 1,
-                last: true,
-                ..
-            }
-        ) {
+        if matches!(segment, Segment::Send { msn: 1, last: true, .. }) {
             mark = Some(receiver.message_mark());
         }
     })
@@ -259,9 +211,7 @@ fn the_mark_of_a_message_is_that_of_its_first_segment() {
     let mut read = sender.begin_untagged(UntaggedOp::ReadRequest, 0);
     let len = sender.whole(&mut read, &mut out, &some_read()).unwrap();
     take(&out[..len]);
-    let staged = sender
-        .segment(&mut msg, &mut out, 2000 - staged.payload, fill)
-        .unwrap();
+    let staged = sender.segment(&mut msg, &mut out, 2000 - staged.payload, fill).unwrap();
     assert!(staged.last);
     assert_eq!(take(&out[..staged.bytes]), first);
 }

@@ -24,28 +24,17 @@ fn requested(responder: &mut Responder, bytes: &[u8]) -> Request {
 }
 
 fn depths(ird: u16, ord: u16) -> Enhanced {
-    Enhanced {
-        ird,
-        ord,
-        ..Enhanced::default()
-    }
+    Enhanced { ird, ord, ..Enhanced::default() }
 }
 
 #[test]
 fn request_bytes() {
-    let params = Params {
-        enhanced: Some(depths(16, 8)),
-        ..Params::default()
-    };
+    let params = Params { enhanced: Some(depths(16, 8)), ..Params::default() };
     let mut initiator = Initiator::new(params, b"hi").unwrap();
     let sent = transmitted(|out| initiator.poll_transmit(out));
     assert_eq!(sent, b"MPA ID Req Frame\x50\x02\x00\x06\x00\x10\x00\x08hi");
 
-    let params = Params {
-        revision: 1,
-        crc: false,
-        ..Params::default()
-    };
+    let params = Params { revision: 1, crc: false, ..Params::default() };
     let mut initiator = Initiator::new(params, b"").unwrap();
     let sent = transmitted(|out| initiator.poll_transmit(out));
     assert_eq!(sent, b"MPA ID Req Frame\x00\x01\x00\x00");
@@ -53,52 +42,31 @@ fn request_bytes() {
 
 #[test]
 fn handshake_of_two() {
-    let ours = Params {
-        enhanced: Some(depths(16, 200)),
-        ..Params::default()
-    };
+    let ours = Params { enhanced: Some(depths(16, 200)), ..Params::default() };
     let mut initiator = Initiator::new(ours, b"question").unwrap();
     let mut responder = Responder::new();
     let bytes = transmitted(|out| initiator.poll_transmit(out));
     let request = requested(&mut responder, &bytes);
     assert_eq!(request.private_data, b"question");
-    assert_eq!(
-        (request.revision, request.crc, request.markers),
-        (2, true, false)
-    );
+    assert_eq!((request.revision, request.crc, request.markers), (2, true, false));
     assert_eq!(request.enhanced, Some(depths(16, 200)));
 
-    let theirs = Params {
-        crc: false,
-        enhanced: Some(depths(64, 64)),
-        ..Params::default()
-    };
+    let theirs = Params { crc: false, enhanced: Some(depths(64, 64)), ..Params::default() };
     let there = responder.accept(theirs, b"answer").unwrap();
     assert!(there.crc, "on if either asks");
-    assert_eq!(
-        (there.peer_ird, there.peer_ord, there.ord),
-        (Some(16), Some(200), Some(16))
-    );
+    assert_eq!((there.peer_ird, there.peer_ord, there.ord), (Some(16), Some(200), Some(16)));
     let bytes = transmitted(|out| responder.poll_transmit(out));
     // C is repeated, and the responder's ORD is cut to the initiator's IRD.
-    assert_eq!(
-        bytes,
-        b"MPA ID Rep Frame\x50\x02\x00\x0a\x00\x40\x00\x10answer"
-    );
+    assert_eq!(bytes, b"MPA ID Rep Frame\x50\x02\x00\x0a\x00\x40\x00\x10answer");
 
     // What follows the reply is left for the receiver.
     let mut more = bytes.clone();
     more.extend([1, 2, 3]);
     let (used, outcome) = initiator.handle(&more).unwrap();
     assert_eq!(used, bytes.len());
-    let Some(Outcome::Established(here)) = outcome else {
-        panic!("{outcome:?}")
-    };
+    let Some(Outcome::Established(here)) = outcome else { panic!("{outcome:?}") };
     assert_eq!((here.crc, here.tx_markers, here.revision), (true, false, 2));
-    assert_eq!(
-        (here.peer_ird, here.peer_ord, here.ord),
-        (Some(64), Some(16), Some(64))
-    );
+    assert_eq!((here.peer_ird, here.peer_ord, here.ord), (Some(64), Some(16), Some(64)));
     assert_eq!(here.private_data, b"answer");
     assert_eq!(initiator.handle(&[1]), Ok((0, None)));
     assert_eq!(responder.handle(&[1]), Ok((0, None)));
@@ -106,20 +74,14 @@ fn handshake_of_two() {
 
 #[test]
 fn crc_and_markers_follow_the_peer() {
-    for (flags, crc, markers) in [
-        (0x00, false, false),
-        (0x40, true, false),
-        (0x80, false, true),
-        (0xc0, true, true),
-    ] {
+    for (flags, crc, markers) in
+        [(0x00, false, false), (0x40, true, false), (0x80, false, true), (0xc0, true, true)]
+    {
         let mut bytes = b"MPA ID Req Frame\x00\x01\x00\x00".to_vec();
         bytes[16] = flags;
         let mut responder = Responder::new();
         requested(&mut responder, &bytes);
-        let params = Params {
-            crc: false,
-            ..Params::default()
-        };
+        let params = Params { crc: false, ..Params::default() };
         let negotiated = responder.accept(params, b"").unwrap();
         assert_eq!((negotiated.crc, negotiated.tx_markers), (crc, markers));
         assert_eq!((negotiated.revision, negotiated.peer_ird), (1, None));
@@ -140,35 +102,21 @@ fn rejection() {
     let bytes = transmitted(|out| responder.poll_transmit(out));
     let (used, outcome) = initiator.handle(&bytes).unwrap();
     assert_eq!(used, bytes.len());
-    assert_eq!(
-        outcome,
-        Some(Outcome::Rejected {
-            private_data: b"busy".to_vec()
-        })
-    );
+    assert_eq!(outcome, Some(Outcome::Rejected { private_data: b"busy".to_vec() }));
 }
 
 #[test]
 fn undeclared_depths() {
     // All ones mean that the depth is not negotiated here (RFC 6581 9.1).
     let mut responder = Responder::new();
-    requested(
-        &mut responder,
-        b"MPA ID Req Frame\x10\x02\x00\x04\x3f\xff\x3f\xff",
-    );
+    requested(&mut responder, b"MPA ID Req Frame\x10\x02\x00\x04\x3f\xff\x3f\xff");
     let negotiated = responder.accept(Params::default(), b"").unwrap();
     assert_eq!((negotiated.peer_ird, negotiated.peer_ord), (None, None));
     assert_eq!(negotiated.ord, Some(128));
 
     let mut responder = Responder::new();
-    requested(
-        &mut responder,
-        b"MPA ID Req Frame\x10\x02\x00\x04\x00\x07\x00\x08",
-    );
-    let params = Params {
-        enhanced: None,
-        ..Params::default()
-    };
+    requested(&mut responder, b"MPA ID Req Frame\x10\x02\x00\x04\x00\x07\x00\x08");
+    let params = Params { enhanced: None, ..Params::default() };
     assert_eq!(responder.accept(params, b"").unwrap().ord, Some(7));
     let reply = transmitted(|out| responder.poll_transmit(out));
     assert_eq!(reply[20..], [0x3f, 0xff, 0x00, 0x07]);
@@ -177,21 +125,11 @@ fn undeclared_depths() {
 #[test]
 fn ready_to_receive_flags_pass_through() {
     let mut responder = Responder::new();
-    let request = requested(
-        &mut responder,
-        b"MPA ID Req Frame\x10\x02\x00\x04\x80\x10\xc0\x10",
-    );
+    let request = requested(&mut responder, b"MPA ID Req Frame\x10\x02\x00\x04\x80\x10\xc0\x10");
     let flags = request.enhanced.unwrap();
     assert!(flags.peer_to_peer && flags.rtr_write && flags.rtr_read && !flags.rtr_send);
-    let chosen = Enhanced {
-        peer_to_peer: true,
-        rtr_write: true,
-        ..depths(16, 16)
-    };
-    let params = Params {
-        enhanced: Some(chosen),
-        ..Params::default()
-    };
+    let chosen = Enhanced { peer_to_peer: true, rtr_write: true, ..depths(16, 16) };
+    let params = Params { enhanced: Some(chosen), ..Params::default() };
     let negotiated = responder.accept(params, b"").unwrap();
     assert_eq!(negotiated.peer_enhanced, Some(flags));
     let reply = transmitted(|out| responder.poll_transmit(out));
@@ -202,20 +140,11 @@ fn ready_to_receive_flags_pass_through() {
 fn faults_of_an_initiator() {
     let fault = |bytes: &[u8]| Responder::new().handle(bytes).unwrap_err();
     assert_eq!(fault(b"SSH-2.0"), SetupError::Frame(WireError::BadKey));
-    assert_eq!(
-        fault(b"MPA ID Rep Frame"),
-        SetupError::Frame(WireError::BadKey)
-    );
+    assert_eq!(fault(b"MPA ID Rep Frame"), SetupError::Frame(WireError::BadKey));
     assert_eq!(fault(b"MPA ID Req Frame\0\0\0\0"), SetupError::Revision(0));
-    assert_eq!(
-        fault(b"MPA ID Req Frame\0\x03\0\0"),
-        SetupError::Revision(3)
-    );
+    assert_eq!(fault(b"MPA ID Req Frame\0\x03\0\0"), SetupError::Revision(3));
     let too_long = fault(b"MPA ID Req Frame\0\x01\x02\x01");
-    assert_eq!(
-        too_long,
-        SetupError::Frame(WireError::PrivateDataTooLong(513))
-    );
+    assert_eq!(too_long, SetupError::Frame(WireError::PrivateDataTooLong(513)));
     let no_room = fault(b"MPA ID Req Frame\x10\x02\0\x01a");
     assert_eq!(no_room, SetupError::Frame(WireError::NoEnhancedData));
 
@@ -229,42 +158,18 @@ fn faults_of_an_initiator() {
 
 #[test]
 fn faults_of_a_responder() {
-    let params = Params {
-        enhanced: Some(depths(16, 16)),
-        ..Params::default()
-    };
+    let params = Params { enhanced: Some(depths(16, 16)), ..Params::default() };
     let fault = |params: Params, bytes: &[u8]| {
-        Initiator::new(params, b"")
-            .unwrap()
-            .handle(bytes)
-            .unwrap_err()
+        Initiator::new(params, b"").unwrap().handle(bytes).unwrap_err()
     };
     let old = fault(params, b"MPA ID Rep Frame\0\x01\0\0");
     assert_eq!(old, SetupError::NotEnhanced);
-    assert_eq!(
-        fault(params, b"MPA ID Rep Frame\0\0\0\0"),
-        SetupError::Revision(0)
-    );
-    assert_eq!(
-        fault(params, b"MPA ID Rep Frame\0\x03\0\0"),
-        SetupError::Revision(3)
-    );
-    let first = Params {
-        revision: 1,
-        ..params
-    };
-    assert_eq!(
-        fault(first, b"MPA ID Rep Frame\0\x02\0\0"),
-        SetupError::Revision(2)
-    );
+    assert_eq!(fault(params, b"MPA ID Rep Frame\0\0\0\0"), SetupError::Revision(0));
+    assert_eq!(fault(params, b"MPA ID Rep Frame\0\x03\0\0"), SetupError::Revision(3));
+    let first = Params { revision: 1, ..params };
+    assert_eq!(fault(first, b"MPA ID Rep Frame\0\x02\0\0"), SetupError::Revision(2));
     let greedy = fault(params, b"MPA ID Rep Frame\x10\x02\0\x04\0\x10\0\x11");
-    assert_eq!(
-        greedy,
-        SetupError::InsufficientIrd {
-            peer_ord: 17,
-            ird: 16
-        }
-    );
+    assert_eq!(greedy, SetupError::InsufficientIrd { peer_ord: 17, ird: 16 });
     // A responder that does not know our revision refuses in its own.
     let mut initiator = Initiator::new(params, b"").unwrap();
     let (_, outcome) = initiator.handle(b"MPA ID Rep Frame\x20\x01\0\0").unwrap();
@@ -274,29 +179,14 @@ fn faults_of_a_responder() {
 #[test]
 fn faults_of_the_caller() {
     let long = SetupError::PrivateDataTooLong(509);
-    assert_eq!(
-        Initiator::new(Params::default(), &[0; 509]).unwrap_err(),
-        long
-    );
+    assert_eq!(Initiator::new(Params::default(), &[0; 509]).unwrap_err(), long);
     assert!(Initiator::new(Params::default(), &[0; 508]).is_ok());
-    let params = Params {
-        revision: 3,
-        ..Params::default()
-    };
-    assert_eq!(
-        Initiator::new(params, b"").unwrap_err(),
-        SetupError::Revision(3)
-    );
+    let params = Params { revision: 3, ..Params::default() };
+    assert_eq!(Initiator::new(params, b"").unwrap_err(), SetupError::Revision(3));
     let mut responder = Responder::new();
-    assert_eq!(
-        responder.accept(Params::default(), b"").unwrap_err(),
-        SetupError::WrongState
-    );
+    assert_eq!(responder.accept(Params::default(), b"").unwrap_err(), SetupError::WrongState);
     requested(&mut responder, b"MPA ID Req Frame\0\x01\0\0");
-    assert_eq!(
-        responder.accept(Params::default(), &[0; 509]).unwrap_err(),
-        long
-    );
+    assert_eq!(responder.accept(Params::default(), &[0; 509]).unwrap_err(), long);
     assert!(responder.accept(Params::default(), b"").is_ok());
 }
 

@@ -36,25 +36,12 @@ fn requests_and_responses_bytes() {
     };
     let len = sender.whole(&mut msg, &mut out, &request).unwrap();
     assert_eq!(len, 52);
-    assert_eq!(
-        out[..20],
-        *b"\x00\x2e\x41\x41\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0\0"
-    );
+    assert_eq!(out[..20], *b"\x00\x2e\x41\x41\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0\0");
     assert_eq!(out[48..52], [0xd3, 0x01, 0x1b, 0x66]);
 
     let mut msg = sender.begin_untagged(UntaggedOp::AtomicRequest, 0);
-    let op = AtomicOp::CmpSwap {
-        swap: 1,
-        swap_mask: !0,
-        compare: 5,
-        compare_mask: !0,
-    };
-    let request = AtomicRequest {
-        id: 9,
-        stag: Stag(0x0102_0304),
-        to: 0x3000,
-        op,
-    };
+    let op = AtomicOp::CmpSwap { swap: 1, swap_mask: !0, compare: 5, compare_mask: !0 };
+    let request = AtomicRequest { id: 9, stag: Stag(0x0102_0304), to: 0x3000, op };
     assert_eq!(sender.whole(&mut msg, &mut out[..75], &request), None);
     assert_eq!(msg.offset(), 0);
     let len = sender.whole(&mut msg, &mut out[..76], &request).unwrap();
@@ -71,10 +58,7 @@ fn requests_and_responses_bytes() {
 
 #[test]
 fn crc_field_is_zero_where_crcs_are_off() {
-    let negotiated = Negotiated {
-        crc: false,
-        ..Negotiated::plain()
-    };
+    let negotiated = Negotiated { crc: false, ..Negotiated::plain() };
     let mut sender = Sender::new(&negotiated, 1500);
     let mut stream = Vec::new();
     let msg = sender.begin_untagged(UntaggedOp::Send, 0);
@@ -91,9 +75,7 @@ fn segment_sizes() {
     let msg = sender.begin_tagged(TaggedOp::Write, Stag(1), 0);
     let segment = |room: usize, remaining: u32| {
         let mut out = vec![0; room];
-        let staged = sender
-            .clone()
-            .segment(&mut msg.clone(), &mut out, remaining, |_| ())?;
+        let staged = sender.clone().segment(&mut msg.clone(), &mut out, remaining, |_| ())?;
         Some((staged.bytes, staged.payload, staged.last))
     };
     assert_eq!(segment(20, 0), Some((20, 0, true)));
@@ -103,10 +85,7 @@ fn segment_sizes() {
     assert_eq!(segment(1044, 1_000_000), Some((1044, 1024, false)));
     assert_eq!(segment(1043, 1_000_000), None);
     assert_eq!(segment(1107, 1_000_000), Some((1044, 1024, false)));
-    assert_eq!(
-        segment(1 << 20, 1_000_000),
-        Some((20 + 65_472, 65_472, false))
-    );
+    assert_eq!(segment(1 << 20, 1_000_000), Some((20 + 65_472, 65_472, false)));
     assert_eq!(segment(1 << 20, 65_472), Some((20 + 65_472, 65_472, true)));
 }
 
@@ -130,10 +109,7 @@ fn maximum_fpdu() {
     send(&mut sender, msg, &payload, 70_000, &mut stream);
     assert_eq!(stream.len(), mpa::fpdu_len(65_535));
     let mut collector = Collector::default();
-    drain(&mut receiver(), &stream, |_, segment| {
-        collector.take(segment)
-    })
-    .unwrap();
+    drain(&mut receiver(), &stream, |_, segment| collector.take(segment)).unwrap();
     assert_eq!(collector.messages, [Msg::Write(1, 0, payload)]);
 }
 
@@ -144,24 +120,16 @@ fn interleaved_queues() {
     let mut out = [0; 200];
     let mut stream = Vec::new();
     let mut msg = sender.begin_untagged(UntaggedOp::Send, 0);
-    let staged = sender
-        .segment(&mut msg, &mut out, 150, |place| place.fill(1))
-        .unwrap();
+    let staged = sender.segment(&mut msg, &mut out, 150, |place| place.fill(1)).unwrap();
     stream.extend(&out[..staged.bytes]);
     let mut write = sender.begin_tagged(TaggedOp::Write, Stag(9), 0);
-    let wrote = sender
-        .segment(&mut write, &mut out, 4, |place| place.fill(2))
-        .unwrap();
+    let wrote = sender.segment(&mut write, &mut out, 4, |place| place.fill(2)).unwrap();
     stream.extend(&out[..wrote.bytes]);
     let mut control = sender.begin_untagged(UntaggedOp::Control, 0);
-    let len = sender
-        .whole(&mut control, &mut out, &Control::Ack { count: 1 })
-        .unwrap();
+    let len = sender.whole(&mut control, &mut out, &Control::Ack { count: 1 }).unwrap();
     stream.extend(&out[..len]);
     let left = 150 - staged.payload;
-    let rest = sender
-        .segment(&mut msg, &mut out, left, |place| place.fill(3))
-        .unwrap();
+    let rest = sender.segment(&mut msg, &mut out, left, |place| place.fill(3)).unwrap();
     assert!(rest.last);
     stream.extend(&out[..rest.bytes]);
 
@@ -173,12 +141,7 @@ fn interleaved_queues() {
         });
     })
     .unwrap();
-    let expected = [
-        (0, false),
-        (u32::MAX, true),
-        (u32::MAX, false),
-        (staged.payload, true),
-    ];
+    let expected = [(0, false), (u32::MAX, true), (u32::MAX, false), (staged.payload, true)];
     assert_eq!(seen, expected);
 }
 
@@ -193,10 +156,7 @@ fn needed_bytes() {
     assert_eq!(Receiver::needed(&stream[..1]), 19);
     for have in 2..=stream.len() {
         assert_eq!(Receiver::needed(&stream[..have]), stream.len() - have);
-        assert_eq!(
-            receiver().next(&stream[..have]).unwrap().is_some(),
-            have == stream.len()
-        );
+        assert_eq!(receiver().next(&stream[..have]).unwrap().is_some(), have == stream.len());
     }
 }
 
@@ -237,10 +197,7 @@ fn message() -> impl Strategy<Value = Msg> {
 }
 
 fn is_request(msg: &Msg) -> bool {
-    !matches!(
-        msg,
-        Msg::ReadResponse(..) | Msg::AtomicResponse(_) | Msg::Control(_)
-    )
+    !matches!(msg, Msg::ReadResponse(..) | Msg::AtomicResponse(_) | Msg::Control(_))
 }
 
 proptest! {

@@ -48,9 +48,8 @@ pub enum AccessFlagsError {
 
 impl Access {
     /// The rights that let a peer in.
-    pub const REMOTE: Access = Access::REMOTE_WRITE
-        .union(Access::REMOTE_READ)
-        .union(Access::REMOTE_ATOMIC);
+    pub const REMOTE: Access =
+        Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
     /// Reads flags as a program passes them. Unknown bits of the optional range are dropped, as
     /// rdma-core asks; other unknown bits are refused.
@@ -116,10 +115,7 @@ mod tests {
     fn optional_bits_are_dropped_and_others_refused() {
         assert_eq!(Access::parse(0x2000_0001), Ok(Access::LOCAL_WRITE));
         assert_eq!(Access::parse(0x101), Err(AccessFlagsError::Unknown(0x100)));
-        assert_eq!(
-            Access::parse(0x4000_0000),
-            Err(AccessFlagsError::Unknown(0x4000_0000))
-        );
+        assert_eq!(Access::parse(0x4000_0000), Err(AccessFlagsError::Unknown(0x4000_0000)));
         assert_eq!(Access::parse(1 << 20), Ok(Access::RELAXED_ORDERING));
     }
 

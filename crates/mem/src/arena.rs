@@ -48,14 +48,7 @@ impl Arena {
     pub fn new(segment: Segment, block_len: usize) -> Arena {
         assert!(block_len > 0, "a block has bytes");
         let blocks = u32::try_from(segment.len() / block_len).unwrap_or(u32::MAX);
-        Arena {
-            segment,
-            block_len,
-            blocks,
-            touched: 0,
-            free: Vec::new(),
-            in_use: Vec::new(),
-        }
+        Arena { segment, block_len, blocks, touched: 0, free: Vec::new(), in_use: Vec::new() }
     }
 
     /// The blocks, in use or not.
@@ -81,16 +74,9 @@ impl Arena {
         };
         self.in_use[index as usize] = true;
         let offset = index as usize * self.block_len;
-        let segment = self
-            .segment
-            .slice(offset, self.block_len)
-            .expect("blocks lie within the segment");
-        Ok(Block {
-            index,
-            offset,
-            segment,
-            fresh,
-        })
+        let segment =
+            self.segment.slice(offset, self.block_len).expect("blocks lie within the segment");
+        Ok(Block { index, offset, segment, fresh })
     }
 
     /// Gives a block back.
@@ -113,10 +99,7 @@ mod tests {
         let mut arena = Arena::new(Segment::heap(3 * 4096 + 100), 4096);
         assert_eq!(arena.capacity(), 3);
         let blocks: Vec<_> = (0..3).map(|_| arena.allocate().unwrap()).collect();
-        assert_eq!(
-            blocks.iter().map(|b| b.offset).collect::<Vec<_>>(),
-            [0, 4096, 8192]
-        );
+        assert_eq!(blocks.iter().map(|b| b.offset).collect::<Vec<_>>(), [0, 4096, 8192]);
         assert!(blocks.iter().all(|b| b.fresh));
         assert_eq!(arena.allocate().err(), Some(ArenaError::Full));
         assert_eq!(arena.free(1), Ok(()));

@@ -127,8 +127,7 @@ unsafe fn store_large(src: *const u8, dst: *mut u8, len: usize) {
     // tail is read first, as memmove may overwrite it where the ranges overlap. memmove itself may
     // store in any order; the fence puts the tail after it.
     unsafe {
-        src.add(bulk)
-            .copy_to_nonoverlapping(tail.as_mut_ptr(), tail_len);
+        src.add(bulk).copy_to_nonoverlapping(tail.as_mut_ptr(), tail_len);
         src.copy_to(dst, bulk);
         fence(Ordering::Release);
         store_words(tail.as_ptr(), dst.add(bulk), tail_len);
@@ -162,14 +161,8 @@ mod tests {
     #[test]
     fn overlapping_ranges_copy_as_memmove() {
         for len in [1usize, 5, 8, 31, 64, 65, 100] {
-            for (from, to) in [
-                (20usize, 20usize),
-                (20, 21),
-                (21, 20),
-                (20, 28),
-                (30, 20),
-                (20, 84),
-            ] {
+            for (from, to) in [(20usize, 20usize), (20, 21), (21, 20), (20, 28), (30, 20), (20, 84)]
+            {
                 let mut bytes: Vec<u8> = (0..=255).collect();
                 let want = bytes[from..from + len].to_vec();
                 let base = bytes.as_mut_ptr();

@@ -90,10 +90,7 @@ impl Slots {
         let fit = segment.len() / (ENTRY_WORDS * 8);
         let slots = fit.checked_ilog2().map(|bits| 1usize << bits);
         let slots = slots.ok_or(SegmentError::OutOfBounds)?.min(1 << 24);
-        Ok(Slots {
-            words: segment.words(0, slots * ENTRY_WORDS)?,
-            mask: slots - 1,
-        })
+        Ok(Slots { words: segment.words(0, slots * ENTRY_WORDS)?, mask: slots - 1 })
     }
 
     fn word_of(&self, key: Key) -> usize {
@@ -108,9 +105,7 @@ impl Directory {
         if !segment.is_writable() {
             return Err(SegmentError::ReadOnly);
         }
-        Ok(Directory {
-            table: Slots::new(segment)?,
-        })
+        Ok(Directory { table: Slots::new(segment)? })
     }
 
     /// The slots of the directory.
@@ -156,10 +151,7 @@ impl Directory {
         // Whoever sees a new field sees the odd sequence too.
         fence(Ordering::Release);
         for (i, field) in fields.into_iter().enumerate() {
-            self.table
-                .words
-                .at(base + 1 + i)
-                .store(field, Ordering::Relaxed);
+            self.table.words.at(base + 1 + i).store(field, Ordering::Relaxed);
         }
         sequence.store(odd.wrapping_add(1), Ordering::Release);
     }
@@ -169,9 +161,7 @@ impl DirectoryReader {
     /// Reads the directory in a segment, which may be mapped read-only. Both sides must map the
     /// same length.
     pub fn new(segment: &Segment) -> Result<DirectoryReader, SegmentError> {
-        Ok(DirectoryReader {
-            table: Slots::new(segment)?,
-        })
+        Ok(DirectoryReader { table: Slots::new(segment)? })
     }
 
     /// Checks an access as [`Regions::remote`](crate::Regions::remote) would, with the protection

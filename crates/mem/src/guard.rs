@@ -65,9 +65,7 @@ impl Guard {
     /// Owner: call after the withdrawal, once for each link; then poll the result.
     pub fn sample(&self) -> GuardWait {
         fence(Ordering::SeqCst);
-        GuardWait {
-            seen: self.word.load(Ordering::Acquire),
-        }
+        GuardWait { seen: self.word.load(Ordering::Acquire) }
     }
 }
 
@@ -98,10 +96,7 @@ mod tests {
         let segment = Segment::heap(128);
         let initiator = Guard::new(segment.u32_at(0).unwrap());
         let owner = Guard::new(segment.u32_at(0).unwrap());
-        assert_eq!(
-            owner.sample().poll(&owner, || unreachable!()),
-            GuardState::Clear
-        );
+        assert_eq!(owner.sample().poll(&owner, || unreachable!()), GuardState::Clear);
         initiator.enter();
         let wait = owner.sample();
         assert_eq!(wait.poll(&owner, || false), GuardState::NotYet);

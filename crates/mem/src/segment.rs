@@ -75,18 +75,11 @@ impl Segment {
             .expect("a segment is at most isize::MAX bytes");
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) });
-        let Some(start) = start else {
-            handle_alloc_error(layout)
-        };
+        let Some(start) = start else { handle_alloc_error(layout) };
         let skip = start.addr().get().wrapping_neg() & (align - 1);
         // SAFETY: `skip < align`, so the `len` bytes from there lie within the allocation.
         let base = unsafe { start.add(skip) };
-        Segment {
-            base,
-            len,
-            writable: true,
-            owner: Arc::new(HeapBlock { start, layout }),
-        }
+        Segment { base, len, writable: true, owner: Arc::new(HeapBlock { start, layout }) }
     }
 
     /// A segment over memory that something else mapped. For memory that is to hold rings, `base`
@@ -102,12 +95,7 @@ impl Segment {
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Segment {
-        Segment {
-            base,
-            len,
-            writable: true,
-            owner,
-        }
+        Segment { base, len, writable: true, owner }
     }
 
     /// As [`from_raw`](Segment::from_raw), for memory that is mapped for reading only.
@@ -120,12 +108,7 @@ impl Segment {
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Segment {
-        Segment {
-            base,
-            len,
-            writable: false,
-            owner,
-        }
+        Segment { base, len, writable: false, owner }
     }
 
     /// Bytes in the segment.
@@ -151,12 +134,7 @@ impl Segment {
     /// The part of `len` bytes at `offset`, as a segment that keeps the whole memory alive.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Segment, SegmentError> {
         let base = self.part(offset, len)?;
-        Ok(Segment {
-            base,
-            len,
-            writable: self.writable,
-            owner: Arc::clone(&self.owner),
-        })
+        Ok(Segment { base, len, writable: self.writable, owner: Arc::clone(&self.owner) })
     }
 
     /// The part of `len` bytes at `offset` as a span.
@@ -218,11 +196,7 @@ impl Segment {
         if base.addr().get() & 7 != 0 {
             return Err(SegmentError::Misaligned);
         }
-        Ok(Words {
-            base: base.cast(),
-            count,
-            keep: self.clone(),
-        })
+        Ok(Words { base: base.cast(), count, keep: self.clone() })
     }
 
     fn shared<A: Atomic>(&self, offset: usize) -> Result<Shared<A>, SegmentError> {
@@ -233,10 +207,7 @@ impl Segment {
         if !self.writable {
             return Err(SegmentError::ReadOnly);
         }
-        Ok(Shared {
-            word: base.cast(),
-            keep: self.clone(),
-        })
+        Ok(Shared { word: base.cast(), keep: self.clone() })
     }
 
     fn part(&self, offset: usize, len: usize) -> Result<NonNull<u8>, SegmentError> {
@@ -250,10 +221,7 @@ impl Segment {
 
 impl core::fmt::Debug for Segment {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Segment")
-            .field("len", &self.len)
-            .field("writable", &self.writable)
-            .finish()
+        f.debug_struct("Segment").field("len", &self.len).field("writable", &self.writable).finish()
     }
 }
 
@@ -276,10 +244,7 @@ pub struct Shared<A: Atomic> {
 
 impl<A: Atomic> Clone for Shared<A> {
     fn clone(&self) -> Shared<A> {
-        Shared {
-            word: self.word,
-            keep: self.keep.clone(),
-        }
+        Shared { word: self.word, keep: self.keep.clone() }
     }
 }
 
@@ -333,17 +298,10 @@ impl Words {
     #[inline]
     #[track_caller]
     pub(crate) fn span(&self, index: usize, count: usize) -> Span<'_> {
-        assert!(
-            index <= self.count && count <= self.count - index,
-            "words out of range"
-        );
+        assert!(index <= self.count && count <= self.count - index, "words out of range");
         // SAFETY: the range was checked; `keep` keeps the memory valid while `self` is borrowed.
         unsafe {
-            Span::new(
-                self.base.add(index).cast::<u8>().as_ptr(),
-                count * 8,
-                self.keep.writable,
-            )
+            Span::new(self.base.add(index).cast::<u8>().as_ptr(), count * 8, self.keep.writable)
         }
     }
 }
@@ -372,10 +330,7 @@ mod tests {
         let segment = Segment::heap(64);
         assert_eq!(segment.u64_at(60).err(), Some(SegmentError::OutOfBounds));
         assert_eq!(segment.u64_at(4).err(), Some(SegmentError::Misaligned));
-        assert_eq!(
-            segment.u64_at(usize::MAX).err(),
-            Some(SegmentError::OutOfBounds)
-        );
+        assert_eq!(segment.u64_at(usize::MAX).err(), Some(SegmentError::OutOfBounds));
         let word = segment.u32_at(60).unwrap();
         let again = segment.u32_at(60).unwrap();
         drop(segment);

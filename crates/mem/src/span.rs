@@ -40,12 +40,7 @@ impl<'a> Span<'a> {
     /// reference to them is alive, other than to atomics or `UnsafeCell`s.
     #[inline]
     pub(crate) unsafe fn new(ptr: *mut u8, len: usize, writable: bool) -> Span<'a> {
-        Span {
-            ptr,
-            len,
-            writable,
-            borrow: PhantomData,
-        }
+        Span { ptr, len, writable, borrow: PhantomData }
     }
 
     /// Bytes in the span.
@@ -132,10 +127,7 @@ impl<'a> Span<'a> {
     #[inline]
     #[track_caller]
     pub fn compare_swap(&self, compare: u64, swap: u64) -> u64 {
-        match self
-            .word()
-            .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match self.word().compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
             Ok(was) | Err(was) => was,
         }
     }
@@ -149,20 +141,14 @@ impl<'a> Span<'a> {
     #[inline]
     #[track_caller]
     fn assert_writable(self) -> Span<'a> {
-        assert!(
-            self.writable || self.len == 0,
-            "the span was not asked for writing"
-        );
+        assert!(self.writable || self.len == 0, "the span was not asked for writing");
         self
     }
 
     #[inline]
     #[track_caller]
     fn word(&self) -> &'a AtomicU64 {
-        assert!(
-            self.len == 8 && self.ptr.addr() & 7 == 0,
-            "not 8 aligned bytes"
-        );
+        assert!(self.len == 8 && self.ptr.addr() & 7 == 0, "not 8 aligned bytes");
         let word = self.assert_writable();
         // SAFETY: 8 writable bytes, aligned, valid for 'a. The application may access them without
         // atomics meanwhile, as it may on every adapter: then the outcome is one of the values.
@@ -172,9 +158,6 @@ impl<'a> Span<'a> {
 
 impl core::fmt::Debug for Span<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Span")
-            .field("len", &self.len)
-            .field("writable", &self.writable)
-            .finish()
+        f.debug_struct("Span").field("len", &self.len).field("writable", &self.writable).finish()
     }
 }

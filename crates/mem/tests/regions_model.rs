@@ -122,10 +122,7 @@ struct Model {
 impl Model {
     fn new() -> Model {
         let shown = Segment::heap(8 * 64);
-        let mut regions = Regions::new(RegionsConfig {
-            max_entries: 12,
-            seed: [5; 32],
-        });
+        let mut regions = Regions::new(RegionsConfig { max_entries: 12, seed: [5; 32] });
         regions.publish_in(Directory::create(&shown).unwrap());
         Model {
             regions,
@@ -165,31 +162,20 @@ impl Model {
 
     fn apply(&mut self, op: Op) {
         match op {
-            Op::Register {
-                pd,
-                offset,
-                len,
-                iova,
-                access,
-            } => self.register(pd, offset, len, iova, access),
+            Op::Register { pd, offset, len, iova, access } => {
+                self.register(pd, offset, len, iova, access)
+            }
             Op::Deregister { pick } => {
                 let key = self.pick(pick, &self.open_keys(true, false));
                 let region = self.open.iter().any(|o| o.key == key && o.window.is_none());
-                let busy = self
-                    .open
-                    .iter()
-                    .any(|o| o.window.is_some_and(|w| w.1 == key));
+                let busy = self.open.iter().any(|o| o.window.is_some_and(|w| w.1 == key));
                 assert_eq!(self.regions.deregister(key).is_ok(), region && !busy);
                 if region && !busy {
                     self.open.retain(|o| o.key != key);
                 }
             }
             Op::Allocate { pd, two } => {
-                let kind = if two {
-                    WindowType::Two
-                } else {
-                    WindowType::One
-                };
+                let kind = if two { WindowType::Two } else { WindowType::One };
                 let full = self.full();
                 let key = self.regions.allocate_window(pd, kind);
                 assert_eq!(key.is_err(), full);
@@ -206,30 +192,13 @@ impl Model {
                 self.windows.retain(|w| w.0.index() != index);
                 self.open.retain(|o| o.window.is_none_or(|w| w.0 != index));
             }
-            Op::Bind {
-                pd,
-                qp,
-                window,
-                tag,
-                region,
-                addr,
-                len,
-                access,
-            } => {
+            Op::Bind { pd, qp, window, tag, region, addr, len, access } => {
                 let windows: Vec<Key> = self.windows.iter().map(|w| w.0).collect();
                 let rkey = self.pick(window, &windows).with_tag(tag);
                 let access = Access::from_bits_retain(access) - Access::MW_BIND;
                 let region = self.pick(region, &self.open_keys(true, false));
                 let addr = self.addr(region, addr);
-                self.bind(Bind {
-                    pd,
-                    qp_num: qp,
-                    rkey,
-                    region,
-                    addr,
-                    len,
-                    access,
-                });
+                self.bind(Bind { pd, qp_num: qp, rkey, region, addr, len, access });
             }
             Op::Invalidate { pd, qp, pick } => {
                 let key = self.pick(pick, &self.open_keys(false, true));
@@ -242,41 +211,17 @@ impl Model {
                 let _ = self.regions.unbind_qp(qp);
                 self.open.retain(|o| o.qp != Some(qp));
             }
-            Op::Remote {
-                pd,
-                qp,
-                pick,
-                addr,
-                len,
-                access,
-            } => {
+            Op::Remote { pd, qp, pick, addr, len, access } => {
                 let key = self.pick(pick, &self.open_keys(true, true));
                 self.remote(pd, qp, key, self.addr(key, addr), len, access)
             }
-            Op::Local {
-                pd,
-                pick,
-                addr,
-                len,
-                write,
-            } => {
+            Op::Local { pd, pick, addr, len, write } => {
                 let key = self.pick(pick, &self.open_keys(true, false));
                 let addr = self.addr(key, addr);
-                let need = if write {
-                    Access::LOCAL_WRITE
-                } else {
-                    Access::empty()
-                };
+                let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
                 let expect = self.expect(pd, None, key, addr, u64::from(len), need);
-                let sge = Sge {
-                    addr,
-                    len,
-                    lkey: key,
-                };
-                let got = self
-                    .regions
-                    .local(pd, &sge, write)
-                    .map(|span| span.as_raw().0);
+                let sge = Sge { addr, len, lkey: key };
+                let got = self.regions.local(pd, &sge, write).map(|span| span.as_raw().0);
                 self.compare(got, len == 0, expect);
             }
         }
@@ -307,26 +252,16 @@ impl Model {
     }
 
     fn bind(&mut self, bind: Bind) {
-        let window = self
-            .windows
-            .iter()
-            .find(|w| w.0.index() == bind.rkey.index())
-            .copied();
-        let region = self
-            .open
-            .iter()
-            .find(|o| o.key == bind.region && o.window.is_none());
+        let window = self.windows.iter().find(|w| w.0.index() == bind.rkey.index()).copied();
+        let region = self.open.iter().find(|o| o.key == bind.region && o.window.is_none());
         let expect = self.may_bind(&bind, window, region);
-        let start = region.map_or(0, |r| {
-            r.start + u128::from(bind.addr).saturating_sub(r.iova)
-        });
+        let start = region.map_or(0, |r| r.start + u128::from(bind.addr).saturating_sub(r.iova));
         assert_eq!(self.regions.bind(&bind).is_ok(), expect, "{bind:?}");
         let (true, Some((key, pd, kind))) = (expect, window) else {
             return;
         };
         self.keys.push(bind.rkey);
-        self.open
-            .retain(|o| o.window.is_none_or(|w| w.0 != key.index()));
+        self.open.retain(|o| o.window.is_none_or(|w| w.0 != key.index()));
         if bind.len > 0 {
             self.open.push(Open {
                 key: bind.rkey,
@@ -334,11 +269,7 @@ impl Model {
                 qp: (kind == WindowType::Two).then_some(bind.qp_num),
                 start,
                 len: bind.len.into(),
-                iova: if bind.access.contains(Access::ZERO_BASED) {
-                    0
-                } else {
-                    bind.addr.into()
-                },
+                iova: if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr.into() },
                 access: bind.access,
                 window: Some((key.index(), bind.region)),
             });
@@ -354,10 +285,7 @@ impl Model {
         let Some((key, pd, kind)) = window else {
             return false;
         };
-        let bound = self
-            .open
-            .iter()
-            .find(|o| o.window.is_some_and(|w| w.0 == key.index()));
+        let bound = self.open.iter().find(|o| o.window.is_some_and(|w| w.0 == key.index()));
         let access = bind.access;
         let fresh = match kind {
             WindowType::One => {
@@ -391,11 +319,7 @@ impl Model {
         };
         let expect = expect.and_then(|start| {
             let misaligned = atomic && !start.is_multiple_of(8);
-            if misaligned {
-                Err(AccessError::Misaligned)
-            } else {
-                Ok(start)
-            }
+            if misaligned { Err(AccessError::Misaligned) } else { Ok(start) }
         });
         let got = self.regions.remote(pd, qp, key, addr, len, need);
         self.compare(got.map(|span| span.as_raw().0), len == 0 && !atomic, expect);
@@ -404,10 +328,7 @@ impl Model {
             Err(LookupError::Busy) => panic!("nobody is writing"),
             Err(LookupError::Refused(error)) => assert_eq!(Err(error), expect.map(drop)),
             Ok(_) if len == 0 => {}
-            Ok(range) => assert_eq!(
-                Ok((range.addr as usize, range.len)),
-                expect.map(|s| (s, len))
-            ),
+            Ok(range) => assert_eq!(Ok((range.addr as usize, range.len)), expect.map(|s| (s, len))),
         }
     }
 
@@ -434,11 +355,7 @@ impl Model {
         len: u64,
         need: Access,
     ) -> Result<usize, AccessError> {
-        let open = self
-            .open
-            .iter()
-            .find(|o| o.key == key)
-            .ok_or(AccessError::UnknownKey)?;
+        let open = self.open.iter().find(|o| o.key == key).ok_or(AccessError::UnknownKey)?;
         let local = qp.is_none();
         if open.pd != pd {
             return Err(AccessError::WrongPd);

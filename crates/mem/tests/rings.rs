@@ -16,12 +16,7 @@ use rand_core::{RngCore, SeedableRng};
 const MESSAGES: u32 = if cfg!(miri) { 150 } else { 50_000 };
 
 fn small() -> ChannelConfig {
-    ChannelConfig {
-        request_slots: 8,
-        request_bytes: 1024,
-        response_slots: 4,
-        response_bytes: 256,
-    }
+    ChannelConfig { request_slots: 8, request_bytes: 1024, response_slots: 4, response_bytes: 256 }
 }
 
 fn channel(config: ChannelConfig) -> (Channel, Channel) {
@@ -46,23 +41,13 @@ fn send(outgoing: &mut Outgoing, i: u32) -> Result<(), RingError> {
     let mut payload = [0; 400];
     let payload = &mut payload[..length(i)];
     fill(i, payload);
-    let header = SlotHeader {
-        imm: i,
-        length: payload.len() as u32,
-        ..Default::default()
-    };
+    let header = SlotHeader { imm: i, length: payload.len() as u32, ..Default::default() };
     if payload.len() <= INLINE_MAX {
         return outgoing.requests.push(&header, payload);
     }
     let position = outgoing.request_bytes.reserve(payload.len() as u32)?;
     outgoing.request_bytes.write(position, payload);
-    let pushed = outgoing.requests.push(
-        &SlotHeader {
-            raddr: position,
-            ..header
-        },
-        &[],
-    );
+    let pushed = outgoing.requests.push(&SlotHeader { raddr: position, ..header }, &[]);
     if pushed.is_err() {
         outgoing.request_bytes.cancel(position);
     }
@@ -84,10 +69,7 @@ fn receive(incoming: &mut Incoming, i: u32) -> bool {
         incoming.requests.payload().read_into(0, got);
     } else {
         incoming.request_bytes.read_into(header.raddr, got).unwrap();
-        incoming
-            .request_bytes
-            .release_to(header.raddr + u64::from(header.length))
-            .unwrap();
+        incoming.request_bytes.release_to(header.raddr + u64::from(header.length)).unwrap();
     }
     assert_eq!(want, got);
     incoming.requests.pop();
@@ -146,8 +128,7 @@ fn a_sleeping_consumer_is_always_woken() {
         attacher.incoming.publish();
         attacher.incoming.control.arm();
         if attacher.incoming.requests.peek().is_none() {
-            rung.recv_timeout(Duration::from_secs(120))
-                .expect("a wake-up was lost");
+            rung.recv_timeout(Duration::from_secs(120)).expect("a wake-up was lost");
         }
         attacher.incoming.control.disarm();
     }
@@ -177,9 +158,7 @@ fn withdrawn_memory_is_not_touched_by_peers() {
                 match reader.lookup(1, 2, key, 0x10, 8, Access::REMOTE_READ) {
                     Ok(range) => {
                         let mut out = [0; 8];
-                        peer_memory
-                            .read((range.addr - base) as usize, &mut out)
-                            .unwrap();
+                        peer_memory.read((range.addr - base) as usize, &mut out).unwrap();
                         assert_eq!(out, [0; 8], "poison");
                         reads += 1;
                     }
@@ -192,9 +171,7 @@ fn withdrawn_memory_is_not_touched_by_peers() {
     });
     for _ in 0..rounds {
         memory.write(0, &[0; 8]).unwrap();
-        let key = regions
-            .register_owned(1, &memory, Some(0x10), Access::REMOTE_READ)
-            .unwrap();
+        let key = regions.register_owned(1, &memory, Some(0x10), Access::REMOTE_READ).unwrap();
         keys.send(key).unwrap();
         thread::yield_now();
         let withdrawn = regions.deregister(key).unwrap();
@@ -212,11 +189,7 @@ fn withdrawn_memory_is_not_touched_by_peers() {
 /// One step of an engine that believes nothing it reads; returns what it made of it.
 fn step(channel: &mut Channel, rng: &mut ChaCha8Rng, landing: &Segment) -> u64 {
     let Channel { outgoing, incoming } = channel;
-    let header = SlotHeader {
-        raddr: rng.next_u64(),
-        length: rng.next_u32(),
-        ..Default::default()
-    };
+    let header = SlotHeader { raddr: rng.next_u64(), length: rng.next_u32(), ..Default::default() };
     match rng.next_u32() % 10 {
         0 => outgoing.requests.push(&header, &[1; 40]).is_ok().into(),
         1 => outgoing.responses.push(&header, &[2; 96]).is_ok().into(),
@@ -229,31 +202,20 @@ fn step(channel: &mut Channel, rng: &mut ChaCha8Rng, landing: &Segment) -> u64 {
         },
         3 => outgoing.response_bytes.free().unwrap_or(0),
         4 => outgoing.control.executed().into(),
-        5 => outgoing.control.stall().map_or(
-            0,
-            |Stall {
-                 sequence, timer, ..
-             }| {
-                assert!(timer < 32);
-                sequence.into()
-            },
-        ),
+        5 => outgoing.control.stall().map_or(0, |Stall { sequence, timer, .. }| {
+            assert!(timer < 32);
+            sequence.into()
+        }),
         6 => {
             let mut taken = 0;
             while let (Some(header), true) = (incoming.requests.peek(), taken < 20) {
                 assert!(usize::from(header.inline_len) <= INLINE_MAX);
                 let mut out = [0; INLINE_MAX];
-                incoming
-                    .requests
-                    .payload()
-                    .read_into(0, &mut out[..header.inline_len.into()]);
+                incoming.requests.payload().read_into(0, &mut out[..header.inline_len.into()]);
                 let len = header.length.min(4096);
                 let to = landing.span(0, len as usize).unwrap();
                 let copied = incoming.request_bytes.copy_to(header.raddr, &to);
-                assert_eq!(
-                    copied.is_err(),
-                    u64::from(len) > incoming.request_bytes.capacity()
-                );
+                assert_eq!(copied.is_err(), u64::from(len) > incoming.request_bytes.capacity());
                 let _ = incoming.request_bytes.release_to(header.raddr);
                 incoming.requests.pop();
                 taken += 1;
@@ -293,11 +255,7 @@ fn a_peer_that_scribbles_gives_wrong_data_and_nothing_else() {
             if rng.next_u32() % 2 == 0 {
                 noise.iter_mut().for_each(|byte| *byte &= 1);
             }
-            let area = if rng.next_u32() % 2 == 0 {
-                len.min(1024)
-            } else {
-                len
-            };
+            let area = if rng.next_u32() % 2 == 0 { len.min(1024) } else { len };
             let at = rng.next_u32() as usize % (area.max(noise.len()) - noise.len() + 1);
             segment.write(at, &noise).unwrap();
             step(&mut victim, &mut rng, &landing);
@@ -305,9 +263,6 @@ fn a_peer_that_scribbles_gives_wrong_data_and_nothing_else() {
         let mut margins = vec![1; 2 * margin];
         whole.read(0, &mut margins[..margin]).unwrap();
         whole.read(margin + len, &mut margins[margin..]).unwrap();
-        assert!(
-            margins.iter().all(|byte| *byte == 0),
-            "seed {seed} wrote outside the segment"
-        );
+        assert!(margins.iter().all(|byte| *byte == 0), "seed {seed} wrote outside the segment");
     }
 }

@@ -25,10 +25,7 @@ fn time(what: &str, rounds: u32, mut run: impl FnMut(u32)) {
 fn channel() -> (Channel, Channel) {
     let config = ChannelConfig::default();
     let segment = Segment::heap(ChannelLayout::new(config).unwrap().total_len());
-    (
-        Channel::create(&segment, 0, config).unwrap(),
-        Channel::attach(&segment, 0, config).unwrap(),
-    )
+    (Channel::create(&segment, 0, config).unwrap(), Channel::attach(&segment, 0, config).unwrap())
 }
 
 #[test]
@@ -37,46 +34,31 @@ fn checks() {
     let mut regions = Regions::new(RegionsConfig::new([1; 32]));
     let memory = Segment::heap(1 << 16);
     let rights = Access::LOCAL_WRITE | Access::REMOTE;
-    let keys: Vec<Key> = (0..64)
-        .map(|_| regions.register_owned(1, &memory, Some(0), rights).unwrap())
-        .collect();
+    let keys: Vec<Key> =
+        (0..64).map(|_| regions.register_owned(1, &memory, Some(0), rights).unwrap()).collect();
     time("local check", ROUNDS, |i| {
-        let sge = Sge {
-            addr: u64::from(i & 1023),
-            len: 64,
-            lkey: keys[i as usize & 63],
-        };
+        let sge = Sge { addr: u64::from(i & 1023), len: 64, lkey: keys[i as usize & 63] };
         let span = regions.local(1, black_box(&sge), true).unwrap();
         black_box(span.len());
     });
     time("remote check", ROUNDS, |i| {
         let key = black_box(keys[i as usize & 63]);
         let iova = u64::from(i & 1023);
-        let span = regions
-            .remote(1, 17, key, iova, 64, Access::REMOTE_WRITE)
-            .unwrap();
+        let span = regions.remote(1, 17, key, iova, 64, Access::REMOTE_WRITE).unwrap();
         black_box(span.len());
     });
-    let list = [Sge {
-        addr: 128,
-        len: 64,
-        lkey: keys[3],
-    }];
+    let list = [Sge { addr: 128, len: 64, lkey: keys[3] }];
     let mut out = [0u8; 64];
     time("gather 64 B from 1 element", ROUNDS, |_| {
         regions.gather(1, black_box(&list), 0, &mut out).unwrap();
         black_box(&out);
     });
     time("scatter 64 B to 1 element", ROUNDS, |_| {
-        regions
-            .scatter(1, black_box(&list), 0, black_box(&out))
-            .unwrap();
+        regions.scatter(1, black_box(&list), 0, black_box(&out)).unwrap();
     });
     let big = vec![1u8; 1 << 16];
     let span = memory.span(0, 1 << 16).unwrap();
-    time("write 64 KB", 20_000, |_| {
-        span.write_from(0, black_box(&big))
-    });
+    time("write 64 KB", 20_000, |_| span.write_from(0, black_box(&big)));
 }
 
 #[test]
@@ -84,24 +66,12 @@ fn checks() {
 fn rings() {
     let (mut creator, mut attacher) = channel();
     let payload = [5u8; 64];
-    let header = SlotHeader {
-        opcode: 1,
-        length: 64,
-        ..Default::default()
-    };
+    let header = SlotHeader { opcode: 1, length: 64, ..Default::default() };
     let mut out = [0u8; 64];
     time("push + pop of 64 B, one thread", ROUNDS, |_| {
-        creator
-            .outgoing
-            .requests
-            .push(black_box(&header), black_box(&payload))
-            .unwrap();
+        creator.outgoing.requests.push(black_box(&header), black_box(&payload)).unwrap();
         let header = attacher.incoming.requests.peek().unwrap();
-        attacher
-            .incoming
-            .requests
-            .payload()
-            .read_into(0, &mut out[..header.inline_len.into()]);
+        attacher.incoming.requests.payload().read_into(0, &mut out[..header.inline_len.into()]);
         attacher.incoming.requests.pop();
         black_box(&out);
     });
@@ -121,17 +91,8 @@ fn rings_across_cores() {
         let sender = thread::spawn(move || {
             let payload = [5u8; 96];
             for i in 0..ROUNDS {
-                let header = SlotHeader {
-                    imm: i,
-                    length: len as u32,
-                    ..Default::default()
-                };
-                while creator
-                    .outgoing
-                    .requests
-                    .push(&header, &payload[..len])
-                    .is_err()
-                {
+                let header = SlotHeader { imm: i, length: len as u32, ..Default::default() };
+                while creator.outgoing.requests.push(&header, &payload[..len]).is_err() {
                     std::hint::spin_loop();
                 }
             }
@@ -146,11 +107,7 @@ fn rings_across_cores() {
             while attacher.incoming.requests.peek().is_none() {
                 std::hint::spin_loop();
             }
-            attacher
-                .incoming
-                .requests
-                .payload()
-                .read_into(0, &mut out[..len]);
+            attacher.incoming.requests.payload().read_into(0, &mut out[..len]);
             attacher.incoming.requests.pop();
             black_box(&out);
         }
@@ -166,20 +123,12 @@ fn rings_across_cores() {
                 std::hint::spin_loop();
             }
             attacher.incoming.requests.pop();
-            attacher
-                .outgoing
-                .requests
-                .push(&SlotHeader::default(), &[1; 8])
-                .unwrap();
+            attacher.outgoing.requests.push(&SlotHeader::default(), &[1; 8]).unwrap();
         }
     });
     let start = Instant::now();
     for _ in 0..rounds {
-        creator
-            .outgoing
-            .requests
-            .push(&SlotHeader::default(), &[1; 8])
-            .unwrap();
+        creator.outgoing.requests.push(&SlotHeader::default(), &[1; 8]).unwrap();
         while creator.incoming.requests.peek().is_none() {
             std::hint::spin_loop();
         }

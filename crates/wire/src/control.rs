@@ -46,10 +46,7 @@ impl Control {
         match bytes[0] {
             KIND_ACK => Ok(Control::Ack { count }),
             KIND_RNR_NAK if bytes[1] > MAX_TIMER => Err(WireError::OutOfRange("RNR timer code")),
-            KIND_RNR_NAK => Ok(Control::RnrNak {
-                count,
-                timer: bytes[1],
-            }),
+            KIND_RNR_NAK => Ok(Control::RnrNak { count, timer: bytes[1] }),
             KIND_RESUME => Ok(Control::Resume { count }),
             unknown => Err(WireError::UnknownControl(unknown)),
         }

@@ -62,10 +62,7 @@ impl Header {
         let tagged = ctrl & FLAG_TAGGED != 0;
         let last = ctrl & FLAG_LAST != 0;
         if ctrl & VERSION_MASK != VERSION {
-            return Err(WireError::DdpVersion {
-                tagged,
-                version: ctrl & VERSION_MASK,
-            });
+            return Err(WireError::DdpVersion { tagged, version: ctrl & VERSION_MASK });
         }
         if tagged {
             return Ok(Header::Tagged(Tagged {
@@ -110,11 +107,7 @@ impl Header {
 /// Length of the header that opens with the octet `ctrl`, whatever its version: 14 or 18.
 #[inline]
 pub const fn header_len(ctrl: u8) -> usize {
-    if ctrl & FLAG_TAGGED != 0 {
-        TAGGED_LEN
-    } else {
-        UNTAGGED_LEN
-    }
+    if ctrl & FLAG_TAGGED != 0 { TAGGED_LEN } else { UNTAGGED_LEN }
 }
 
 fn ctrl(tagged: u8, last: bool) -> u8 {

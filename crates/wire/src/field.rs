@@ -4,20 +4,14 @@ use crate::WireError;
 
 pub(crate) fn need(bytes: &[u8], need: usize) -> Result<(), WireError> {
     if bytes.len() < need {
-        return Err(WireError::Truncated {
-            need,
-            have: bytes.len(),
-        });
+        return Err(WireError::Truncated { need, have: bytes.len() });
     }
     Ok(())
 }
 
 pub(crate) fn exactly(bytes: &[u8], need: usize) -> Result<(), WireError> {
     if bytes.len() != need {
-        return Err(WireError::BadLength {
-            need,
-            have: bytes.len(),
-        });
+        return Err(WireError::BadLength { need, have: bytes.len() });
     }
     Ok(())
 }

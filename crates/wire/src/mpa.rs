@@ -129,10 +129,7 @@ impl<'a> StartFrame<'a> {
         let len = match Self::frame_len(kind, bytes)? {
             Some(len) => len,
             None => {
-                return Err(WireError::Truncated {
-                    need: FRAME_HEADER_LEN,
-                    have: bytes.len(),
-                });
+                return Err(WireError::Truncated { need: FRAME_HEADER_LEN, have: bytes.len() });
             }
         };
         need(bytes, len)?;
@@ -159,11 +156,7 @@ impl<'a> StartFrame<'a> {
 
     /// Length of the frame on the wire.
     pub fn wire_len(&self) -> usize {
-        let enhanced = if self.enhanced.is_some() {
-            ENHANCED_LEN
-        } else {
-            0
-        };
+        let enhanced = if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
         FRAME_HEADER_LEN + enhanced + self.private_data.len()
     }
 

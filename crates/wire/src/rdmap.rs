@@ -316,12 +316,9 @@ impl Payload for AtomicRequest {
     fn emit(&self, out: &mut [u8]) {
         let (code, words) = match self.op {
             AtomicOp::FetchAdd { add, mask } => (Self::FETCH_ADD, [add, mask, 0, 0]),
-            AtomicOp::CmpSwap {
-                swap,
-                swap_mask,
-                compare,
-                compare_mask,
-            } => (Self::CMP_SWAP, [swap, swap_mask, compare, compare_mask]),
+            AtomicOp::CmpSwap { swap, swap_mask, compare, compare_mask } => {
+                (Self::CMP_SWAP, [swap, swap_mask, compare, compare_mask])
+            }
         };
         put(out, 0, u32::from(code).to_be_bytes());
         put(out, 4, self.id.to_be_bytes());
@@ -349,10 +346,7 @@ impl AtomicResponse {
     /// Reads the payload, which must be of exactly [`AtomicResponse::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
-        Ok(AtomicResponse {
-            id: u32_at(bytes, 0),
-            original: u64_at(bytes, 4),
-        })
+        Ok(AtomicResponse { id: u32_at(bytes, 0), original: u64_at(bytes, 4) })
     }
 }
 
@@ -385,10 +379,7 @@ impl Immediate {
     /// Reads the payload, which must be of exactly [`Immediate::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         exactly(bytes, Self::LEN)?;
-        Ok(Immediate {
-            imm: u32_at(bytes, 0),
-            write_len: u32_at(bytes, 4),
-        })
+        Ok(Immediate { imm: u32_at(bytes, 0), write_len: u32_at(bytes, 4) })
     }
 }
 

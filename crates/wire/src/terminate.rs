@@ -138,31 +138,15 @@ const CODES: &[(Code, u8, u8)] = &[
     (Code::DdpCatastrophic, 0x10, 0x00),
     (Code::TaggedBuffer(TaggedBuffer::InvalidStag), 0x11, 0x00),
     (Code::TaggedBuffer(TaggedBuffer::BaseBounds), 0x11, 0x01),
-    (
-        Code::TaggedBuffer(TaggedBuffer::StagNotAssociated),
-        0x11,
-        0x02,
-    ),
+    (Code::TaggedBuffer(TaggedBuffer::StagNotAssociated), 0x11, 0x02),
     (Code::TaggedBuffer(TaggedBuffer::ToWrap), 0x11, 0x03),
     (Code::TaggedBuffer(TaggedBuffer::InvalidVersion), 0x11, 0x04),
-    (
-        Code::UntaggedBuffer(UntaggedBuffer::InvalidQueue),
-        0x12,
-        0x01,
-    ),
+    (Code::UntaggedBuffer(UntaggedBuffer::InvalidQueue), 0x12, 0x01),
     (Code::UntaggedBuffer(UntaggedBuffer::NoBuffer), 0x12, 0x02),
     (Code::UntaggedBuffer(UntaggedBuffer::MsnRange), 0x12, 0x03),
     (Code::UntaggedBuffer(UntaggedBuffer::InvalidMo), 0x12, 0x04),
-    (
-        Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong),
-        0x12,
-        0x05,
-    ),
-    (
-        Code::UntaggedBuffer(UntaggedBuffer::InvalidVersion),
-        0x12,
-        0x06,
-    ),
+    (Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong), 0x12, 0x05),
+    (Code::UntaggedBuffer(UntaggedBuffer::InvalidVersion), 0x12, 0x06),
     (Code::Mpa(Mpa::ConnectionLost), 0x20, 0x01),
     (Code::Mpa(Mpa::Crc), 0x20, 0x02),
     (Code::Mpa(Mpa::MarkerLength), 0x20, 0x03),
@@ -188,14 +172,8 @@ impl Code {
         if layer_type == 0 {
             return Code::RdmapCatastrophic;
         }
-        let row = CODES
-            .iter()
-            .find(|row| (row.1, row.2) == (layer_type, code));
-        let other = Code::Other {
-            layer: layer_type >> 4,
-            etype: layer_type & 0x0f,
-            code,
-        };
+        let row = CODES.iter().find(|row| (row.1, row.2) == (layer_type, code));
+        let other = Code::Other { layer: layer_type >> 4, etype: layer_type & 0x0f, code };
         row.map_or(other, |row| row.0)
     }
 
@@ -220,10 +198,7 @@ impl HeaderCopy {
         let header = ulpdu.get(..len)?;
         let mut bytes = [0; ddp::UNTAGGED_LEN];
         bytes[..len].copy_from_slice(header);
-        Some(HeaderCopy {
-            bytes,
-            len: len as u8,
-        })
+        Some(HeaderCopy { bytes, len: len as u8 })
     }
 
     /// The bytes as they were on the wire: 14 or 18.
@@ -261,11 +236,7 @@ impl Terminate {
 
     /// A Terminate that copies no header.
     pub const fn bare(code: Code) -> Self {
-        Terminate {
-            code,
-            segment: None,
-            read_request: None,
-        }
+        Terminate { code, segment: None, read_request: None }
     }
 
     /// Reads the payload.
@@ -300,9 +271,8 @@ impl Terminate {
 
 impl Payload for Terminate {
     fn wire_len(&self) -> usize {
-        let segment = self.segment.map_or(0, |(_, header)| {
-            SEGMENT_LENGTH_LEN + usize::from(header.len)
-        });
+        let segment =
+            self.segment.map_or(0, |(_, header)| SEGMENT_LENGTH_LEN + usize::from(header.len));
         FIXED_LEN + segment + self.read_request.map_or(0, |request| request.wire_len())
     }
 

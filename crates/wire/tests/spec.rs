@@ -13,10 +13,7 @@ fn example(name: &str) -> Vec<u8> {
     let fence = format!("```hex {name}\n");
     let start = SPEC.find(&fence).expect("an example of this name") + fence.len();
     let block = SPEC[start..].split("```").next().expect("a closed block");
-    block
-        .split_whitespace()
-        .map(|octet| u8::from_str_radix(octet, 16).expect("hex"))
-        .collect()
+    block.split_whitespace().map(|octet| u8::from_str_radix(octet, 16).expect("hex")).collect()
 }
 
 fn fpdu(header: ddp::Untagged, payload: &[u8]) -> Vec<u8> {
@@ -33,14 +30,7 @@ fn fpdu(header: ddp::Untagged, payload: &[u8]) -> Vec<u8> {
 }
 
 fn header(op: UntaggedOp, ulp: u32, msn: u32) -> ddp::Untagged {
-    ddp::Untagged {
-        last: true,
-        rsvd_ulp: op.octet(),
-        ulp,
-        qn: op.queue(),
-        msn,
-        mo: 0,
-    }
+    ddp::Untagged { last: true, rsvd_ulp: op.octet(), ulp, qn: op.queue(), msn, mo: 0 }
 }
 
 fn payload(payload: impl Payload) -> Vec<u8> {
@@ -73,28 +63,19 @@ fn hello() {
 #[test]
 fn send_imm() {
     let op = UntaggedOp::SendImm;
-    assert_eq!(
-        fpdu(header(op, 0x1122_3344, 5), b"quipu"),
-        example("send_imm")
-    );
+    assert_eq!(fpdu(header(op, 0x1122_3344, 5), b"quipu"), example("send_imm"));
 }
 
 #[test]
 fn immediate() {
-    let immediate = Immediate {
-        imm: 0x1122_3344,
-        write_len: 4096,
-    };
+    let immediate = Immediate { imm: 0x1122_3344, write_len: 4096 };
     let bytes = fpdu(header(UntaggedOp::Immediate, 0, 6), &payload(immediate));
     assert_eq!(bytes, example("immediate"));
 }
 
 #[test]
 fn rnr_nak() {
-    let control = Control::RnrNak {
-        count: 7,
-        timer: 12,
-    };
+    let control = Control::RnrNak { count: 7, timer: 12 };
     let bytes = fpdu(header(UntaggedOp::Control, 0, 2), &payload(control));
     assert_eq!(bytes, example("rnr_nak"));
     assert_eq!(Control::parse(&bytes[20..36]), Ok(control));

@@ -94,10 +94,7 @@ fn start_frame_faults() {
     assert_eq!(parse(b"MPA ID"), WireError::Truncated { need: 20, have: 6 });
     let too_long = parse(b"MPA ID Req Frame\0\x01\x02\x01");
     assert_eq!(too_long, WireError::PrivateDataTooLong(513));
-    assert_eq!(
-        parse(b"MPA ID Req Frame\x10\x02\0\x03abc"),
-        WireError::NoEnhancedData
-    );
+    assert_eq!(parse(b"MPA ID Req Frame\x10\x02\0\x03abc"), WireError::NoEnhancedData);
     let cut = parse(b"MPA ID Req Frame\0\x01\0\x04abc");
     assert_eq!(cut, WireError::Truncated { need: 24, have: 23 });
     // S is reserved in revision 1, and R has no meaning in a request.
@@ -111,10 +108,7 @@ fn markers() {
     Marker { fpdu_ptr: 508 }.emit(&mut out);
     assert_eq!(out, [0, 0, 1, 0xfc]);
     assert_eq!(Marker::parse(&out), Ok(Marker { fpdu_ptr: 508 }));
-    assert_eq!(
-        Marker::parse(&[0, 0, 0, 2]),
-        Err(WireError::OutOfRange("fpdu_ptr"))
-    );
+    assert_eq!(Marker::parse(&[0, 0, 0, 2]), Err(WireError::OutOfRange("fpdu_ptr")));
     assert!(Marker::parse(&[0; 3]).is_err());
 }
 
@@ -147,20 +141,8 @@ fn ddp_headers() {
     assert_eq!(out, untagged);
 
     let version = |ctrl: u8| ddp::Header::parse(&[ctrl; 18]).unwrap_err();
-    assert_eq!(
-        version(0x80),
-        WireError::DdpVersion {
-            tagged: true,
-            version: 0
-        }
-    );
-    assert_eq!(
-        version(0x02),
-        WireError::DdpVersion {
-            tagged: false,
-            version: 2
-        }
-    );
+    assert_eq!(version(0x80), WireError::DdpVersion { tagged: true, version: 0 });
+    assert_eq!(version(0x02), WireError::DdpVersion { tagged: false, version: 2 });
     let cut = ddp::Header::parse(&untagged[..17]).unwrap_err();
     assert_eq!(cut, WireError::Truncated { need: 18, have: 17 });
     // Reserved bits are ignored.
@@ -191,17 +173,10 @@ fn opcodes() {
         assert_eq!((op.queue(), op.set()), (queue, set));
     }
     assert_eq!(Opcode::parse(0x40), Ok(Opcode::Tagged(TaggedOp::Write)));
-    assert_eq!(
-        Opcode::parse(0x42),
-        Ok(Opcode::Tagged(TaggedOp::ReadResponse))
-    );
+    assert_eq!(Opcode::parse(0x42), Ok(Opcode::Tagged(TaggedOp::ReadResponse)));
     assert_eq!(Opcode::parse(0x4e), Err(WireError::UnknownOpcode(0xe)));
     assert_eq!(Opcode::parse(0x03), Err(WireError::RdmapVersion(0)));
-    assert_eq!(
-        Opcode::parse(0x73),
-        Ok(Opcode::Untagged(Send)),
-        "reserved bits are ignored"
-    );
+    assert_eq!(Opcode::parse(0x73), Ok(Opcode::Untagged(Send)), "reserved bits are ignored");
 }
 
 #[test]
@@ -238,27 +213,16 @@ fn atomics() {
         id: 9,
         stag: Stag(0x0102_0304),
         to: 0x3000,
-        op: AtomicOp::CmpSwap {
-            swap: 1,
-            swap_mask: !0,
-            compare: 5,
-            compare_mask: !0,
-        },
+        op: AtomicOp::CmpSwap { swap: 1, swap_mask: !0, compare: 5, compare_mask: !0 },
     };
     assert_eq!(AtomicRequest::parse(&bytes), Ok(request));
     assert_eq!(emitted(request), bytes);
 
-    let add = AtomicRequest {
-        op: AtomicOp::FetchAdd { add: 1, mask: 0 },
-        ..request
-    };
+    let add = AtomicRequest { op: AtomicOp::FetchAdd { add: 1, mask: 0 }, ..request };
     assert_eq!(AtomicRequest::parse(&emitted(add)), Ok(add));
     assert_eq!(emitted(add)[..4], [0; 4]);
     bytes[3] = 1;
-    assert_eq!(
-        AtomicRequest::parse(&bytes),
-        Err(WireError::UnknownAtomic(1))
-    );
+    assert_eq!(AtomicRequest::parse(&bytes), Err(WireError::UnknownAtomic(1)));
 
     let response = AtomicResponse { id: 9, original: 5 };
     assert_eq!(emitted(response), [0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 5]);
@@ -268,13 +232,8 @@ fn atomics() {
 #[test]
 fn terminate_with_all_headers() {
     let ddp_header = [0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0];
-    let request = ReadRequest {
-        sink_stag: Stag(1),
-        sink_to: 2,
-        size: 3,
-        source_stag: Stag(4),
-        source_to: 5,
-    };
+    let request =
+        ReadRequest { sink_stag: Stag(1), sink_to: 2, size: 3, source_stag: Stag(4), source_to: 5 };
     let mut bytes = vec![0x01, 0x02, 0xe0, 0, 0, 46];
     bytes.extend(ddp_header);
     bytes.extend(emitted(request));
@@ -289,10 +248,7 @@ fn terminate_with_all_headers() {
 
     // Cut anywhere, the code still comes through.
     for len in 4..bytes.len() {
-        assert_eq!(
-            Terminate::parse(&bytes[..len]).unwrap().code,
-            terminate.code
-        );
+        assert_eq!(Terminate::parse(&bytes[..len]).unwrap().code, terminate.code);
     }
     assert!(Terminate::parse(&bytes[..3]).is_err());
 }
@@ -304,11 +260,7 @@ fn terminate_codes() {
         assert_eq!(Code::from_octets(layer_type, octet), code);
     }
     assert_eq!(Code::from_octets(0x00, 0x77), Code::RdmapCatastrophic);
-    let other = Code::Other {
-        layer: 3,
-        etype: 4,
-        code: 5,
-    };
+    let other = Code::Other { layer: 3, etype: 4, code: 5 };
     assert_eq!(Code::from_octets(0x34, 5), other);
     assert_eq!(other.octets(), (0x34, 5));
 }
@@ -321,25 +273,12 @@ fn control_faults() {
         bytes[1] = code;
         Control::parse(&bytes)
     };
-    assert_eq!(
-        bytes(1, 99),
-        Ok(Control::Ack { count: !0 }),
-        "reserved bytes are ignored"
-    );
-    assert_eq!(
-        bytes(2, 31),
-        Ok(Control::RnrNak {
-            count: !0,
-            timer: 31
-        })
-    );
+    assert_eq!(bytes(1, 99), Ok(Control::Ack { count: !0 }), "reserved bytes are ignored");
+    assert_eq!(bytes(2, 31), Ok(Control::RnrNak { count: !0, timer: 31 }));
     assert_eq!(bytes(2, 32), Err(WireError::OutOfRange("RNR timer code")));
     assert_eq!(bytes(0, 0), Err(WireError::UnknownControl(0)));
     assert_eq!(bytes(4, 0), Err(WireError::UnknownControl(4)));
-    assert_eq!(
-        Control::parse(&[1; 15]),
-        Err(WireError::BadLength { need: 16, have: 15 })
-    );
+    assert_eq!(Control::parse(&[1; 15]), Err(WireError::BadLength { need: 16, have: 15 }));
 }
 
 #[test]
@@ -374,10 +313,7 @@ fn hello_faults_and_answer() {
     assert_eq!(Hello::parse(&longer), Ok(hello));
 
     let no = hello.answer(Kind::Reject(Reason::Busy), Features::ALL, 7, 8);
-    assert_eq!(
-        (no.dest_qpn, no.source_qpn, no.features),
-        (2, 1, Features::ALL)
-    );
+    assert_eq!((no.dest_qpn, no.source_qpn, no.features), (2, 1, Features::ALL));
     assert_eq!((no.source_gid, no.dest_gid), ([6; 16], [5; 16]));
     assert_eq!(Hello::parse(&no.to_bytes()), Ok(no));
     for code in 1..=6 {

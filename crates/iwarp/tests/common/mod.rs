@@ -77,14 +77,7 @@ pub fn tagged(header: ddp::Tagged, payload: &[u8]) -> Vec<u8> {
 }
 
 pub fn first(op: UntaggedOp) -> ddp::Untagged {
-    ddp::Untagged {
-        last: true,
-        rsvd_ulp: op.octet(),
-        ulp: 0,
-        qn: op.queue(),
-        msn: 1,
-        mo: 0,
-    }
+    ddp::Untagged { last: true, rsvd_ulp: op.octet(), ulp: 0, qn: op.queue(), msn: 1, mo: 0 }
 }
 
 /// A message as a user of the protocol sees it.
@@ -103,14 +96,12 @@ pub enum Msg {
 impl Msg {
     pub fn frame(&self, sender: &mut Sender, room: usize, stream: &mut Vec<u8>) {
         let (msg, payload) = match self {
-            Msg::Write(stag, to, payload) => (
-                sender.begin_tagged(TaggedOp::Write, Stag(*stag), *to),
-                payload.clone(),
-            ),
-            Msg::ReadResponse(stag, to, payload) => (
-                sender.begin_tagged(TaggedOp::ReadResponse, Stag(*stag), *to),
-                payload.clone(),
-            ),
+            Msg::Write(stag, to, payload) => {
+                (sender.begin_tagged(TaggedOp::Write, Stag(*stag), *to), payload.clone())
+            }
+            Msg::ReadResponse(stag, to, payload) => {
+                (sender.begin_tagged(TaggedOp::ReadResponse, Stag(*stag), *to), payload.clone())
+            }
             Msg::Send(kind, solicited, payload) => {
                 let (op, ulp) = match (*kind, *solicited) {
                     (SendKind::Plain, false) => (UntaggedOp::Send, 0),
@@ -123,29 +114,21 @@ impl Msg {
                 (sender.begin_untagged(op, ulp), payload.clone())
             }
             Msg::Immediate(immediate, solicited) => {
-                let op = if *solicited {
-                    UntaggedOp::ImmediateSe
-                } else {
-                    UntaggedOp::Immediate
-                };
+                let op = if *solicited { UntaggedOp::ImmediateSe } else { UntaggedOp::Immediate };
                 (sender.begin_untagged(op, 0), emitted(immediate))
             }
-            Msg::Read(request) => (
-                sender.begin_untagged(UntaggedOp::ReadRequest, 0),
-                emitted(request),
-            ),
-            Msg::Atomic(request) => (
-                sender.begin_untagged(UntaggedOp::AtomicRequest, 0),
-                emitted(request),
-            ),
-            Msg::AtomicResponse(response) => (
-                sender.begin_untagged(UntaggedOp::AtomicResponse, 0),
-                emitted(response),
-            ),
-            Msg::Control(control) => (
-                sender.begin_untagged(UntaggedOp::Control, 0),
-                emitted(control),
-            ),
+            Msg::Read(request) => {
+                (sender.begin_untagged(UntaggedOp::ReadRequest, 0), emitted(request))
+            }
+            Msg::Atomic(request) => {
+                (sender.begin_untagged(UntaggedOp::AtomicRequest, 0), emitted(request))
+            }
+            Msg::AtomicResponse(response) => {
+                (sender.begin_untagged(UntaggedOp::AtomicResponse, 0), emitted(response))
+            }
+            Msg::Control(control) => {
+                (sender.begin_untagged(UntaggedOp::Control, 0), emitted(control))
+            }
         };
         send(sender, msg, &payload, room, stream);
     }
@@ -163,26 +146,13 @@ impl Collector {
     pub fn take(&mut self, segment: Segment<'_>) {
         self.requests += u32::from(segment.ends_request());
         let (begun, last) = match segment {
-            Segment::Write {
-                stag,
-                to,
-                last,
-                payload,
-            } => (Msg::Write(stag.0, to, payload.to_vec()), last),
-            Segment::ReadResponse {
-                stag,
-                to,
-                last,
-                payload,
-            } => (Msg::ReadResponse(stag.0, to, payload.to_vec()), last),
-            Segment::Send {
-                kind,
-                solicited,
-                mo,
-                last,
-                payload,
-                ..
-            } => {
+            Segment::Write { stag, to, last, payload } => {
+                (Msg::Write(stag.0, to, payload.to_vec()), last)
+            }
+            Segment::ReadResponse { stag, to, last, payload } => {
+                (Msg::ReadResponse(stag.0, to, payload.to_vec()), last)
+            }
+            Segment::Send { kind, solicited, mo, last, payload, .. } => {
                 let so_far = match &self.open {
                     Some(Msg::Send(_, _, bytes)) => bytes.len(),
                     _ => 0,
@@ -190,11 +160,9 @@ impl Collector {
                 assert_eq!(mo as usize, so_far);
                 (Msg::Send(kind, solicited, payload.to_vec()), last)
             }
-            Segment::Immediate {
-                solicited,
-                immediate,
-                ..
-            } => (Msg::Immediate(immediate, solicited), true),
+            Segment::Immediate { solicited, immediate, .. } => {
+                (Msg::Immediate(immediate, solicited), true)
+            }
             Segment::ReadRequest { request, .. } => (Msg::Read(request), true),
             Segment::AtomicRequest { request, .. } => (Msg::Atomic(request), true),
             Segment::AtomicResponse(response) => (Msg::AtomicResponse(response), true),
@@ -255,11 +223,7 @@ pub fn remove_markers(stream: &[u8]) -> Vec<u8> {
         let ulpdu = usize::from(u16::from_be_bytes([byte(0), byte(1)]));
         let len = mpa::fpdu_len(ulpdu);
         let end = data[next + len - 1] + 1;
-        let begin = if header_at % 512 == 4 {
-            header_at - 4
-        } else {
-            header_at
-        };
+        let begin = if header_at % 512 == 4 { header_at - 4 } else { header_at };
         for marker in (begin..end).filter(|at| at % 512 == 0) {
             let pointer = marker.saturating_sub(header_at) as u16;
             let parsed = mpa::Marker::parse(&stream[marker..marker + 4]).expect("a marker");
@@ -276,20 +240,9 @@ pub fn remove_markers(stream: &[u8]) -> Vec<u8> {
 }
 
 pub fn some_read() -> ReadRequest {
-    ReadRequest {
-        sink_stag: Stag(1),
-        sink_to: 2,
-        size: 3,
-        source_stag: Stag(4),
-        source_to: 5,
-    }
+    ReadRequest { sink_stag: Stag(1), sink_to: 2, size: 3, source_stag: Stag(4), source_to: 5 }
 }
 
 pub fn some_atomic() -> AtomicRequest {
-    AtomicRequest {
-        id: 1,
-        stag: Stag(2),
-        to: 8,
-        op: AtomicOp::FetchAdd { add: 1, mask: 0 },
-    }
+    AtomicRequest { id: 1, stag: Stag(2), to: 8, op: AtomicOp::FetchAdd { add: 1, mask: 0 } }
 }

@@ -34,10 +34,7 @@ pub struct RegionsConfig {
 impl RegionsConfig {
     /// Room for 2^20 regions and windows.
     pub fn new(seed: [u8; 32]) -> RegionsConfig {
-        RegionsConfig {
-            max_entries: 1 << 20,
-            seed,
-        }
+        RegionsConfig { max_entries: 1 << 20, seed }
     }
 }
 
@@ -163,10 +160,7 @@ impl Regions {
     /// An empty table.
     pub fn new(config: RegionsConfig) -> Regions {
         let rng = ChaCha20Rng::from_seed(config.seed);
-        Regions {
-            table: Table::new(rng, config.max_entries),
-            directory: None,
-        }
+        Regions { table: Table::new(rng, config.max_entries), directory: None }
     }
 
     /// From now on publishes remotely accessible regions and bound windows in `directory`. Those
@@ -215,13 +209,7 @@ impl Regions {
         }
         let addr = memory.addr();
         let iova = iova.unwrap_or(addr as u64);
-        let registration = Registration {
-            pd,
-            addr,
-            len: memory.len() as u64,
-            iova,
-            access,
-        };
+        let registration = Registration { pd, addr, len: memory.len() as u64, iova, access };
         self.insert_region(registration, Some(memory.clone()))
     }
 
@@ -245,32 +233,17 @@ impl Regions {
         let (addr, len, iova) = change.memory.unwrap_or((entry.addr, entry.len, entry.iova));
         let access = change.access.unwrap_or_else(|| entry.rights());
         let pd = change.pd.unwrap_or(entry.pd);
-        let read_only = entry
-            .owner
-            .as_ref()
-            .is_some_and(|owner| !owner.is_writable());
+        let read_only = entry.owner.as_ref().is_some_and(|owner| !owner.is_writable());
         if read_only && change.memory.is_none() && access.contains(Access::LOCAL_WRITE) {
             return Err(RegisterError::ReadOnly.into());
         }
-        let shape = Self::shape(Registration {
-            pd,
-            addr,
-            len,
-            iova,
-            access,
-        })?;
+        let shape = Self::shape(Registration { pd, addr, len, iova, access })?;
         let mut withdrawn = self.remove(key);
         let key = if change.memory.is_some() {
             // A slot was just given back, so the table cannot be full.
             self.table.insert(shape).map_err(|_| RegisterError::Full)?
         } else {
-            self.table.put_back(
-                key,
-                Entry {
-                    owner: withdrawn.owner.take(),
-                    ..shape
-                },
-            )
+            self.table.put_back(key, Entry { owner: withdrawn.owner.take(), ..shape })
         };
         self.publish(key);
         Ok((key, withdrawn))
@@ -308,20 +281,8 @@ impl Regions {
         if sge.len == 0 {
             return Ok(Span::EMPTY);
         }
-        let need = if need_write {
-            LOCAL | Access::LOCAL_WRITE.bits()
-        } else {
-            LOCAL
-        };
-        self.check(
-            pd,
-            ANY_QP,
-            sge.lkey,
-            sge.addr,
-            u64::from(sge.len),
-            need,
-            need_write,
-        )
+        let need = if need_write { LOCAL | Access::LOCAL_WRITE.bits() } else { LOCAL };
+        self.check(pd, ANY_QP, sge.lkey, sge.addr, u64::from(sge.len), need, need_write)
     }
 
     /// Checks an access by a peer that came over queue pair `qp_num` of protection domain `pd`:
@@ -357,10 +318,7 @@ impl Regions {
     }
 
     #[inline]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the facts of one access, all of them scalars"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "the facts of one access, all of them scalars")]
     fn check(
         &self,
         pd: u32,
@@ -389,19 +347,9 @@ impl Regions {
 
     /// Checks a registration and gives its table entry, without a key.
     fn shape(registration: Registration) -> Result<Entry, RegisterError> {
-        let Registration {
-            pd,
-            addr,
-            len,
-            iova,
-            access,
-        } = registration;
+        let Registration { pd, addr, len, iova, access } = registration;
         access.check_region()?;
-        let iova = if access.contains(Access::ZERO_BASED) {
-            0
-        } else {
-            iova
-        };
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         let too_long = len > isize::MAX as u64 || (addr as u64).checked_add(len).is_none();
         if too_long || iova.checked_add(len).is_none() {
             return Err(RegisterError::Wraps);
@@ -425,10 +373,7 @@ impl Regions {
         registration: Registration,
         owner: Option<Segment>,
     ) -> Result<Key, RegisterError> {
-        let entry = Entry {
-            owner,
-            ..Self::shape(registration)?
-        };
+        let entry = Entry { owner, ..Self::shape(registration)? };
         let key = self.table.insert(entry).map_err(|_| RegisterError::Full)?;
         self.publish(key);
         Ok(key)
@@ -457,10 +402,7 @@ impl Regions {
     fn remove(&mut self, key: Key) -> Withdrawn {
         let published = self.withdraw(key);
         let entry = self.table.remove(key);
-        Withdrawn {
-            published,
-            owner: entry.owner,
-        }
+        Withdrawn { published, owner: entry.owner }
     }
 }
 

@@ -57,11 +57,7 @@ impl<'a> Iterator for Pieces<'a, '_> {
                 self.left = 0;
                 return Some(Err(AccessError::OutOfBounds));
             };
-            let part = Sge {
-                addr,
-                len: take as u32,
-                lkey: sge.lkey,
-            };
+            let part = Sge { addr, len: take as u32, lkey: sge.lkey };
             let span = self.regions.local(self.pd, &part, self.need_write);
             self.skip = 0;
             self.left = if span.is_ok() { self.left - take } else { 0 };
@@ -83,14 +79,7 @@ impl Regions {
         len: u64,
         need_write: bool,
     ) -> Pieces<'a, 'l> {
-        Pieces {
-            regions: self,
-            pd,
-            list,
-            skip: offset,
-            left: len,
-            need_write,
-        }
+        Pieces { regions: self, pd, list, skip: offset, left: len, need_write }
     }
 
     /// Checks `len` bytes from `offset` of a list without moving any.
@@ -102,8 +91,7 @@ impl Regions {
         len: u64,
         need_write: bool,
     ) -> Result<(), AccessError> {
-        self.pieces(pd, list, offset, len, need_write)
-            .try_for_each(|piece| piece.map(drop))
+        self.pieces(pd, list, offset, len, need_write).try_for_each(|piece| piece.map(drop))
     }
 
     /// Copies `out.len()` bytes out of a list, from `offset`. On an error, `out` may be half full.

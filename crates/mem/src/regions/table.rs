@@ -73,19 +73,11 @@ impl Entry {
     }
 
     pub(crate) fn bound_windows(&self) -> u32 {
-        if let Role::Region { bound } = self.role {
-            bound
-        } else {
-            0
-        }
+        if let Role::Region { bound } = self.role { bound } else { 0 }
     }
 
     pub(crate) fn window_type(&self) -> Option<WindowType> {
-        if let Role::Window { kind, .. } = self.role {
-            Some(kind)
-        } else {
-            None
-        }
+        if let Role::Window { kind, .. } = self.role { Some(kind) } else { None }
     }
 }
 
@@ -105,12 +97,7 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn new(rng: ChaCha20Rng, max_entries: u32) -> Table {
         let max = (max_entries as usize).min(MAX_SLOTS / 2);
-        let mut table = Table {
-            slots: Vec::new(),
-            used: 0,
-            max,
-            rng,
-        };
+        let mut table = Table { slots: Vec::new(), used: 0, max, rng };
         table.slots.resize_with(64, || Entry::FREE);
         table
     }
@@ -150,9 +137,7 @@ impl Table {
 
     /// The used slots.
     pub(crate) fn entries_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        self.slots
-            .iter_mut()
-            .filter(|entry| entry.role != Role::Free)
+        self.slots.iter_mut().filter(|entry| entry.role != Role::Free)
     }
 
     /// Puts an entry under a new key. A window's entry stays shut: its `key` is zero.
@@ -185,11 +170,7 @@ impl Table {
         let slot = self.slot_of(key);
         let is_window = matches!(entry.role, Role::Window { .. });
         let open = if is_window { 0 } else { key.0 };
-        self.slots[slot] = Entry {
-            key: open,
-            index: key.index(),
-            ..entry
-        };
+        self.slots[slot] = Entry { key: open, index: key.index(), ..entry };
         key
     }
 

@@ -18,53 +18,23 @@ fn all_rights() -> Access {
 fn local_and_remote_accesses_name_their_fault() {
     let mut regions = regions();
     let memory = Segment::heap(100);
-    let key = regions
-        .register_owned(PD, &memory, Some(0x1000), Access::REMOTE_READ)
-        .unwrap();
-    let sge = |addr, len| Sge {
-        addr,
-        len,
-        lkey: key,
-    };
-    assert_eq!(
-        regions.local(PD, &sge(0x1000, 100), false).unwrap().len(),
-        100
-    );
-    assert_eq!(
-        regions.local(PD, &sge(0x1000, 1), true).unwrap_err(),
-        AccessError::Denied
-    );
-    assert_eq!(
-        regions.local(PD, &sge(0x1001, 100), false).unwrap_err(),
-        AccessError::OutOfBounds
-    );
-    assert_eq!(
-        regions.local(PD, &sge(0xfff, 1), false).unwrap_err(),
-        AccessError::OutOfBounds
-    );
-    assert_eq!(
-        regions.local(2, &sge(0x1000, 1), false).unwrap_err(),
-        AccessError::WrongPd
-    );
+    let key = regions.register_owned(PD, &memory, Some(0x1000), Access::REMOTE_READ).unwrap();
+    let sge = |addr, len| Sge { addr, len, lkey: key };
+    assert_eq!(regions.local(PD, &sge(0x1000, 100), false).unwrap().len(), 100);
+    assert_eq!(regions.local(PD, &sge(0x1000, 1), true).unwrap_err(), AccessError::Denied);
+    assert_eq!(regions.local(PD, &sge(0x1001, 100), false).unwrap_err(), AccessError::OutOfBounds);
+    assert_eq!(regions.local(PD, &sge(0xfff, 1), false).unwrap_err(), AccessError::OutOfBounds);
+    assert_eq!(regions.local(2, &sge(0x1000, 1), false).unwrap_err(), AccessError::WrongPd);
     let read = |key, iova, len| {
-        regions
-            .remote(PD, QP, key, iova, len, Access::REMOTE_READ)
-            .map(|span| span.len())
+        regions.remote(PD, QP, key, iova, len, Access::REMOTE_READ).map(|span| span.len())
     };
     assert_eq!(read(key, 0x1000 + 99, 1), Ok(1));
     assert_eq!(read(key, 0x1000 + 100, 1), Err(AccessError::OutOfBounds));
     assert_eq!(read(key, 0x1000, u64::MAX), Err(AccessError::OutOfBounds));
     assert_eq!(read(key, u64::MAX, 2), Err(AccessError::OutOfBounds));
-    assert_eq!(
-        read(Key(key.0 ^ 1), 0x1000, 1),
-        Err(AccessError::UnknownKey)
-    );
+    assert_eq!(read(Key(key.0 ^ 1), 0x1000, 1), Err(AccessError::UnknownKey));
     assert_eq!(read(Key(0), 0, 1), Err(AccessError::UnknownKey));
-    assert_eq!(
-        read(Key(0), 0, 0),
-        Ok(0),
-        "the key of no bytes is not looked at"
-    );
+    assert_eq!(read(Key(0), 0, 0), Ok(0), "the key of no bytes is not looked at");
     let write = regions.remote(PD, QP, key, 0x1000, 1, Access::REMOTE_WRITE);
     assert_eq!(write.unwrap_err(), AccessError::Denied);
 }
@@ -73,9 +43,7 @@ fn local_and_remote_accesses_name_their_fault() {
 fn atomics_need_eight_aligned_bytes() {
     let mut regions = regions();
     let memory = Segment::heap(64);
-    let key = regions
-        .register_owned(PD, &memory, Some(0), all_rights())
-        .unwrap();
+    let key = regions.register_owned(PD, &memory, Some(0), all_rights()).unwrap();
     let atomic = |iova, len| regions.remote(PD, QP, key, iova, len, Access::REMOTE_ATOMIC);
     let word = atomic(8, 8).unwrap();
     assert_eq!(word.fetch_add(5), 0);
@@ -87,15 +55,9 @@ fn atomics_need_eight_aligned_bytes() {
         assert_eq!(atomic(iova, len).unwrap_err(), AccessError::Misaligned);
     }
     let odd = memory.slice(4, 32).unwrap();
-    let key = regions
-        .register_owned(PD, &odd, Some(0), all_rights())
-        .unwrap();
+    let key = regions.register_owned(PD, &odd, Some(0), all_rights()).unwrap();
     let span = regions.remote(PD, QP, key, 0, 8, Access::REMOTE_ATOMIC);
-    assert_eq!(
-        span.unwrap_err(),
-        AccessError::Misaligned,
-        "the memory itself is not aligned"
-    );
+    assert_eq!(span.unwrap_err(), AccessError::Misaligned, "the memory itself is not aligned");
 }
 
 #[test]
@@ -103,15 +65,7 @@ fn illegal_registrations_are_refused() {
     let mut regions = regions();
     let mut register = |addr: usize, len: u64, iova: u64, access| {
         // SAFETY: every one of these is refused, or has no bytes.
-        unsafe {
-            regions.register(Registration {
-                pd: PD,
-                addr,
-                len,
-                iova,
-                access,
-            })
-        }
+        unsafe { regions.register(Registration { pd: PD, addr, len, iova, access }) }
     };
     let none = Access::empty();
     assert_eq!(register(0, 1, 0, none), Err(RegisterError::Null));
@@ -119,20 +73,10 @@ fn illegal_registrations_are_refused() {
     assert_eq!(register(usize::MAX, 2, 0, none), Err(RegisterError::Wraps));
     assert_eq!(register(4096, 2, u64::MAX, none), Err(RegisterError::Wraps));
     let error = AccessFlagsError::NeedsLocalWrite;
-    assert_eq!(
-        register(4096, 2, 0, Access::REMOTE_WRITE),
-        Err(RegisterError::Access(error))
-    );
+    assert_eq!(register(4096, 2, 0, Access::REMOTE_WRITE), Err(RegisterError::Access(error)));
     let key = register(0, 0, 0, none).unwrap();
-    let sge = Sge {
-        addr: 0,
-        len: 1,
-        lkey: key,
-    };
-    assert_eq!(
-        regions.local(PD, &sge, false).unwrap_err(),
-        AccessError::OutOfBounds
-    );
+    let sge = Sge { addr: 0, len: 1, lkey: key };
+    assert_eq!(regions.local(PD, &sge, false).unwrap_err(), AccessError::OutOfBounds);
 }
 
 #[test]
@@ -140,13 +84,8 @@ fn zero_based_regions_count_from_zero() {
     let mut regions = regions();
     let memory = Segment::heap(64);
     let rights = all_rights() | Access::ZERO_BASED;
-    let key = regions
-        .register_owned(PD, &memory, Some(0x5000), rights)
-        .unwrap();
-    regions
-        .remote(PD, QP, key, 3, 2, Access::REMOTE_WRITE)
-        .unwrap()
-        .write_from(0, &[8, 9]);
+    let key = regions.register_owned(PD, &memory, Some(0x5000), rights).unwrap();
+    regions.remote(PD, QP, key, 3, 2, Access::REMOTE_WRITE).unwrap().write_from(0, &[8, 9]);
     let mut out = [0; 2];
     memory.read(3, &mut out).unwrap();
     assert_eq!(out, [8, 9]);
@@ -154,34 +93,17 @@ fn zero_based_regions_count_from_zero() {
 
 #[test]
 fn keys_stay_valid_while_the_table_grows_to_its_bound() {
-    let mut regions = Regions::new(RegionsConfig {
-        max_entries: MANY as u32,
-        seed: [3; 32],
-    });
+    let mut regions = Regions::new(RegionsConfig { max_entries: MANY as u32, seed: [3; 32] });
     let memory = Segment::heap(MANY);
     let mut keys = Vec::new();
     for i in 0..MANY {
         let byte = memory.slice(i, 1).unwrap();
-        keys.push(
-            regions
-                .register_owned(PD, &byte, Some(0), Access::LOCAL_WRITE)
-                .unwrap(),
-        );
+        keys.push(regions.register_owned(PD, &byte, Some(0), Access::LOCAL_WRITE).unwrap());
     }
     let error = regions.register_owned(PD, &memory, None, Access::empty());
     assert_eq!(error, Err(RegisterError::Full));
     for (i, key) in keys.iter().enumerate() {
-        let span = regions
-            .local(
-                PD,
-                &Sge {
-                    addr: 0,
-                    len: 1,
-                    lkey: *key,
-                },
-                true,
-            )
-            .unwrap();
+        let span = regions.local(PD, &Sge { addr: 0, len: 1, lkey: *key }, true).unwrap();
         assert_eq!(span.as_raw().0, memory.addr() + i);
     }
     let mut sorted = keys.clone();
@@ -190,10 +112,7 @@ fn keys_stay_valid_while_the_table_grows_to_its_bound() {
     assert_eq!(sorted.len(), MANY);
     for key in keys {
         assert!(regions.deregister(key).unwrap().owner.is_some());
-        assert_eq!(
-            regions.deregister(key).unwrap_err(),
-            DeregisterError::UnknownKey
-        );
+        assert_eq!(regions.deregister(key).unwrap_err(), DeregisterError::UnknownKey);
     }
     assert!(regions.is_empty());
 }
@@ -203,11 +122,7 @@ fn keys_follow_from_the_seed_alone() {
     let draw = |seed| {
         let mut regions = Regions::new(RegionsConfig::new(seed));
         let memory = Segment::heap(1);
-        [(); 4].map(|()| {
-            regions
-                .register_owned(PD, &memory, None, Access::empty())
-                .unwrap()
-        })
+        [(); 4].map(|()| regions.register_owned(PD, &memory, None, Access::empty()).unwrap())
     };
     assert_eq!(draw([1; 32]), draw([1; 32]));
     assert_ne!(draw([1; 32]), draw([2; 32]));
@@ -217,50 +132,26 @@ fn keys_follow_from_the_seed_alone() {
 fn reregistration_changes_what_it_is_asked_to() {
     let mut regions = regions();
     let (old, new) = (Segment::heap(64), Segment::heap(128));
-    let key = regions
-        .register_owned(PD, &old, Some(0), Access::empty())
-        .unwrap();
-    let change = Reregistration {
-        pd: Some(2),
-        ..Default::default()
-    };
+    let key = regions.register_owned(PD, &old, Some(0), Access::empty()).unwrap();
+    let change = Reregistration { pd: Some(2), ..Default::default() };
     // SAFETY: the memory stays that of `old`, which the table holds.
     let (same, _) = unsafe { regions.reregister(key, change) }.unwrap();
     assert_eq!(same, key);
     assert_eq!(regions.info(key).unwrap().pd, 2);
-    let change = Reregistration {
-        access: Some(Access::REMOTE_WRITE),
-        ..Default::default()
-    };
+    let change = Reregistration { access: Some(Access::REMOTE_WRITE), ..Default::default() };
     // SAFETY: as above; it is refused.
     let error = unsafe { regions.reregister(key, change) }.unwrap_err();
     let flags = AccessFlagsError::NeedsLocalWrite;
-    assert_eq!(
-        error,
-        ReregisterError::Register(RegisterError::Access(flags))
-    );
-    let change = Reregistration {
-        memory: Some((new.addr(), 128, 0)),
-        access: Some(all_rights()),
-        pd: None,
-    };
+    assert_eq!(error, ReregisterError::Register(RegisterError::Access(flags)));
+    let change =
+        Reregistration { memory: Some((new.addr(), 128, 0)), access: Some(all_rights()), pd: None };
     // SAFETY: `new` lives to the end of the test and has no references to its bytes.
     let (moved, withdrawn) = unsafe { regions.reregister(key, change) }.unwrap();
     assert_ne!(moved, key);
     assert_eq!(withdrawn.owner.unwrap().addr(), old.addr());
-    let sge = |lkey| Sge {
-        addr: 0,
-        len: 128,
-        lkey,
-    };
-    assert_eq!(
-        regions.local(2, &sge(key), false).unwrap_err(),
-        AccessError::UnknownKey
-    );
-    assert_eq!(
-        regions.local(2, &sge(moved), true).unwrap().as_raw().0,
-        new.addr()
-    );
+    let sge = |lkey| Sge { addr: 0, len: 128, lkey };
+    assert_eq!(regions.local(2, &sge(key), false).unwrap_err(), AccessError::UnknownKey);
+    assert_eq!(regions.local(2, &sge(moved), true).unwrap().as_raw().0, new.addr());
     assert_eq!(regions.len(), 1);
 }
 
@@ -274,34 +165,18 @@ fn windows() -> Windows {
     let mut regions = regions();
     let memory = Segment::heap(64);
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
-    let region = regions
-        .register_owned(PD, &memory, Some(0x100), rights)
-        .unwrap();
-    Windows {
-        regions,
-        memory,
-        region,
-    }
+    let region = regions.register_owned(PD, &memory, Some(0x100), rights).unwrap();
+    Windows { regions, memory, region }
 }
 
 impl Windows {
     fn bind(&self, rkey: Key) -> Bind {
         let access = Access::REMOTE_WRITE;
-        Bind {
-            pd: PD,
-            qp_num: QP,
-            rkey,
-            region: self.region,
-            addr: 0x110,
-            len: 16,
-            access,
-        }
+        Bind { pd: PD, qp_num: QP, rkey, region: self.region, addr: 0x110, len: 16, access }
     }
 
     fn write(&self, qp_num: u32, rkey: Key, iova: u64) -> Result<usize, AccessError> {
-        let span = self
-            .regions
-            .remote(PD, qp_num, rkey, iova, 1, Access::REMOTE_WRITE)?;
+        let span = self.regions.remote(PD, qp_num, rkey, iova, 1, Access::REMOTE_WRITE)?;
         Ok(span.as_raw().0 - self.memory.addr())
     }
 }
@@ -314,30 +189,13 @@ fn a_type_1_window_is_bound_again_and_again_under_new_keys() {
     let first = key.next_tag();
     let _ = w.regions.bind(&w.bind(first)).unwrap();
     assert_eq!(w.write(QP, first, 0x11f), Ok(31));
-    assert_eq!(
-        w.write(QP + 1, first, 0x110),
-        Ok(16),
-        "type 1 serves every queue pair"
-    );
+    assert_eq!(w.write(QP + 1, first, 0x110), Ok(16), "type 1 serves every queue pair");
     assert_eq!(w.write(QP, first, 0x120), Err(AccessError::OutOfBounds));
     assert_eq!(w.write(QP, first, 0x10f), Err(AccessError::OutOfBounds));
-    let lkey = Sge {
-        addr: 0x110,
-        len: 1,
-        lkey: first,
-    };
-    assert_eq!(
-        w.regions.local(PD, &lkey, false).unwrap_err(),
-        AccessError::Denied
-    );
-    assert_eq!(
-        w.regions.bind(&w.bind(first)).unwrap_err(),
-        BindError::SameKey
-    );
-    assert_eq!(
-        w.regions.deregister(w.region).unwrap_err(),
-        DeregisterError::Busy
-    );
+    let lkey = Sge { addr: 0x110, len: 1, lkey: first };
+    assert_eq!(w.regions.local(PD, &lkey, false).unwrap_err(), AccessError::Denied);
+    assert_eq!(w.regions.bind(&w.bind(first)).unwrap_err(), BindError::SameKey);
+    assert_eq!(w.regions.deregister(w.region).unwrap_err(), DeregisterError::Busy);
     let second = first.next_tag();
     let _ = w.regions.bind(&w.bind(second)).unwrap();
     assert_eq!(w.write(QP, first, 0x110), Err(AccessError::UnknownKey));
@@ -346,19 +204,9 @@ fn a_type_1_window_is_bound_again_and_again_under_new_keys() {
         w.regions.invalidate(PD, QP, second).unwrap_err(),
         InvalidateError::NotInvalidatable
     );
-    let zero_based = Bind {
-        access: Access::ZERO_BASED,
-        ..w.bind(second.next_tag())
-    };
-    assert_eq!(
-        w.regions.bind(&zero_based).unwrap_err(),
-        BindError::ZeroBasedWindow
-    );
-    let none = Bind {
-        len: 0,
-        region: Key(0),
-        ..w.bind(second.next_tag())
-    };
+    let zero_based = Bind { access: Access::ZERO_BASED, ..w.bind(second.next_tag()) };
+    assert_eq!(w.regions.bind(&zero_based).unwrap_err(), BindError::ZeroBasedWindow);
+    let none = Bind { len: 0, region: Key(0), ..w.bind(second.next_tag()) };
     let _ = w.regions.bind(&none).unwrap();
     assert_eq!(w.write(QP, second, 0x110), Err(AccessError::UnknownKey));
     let _ = w.regions.deregister(w.region).unwrap();
@@ -369,36 +217,23 @@ fn a_type_1_window_is_bound_again_and_again_under_new_keys() {
 #[test]
 fn a_type_2_window_belongs_to_its_queue_pair_until_invalidated() {
     let mut w = windows();
-    let key = w
-        .regions
-        .allocate_window(PD, WindowType::Two)
-        .unwrap()
-        .with_tag(0xab);
+    let key = w.regions.allocate_window(PD, WindowType::Two).unwrap().with_tag(0xab);
     let _ = w.regions.bind(&w.bind(key)).unwrap();
     assert_eq!(w.write(QP, key, 0x110), Ok(16));
     assert_eq!(w.write(QP + 1, key, 0x110), Err(AccessError::WrongQp));
     let again = w.bind(key.next_tag());
     assert_eq!(w.regions.bind(&again).unwrap_err(), BindError::StillBound);
     let refused = |w: &mut Windows, pd, qp, key| w.regions.invalidate(pd, qp, key).unwrap_err();
-    assert_eq!(
-        refused(&mut w, PD, QP, key.next_tag()),
-        InvalidateError::UnknownKey
-    );
+    assert_eq!(refused(&mut w, PD, QP, key.next_tag()), InvalidateError::UnknownKey);
     assert_eq!(refused(&mut w, 2, QP, key), InvalidateError::WrongPd);
     assert_eq!(refused(&mut w, PD, QP + 1, key), InvalidateError::WrongQp);
     let region = w.region;
-    assert_eq!(
-        refused(&mut w, PD, QP, region),
-        InvalidateError::NotInvalidatable
-    );
+    assert_eq!(refused(&mut w, PD, QP, region), InvalidateError::NotInvalidatable);
     assert_eq!(refused(&mut w, PD, QP, Key(0)), InvalidateError::UnknownKey);
     let _ = w.regions.invalidate(PD, QP, key).unwrap();
     assert_eq!(w.write(QP, key, 0x110), Err(AccessError::UnknownKey));
     assert_eq!(refused(&mut w, PD, QP, key), InvalidateError::UnknownKey);
-    let zero = Bind {
-        access: Access::REMOTE_WRITE | Access::ZERO_BASED,
-        ..again
-    };
+    let zero = Bind { access: Access::REMOTE_WRITE | Access::ZERO_BASED, ..again };
     let _ = w.regions.bind(&zero).unwrap();
     assert_eq!(w.write(QP, again.rkey, 15), Ok(31));
     assert_eq!(w.write(QP, again.rkey, 16), Err(AccessError::OutOfBounds));
@@ -413,167 +248,65 @@ fn binds_are_checked_against_the_region() {
     let key = w.regions.allocate_window(PD, WindowType::Two).unwrap();
     let good = w.bind(key);
     let memory = Segment::heap(64);
-    let mut region = |pd, access| {
-        w.regions
-            .register_owned(pd, &memory, Some(0x100), access)
-            .unwrap()
-    };
+    let mut region =
+        |pd, access| w.regions.register_owned(pd, &memory, Some(0x100), access).unwrap();
     let plain = region(PD, Access::LOCAL_WRITE);
     let foreign = region(2, Access::LOCAL_WRITE | Access::MW_BIND);
     let read_only = region(PD, Access::MW_BIND);
-    let zero_based = region(
-        PD,
-        Access::MW_BIND | Access::ZERO_BASED | Access::LOCAL_WRITE,
-    );
+    let zero_based = region(PD, Access::MW_BIND | Access::ZERO_BASED | Access::LOCAL_WRITE);
     let cases = [
-        (
-            Bind {
-                rkey: w.region,
-                ..good
-            },
-            BindError::UnknownWindow,
-        ),
-        (
-            Bind {
-                region: key,
-                ..good
-            },
-            BindError::UnknownRegion,
-        ),
-        (
-            Bind {
-                region: Key(0),
-                ..good
-            },
-            BindError::UnknownRegion,
-        ),
+        (Bind { rkey: w.region, ..good }, BindError::UnknownWindow),
+        (Bind { region: key, ..good }, BindError::UnknownRegion),
+        (Bind { region: Key(0), ..good }, BindError::UnknownRegion),
         (Bind { pd: 2, ..good }, BindError::WrongPd),
-        (
-            Bind {
-                region: foreign,
-                ..good
-            },
-            BindError::WrongPd,
-        ),
-        (
-            Bind {
-                region: plain,
-                ..good
-            },
-            BindError::NotBindable,
-        ),
-        (
-            Bind {
-                region: read_only,
-                ..good
-            },
-            BindError::NeedsLocalWrite,
-        ),
-        (
-            Bind {
-                region: zero_based,
-                ..good
-            },
-            BindError::ZeroBasedRegion,
-        ),
+        (Bind { region: foreign, ..good }, BindError::WrongPd),
+        (Bind { region: plain, ..good }, BindError::NotBindable),
+        (Bind { region: read_only, ..good }, BindError::NeedsLocalWrite),
+        (Bind { region: zero_based, ..good }, BindError::ZeroBasedRegion),
         (Bind { len: 0, ..good }, BindError::ZeroLength),
         (Bind { addr: 0xff, ..good }, BindError::OutOfBounds),
+        (Bind { addr: 0x131, ..good }, BindError::OutOfBounds),
+        (Bind { len: u64::MAX, ..good }, BindError::OutOfBounds),
         (
-            Bind {
-                addr: 0x131,
-                ..good
-            },
-            BindError::OutOfBounds,
-        ),
-        (
-            Bind {
-                len: u64::MAX,
-                ..good
-            },
-            BindError::OutOfBounds,
-        ),
-        (
-            Bind {
-                access: Access::MW_BIND,
-                ..good
-            },
+            Bind { access: Access::MW_BIND, ..good },
             BindError::Access(AccessFlagsError::NotForWindow(Access::MW_BIND)),
         ),
     ];
     for (bind, error) in cases {
         assert_eq!(w.regions.bind(&bind).unwrap_err(), error, "{bind:?}");
     }
-    let read = Bind {
-        region: read_only,
-        access: Access::REMOTE_READ,
-        ..good
-    };
+    let read = Bind { region: read_only, access: Access::REMOTE_READ, ..good };
     let _ = w.regions.bind(&read).unwrap();
-    let span = w
-        .regions
-        .remote(PD, QP, key, 0x110, 1, Access::REMOTE_READ)
-        .unwrap();
-    assert!(
-        !span.is_writable(),
-        "remote read through a window needs no right of the region"
-    );
+    let span = w.regions.remote(PD, QP, key, 0x110, 1, Access::REMOTE_READ).unwrap();
+    assert!(!span.is_writable(), "remote read through a window needs no right of the region");
 }
 
 #[test]
 fn lists_are_gathered_and_scattered_in_order() {
     let mut regions = regions();
     let memory = Segment::heap(64);
-    let key = regions
-        .register_owned(PD, &memory, Some(0), all_rights())
-        .unwrap();
-    let sge = |addr, len| Sge {
-        addr,
-        len,
-        lkey: key,
-    };
+    let key = regions.register_owned(PD, &memory, Some(0), all_rights()).unwrap();
+    let sge = |addr, len| Sge { addr, len, lkey: key };
     let list = [sge(40, 4), Sge::default(), sge(0, 3), sge(8, 5)];
     assert_eq!(list_len(&list), 12);
     regions.scatter(PD, &list, 0, b"abcdefghijkl").unwrap();
     let mut all = [0; 64];
     memory.read(0, &mut all).unwrap();
-    assert_eq!(
-        (&all[40..44], &all[..3], &all[8..13]),
-        (&b"abcd"[..], &b"efg"[..], &b"hijkl"[..])
-    );
+    assert_eq!((&all[40..44], &all[..3], &all[8..13]), (&b"abcd"[..], &b"efg"[..], &b"hijkl"[..]));
     let mut out = [0; 6];
     regions.gather(PD, &list, 3, &mut out).unwrap();
     assert_eq!(&out, b"defghi");
-    assert_eq!(
-        regions.gather(PD, &list, 7, &mut out),
-        Err(AccessError::BeyondList)
-    );
+    assert_eq!(regions.gather(PD, &list, 7, &mut out), Err(AccessError::BeyondList));
     assert_eq!(regions.check_list(PD, &list, 12, 0, true), Ok(()));
-    assert_eq!(
-        regions.check_list(PD, &list, 12, 1, true),
-        Err(AccessError::BeyondList)
-    );
+    assert_eq!(regions.check_list(PD, &list, 12, 1, true), Err(AccessError::BeyondList));
     let broken = [sge(0, 4), sge(62, 4)];
     assert_eq!(regions.check_list(PD, &broken, 0, 6, false), Ok(()));
-    assert_eq!(
-        regions.check_list(PD, &broken, 0, 7, false),
-        Err(AccessError::OutOfBounds)
-    );
-    let wraps = [Sge {
-        addr: u64::MAX,
-        len: 8,
-        lkey: key,
-    }];
-    assert_eq!(
-        regions.check_list(PD, &wraps, 4, 1, false),
-        Err(AccessError::OutOfBounds)
-    );
+    assert_eq!(regions.check_list(PD, &broken, 0, 7, false), Err(AccessError::OutOfBounds));
+    let wraps = [Sge { addr: u64::MAX, len: 8, lkey: key }];
+    assert_eq!(regions.check_list(PD, &wraps, 4, 1, false), Err(AccessError::OutOfBounds));
     let to = Segment::heap(6);
-    regions
-        .gather_to(PD, &list, 3, &to.span(0, 6).unwrap())
-        .unwrap();
-    regions
-        .scatter_from(PD, &list, 6, &to.span(0, 6).unwrap())
-        .unwrap();
+    regions.gather_to(PD, &list, 3, &to.span(0, 6).unwrap()).unwrap();
+    regions.scatter_from(PD, &list, 6, &to.span(0, 6).unwrap()).unwrap();
     to.read(0, &mut out).unwrap();
     assert_eq!(&out, b"defghi");
     regions.gather(PD, &list, 6, &mut out).unwrap();

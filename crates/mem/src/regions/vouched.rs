@@ -20,34 +20,16 @@ impl Vouched {
     ///
     /// The promise of [`Regions::register`], for as long as the region that is made from it lives.
     pub unsafe fn new(addr: usize, len: u64, iova: u64, access: Access) -> Vouched {
-        Vouched {
-            addr,
-            len,
-            iova,
-            access,
-        }
+        Vouched { addr, len, iova, access }
     }
 }
 
 impl Regions {
     /// [`register`](Regions::register) for vouched memory.
     pub fn register_vouched(&mut self, pd: u32, memory: Vouched) -> Result<Key, RegisterError> {
-        let Vouched {
-            addr,
-            len,
-            iova,
-            access,
-        } = memory;
+        let Vouched { addr, len, iova, access } = memory;
         // SAFETY: whoever made the `Vouched` gave the promise of `register`.
-        unsafe {
-            self.register(Registration {
-                pd,
-                addr,
-                len,
-                iova,
-                access,
-            })
-        }
+        unsafe { self.register(Registration { pd, addr, len, iova, access }) }
     }
 
     /// [`reregister`](Regions::reregister) with vouched memory, or with the memory it has. New memory

@@ -110,19 +110,13 @@ impl Regions {
     /// Makes a window that is not bound. The key's index names it from now on; the key itself opens
     /// nothing.
     pub fn allocate_window(&mut self, pd: u32, kind: WindowType) -> Result<Key, RegisterError> {
-        let entry = Entry {
-            pd,
-            role: Role::Window { kind, region: None },
-            ..Entry::FREE
-        };
+        let entry = Entry { pd, role: Role::Window { kind, region: None }, ..Entry::FREE };
         self.table.insert(entry).map_err(|_| RegisterError::Full)
     }
 
     /// Forgets a window, bound or not, under any of its keys.
     pub fn deallocate_window(&mut self, window: Key) -> Result<Withdrawn, DeregisterError> {
-        self.table
-            .window(window)
-            .ok_or(DeregisterError::UnknownKey)?;
+        self.table.window(window).ok_or(DeregisterError::UnknownKey)?;
         let withdrawn = self.unbind(window);
         let _ = self.table.remove(window);
         Ok(withdrawn)
@@ -132,11 +126,7 @@ impl Regions {
     /// peers may still be using that one.
     pub fn bind(&mut self, bind: &Bind) -> Result<Withdrawn, BindError> {
         let kind = self.check_window(bind)?;
-        let target = if bind.len == 0 {
-            None
-        } else {
-            Some(self.check_target(bind)?)
-        };
+        let target = if bind.len == 0 { None } else { Some(self.check_target(bind)?) };
         let withdrawn = self.unbind(bind.rkey);
         let Some(target) = target else {
             return Ok(withdrawn);
@@ -145,22 +135,11 @@ impl Regions {
         if let Some(entry) = self.table.slot_mut(bind.rkey) {
             entry.key = bind.rkey.0;
             entry.access = (bind.access & Access::all()).bits();
-            entry.qp_num = if kind == WindowType::Two {
-                bind.qp_num
-            } else {
-                ANY_QP
-            };
-            entry.iova = if bind.access.contains(Access::ZERO_BASED) {
-                0
-            } else {
-                bind.addr
-            };
+            entry.qp_num = if kind == WindowType::Two { bind.qp_num } else { ANY_QP };
+            entry.iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
             entry.len = bind.len;
             entry.addr = target.addr;
-            entry.role = Role::Window {
-                kind,
-                region: Some(target.region),
-            };
+            entry.role = Role::Window { kind, region: Some(target.region) };
         }
         self.publish(bind.rkey);
         Ok(withdrawn)
@@ -179,10 +158,7 @@ impl Regions {
             return Err(InvalidateError::UnknownKey);
         }
         match entry.role {
-            Role::Window {
-                kind: WindowType::Two,
-                ..
-            } => {}
+            Role::Window { kind: WindowType::Two, .. } => {}
             _ => return Err(InvalidateError::NotInvalidatable),
         }
         if entry.pd != pd {
@@ -214,10 +190,7 @@ impl Regions {
     }
 
     fn check_window(&self, bind: &Bind) -> Result<WindowType, BindError> {
-        let entry = self
-            .table
-            .window(bind.rkey)
-            .ok_or(BindError::UnknownWindow)?;
+        let entry = self.table.window(bind.rkey).ok_or(BindError::UnknownWindow)?;
         let Role::Window { kind, region } = entry.role else {
             return Err(BindError::UnknownWindow);
         };
@@ -237,10 +210,7 @@ impl Regions {
     }
 
     fn check_target(&self, bind: &Bind) -> Result<Target, BindError> {
-        let region = self
-            .table
-            .region(bind.region)
-            .ok_or(BindError::UnknownRegion)?;
+        let region = self.table.region(bind.region).ok_or(BindError::UnknownRegion)?;
         let rights = region.rights();
         if region.pd != bind.pd {
             return Err(BindError::WrongPd);
@@ -259,10 +229,7 @@ impl Regions {
         if offset > region.len || bind.len > region.len - offset {
             return Err(BindError::OutOfBounds);
         }
-        Ok(Target {
-            addr: region.addr + offset as usize,
-            region: bind.region,
-        })
+        Ok(Target { addr: region.addr + offset as usize, region: bind.region })
     }
 
     /// Shuts a window's slot.
@@ -281,19 +248,14 @@ impl Regions {
         if let Some(region) = was {
             self.count_window(region, -1);
         }
-        Withdrawn {
-            published,
-            owner: None,
-        }
+        Withdrawn { published, owner: None }
     }
 
     fn count_window(&mut self, region: Key, change: i32) {
         if let Some(entry) = self.table.slot_mut(region)
             && let Role::Region { bound } = &mut entry.role
         {
-            *bound = bound
-                .checked_add_signed(change)
-                .expect("binds and unbinds are paired");
+            *bound = bound.checked_add_signed(change).expect("binds and unbinds are paired");
         }
     }
 }

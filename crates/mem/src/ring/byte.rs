@@ -20,10 +20,7 @@ pub(crate) struct ByteBuffer {
 
 impl ByteBuffer {
     pub(crate) fn new(segment: Segment) -> ByteBuffer {
-        assert!(
-            segment.len().is_power_of_two(),
-            "a byte ring's size is a power of two"
-        );
+        assert!(segment.len().is_power_of_two(), "a byte ring's size is a power of two");
         let mask = segment.len() as u64 - 1;
         ByteBuffer { segment, mask }
     }
@@ -37,10 +34,7 @@ impl ByteBuffer {
     fn pieces(&self, position: u64, len: usize) -> Result<(Span<'_>, Span<'_>), SegmentError> {
         let start = (position & self.mask) as usize;
         let first = len.min(self.segment.len() - start);
-        Ok((
-            self.segment.span(start, first)?,
-            self.segment.span(0, len - first)?,
-        ))
+        Ok((self.segment.span(start, first)?, self.segment.span(0, len - first)?))
     }
 }
 
@@ -55,12 +49,7 @@ pub struct ByteProducer {
 
 impl ByteProducer {
     pub(crate) fn new(buffer: ByteBuffer, consumed: Shared<AtomicU64>) -> ByteProducer {
-        ByteProducer {
-            buffer,
-            tail: 0,
-            consumed: 0,
-            consumed_word: consumed,
-        }
+        ByteProducer { buffer, tail: 0, consumed: 0, consumed_word: consumed }
     }
 
     /// The bytes of the ring.
@@ -104,10 +93,7 @@ impl ByteProducer {
     #[track_caller]
     pub fn cancel(&mut self, position: u64) {
         let held = self.tail.wrapping_sub(self.consumed);
-        assert!(
-            self.tail.wrapping_sub(position) <= held,
-            "cancelled bytes were never reserved"
-        );
+        assert!(self.tail.wrapping_sub(position) <= held, "cancelled bytes were never reserved");
         self.tail = position;
     }
 
@@ -115,19 +101,15 @@ impl ByteProducer {
     #[inline]
     #[track_caller]
     pub fn pieces(&self, position: u64, len: u32) -> (Span<'_>, Span<'_>) {
-        self.buffer
-            .pieces(position, len as usize)
-            .expect("a range is no longer than the ring")
+        self.buffer.pieces(position, len as usize).expect("a range is no longer than the ring")
     }
 
     /// Copies `bytes` to `position` of a reserved range. Panics if they are longer than the ring.
     #[inline]
     #[track_caller]
     pub fn write(&self, position: u64, bytes: &[u8]) {
-        let (first, second) = self
-            .buffer
-            .pieces(position, bytes.len())
-            .expect("a range is no longer than the ring");
+        let (first, second) =
+            self.buffer.pieces(position, bytes.len()).expect("a range is no longer than the ring");
         let (head, rest) = bytes.split_at(first.len());
         first.write_from(0, head);
         second.write_from(0, rest);
@@ -137,10 +119,8 @@ impl ByteProducer {
     #[inline]
     #[track_caller]
     pub fn write_span(&self, position: u64, from: &Span<'_>) {
-        let (first, second) = self
-            .buffer
-            .pieces(position, from.len())
-            .expect("a range is no longer than the ring");
+        let (first, second) =
+            self.buffer.pieces(position, from.len()).expect("a range is no longer than the ring");
         from.sub(0, first.len()).copy_to(&first);
         from.sub(first.len(), second.len()).copy_to(&second);
     }
@@ -157,12 +137,7 @@ pub struct ByteConsumer {
 
 impl ByteConsumer {
     pub(crate) fn new(buffer: ByteBuffer, consumed: Shared<AtomicU64>) -> ByteConsumer {
-        ByteConsumer {
-            buffer,
-            head: 0,
-            published: 0,
-            consumed_word: consumed,
-        }
+        ByteConsumer { buffer, head: 0, published: 0, consumed_word: consumed }
     }
 
     /// The bytes of the ring.
@@ -182,9 +157,7 @@ impl ByteConsumer {
         if u64::from(len) > self.capacity() {
             return Err(RingError::Corrupt);
         }
-        self.buffer
-            .pieces(position, len as usize)
-            .map_err(|_| RingError::Corrupt)
+        self.buffer.pieces(position, len as usize).map_err(|_| RingError::Corrupt)
     }
 
     /// Copies out `out.len()` bytes from `position`.
@@ -260,9 +233,7 @@ mod tests {
                 consumer.read_into(position, &mut got).unwrap();
             } else {
                 let other = Segment::heap(len);
-                consumer
-                    .copy_to(position, &other.span(0, len).unwrap())
-                    .unwrap();
+                consumer.copy_to(position, &other.span(0, len).unwrap()).unwrap();
                 other.read(0, &mut got).unwrap();
             }
             assert_eq!(got, sent);

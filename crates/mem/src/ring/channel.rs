@@ -109,11 +109,7 @@ impl ChannelLayout {
             request_bytes: place(config.request_bytes as usize),
             response_bytes: place(config.response_bytes as usize),
         });
-        Ok(ChannelLayout {
-            config,
-            directions,
-            len,
-        })
+        Ok(ChannelLayout { config, directions, len })
     }
 
     /// Bytes of the whole channel, a multiple of 4096.
@@ -359,11 +355,7 @@ mod tests {
 
     #[test]
     fn sizes_must_be_legal_and_agreed() {
-        let config = ChannelConfig {
-            request_slots: 16,
-            request_bytes: 4096,
-            ..Default::default()
-        };
+        let config = ChannelConfig { request_slots: 16, request_bytes: 4096, ..Default::default() };
         let layout = ChannelLayout::new(config).unwrap();
         let segment = Segment::heap(layout.total_len() + 4096);
         assert_eq!(
@@ -373,42 +365,18 @@ mod tests {
         );
         Channel::create(&segment, 4096, config).unwrap();
         Channel::attach(&segment, 4096, config).unwrap();
-        let other = ChannelConfig {
-            request_slots: 8,
-            ..config
-        };
-        assert_eq!(
-            Channel::attach(&segment, 4096, other).err(),
-            Some(ChannelError::Mismatch)
-        );
+        let other = ChannelConfig { request_slots: 8, ..config };
+        assert_eq!(Channel::attach(&segment, 4096, other).err(), Some(ChannelError::Mismatch));
         for bad in [
-            ChannelConfig {
-                request_slots: 3,
-                ..config
-            },
-            ChannelConfig {
-                response_slots: 1,
-                ..config
-            },
-            ChannelConfig {
-                request_bytes: 32,
-                ..config
-            },
-            ChannelConfig {
-                response_bytes: 100,
-                ..config
-            },
+            ChannelConfig { request_slots: 3, ..config },
+            ChannelConfig { response_slots: 1, ..config },
+            ChannelConfig { request_bytes: 32, ..config },
+            ChannelConfig { response_bytes: 100, ..config },
         ] {
-            assert_eq!(
-                Channel::create(&segment, 0, bad).err(),
-                Some(ChannelError::Config)
-            );
+            assert_eq!(Channel::create(&segment, 0, bad).err(), Some(ChannelError::Config));
         }
         let error = Channel::create(&segment, 8192, config).err();
-        assert_eq!(
-            error,
-            Some(ChannelError::Segment(SegmentError::OutOfBounds))
-        );
+        assert_eq!(error, Some(ChannelError::Segment(SegmentError::OutOfBounds)));
         let error = Channel::create(&segment, 64, config).err();
         assert_eq!(error, Some(ChannelError::Segment(SegmentError::Misaligned)));
     }
@@ -419,10 +387,7 @@ mod tests {
         let segment = Segment::heap(ChannelLayout::new(config).unwrap().total_len());
         let mut creator = Channel::create(&segment, 0, config).unwrap();
         let mut attacher = Channel::attach(&segment, 0, config).unwrap();
-        let header = |imm| SlotHeader {
-            imm,
-            ..Default::default()
-        };
+        let header = |imm| SlotHeader { imm, ..Default::default() };
         creator.outgoing.requests.push(&header(1), &[]).unwrap();
         creator.outgoing.responses.push(&header(2), &[]).unwrap();
         attacher.outgoing.requests.push(&header(3), &[]).unwrap();

@@ -169,8 +169,7 @@ impl ConsumerControl {
 
     /// Says that a request found no receive posted, or (with `None`) that things go on.
     pub fn set_stall(&self, stall: Option<Stall>) {
-        self.stall
-            .store(stall.map_or(0, Stall::pack), Ordering::Release);
+        self.stall.store(stall.map_or(0, Stall::pack), Ordering::Release);
     }
 
     /// Asks to be woken by the next push. Look into the rings once more before parking.
@@ -209,21 +208,9 @@ mod tests {
     #[test]
     fn stalls_pack_into_a_word() {
         for stall in [
-            Stall {
-                sequence: 0,
-                timer: 0,
-                attempt: 0,
-            },
-            Stall {
-                sequence: u32::MAX,
-                timer: 31,
-                attempt: u16::MAX,
-            },
-            Stall {
-                sequence: 7,
-                timer: 12,
-                attempt: 1,
-            },
+            Stall { sequence: 0, timer: 0, attempt: 0 },
+            Stall { sequence: u32::MAX, timer: 31, attempt: u16::MAX },
+            Stall { sequence: 7, timer: 12, attempt: 1 },
         ] {
             assert_eq!(Stall::unpack(stall.pack()), Some(stall));
         }
@@ -238,11 +225,7 @@ mod tests {
         let (producer, consumer) = (ProducerControl::new(&words), ConsumerControl::new(&words));
         consumer.set_executed(9);
         assert_eq!(producer.executed(), 9);
-        let stall = Stall {
-            sequence: 3,
-            timer: 14,
-            attempt: 2,
-        };
+        let stall = Stall { sequence: 3, timer: 14, attempt: 2 };
         consumer.set_stall(Some(stall));
         assert_eq!(producer.stall(), Some(stall));
         consumer.set_stall(None);

@@ -78,14 +78,8 @@ struct Geometry {
 
 impl Geometry {
     fn new(slots: u32) -> Geometry {
-        assert!(
-            slots.is_power_of_two() && slots >= 2,
-            "slots are a power of two"
-        );
-        Geometry {
-            mask: slots - 1,
-            shift: slots.trailing_zeros(),
-        }
+        assert!(slots.is_power_of_two() && slots >= 2, "slots are a power of two");
+        Geometry { mask: slots - 1, shift: slots.trailing_zeros() }
     }
 
     #[inline]
@@ -169,10 +163,7 @@ impl SlotProducer {
         }
         let slot = self.reserve()?;
         slot.payload().write_from(0, payload);
-        slot.commit(&SlotHeader {
-            inline_len: payload.len() as u16,
-            ..*header
-        });
+        slot.commit(&SlotHeader { inline_len: payload.len() as u16, ..*header });
         Ok(())
     }
 
@@ -198,9 +189,7 @@ impl SlotWriter<'_> {
     #[inline]
     pub fn payload(&self) -> Span<'_> {
         let first = self.ring.geometry.first_word(self.ring.tail);
-        self.ring
-            .words
-            .span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
+        self.ring.words.span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
     }
 
     /// Pushes the slot: the consumer may see it from now on.
@@ -287,8 +276,7 @@ impl SlotConsumer {
     #[inline]
     pub fn payload(&self) -> Span<'_> {
         let first = self.geometry.first_word(self.head);
-        self.words
-            .span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
+        self.words.span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
     }
 
     /// Goes on to the next message. The producer learns of it with [`publish`](SlotConsumer::publish),
@@ -296,10 +284,7 @@ impl SlotConsumer {
     #[inline]
     #[track_caller]
     pub fn pop(&mut self) {
-        assert!(
-            core::mem::take(&mut self.seen),
-            "pop comes after a peek that found a message"
-        );
+        assert!(core::mem::take(&mut self.seen), "pop comes after a peek that found a message");
         self.head = self.head.wrapping_add(1);
         if self.head.wrapping_sub(self.published) > self.geometry.mask / 2 {
             self.publish();
@@ -319,25 +304,19 @@ impl SlotConsumer {
 
 impl core::fmt::Debug for SlotProducer {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SlotProducer")
-            .field("tail", &self.tail)
-            .finish_non_exhaustive()
+        f.debug_struct("SlotProducer").field("tail", &self.tail).finish_non_exhaustive()
     }
 }
 
 impl core::fmt::Debug for SlotWriter<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SlotWriter")
-            .field("position", &self.ring.tail)
-            .finish()
+        f.debug_struct("SlotWriter").field("position", &self.ring.tail).finish()
     }
 }
 
 impl core::fmt::Debug for SlotConsumer {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SlotConsumer")
-            .field("head", &self.head)
-            .finish_non_exhaustive()
+        f.debug_struct("SlotConsumer").field("head", &self.head).finish_non_exhaustive()
     }
 }
 
@@ -393,20 +372,9 @@ mod tests {
     fn a_full_ring_takes_more_only_after_publish() {
         let (mut producer, mut consumer, _segment) = ring(8, 0);
         for i in 0..8 {
-            producer
-                .push(
-                    &SlotHeader {
-                        imm: i,
-                        ..Default::default()
-                    },
-                    &[],
-                )
-                .unwrap();
+            producer.push(&SlotHeader { imm: i, ..Default::default() }, &[]).unwrap();
         }
-        assert_eq!(
-            producer.push(&SlotHeader::default(), &[]),
-            Err(RingError::Full)
-        );
+        assert_eq!(producer.push(&SlotHeader::default(), &[]), Err(RingError::Full));
         assert_eq!(consumer.peek().unwrap().imm, 0);
         consumer.pop();
         assert_eq!(producer.free(), Ok(0));
@@ -416,11 +384,7 @@ mod tests {
             consumer.peek().unwrap();
             consumer.pop();
         }
-        assert_eq!(
-            producer.free(),
-            Ok(5),
-            "half a ring is published without being asked"
-        );
+        assert_eq!(producer.free(), Ok(5), "half a ring is published without being asked");
     }
 
     #[test]
@@ -428,15 +392,7 @@ mod tests {
         let (mut producer, mut consumer, _segment) = ring(2, u32::MAX - 4);
         for i in 0..20 {
             assert_eq!(consumer.peek(), None);
-            producer
-                .push(
-                    &SlotHeader {
-                        imm: i,
-                        ..Default::default()
-                    },
-                    &[],
-                )
-                .unwrap();
+            producer.push(&SlotHeader { imm: i, ..Default::default() }, &[]).unwrap();
             assert_eq!(consumer.peek().unwrap().imm, i);
             consumer.pop();
             consumer.publish();
@@ -459,10 +415,7 @@ mod tests {
     #[test]
     fn an_inline_length_beyond_the_slot_is_cut() {
         let (mut producer, mut consumer, _segment) = ring(4, 0);
-        let header = SlotHeader {
-            inline_len: 60_000,
-            ..Default::default()
-        };
+        let header = SlotHeader { inline_len: 60_000, ..Default::default() };
         producer.reserve().unwrap().commit(&header);
         assert_eq!(consumer.peek().unwrap().inline_len, 96);
     }

@@ -61,7 +61,7 @@ pub(crate) enum Phase {
     /// This side has let go of a channel; the peer has not, so its block stays.
     Abandoned { link: LinkId, block: u32 },
     /// It ends once this is said.
-    Closing(Option<Box<Farewell>>),
+    Closing(Option<Farewell>),
 }
 
 /// A request that waits for its queue pair to become ready.
@@ -79,9 +79,9 @@ enum Via {
 /// The last words of a stream.
 pub(crate) enum Farewell {
     /// A refusal.
-    Refusal(Responder),
+    Refusal(Box<Responder>),
     /// The last acknowledgement and the reason of the end.
-    Stream { stream: StreamPath, last: LastWords },
+    Stream { stream: Box<StreamPath>, last: LastWords },
 }
 
 impl Farewell {
@@ -157,7 +157,7 @@ pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
             let last = LastWords { executed, pd: qp.pd_number(), num: qp.num.0 };
-            hub.close_stream(conn, Some(Farewell::Stream { stream: *stream, last }));
+            hub.close_stream(conn, Some(Farewell::Stream { stream, last }));
         }
         Path::Channel(path) => hub.close_channel(qp.id, *path),
     }
@@ -253,7 +253,7 @@ impl<P> Hub<P> {
         self.settle(id);
         if let Some(conn) = self.conns.get_mut(id) {
             conn.qp = None;
-            conn.phase = Phase::Closing(farewell.map(Box::new));
+            conn.phase = Phase::Closing(farewell);
             self.actions.push_back(Action::Close { conn: id });
         }
     }
@@ -349,7 +349,7 @@ impl<P: Probe> Adapter<P> {
         match via {
             Via::Stream { mut responder } => {
                 let _ = responder.reject(&answer.to_bytes());
-                self.hub.close_stream(conn, Some(Farewell::Refusal(*responder)));
+                self.hub.close_stream(conn, Some(Farewell::Refusal(responder)));
             }
             Via::Link { link, tag, .. } => {
                 self.hub.link_send(link, LinkMessage::Reject { tag, hello: answer });
