@@ -244,14 +244,14 @@ impl Load {
             return;
         }
         self.cause(self.ends[e].pair, format!("end {e} went to {state:?}"));
-        self.to_state(world, e, state);
+        self.move_to(world, e, state);
         if state == QpState::Reset {
             self.forget(e);
         }
     }
 
     /// Takes a queue pair to ERR or RESET.
-    pub fn to_state(&mut self, world: &mut World, e: usize, state: QpState) {
+    pub fn move_to(&mut self, world: &mut World, e: usize, state: QpState) {
         let (host, qp) = (self.ends[e].host, self.ends[e].qp);
         let now = world.time();
         world.wake(host);
@@ -285,6 +285,12 @@ impl Load {
         }
         while let Some(recv) = self.ends[e].rq.pop_front() {
             self.lost_receive(&recv);
+        }
+        if let Some(index) = self.ends[e].srq {
+            self.srqs[index].lost += self.ends[e].inbound.len();
+            for end in self.ends.iter_mut().filter(|end| end.srq == Some(index)) {
+                end.starved = true;
+            }
         }
         let end = &mut self.ends[e];
         end.stage = Stage::Gone;

@@ -121,7 +121,7 @@ impl Load {
         // Windows cannot be bound to a zero based region.
         let zero_based = self.rng.percent(10) && !access.contains(Access::MW_BIND);
         let iova = match self.rng.below(8) {
-            0 => u64::MAX - len as u64 & !7,
+            0 => (u64::MAX - len as u64) & !7,
             1 => 4096,
             _ => 0x10_0000_0000 + (self.rng.below(1 << 40) & !7),
         };
@@ -335,7 +335,7 @@ impl Load {
         match end.srq {
             Some(srq) => {
                 let srq = &self.srqs[srq];
-                srq.depth.saturating_sub(srq.posted.len())
+                (srq.depth + srq.lost).saturating_sub(srq.posted.len())
             }
             None => end.recv_depth.saturating_sub(end.rq.len()),
         }
@@ -370,6 +370,11 @@ impl Load {
                 Some(srq) => adapter.post_srq_recv(self.srqs[srq].id, id, &sges),
                 None => adapter.post_recv(now, qp, id, &sges),
             };
+            let lost = self.ends[e].srq.map_or(0, |srq| self.srqs[srq].lost);
+            if posted == Err(quipu_nic::Fault::QueueFull) && lost > 0 {
+                // Not all that may be lost were.
+                return;
+            }
             if let Err(fault) = posted {
                 return world.violate(|| format!("end {e}: receive refused: {fault}"));
             }

@@ -276,6 +276,8 @@ pub struct SharedQueue {
     pub depth: usize,
     pub room: usize,
     pub posted: BTreeMap<u64, Recv>,
+    /// Receives at most that went with a queue pair that was reset or destroyed, unknown which.
+    pub lost: usize,
     pub recvs_posted: u64,
     pub messages_in: u64,
 }

@@ -133,7 +133,7 @@ fn tear_down(world: &mut World, load: &mut Load) {
     }
     for e in 0..load.ends.len() {
         if world.hosts[load.ends[e].host].alive && load.ends[e].exists {
-            load.to_state(world, e, QpState::Err);
+            load.move_to(world, e, QpState::Err);
         }
     }
     take_all(world, load);

@@ -120,6 +120,7 @@ impl Load {
                     depth,
                     room,
                     posted: Default::default(),
+                    lost: 0,
                     recvs_posted: 0,
                     messages_in: 0,
                 });
@@ -249,7 +250,7 @@ impl Load {
             trap_at: None,
             before: None,
         });
-        self.to_init(world, e);
+        self.begin(world, e);
         self.make_windows(world, e);
     }
 
@@ -262,7 +263,7 @@ impl Load {
     }
 
     /// Takes the queue pair of an end to INIT.
-    fn to_init(&mut self, world: &mut World, e: usize) {
+    fn begin(&mut self, world: &mut World, e: usize) {
         let (host, qp, num) = (self.ends[e].host, self.ends[e].qp, self.ends[e].num);
         let mask = QpAttrMask::STATE
             | QpAttrMask::PKEY_INDEX
@@ -339,12 +340,12 @@ impl Load {
             self.ends[e].ops_left = 0;
             return;
         }
-        self.to_state(world, old, QpState::Reset);
+        self.move_to(world, old, QpState::Reset);
         self.forget(old);
         self.ends[old].exists = false;
         self.ends[e].exists = true;
         self.ends[e].stage = Stage::Init;
-        self.to_init(world, e);
+        self.begin(world, e);
         let at = self.rng.below(self.plan.tick_ns * 4 + 1);
         world.kernel.after(at, WorldEvent::Load(LoadEvent::Connect { end: e }));
         self.tick_later(world, e);

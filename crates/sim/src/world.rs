@@ -421,14 +421,12 @@ impl World {
             }
             Action::Close { conn } => {
                 self.trace.note(&[2, h as u64, conn.0]);
-                if self.strangers.remove(&(h, conn)) {
-                    let now = self.time();
-                    self.hosts[h].adapter.handle_lost(now, conn, Loss::Closed);
-                } else if self.hosts[h].reaching.remove(&conn) && self.net.find(h, conn).is_none() {
+                let stranger = self.strangers.remove(&(h, conn));
+                let reaching = self.hosts[h].reaching.remove(&conn);
+                if stranger || (reaching && self.net.find(h, conn).is_none()) {
                     let now = self.time();
                     self.hosts[h].adapter.handle_lost(now, conn, Loss::Closed);
                 } else {
-                    self.hosts[h].reaching.remove(&conn);
                     self.close(h, conn);
                 }
             }
