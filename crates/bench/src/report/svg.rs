@@ -57,8 +57,12 @@ pub(crate) fn plot(results: &Results) -> String {
 
 fn head(height: f64) -> String {
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0} {height:.0}" width="{WIDTH:.0}" height="{height:.0}" font-family="Helvetica, Arial, sans-serif">
-<style>.head{{font-size:15px;font-weight:bold;fill:#222}}.title{{font-size:13px;font-weight:bold;fill:#333}}.tick{{font-size:10.5px;fill:#555}}.label{{font-size:12px;fill:#222}}.grid{{stroke:#e3e3e3;stroke-width:1}}</style>
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0} {height:.0}"
+width="{WIDTH:.0}" height="{height:.0}" font-family="Helvetica, Arial, sans-serif">
+<style>.head{{font-size:15px;font-weight:bold;fill:#222}}
+.title{{font-size:13px;font-weight:bold;fill:#333}}
+.tick{{font-size:10.5px;fill:#555}}.label{{font-size:12px;fill:#222}}
+.grid{{stroke:#e3e3e3;stroke-width:1}}</style>
 <rect width="100%" height="100%" fill="#ffffff"/>
 "##
     )

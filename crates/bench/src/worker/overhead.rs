@@ -78,24 +78,33 @@ fn send_bursts(node: &Node, size: u64, burst: u64, rounds: u64) -> Result<(f64, 
         for _ in 0..burst {
             node.engine.post_send(node.qp, &wr)?;
         }
-        posting.push((cycles() - start) as f64 / burst as f64);
+        posting.push(cycles().saturating_sub(start) as f64 / burst as f64);
         let pause = Instant::now();
         while pause.elapsed() < PAUSE {
             std::hint::spin_loop();
         }
-        let spent = poll_all(node, burst, || Ok(()))?.0;
+        let spent = poll_all(node, burst, || Ok(()))?.polling;
         polling.push(spent as f64 / burst as f64);
     }
     Ok((stats::median(&posting), stats::median(&polling)))
 }
 
-/// Polls until so many completions are there; cycles spent in polls that found some, and in
-/// `after`, which follows each completion.
-fn poll_all(node: &Node, count: u64, mut after: impl FnMut() -> Result<()>) -> Result<(u64, u64)> {
+/// What polling for completions came to.
+struct Polled {
+    /// Completions: a poll may have found more than was asked for.
+    got: u64,
+    /// Cycles in polls that found some.
+    polling: u64,
+    /// Cycles in what follows each completion.
+    after: u64,
+}
+
+/// Polls until at least so many completions are there; `after` follows each.
+fn poll_all(node: &Node, count: u64, mut after: impl FnMut() -> Result<()>) -> Result<Polled> {
     let mut out = [Completion::default(); BATCH];
     let mut patience = Patience::new();
-    let (mut got, mut polling, mut rest) = (0, 0, 0);
-    while got < count {
+    let mut sum = Polled { got: 0, polling: 0, after: 0 };
+    while sum.got < count {
         let start = cycles();
         let found = node.poll(&mut out)?.len() as u64;
         let polled = cycles();
@@ -103,14 +112,14 @@ fn poll_all(node: &Node, count: u64, mut after: impl FnMut() -> Result<()>) -> R
             patience.check()?;
             continue;
         }
-        got += found;
-        polling += polled - start;
+        sum.got += found;
+        sum.polling += polled.saturating_sub(start);
         for _ in 0..found {
             after()?;
         }
-        rest += cycles() - polled;
+        sum.after += cycles().saturating_sub(polled);
     }
-    Ok((polling, rest))
+    Ok(sum)
 }
 
 /// Cycles per message of posting receives and of polling their completions.
@@ -137,11 +146,10 @@ fn receive_all(
     let (mut polls, mut posts) = (Vec::new(), Vec::new());
     let mut got = 0;
     while got < count {
-        let part = (count - got).min(64);
-        let (polling, posting) = poll_all(node, part, &mut post)?;
-        polls.push(polling as f64 / part as f64);
-        posts.push(posting as f64 / part as f64);
-        got += part;
+        let part = poll_all(node, (count - got).min(64), &mut post)?;
+        polls.push(part.polling as f64 / part.got as f64);
+        posts.push(part.after as f64 / part.got as f64);
+        got += part.got;
     }
     Ok((stats::median(&posts), stats::median(&polls)))
 }
