@@ -26,7 +26,8 @@ pub enum OpenError {
     },
     /// The interface of the address is down.
     #[error(
-        "the interface {interface} of {address} is down; bring it up (ip link set {interface} up) or choose another address with QUIPU_ADDRESS"
+        "the interface {interface} of {address} is down; bring it up (ip link set {interface} up) or \
+         choose another address with QUIPU_ADDRESS"
     )]
     InterfaceDown {
         /// The address.

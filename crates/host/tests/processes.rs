@@ -1,6 +1,6 @@
 //! What happens to an engine when processes die, fork, or run with little.
 //!
-//! Each test starts this very file again as a child, with `QUIPU_TEST_PART` naming its part.
+//! Each test starts this very file again as a child, with `HOST_TEST_PART` naming its part.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::{Node, PATIENCE, engine};
 use quipu_host::nic::{QpNum, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
 
-const PART: &str = "QUIPU_TEST_PART";
+const PART: &str = "HOST_TEST_PART";
 
 /// A child that plays a part.
 struct Actor {

@@ -80,7 +80,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => pick.clone().prop_map(|pick| Op::Deregister { pick }),
         2 => (pd.clone(), any::<bool>()).prop_map(|(pd, two)| Op::Allocate { pd, two }),
         1 => pick.clone().prop_map(|pick| Op::Deallocate { pick }),
-        5 => (pd.clone(), qp.clone(), pick.clone(), 0..3u8, pick.clone(), addr.clone(), len.clone(), access.clone())
+        5 => (pd.clone(), qp.clone(), pick.clone(), 0..3u8, pick.clone(), addr.clone(), len.clone(),
+            access.clone())
             .prop_map(|(pd, qp, window, tag, region, addr, len, access)| Op::Bind {
                 pd, qp, window, tag, region, addr, len, access
             }),

@@ -1,5 +1,7 @@
 //! Faults of the peer, of the application and of the network: each ends what it must and nothing else.
 
+#![allow(clippy::needless_range_loop)]
+
 mod pair;
 
 use pair::{ALL_ACCESS, Pair, WAYS, Way};
@@ -495,8 +497,8 @@ fn a_receive_posted_late_wakes_what_waited_for_it() {
     }
 }
 
-/// A peer that fills the ring before this side has joined the channel rings for nothing of it later: all of it
-/// must be served nevertheless, though one look serves only a part.
+/// A peer that fills the ring before this side has joined the channel rings for nothing of it later:
+/// all of it must be served nevertheless, though one look serves only a part.
 #[test]
 fn a_ring_filled_before_this_side_joined_is_emptied() {
     for way in WAYS {

@@ -1,5 +1,7 @@
 //! Behaviour that simulated worlds found wrong once, each with the smallest case that shows it.
 
+#![allow(clippy::needless_range_loop)]
+
 mod pair;
 
 use pair::{Pair, WAYS, Way};

@@ -430,7 +430,8 @@ impl Load {
                 .map(|&e| {
                     let end = &self.ends[e];
                     let oldest = end.sq.front().map(|sent| (sent.id, sent.opcode));
-                    let state = world.hosts[end.host].adapter.query_qp(end.qp).map(|info| info.attr.state);
+                    let state = world.hosts[end.host].adapter.query_qp(end.qp);
+                    let state = state.map(|info| info.attr.state);
                     format!(
                         "end {e} host {} {:?}/{state:?}: {} ops left, {} in the send queue, oldest {oldest:?}, \
                          {} receives posted, {} messages due, drain owed {}",

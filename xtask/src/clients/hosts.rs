@@ -85,7 +85,7 @@ pub(super) fn enter(options: &Options) -> Result<Tally> {
     command.arg(env::current_exe().context("own file")?).arg("clients-inside");
     command.args(["--filter", &options.filter]);
     command.args(options.list.then_some("--list"));
-    command.args(options.verbose.then_some("--verbose"));
+    command.args(options.full.then_some("--full"));
     command.env("CARGO_TARGET_DIR", crate::target_dir());
     let mut child = command.stdout(Stdio::piped()).spawn().context("unshare")?;
     let output = child.stdout.take().context("no standard output")?;

@@ -20,7 +20,7 @@ pub(crate) use hosts::Family;
 pub(crate) use pair::{Pairing, run_pair};
 
 /// Which part of the programs to run.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Options {
     /// Only rows whose name contains this, such as `write_bw` or `two-hosts/v6`.
     #[arg(long, default_value = "")]
@@ -28,12 +28,12 @@ pub(crate) struct Options {
     /// Only on one host, or only on two.
     #[arg(long, value_enum)]
     hosts: Option<Hosts>,
+    /// Every combination of options, which takes twice as long.
+    #[arg(long)]
+    full: bool,
     /// Print the rows' names and end.
     #[arg(long)]
     list: bool,
-    /// Show the programs' output also where they succeed.
-    #[arg(long)]
-    verbose: bool,
 }
 
 /// Where the two processes are.
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 /// Runs all rows of one place.
 pub(crate) fn check(hosts: Hosts) -> Result<Tally> {
-    let all = Options { filter: String::new(), hosts: Some(hosts), list: false, verbose: false };
+    let all = Options { hosts: Some(hosts), ..Options::default() };
     check_some(hosts, &all)
 }
 
@@ -89,7 +89,7 @@ fn check_some(hosts: Hosts, options: &Options) -> Result<Tally> {
         ensure!(tools::find(program).is_some(), "{program} is missing: run `make check`");
     }
     match hosts {
-        Hosts::One => Ok(run_rows(rows::one_host(&staged), options)),
+        Hosts::One => Ok(run_rows(rows::one_host(&staged, options.full), options)),
         Hosts::Two => hosts::enter(options),
     }
 }
@@ -98,7 +98,7 @@ fn check_some(hosts: Hosts, options: &Options) -> Result<Tally> {
 pub(crate) fn run_inside(options: &Options) -> Result<ExitCode> {
     let staged = Staged::places();
     hosts::build()?;
-    let tally = run_rows(rows::two_hosts(&staged), options);
+    let tally = run_rows(rows::two_hosts(&staged, options.full), options);
     hosts::print_tally(tally);
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -124,7 +124,7 @@ fn run_rows(rows: Vec<Row<'_>>, options: &Options) -> Tally {
             Err(text) => {
                 tally.failed += 1;
                 println!("FAIL  {name} ({took:.2} s)\n{}", text.trim_end());
-                println!("  again: cargo xtask clients --verbose --filter '{name}'");
+                println!("  again: cargo xtask clients --full --filter '{name}'");
             }
         }
     }

@@ -202,8 +202,9 @@ impl<P: Probe> Adapter<P> {
         let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else { return };
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         let Path::Channel(path) = &qp.path else { return };
-        if !matches!(path.other, Other::Linked { link: of, conn: own, .. } if (of, own) == (link, conn))
-        {
+        let here = matches!(path.other, Other::Linked { link: of, conn: own, .. }
+            if (of, own) == (link, conn));
+        if !here {
             return;
         }
         // What it executed and answered before counts.

@@ -1,6 +1,6 @@
 //! Two adapters stepped in simulated time: the first test of any behaviour is written with this.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::wrong_self_convention, clippy::needless_range_loop)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
