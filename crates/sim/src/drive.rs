@@ -97,7 +97,10 @@ impl Load {
         world.trace.note(&[22, e as u64, state as u64]);
         world.trace.line(world.kernel.now(), || format!("end {e} to {state:?}: {done:?}"));
         match done {
-            Ok(()) => self.ends[e].stage = next,
+            Ok(()) => {
+                self.ends[e].stage = next;
+                self.ends[e].sq.iter_mut().for_each(|sent| sent.while_drained = false);
+            }
             // It may have failed meanwhile, which its completions will tell.
             Err(Fault::Transition(_)) if self.pairs[self.ends[e].pair].cause.is_some() => {}
             Err(Fault::Transition(_)) => {
