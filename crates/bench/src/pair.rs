@@ -15,7 +15,7 @@ use crate::sys;
 use crate::worker::{Command, Reply, Setup, Slice, What};
 
 /// A worker that says nothing for so long is given up. Workers give up on each other before.
-const PATIENCE: Duration = Duration::from_secs(75);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How workers are started: this program, with arguments that make it one.
 #[derive(Clone, Debug)]

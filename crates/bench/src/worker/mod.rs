@@ -125,7 +125,7 @@ trait End {
 }
 
 /// A slice that takes longer has got stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Gives up waiting after a while; looks at the clock seldom.
 struct Patience {
@@ -167,7 +167,9 @@ pub(crate) fn main() -> Result<()> {
     for line in lines {
         let command: Command = serde_json::from_str(&line?).context("a worker's command")?;
         let answer = obey(&setup, end.as_mut(), &mut idle, command);
-        reply(&answer.unwrap_or_else(|error| Reply::Failed(format!("{error:#}"))))?;
+        let end = if setup.first { "first" } else { "second" };
+        let failed = |error| Reply::Failed(format!("the {end} end: {error:#}"));
+        reply(&answer.unwrap_or_else(failed))?;
     }
     Ok(())
 }

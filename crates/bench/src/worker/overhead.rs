@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr};
 
 use super::Patience;
@@ -109,7 +109,8 @@ fn poll_all(node: &Node, count: u64, mut after: impl FnMut() -> Result<()>) -> R
         let found = node.poll(&mut out)?.len() as u64;
         let polled = cycles();
         if found == 0 {
-            patience.check()?;
+            let missing = || format!("{} of {count} completions", sum.got);
+            patience.check().with_context(missing)?;
             continue;
         }
         sum.got += found;
