@@ -27,7 +27,12 @@ pub(crate) struct Pairing {
 impl Pairing {
     /// Both on this host.
     pub(crate) fn one_host(staged: &Staged, family: Family) -> Self {
-        let both = staged.run(family.loopback());
+        Self::one_host_at(staged, family.loopback())
+    }
+
+    /// The same with another address of the loopback for the device.
+    pub(super) fn one_host_at(staged: &Staged, device: &str) -> Self {
+        let both = staged.run(device);
         let address = Family::V4.loopback();
         Self { server: both.clone(), client: both, address, env: Vec::new() }
     }
