@@ -72,7 +72,8 @@ impl Machine {
         let commit = self.commit.as_ref().map(|c| format!(" ({c})")).unwrap_or_default();
         let peers = if self.peers.is_empty() { "none".into() } else { self.peers.join(", ") };
         format!(
-            "{}, {} processors, {:.0} GB, a {machine}; Linux {}; Quipu {}{commit}; {}. Peers: {peers}.",
+            "{}, {} processors, {:.0} GB, a {machine}; Linux {}; Quipu {}{commit}; {}. \
+             Peers: {peers}.",
             self.cpu, self.processors, self.memory_gb, self.kernel, self.version, self.date
         )
     }

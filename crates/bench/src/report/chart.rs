@@ -20,6 +20,14 @@ pub(super) struct Style {
     pub(super) dashes: &'static str,
 }
 
+impl Style {
+    /// As attributes.
+    pub(super) fn stroke(&self) -> String {
+        let Self { color, width, dashes, .. } = self;
+        format!(r#"stroke="{color}" stroke-width="{width}" stroke-dasharray="{dashes}""#)
+    }
+}
+
 /// A chart: where it is on the page, and what it shows.
 pub(super) struct Chart {
     pub(super) title: String,
@@ -97,18 +105,23 @@ impl Chart {
                 .iter()
                 .map(|&(bytes, value)| format!("{:.1},{:.1}", x.at(bytes), y.at(value)))
                 .collect();
-            let Style { color, width, dashes, .. } = &line.style;
+            let Style { color, width, .. } = &line.style;
             let _ = writeln!(
                 out,
-                r#"<polyline points="{}" fill="none" stroke="{color}" stroke-width="{width}" stroke-dasharray="{dashes}" stroke-linejoin="round"/>"#,
-                path.join(" ")
+                r#"<polyline points="{}" class="line" {}/>"#,
+                path.join(" "),
+                line.style.stroke()
             );
             for &(bytes, value) in &line.points {
                 let (cx, cy) = (x.at(bytes), y.at(value));
                 let _ = writeln!(
                     out,
-                    r#"<circle cx="{cx:.1}" cy="{cy:.1}" r="{:.1}" fill="{color}"><title>{}, {}: {} {}</title></circle>"#,
-                    width + 0.4,
+                    r#"<circle cx="{cx:.1}" cy="{cy:.1}" r="{:.1}" fill="{color}">"#,
+                    width + 0.4
+                );
+                let _ = writeln!(
+                    out,
+                    "<title>{}, {}: {} {}</title></circle>",
                     escape(&line.style.label),
                     size(bytes as u64),
                     digits(value),
@@ -144,9 +157,12 @@ impl Chart {
                 let at = x.at(bytes);
                 let _ = writeln!(
                     out,
-                    r#"<line x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}" class="grid"/><text x="{at:.1}" y="{:.1}" class="tick" text-anchor="middle">{}</text>"#,
-                    y.from,
-                    y.to,
+                    r#"<line x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}" class="grid"/>"#,
+                    y.from, y.to
+                );
+                let _ = writeln!(
+                    out,
+                    r#"<text x="{at:.1}" y="{:.1}" class="tick" text-anchor="middle">{}</text>"#,
                     y.from + 14.0,
                     size(bytes as u64)
                 );

@@ -62,7 +62,7 @@ width="{WIDTH:.0}" height="{height:.0}" font-family="Helvetica, Arial, sans-seri
 <style>.head{{font-size:15px;font-weight:bold;fill:#222}}
 .title{{font-size:13px;font-weight:bold;fill:#333}}
 .tick{{font-size:10.5px;fill:#555}}.label{{font-size:12px;fill:#222}}
-.grid{{stroke:#e3e3e3;stroke-width:1}}</style>
+.grid{{stroke:#e3e3e3;stroke-width:1}}.line{{fill:none;stroke-linejoin:round}}</style>
 <rect width="100%" height="100%" fill="#ffffff"/>
 "##
     )
@@ -148,11 +148,13 @@ fn draw_legend(out: &mut String, styles: &[Style], left: f64, top: f64) {
         let y = top + LEGEND_LINE * (index / 2) as f64 + 8.0;
         let _ = writeln!(
             out,
-            r#"<line x1="{x:.1}" x2="{:.1}" y1="{y:.1}" y2="{y:.1}" stroke="{}" stroke-width="{}" stroke-dasharray="{}"/><text x="{:.1}" y="{:.1}" class="label">{}</text>"#,
+            r#"<line x1="{x:.1}" x2="{:.1}" y1="{y:.1}" y2="{y:.1}" {}/>"#,
             x + 30.0,
-            style.color,
-            style.width,
-            style.dashes,
+            style.stroke()
+        );
+        let _ = writeln!(
+            out,
+            r#"<text x="{:.1}" y="{:.1}" class="label">{}</text>"#,
             x + 37.0,
             y + 4.0,
             escape(&style.label)
