@@ -69,7 +69,7 @@ pub(super) fn enter(options: &Options) -> Result<Tally> {
         probe.args([
             "sh",
             "-c",
-            "mount -t tmpfs tmpfs /run && ip link add a type veth peer name b",
+            "mount -t tmpfs tmpfs /run && ip link add name test0 type veth peer name test1",
         ]);
         probe.stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null());
         probe.status().is_ok_and(|status| status.success())
@@ -118,7 +118,7 @@ pub(super) fn build() -> Result<()> {
     sh("mount -t tmpfs tmpfs /run")?;
     let [first, second] = NAMES;
     sh(&format!("ip netns add {first} && ip netns add {second}"))?;
-    sh(&format!("ip link add eth0 netns {first} type veth peer name eth0 netns {second}"))?;
+    sh(&format!("ip link add name eth0 netns {first} type veth peer name eth0 netns {second}"))?;
     for (host, name) in NAMES.iter().enumerate() {
         let (v4, v6) = (Family::V4.of_host(host), Family::V6.of_host(host));
         sh(&format!(
