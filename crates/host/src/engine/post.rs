@@ -160,7 +160,7 @@ impl Engine {
     /// Yields now and then, as others may need this processor: the peer may be among them.
     #[inline]
     fn let_others_run(&self, empty_polls: u32) {
-        if empty_polls.is_multiple_of(YIELD_EVERY_SHARED) {
+        if empty_polls > 0 && empty_polls.is_multiple_of(YIELD_EVERY_SHARED) {
             self.yield_in_turn(empty_polls);
         }
     }
@@ -168,7 +168,7 @@ impl Engine {
     #[cold]
     fn yield_in_turn(&self, empty_polls: u32) {
         let after = if self.inner.alone { YIELD_EVERY_SHARED } else { YIELD_AFTER.get() };
-        if !empty_polls.is_multiple_of(after) {
+        if empty_polls == 0 || !empty_polls.is_multiple_of(after) {
             return;
         }
         let before = crate::clock::kernel_ns();
