@@ -22,9 +22,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut bad = 0;
     for (title, program, args) in SHOWS {
         println!("\n=== {program}: {title}, two processes on this machine, over Quipu");
-        let command = format!("quipu run -- {program} {}", args.join(" "));
+        let address = Family::V4.loopback();
+        let command = format!("quipu run --address {address} -- {program} {}", args.join(" "));
         println!("    server$ {command}");
-        println!("    client$ {command} {}\n", Family::V4.loopback());
+        println!("    client$ {command} {address}\n");
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let pairing = Pairing::one_host(&staged, Family::V4);
         let pair = run_pair(&pairing, program, &args, LIMIT)?;
