@@ -31,7 +31,13 @@ pub enum Action {
         conn: ConnId,
         /// Address and port.
         peer: SocketAddr,
-        /// How long sent bytes may stay unacknowledged before the peer counts as gone; `None`: for ever.
+    },
+    /// From now on count the peer of a stream as gone when it has not acknowledged bytes for this long
+    /// (the user timeout of TCP, RFC 9293 3.8.3), and notice when it vanishes while nothing is under way.
+    LimitSilence {
+        /// The connection.
+        conn: ConnId,
+        /// Nanoseconds; `None`: for ever.
         user_timeout_ns: Option<u64>,
     },
     /// Transmit what `transmit` still gives, then close the stream and call `handle_lost`.

@@ -455,6 +455,9 @@ impl<P: Probe> Adapter<P> {
         if mask.contains(QpAttrMask::ACCESS_FLAGS) {
             connect::tell_grants(qp, hub);
         }
+        if mask.intersects(QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT) {
+            connect::limit_silence(qp, hub);
+        }
         match (from, to) {
             (QpState::Init, QpState::Rtr) => self.begin_connection(id),
             (QpState::Rtr | QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),

@@ -526,3 +526,26 @@ fn a_ring_filled_before_this_side_joined_is_emptied() {
         }
     }
 }
+
+/// Both ends of a stream give a silent peer up, whichever of them made the connection and though neither
+/// knew its timeout when the connection was made; and a change of the timeout counts from then on.
+#[test]
+fn silence_is_limited_at_both_ends() {
+    // 4.096 us x 2^10, for each of 1 + 3 tries, four times as long at most (IBA 9.7.6.1.3).
+    let expected = (4096 << 10) * 4 * 4;
+    let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), |attr| {
+        (attr.timeout, attr.retry_cnt) = (10, 3);
+    });
+    for host in 0..2 {
+        assert_eq!(pair.hosts[host].silence, Some(expected), "host {host}");
+    }
+    let adapter = &mut pair.hosts[1].adapter;
+    let (drained, timeout) = (QpState::Sqd, QpAttrMask::STATE);
+    adapter
+        .modify_qp(pair.now, qps[1], &QpAttr { state: drained, ..QpAttr::default() }, timeout)
+        .unwrap();
+    let never = QpAttr { state: drained, timeout: 0, ..QpAttr::default() };
+    adapter.modify_qp(pair.now, qps[1], &never, timeout | QpAttrMask::TIMEOUT).unwrap();
+    pair.run();
+    assert_eq!((pair.hosts[0].silence, pair.hosts[1].silence), (Some(expected), None));
+}

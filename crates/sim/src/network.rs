@@ -71,6 +71,8 @@ pub struct End {
     blocked: bool,
     read_scheduled: bool,
     user_timeout: Option<u64>,
+    /// A sign of life of the peer is due at some time.
+    watched: bool,
     last_heard: u64,
     /// The end was reset: its socket exists no more.
     dead: bool,
@@ -165,14 +167,15 @@ impl Network {
     }
 }
 
-fn end(host: Option<usize>, conn: Option<ConnId>, user_timeout: Option<u64>, now: u64) -> End {
+fn end(host: Option<usize>, conn: Option<ConnId>, now: u64) -> End {
     End {
         host,
         conn,
         closing: false,
         blocked: false,
         read_scheduled: false,
-        user_timeout,
+        user_timeout: None,
+        watched: false,
         last_heard: now,
         dead: false,
     }
@@ -180,19 +183,13 @@ fn end(host: Option<usize>, conn: Option<ConnId>, user_timeout: Option<u64>, now
 
 impl World {
     /// Opens a stream for an adapter. `target`: the host at the address, if there is one.
-    pub(crate) fn open(
-        &mut self,
-        h: usize,
-        conn: ConnId,
-        target: Option<usize>,
-        timeout: Option<u64>,
-    ) {
+    pub(crate) fn open(&mut self, h: usize, conn: ConnId, target: Option<usize>) {
         let now = self.kernel.now();
         self.counters.streams += 1;
         let config = self.net.profile.flow;
         let stream = self.net.streams.len();
         self.net.streams.push(Stream {
-            ends: [end(Some(h), Some(conn), timeout, now), end(target, None, None, now)],
+            ends: [end(Some(h), Some(conn), now), end(target, None, now)],
             phase: Phase::Opening,
             flows: [Flow::new(config), Flow::new(config)],
             busy_until: [0; 2],
@@ -209,9 +206,7 @@ impl World {
         if state.phase != Phase::Opening || state.ends[0].conn.is_none() {
             return;
         }
-        let limit = state.ends[0].user_timeout.unwrap_or(u64::MAX);
-        let limit = limit.min(self.net.profile.connect_timeout_ns);
-        if now.saturating_sub(state.opened_at) >= limit {
+        if now.saturating_sub(state.opened_at) >= self.net.profile.connect_timeout_ns {
             return self.lose(stream, 0, Loss::TimedOut);
         }
         self.send(stream, 0, Packet::Syn);
@@ -350,7 +345,6 @@ impl World {
         let Some(conn) = state.ends[0].conn else {
             return self.send(stream, 0, Packet::Reset);
         };
-        self.start_keep_alive(stream, 0);
         if self.answer_connect(h, conn) {
             let now = self.time();
             self.hosts[h].adapter.handle_reached_stream(now, conn);
@@ -358,21 +352,31 @@ impl World {
         }
     }
 
-    fn start_keep_alive(&mut self, stream: usize, side: usize) {
-        if let Some(timeout) = self.net.streams[stream].ends[side].user_timeout {
+    /// From now on the peer may be silent for `timeout`.
+    pub(crate) fn limit_silence(&mut self, h: usize, conn: ConnId, timeout: Option<u64>) {
+        let Some((stream, side)) = self.net.find(h, conn) else { return };
+        let end = &mut self.net.streams[stream].ends[side];
+        end.user_timeout = timeout;
+        if let Some(timeout) = timeout
+            && !std::mem::replace(&mut end.watched, true)
+        {
+            end.last_heard = self.kernel.now();
             self.kernel.after(timeout / 3, WorldEvent::KeepAlive { stream, side });
         }
     }
 
     pub(crate) fn keep_alive(&mut self, stream: usize, side: usize) {
         let now = self.kernel.now();
-        let end = &self.net.streams[stream].ends[side];
+        let end = &mut self.net.streams[stream].ends[side];
         if end.conn.is_none() || end.dead {
             return;
         }
-        let Some(timeout) = end.user_timeout else { return };
-        let unacked = self.net.streams[stream].flows[side].waiting_since;
+        let Some(timeout) = end.user_timeout else {
+            end.watched = false;
+            return;
+        };
         let silent = now.saturating_sub(end.last_heard) >= timeout;
+        let unacked = self.net.streams[stream].flows[side].waiting_since;
         if silent || unacked.is_some_and(|since| now.saturating_sub(since) >= timeout) {
             self.counters.timed_out += 1;
             return self.lose(stream, side, Loss::TimedOut);

@@ -415,9 +415,13 @@ impl World {
         let now = self.kernel.now();
         self.trace.line(now, || format!("host {h}: {action:?}"));
         match action {
-            Action::Connect { conn, peer, user_timeout_ns } => {
-                self.trace.note(&[1, h as u64, conn.0, user_timeout_ns.unwrap_or(0)]);
-                self.connect(h, conn, peer, user_timeout_ns);
+            Action::Connect { conn, peer } => {
+                self.trace.note(&[1, h as u64, conn.0]);
+                self.connect(h, conn, peer);
+            }
+            Action::LimitSilence { conn, user_timeout_ns } => {
+                self.trace.note(&[8, h as u64, conn.0, user_timeout_ns.unwrap_or(0)]);
+                self.limit_silence(h, conn, user_timeout_ns);
             }
             Action::Close { conn } => {
                 self.trace.note(&[2, h as u64, conn.0]);
@@ -453,7 +457,7 @@ impl World {
         }
     }
 
-    fn connect(&mut self, h: usize, conn: ConnId, peer: SocketAddr, timeout: Option<u64>) {
+    fn connect(&mut self, h: usize, conn: ConnId, peer: SocketAddr) {
         self.hosts[h].reaching.insert(conn);
         let own = self.hosts[h].address;
         let target = self.host_at(peer);
@@ -470,7 +474,7 @@ impl World {
             let delay = 1_000 + self.rng.below(50_000);
             return self.kernel.after(delay, WorldEvent::ReachedLink { host: h, conn, peer });
         }
-        self.open(h, conn, target, timeout);
+        self.open(h, conn, target);
     }
 
     /// Whether the adapter still waits for the answer to `Connect`; from now on it does not.

@@ -275,8 +275,8 @@ impl Core {
     fn carry_out(&mut self, now: Time, action: Action) {
         tracing::trace!(?action);
         match action {
-            Action::Connect { conn, peer, user_timeout_ns } => {
-                let waiting = Waiting { conn, peer, user_timeout_ns };
+            Action::Connect { conn, peer } => {
+                let waiting = Waiting { conn, peer };
                 if self.net.is_own(peer) {
                     return self.adapter.handle_reached_self(now, conn);
                 }
@@ -285,6 +285,9 @@ impl Core {
                     Reach::Pending => {}
                     Reach::Elsewhere => self.connect_stream(now, waiting),
                 }
+            }
+            Action::LimitSilence { conn, user_timeout_ns } => {
+                self.net.limit_silence(conn, user_timeout_ns);
             }
             Action::Close { conn } => self.net.close(&mut self.adapter, now, conn),
             Action::LinkSend { link, message } => {
@@ -295,8 +298,7 @@ impl Core {
     }
 
     fn connect_stream(&mut self, now: Time, waiting: Waiting) {
-        let Waiting { conn, peer, user_timeout_ns } = waiting;
-        self.net.connect(&mut self.adapter, now, conn, peer, user_timeout_ns);
+        self.net.connect(&mut self.adapter, now, waiting.conn, waiting.peer);
     }
 
     /// When something must be done though no descriptor says so.

@@ -52,8 +52,6 @@ pub(crate) struct Waiting {
     pub(crate) conn: ConnId,
     /// Whom it wants to reach.
     pub(crate) peer: SocketAddr,
-    /// From the adapter, for TCP.
-    pub(crate) user_timeout_ns: Option<u64>,
 }
 
 /// What became of the wish to reach a peer by a link.

@@ -158,11 +158,9 @@ impl Net {
         now: Time,
         conn: ConnId,
         peer: SocketAddr,
-        user_timeout_ns: Option<u64>,
     ) {
         let peer = self.with_scope(peer);
-        let started =
-            with_more_descriptors(|| stream::start(&self.tuning, self.own, peer, user_timeout_ns));
+        let started = with_more_descriptors(|| stream::start(&self.tuning, self.own, peer));
         let added = started.and_then(|(fd, done)| {
             let (phase, interest) =
                 if done { (Phase::Open, READ) } else { (Phase::Connecting, WRITE) };
@@ -175,6 +173,16 @@ impl Net {
                 tracing::debug!(%peer, %error, "cannot connect");
                 adapter.handle_lost(now, conn, stream::loss(&error));
             }
+        }
+    }
+
+    /// Sets when a silent peer counts as gone.
+    pub(crate) fn limit_silence(&self, conn: ConnId, user_timeout_ns: Option<u64>) {
+        let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
+            return;
+        };
+        if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
+            tracing::warn!(%error, "a peer that vanishes will be noticed late");
         }
     }
 

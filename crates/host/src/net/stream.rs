@@ -10,6 +10,14 @@ use quipu_nic::{ConnId, Loss, Time};
 use super::buffers::Received;
 use crate::sys;
 
+/// How long a connection may take to be made; then the adapter hears, and tries again.
+const CONNECT_MS: c_int = 5_000;
+/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, and a
+/// process of a busy machine may be kept from its processor for as long.
+const LEAST_TIMEOUT_NS: u64 = 2_000_000_000;
+/// Silence of an idle connection after which its peer is asked for a sign of life, and between askings.
+const KEEP_ALIVE_SECONDS: c_int = 15;
+
 /// Where a stream is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -116,10 +124,23 @@ pub(crate) fn default_congestion() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// Limits how long sent bytes may stay without acknowledgement (RFC 5482).
-pub(crate) fn set_user_timeout(fd: &OwnedFd, timeout_ns: u64) -> io::Result<()> {
-    let milliseconds = timeout_ns.div_ceil(1_000_000).clamp(1, c_int::MAX as u64);
-    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds as c_int)
+/// Limits how long a peer may be silent: sent bytes stay without acknowledgement for at most the user
+/// timeout (RFC 5482), and a peer that owes nothing is asked for a sign of life now and then.
+pub(crate) fn limit_silence(fd: &OwnedFd, user_timeout_ns: Option<u64>) -> io::Result<()> {
+    let milliseconds = match user_timeout_ns {
+        Some(timeout) => timeout.max(LEAST_TIMEOUT_NS).div_ceil(1_000_000).min(c_int::MAX as u64),
+        None => 0,
+    };
+    set_user_timeout(fd, milliseconds as c_int)?;
+    let alive = c_int::from(user_timeout_ns.is_some());
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)?;
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)?;
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, alive)
+}
+
+/// 0: the system's default.
+fn set_user_timeout(fd: &OwnedFd, milliseconds: c_int) -> io::Result<()> {
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds)
 }
 
 /// Starts a connection from `own` to `peer`; true if it stands already.
@@ -127,13 +148,10 @@ pub(crate) fn start(
     tuning: &Tuning,
     own: SocketAddr,
     peer: SocketAddr,
-    user_timeout_ns: Option<u64>,
 ) -> io::Result<(OwnedFd, bool)> {
     let fd = sys::tcp_socket(peer.ip())?;
     tuning.apply(&fd)?;
-    if let Some(timeout) = user_timeout_ns {
-        set_user_timeout(&fd, timeout)?;
-    }
+    set_user_timeout(&fd, CONNECT_MS)?;
     // The port is chosen by connect, per destination: more connections than ports are possible.
     sys::set_option(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
     sys::bind(&fd, own)?;

@@ -138,6 +138,14 @@ pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// Has the world below give a silent peer up after the time that the queue pair's timeout and retries take.
+pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
+    if let Path::Stream(stream) = &qp.path {
+        let (conn, user_timeout_ns) = (stream.conn, qp.retry_time_ns());
+        hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns });
+    }
+}
+
 /// Tells the peer of a channel which rights the queue pair grants now.
 pub(crate) fn tell_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
     if let Path::Channel(path) = &qp.path
@@ -423,11 +431,10 @@ fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     if !matches!(qp.path, Path::None) || !qp.may_receive() {
         return;
     }
-    let user_timeout_ns = qp.retry_time_ns();
     match hub.new_conn(Some(qp.id), Phase::Reaching) {
         Some(conn) => {
             qp.path = Path::Pending(conn);
-            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp), user_timeout_ns });
+            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp) });
         }
         None => pause(qp, hub),
     }
@@ -452,6 +459,7 @@ fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.requester.reconnect_at = None;
     qp.requester.attempts = 0;
     requester::set_alarm(qp, hub);
+    limit_silence(qp, hub);
     if qp.sq.has_waiting() {
         crate::doorbell::kick(qp, hub);
     }

@@ -80,6 +80,8 @@ pub struct Host {
     pub pd: PdId,
     pub cq: CqId,
     pub events: Vec<Event>,
+    /// What the adapter said last of how long its stream's peer may be silent.
+    pub silence: Option<u64>,
     next_index: u8,
 }
 
@@ -121,7 +123,7 @@ impl Host {
         let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(1024, Some(ChannelId(1)), 7).unwrap();
-        Self { adapter, address, pd, cq, events: Vec::new(), next_index: 0 }
+        Self { adapter, address, pd, cq, events: Vec::new(), silence: None, next_index: 0 }
     }
 
     pub fn qp(&mut self) -> QpId {
@@ -370,7 +372,7 @@ impl Pair {
     fn act(&mut self, host: usize, action: Action) {
         let other = 1 - host;
         match action {
-            Action::Connect { conn, peer, .. } => {
+            Action::Connect { conn, peer } => {
                 if self.cut || peer.ip() != IpAddr::V4(self.hosts[other].address) {
                     if peer.ip() == IpAddr::V4(self.hosts[host].address) {
                         self.hosts[host].adapter.handle_reached_self(self.now, conn);
@@ -386,6 +388,9 @@ impl Pair {
                         self.hosts[host].adapter.handle_reached_link(self.now, conn, link);
                     }
                 }
+            }
+            Action::LimitSilence { user_timeout_ns, .. } => {
+                self.hosts[host].silence = user_timeout_ns;
             }
             Action::Close { conn } => {
                 self.transmit(host, conn);
