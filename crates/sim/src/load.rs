@@ -354,7 +354,11 @@ impl Load {
                 None => (self.ends[e].recv_room, self.ends[e].cap.max_recv_sge as usize),
             };
             let room = if room == 0 { 0 } else { room + self.rng.index(40) };
-            let pieces = self.allocate_pieces(world, e, Use::Sink, room, most);
+            let spare = self.ends[e].srq.and_then(|srq| self.srqs[srq].spare.take());
+            let pieces = match spare {
+                Some(spare) => spare,
+                None => self.allocate_pieces(world, e, Use::Sink, room, most),
+            };
             let mut sges = self.sges(&pieces);
             if self.take_bad_receive(e) {
                 // The trap of a receive that names memory it may not.
@@ -370,9 +374,11 @@ impl Load {
                 Some(srq) => adapter.post_srq_recv(self.srqs[srq].id, id, &sges),
                 None => adapter.post_recv(now, qp, id, &sges),
             };
-            let lost = self.ends[e].srq.map_or(0, |srq| self.srqs[srq].lost);
-            if posted == Err(quipu_nic::Fault::QueueFull) && lost > 0 {
+            if posted == Err(quipu_nic::Fault::QueueFull)
+                && let Some(srq) = self.ends[e].srq.filter(|&srq| self.srqs[srq].lost > 0)
+            {
                 // Not all that may be lost were.
+                self.srqs[srq].spare = Some(pieces);
                 return;
             }
             if let Err(fault) = posted {

@@ -278,6 +278,8 @@ pub struct SharedQueue {
     pub posted: BTreeMap<u64, Recv>,
     /// Receives at most that went with a queue pair that was reset or destroyed, unknown which.
     pub lost: usize,
+    /// Where the next receive goes, if one was made for which there was no room.
+    pub spare: Option<Vec<Piece>>,
     pub recvs_posted: u64,
     pub messages_in: u64,
 }

@@ -121,6 +121,7 @@ impl Load {
                     room,
                     posted: Default::default(),
                     lost: 0,
+                    spare: None,
                     recvs_posted: 0,
                     messages_in: 0,
                 });
