@@ -158,6 +158,11 @@ pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
     true
 }
 
+/// Whether the peer has at least the beginning of a request that is not acknowledged.
+pub(crate) fn has_begun(qp: &Qp) -> bool {
+    qp.sq.head != qp.sq.next || qp.requester.offset > 0
+}
+
 /// Goes back to the oldest request, since the connection over which requests were begun came to nothing.
 pub(crate) fn start_over(qp: &mut Qp) {
     let begun = qp.sq.next.wrapping_sub(qp.sq.head) + u32::from(qp.requester.offset > 0);

@@ -106,6 +106,21 @@ fn a_send_longer_than_its_receive() {
     }
 }
 
+/// The peer refuses a request of which it has seen the beginning only.
+#[test]
+fn a_send_refused_before_it_is_sent() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        pair.socket_bytes = 5000;
+        let (here, there) = (pair.buffer(0, 1 << 20), pair.buffer(1, 64));
+        pair.recv(1, qps[1], 5, &[there.sge(0, 10)]);
+        pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 1 << 20)]);
+        pair.run();
+        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::RemInvReqErr)], "{way:?}");
+        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocLenErr)], "{way:?}");
+    }
+}
+
 #[test]
 fn a_receive_into_memory_that_it_may_not_write() {
     for way in WAYS {

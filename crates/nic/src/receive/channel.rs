@@ -587,7 +587,7 @@ fn refused<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) {
         10 => WcStatus::RemAccessErr,
         _ => WcStatus::RemOpErr,
     };
-    if !requester::acknowledge(qp, hub, header.ack) || qp.sq.head == qp.sq.next {
+    if !requester::acknowledge(qp, hub, header.ack) || !requester::has_begun(qp) {
         requester::peer_lost(qp, hub);
         return;
     }

@@ -93,7 +93,7 @@ fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminat
 
 /// The stream can no longer be understood: whatever is outstanding fails, and the queue pair with it.
 fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.sq.head == qp.sq.next {
+    if !requester::has_begun(qp) {
         requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
     } else {
         hub.raise(AsyncEvent::QpFatal(qp.id));
@@ -449,7 +449,7 @@ fn terminated<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, verdict: Verdict) {
         Verdict::RemoteOperation => WcStatus::RemOpErr,
         Verdict::Transport => WcStatus::BadRespErr,
     };
-    if qp.sq.head == qp.sq.next {
+    if !requester::has_begun(qp) {
         // Nobody waits for anything: the queue pair notices when it next sends, as on hardware.
         requester::peer_lost(qp, hub);
         return;

@@ -178,6 +178,10 @@ pub struct Pair {
     links: Option<[LinkId; 2]>,
     /// Ends of the connection that are cut: nothing arrives any more.
     pub cut: bool,
+    /// Bytes that a socket takes at once; then the other host reads before it takes more.
+    pub socket_bytes: usize,
+    /// Connections with more to transmit than their sockets took.
+    blocked: Vec<(usize, ConnId)>,
 }
 
 pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
@@ -195,6 +199,8 @@ impl Pair {
             wires: Vec::new(),
             links: None,
             cut: false,
+            socket_bytes: usize::MAX,
+            blocked: Vec::new(),
         }
     }
 
@@ -338,6 +344,10 @@ impl Pair {
 
     fn step(&mut self) -> bool {
         let mut busy = false;
+        for (host, conn) in std::mem::take(&mut self.blocked) {
+            busy = true;
+            self.transmit(host, conn);
+        }
         for host in 0..2 {
             busy |= self.hosts[host].adapter.progress(self.now);
             while let Some(action) = self.hosts[host].adapter.poll_action() {
@@ -357,12 +367,18 @@ impl Pair {
     }
 
     fn transmit(&mut self, host: usize, conn: ConnId) {
-        let mut buf = vec![0; 8192];
+        let mut buf = vec![0; 8192.min(self.socket_bytes)];
+        let mut taken = 0;
         loop {
+            if taken >= self.socket_bytes {
+                self.blocked.push((host, conn));
+                return;
+            }
             let used = self.hosts[host].adapter.transmit(self.now, conn, &mut buf);
             if used == 0 {
                 return;
             }
+            taken += used;
             if let Some(wire) = self.wires.iter_mut().find(|w| w.ends[host] == Some(conn)) {
                 wire.towards[1 - host].extend(&buf[..used]);
             }
