@@ -44,6 +44,8 @@ pub enum Packet {
     Ack(u64, u64),
     /// The connection does not exist.
     Reset,
+    /// Nobody takes the connection that a SYN asked for.
+    Refuse,
     /// Is somebody there?
     Probe,
 }
@@ -273,7 +275,7 @@ impl World {
         }
         let end = &self.net.streams[stream].ends[side];
         if end.dead || !self.hosts[h].alive {
-            if !matches!(packet, Packet::Reset) {
+            if !matches!(packet, Packet::Reset | Packet::Refuse) {
                 self.send(stream, side, Packet::Reset);
             }
             return;
@@ -293,6 +295,9 @@ impl World {
                 self.push_segments(stream, side);
                 self.unblock(stream, side);
             }
+            // One that was long on its way answers a try before the one that succeeded.
+            Packet::Refuse if self.net.streams[stream].phase != Phase::Opening => {}
+            Packet::Refuse => self.lose(stream, side, Loss::Refused),
             Packet::Reset => {
                 let opening = self.net.streams[stream].phase == Phase::Opening;
                 self.lose(stream, side, if opening { Loss::Refused } else { Loss::Closed });
@@ -310,13 +315,13 @@ impl World {
     fn accept(&mut self, stream: usize, h: usize) {
         let state = &self.net.streams[stream];
         if state.phase == Phase::Gone || state.ends[1].dead {
-            return self.send(stream, 1, Packet::Reset);
+            return self.send(stream, 1, Packet::Refuse);
         }
         if state.ends[1].conn.is_some() || state.ends[1].closing || state.phase == Phase::Open {
             return self.send(stream, 1, Packet::SynAck);
         }
         if !self.hosts[h].alive || !self.hosts[h].listening {
-            return self.send(stream, 1, Packet::Reset);
+            return self.send(stream, 1, Packet::Refuse);
         }
         let Some(peer) = state.ends[0].host else { return };
         let ip = self.hosts[peer].address.ip();
@@ -330,7 +335,7 @@ impl World {
                 self.net.by_conn.insert((h, conn), (stream, 1));
                 self.send(stream, 1, Packet::SynAck);
             }
-            Err(_) => self.send(stream, 1, Packet::Reset),
+            Err(_) => self.send(stream, 1, Packet::Refuse),
         }
         self.serve(h);
     }
