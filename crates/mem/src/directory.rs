@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::access::{Access, AccessError};
 use crate::key::Key;
 use crate::regions::ANY_QP;
-use crate::regions::table::Entry;
+use crate::regions::table::{Entry, Role};
 use crate::segment::{Segment, SegmentError, Words};
 
 /// 8-byte words in an entry.
@@ -113,10 +113,12 @@ impl Directory {
         self.table.mask + 1
     }
 
-    /// Shows an entry if peers have rights to it and its slot is free.
+    /// Shows a region if peers have rights to it and its slot is free. Windows are not shown: work requests
+    /// take them back, and would have to wait for peers that are in the middle of an access.
     pub(crate) fn publish(&mut self, entry: &Entry) -> bool {
         let key = Key(entry.key);
-        if key == Key::NONE || !entry.rights().intersects(Access::REMOTE) {
+        let window = matches!(entry.role, Role::Window { .. });
+        if key == Key::NONE || window || !entry.rights().intersects(Access::REMOTE) {
             return false;
         }
         let base = self.table.word_of(key);

@@ -163,7 +163,7 @@ impl Regions {
         Regions { table: Table::new(rng, config.max_entries), directory: None }
     }
 
-    /// From now on publishes remotely accessible regions and bound windows in `directory`. Those
+    /// From now on publishes remotely accessible regions in `directory`. Those
     /// that exist already are published too.
     pub fn publish_in(&mut self, mut directory: Directory) {
         for entry in self.table.entries_mut() {
