@@ -113,7 +113,7 @@ impl<P: Probe> Adapter<P> {
                 if let Some((qp, hub)) = self.qp_and_hub(id)
                     && let Path::Channel(_) = &qp.path
                 {
-                    receive::channel::run(qp, hub);
+                    receive::channel::run_out(qp, hub);
                     requester::peer_lost(qp, hub);
                 }
                 busy = true;

@@ -37,6 +37,7 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
     if let Some(state) = hub.conns.get_mut(conn) {
         state.phase = Phase::Asking { link, channel, block: block.index, bell };
     }
+    hub.limit_setup(conn);
     Some(())
 }
 
@@ -87,9 +88,7 @@ impl<P: Probe> Adapter<P> {
             LinkMessage::Reject { tag, .. } => {
                 let conn = ConnId(tag);
                 let Some(state) = self.take_link_conn(link, conn) else { return };
-                if let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) {
-                    pause(qp, hub);
-                }
+                self.ask_again(&state);
             }
             LinkMessage::Close { tag } => self.link_closed(link, ConnId(tag)),
             LinkMessage::Grants { tag, access } => {
@@ -160,6 +159,13 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
+    /// The request of a connection over a link came to nothing.
+    fn ask_again(&mut self, state: &Conn) {
+        if let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+            pause(qp, hub);
+        }
+    }
+
     pub(super) fn link_accepted(&mut self, link: LinkId, tag: u64, own_tag: u64, end: LinkEnd) {
         let conn = ConnId(tag);
         let Some(state) = self.hub.conns.get_mut(conn) else { return };
@@ -196,7 +202,8 @@ impl<P: Probe> Adapter<P> {
 
     /// The peer has let go of a channel.
     pub(super) fn link_closed(&mut self, link: LinkId, conn: ConnId) {
-        if self.take_link_conn(link, conn).is_some() {
+        if let Some(state) = self.take_link_conn(link, conn) {
+            self.ask_again(&state);
             return;
         }
         let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else { return };
@@ -208,7 +215,7 @@ impl<P: Probe> Adapter<P> {
             return;
         }
         // What it executed and answered before counts.
-        receive::channel::run(qp, hub);
+        receive::channel::run_out(qp, hub);
         requester::peer_lost(qp, hub);
         let _ = self.take_link_conn(link, conn);
     }
@@ -240,7 +247,7 @@ impl<P: Probe> Adapter<P> {
                 continue;
             }
             // What the peer pushed before it died arrives, as what was on the wire would.
-            while receive::channel::run(qp, hub) && matches!(qp.path, Path::Channel(_)) {}
+            receive::channel::run_out(qp, hub);
             requester::peer_lost(qp, hub);
             hub.remove_conn(conn);
         }

@@ -177,13 +177,18 @@ impl<P> Hub<P> {
         self.conns.insert(Conn { qp, phase, alarm: None, half_open: false })
     }
 
-    fn count_half_open(&mut self, id: ConnId) {
+    /// Sets the alarm for a connection that takes too long to be made.
+    fn limit_setup(&mut self, id: ConnId) {
         let at = self.now.after(self.config.setup_timeout_ns);
+        self.set_conn_alarm(id, Some(at));
+    }
+
+    fn count_half_open(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.half_open = true;
             self.half_open += 1;
         }
-        self.set_conn_alarm(id, Some(at));
+        self.limit_setup(id);
     }
 
     fn set_conn_alarm(&mut self, id: ConnId, at: Option<Time>) {
@@ -415,11 +420,16 @@ impl<P: Probe> Adapter<P> {
     pub(crate) fn conn_alarm(&mut self, conn: ConnId) {
         let Some(state) = self.hub.conns.get_mut(conn) else { return };
         state.alarm = None;
+        let (id, asking) = (state.qp, matches!(state.phase, Phase::Asking { .. }));
         if matches!(state.phase, Phase::Waiting(_)) {
             self.refuse(conn, Reason::NotReady);
             return;
         }
-        match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
+        match id.and_then(|qp| self.qp_and_hub(qp)) {
+            Some((qp, hub)) if asking => {
+                hub.abandon(conn);
+                pause(qp, hub);
+            }
             Some((qp, hub)) => stream::retry_later(qp, hub, conn),
             None => self.hub.close_stream(conn, None),
         }

@@ -109,8 +109,11 @@ impl<P: Probe> Adapter<P> {
                     };
                     return used + receive::stream::run(qp, hub, rest);
                 }
-                // A peer that speaks before it is answered is not heard before then.
-                Phase::Waiting(_) => break,
+                // An initiator says nothing before it is answered (RFC 5044 7.1.2).
+                Phase::Waiting(_) => {
+                    self.hub.close_stream(conn, None);
+                    return bytes.len();
+                }
                 _ => return bytes.len(),
             };
             if taken == 0 {
@@ -176,8 +179,9 @@ impl<P: Probe> Adapter<P> {
                     hello.kind == Kind::Request && IpAddr::from(Gid(hello.source_gid)) == peer
                 });
                 let responder = std::mem::take(responder);
+                let early = used < bytes.len();
                 match hello {
-                    Ok(hello) if genuine => {
+                    Ok(hello) if genuine && !early => {
                         let via = Via::Stream { responder };
                         state.phase = Phase::Waiting(Box::new(Waiting { hello, via }));
                         self.decide(conn);

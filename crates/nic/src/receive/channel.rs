@@ -8,6 +8,7 @@ use crate::channel::{
     BUDGET, CHUNK, Carried, ChannelPath, PIECE, PendingRead, References, carried, flag, request,
     response,
 };
+use crate::link::channel_config;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
@@ -68,6 +69,18 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
             true
         }
         Err(End::Over) => true,
+    }
+}
+
+/// Serves what a peer that let go of the channel has left in the rings: no more than fits into them, since it
+/// may still fill them.
+pub(crate) fn run_out<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let config = channel_config();
+    let looks = config.request_slots.max(config.response_slots) as usize / BUDGET + 1;
+    for _ in 0..looks {
+        if !matches!(qp.path, Path::Channel(_)) || !run(qp, hub) {
+            break;
+        }
     }
 }
 
@@ -568,7 +581,8 @@ fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resul
 #[inline]
 fn responses<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let mut busy = false;
-    while let Some(header) = path(qp)?.channel.incoming.responses.peek() {
+    for _ in 0..BUDGET {
+        let Some(header) = path(qp)?.channel.incoming.responses.peek() else { break };
         busy = true;
         if header.opcode == response::REFUSED {
             refused(qp, hub, &header);
@@ -599,6 +613,8 @@ fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
         qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered).ok_or(End::Corrupt)?;
     let wqe = *qp.sq.wqe(position);
     requester_ack(qp, hub, wqe.first_request)?;
+    // If the completions overran their queue, the request is flushed, its memory the program's again.
+    path(qp)?;
     let read = matches!(wqe.op, SendOp::Read { .. });
     if read != (header.opcode == response::READ_DATA) {
         return Err(End::Corrupt);
@@ -606,7 +622,7 @@ fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
     let left = wqe.length - wqe.placed;
     let last = header.flags & flag::MORE == 0;
     let len = header.length;
-    if len > left || last != (len == left) {
+    if len > left || last != (len == left) || (len == 0 && !last) {
         return Err(End::Corrupt);
     }
     if header.flags & flag::REFERENCE == 0 && !place_answer(qp, hub, position, header)? {

@@ -432,13 +432,12 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
         hub.scratch = local;
         return Some(Step::Failed(WcStatus::LocProtErr));
     }
-    let from = addr.wrapping_add(u64::from(done));
     let moved = state.guarded(|| {
         // The whole request is checked each time, so that a part of it is never executed twice.
         let range = directory
             .lookup(peer_pd, peer_qp, Key(rkey), addr, u64::from(wqe.length), right)
             .ok()?;
-        let remote = [(range.addr + from.wrapping_sub(addr), u64::from(len))];
+        let remote = [(range.addr.wrapping_add(u64::from(done)), u64::from(len))];
         let moved =
             if write { memory.write(&local, &remote) } else { memory.read(&remote, &local) };
         moved.ok()
