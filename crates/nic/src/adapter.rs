@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use quipu_mem::{Regions, RegionsConfig};
+use quipu_mem::{Regions, RegionsConfig, Withdrawn};
 
 use crate::connect::Conn;
 use crate::cq::{Cq, Pushed};
@@ -157,6 +157,8 @@ pub(crate) struct Hub<P> {
     pub(crate) ack_due: Vec<QpId>,
     /// Access to the own memory by address, for references between queue pairs of this adapter.
     pub(crate) own_memory: Option<Arc<dyn PeerMemory>>,
+    /// Memory taken back that same-host peers may still be in the middle of an access to.
+    pub(crate) withdrawn: Vec<Withdrawn>,
     /// Scratch space for lists of addresses.
     pub(crate) scratch: Vec<(usize, usize)>,
 }
@@ -255,6 +257,7 @@ impl<P: Probe> Adapter<P> {
                 orphans: Vec::new(),
                 ack_due: Vec::new(),
                 own_memory: None,
+                withdrawn: Vec::new(),
                 scratch: Vec::new(),
                 config,
             },

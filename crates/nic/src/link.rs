@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use quipu_iwarp::wire::hello::{self, Hello};
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 use quipu_mem::{
-    Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared,
+    Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared, Withdrawn,
 };
 
 use crate::adapter::Hub;
@@ -306,8 +306,13 @@ impl LinkState {
 }
 
 impl<P> Hub<P> {
-    /// Notes which peers may be in the middle of an access to memory that was just withdrawn.
-    pub(crate) fn begin_quiet_wait(&mut self) {
+    /// Notes which peers may be in the middle of an access to memory that was just withdrawn, and keeps the
+    /// table's share of it until they are not.
+    pub(crate) fn begin_quiet_wait(&mut self, withdrawn: Withdrawn) {
+        if !withdrawn.published {
+            return;
+        }
+        self.withdrawn.push(withdrawn);
         for id in self.links.keys() {
             if let Some(link) = self.links.get_mut(id) {
                 link.quiet = Some(link.peer_page.guard.sample());
@@ -325,6 +330,9 @@ impl<P> Hub<P> {
                 GuardState::Clear | GuardState::PeerDead => link.quiet = None,
                 GuardState::NotYet => over = false,
             }
+        }
+        if over {
+            self.withdrawn.clear();
         }
         over
     }

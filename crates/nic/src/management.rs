@@ -45,10 +45,12 @@ impl<P: Probe> Hub<P> {
 
     /// Invalidates a type 2 window of this protection domain.
     pub(crate) fn invalidate(&mut self, pd: u32, qp: u32, key: u32) -> Result<(), Fault> {
-        self.regions
+        let withdrawn = self
+            .regions
             .invalidate(pd, qp, Key(key))
-            .map(drop)
-            .map_err(|_| Fault::Invalid("the key names no window that may be invalidated"))
+            .map_err(|_| Fault::Invalid("the key names no window that may be invalidated"))?;
+        self.begin_quiet_wait(withdrawn);
+        Ok(())
     }
 
     /// Binds a window to a range of a region, or unbinds it.
@@ -73,9 +75,7 @@ impl<P: Probe> Hub<P> {
         if let Some(mw) = self.mws.get_mut(bind.mw) {
             mw.key = rkey;
         }
-        if withdrawn.published {
-            self.begin_quiet_wait();
-        }
+        self.begin_quiet_wait(withdrawn);
         Ok(())
     }
 }
@@ -154,7 +154,7 @@ impl<P: Probe> Adapter<P> {
             self.hub.pd(pd)?;
         }
         let change = Reregistration { pd: pd.map(pd_number), memory: None, access };
-        let (key, _withdrawn) = self.hub.regions.reregister_vouched(key, change, memory).map_err(
+        let (key, withdrawn) = self.hub.regions.reregister_vouched(key, change, memory).map_err(
             |error| match error {
                 ReregisterError::Busy => Fault::Busy,
                 ReregisterError::UnknownKey => Fault::NoSuchObject,
@@ -168,6 +168,7 @@ impl<P: Probe> Adapter<P> {
         if let Some(mr) = self.hub.mrs.get_mut(id) {
             *mr = Mr { pd: pd.unwrap_or(old_pd), key };
         }
+        self.hub.begin_quiet_wait(withdrawn);
         Ok(Region { id, key })
     }
 
@@ -179,9 +180,7 @@ impl<P: Probe> Adapter<P> {
     pub fn dereg_mr(&mut self, id: MrId) -> Result<(), Fault> {
         let &Mr { pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn = self.hub.regions.deregister(key).map_err(|_| Fault::Busy)?;
-        if withdrawn.published {
-            self.hub.begin_quiet_wait();
-        }
+        self.hub.begin_quiet_wait(withdrawn);
         self.hub.mrs.remove(id);
         self.hub.pd(pd)?.users -= 1;
         Ok(())
@@ -221,9 +220,7 @@ impl<P: Probe> Adapter<P> {
         let mw = self.hub.mws.remove(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn =
             self.hub.regions.deallocate_window(mw.key).map_err(|_| Fault::NoSuchObject)?;
-        if withdrawn.published {
-            self.hub.begin_quiet_wait();
-        }
+        self.hub.begin_quiet_wait(withdrawn);
         self.hub.pd(mw.pd)?.users -= 1;
         Ok(())
     }
@@ -502,8 +499,9 @@ impl<P: Probe> Adapter<P> {
         let mut timer = qp.timer;
         hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(id), None);
         hub.numbers.remove(&num);
-        if !hub.mws.is_empty() && hub.regions.unbind_qp(num.0).published {
-            hub.begin_quiet_wait();
+        if !hub.mws.is_empty() {
+            let withdrawn = hub.regions.unbind_qp(num.0);
+            hub.begin_quiet_wait(withdrawn);
         }
         self.qps.remove(id);
         for cq in [send_cq, recv_cq] {

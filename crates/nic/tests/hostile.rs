@@ -1,0 +1,370 @@
+//! Peers that mean harm: what they put on a stream or into shared memory costs them their connection, and
+//! nobody else anything.
+
+mod pair;
+
+use std::sync::{Arc, Mutex};
+
+use pair::{ALL_ACCESS, Pair, Way};
+use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
+use quipu_iwarp::{Negotiated, Sender};
+use quipu_nic::mem::Segment;
+use quipu_nic::mem::ring::{Channel, ChannelConfig, SlotHeader};
+use quipu_nic::*;
+
+const STREAM: Way = Way::Stream(usize::MAX);
+
+fn connected(way: Way) -> (Pair, [QpId; 2]) {
+    let mut pair = Pair::new(way);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect(qps);
+    (pair, qps)
+}
+
+fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
+    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
+}
+
+fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
+    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+/// The sender of a peer that has said nothing yet.
+fn sender() -> Sender {
+    Sender::new(&Negotiated::plain(), 1000)
+}
+
+/// An FPDU whose control octet says that its message goes on, with the CRC put right.
+fn not_last(mut fpdu: Vec<u8>) -> Vec<u8> {
+    const LAST: u8 = 0x40;
+    fpdu[2] &= !LAST;
+    let end = fpdu.len() - 4;
+    let crc = quipu_iwarp::wire::mpa::crc32c(&fpdu[..end]);
+    fpdu[end..].copy_from_slice(&crc.to_le_bytes());
+    fpdu
+}
+
+/// One segment of a message.
+fn segment(
+    sender: &mut Sender,
+    msg: &mut quipu_iwarp::Message,
+    remaining: u32,
+    bytes: &[u8],
+) -> Vec<u8> {
+    let mut out = vec![0; 1500];
+    let staged = sender
+        .segment(msg, &mut out, remaining, |place| place.copy_from_slice(&bytes[..place.len()]))
+        .expect("room for a segment");
+    out.truncate(staged.bytes);
+    out
+}
+
+#[test]
+fn empty_segments_of_a_send_take_one_receive() {
+    let (mut pair, qps) = connected(STREAM);
+    let there = pair.buffer(1, 64);
+    for wr_id in 1..=3 {
+        pair.recv(1, qps[1], wr_id, &[there.sge(0, 64)]);
+    }
+    let mut sender = sender();
+    let mut msg = sender.begin_untagged(UntaggedOp::Send, 0);
+    let empty = not_last(segment(&mut sender.clone(), &mut msg.clone(), 0, &[]));
+    for _ in 0..5 {
+        pair.inject(1, &empty);
+    }
+    let last = segment(&mut sender, &mut msg, 5, b"quipu");
+    pair.inject(1, &last);
+    pair.run();
+    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::Success)]);
+    assert_eq!(there.bytes(0, 5), b"quipu");
+    let now = pair.now;
+    pair.hosts[1].adapter.destroy_qp(now, qps[1]).unwrap();
+    assert!(pair.hosts[1].poll().is_empty(), "the others are still posted");
+}
+
+/// The answer of a read acknowledges what came before it. If that overruns the completion queue, the read is
+/// flushed, and its memory is the program's again.
+#[test]
+fn an_answer_that_overruns_the_queue_places_nothing() {
+    let mut pair = Pair::new(STREAM);
+    let (cq, _) = pair.hosts[0].adapter.create_cq(1, None, 0).unwrap();
+    let qps = [pair.hosts[0].qp_with(|init| init.send_cq = cq), pair.hosts[1].qp()];
+    pair.connect(qps);
+    let (here, now) = (pair.buffer(0, 64), pair.now);
+    let conn = pair.stream_ends()[0];
+    for wr_id in 1..=2 {
+        pair.send(0, qps[0], wr_id, SendOp::Send, &[]);
+    }
+    pair.send(0, qps[0], 3, SendOp::Read { addr: 0, rkey: 5 }, &[here.sge(0, 8)]);
+    let adapter = &mut pair.hosts[0].adapter;
+    while adapter.transmit(now, conn, &mut [0; 4096]) > 0 {}
+    let mut sender = sender();
+    let position = 2;
+    let mut msg = sender.begin_tagged(TaggedOp::ReadResponse, Stag(position), 0);
+    let answer = segment(&mut sender, &mut msg, 8, b"too late");
+    adapter.handle_stream(now, conn, &answer);
+    assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+    assert_eq!(here.bytes(0, 8), [0; 8]);
+}
+
+/// Whatever the initiator says before it is answered ends the connection (specs/deviations.md).
+#[test]
+fn early_data_ends_the_connection() {
+    for behind in [true, false] {
+        let mut pair = Pair::new(STREAM);
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        let keep = |_: &mut QpAttr| {};
+        pair.to_rtr(0, qps, &keep);
+        pair.to_init(1, qps[1]);
+        let request = request_of(&mut pair);
+        let adapter = &mut pair.hosts[1].adapter;
+        let peer = "10.0.0.1:5".parse().unwrap();
+        let conn = adapter.handle_accepted(pair.now, peer).unwrap();
+        let early = [7; 100];
+        if behind {
+            let both = [&request[..], &early].concat();
+            assert_eq!(adapter.handle_stream(pair.now, conn, &both), both.len());
+        } else {
+            assert_eq!(adapter.handle_stream(pair.now, conn, &request), request.len());
+            assert_eq!(adapter.poll_action(), None, "it waits");
+            assert_eq!(adapter.handle_stream(pair.now, conn, &early), early.len());
+        }
+        assert_eq!(adapter.poll_action(), Some(Action::Close { conn }));
+    }
+}
+
+/// What host 0 says to begin its connection.
+fn request_of(pair: &mut Pair) -> Vec<u8> {
+    let now = pair.now;
+    let adapter = &mut pair.hosts[0].adapter;
+    let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
+        panic!("nothing to connect");
+    };
+    adapter.handle_reached_stream(now, conn);
+    let mut request = vec![0; 1000];
+    let used = adapter.transmit(now, conn, &mut request);
+    request.truncate(used);
+    request
+}
+
+/// A process on this host that answers the link of host 0 by hand.
+struct LinkPeer {
+    /// The segment of host 0, and that of this peer.
+    own: Segment,
+    own_page: Segment,
+    memory: Arc<Everything>,
+    link: LinkId,
+    conn: u64,
+    offset: usize,
+}
+
+/// Memory of a peer that claims that every address of it is there, and that with each access pushes what it
+/// was told to.
+#[derive(Default)]
+struct Everything {
+    push: Mutex<Option<(Channel, SlotHeader, u32)>>,
+}
+
+impl Everything {
+    fn accessed(&self) {
+        if let Some((channel, header, left)) = &mut *self.push.lock().unwrap()
+            && *left > 0
+        {
+            *left -= 1;
+            let list = [&1000u64.to_ne_bytes()[..], &8u64.to_ne_bytes()].concat();
+            channel.outgoing.requests.push(header, &list).unwrap();
+        }
+    }
+}
+
+impl PeerMemory for Everything {
+    fn read(&self, _: &[(u64, u64)], _: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        self.accessed();
+        Ok(())
+    }
+
+    fn write(&self, _: &[(usize, usize)], _: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
+        self.accessed();
+        Ok(())
+    }
+}
+
+impl LinkPeer {
+    const TAG: u64 = 77;
+
+    /// A queue pair of host 0 asks this peer for a channel.
+    fn asked(pair: &mut Pair, directory: Option<Segment>) -> (Self, QpId) {
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        let keep = |_: &mut QpAttr| {};
+        pair.to_rtr(0, qps, &keep);
+        pair.to_rts(0, qps[0], &keep);
+        let (own, peer) = (Segment::heap(4 << 20), Segment::heap(4 << 20));
+        let memory = Arc::new(Everything::default());
+        let adapter = &mut pair.hosts[0].adapter;
+        let link = adapter
+            .handle_link_up(Link {
+                own: own.clone(),
+                peer: peer.clone(),
+                peer_memory: directory.is_some().then(|| memory.clone() as Arc<dyn PeerMemory>),
+                peer_directory: directory,
+            })
+            .unwrap();
+        let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
+            panic!("nothing to connect");
+        };
+        adapter.handle_reached_link(pair.now, conn, link);
+        let (conn, offset) = Self::request(adapter);
+        (Self { own, own_page: peer, memory, link, conn, offset }, qps[0])
+    }
+
+    /// The request of host 0 that comes next.
+    fn request(adapter: &mut Adapter) -> (u64, usize) {
+        let Some(Action::LinkSend { message, .. }) = adapter.poll_action() else {
+            panic!("nothing is asked");
+        };
+        let LinkMessage::Request { tag, offset, .. } = message else {
+            panic!("{message:?} is no request");
+        };
+        (tag, offset as usize)
+    }
+
+    /// Grants the channel; its other end.
+    fn accept(&self, pair: &mut Pair) -> Channel {
+        let end = LinkEnd { bell: 0, access: ALL_ACCESS.bits(), pd: 1 };
+        let accept = LinkMessage::Accept { tag: self.conn, own_tag: Self::TAG, end };
+        pair.hosts[0].adapter.handle_link_message(pair.now, self.link, accept);
+        Channel::attach(&self.own, self.offset, ChannelConfig::default()).unwrap()
+    }
+}
+
+const READ_DATA: u8 = 1;
+const WRITE: u8 = 4;
+const MORE: u8 = 2;
+const REFERENCE: u8 = 8;
+
+/// Answers without bytes never end: whoever gives them is not listened to.
+#[test]
+fn empty_answers_end_the_channel() {
+    let mut pair = Pair::new(Way::LinkCopying);
+    let (peer, qp) = LinkPeer::asked(&mut pair, None);
+    let mut channel = peer.accept(&mut pair);
+    let here = pair.buffer(0, 64);
+    pair.send(0, qp, 1, SendOp::Read { addr: 0, rkey: 5 }, &[here.sge(0, 8)]);
+    let empty = SlotHeader { opcode: READ_DATA, flags: MORE, ..SlotHeader::default() };
+    channel.outgoing.responses.push(&empty, &[]).unwrap();
+    let close = LinkMessage::Close { tag: peer.conn };
+    pair.hosts[0].adapter.handle_link_message(pair.now, peer.link, close);
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::BadRespErr)]);
+}
+
+/// A peer that lets go of its link, or of a channel, and goes on filling the ring, which it still has.
+#[test]
+fn a_peer_that_left_cannot_go_on_for_ever() {
+    for close in [true, false] {
+        let mut pair = Pair::new(Way::Link);
+        let (peer, _) = LinkPeer::asked(&mut pair, Some(Segment::heap(4096)));
+        let mut channel = peer.accept(&mut pair);
+        let here = pair.buffer(0, 64);
+        let header = SlotHeader {
+            opcode: WRITE,
+            flags: REFERENCE,
+            length: 8,
+            inline_len: 16,
+            raddr: here.addr(),
+            rkey: here.key(),
+            ..SlotHeader::default()
+        };
+        let list = [&1000u64.to_ne_bytes()[..], &8u64.to_ne_bytes()].concat();
+        channel.outgoing.requests.push(&header, &list).unwrap();
+        *peer.memory.push.lock().unwrap() = Some((channel, header, 10_000));
+        let (now, adapter) = (pair.now, &mut pair.hosts[0].adapter);
+        if close {
+            let close = LinkMessage::Close { tag: peer.conn };
+            adapter.handle_link_message(now, peer.link, close);
+        } else {
+            adapter.handle_link_down(now, peer.link);
+        }
+        let left = peer.memory.push.lock().unwrap().as_ref().map(|(_, _, left)| *left);
+        assert!(left > Some(9_000), "{left:?} of 10000 not served");
+    }
+}
+
+/// The directory is the peer's word: an address that wraps only misleads it.
+#[test]
+fn addresses_in_the_directory_may_wrap() {
+    let mut pair = Pair::new(Way::Link);
+    let directory = Segment::heap(64 * 16);
+    let key = 0x0000_0305u32;
+    let slot = 64 * (key >> 8) as usize;
+    let (pd, any_qp, len) = (1u64, u64::from(u32::MAX), 4u64 << 20);
+    let entry = [0, u64::from(key) | pd << 32, 0xff | any_qp << 32, 0, len, u64::MAX - 100];
+    for (word, value) in entry.into_iter().enumerate() {
+        directory.write(slot + word * 8, &value.to_ne_bytes()).unwrap();
+    }
+    let (peer, qp) = LinkPeer::asked(&mut pair, Some(directory));
+    let _channel = peer.accept(&mut pair);
+    let here = pair.buffer(0, 3 << 20);
+    pair.send(0, qp, 1, SendOp::Write { addr: 0, rkey: key }, &[here.sge(0, 3 << 20)]);
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)]);
+}
+
+/// A peer that lets go of a channel before it has answered, or never answers, is asked again.
+#[test]
+fn a_request_over_a_link_that_is_not_answered_is_made_again() {
+    for close in [true, false] {
+        let mut pair = Pair::new(Way::LinkCopying);
+        let (peer, qp) = LinkPeer::asked(&mut pair, None);
+        let adapter = &mut pair.hosts[0].adapter;
+        let first = peer.conn;
+        if close {
+            let close = LinkMessage::Close { tag: first };
+            adapter.handle_link_message(pair.now, peer.link, close);
+        }
+        let mut asked = None;
+        for _ in 0..3 {
+            let Some(next) = adapter.poll_timeout() else { break };
+            pair.now = next;
+            adapter.handle_timeout(next);
+            if let Some(Action::Connect { conn, .. }) = adapter.poll_action() {
+                asked = Some(conn);
+                break;
+            }
+        }
+        let conn = asked.expect("it asks again");
+        adapter.handle_reached_link(pair.now, conn, peer.link);
+        let (conn, offset) = LinkPeer::request(adapter);
+        let again = LinkPeer { conn, offset, ..peer };
+        // The answer to the first request comes late, and is answered.
+        if !close {
+            let end = LinkEnd { bell: 0, access: 0, pd: 1 };
+            let late = LinkMessage::Accept { tag: first, own_tag: 5, end };
+            adapter.handle_link_message(pair.now, again.link, late);
+            let message = LinkMessage::Close { tag: 5 };
+            let action = Action::LinkSend { link: again.link, message };
+            assert_eq!(adapter.poll_action(), Some(action));
+        }
+        let channel = again.accept(&mut pair);
+        pair.send(0, qp, 1, SendOp::Send, &[]);
+        let mut channel = channel;
+        assert!(channel.incoming.requests.peek().is_some());
+    }
+}
+
+/// Nothing gets the memory of a region that was changed, or of a window that is gone, while a peer is in the
+/// middle of an access to it.
+#[test]
+fn a_region_that_was_changed_is_waited_for() {
+    let mut pair = Pair::new(Way::Link);
+    let (peer, _) = LinkPeer::asked(&mut pair, Some(Segment::heap(4096)));
+    pair.hosts[0].adapter.publish_regions(&Segment::heap(64 << 10)).unwrap();
+    let region = pair.buffer(0, 64).region;
+    const GUARD_AT: usize = 128;
+    peer.own_page.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+    let adapter = &mut pair.hosts[0].adapter;
+    assert!(adapter.memory_is_quiet());
+    adapter.rereg_mr(region.id, None, None, Some(Access::LOCAL_WRITE)).unwrap();
+    assert!(!adapter.memory_is_quiet(), "the peer is in the middle of an access");
+    peer.own_page.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+    assert!(adapter.memory_is_quiet());
+}
