@@ -48,6 +48,12 @@ impl<T> Lock<T> {
         Guard { lock: self }
     }
 
+    /// Whether somebody has the lock at this moment.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != FREE
+    }
+
     /// Waits for the lock, but not for ever: for when this very thread may have been interrupted
     /// by a signal while it held it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Guard<'_, T>> {

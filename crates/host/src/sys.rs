@@ -491,6 +491,13 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// How many processors the machine has, at least 1, whichever of them this thread may run on.
+pub(crate) fn processors_online() -> usize {
+    // SAFETY: a question without pointers.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    usize::try_from(count).unwrap_or(1).max(1)
+}
+
 /// Soft and hard limit of open descriptors.
 pub(crate) fn descriptor_limit() -> io::Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

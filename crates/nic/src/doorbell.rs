@@ -67,6 +67,13 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
+    /// Whether the doorbell of `id` may set a timer, so that it must be told the time exactly; otherwise
+    /// any time up to now will do.
+    #[inline]
+    pub fn doorbell_wants_time(&self, id: QpId) -> bool {
+        self.qps.get(id).is_some_and(|qp| !matches!(qp.path, Path::Channel(_)))
+    }
+
     /// Tells the adapter that requests were posted to `id`.
     #[inline]
     pub fn ring_doorbell(&mut self, now: Time, id: QpId) {

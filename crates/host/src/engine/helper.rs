@@ -118,12 +118,20 @@ fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
 }
 
 impl Inner {
-    /// Whether the program is polling right now.
-    fn is_polling(&self) -> bool {
+    /// Whether the program is making progress right now, of which it had made `polls` before.
+    fn is_busy(&self, polls: u64) -> bool {
+        // A call that moves much takes long, and is not to be competed with.
+        if self.core.is_held() {
+            return true;
+        }
         let before = self.polls.load(Ordering::Relaxed);
+        if before == polls || self.alone {
+            // On one processor a poller does not run while this looks.
+            return before != polls;
+        }
         let end = kernel_ns() + BUSY_NS;
         while kernel_ns() < end {
-            if self.polls.load(Ordering::Relaxed) != before {
+            if self.polls.load(Ordering::Relaxed) != before || self.core.is_held() {
                 return true;
             }
             std::hint::spin_loop();
@@ -146,30 +154,43 @@ impl Inner {
     fn doze(&self) {
         let mut limit = DOZE_MIN;
         let mut quiet = 0;
+        let (mut drives, mut rest) = self.lie_down(quiet);
         loop {
-            let (polls, drives, rest) = {
-                let mut core = self.core.lock();
-                let rest = core.driver && quiet >= QUIET_DOZES;
-                core.helper = if rest { HelperMode::Resting } else { HelperMode::Dozing };
-                (self.polls.load(Ordering::Relaxed), core.drives, rest)
-            };
+            let polls = self.polls.load(Ordering::Relaxed);
             let called = self.helper.sleep((!rest).then_some(limit));
             if called || self.helper.stopped() {
                 return;
             }
-            let polled = self.polls.load(Ordering::Relaxed) != polls;
-            let polling = polled && (self.alone || self.is_polling());
-            let core = self.core.lock();
-            let drove = core.drives.wrapping_sub(drives);
-            if polling || drove >= BUSY_DRIVES {
+            limit = (limit * 2).min(DOZE_MAX);
+            // While the program polls, its lock is left alone.
+            if self.is_busy(polls) {
                 quiet = 0;
-            } else if core.driver {
+                continue;
+            }
+            let polled = self.polls.load(Ordering::Relaxed) != polls;
+            let (now, driven) = {
+                let core = self.core.lock();
+                (core.drives, core.driver)
+            };
+            let drove = now.wrapping_sub(drives);
+            if drove >= BUSY_DRIVES {
+                quiet = 0;
+            } else if driven {
                 quiet = if drove == 0 && !polled { quiet + 1 } else { 0 };
             } else {
                 return;
             }
-            limit = (limit * 2).min(DOZE_MAX);
+            (drives, rest) = self.lie_down(quiet);
         }
+    }
+
+    /// Says that the helper is about to sleep; how often threads of the program have driven the engine so
+    /// far, and whether the helper may sleep until it is called.
+    fn lie_down(&self, quiet: u32) -> (u64, bool) {
+        let mut core = self.core.lock();
+        let rest = core.driver && quiet >= QUIET_DOZES;
+        core.helper = if rest { HelperMode::Resting } else { HelperMode::Dozing };
+        (core.drives, rest)
     }
 
     /// Waits for descriptors and handles them, until the program looks after that itself.
@@ -190,8 +211,7 @@ impl Inner {
             drop(core);
             wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
             self.helper.bell.clear();
-            let polled = self.polls.load(Ordering::Relaxed) != polls;
-            let polling = polled && (self.alone || self.is_polling());
+            let polling = self.is_busy(polls);
             if !polling {
                 // Both descriptors are valid, so this cannot fail.
                 let _ = self.epoll.wait(ready, Some(Duration::ZERO));

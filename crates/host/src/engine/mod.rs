@@ -54,8 +54,10 @@ pub(crate) struct Inner {
     helper: Helper,
     /// Polls so far. Written under the lock, read by the helper without.
     polls: AtomicU64,
-    /// Whether the processors are fewer than two.
+    /// Whether the helper and the program share one processor.
     alone: bool,
+    /// Whether the machine has one processor.
+    uniprocessor: bool,
     address: HostAddress,
     config: Config,
 }
@@ -98,16 +100,17 @@ impl Engine {
         {
             adapter.set_own_memory(memory);
         }
-        let alone = sys::processors() < 2;
+        let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let parts = Parts { adapter, net, links, epoll: Arc::clone(&epoll), bell };
         let inner = Inner {
             birthplace,
-            core: Lock::new(Core::new(parts), !alone),
+            core: Lock::new(Core::new(parts), !uniprocessor),
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
             alone,
+            uniprocessor,
             address,
             config,
         };

@@ -76,7 +76,8 @@ impl Doorbell<'_> {
     #[inline]
     fn ring(&mut self) {
         if let Some(qp) = self.posted.take() {
-            let now = self.core.now();
+            let exact = self.core.adapter.doorbell_wants_time(qp);
+            let now = if exact { self.core.now() } else { self.core.recent() };
             self.core.adapter.ring_doorbell(now, qp);
             self.core.settle_posts(now);
         }
@@ -167,7 +168,7 @@ impl Engine {
 
     #[cold]
     fn yield_in_turn(&self, empty_polls: u32) {
-        let after = if self.inner.alone { YIELD_EVERY_SHARED } else { YIELD_AFTER.get() };
+        let after = if self.inner.uniprocessor { YIELD_EVERY_SHARED } else { YIELD_AFTER.get() };
         if empty_polls == 0 || !empty_polls.is_multiple_of(after) {
             return;
         }

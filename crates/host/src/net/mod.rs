@@ -35,6 +35,8 @@ pub(crate) use self::stream::{Tuning, default_congestion};
 /// Bytes that the adapter is asked for at once: large enough to spread the cost of a system call,
 /// small enough to stay in the cache until the kernel has copied them.
 const TRANSMIT_BYTES: usize = 128 * 1024;
+/// What a full socket leaves of it is copied if it is no longer than this.
+const SHORT_BYTES: usize = 16 * 1024;
 /// Sends to one stream before the others get their turn.
 const SENDS_PER_TURN: usize = 4;
 /// Connections taken from a listener before other work gets its turn.
@@ -456,9 +458,16 @@ impl Net {
                 }
             };
             if sent < filled {
-                stream.unsent = Some((buffer[sent..filled].into(), 0));
+                // A short rest does not keep a large buffer.
+                stream.unsent = Some(if filled - sent <= SHORT_BYTES {
+                    let rest = buffer[sent..filled].into();
+                    self.pool.give_back(buffer);
+                    (rest, 0..filled - sent)
+                } else {
+                    (buffer, sent..filled)
+                });
                 let interest = stream.interest | WRITE;
-                self.watch(slot, interest);
+                return self.watch(slot, interest);
             }
             self.pool.give_back(buffer);
             if filled == 0 {
@@ -484,7 +493,7 @@ impl Net {
         let Some(stream) = self.streams.get_mut(slot) else {
             return false;
         };
-        match stream.send_rest() {
+        match stream.send_rest(&mut self.pool) {
             Ok(false) => true,
             Ok(true) => {
                 self.watch(slot, READ);

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, Time};
 
-use super::buffers::Received;
+use super::buffers::{Pool, Received};
 use crate::sys;
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
@@ -40,8 +41,8 @@ pub(crate) struct Stream {
     /// What epoll reports for it.
     pub(crate) interest: c_int,
     pub(crate) received: Received,
-    /// Bytes that the socket did not take, from the given position on.
-    pub(crate) unsent: Option<(Box<[u8]>, usize)>,
+    /// The part of a large buffer that the socket did not take.
+    pub(crate) unsent: Option<(Box<[u8]>, Range<usize>)>,
     /// When it is closed, whatever the peer does; set when flushing begins.
     pub(crate) deadline: Option<Time>,
     /// Whether it is tried without asking epoll.
@@ -67,15 +68,17 @@ impl Stream {
     }
 
     /// Sends what the socket did not take before. True if nothing is left.
-    pub(crate) fn send_rest(&mut self) -> io::Result<bool> {
-        while let Some((bytes, start)) = &mut self.unsent {
-            match sys::send(&self.fd, &bytes[*start..]) {
-                Ok(sent) => *start += sent,
+    pub(crate) fn send_rest(&mut self, pool: &mut Pool) -> io::Result<bool> {
+        while let Some((bytes, rest)) = &mut self.unsent {
+            match sys::send(&self.fd, &bytes[rest.clone()]) {
+                Ok(sent) => rest.start += sent,
                 Err(e) if sys::would_block(&e) => return Ok(false),
                 Err(e) => return Err(e),
             }
-            if *start == bytes.len() {
-                self.unsent = None;
+            if rest.start == rest.end
+                && let Some((bytes, _)) = self.unsent.take()
+            {
+                pool.give_back(bytes);
             }
         }
         Ok(true)
