@@ -6,7 +6,7 @@ use crate::address::{default_address, find_address, host_addresses};
 use crate::clock;
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
 use crate::link::probe;
-use crate::link::segment::{self, Writers};
+use crate::link::segment::{self, MAX_BYTES, Writers};
 use crate::link::socket;
 use crate::net::default_congestion;
 use crate::sys;
@@ -125,6 +125,11 @@ fn descriptors() -> Check {
 }
 
 fn same_host(config: &Config) -> Check {
+    if config.same_host == SameHost::Auto && !socket::is_own_user(socket::own_user()) {
+        let detail = "by TCP: this user's number is also that of all users without one";
+        return Check::new("same host", Verdict::Warn, detail)
+            .remedy("run as a user that has a number of its own in this user namespace");
+    }
     let (verdict, detail) = match config.same_host {
         SameHost::Auto => (Verdict::Ok, "peers on this host are reached through shared memory"),
         SameHost::Never => (Verdict::Warn, "peers on this host are reached by TCP, as configured"),
@@ -135,7 +140,7 @@ fn same_host(config: &Config) -> Check {
 fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     let tried = segment::create(c"quipu-doctor", 1 << 20, Writers::Both)
-        .and_then(|(fd, _)| segment::attach(&fd, Writers::Both));
+        .and_then(|(fd, _)| segment::attach(&fd, Writers::Both, MAX_BYTES));
     match tried {
         Ok(_) => Check::new(NAME, Verdict::Ok, "memfd with seals (no /dev/shm needed)"),
         Err(error) => Check::new(NAME, Verdict::Warn, format!("memfd does not work: {error}"))

@@ -248,7 +248,8 @@ pub(crate) fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// A counter that another thread or process can wait for.
+/// A counter that another thread can wait for. It is never given to another process, which could fill it
+/// or make it block.
 #[derive(Debug)]
 pub(crate) struct EventFd(OwnedFd);
 
@@ -264,11 +265,6 @@ impl EventFd {
     pub(crate) fn for_program() -> io::Result<Self> {
         // SAFETY: takes integers only.
         adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map(Self)
-    }
-
-    /// Wraps a descriptor that is known to be an eventfd.
-    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(fd)
     }
 
     /// Adds 1: whoever waits wakes up.

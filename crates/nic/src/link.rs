@@ -13,8 +13,9 @@ use quipu_mem::{
     Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared, Withdrawn,
 };
 
-use crate::adapter::Hub;
+use crate::adapter::{Adapter, Hub};
 use crate::event::Action;
+use crate::probe::Probe;
 use crate::types::{Access, LinkId, QpId};
 
 /// Bytes of the page that a segment begins with.
@@ -342,6 +343,14 @@ impl<P> Hub<P> {
         if self.links.get(link).is_some_and(|state| state.ring(bell)) {
             self.actions.push_back(Action::RingBell { link });
         }
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// The links whose peers [`memory_is_quiet`](Self::memory_is_quiet) still waits for.
+    pub fn restless_links(&self) -> Vec<LinkId> {
+        let links = self.hub.links.iter();
+        links.filter(|(_, link)| link.quiet.is_some()).map(|(id, _)| id).collect()
     }
 }
 

@@ -181,8 +181,7 @@ impl Core {
                 }
                 Some(Token::LinkListener(index)) => self.links.accept(now, index),
                 Some(Token::Link(slot)) => {
-                    any = true;
-                    self.links.ready(adapter, now, slot, item.events);
+                    any |= self.links.ready(adapter, now, slot, item.events);
                 }
                 None => {}
             }
@@ -352,6 +351,15 @@ impl Core {
                 self.bell.set();
             }
         }
+    }
+
+    /// Ends the links to peers that may still be in the middle of an access to withdrawn memory.
+    pub(crate) fn cut_restless(&mut self) {
+        let now = self.clock.now();
+        for link in self.adapter.restless_links() {
+            self.links.cut(&mut self.adapter, now, link);
+        }
+        self.settle(now);
     }
 
     /// Ends everything as far as that is possible at once: the process or the engine ends.

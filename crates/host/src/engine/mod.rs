@@ -7,6 +7,7 @@ mod post;
 mod verbs;
 mod wait;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use crate::address::{HostAddress, default_address, find_address, host_addresses}
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
 use crate::error::{EngineError, OpenError};
 use crate::fork::Birthplace;
-use crate::link::segment::{self, Writers};
+use crate::link::segment::{self, DIRECTORY_BYTES, Writers};
 use crate::link::{self, Identity, Links};
 use crate::lock::{Guard, Lock};
 use crate::net::token::Token;
@@ -30,9 +31,8 @@ use crate::sys::{self, Epoll, EventFd};
 
 pub use self::events::{CompletionEvent, ContextId, EventsReported};
 pub use self::post::Doorbell;
-
-/// Size of the table in which peers of this host look up regions. Sparse.
-const DIRECTORY_BYTES: usize = 8 << 20;
+#[cfg(test)]
+pub(crate) use self::verbs::QUIET_WAIT;
 
 /// How long the end of the process waits for calls that other threads are in the middle of.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
@@ -84,7 +84,7 @@ impl Engine {
         let own = socket_address(&address);
         let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
         let (links, directory) =
-            open_links(&config, &bell, &epoll).map_err(system("an identity for peers"))?;
+            open_links(&config, &epoll).map_err(system("an identity for peers"))?;
         let mut adapter = Adapter::new(quipu_nic::Config {
             gid: Gid::from(address.ip),
             seed,
@@ -210,24 +210,21 @@ fn socket_address(address: &HostAddress) -> SocketAddr {
     }
 }
 
-/// The links, and the segment for the directory of regions if shared memory works here.
-fn open_links(
-    config: &Config,
-    bell: &EventFd,
-    epoll: &Arc<Epoll>,
-) -> std::io::Result<(Links, Option<Segment>)> {
-    let wanted = config.same_host != SameHost::Never;
-    let created =
-        wanted.then(|| segment::create(c"quipu-directory", DIRECTORY_BYTES, Writers::Creator));
-    let (directory_fd, directory) = match created {
-        Some(Ok((fd, segment))) => (Some(fd), Some(segment)),
-        Some(Err(error)) => {
-            tracing::warn!(%error, "no shared memory; peers on this host are reached by TCP");
-            (None, None)
+/// The links; and the segment for the directory of regions, if peers may be let into the memory.
+fn open_links(config: &Config, epoll: &Arc<Epoll>) -> io::Result<(Links, Option<Segment>)> {
+    let (mut usable, mut directory, mut shown) = (false, None, None);
+    if config.same_host != SameHost::Never {
+        // Without a directory this still tells whether shared memory works here.
+        match segment::create(c"quipu-directory", DIRECTORY_BYTES, Writers::Creator) {
+            Ok((fd, segment)) if config.peer_memory != PeerMemoryPolicy::Never => {
+                (usable, directory, shown) = (true, Some(segment), Some(fd));
+            }
+            Ok(_) => usable = true,
+            Err(error) => {
+                tracing::warn!(%error, "no shared memory; peers on this host are reached by TCP");
+            }
         }
-        None => (None, None),
-    };
-    let usable = directory.is_some();
-    let identity = Identity::new(bell, directory_fd, config.arena_bytes, config.peer_memory)?;
+    }
+    let identity = Identity::new(shown, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
 }

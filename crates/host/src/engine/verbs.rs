@@ -19,7 +19,11 @@ use crate::error::EngineError;
 use crate::lock::Guard;
 
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
-const QUIET_WAIT: Duration = Duration::from_secs(5);
+/// Whoever takes longer loses its link, so that it holds up one call at most.
+pub(crate) const QUIET_WAIT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
+/// How long it only yields, before it sleeps for moments.
+const QUIET_YIELDS: Duration = Duration::from_millis(1);
+const QUIET_NAP: Duration = Duration::from_micros(100);
 
 impl Engine {
     /// Opens the device once more: asynchronous events about the objects that this context creates
@@ -123,17 +127,19 @@ impl Engine {
     }
 
     fn wait_quiet<'a>(&'a self, mut core: Guard<'a, Core>) -> Result<(), EngineError> {
-        let mut end = None;
+        let mut begin = None;
         while !core.adapter.memory_is_quiet() {
-            drop(core);
-            if Instant::now() > *end.get_or_insert_with(|| Instant::now() + QUIET_WAIT) {
-                tracing::warn!(
-                    "a peer on this host, perhaps stopped, has not finished an access to memory \
-                     that is no longer registered"
-                );
+            let waited = begin.get_or_insert_with(Instant::now).elapsed();
+            if waited > QUIET_WAIT {
+                core.cut_restless();
                 return Ok(());
             }
-            std::thread::yield_now();
+            drop(core);
+            if waited < QUIET_YIELDS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(QUIET_NAP);
+            }
             core = self.enter()?;
             // A peer that died is noticed here, and no longer waited for.
             core.run();

@@ -1,36 +1,37 @@
 //! How two engines of one host get to know each other.
 //!
 //! ```text
-//! caller                                   callee
-//!   Knock { engine }              -->
-//!                                 <--      Hello + arena, directory, bell     or  Known
-//!   Hello + arena, directory, bell -->
-//!   Ready { access }              -->
-//!                                 <--      Ready { access }
-//!   Carried messages of the adapters, both ways
+//! caller                                        callee
+//!   Knock { engine }                   -->
+//!                                      <--      Hello { engine, proof_addr } + arena    or  Known
+//!   Hello { engine, proof_addr } + arena -->
+//!   Ready { number read }              -->
+//!                                      <--      Ready { number read }
+//!                                      <--      Admits { whether } + directory
+//!   Admits { whether } + directory     -->
+//!   Carried messages of the adapters, and bells, both ways
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
-//! `access` says whether the sender can reach into the memory of the receiver.
+//! Each side names an address where the other finds a secret number; whoever can say the number has
+//! access to that process's memory, and only then is shown its directory of regions.
 
-use super::probe::NONCE_BYTES;
+use super::probe::Number;
 
 /// Changes whenever anything that two engines share changes its form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: [u8; 4] = *b"QPLK";
 
 /// Names an engine: random, chosen when it is opened.
 pub(crate) type EngineName = [u8; 16];
 
-/// What an engine tells of itself. Its memory and bell come as descriptors.
+/// What an engine tells of itself. Its arena comes as a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The sender.
     pub(crate) engine: EngineName,
-    /// A number in the sender's memory, by which the receiver tests its access.
-    pub(crate) nonce: [u8; NONCE_BYTES],
-    /// Where the number is.
-    pub(crate) nonce_addr: u64,
+    /// Where its proof is in the sender's memory (see `probe`); 0 if nobody is to look.
+    pub(crate) proof_addr: u64,
 }
 
 /// A message on the socket of a link.
@@ -42,10 +43,14 @@ pub(crate) enum Message<'a> {
     Known(EngineName),
     /// Who the sender is.
     Hello(Hello),
-    /// The sender has mapped everything; whether it can access the receiver's memory.
-    Ready(bool),
+    /// The sender has mapped the arena; the number that it read in the receiver's memory.
+    Ready(Option<Number>),
+    /// Whether the sender lets the receiver into its memory. If so the directory comes with it.
+    Admits(bool),
     /// A message between the adapters.
     Carried(&'a [u8]),
+    /// Wakes the receiver if it sleeps, and means nothing else.
+    Bell,
 }
 
 const KNOCK: u8 = 1;
@@ -54,6 +59,9 @@ const HELLO: u8 = 3;
 const READY: u8 = 4;
 /// The first byte of a carried message.
 pub(crate) const CARRIED: u8 = 5;
+const ADMITS: u8 = 6;
+/// The one byte of a bell.
+pub(crate) const BELL: u8 = 7;
 
 impl<'a> Message<'a> {
     /// The bytes of a message.
@@ -70,14 +78,18 @@ impl<'a> Message<'a> {
             Self::Known(engine) => introduce(&mut out, KNOWN, engine),
             Self::Hello(hello) => {
                 introduce(&mut out, HELLO, &hello.engine);
-                out.extend_from_slice(&hello.nonce);
-                out.extend_from_slice(&hello.nonce_addr.to_le_bytes());
+                out.extend_from_slice(&hello.proof_addr.to_le_bytes());
             }
-            Self::Ready(access) => out.extend_from_slice(&[READY, u8::from(*access)]),
+            Self::Ready(number) => {
+                out.push(READY);
+                out.extend(number.iter().flatten());
+            }
+            Self::Admits(whether) => out.extend_from_slice(&[ADMITS, u8::from(*whether)]),
             Self::Carried(bytes) => {
                 out.push(CARRIED);
                 out.extend_from_slice(bytes);
             }
+            Self::Bell => out.push(BELL),
         }
         out
     }
@@ -87,7 +99,10 @@ impl<'a> Message<'a> {
         let (&kind, rest) = bytes.split_first()?;
         Some(match (kind, rest) {
             (CARRIED, rest) => Self::Carried(rest),
-            (READY, [access @ (0 | 1)]) => Self::Ready(*access == 1),
+            (BELL, []) => Self::Bell,
+            (READY, []) => Self::Ready(None),
+            (READY, number) => Self::Ready(Some(number.try_into().ok()?)),
+            (ADMITS, [whether @ (0 | 1)]) => Self::Admits(*whether == 1),
             (KNOCK | KNOWN | HELLO, rest) => {
                 let (engine, rest) = rest
                     .strip_prefix(&MAGIC)?
@@ -96,10 +111,9 @@ impl<'a> Message<'a> {
                 match (kind, rest) {
                     (KNOCK, []) => Self::Knock(*engine),
                     (KNOWN, []) => Self::Known(*engine),
-                    (HELLO, rest) => {
-                        let (nonce, rest) = rest.split_first_chunk()?;
-                        let nonce_addr = u64::from_le_bytes(rest.try_into().ok()?);
-                        Self::Hello(Hello { engine: *engine, nonce: *nonce, nonce_addr })
+                    (HELLO, addr) => {
+                        let proof_addr = u64::from_le_bytes(addr.try_into().ok()?);
+                        Self::Hello(Hello { engine: *engine, proof_addr })
                     }
                     _ => return None,
                 }
@@ -115,26 +129,34 @@ mod tests {
 
     #[test]
     fn messages_survive_and_nonsense_is_refused() {
-        let hello = Hello { engine: [1; 16], nonce: [2; 16], nonce_addr: 0x1234_5678_9abc };
+        let hello = Hello { engine: [1; 16], proof_addr: 0x1234_5678_9abc };
         for message in [
             Message::Knock([3; 16]),
             Message::Known([4; 16]),
             Message::Hello(hello),
-            Message::Ready(true),
-            Message::Ready(false),
+            Message::Ready(Some([5; 16])),
+            Message::Ready(None),
+            Message::Admits(true),
+            Message::Admits(false),
             Message::Carried(b"anything"),
+            Message::Bell,
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message));
-            if bytes[0] != CARRIED {
-                for cut in 0..bytes.len() {
-                    assert_eq!(Message::decode(&bytes[..cut]), None);
-                }
-                let longer = [&bytes[..], &[0]].concat();
-                assert_eq!(Message::decode(&longer), None);
+            if bytes[0] == CARRIED {
+                continue;
+            }
+            for cut in 0..bytes.len() {
+                // Without its number, "ready" says that there is no access.
+                let ready = bytes[0] == READY && cut == 1;
+                assert_eq!(Message::decode(&bytes[..cut]).is_some(), ready);
+            }
+            if bytes != [READY] {
+                assert_eq!(Message::decode(&[&bytes[..], &[0]].concat()), None);
             }
         }
-        assert_eq!(Message::decode(&[READY, 2]), None);
+        assert_eq!(Message::decode(&[READY, 0]), None);
+        assert_eq!(Message::decode(&[ADMITS, 2]), None);
         assert_eq!(Message::decode(&[9]), None);
     }
 }

@@ -1,5 +1,5 @@
-//! What engines of one host show each other: a name, an arena, a directory, a bell, and a number by
-//! which the other tests its access to memory.
+//! What engines of one host show each other: a name, an arena, a proof by which the other tests its
+//! access to memory, and, to those who have that, the directory of regions.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,89 +7,82 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use quipu_mem::Segment;
 
 use super::handshake::{EngineName, Hello, Message};
-use super::segment::Writers;
+use super::probe::{Number, Proof};
+use super::segment::{DIRECTORY_BYTES, MAX_BYTES, Writers};
 use super::{probe, segment, socket};
 use crate::config::PeerMemoryPolicy;
-use crate::sys::{self, EventFd};
+use crate::sys;
 
-/// What the other engine has given.
-pub(super) struct Offer {
-    pub(super) arena: Segment,
-    pub(super) directory: Option<Segment>,
-    /// Whether its memory can be reached.
-    pub(super) access: bool,
-}
-
-/// What this engine shows to all others.
+/// What this engine shows to others.
 pub(crate) struct Identity {
     pub(super) engine: EngineName,
-    /// At a fixed address, for peers to read.
-    nonce: Box<[u8; probe::NONCE_BYTES]>,
-    bell: OwnedFd,
+    proof: Proof,
+    /// `None` where no peer is let into the memory anyway.
     directory: Option<OwnedFd>,
     arena_bytes: usize,
     policy: PeerMemoryPolicy,
 }
 
 impl Identity {
-    /// A new identity; `bell` is the engine's, `directory` the segment of its regions.
+    /// A new identity; `directory` is the segment of the engine's regions.
     pub(crate) fn new(
-        bell: &EventFd,
         directory: Option<OwnedFd>,
         arena_bytes: usize,
         policy: PeerMemoryPolicy,
     ) -> io::Result<Self> {
-        let mut engine = [0; 16];
-        let mut nonce = Box::new([0; probe::NONCE_BYTES]);
+        let mut engine = EngineName::default();
+        let mut number = Number::default();
         sys::random(&mut engine)?;
-        sys::random(&mut *nonce)?;
+        sys::random(&mut number)?;
         if policy == PeerMemoryPolicy::Allow {
             probe::allow_everyone();
         }
-        let bell = sys::duplicate(bell.fd())?;
-        Ok(Self { engine, nonce, bell, directory, arena_bytes, policy })
+        let proof = Proof::new(&engine, number);
+        Ok(Self { engine, proof, directory, arena_bytes, policy })
     }
 
-    fn hello(&self) -> Hello {
-        Hello {
-            engine: self.engine,
-            nonce: *self.nonce,
-            nonce_addr: self.nonce.as_ptr().expose_provenance() as u64,
-        }
+    fn admits_anybody(&self) -> bool {
+        self.policy != PeerMemoryPolicy::Never
     }
 
     /// Sends the introduction with a new arena, which it returns.
     pub(super) fn introduce(&self, fd: &OwnedFd) -> io::Result<Segment> {
         let (arena_fd, arena) = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both)?;
-        let mut fds = vec![self.bell.as_raw_fd(), arena_fd.as_raw_fd()];
-        fds.extend(self.directory.as_ref().map(AsRawFd::as_raw_fd));
-        socket::send(fd, &Message::Hello(self.hello()).encode(), &fds)?;
+        let proof_addr = if self.admits_anybody() { self.proof.addr() } else { 0 };
+        let hello = Hello { engine: self.engine, proof_addr };
+        socket::send(fd, &Message::Hello(hello).encode(), &[arena_fd.as_raw_fd()])?;
         Ok(arena)
     }
 
-    /// Maps what a peer has given, and tries its memory.
-    pub(super) fn accept_offer(
-        &self,
-        hello: &Hello,
-        pid: libc::pid_t,
-        fds: Vec<OwnedFd>,
-    ) -> io::Result<(Offer, EventFd)> {
-        let mut fds = fds.into_iter();
-        let (Some(bell), Some(arena)) = (fds.next(), fds.next()) else {
-            return Err(io::Error::other("the peer gave no memory"));
-        };
-        if !socket::is_eventfd(&bell) {
-            return Err(io::Error::other("the peer's bell is none"));
+    /// Maps the arena that a peer has given, unless it has more than `room` bytes.
+    pub(super) fn accept_arena(&self, fds: Vec<OwnedFd>, room: usize) -> io::Result<Segment> {
+        let given = fds.first().ok_or_else(|| io::Error::other("the peer gave no memory"))?;
+        segment::attach(given, Writers::Both, room.min(MAX_BYTES))
+    }
+
+    /// Reads the number in a peer's memory, if this engine wants to and can.
+    pub(super) fn read_number(&self, hello: &Hello, pid: libc::pid_t) -> Option<Number> {
+        if !self.admits_anybody() {
+            return None;
         }
-        let arena = segment::attach(&arena, Writers::Both)?;
-        let directory = match fds.next() {
-            Some(fd) => Some(segment::attach(&fd, Writers::Creator)?),
-            None => None,
-        };
-        let access = self.policy != PeerMemoryPolicy::Never
-            && probe::on_peer(pid, hello.nonce_addr, &hello.nonce)
-                .inspect_err(|reason| tracing::debug!(%reason, "no access to a peer's memory"))
-                .is_ok();
-        Ok((Offer { arena, directory, access }, EventFd::from_fd(bell)))
+        probe::on_peer(pid, hello.proof_addr, &hello.engine)
+            .inspect_err(|reason| tracing::debug!(%reason, "no access to a peer's memory"))
+            .ok()
+    }
+
+    /// Tells a peer whether it may use its access to this process's memory: it must have proved
+    /// it by the number. Only then is it shown the directory.
+    pub(super) fn admit(&self, fd: &OwnedFd, number: Option<Number>) -> io::Result<bool> {
+        let admits = self.admits_anybody() && number.is_some_and(|number| self.proof.is(&number));
+        let fds: Vec<_> =
+            self.directory.iter().filter(|_| admits).map(AsRawFd::as_raw_fd).collect();
+        socket::send(fd, &Message::Admits(admits).encode(), &fds)?;
+        Ok(admits)
+    }
+
+    /// Maps the directory that a peer has given.
+    pub(super) fn accept_directory(&self, fds: &[OwnedFd]) -> io::Result<Option<Segment>> {
+        let attach = |fd| segment::attach(fd, Writers::Creator, DIRECTORY_BYTES);
+        fds.first().map(attach).transpose()
     }
 }

@@ -1,5 +1,8 @@
 //! Links: how engines of one host find each other, share memory and ring each other's bell.
 //!
+//! A bell is one byte on the socket of the link: sending it never waits, and what a peer does with its
+//! end concerns no other link.
+//!
 //! An engine that listens at a TCP port also listens at an abstract UNIX address made from the same
 //! IP address and port, so whoever wants to connect finds out by trying whether its peer is on this
 //! host. Only processes of the same user are let in; all others go by TCP. One link serves all
@@ -11,7 +14,10 @@ mod identity;
 mod peer_memory;
 pub(crate) mod probe;
 pub(crate) mod segment;
+mod setup;
 pub(crate) mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -22,15 +28,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use quipu_mem::Segment;
-use quipu_nic::{Adapter, ConnId, Fault, Link, LinkId, LinkMessage, PeerMemory, Time};
+use quipu_nic::{Adapter, ConnId, Fault, LinkId, LinkMessage, PeerMemory, Time};
 
-use self::handshake::{CARRIED, EngineName, Hello, Message};
-use self::identity::Offer;
+use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
 use crate::handle_map::HandleMap;
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
-use crate::sys::{self, Epoll, EventFd};
+use crate::sys::{self, Epoll};
 
 pub(crate) use self::identity::Identity;
 
@@ -42,6 +47,8 @@ const SETUP_MAX: usize = 256;
 const OUTBOX_MAX: usize = 65_536;
 /// Messages taken from one link before others get their turn.
 const MESSAGES_PER_TURN: usize = 64;
+/// Address space that the arenas of all peers may take together.
+const MAPPED_MAX: usize = 8 << 40;
 
 const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
 
@@ -72,8 +79,10 @@ enum State {
     AwaitKnock,
     /// Waiting for the other's introduction.
     AwaitHello,
-    /// Waiting for the other to have mapped everything.
+    /// Waiting for the other to have mapped the arena and tried its access.
     AwaitReady,
+    /// Waiting to hear whether the access may be used.
+    AwaitAdmission,
     /// It stands.
     Up(LinkId),
 }
@@ -89,8 +98,12 @@ struct Peer {
     pid: libc::pid_t,
     deadline: Time,
     own_arena: Option<Segment>,
-    offer: Option<Offer>,
-    bell: Option<EventFd>,
+    /// What the other has given, until the adapter gets it.
+    peer_arena: Option<Segment>,
+    /// Bytes of that, also afterwards.
+    mapped: usize,
+    /// Whether the other has proved that it has access to this process's memory.
+    admitted: bool,
     alive: Arc<AtomicBool>,
     waiting: Vec<Waiting>,
     outbox: VecDeque<Vec<u8>>,
@@ -107,6 +120,8 @@ enum Broken {
     TimedOut,
     #[error("the peer reads none of its messages")]
     Deaf,
+    #[error("the peer did not finish an access to memory that is no longer registered")]
+    Restless,
     #[error(transparent)]
     Adapter(#[from] Fault),
     #[error(transparent)]
@@ -214,8 +229,8 @@ impl Links {
         target: Option<SocketAddr>,
     ) -> io::Result<Slot> {
         let (pid, uid) = socket::peer_credentials(&fd)?;
-        if uid != socket::own_user() {
-            return Err(io::Error::other("the peer belongs to another user"));
+        if !socket::is_own_user(uid) {
+            return Err(io::Error::other("the peer belongs, or may belong, to another user"));
         }
         let epoll = &self.epoll;
         let slot = self.peers.insert_with(|slot| {
@@ -229,8 +244,9 @@ impl Links {
                 pid,
                 deadline: now.after(SETUP_NS),
                 own_arena: None,
-                offer: None,
-                bell: None,
+                peer_arena: None,
+                mapped: 0,
+                admitted: false,
                 alive: Arc::new(AtomicBool::new(true)),
                 waiting: Vec::new(),
                 outbox: VecDeque::new(),
@@ -265,12 +281,18 @@ impl Links {
         }
     }
 
-    /// Looks at the socket of a link.
-    pub(crate) fn ready(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, events: u32) {
-        let outcome = self.serve(adapter, now, slot, events);
-        if let Err(reason) = outcome {
+    /// Looks at the socket of a link. True if there was more than a bell.
+    pub(crate) fn ready(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        slot: Slot,
+        events: u32,
+    ) -> bool {
+        self.serve(adapter, now, slot, events).unwrap_or_else(|reason| {
             self.end(adapter, now, slot, &reason);
-        }
+            true
+        })
     }
 
     fn serve(
@@ -279,161 +301,38 @@ impl Links {
         now: Time,
         slot: Slot,
         events: u32,
-    ) -> Result<(), Broken> {
+    ) -> Result<bool, Broken> {
         if events & libc::EPOLLOUT as u32 != 0 {
             self.flush(slot)?;
         }
-        for _ in 0..MESSAGES_PER_TURN {
+        for turn in 0..MESSAGES_PER_TURN {
             let Some(peer) = self.peers.get_mut(slot) else {
-                return Ok(());
+                return Ok(true);
             };
-            let received = match socket::receive(&peer.fd, &mut self.buffer) {
-                Ok(received) if received.len == 0 => return Err(Broken::Gone),
-                Ok(received) => received,
-                Err(error) if sys::would_block(&error) => return Ok(()),
+            let State::Up(link) = peer.state else {
+                if !self.take_step(adapter, now, slot)? {
+                    break;
+                }
+                continue;
+            };
+            let len = match sys::receive(&peer.fd, &mut self.buffer[..]) {
+                Ok(len) => len,
+                Err(error) if sys::would_block(&error) => break,
                 Err(error) => return Err(error.into()),
             };
-            let bytes = &self.buffer[..received.len];
-            if let State::Up(link) = peer.state {
-                let carried = bytes.strip_prefix(&[CARRIED]).ok_or(Broken::Nonsense)?;
-                let message = LinkMessage::decode(carried).ok_or(Broken::Nonsense)?;
-                tracing::trace!(?link, ?message, "from a link");
-                adapter.handle_link_message(now, link, message);
-            } else {
-                let bytes = bytes.to_vec();
-                let message = Message::decode(&bytes).ok_or(Broken::Nonsense)?;
-                self.agree(adapter, now, slot, message, received.fds)?;
+            match self.buffer[..len].split_first() {
+                None => return Err(Broken::Gone),
+                // Mostly nothing is behind it; if something is, epoll says so again.
+                Some((&BELL, [])) => return Ok(turn > 0),
+                Some((&CARRIED, carried)) => {
+                    let message = LinkMessage::decode(carried).ok_or(Broken::Nonsense)?;
+                    tracing::trace!(?link, ?message, "from a link");
+                    adapter.handle_link_message(now, link, message);
+                }
+                Some(_) => return Err(Broken::Nonsense),
             }
         }
-        Ok(())
-    }
-
-    /// One step of the handshake.
-    fn agree(
-        &mut self,
-        adapter: &mut Adapter,
-        now: Time,
-        slot: Slot,
-        message: Message<'_>,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(), Broken> {
-        let Some(peer) = self.peers.get(slot) else {
-            return Ok(());
-        };
-        match (peer.state, message) {
-            (State::AwaitKnock, Message::Knock(engine)) => self.answer_knock(slot, engine),
-            (State::AwaitHello, Message::Known(engine)) if peer.target.is_some() => {
-                self.join_known(adapter, now, slot, engine)
-            }
-            (State::AwaitHello, Message::Hello(hello)) => self.answer_hello(slot, &hello, fds),
-            (State::AwaitReady, Message::Ready(access)) => self.stand(adapter, now, slot, access),
-            _ => Err(Broken::Nonsense),
-        }
-    }
-
-    fn answer_knock(&mut self, slot: Slot, engine: EngineName) -> Result<(), Broken> {
-        let known = self.peers.iter().any(|(_, other)| {
-            other.engine == Some(engine) && (other.target.is_none() || other.is_up())
-        });
-        let Some(peer) = self.peers.get_mut(slot) else {
-            return Ok(());
-        };
-        if known {
-            let word = Message::Known(self.identity.engine).encode();
-            socket::send(&peer.fd, &word, &[])?;
-            // The caller closes; until then this is not one more link to that engine.
-            return Ok(());
-        }
-        peer.engine = Some(engine);
-        peer.own_arena = Some(self.identity.introduce(&peer.fd)?);
-        peer.state = State::AwaitHello;
-        Ok(())
-    }
-
-    /// The engine that was called is one that this one has a link with.
-    fn join_known(
-        &mut self,
-        adapter: &mut Adapter,
-        now: Time,
-        slot: Slot,
-        engine: EngineName,
-    ) -> Result<(), Broken> {
-        let found = self.peers.iter().find(|(_, other)| other.engine == Some(engine));
-        let Some(other) = found.map(|(other, _)| other) else {
-            return Err(Broken::Gone);
-        };
-        let Some(peer) = self.peers.get_mut(slot) else {
-            return Ok(());
-        };
-        let waiting = std::mem::take(&mut peer.waiting);
-        let target = peer.target;
-        self.forget(slot);
-        if let Some(target) = target {
-            self.by_target.insert(target, other);
-        }
-        let Some(peer) = self.peers.get_mut(other) else {
-            return Ok(());
-        };
-        match peer.state {
-            State::Up(link) => waiting
-                .iter()
-                .for_each(|waiting| adapter.handle_reached_link(now, waiting.conn, link)),
-            _ => peer.waiting.extend(waiting),
-        }
-        Ok(())
-    }
-
-    fn answer_hello(&mut self, slot: Slot, hello: &Hello, fds: Vec<OwnedFd>) -> Result<(), Broken> {
-        let Some(peer) = self.peers.get_mut(slot) else {
-            return Ok(());
-        };
-        if peer.engine.is_some_and(|engine| engine != hello.engine) {
-            return Err(Broken::Nonsense);
-        }
-        peer.engine = Some(hello.engine);
-        let (offer, bell) = self.identity.accept_offer(hello, peer.pid, fds)?;
-        if peer.own_arena.is_none() {
-            peer.own_arena = Some(self.identity.introduce(&peer.fd)?);
-        }
-        socket::send(&peer.fd, &Message::Ready(offer.access).encode(), &[])?;
-        peer.offer = Some(offer);
-        peer.bell = Some(bell);
-        peer.state = State::AwaitReady;
-        Ok(())
-    }
-
-    /// Both sides are ready: the adapter gets the link.
-    fn stand(
-        &mut self,
-        adapter: &mut Adapter,
-        now: Time,
-        slot: Slot,
-        their_access: bool,
-    ) -> Result<(), Broken> {
-        let Some(peer) = self.peers.get_mut(slot) else {
-            return Ok(());
-        };
-        let (Some(own), Some(offer)) = (peer.own_arena.take(), peer.offer.take()) else {
-            return Err(Broken::Nonsense);
-        };
-        // Access is used in both directions or in none, so that the two adapters agree on how
-        // bytes move.
-        let access = offer.access && their_access;
-        let memory = || ProcessMemory::new(peer.pid, Arc::clone(&peer.alive));
-        let link = adapter.handle_link_up(Link {
-            own,
-            peer: offer.arena,
-            peer_memory: access.then(|| Arc::new(memory()) as Arc<dyn PeerMemory>),
-            peer_directory: offer.directory,
-        })?;
-        tracing::debug!(pid = peer.pid, access, "link stands");
-        peer.state = State::Up(link);
-        self.by_link.insert(link, slot);
-        self.in_setup.retain(|&other| other != slot);
-        for waiting in std::mem::take(&mut peer.waiting) {
-            adapter.handle_reached_link(now, waiting.conn, link);
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// Carries a message to the other adapter.
@@ -481,9 +380,17 @@ impl Links {
 
     /// Rings the other engine's bell.
     pub(crate) fn ring(&self, link: LinkId) {
-        let peer = self.by_link.get(&link).and_then(|&slot| self.peers.get(slot));
-        if let Some(bell) = peer.and_then(|peer| peer.bell.as_ref()) {
-            bell.set();
+        if let Some(peer) = self.by_link.get(&link).and_then(|&slot| self.peers.get(slot)) {
+            // Never waits. Where there is no room the other has messages to read, which wake it just
+            // as well; a peer that is gone is noticed when its end of the socket is.
+            let _ = sys::send(&peer.fd, &[BELL]);
+        }
+    }
+
+    /// Ends a link whose peer breaks the rules.
+    pub(crate) fn cut(&mut self, adapter: &mut Adapter, now: Time, link: LinkId) {
+        if let Some(&slot) = self.by_link.get(&link) {
+            self.end(adapter, now, slot, &Broken::Restless);
         }
     }
 

@@ -4,10 +4,42 @@ use std::io;
 
 use libc::{iovec, pid_t};
 
+use super::handshake::EngineName;
 use super::peer_memory::Way;
 
-/// Length of the random number that a peer must be able to read.
-pub(crate) const NONCE_BYTES: usize = 16;
+/// A secret number, by which whoever can read it proves its access.
+pub(crate) type Number = [u8; 16];
+
+/// What a proof begins with: no other bytes of whatever process are ever passed on to a peer.
+const TAG: [u8; 8] = *b"QP-PROOF";
+const PROOF_BYTES: usize = 40;
+
+/// What an engine keeps at a fixed address for peers to read: a tag, its name, a secret number.
+pub(crate) struct Proof {
+    bytes: Box<[u8; PROOF_BYTES]>,
+    number: Number,
+}
+
+impl Proof {
+    /// The proof of an engine.
+    pub(crate) fn new(engine: &EngineName, number: Number) -> Self {
+        let mut bytes = Box::new([0; PROOF_BYTES]);
+        bytes[..8].copy_from_slice(&TAG);
+        bytes[8..24].copy_from_slice(engine);
+        bytes[24..].copy_from_slice(&number);
+        Self { bytes, number }
+    }
+
+    /// Where it is.
+    pub(crate) fn addr(&self) -> u64 {
+        self.bytes.as_ptr().expose_provenance() as u64
+    }
+
+    /// Whether somebody has read it.
+    pub(crate) fn is(&self, number: &Number) -> bool {
+        self.number == *number
+    }
+}
 
 /// Why another process's memory is out of reach.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +58,10 @@ pub(crate) enum Obstacle {
         /// The setting of Yama, or "absent".
         scope: String,
     },
-    /// The number that was read is not the one that the peer announced.
+    /// The peer wants nobody in its memory.
+    #[error("the peer does not want it")]
+    Unwanted,
+    /// What was read is not the peer's proof.
     #[error("the process with the peer's number is not the peer")]
     Stranger,
 }
@@ -53,15 +88,23 @@ pub(crate) fn on_oneself() -> Result<(), Obstacle> {
     Ok(())
 }
 
-/// Whether `pid` is the peer and lets us in: it must have `nonce` at `addr`. Reading and writing
-/// ask for the same permission (process_vm_readv(2), PTRACE_MODE_ATTACH_REALCREDS).
-pub(crate) fn on_peer(pid: pid_t, addr: u64, nonce: &[u8; NONCE_BYTES]) -> Result<(), Obstacle> {
+/// Reads the number in the proof of `engine`, which is at `addr` in `pid` if that is the peer and lets
+/// us in. Reading and writing ask for the same permission (process_vm_readv(2),
+/// PTRACE_MODE_ATTACH_REALCREDS).
+pub(crate) fn on_peer(pid: pid_t, addr: u64, engine: &EngineName) -> Result<Number, Obstacle> {
+    if addr == 0 {
+        return Err(Obstacle::Unwanted);
+    }
     if pid <= 0 {
         return Err(Obstacle::Namespace);
     }
     on_oneself()?;
-    match read::<NONCE_BYTES>(pid, addr) {
-        Ok(found) if found == *nonce => Ok(()),
+    match read::<PROOF_BYTES>(pid, addr) {
+        Ok(found) if found[..8] == TAG && found[8..24] == engine[..] => {
+            let mut number = Number::default();
+            number.copy_from_slice(&found[24..]);
+            Ok(number)
+        }
         Ok(_) => Err(Obstacle::Stranger),
         Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Err(Obstacle::Stranger),
         Err(error) => Err(Obstacle::Refused { error, scope: yama_scope() }),
@@ -87,12 +130,15 @@ mod tests {
 
     #[test]
     fn tells_the_peer_from_a_stranger() {
-        let nonce = Box::new([7u8; NONCE_BYTES]);
-        let addr = nonce.as_ptr().expose_provenance() as u64;
+        let engine = [7; 16];
+        let proof = Proof::new(&engine, [9; 16]);
         let pid = std::process::id() as pid_t;
-        on_peer(pid, addr, &nonce).unwrap();
-        assert!(matches!(on_peer(pid, addr, &[8; 16]), Err(Obstacle::Stranger)));
-        assert!(matches!(on_peer(pid, 16, &nonce), Err(Obstacle::Stranger)));
-        assert!(matches!(on_peer(0, addr, &nonce), Err(Obstacle::Namespace)));
+        let number = on_peer(pid, proof.addr(), &engine).unwrap();
+        assert!(proof.is(&number) && !proof.is(&[8; 16]));
+        assert!(matches!(on_peer(pid, proof.addr(), &[8; 16]), Err(Obstacle::Stranger)));
+        assert!(matches!(on_peer(pid, proof.addr() + 1, &engine), Err(Obstacle::Stranger)));
+        assert!(matches!(on_peer(pid, 16, &engine), Err(Obstacle::Stranger)));
+        assert!(matches!(on_peer(pid, 0, &engine), Err(Obstacle::Unwanted)));
+        assert!(matches!(on_peer(0, proof.addr(), &engine), Err(Obstacle::Namespace)));
     }
 }

@@ -13,8 +13,10 @@ use crate::sys::{adopt, check};
 
 /// Neither side may change the size: an access behind the end of a file is a fatal signal.
 const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-/// The largest segment that is accepted from a peer.
-const MAX_BYTES: usize = 1 << 40;
+/// The largest arena that a peer may give: that of `QUIPU_ARENA_MB=65536`.
+pub(crate) const MAX_BYTES: usize = 64 << 30;
+/// Size of the table in which peers of this host look up regions. Sparse.
+pub(crate) const DIRECTORY_BYTES: usize = 8 << 20;
 /// The least size that is worth trying.
 const MIN_BYTES: usize = 1 << 20;
 
@@ -115,22 +117,48 @@ fn seal(fd: &OwnedFd, seals: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Maps a segment that a peer created, after checking that the peer cannot change its size.
-pub(crate) fn attach(fd: &OwnedFd, writers: Writers) -> io::Result<Segment> {
-    // SAFETY: F_GET_SEALS takes no pointer.
+/// Maps a segment of at most `most` bytes that a peer created, after checking that the peer cannot
+/// change its size, and that a page that is touched can be had.
+pub(crate) fn attach(fd: &OwnedFd, writers: Writers, most: usize) -> io::Result<Segment> {
+    // SAFETY: F_GET_SEALS takes no pointer. What is no memory file answers with an error.
     let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
     if seals & SIZE_SEALS != SIZE_SEALS {
         return Err(io::Error::other("the peer's segment could change its size"));
+    }
+    // Of huge pages there may be none when one is touched, which is a fatal signal.
+    if file_system(fd)? != libc::TMPFS_MAGIC {
+        return Err(io::Error::other("the peer's segment has not the usual pages"));
     }
     // SAFETY: all zeroes is a valid stat, and the kernel fills in one.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
-    if !(MIN_BYTES..=MAX_BYTES).contains(&len) {
+    if !(MIN_BYTES..=most).contains(&len) {
         return Err(io::Error::other("the peer's segment has an impossible size"));
     }
     map(fd, len, writers == Writers::Both)
+}
+
+/// The kind of file system that an open file belongs to (statfs(2)).
+fn file_system(fd: &OwnedFd) -> io::Result<libc::__fsword_t> {
+    // SAFETY: all zeroes is a valid statfs, and the kernel fills in one.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    check(unsafe { libc::fstatfs(fd.as_raw_fd(), &raw mut stat) })?;
+    Ok(stat.f_type)
+}
+
+/// A sealed file of `len` bytes, with such pages as `flags` says.
+#[cfg(test)]
+pub(crate) fn sealed(flags: c_uint, len: libc::off_t) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags;
+    // SAFETY: the name is a zero-terminated string that outlives the call.
+    let fd = adopt(unsafe { libc::memfd_create(c"test".as_ptr(), flags) })?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len) })?;
+    seal(&fd, SIZE_SEALS)?;
+    Ok(fd)
 }
 
 #[cfg(test)]
@@ -140,26 +168,48 @@ mod tests {
     #[test]
     fn both_sides_see_the_bytes_and_nobody_can_shrink() {
         let (fd, mine) = create(c"test", 1 << 20, Writers::Both).unwrap();
-        let theirs = attach(&fd, Writers::Both).unwrap();
+        let theirs = attach(&fd, Writers::Both, MAX_BYTES).unwrap();
         mine.write(4097, b"hello").unwrap();
         let mut out = [0; 5];
         theirs.read(4097, &mut out).unwrap();
         assert_eq!(&out, b"hello");
         // SAFETY: takes integers only.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
-        assert!(attach(&memfd(c"open").unwrap(), Writers::Both).is_err());
+        assert!(attach(&memfd(c"open").unwrap(), Writers::Both, MAX_BYTES).is_err());
     }
 
     #[test]
     fn a_directory_is_read_only_for_the_peer() {
         let (fd, mine) = create(c"test", 1 << 20, Writers::Creator).unwrap();
         mine.write(0, b"x").unwrap();
-        assert!(attach(&fd, Writers::Both).is_err());
-        let theirs = attach(&fd, Writers::Creator).unwrap();
+        assert!(attach(&fd, Writers::Both, MAX_BYTES).is_err());
+        let theirs = attach(&fd, Writers::Creator, MAX_BYTES).unwrap();
         assert!(!theirs.is_writable());
         mine.write(1, b"y").unwrap();
         let mut out = [0; 2];
         theirs.read(0, &mut out).unwrap();
         assert_eq!(&out, b"xy");
+    }
+
+    #[test]
+    fn huge_pages_that_may_not_be_there_are_refused() {
+        assert!(attach(&sealed(0, 1 << 30).unwrap(), Writers::Both, MAX_BYTES).is_ok());
+        match sealed(libc::MFD_HUGETLB, 1 << 30) {
+            // Only the size of the file is set: no page is reserved, so this needs none.
+            Ok(fd) => {
+                let refused = attach(&fd, Writers::Both, MAX_BYTES).unwrap_err();
+                assert!(refused.to_string().contains("usual pages"), "{refused}");
+            }
+            Err(error) => println!("no huge pages here: {error}"),
+        }
+    }
+
+    #[test]
+    fn sizes_have_bounds() {
+        let huge = sealed(0, 1 << 40).unwrap();
+        assert!(attach(&huge, Writers::Both, MAX_BYTES).is_err());
+        let (fd, _) = create(c"test", 2 << 20, Writers::Both).unwrap();
+        assert!(attach(&fd, Writers::Both, 1 << 20).is_err());
+        assert!(attach(&fd, Writers::Both, 2 << 20).is_ok());
     }
 }
