@@ -74,6 +74,7 @@ static API: EngineApi = EngineApi {
     query_qp: queue::query_qp,
     destroy_qp: queue::destroy_qp,
     post_send: post::post_send,
+    post_batch: post::post_batch,
     post_recv: post::post_recv,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,

@@ -109,17 +109,16 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
     })
 }
 
-/// Posts one send.
+/// Hands a work request to `taker`, as the adapter has it.
 ///
 /// # Safety
 ///
 /// The pointers in `wr` are valid for its opcode and flags.
 #[inline]
-unsafe fn post_one(
+unsafe fn with_request(
     instance: &Instance,
-    doorbell: &mut Doorbell<'_>,
-    qp: QpId,
     wr: &ibv_send_wr,
+    taker: impl FnOnce(&SendWr<'_>) -> Outcome,
 ) -> Outcome {
     let flags = SendFlags::from_bits(wr.send_flags).ok_or(INVALID)?;
     // SAFETY: passed on from the caller.
@@ -132,25 +131,24 @@ unsafe fn post_one(
         // SAFETY: passed on from the caller.
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
-    let mut request = SendWr { wr_id: wr.wr_id, op, flags, payload: Payload::Sges(list) };
+    let request = SendWr { wr_id: wr.wr_id, op, flags, payload: Payload::Sges(list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.
-        return unsafe { post_inline(doorbell, qp, &mut request, list) };
+        return unsafe { with_inline(&request, list, taker) };
     }
-    Ok(doorbell.post_send(qp, &request)?)
+    taker(&request)
 }
 
-/// Posts a send whose payload is copied now.
+/// Hands a work request to `taker` whose payload is copied now.
 ///
 /// # Safety
 ///
 /// The elements of `list` name readable memory of this process.
 #[inline(never)]
-unsafe fn post_inline(
-    doorbell: &mut Doorbell<'_>,
-    qp: QpId,
-    request: &mut SendWr<'_>,
+unsafe fn with_inline(
+    request: &SendWr<'_>,
     list: &[Sge],
+    taker: impl FnOnce(&SendWr<'_>) -> Outcome,
 ) -> Outcome {
     let mut buffer = [const { MaybeUninit::<u8>::uninit() }; MAX_INLINE];
     let mut used = 0;
@@ -167,8 +165,31 @@ unsafe fn post_inline(
     }
     // SAFETY: the loop has written the first `used` bytes.
     let bytes = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), used) };
-    let request = SendWr { payload: Payload::Inline(bytes), ..*request };
-    Ok(doorbell.post_send(qp, &request)?)
+    taker(&SendWr { payload: Payload::Inline(bytes), ..*request })
+}
+
+/// Checks every request of a list, of which none is posted yet.
+///
+/// # Safety
+///
+/// As the table demands of `post_batch`.
+#[cold]
+unsafe fn check_all(
+    instance: &Instance,
+    doorbell: &Doorbell<'_>,
+    qp: QpId,
+    wr: *const ibv_send_wr,
+) -> Outcome {
+    let (mut next, mut ahead) = (wr, 0);
+    // SAFETY: passed on from the caller: a list of valid requests, ended by null.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        unsafe {
+            with_request(instance, wr, |request| Ok(doorbell.check_send(qp, request, ahead)?))?;
+        }
+        (next, ahead) = (wr.next, ahead + 1);
+    }
+    Ok(())
 }
 
 /// Says which request of a list could not be posted.
@@ -227,9 +248,36 @@ entries! {
         // SAFETY: the table demands a list of valid requests, ended by null.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            if let Err(failure) = unsafe { post_one(instance, &mut doorbell, qp, wr) } {
+            let posted = unsafe {
+                with_request(instance, wr, |request| Ok(doorbell.post_send(qp, request)?))
+            };
+            if let Err(failure) = posted {
                 // SAFETY: the table demands that `bad` is valid.
                 return unsafe { refuse(bad, next, failure) };
+            }
+            next = wr.next;
+        }
+        Ok(())
+    }
+
+    /// [`EngineApi::post_batch`]
+    fn post_batch(qp: QpHandle, wr: *const ibv_send_wr) {
+        let instance = opened()?;
+        let mut doorbell = instance.engine.doorbell()?;
+        let qp = instance.qp(qp);
+        // SAFETY: the table demands a list of valid requests, ended by null.
+        if unsafe { wr.as_ref() }.is_some_and(|first| !first.next.is_null()) {
+            // What is transmitted while it is posted cannot be taken back: all are checked first. A
+            // single one need not be.
+            // SAFETY: as above.
+            unsafe { check_all(instance, &doorbell, qp, wr) }?;
+        }
+        let mut next = wr;
+        // SAFETY: as above.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            unsafe {
+                with_request(instance, wr, |request| Ok(doorbell.post_send(qp, request)?))?;
             }
             next = wr.next;
         }

@@ -3,9 +3,9 @@
 //! One completion is taken from the engine at a time and kept in the queue's private part while the
 //! program reads its fields. The program may poll the same queue by `ibv_poll_cq` too.
 
-use libc::{c_int, c_uint};
+use libc::c_uint;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Null, Plain, Void, entry};
+use quipu_cabi::{Errno, ErrorNumber, Null, Plain, Void, entry};
 
 use crate::context::context;
 use crate::cq::{Cq, Wanted, create};
@@ -73,12 +73,6 @@ fn current(raw: *mut ibv_cq_ex) -> Result<ibv_wc, Errno> {
     }
 }
 
-/// The results of `start_poll` and `next_poll` are error numbers of which ENOENT is no failure, so
-/// `errno` is left alone.
-fn number(result: Result<(), Errno>) -> c_int {
-    result.map_or_else(|errno| errno.0, |()| 0)
-}
-
 entry! {
     /// `ibv_create_cq_ex(3)`: timestamps, VLANs, flow tags and tag matching are not supported.
     fn create_cq_ex(raw: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> Null<ibv_cq_ex> {
@@ -106,12 +100,13 @@ entry! {
         Ok(cq)
     }
 
-    /// `ibv_start_poll`: takes the first completion, and the queue for this thread.
-    fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> Plain<c_int> {
+    /// `ibv_start_poll`: takes the first completion, and the queue for this thread; ENOENT if there
+    /// is none.
+    fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> ErrorNumber {
         // SAFETY: the program passes a queue, and null or a valid pointer.
         let (cq, attr) = unsafe { (Cq::get(raw)?, attr.as_ref()) };
         if attr.is_some_and(|attr| attr.comp_mask != 0) {
-            return Ok(Errno::EINVAL.0);
+            return Err(Errno::EINVAL);
         }
         cq.polling.lock();
         // SAFETY: the lock was just taken.
@@ -120,13 +115,13 @@ entry! {
             // Only a successful start is followed by an end.
             cq.polling.unlock();
         }
-        Ok(number(taken))
+        taken
     }
 
     /// `ibv_next_poll`
-    fn next_poll(raw: *mut ibv_cq_ex) -> Plain<c_int> {
+    fn next_poll(raw: *mut ibv_cq_ex) -> ErrorNumber {
         // SAFETY: the program passes a queue that this thread is polling.
-        Ok(number(unsafe { take(Cq::get(raw)?) }))
+        unsafe { take(Cq::get(raw)?) }
     }
 
     /// `ibv_end_poll`

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_uint, c_void};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged, entry};
+use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged, entry};
 
 use crate::engine::check;
 use crate::object::Blank;
@@ -37,6 +37,22 @@ impl Tagged for MwState {
 
 /// A memory window.
 pub(crate) type Mw = Handle<ibv_mw, MwState>;
+
+/// What `ibv_rereg_mr` returns: 0 or one of `IBV_REREG_MR_ERR_*`, with `errno` set.
+pub struct Rereg;
+
+impl CReturn for Rereg {
+    type Value = c_int;
+    type Raw = c_int;
+    fn success(outcome: c_int) -> c_int {
+        outcome
+    }
+    /// Only a panic gets here: nobody knows what the region is now.
+    fn failure(errno: Errno) -> c_int {
+        errno.set();
+        IBV_REREG_MR_ERR_CMD
+    }
+}
 
 /// Registers memory. `iova` is what work requests call the first byte.
 fn register(
@@ -133,7 +149,7 @@ entry! {
         addr: *mut c_void,
         length: usize,
         access: c_int,
-    ) -> Plain<c_int> {
+    ) -> Rereg {
         // SAFETY: the program passes a region, and a domain if the flags say so.
         let done = unsafe { rereg(raw, flags as u32, new_pd, (addr, length), access as u32) };
         Ok(match done {
@@ -235,4 +251,19 @@ unsafe fn rereg(
         (*public).rkey = made.rkey;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_a_reregistration_is_no_success() {
+        assert_eq!(
+            quipu_cabi::wall::<Rereg>("rereg", || panic!("on purpose")),
+            IBV_REREG_MR_ERR_CMD
+        );
+        assert_eq!(Errno::last(), Errno::EIO);
+        assert_eq!(quipu_cabi::wall::<Rereg>("rereg", || Ok(0)), 0);
+    }
 }

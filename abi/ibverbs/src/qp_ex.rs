@@ -2,17 +2,17 @@
 //! work request, then `wr_complete` or `wr_abort`.
 //!
 //! The calls build the work requests that `ibv_post_send` takes, in memory that the queue pair
-//! keeps, and `wr_complete` posts them as one list.
+//! keeps, and `wr_complete` posts them as one list, all or none.
 
 use std::cell::UnsafeCell;
 use std::{ptr, slice};
 
 use libc::{c_int, c_void};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Null, Plain, SpinLock, Void, entry};
+use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void, entry};
 
 use crate::context::context;
-use crate::engine::errno_of;
+use crate::engine::check;
 use crate::object::Blank;
 use crate::qp::{Qp, create};
 
@@ -290,25 +290,19 @@ entry! {
         Ok(())
     }
 
-    /// `ibv_wr_complete`: posts the batch; 0 or an error number.
-    fn wr_complete(raw: *mut ibv_qp_ex) -> Plain<c_int> {
+    /// `ibv_wr_complete`: posts the whole batch or, with an error number, nothing.
+    fn wr_complete(raw: *mut ibv_qp_ex) -> ErrorNumber {
         // SAFETY: see above.
         let (qp, builder) = unsafe { builder(raw) }?;
         // SAFETY: this thread holds the lock since `wr_start`.
         let batch = unsafe { &mut *builder.batch.get() };
         let result = match batch.error {
-            Some(errno) => errno.0,
-            None => {
-                let mut bad = ptr::null();
-                // SAFETY: `link` gives a list of valid work requests, or null.
-                match unsafe { (qp.api.post_send)(qp.handle, batch.link(), &mut bad) } {
-                    0 => 0,
-                    status => errno_of(status).0,
-                }
-            }
+            Some(errno) => Err(errno),
+            // SAFETY: `link` gives a list of valid work requests, or null.
+            None => check(unsafe { (qp.api.post_batch)(qp.handle, batch.link()) }),
         };
         builder.building.unlock();
-        Ok(result)
+        result
     }
 
     /// `ibv_wr_abort`: forgets the batch.

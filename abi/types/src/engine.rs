@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 1;
+pub const ENGINE_API_VERSION: u32 = 2;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -467,6 +467,9 @@ pub struct EngineApi {
         wr: *const ibv_send_wr,
         bad: *mut *const ibv_send_wr,
     ) -> i32,
+    /// Posts a list of sends as [`EngineApi::post_send`] does, but the whole of it or, with a status
+    /// that says why, nothing (`ibv_wr_complete`).
+    pub post_batch: unsafe extern "C" fn(qp: QpHandle, wr: *const ibv_send_wr) -> i32,
     /// Posts a list of receives, as [`EngineApi::post_send`] does; RESET is Invalid, and so is a QP
     /// with an SRQ.
     pub post_recv: unsafe extern "C" fn(

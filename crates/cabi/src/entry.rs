@@ -35,6 +35,22 @@ impl CReturn for IntErrno {
     }
 }
 
+/// Returns 0, or the error number, and leaves `errno` alone. Posting and polling call by call in verbs:
+/// inline functions of the header call them, and "no completion" is such a number.
+pub struct ErrorNumber;
+
+impl CReturn for ErrorNumber {
+    type Value = ();
+    type Raw = c_int;
+    #[inline]
+    fn success((): ()) -> c_int {
+        0
+    }
+    fn failure(errno: Errno) -> c_int {
+        errno.0
+    }
+}
+
 /// Returns a value of 0 or above, or -1 with `errno` set. Events and table look-ups of verbs.
 pub struct IntMinusOne;
 
@@ -171,6 +187,7 @@ mod tests {
 
     entry! {
         fn panics_with_errno() -> IntErrno { panic!("one") }
+        fn panics_with_number() -> ErrorNumber { panic!("six") }
         fn panics_with_minus_one() -> IntMinusOne { panic!("{}", String::from("two")) }
         fn panics_with_null() -> Null<u8> { std::panic::panic_any(3) }
         fn panics_with_default() -> Plain<u64> { panic!("four") }
@@ -187,6 +204,8 @@ mod tests {
         unsafe {
             assert_eq!(panics_with_errno(), libc::EIO);
             Errno(0).set();
+            assert_eq!(panics_with_number(), libc::EIO);
+            assert_eq!(Errno::last(), Errno(0));
             assert_eq!(panics_with_minus_one(), -1);
             assert_eq!(Errno::last(), Errno::EIO);
             assert!(panics_with_null().is_null());

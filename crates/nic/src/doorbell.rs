@@ -44,7 +44,28 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
     }
 }
 
+/// What a request is checked for before it is taken; the bytes of its payload.
+#[inline]
+fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
+    if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+        return Err(Fault::WrongState);
+    }
+    payload_len(qp, wr, max_message)
+}
+
 impl<P: Probe> Adapter<P> {
+    /// Checks a request for everything that [`post_send`](Self::post_send) may refuse it for, as if
+    /// `ahead` others had been posted before it. Requests that are all checked before the first is
+    /// posted are posted all or not at all (`ibv_wr_post(3)`).
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn check_send(&self, id: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), Fault> {
+        let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
+        acceptable(qp, wr, self.hub.config.max_message)?;
+        if qp.sq.has_room(ahead) { Ok(()) } else { Err(Fault::QueueFull) }
+    }
+
     /// Puts a request into the send queue. It is looked at when the doorbell rings; several may be posted
     /// before that.
     ///
@@ -53,10 +74,7 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
-            return Err(Fault::WrongState);
-        }
-        let length = payload_len(qp, wr, self.hub.config.max_message)?;
+        let length = acceptable(qp, wr, self.hub.config.max_message)?;
         if transmit::channel::express(qp, &mut self.hub, wr, length) {
             return Ok(());
         }

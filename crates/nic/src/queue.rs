@@ -229,6 +229,11 @@ impl SendQueue {
         true
     }
 
+    /// Whether there is room behind `ahead` requests that are still to be added.
+    pub(crate) fn has_room(&self, ahead: u32) -> bool {
+        self.len().saturating_add(ahead) < self.capacity
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.len() >= self.capacity
     }

@@ -97,6 +97,57 @@ fn requests_before_the_first_bad_one_are_posted() {
     assert_eq!(bench.completions(bench.cq, 8).len(), 8);
 }
 
+/// `ibv_wr_complete` posts all or nothing (`ibv_wr_post(3)`).
+#[test]
+fn a_batch_is_posted_whole_or_not_at_all() {
+    let bench = Bench::new();
+    let (a, _b) = bench.pair(&bench.qp_init());
+    let mut from = [bench.sge(0, 8)];
+    let mut list: Vec<_> = (0..9)
+        .map(|wr_id| {
+            let mut wr = send(wr_id, IBV_WR_RDMA_WRITE, &mut from);
+            wr.wr.rdma = ibv_send_wr_rdma { remote_addr: bench.addr(64), rkey: bench.mr.rkey };
+            wr
+        })
+        .collect();
+    let post = |list: &mut [ibv_send_wr]| {
+        for index in 1..list.len() {
+            list[index - 1].next = &raw mut list[index];
+        }
+        let first = list.first().map_or(std::ptr::null(), std::ptr::from_ref);
+        done(unsafe { (bench.api.post_batch)(a.qp, first) })
+    };
+    assert_eq!(post(&mut list), Err(EngineStatus::QueueFull), "a queue for 8");
+    type Spoil = fn(&mut ibv_send_wr);
+    let spoil: [Spoil; 4] = [
+        |wr| wr.num_sge = 5,
+        |wr| wr.opcode = 99,
+        |wr| wr.send_flags |= 1 << 9,
+        |wr| {
+            wr.send_flags |= IBV_SEND_INLINE;
+            // SAFETY: its list has one element, alive in the test.
+            unsafe { (*wr.sg_list).length = 129 };
+        },
+    ];
+    for spoil in spoil {
+        let mut three = [list[0], list[1], list[2]];
+        let mut other = [bench.sge(0, 8)];
+        three[2].sg_list = other.as_mut_ptr();
+        three[2].next = std::ptr::null_mut();
+        spoil(&mut three[2]);
+        assert_eq!(post(&mut three), Err(EngineStatus::Invalid));
+        let mut one = [three[2]];
+        assert_eq!(post(&mut one), Err(EngineStatus::Invalid), "a batch of one");
+    }
+    assert_eq!(post(&mut []), Ok(()));
+    // Nothing of all that was posted: there is room for eight, and these alone complete.
+    list[7].next = std::ptr::null_mut();
+    list[0].wr_id = 77;
+    assert_eq!(post(&mut list[..8]), Ok(()));
+    let ids: Vec<_> = bench.completions(bench.cq, 8).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [77, 1, 2, 3, 4, 5, 6, 7]);
+}
+
 #[test]
 fn what_only_the_transport_finds_out_becomes_a_completion() {
     type Spoil = fn(&Bench, &mut ibv_send_wr);

@@ -268,6 +268,9 @@ fn work_is_built_call_by_call_and_completions_are_read_field_by_field() {
     // SAFETY: calls as a C program makes them.
     unsafe {
         assert!(qp::ibv_qp_to_qp_ex(program.qp).is_null());
+        let unasked = program.qp.cast::<ibv_qp_ex>();
+        (*unasked).wr_start.unwrap()(unasked);
+        assert_eq!((*unasked).wr_complete.unwrap()(unasked), libc::EINVAL, "not created for it");
         let mut cq_attr: ibv_cq_init_attr_ex = zeroed();
         (cq_attr.cqe, cq_attr.wc_flags) = (4, IBV_WC_STANDARD_FLAGS);
         let cq_ex = crate::cq_ex::create_cq_ex(program.context, &mut cq_attr);

@@ -423,6 +423,9 @@ table! {
         }
         OK
     }
+    batch: post_batch(qp: QpHandle, wr: *const ibv_send_wr) {
+        (API.post_send)(qp, wr, &mut std::ptr::null())
+    }
     receive: post_recv(qp: QpHandle, wr: *const ibv_recv_wr, bad: *mut *const ibv_recv_wr) {
         *bad = wr;
         EngineStatus::QueueFull.code()

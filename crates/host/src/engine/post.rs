@@ -47,6 +47,15 @@ impl Doorbell<'_> {
         Ok(())
     }
 
+    /// Checks a request that is to be posted behind `ahead` others, before any of them is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::check_send`](quipu_nic::Adapter::check_send).
+    pub fn check_send(&self, qp: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), EngineError> {
+        Ok(self.core.adapter.check_send(qp, wr, ahead)?)
+    }
+
     /// Posts a receive request.
     ///
     /// # Errors
