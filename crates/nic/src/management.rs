@@ -386,10 +386,13 @@ impl<P: Probe> Adapter<P> {
         self.hub.pd(init.pd)?;
         self.cq(init.send_cq)?;
         self.cq(init.recv_cq)?;
+        let mut recv_pd = init.pd;
         if let Some(srq) = init.srq {
-            self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?.users += 1;
+            let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
+            srq.users += 1;
+            recv_pd = srq.pd;
         }
-        let made = self.qps.insert_with(|id| Qp::new(id, num, init, cap));
+        let made = self.qps.insert_with(|id| Qp::new(id, num, init, recv_pd, cap));
         let Some(id) = made else {
             if let Some(srq) = init.srq.and_then(|srq| self.hub.srqs.get_mut(srq)) {
                 srq.users -= 1;
@@ -449,6 +452,8 @@ impl<P: Probe> Adapter<P> {
             QpState::Err => requester::to_error(qp, hub, None),
             _ => qp.state = to,
         }
+        // What is owed to a stay in SQD ends with it.
+        qp.drain_owed &= to == QpState::Sqd;
         if mask.contains(QpAttrMask::ACCESS_FLAGS) {
             connect::tell_grants(qp, hub);
         }
@@ -474,7 +479,7 @@ impl<P: Probe> Adapter<P> {
     /// No such queue pair.
     pub fn query_qp(&self, id: QpId) -> Result<QpInfo, Fault> {
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
-        let draining = qp.state == QpState::Sqd && qp.sq.head != qp.sq.next;
+        let draining = qp.state == QpState::Sqd && requester::is_draining(qp);
         let attr = QpAttr {
             state: qp.state,
             cur_state: qp.state,

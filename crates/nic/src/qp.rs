@@ -74,6 +74,8 @@ pub(crate) struct Qp {
     pub(crate) num: QpNum,
     pub(crate) qp_type: QpType,
     pub(crate) pd: PdId,
+    /// That of its shared receive queue, if it has one: what receives are checked against.
+    pub(crate) recv_pd: PdId,
     pub(crate) send_cq: CqId,
     pub(crate) recv_cq: CqId,
     pub(crate) srq: Option<SrqId>,
@@ -93,13 +95,14 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, cap: QpCap) -> Self {
+    pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, recv_pd: PdId, cap: QpCap) -> Self {
         let recv_wr = if init.srq.is_some() { 0 } else { cap.max_recv_wr };
         Self {
             id,
             num,
             qp_type: init.qp_type,
             pd: init.pd,
+            recv_pd,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             srq: init.srq,
@@ -120,6 +123,11 @@ impl Qp {
     /// The number by which the region table knows its protection domain.
     pub(crate) fn pd_number(&self) -> u32 {
         pd_number(self.pd)
+    }
+
+    /// The number by which the region table knows the protection domain of its receives.
+    pub(crate) fn recv_pd_number(&self) -> u32 {
+        pd_number(self.recv_pd)
     }
 
     /// Whether the peer may ask for operations that need `right`.

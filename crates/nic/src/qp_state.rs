@@ -64,7 +64,7 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
 pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(), Fault> {
     let row = transition(qp_type, from, to)
         .ok_or(Fault::Transition("no such transition between these states"))?;
-    let given = mask - M::STATE - M::CUR_STATE;
+    let given = mask - M::STATE;
     if !given.contains(row.required) {
         return Err(Fault::Transition("a required attribute is missing from the mask"));
     }

@@ -67,7 +67,7 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.sq.head == qp.sq.next {
         if let Some(status) = qp.requester.failing.take() {
             fail_oldest(qp, hub, status);
-        } else if qp.drain_owed && qp.requester.offset == 0 && qp.requester.redo == 0 {
+        } else if qp.drain_owed && !is_draining(qp) {
             qp.drain_owed = false;
             hub.raise(AsyncEvent::SqDrained(qp.id));
         }
@@ -163,6 +163,12 @@ pub(crate) fn has_begun(qp: &Qp) -> bool {
     qp.sq.head != qp.sq.next || qp.requester.offset > 0
 }
 
+/// Whether a request that began before SQD is still to be finished: transmitted, transmitted again after
+/// an RNR refusal, or acknowledged.
+pub(crate) fn is_draining(qp: &Qp) -> bool {
+    has_begun(qp) || qp.requester.redo > 0 || qp.requester.stage > 0
+}
+
 /// Goes back to the oldest request, since the connection over which requests were begun came to nothing.
 pub(crate) fn start_over(qp: &mut Qp) {
     let begun = qp.sq.next.wrapping_sub(qp.sq.head) + u32::from(qp.requester.offset > 0);
@@ -190,12 +196,12 @@ pub(crate) fn set_alarm<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.timer = timer;
 }
 
-/// The peer's side of a channel makes no sense: the connection ends and whatever is outstanding fails.
+/// The peer's side of a channel makes no sense: the connection ends and whatever is outstanding fails. The
+/// event is for want of a completion that says so (IBA 11.6.3.2).
 pub(crate) fn peer_corrupt<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.sq.is_empty() {
         to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
     } else {
-        hub.raise(AsyncEvent::QpFatal(qp.id));
         fail_oldest(qp, hub, WcStatus::BadRespErr);
     }
 }
@@ -294,7 +300,8 @@ pub(crate) fn execute_local<P: Probe>(
 ) -> Result<(), WcStatus> {
     match op {
         SendOp::LocalInv { key } => {
-            hub.invalidate(qp.pd_number(), qp.num.0, *key).map_err(|_| WcStatus::LocProtErr)
+            // The status of memory management operations that fail (IBA 11.6.2).
+            hub.invalidate(qp.pd_number(), qp.num.0, *key).map_err(|_| WcStatus::MwBindErr)
         }
         SendOp::BindMw(bind) => {
             hub.bind_window(qp.pd_number(), qp.num.0, bind).map_err(|_| WcStatus::MwBindErr)

@@ -44,7 +44,7 @@ impl Refusal {
         }
     }
 
-    /// The event that the refusal raises at this side (IBA 11.6.3.2).
+    /// The event that the refusal raises at this side, if no completion reports it (IBA 11.6.3.2).
     fn event(self, qp: &Qp) -> AsyncEvent {
         match self {
             Self::Access(_) => AsyncEvent::QpAccessErr(qp.id),
@@ -154,8 +154,10 @@ pub(crate) fn remote<'a, P>(
 }
 
 /// Ends the queue pair because of what the peer asked: the receive in progress fails with the matching
-/// status, the event is raised, and everything else is flushed. The caller has told the peer.
+/// status and everything else is flushed. Only where no completion reports the error, an event does (IBA
+/// 9.9.3 class C, 11.6.3.2). The caller has told the peer.
 pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    let mut reported = false;
     if std::mem::take(&mut qp.responder.receiving) {
         let completion = Completion {
             wr_id: qp.responder.receive.wr_id,
@@ -165,8 +167,8 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
             src_qp: QpNum(qp.attr.dest_qp_num),
             ..Completion::default()
         };
-        hub.complete(qp.recv_cq, completion, true);
+        reported = hub.complete(qp.recv_cq, completion, true);
     }
-    let event = refusal.event(qp);
-    crate::requester::to_error(qp, hub, Some(event));
+    let event = (!reported).then(|| refusal.event(qp));
+    crate::requester::to_error(qp, hub, event);
 }

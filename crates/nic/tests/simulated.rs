@@ -26,7 +26,7 @@ fn later(pair: &mut Pair, ns: u64) {
     pair.run_until(until);
 }
 
-use WcStatus::{LocProtErr, RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
+use WcStatus::{MwBindErr, RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
 
 /// A window that is bound behind a send is bound once, though the send is refused and sent again.
 #[test]
@@ -96,7 +96,7 @@ fn the_peer_hears_of_what_stands_before_a_failure() {
         pair.hosts[0].adapter.ring_doorbell(pair.now, qps[0]);
         pair.run();
         let done = statuses(&pair.hosts[0].poll());
-        assert_eq!(done, [(1, Success), (2, LocProtErr)], "{way:?}");
+        assert_eq!(done, [(1, Success), (2, MwBindErr)], "{way:?}");
     }
 }
 
@@ -127,7 +127,7 @@ fn a_failure_behind_a_request_that_is_sent_again() {
         pair.recv(1, qps[1], 9, &[]);
         later(&mut pair, 100_000_000);
         let done = statuses(&pair.hosts[0].poll());
-        assert_eq!(done, [(1, Success), (2, LocProtErr)], "{way:?}");
+        assert_eq!(done, [(1, Success), (2, MwBindErr)], "{way:?}");
     }
 }
 

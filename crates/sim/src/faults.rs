@@ -108,7 +108,7 @@ impl Load {
             Trap::BadLocalInvalidate => {
                 let key = key ^ 0x0100;
                 let mut draft = Draft::new(SendOp::LocalInv { key }, WcOpcode::LocalInv);
-                draft.trap = Some(vec![S::LocProtErr]);
+                draft.trap = Some(vec![S::MwBindErr]);
                 draft
             }
             Trap::BadBind => self.trap_bind(e)?,

@@ -354,7 +354,7 @@ fn place_carried<P: Probe>(
     offset: u64,
     len: u32,
 ) -> Result<(), End> {
-    let pd = qp.pd_number();
+    let pd = qp.recv_pd_number();
     hub.probe.stage(Stage::PutData, len as usize);
     let Qp { path: Path::Channel(path), responder, .. } = qp else { return Err(End::Over) };
     let end = offset + u64::from(len);
@@ -394,7 +394,7 @@ fn fetch_receive<P: Probe>(
     local.clear();
     let gathered = hub
         .regions
-        .pieces(qp.pd_number(), &qp.responder.receive.sges, offset, u64::from(len), true)
+        .pieces(qp.recv_pd_number(), &qp.responder.receive.sges, offset, u64::from(len), true)
         .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())));
     let moved = match gathered {
         Ok(()) => memory.read(remote.as_slice(), &local).map_err(|_| Refusal::Failed),

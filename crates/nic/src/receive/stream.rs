@@ -7,7 +7,7 @@ use quipu_mem::AccessError;
 
 use crate::adapter::Hub;
 use crate::probe::{Probe, Stage};
-use crate::qp::{Path, Qp, pd_number, rnr_timer_ns};
+use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::stream::Answer;
@@ -96,7 +96,6 @@ fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if !requester::has_begun(qp) {
         requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
     } else {
-        hub.raise(AsyncEvent::QpFatal(qp.id));
         requester::fail_oldest(qp, hub, WcStatus::BadRespErr);
     }
 }
@@ -228,7 +227,9 @@ fn place_receive<P: Probe>(
         return Err(Refusal::TooLong);
     }
     let list = &qp.responder.receive.sges;
-    hub.regions.scatter(pd_number(qp.pd), list, u64::from(mo), payload).map_err(|_| Refusal::Local)
+    hub.regions
+        .scatter(qp.recv_pd_number(), list, u64::from(mo), payload)
+        .map_err(|_| Refusal::Local)
 }
 
 fn receive_immediate<P: Probe>(
@@ -237,6 +238,11 @@ fn receive_immediate<P: Probe>(
     solicited: bool,
     immediate: Immediate,
 ) -> Result<(), End> {
+    // It ends a write, whose right an empty one needs as well (IBA 9.7.4.1). One that is refused
+    // consumes no receive.
+    if !qp.allows(Access::REMOTE_WRITE) {
+        return Err(Refusal::Invalid.into());
+    }
     if !responder::begin_receive(qp, hub) {
         not_ready(qp, hub);
         return Ok(());
