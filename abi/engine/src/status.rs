@@ -65,6 +65,7 @@ impl From<EngineError> for Failure {
             EngineError::WouldBlock => Self(S::WouldBlock),
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
+            EngineError::BadAddress => Self(S::BadAddress),
         }
     }
 }

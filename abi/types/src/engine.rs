@@ -367,8 +367,9 @@ pub struct EngineApi {
     // --- protection domains, memory ------------------------------------------------------------
     pub alloc_pd: unsafe extern "C" fn(context: ContextHandle, out: *mut PdHandle) -> i32,
     pub dealloc_pd: unsafe extern "C" fn(pd: PdHandle) -> i32,
-    /// Registers memory. Nothing is pinned; that the memory exists is not checked now, except that
-    /// a range that wraps around the address space is Invalid.
+    /// Registers memory. Nothing is pinned. Memory that is not mapped, or is read-only where
+    /// `access` allows to write, is BadAddress; a range that wraps around the address space is
+    /// Invalid. What is unmapped later crashes the program when it is accessed.
     pub reg_mr:
         unsafe extern "C" fn(pd: PdHandle, init: *const EngineMrInit, out: *mut EngineMr) -> i32,
     /// Changes a region as `ibv_rereg_mr(3)` says: `flags` (`IBV_REREG_MR_*`) tell which of `pd`,

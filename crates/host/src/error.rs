@@ -72,6 +72,12 @@ pub enum EngineError {
         /// What to do.
         remedy: &'static str,
     },
+    /// Memory to be registered is not mapped.
+    #[error(
+        "memory to be registered is not mapped, or is read-only though the rights allow to write: \
+         allocate it first, or register it without write access"
+    )]
+    BadAddress,
     /// No event is queued, and the descriptor is non-blocking.
     #[error("no event is queued")]
     WouldBlock,

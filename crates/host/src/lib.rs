@@ -10,6 +10,7 @@
 //! | `engine::helper`, `engine::wait` | who makes progress when nobody polls |
 //! | `net` | TCP to engines elsewhere |
 //! | `link` | shared memory with engines on this host |
+//! | `mapped` | whether memory that is registered is there |
 //! | [`Config`] | all settings, and the one place that reads the environment |
 //! | [`doctor`] | what on this machine works and what does not |
 //! | `clock`, `lock`, `fork`, `sys` | time, the lock, children of fork, system calls |
@@ -30,6 +31,7 @@ mod fork;
 mod handle_map;
 mod link;
 mod lock;
+mod mapped;
 mod net;
 mod sys;
 

@@ -1,6 +1,8 @@
 //! The management state machine: creates, changes and destroys objects, and registers memory.
 
-use quipu_mem::{Access, Bind, Key, ReregisterError, Reregistration, Segment, Vouched, WindowType};
+use quipu_mem::{
+    Access, Bind, Key, RegionInfo, ReregisterError, Reregistration, Segment, Vouched, WindowType,
+};
 
 use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
 use crate::connect;
@@ -170,6 +172,15 @@ impl<P: Probe> Adapter<P> {
         }
         self.hub.begin_quiet_wait(withdrawn);
         Ok(Region { id, key })
+    }
+
+    /// What a region is now.
+    ///
+    /// # Errors
+    /// No such region.
+    pub fn query_mr(&self, id: MrId) -> Result<RegionInfo, Fault> {
+        let mr = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
+        self.hub.regions.info(mr.key).ok_or(Fault::NoSuchObject)
     }
 
     /// Forgets a region. Same-host peers that reach its memory themselves may be in the middle of an

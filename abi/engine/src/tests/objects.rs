@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, MEMORY, api, blank, done, made, registration};
+use super::bench::{Bench, MEMORY, Said, api, blank, done, made, registration};
 
 #[test]
 fn the_table_is_of_this_build_and_lists_one_device() {
@@ -120,6 +120,30 @@ fn registrations_are_checked_and_changed() {
     assert_eq!(register(&without_local).err(), invalid);
     assert_eq!(register(&EngineMrInit { access: 1 << 15, ..good }).err(), invalid);
     assert_eq!(register(&EngineMrInit { length: u64::MAX - 7, ..good }).err(), invalid);
+    let bad_address = Some(EngineStatus::BadAddress);
+    let null = std::ptr::null_mut();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, of which the second page is unmapped again.
+    let read_only = unsafe {
+        let both = libc::mmap(null, 8192, libc::PROT_READ, flags, -1, 0);
+        assert_eq!(libc::munmap(both.byte_add(4096), 4096), 0);
+        both as u64
+    };
+    assert_eq!(register(&registration(read_only, 4096)).err(), bad_address, "read-only");
+    let reads = IBV_ACCESS_REMOTE_READ;
+    let init = EngineMrInit { access: reads, ..registration(read_only, 8192) };
+    assert_eq!(register(&init).err(), bad_address, "the second page is not there");
+    let readable = register(&EngineMrInit { length: 4096, ..init }).unwrap();
+    let writable = registration(read_only, 4096);
+    let access = IBV_REREG_MR_CHANGE_ACCESS;
+    let changed: Said<EngineMr> =
+        made(|out| unsafe { (api.rereg_mr)(readable.mr, access, bench.pd, &writable, out) });
+    assert_eq!(changed.err(), bad_address, "it is read-only still");
+    let memory = IBV_REREG_MR_CHANGE_TRANSLATION;
+    let changed: Said<EngineMr> =
+        made(|out| unsafe { (api.rereg_mr)(readable.mr, memory, bench.pd, &init, out) });
+    assert_eq!(changed.err(), bad_address);
+    done(unsafe { (api.dereg_mr)(readable.mr) }).unwrap();
     // Unknown flags of the optional range are ignored.
     let mr = register(&EngineMrInit { access: good.access | 1 << 25, ..good }).unwrap();
     let other: PdHandle = made(|out| unsafe { (api.alloc_pd)(bench.context, out) }).unwrap();

@@ -25,6 +25,7 @@ use crate::fork::Birthplace;
 use crate::link::segment::{self, DIRECTORY_BYTES, Writers};
 use crate::link::{self, Identity, Links};
 use crate::lock::{Guard, Lock};
+use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
 use crate::sys::{self, Epoll, EventFd};
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     alone: bool,
     /// Whether the machine has one processor.
     uniprocessor: bool,
+    mappings: Mappings,
     address: HostAddress,
     config: Config,
 }
@@ -111,6 +113,7 @@ impl Engine {
             polls: AtomicU64::new(0),
             alone,
             uniprocessor,
+            mappings: Mappings::default(),
             address,
             config,
         };

@@ -76,9 +76,24 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Illegal rights or range, or no room.
+    /// [`EngineError::BadAddress`], illegal rights or range, or no room.
     pub fn reg_mr(&self, pd: PdId, memory: Vouched) -> Result<Region, EngineError> {
+        self.check_memory(memory.addr(), memory.len(), memory.access())?;
         Ok(self.enter()?.adapter.reg_mr(pd, memory)?)
+    }
+
+    /// Checks that memory is there, and writable if `access` says so. Outside of the lock, since it
+    /// asks the kernel; what the program does to its memory afterwards is its own affair.
+    fn check_memory(&self, addr: usize, len: u64, access: Access) -> Result<(), EngineError> {
+        if !self.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        let write = access.contains(Access::LOCAL_WRITE);
+        if self.inner.mappings.allow(addr, len, write) {
+            Ok(())
+        } else {
+            Err(EngineError::BadAddress)
+        }
     }
 
     /// Registers a segment, which lives at least as long as the registration.
@@ -100,7 +115,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Windows are bound to it, or the new shape is illegal; then nothing has changed.
+    /// Windows are bound to it, or the new shape is illegal ([`EngineError::BadAddress`] for one);
+    /// then nothing has changed.
     pub fn rereg_mr(
         &self,
         mr: MrId,
@@ -108,6 +124,12 @@ impl Engine {
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, EngineError> {
+        if memory.is_some() || access.is_some() {
+            let old = self.enter()?.adapter.query_mr(mr)?;
+            let (addr, len) =
+                memory.map_or((old.addr, old.len), |memory| (memory.addr(), memory.len()));
+            self.check_memory(addr, len, access.unwrap_or(old.access))?;
+        }
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         self.wait_quiet(core)?;

@@ -22,6 +22,26 @@ impl Vouched {
     pub unsafe fn new(addr: usize, len: u64, iova: u64, access: Access) -> Vouched {
         Vouched { addr, len, iova, access }
     }
+
+    /// Where the memory is in this process.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The rights.
+    pub fn access(&self) -> Access {
+        self.access
+    }
 }
 
 impl Regions {

@@ -1,0 +1,236 @@
+//! Whether memory that a program registers is there, and writable if it must be.
+//!
+//! An adapter in hardware finds out when it pins the pages. Here nothing is pinned, and the first
+//! access to what is not mapped would end the program: registration asks the kernel's list of
+//! mappings instead. The pages themselves are not touched, so that a registration costs the same
+//! whatever its length, and sparse memory stays sparse.
+//!
+//! Since Linux 6.11 `/proc/self/maps` answers a query for one address (`PROCMAP_QUERY`), in less
+//! than a microsecond. Where it does not, `msync` says whether the range is mapped, since it looks
+//! at every mapping and with `MS_ASYNC` does nothing else; and the text of the file says with which
+//! rights, as far as it is not too long to be read for each registration.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use crate::sys;
+
+/// Where the kernel lists the mappings of the process.
+const LIST: &str = "/proc/self/maps";
+/// The text of the list is read up to here: some 3000 mappings, of which it takes about a
+/// millisecond.
+const TEXT_BYTES: u64 = 256 << 10;
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name_addr: u64,
+    build_id_addr: u64,
+}
+
+const QUERY_READABLE: u64 = 1;
+const QUERY_WRITABLE: u64 = 2;
+/// `PROCMAP_QUERY`: `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::c_ulong =
+    3 << 30 | (size_of::<Query>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 17;
+
+/// The list of mappings of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    /// Opened when it is first asked; nothing where that is not possible. In a forked child it
+    /// would still speak of the parent: it belongs to an engine, which is inert there.
+    list: OnceLock<Option<OwnedFd>>,
+}
+
+impl Mappings {
+    /// Whether every page of `len` bytes at `addr` is mapped for reading or, if `write` says so,
+    /// for writing. `true` also for a range that wraps around, which is refused elsewhere, and
+    /// where the kernel does not say.
+    pub(crate) fn allow(&self, addr: usize, len: u64, write: bool) -> bool {
+        let Some(end) = usize::try_from(len).ok().and_then(|len| addr.checked_add(len)) else {
+            return true;
+        };
+        if len == 0 {
+            return true;
+        }
+        let list = self.list.get_or_init(|| {
+            let file = File::open(LIST).ok()?;
+            sys::adopt(file.into_raw_fd()).ok()
+        });
+        let asked = list.as_ref().and_then(|list| ask(list, addr, end, write).ok());
+        asked.unwrap_or_else(|| is_mapped(addr, end) && read(addr, end, write).unwrap_or(true))
+    }
+}
+
+/// Asks for one mapping after the other.
+fn ask(list: &OwnedFd, addr: usize, end: usize, write: bool) -> io::Result<bool> {
+    let flags = if write { QUERY_WRITABLE } else { QUERY_READABLE };
+    let mut at = addr as u64;
+    while at < end as u64 {
+        let size = size_of::<Query>() as u64;
+        let mut query = Query { size, flags, addr: at, ..Query::default() };
+        // SAFETY: the request takes a pointer to this structure, whose size is in it, reads and
+        // writes it, and, with both buffers of size 0, touches no other memory.
+        let asked = unsafe { libc::ioctl(list.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        match sys::check(asked) {
+            // Whatever answers this request otherwise is not the kernel's list.
+            Ok(_) if query.end <= at => return Err(io::ErrorKind::InvalidData.into()),
+            Ok(_) => at = query.end,
+            // No mapping there, or none with these rights.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Whether something is mapped at each page, whatever its rights.
+fn is_mapped(addr: usize, end: usize) -> bool {
+    let page = page_size();
+    let start = addr - addr % page;
+    let start_ptr = std::ptr::without_provenance_mut(start);
+    // SAFETY: with MS_ASYNC the call looks at mappings and changes nothing.
+    let synced = unsafe { libc::msync(start_ptr, end - start, libc::MS_ASYNC) };
+    sys::check(synced).map_err(|error| error.raw_os_error()) != Err(Some(libc::ENOMEM))
+}
+
+fn page_size() -> usize {
+    // SAFETY: sysconf takes an integer and touches no memory.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Reads the text of the list; `None` if it cannot be read, or not far enough.
+fn read(addr: usize, end: usize, write: bool) -> Option<bool> {
+    let file = File::open(LIST).ok()?;
+    search(BufReader::with_capacity(64 << 10, file.take(TEXT_BYTES)), addr, end, write)
+}
+
+/// Looks for a range in the text of a list, which is ordered by address; `None` if it ends before.
+fn search(mut text: impl BufRead, addr: usize, end: usize, write: bool) -> Option<bool> {
+    let mut at = addr;
+    let mut line = Vec::new();
+    while at < end {
+        line.clear();
+        text.read_until(b'\n', &mut line).ok()?;
+        let (start, stop, rights) = parse(&line)?;
+        if stop <= at {
+            continue;
+        }
+        if start > at || rights.get(usize::from(write)) == Some(&b'-') {
+            return Some(false);
+        }
+        at = stop;
+    }
+    Some(true)
+}
+
+/// First and last address and the rights (`rw-p`) of a line.
+fn parse(line: &[u8]) -> Option<(usize, usize, &[u8])> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let range = std::str::from_utf8(words.next()?).ok()?;
+    let (start, stop) = range.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    Some((number(start)?, number(stop)?, words.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Six pages: two writable, one readable, one forbidden, one unmapped, one writable.
+    struct Patchwork {
+        addr: usize,
+        page: usize,
+    }
+
+    impl Patchwork {
+        fn new() -> Self {
+            let page = page_size();
+            let null = std::ptr::null_mut();
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a new mapping, of which only pages of its own are changed.
+            let addr = unsafe {
+                let addr = libc::mmap(null, 6 * page, both, flags, -1, 0);
+                assert_ne!(addr, libc::MAP_FAILED);
+                libc::mprotect(addr.byte_add(2 * page), page, libc::PROT_READ);
+                libc::mprotect(addr.byte_add(3 * page), page, libc::PROT_NONE);
+                libc::munmap(addr.byte_add(4 * page), page);
+                addr as usize
+            };
+            Self { addr, page }
+        }
+
+        /// What `allow` must say of `len` bytes at `offset`, for reading and for writing.
+        fn cases(&self) -> Vec<(usize, usize, [bool; 2])> {
+            let p = self.page;
+            vec![
+                (0, 2 * p, [true, true]),
+                (1, 1, [true, true]),
+                (0, 2 * p + 1, [true, false]),
+                (2 * p, p, [true, false]),
+                (p, 2 * p, [true, false]),
+                (p, 2 * p + 1, [false, false]),
+                (3 * p, 1, [false, false]),
+                (4 * p, 1, [false, false]),
+                (4 * p + 5, 0, [true, true]),
+                (5 * p, p, [true, true]),
+                (0, 6 * p, [false, false]),
+            ]
+        }
+    }
+
+    #[test]
+    fn what_is_not_mapped_or_not_writable_is_found() {
+        let (patchwork, mappings) = (Patchwork::new(), Mappings::default());
+        for (offset, len, expected) in patchwork.cases() {
+            let addr = patchwork.addr + offset;
+            let said = [false, true].map(|write| mappings.allow(addr, len as u64, write));
+            assert_eq!(said, expected, "{len} at {offset}");
+        }
+        assert!(!mappings.allow(0, 4096, false), "nothing is at the null page");
+        assert!(mappings.allow(4096, u64::MAX, true), "wraps: refused elsewhere");
+    }
+
+    /// As an older kernel has it.
+    #[test]
+    fn the_text_of_the_list_says_the_same() {
+        let patchwork = Patchwork::new();
+        for (offset, len, expected) in patchwork.cases() {
+            let (addr, end) = (patchwork.addr + offset, patchwork.addr + offset + len);
+            let said = [false, true].map(|write| read(addr, end, write));
+            assert_eq!(said, expected.map(Some), "{len} at {offset}");
+            let unmapped = offset <= 4 * patchwork.page && offset + len > 4 * patchwork.page;
+            if len > 0 {
+                assert_eq!(is_mapped(addr, end), !unmapped, "{len} at {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_cut_short_says_nothing() {
+        let text = b"1000-3000 rw-p 0 0 0\n3000-4000 r--p 0 0 0 file name\n5000-60";
+        let said = |addr, end, write| search(&text[..], addr, end, write);
+        assert_eq!(said(0x1000, 0x4000, false), Some(true));
+        assert_eq!(said(0x1000, 0x4000, true), Some(false));
+        assert_eq!(said(0x800, 0x1001, false), Some(false));
+        assert_eq!(said(0x5000, 0x5001, false), None);
+        assert_eq!(search(&b"nonsense\n"[..], 1, 2, false), None);
+    }
+}
