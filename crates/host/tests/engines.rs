@@ -138,6 +138,33 @@ fn the_helper_serves_links() {
     served_by_the_helper(SameHost::Auto);
 }
 
+/// A program that posts receives late and does not poll: its helper serves what waited, and what comes next.
+fn served_after_a_late_receive(same_host: SameHost) {
+    let (a, b) = (engine("127.0.0.1", same_host), engine("127.0.0.1", same_host));
+    let (a, b) = pair(&a, &b, 1 << 20);
+    for turn in 0..5 {
+        a.post(turn, SendOp::Send, &[a.sge(0, 8)]);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        b.receive(0, &[b.sge(0, 64)]);
+        b.receive(0, &[b.sge(0, 64)]);
+        assert_eq!(a.poll().status, WcStatus::Success);
+        let began = Instant::now();
+        a.post(turn, SendOp::Send, &[a.sge(0, 8)]);
+        assert_eq!(a.poll().status, WcStatus::Success);
+        assert!(began.elapsed() < PATIENCE / 4, "served after {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn the_helper_serves_late_receives_over_tcp() {
+    served_after_a_late_receive(SameHost::Never);
+}
+
+#[test]
+fn the_helper_serves_late_receives_over_links() {
+    served_after_a_late_receive(SameHost::Auto);
+}
+
 /// Ping-pong in which both sides sleep in `wait_channel`.
 fn sleeping_ping_pong(same_host: SameHost) {
     let (a, b) = (engine("127.0.0.1", same_host), engine("127.0.0.1", same_host));

@@ -293,6 +293,13 @@ impl<P: Probe> Adapter<P> {
         self.hub.actions.pop_front()
     }
 
+    /// Whether there are actions or bytes to transmit.
+    #[inline]
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        !self.hub.actions.is_empty() || !self.hub.ready.is_empty()
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) must be called next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {

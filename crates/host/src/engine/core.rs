@@ -231,11 +231,17 @@ impl Core {
         self.call_waiter();
     }
 
+    /// Whether channels must ring again, for somebody who waits for descriptors.
+    #[inline]
+    pub(crate) fn is_owed_arming(&self) -> bool {
+        self.wakes_at.is_some() && self.adapter.hot_channels() > 0
+    }
+
     /// While somebody waits for descriptors, every channel must ring. Whoever else made progress
     /// has woken some, and arms them again. True if that found something to do.
     #[inline]
     fn stay_armed(&mut self, now: Time) -> bool {
-        if self.wakes_at.is_none() || self.adapter.hot_channels() == 0 {
+        if !self.is_owed_arming() {
             return false;
         }
         if !self.adapter.arm() {

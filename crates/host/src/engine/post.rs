@@ -97,8 +97,13 @@ impl Drop for Doorbell<'_> {
     #[inline]
     fn drop(&mut self) {
         self.ring();
-        // Receives posted to a queue pair in error complete at once, which may raise an event.
-        self.core.collect_events();
+        // A receive may set going what waited for it, and one of a queue pair in error completes at once.
+        if self.core.adapter.has_output() || self.core.is_owed_arming() {
+            let now = self.core.recent();
+            self.core.settle_posts(now);
+        } else {
+            self.core.collect_events();
+        }
     }
 }
 
