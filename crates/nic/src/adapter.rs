@@ -50,7 +50,7 @@ pub struct Config {
     /// Largest message in bytes.
     pub max_message: u32,
     /// Connections whose peer has not said yet which queue pair it wants, and those that wait for a
-    /// queue pair to become ready.
+    /// queue pair to become ready. A quarter of them may be of one address. Beyond that the oldest gives way.
     pub max_half_open: u32,
     /// How long such a connection may take.
     pub setup_timeout_ns: u64,
@@ -147,8 +147,8 @@ pub(crate) struct Hub<P> {
     pub(crate) ready: VecDeque<ConnId>,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
-    /// Connections whose peer is not yet known or not yet ready.
-    pub(crate) half_open: u32,
+    /// Connections of peers that are not yet known or not yet answered, the oldest first.
+    pub(crate) half_open: VecDeque<ConnId>,
     /// Queue pairs whose other end, in this very adapter, has been given something.
     pub(crate) nudged: VecDeque<QpId>,
     /// Queue pairs whose other end, in this very adapter, is gone.
@@ -252,7 +252,7 @@ impl<P: Probe> Adapter<P> {
                 alarms: BTreeSet::new(),
                 ready: VecDeque::new(),
                 hot: Vec::new(),
-                half_open: 0,
+                half_open: VecDeque::new(),
                 nudged: VecDeque::new(),
                 orphans: Vec::new(),
                 ack_due: Vec::new(),

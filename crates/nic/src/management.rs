@@ -473,7 +473,11 @@ impl<P: Probe> Adapter<P> {
         }
         match (from, to) {
             (QpState::Init, QpState::Rtr) => self.begin_connection(id),
-            (QpState::Rtr | QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
+            (QpState::Rtr, QpState::Rts) => {
+                connect::compare_psn(qp, hub);
+                self.ring_doorbell(now, id);
+            }
+            (QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
             (QpState::Rts, QpState::Sqd) => {
                 qp.drain_owed =
                     mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
@@ -547,6 +551,7 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.responder = Responder::default();
     qp.attr = QpAttr::default();
     qp.path = Path::None;
+    qp.peer_rq_psn = None;
     qp.drain_owed = false;
     qp.state = QpState::Reset;
     for cq in [qp.send_cq, qp.recv_cq] {

@@ -88,6 +88,8 @@ pub(crate) struct Qp {
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) path: Path,
+    /// The PSN that the peer of the connection said it expects first, if it said one.
+    pub(crate) peer_rq_psn: Option<u32>,
     /// Whether `SqDrained` is still owed to the current stay in SQD.
     pub(crate) drain_owed: bool,
     /// Whether it stands in the adapter's list of timers, and for when.
@@ -115,6 +117,7 @@ impl Qp {
             requester: Requester::default(),
             responder: Responder::default(),
             path: Path::None,
+            peer_rq_psn: None,
             drain_owed: false,
             timer: None,
         }

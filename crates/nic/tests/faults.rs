@@ -424,12 +424,16 @@ fn garbage_on_the_stream_ends_that_connection_only() {
 fn half_open_connections_are_bounded_and_end() {
     let mut pair = Pair::new(Way::Stream(usize::MAX));
     let now = pair.now;
-    let peer = "10.9.9.9:1".parse().unwrap();
+    let peer = |n: u32| format!("10.9.9.{}:1", n % 8).parse().unwrap();
     let adapter = &mut pair.hosts[0].adapter;
     let limit = adapter.config().max_half_open;
-    let conns: Vec<_> = (0..limit).map(|_| adapter.handle_accepted(now, peer).unwrap()).collect();
-    assert!(matches!(adapter.handle_accepted(now, peer), Err(Fault::Exhausted(_))));
-    adapter.handle_stream(now, conns[0], b"MPA ID Req Frame");
+    let conns: Vec<_> =
+        (0..limit).map(|n| adapter.handle_accepted(now, peer(n)).unwrap()).collect();
+    assert_eq!(adapter.poll_action(), None);
+    adapter.handle_accepted(now, peer(0)).unwrap();
+    assert_eq!(adapter.poll_action(), Some(Action::Close { conn: conns[0] }));
+    adapter.handle_lost(now, conns[0], Loss::Closed);
+    adapter.handle_stream(now, conns[2], b"MPA ID Req Frame");
     adapter.handle_stream(now, conns[1], &[0xaa; 600]);
     adapter.handle_timeout(now.after(11_000_000_000));
     let mut closed = 0;
@@ -441,7 +445,7 @@ fn half_open_connections_are_bounded_and_end() {
     }
     assert_eq!(closed, limit);
     assert_eq!(adapter.poll_timeout(), None);
-    assert!(adapter.handle_accepted(now, peer).is_ok());
+    assert_eq!(adapter.connections(), 0);
 }
 
 #[test]

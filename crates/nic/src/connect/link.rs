@@ -1,5 +1,7 @@
 //! Connections over links: channels in memory that two engines of one host share.
 
+use std::net::IpAddr;
+
 use quipu_iwarp::wire::hello::{Features, Kind, Reason};
 use quipu_mem::ring::Channel;
 
@@ -13,7 +15,7 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp, pd_number};
 use crate::receive;
 use crate::requester;
-use crate::types::{ConnId, LinkId, QpId, Time};
+use crate::types::{ConnId, Gid, LinkId, QpId, Time};
 
 /// Begins a channel in the own segment of a link and asks the peer to join it.
 fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<()> {
@@ -70,11 +72,10 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         match message {
             LinkMessage::Request { tag, hello, offset, end } => {
-                let room = self.hub.half_open < self.hub.config.max_half_open;
+                self.make_room(IpAddr::from(Gid(hello.source_gid)));
                 let via = Via::Link { link, tag, offset, end };
                 let phase = Phase::Waiting(Box::new(Waiting { hello, via }));
-                let conn = room.then(|| self.hub.new_conn(None, phase)).flatten();
-                let Some(conn) = conn else {
+                let Some(conn) = self.hub.new_conn(None, phase) else {
                     let hello = hello.answer(Kind::Reject(Reason::Busy), Features::ALL, 0, 0);
                     self.hub.link_send(link, LinkMessage::Reject { tag, hello });
                     return;
@@ -191,6 +192,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
         path.channel.incoming.control.arm();
+        qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));
         if let Path::Channel(path) = &mut qp.path
             && path.has_incoming()

@@ -5,6 +5,7 @@
 //! before its queue pair is ready keeps the request until it is. Until a connection stands, what is sent
 //! waits, at most for the retry time of the queue pair.
 
+mod half_open;
 mod link;
 mod own;
 mod stream;
@@ -127,6 +128,31 @@ fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
     (hub.config.gid, qp.num) <= (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num))
 }
 
+/// Whether a hello comes from the peer of a queue pair, and speaks of this connection. A first PSN to send is
+/// known from RTS on; a hello has 0 before. One that is known must be what the other end expects.
+fn is_peer(qp: &Qp, hello: &Hello) -> bool {
+    let psn_sent = qp.state != QpState::Rtr;
+    qp.attr.dest_qp_num == hello.source_qpn
+        && qp.attr.av.dgid == Gid(hello.source_gid)
+        && (hello.sq_psn == 0 || hello.sq_psn == qp.attr.rq_psn)
+        && (!psn_sent || hello.rq_psn == qp.attr.sq_psn)
+}
+
+/// The first PSN to send has become known. A peer that expects another one is not the one that the program
+/// means: it loses the connection, and if it has used it, so does the program.
+pub(crate) fn compare_psn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let stands = matches!(qp.path, Path::Stream(_) | Path::Channel(_));
+    if !stands || qp.peer_rq_psn.is_none_or(|psn| psn == qp.attr.sq_psn) {
+        return;
+    }
+    detach(qp, hub);
+    if qp.responder.executed != 0 || qp.responder.receiving {
+        qp.path = Path::Lost;
+    } else if initiates(qp, hub) {
+        pause(qp, hub);
+    }
+}
+
 /// Starts the time after which waiting sends give up, unless it runs already.
 pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.sq.is_empty() || qp.requester.deadline.is_some() {
@@ -186,7 +212,7 @@ impl<P> Hub<P> {
     fn count_half_open(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.half_open = true;
-            self.half_open += 1;
+            self.half_open.push_back(id);
         }
         self.limit_setup(id);
     }
@@ -206,7 +232,7 @@ impl<P> Hub<P> {
         if let Some(conn) = self.conns.get_mut(id)
             && std::mem::take(&mut conn.half_open)
         {
-            self.half_open -= 1;
+            self.half_open.retain(|&other| other != id);
         }
     }
 
@@ -319,14 +345,8 @@ impl<P: Probe> Adapter<P> {
             QpState::Err | QpState::Sqe => return Match::Refused(Reason::NoSuchQp),
             _ => {}
         }
-        // A first PSN to send is known from RTS on, and 0 before; one that is known must be the other's.
-        let psn = |sent: u32, expected: u32| sent == 0 || sent == expected;
-        let meant = qp.attr.dest_qp_num == hello.source_qpn
-            && qp.attr.av.dgid == Gid(hello.source_gid)
-            && psn(hello.sq_psn, qp.attr.rq_psn)
-            && psn(qp.attr.sq_psn, hello.rq_psn);
         match qp.path {
-            Path::None if meant => Match::Ready(qp.id),
+            Path::None if is_peer(qp, hello) && !initiates(qp, &self.hub) => Match::Ready(qp.id),
             _ => Match::Refused(Reason::Mismatch),
         }
     }
@@ -337,7 +357,7 @@ impl<P: Probe> Adapter<P> {
         let Phase::Waiting(waiting) = &state.phase else { return };
         let hello = waiting.hello;
         match self.find(&hello) {
-            Match::NotReady => {}
+            Match::NotReady => self.supersede(conn, &hello),
             Match::Ready(qp) => self.grant(conn, qp),
             Match::Refused(reason) => self.refuse(conn, reason),
         }
@@ -375,6 +395,9 @@ impl<P: Probe> Adapter<P> {
         let Some(waiting) = self.take_waiting(conn) else { return };
         let Waiting { hello, via } = *waiting;
         self.hub.settle(conn);
+        if let Some(qp) = self.qps.get_mut(id) {
+            qp.peer_rq_psn = Some(hello.rq_psn);
+        }
         match via {
             Via::Stream { responder } => self.grant_stream(conn, id, &hello, responder),
             Via::Link { link, tag, offset, end } => {

@@ -58,6 +58,7 @@ impl<P: Probe> Adapter<P> {
         match channel {
             Some(channel) => {
                 let path = ChannelPath::new(channel, Other::Own(other), 0);
+                qp.peer_rq_psn = None;
                 established(qp, hub, Path::Channel(Box::new(path)));
             }
             None => pause(qp, hub),

@@ -6,7 +6,9 @@ use quipu_iwarp::setup::Outcome;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 
-use super::{Phase, Via, Waiting, established, hello_of, initiates, pause, start_deadline};
+use super::{
+    Phase, Via, Waiting, established, hello_of, initiates, is_peer, pause, start_deadline,
+};
 use crate::adapter::{Adapter, Hub};
 use crate::error::{Fault, Loss};
 use crate::probe::Probe;
@@ -73,20 +75,20 @@ impl<P: Probe> Adapter<P> {
         if let Some(state) = hub.conns.get_mut(conn) {
             state.phase = Phase::Initiating(Box::new(initiator));
         }
-        hub.count_half_open(conn);
+        hub.limit_setup(conn);
         hub.ready.push_back(conn);
     }
 
-    /// A byte stream was accepted; its peer will say which queue pair it wants.
+    /// A byte stream was accepted; its peer will say which queue pair it wants. If there are too many such
+    /// streams the oldest is closed.
     ///
     /// # Errors
-    /// [`Fault::Exhausted`]: too many such streams; close it.
+    /// [`Fault::Exhausted`]: too many connections; close it.
     pub fn handle_accepted(&mut self, now: Time, peer: SocketAddr) -> Result<ConnId, Fault> {
         self.hub.now = now;
-        if self.hub.half_open >= self.hub.config.max_half_open {
-            return Err(Fault::Exhausted("half open connections"));
-        }
-        let phase = Phase::Listening { responder: Box::default(), peer: peer.ip().to_canonical() };
+        let peer = peer.ip().to_canonical();
+        self.make_room(peer);
+        let phase = Phase::Listening { responder: Box::default(), peer };
         let conn = self.hub.new_conn(None, phase).ok_or(Fault::Exhausted("connections"))?;
         self.hub.count_half_open(conn);
         Ok(conn)
@@ -145,10 +147,12 @@ impl<P: Probe> Adapter<P> {
                 match hello {
                     Ok(hello)
                         if hello.kind == Kind::Accept
-                            && hello.source_qpn == qp.attr.dest_qp_num
-                            && hello.dest_qpn == qp.num.0 =>
+                            && hello.dest_qpn == qp.num.0
+                            && hello.dest_gid == hub.config.gid.0
+                            && is_peer(qp, &hello) =>
                     {
                         hub.settle(conn);
+                        qp.peer_rq_psn = Some(hello.rq_psn);
                         let stream = open_stream(hub, conn, &negotiated, hello.features);
                         if let Some(state) = hub.conns.get_mut(conn) {
                             state.phase = Phase::Open;
