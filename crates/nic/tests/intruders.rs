@@ -142,13 +142,14 @@ fn the_end_that_asks_is_not_asked() {
 /// Whoever answers in the place of the peer must know its PSNs.
 #[test]
 fn an_answer_with_other_psns_or_gids_is_none() {
-    let right = |answer: Hello| answer;
-    let rq_psn = |answer: Hello| Hello { rq_psn: 8, ..answer };
-    let sq_psn = |answer: Hello| Hello { sq_psn: 8, ..answer };
-    let source = |answer: Hello| Hello { source_gid: [9; 16], ..answer };
-    let dest = |answer: Hello| Hello { dest_gid: [9; 16], ..answer };
-    let changes: [(fn(Hello) -> Hello, bool); 5] =
-        [(right, true), (rq_psn, false), (sq_psn, false), (source, false), (dest, false)];
+    type Change = fn(&mut Hello);
+    let changes: [(Change, bool); 5] = [
+        (|_| {}, true),
+        (|answer| answer.rq_psn = 8, false),
+        (|answer| answer.sq_psn = 8, false),
+        (|answer| answer.source_gid = [9; 16], false),
+        (|answer| answer.dest_gid = [9; 16], false),
+    ];
     for (index, (change, stands)) in changes.into_iter().enumerate() {
         let mut pair = Pair::new(STREAM);
         let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
@@ -161,7 +162,8 @@ fn an_answer_with_other_psns_or_gids_is_none() {
         let mut responder = Responder::new();
         let (_, request) = responder.handle(&said(&mut pair, 0, conn)).unwrap();
         let request = Hello::parse(&request.unwrap().private_data).unwrap();
-        let answer = change(request.answer(Kind::Accept, Features::ALL, 7, 7));
+        let mut answer = request.answer(Kind::Accept, Features::ALL, 7, 7);
+        change(&mut answer);
         responder.accept(Params::default(), &answer.to_bytes()).unwrap();
         let mut reply = [0; 500];
         let used = responder.poll_transmit(&mut reply);
