@@ -37,11 +37,22 @@ pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
 }
 
 /// Another descriptor for the same open file.
-pub(crate) fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
+fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: F_DUPFD_CLOEXEC takes an integer and touches no memory.
     let raw = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LOWEST_FD) })?;
     // SAFETY: the descriptor is new and ours alone.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Runs `make`; if the process is out of descriptors, raises the soft limit and tries once more.
+pub(crate) fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match make() {
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+            raise_descriptor_limit(u64::MAX)?;
+            make()
+        }
+        outcome => outcome,
+    }
 }
 
 /// The status flags (`O_NONBLOCK` and others) of a descriptor.
@@ -256,15 +267,18 @@ pub(crate) struct EventFd(OwnedFd);
 impl EventFd {
     /// A counter at 0. Reads and writes never wait.
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: takes integers only.
-        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
+        Self::with(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)
     }
 
     /// A counter at 0 whose descriptor a program waits for, so that it blocks unless the program
     /// changes it: programs look at that flag. Setting it never waits, as it is far from full.
     pub(crate) fn for_program() -> io::Result<Self> {
+        Self::with(libc::EFD_CLOEXEC)
+    }
+
+    fn with(flags: c_int) -> io::Result<Self> {
         // SAFETY: takes integers only.
-        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map(Self)
+        with_more_descriptors(|| adopt(unsafe { libc::eventfd(0, flags) })).map(Self)
     }
 
     /// Adds 1: whoever waits wakes up.
@@ -290,6 +304,11 @@ impl EventFd {
     /// The descriptor.
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.0
+    }
+
+    /// The descriptor alone.
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.0
     }
 }
 
@@ -331,7 +350,8 @@ impl Epoll {
     /// An empty set.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes integers only.
-        adopt(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Self)
+        with_more_descriptors(|| adopt(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }))
+            .map(Self)
     }
 
     /// Adds a descriptor.

@@ -1,67 +1,13 @@
-//! What happens to an engine when processes die, fork, or run with little.
-//!
-//! Each test starts this very file again as a child, with `HOST_TEST_PART` naming its part.
+//! What happens to an engine when processes die or fork.
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Instant;
 
+use common::actor::{Actor, PART};
 use common::{Node, PATIENCE, engine};
 use quipu_host::nic::{QpNum, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
-
-const PART: &str = "HOST_TEST_PART";
-
-/// A child that plays a part.
-struct Actor {
-    child: Child,
-    stdin: ChildStdin,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Actor {
-    fn start(part: &str, prepare: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-            .env(PART, part)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        prepare(&mut command);
-        let mut child = command.spawn().unwrap();
-        let stdin = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, stdin, lines }
-    }
-
-    /// The numbers that the child says after `word`.
-    fn hear(&mut self, word: &str) -> Vec<u64> {
-        for line in self.lines.by_ref() {
-            let line = line.unwrap();
-            if let Some(at) = line.find(word) {
-                let rest = &line[at + word.len()..];
-                return rest.split_whitespace().map(|n| n.parse().unwrap()).collect();
-            }
-        }
-        panic!("the child ended without saying {word}");
-    }
-
-    fn tell(&mut self, numbers: &[u64]) {
-        let text: Vec<_> = numbers.iter().map(u64::to_string).collect();
-        writeln!(self.stdin, "{}", text.join(" ")).unwrap();
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn listen_to_parent() -> Vec<u64> {
     let mut line = String::new();
@@ -87,10 +33,10 @@ fn child() {
 }
 
 /// A node connected to a child, and where the child's memory is.
-fn with_target(part: &str, prepare: impl FnOnce(&mut Command)) -> (Node, Actor, SendOp) {
+fn with_target(part: &str) -> (Node, Actor, SendOp) {
     let engine = engine("127.0.0.1", mode(part));
     let node = Node::new(&engine, 1 << 20);
-    let mut actor = Actor::start(part, prepare);
+    let mut actor = Actor::start(part, |_| {});
     let told = actor.hear("QUIPU ");
     actor.tell(&[node.num.0.into()]);
     node.connect(engine.gid(), QpNum(told[0] as u32));
@@ -104,7 +50,7 @@ fn write(node: &Node, op: SendOp) -> WcStatus {
 }
 
 fn killed(part: &str) {
-    let (node, mut actor, op) = with_target(part, |_| {});
+    let (node, mut actor, op) = with_target(part);
     assert_eq!(write(&node, op), WcStatus::Success);
     // Requests are on their way when the target dies.
     for wr_id in 0..64 {
@@ -134,38 +80,8 @@ fn a_killed_peer_is_noticed_over_a_link() {
 }
 
 #[test]
-fn closed_standard_descriptors_are_not_reused() {
-    // Standard error closed: without care, the engine's first descriptor would be number 2.
-    let (node, _actor, op) = with_target("link", |command| {
-        // SAFETY: close is async-signal-safe, and nobody in the child uses the descriptor.
-        unsafe {
-            command.pre_exec(|| {
-                libc::close(2);
-                Ok(())
-            })
-        };
-    });
-    assert_eq!(write(&node, op), WcStatus::Success);
-}
-
-#[test]
-fn a_low_descriptor_limit_is_raised_as_needed() {
-    let (node, _actor, op) = with_target("tcp", |command| {
-        // SAFETY: setrlimit is async-signal-safe and reads one live struct.
-        unsafe {
-            command.pre_exec(|| {
-                let limit = libc::rlimit { rlim_cur: 14, rlim_max: 256 };
-                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-                Ok(())
-            })
-        };
-    });
-    assert_eq!(write(&node, op), WcStatus::Success);
-}
-
-#[test]
 fn a_forked_child_is_told_that_the_engine_is_not_its_own() {
-    let (node, _actor, op) = with_target("link", |_| {});
+    let (node, _actor, op) = with_target("link");
     assert_eq!(write(&node, op), WcStatus::Success);
     // SAFETY: the child calls nothing but the engine (which refuses without locks or allocation)
     // and _exit.

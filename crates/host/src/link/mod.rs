@@ -33,6 +33,7 @@ use quipu_nic::{Adapter, ConnId, Fault, LinkId, LinkMessage, PeerMemory, Time};
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
 use crate::handle_map::HandleMap;
+use crate::net::listener::{Accepted, Acceptor};
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll};
@@ -139,7 +140,9 @@ pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
 pub(crate) struct Links {
     identity: Identity,
     epoll: Arc<Epoll>,
-    listeners: Vec<OwnedFd>,
+    /// By index; `None` where one had to be given up.
+    listeners: Vec<Option<OwnedFd>>,
+    acceptor: Option<Acceptor>,
     peers: Table<Peer>,
     by_link: HandleMap<LinkId, Slot>,
     by_target: HashMap<SocketAddr, Slot>,
@@ -158,6 +161,7 @@ impl Links {
             identity,
             epoll,
             listeners: Vec::new(),
+            acceptor: None,
             peers: Table::new(),
             by_link: HandleMap::default(),
             by_target: HashMap::new(),
@@ -174,12 +178,15 @@ impl Links {
             return;
         }
         let listening = socket::listen(address).and_then(|fd| {
+            if self.acceptor.is_none() {
+                self.acceptor = Some(Acceptor::new()?);
+            }
             let token = Token::LinkListener(self.listeners.len() as u32);
             self.epoll.add(&fd, libc::EPOLLIN, token.bits())?;
             Ok(fd)
         });
         match listening {
-            Ok(fd) => self.listeners.push(fd),
+            Ok(fd) => self.listeners.push(Some(fd)),
             Err(error) => {
                 tracing::warn!(%error, "engines of this host cannot find this one; TCP serves them");
             }
@@ -259,25 +266,33 @@ impl Links {
     /// Takes the callers that wait at a listener.
     pub(crate) fn accept(&mut self, now: Time, index: u32) {
         for _ in 0..SETUP_MAX {
-            let Some(listener) = self.listeners.get(index as usize) else {
+            let (Some(Some(listener)), Some(acceptor)) =
+                (self.listeners.get(index as usize), self.acceptor.as_mut())
+            else {
                 return;
             };
-            match socket::accept(listener) {
+            match acceptor.accept_by(|| socket::accept(listener).map(|fd| (fd, ()))) {
                 // A caller beyond the limit hears the socket close, and goes by TCP.
-                Ok(fd) if self.in_setup.len() < SETUP_MAX => {
+                Accepted::Connection(fd, ()) if self.in_setup.len() < SETUP_MAX => {
                     if let Err(error) = self.add(now, fd, State::AwaitKnock, None) {
                         tracing::debug!(%error, "a caller of this host is turned away");
                     }
                 }
-                Ok(_) => {}
-                Err(error) if sys::would_block(&error) => return,
-                Err(error) => {
-                    // Out of descriptors: callers would keep the listener readable for ever.
-                    tracing::warn!(%error, "no more links; engines of this host go by TCP");
-                    self.epoll.remove(listener);
-                    return;
-                }
+                Accepted::Connection(..) => {}
+                Accepted::Nothing => return,
+                Accepted::Refused if acceptor.has_reserve() => {}
+                Accepted::Refused => return self.stop_listening(index),
             }
+        }
+    }
+
+    /// Has callers refused at once, where they could be neither taken nor turned away: they would keep
+    /// the listener readable for ever, and wait.
+    fn stop_listening(&mut self, index: u32) {
+        tracing::warn!("out of descriptors; engines of this host go by TCP; raise ulimit -n");
+        self.listeners[index as usize] = None;
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.refill();
         }
     }
 

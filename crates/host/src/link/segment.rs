@@ -9,7 +9,7 @@ use std::sync::Arc;
 use libc::{c_int, c_uint};
 use quipu_mem::Segment;
 
-use crate::sys::{adopt, check};
+use crate::sys::{adopt, check, with_more_descriptors};
 
 /// Neither side may change the size: an access behind the end of a file is a fatal signal.
 const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -87,7 +87,7 @@ pub(crate) fn create(name: &CStr, len: usize, writers: Writers) -> io::Result<(O
 }
 
 fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
-    let fd = memfd(name)?;
+    let fd = with_more_descriptors(|| memfd(name))?;
     // SAFETY: takes integers only.
     check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) })?;
     let segment = map(&fd, len, true)?;

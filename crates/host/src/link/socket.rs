@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, c_uint, c_void, socklen_t};
 
-use crate::sys::{adopt, check, check_len};
+use crate::sys::{adopt, check, check_len, with_more_descriptors};
 
 /// Most descriptors that one message brings.
 pub(crate) const MAX_FDS: usize = 1;
@@ -36,7 +36,7 @@ fn name(address: SocketAddr) -> (libc::sockaddr_un, socklen_t) {
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+    with_more_descriptors(|| adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
 }
 
 /// Listens for engines of this host that want to reach `address`.

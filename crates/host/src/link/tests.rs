@@ -231,6 +231,26 @@ fn an_access_that_does_not_end_holds_up_one_call_only() {
 }
 
 #[test]
+fn a_changed_registration_waits_for_an_access_to_end() {
+    const ACCESS: Duration = Duration::from_millis(50);
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    let peer = Peer::linked(&called, 1);
+    let (_memory, region) = called.region();
+    peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(ACCESS);
+            peer.arena.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+        });
+        let rights = Some(Access::LOCAL_WRITE);
+        called.engine.rereg_mr(region, None, None, rights).unwrap();
+        assert!(begin.elapsed() >= ACCESS);
+    });
+    assert_eq!(called.links(), 1);
+}
+
+#[test]
 fn arenas_have_bounds() {
     let called = Called::new(PeerMemoryPolicy::Auto);
     let huge = || {

@@ -29,9 +29,9 @@ impl Listener {
 }
 
 /// What an attempt to accept gave.
-pub(crate) enum Accepted {
-    /// A connection.
-    Connection(OwnedFd, SocketAddr),
+pub(crate) enum Accepted<A> {
+    /// A connection, and from where.
+    Connection(OwnedFd, A),
     /// No connection waits.
     Nothing,
     /// One that failed or was turned away; there may be more.
@@ -53,9 +53,20 @@ impl Acceptor {
     }
 
     /// Takes the next connection of a listener.
-    pub(crate) fn accept(&mut self, listener: &Listener) -> Accepted {
-        match sys::accept(&listener.fd) {
-            Ok((fd, peer)) => Accepted::Connection(fd, peer),
+    pub(crate) fn accept(&mut self, listener: &Listener) -> Accepted<SocketAddr> {
+        self.accept_by(|| sys::accept(&listener.fd))
+    }
+
+    /// Takes the next connection that `take` gives.
+    pub(crate) fn accept_by<A>(
+        &mut self,
+        take: impl Fn() -> io::Result<(OwnedFd, A)>,
+    ) -> Accepted<A> {
+        match take() {
+            Ok((fd, from)) => {
+                self.refill();
+                Accepted::Connection(fd, from)
+            }
             Err(e) if sys::would_block(&e) => Accepted::Nothing,
             Err(e) => match e.raw_os_error() {
                 Some(libc::EMFILE)
@@ -64,7 +75,7 @@ impl Acceptor {
                 {
                     Accepted::Refused
                 }
-                Some(libc::EMFILE | libc::ENFILE) => self.turn_away(listener),
+                Some(libc::EMFILE | libc::ENFILE) => self.turn_away(take),
                 // The connection was reset before it was taken (accept(2)); the next may be well.
                 Some(libc::ECONNABORTED | libc::EPROTO) => Accepted::Refused,
                 _ => {
@@ -75,18 +86,57 @@ impl Acceptor {
         }
     }
 
-    fn turn_away(&mut self, listener: &Listener) -> Accepted {
+    /// Whether there is a reserve: somebody else may have taken the descriptor meanwhile.
+    pub(crate) fn has_reserve(&self) -> bool {
+        self.reserve.is_some()
+    }
+
+    /// Gets a new reserve if there is none.
+    pub(crate) fn refill(&mut self) {
+        if self.reserve.is_none() {
+            self.reserve = spare_descriptor().ok();
+        }
+    }
+
+    fn turn_away<A>(&mut self, take: impl Fn() -> io::Result<(OwnedFd, A)>) -> Accepted<A> {
         tracing::warn!(
             "out of descriptors: a connection is turned away; raise the limit (ulimit -n)"
         );
         self.reserve = None;
-        let taken = sys::accept(&listener.fd);
-        drop(taken);
-        self.reserve = spare_descriptor().ok();
+        drop(take());
+        self.refill();
         Accepted::Refused
     }
 }
 
+/// One descriptor that is good for nothing. Takes no more than that one, even for a moment.
 fn spare_descriptor() -> io::Result<OwnedFd> {
-    sys::EventFd::new().and_then(|fd| sys::duplicate(fd.fd()))
+    sys::EventFd::new().map(sys::EventFd::into_fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_caller_without_room_is_taken_and_turned_away() {
+        let mut acceptor = Acceptor::new().unwrap();
+        let calls = Cell::new(0);
+        // The whole system is out of files, but for what the reserve gives back.
+        let outcome = acceptor.accept_by(|| {
+            calls.set(calls.get() + 1);
+            match calls.get() {
+                1 => Err(io::Error::from_raw_os_error(libc::ENFILE)),
+                _ => spare_descriptor().map(|fd| (fd, ())),
+            }
+        });
+        assert!(matches!(outcome, Accepted::Refused));
+        assert!(calls.get() == 2 && acceptor.has_reserve());
+
+        acceptor.reserve = None;
+        let outcome = acceptor.accept_by(|| spare_descriptor().map(|fd| (fd, ())));
+        assert!(matches!(outcome, Accepted::Connection(_, ())) && acceptor.has_reserve());
+    }
 }

@@ -6,7 +6,7 @@
 
 mod buffers;
 mod hot;
-mod listener;
+pub(crate) mod listener;
 mod numbers;
 mod stream;
 pub(crate) mod table;
@@ -28,7 +28,7 @@ use self::stream::{Phase, Stream};
 use self::table::Table;
 use self::token::{Slot, Token};
 use crate::handle_map::HandleMap;
-use crate::sys::{self, Epoll};
+use crate::sys::{self, Epoll, with_more_descriptors};
 
 pub(crate) use self::stream::{Tuning, default_congestion};
 
@@ -612,16 +612,5 @@ impl Net {
                 let _ = sys::shutdown_write(&stream.fd);
             }
         }
-    }
-}
-
-/// Runs `make`; if the process is out of descriptors, raises the soft limit and tries once more.
-fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    match make() {
-        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-            sys::raise_descriptor_limit(u64::MAX)?;
-            make()
-        }
-        outcome => outcome,
     }
 }
