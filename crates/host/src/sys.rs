@@ -267,18 +267,17 @@ pub(crate) struct EventFd(OwnedFd);
 impl EventFd {
     /// A counter at 0. Reads and writes never wait.
     pub(crate) fn new() -> io::Result<Self> {
-        Self::with(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)
+        let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+        // SAFETY: takes integers only.
+        with_more_descriptors(|| adopt(unsafe { libc::eventfd(0, flags) })).map(Self)
     }
 
     /// A counter at 0 whose descriptor a program waits for, so that it blocks unless the program
-    /// changes it: programs look at that flag. Setting it never waits, as it is far from full.
+    /// changes it: programs look at that flag. Setting it never waits, as it is far from full. It
+    /// counts against the limit that the program has set.
     pub(crate) fn for_program() -> io::Result<Self> {
-        Self::with(libc::EFD_CLOEXEC)
-    }
-
-    fn with(flags: c_int) -> io::Result<Self> {
         // SAFETY: takes integers only.
-        with_more_descriptors(|| adopt(unsafe { libc::eventfd(0, flags) })).map(Self)
+        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map(Self)
     }
 
     /// Adds 1: whoever waits wakes up.
