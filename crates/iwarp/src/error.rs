@@ -10,6 +10,10 @@ pub enum ProtocolError {
     /// not ask for, at the place of a length, looks the same (RFC 5044 4.3).
     #[error("ULPDU of {0} bytes")]
     UlpduLength(u16),
+    /// An FPDU whose end does not come: its ULPDU_Length was damaged, or the peer does not go on. The
+    /// caller's to notice, as only it knows the time.
+    #[error("the rest of an FPDU does not come")]
+    Unfinished,
     /// The CRC does not match (RFC 5044 4.4).
     #[error("CRC {got:#010x} where the bytes give {computed:#010x}")]
     Crc {

@@ -63,7 +63,9 @@ pub enum Verdict {
 pub fn for_error(error: &ProtocolError, fpdu: &[u8]) -> Option<Terminate> {
     use ProtocolError as Error;
     let code = match error {
-        Error::UlpduLength(_) => return Some(Terminate::bare(Code::Mpa(Mpa::MarkerLength))),
+        Error::UlpduLength(_) | Error::Unfinished => {
+            return Some(Terminate::bare(Code::Mpa(Mpa::MarkerLength)));
+        }
         // The bytes cannot be trusted, so no header is copied.
         Error::Crc { .. } => return Some(Terminate::bare(Code::Mpa(Mpa::Crc))),
         Error::DdpVersion { tagged: true, .. } => Code::TaggedBuffer(TaggedBuffer::InvalidVersion),

@@ -151,6 +151,14 @@ impl Qp {
             (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1)
         })
     }
+
+    /// Nanoseconds until a peer is given up that has begun to say something and does not go on. Without a
+    /// timeout it is what TCP itself takes at least to give up (RFC 9293 3.8.3: 100 seconds).
+    pub(crate) fn patience_ns(&self) -> u64 {
+        const LEAST_NS: u64 = 5_000_000_000;
+        const OF_TCP_NS: u64 = 100_000_000_000;
+        self.retry_time_ns().map_or(OF_TCP_NS, |retry_time| retry_time.max(LEAST_NS))
+    }
 }
 
 /// The number by which the region table knows a protection domain.

@@ -6,7 +6,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Message, Receiver, Sender};
 
-use crate::types::{ConnId, SendOp};
+use crate::types::{ConnId, SendOp, Time};
 
 /// Acknowledge without delay once this many requests are executed but not acknowledged.
 const ACK_REQUESTS: u32 = 32;
@@ -87,6 +87,10 @@ pub(crate) struct StreamPath {
     pub(crate) terminate: Option<Terminate>,
     /// Whether the peer has said anything since the stream was agreed on.
     pub(crate) heard: bool,
+    /// When bytes last came of an FPDU that is not whole, and how many of it there are.
+    pub(crate) partial: Option<(Time, usize)>,
+    /// Whether an alarm is set for that.
+    pub(crate) watched: bool,
     /// Whether it stands in the adapter's list of streams that owe an acknowledgement.
     pub(crate) owes_ack: bool,
     /// Whether it stands in the adapter's list of streams with something to transmit.
@@ -108,6 +112,8 @@ impl StreamPath {
             nak: None,
             terminate: None,
             heard: false,
+            partial: None,
+            watched: false,
             owes_ack: false,
             is_ready: false,
         }

@@ -108,6 +108,30 @@ fn an_answer_that_overruns_the_queue_places_nothing() {
     assert_eq!(here.bytes(0, 8), [0; 8]);
 }
 
+/// A length that was damaged, or a peer that stops in the middle, makes nobody wait for ever; one that is slow
+/// is waited for.
+#[test]
+fn an_fpdu_without_an_end_ends_the_connection() {
+    const SECOND: u64 = 1_000_000_000;
+    let (mut pair, qps) = connected(STREAM);
+    pair.recv(1, qps[1], 5, &[]);
+    let start = [0xfd, 0xe8, 0x41, 0x43];
+    pair.inject(1, &start);
+    pair.run();
+    pair.send(0, qps[0], 1, SendOp::Send, &[]);
+    for _ in 0..10 {
+        let next = pair.now.after(4 * SECOND);
+        pair.run_until(next);
+        pair.inject(1, &[0]);
+    }
+    assert!(pair.hosts[0].poll().is_empty() && pair.hosts[1].poll().is_empty());
+    let end = pair.now.after(20 * SECOND);
+    pair.run_until(end);
+    assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::WrFlushErr)]);
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::BadRespErr)]);
+    assert_eq!(pair.hosts.each_ref().map(|host| host.adapter.poll_timeout()), [None, None]);
+}
+
 /// Whatever the initiator says before it is answered ends the connection (specs/deviations.md).
 #[test]
 fn early_data_ends_the_connection() {

@@ -408,7 +408,9 @@ impl Load {
                 let silent = end.broken && end.sq.iter().all(|sent| !sent.signaled);
                 let drained = !end.drain_owed || end.broken;
                 let idle = end.ops_left == 0 && (end.sq.is_empty() || silent) && drained;
-                idle && (!clean || end.inbound.is_empty() || end.collateral.is_some())
+                // What the peer still had to send when it failed never comes.
+                let failed = end.collateral.is_some() || self.ends[end.peer].collateral.is_some();
+                idle && (!clean || end.inbound.is_empty() || failed)
             });
             all &= pair.done;
         }
@@ -421,7 +423,7 @@ impl Load {
             // Its own trap lets an end come to an end, if not its peer, which may never have reached it.
             let trapped = pair.trap.is_some_and(|e| !self.ends[e].broken);
             let excused = pair.cause.is_some() && (!trapped || self.disturbed(world, index));
-            if pair.done || excused || world.counters.corrupted > 0 {
+            if pair.done || excused {
                 continue;
             }
             let ends: Vec<String> = pair

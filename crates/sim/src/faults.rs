@@ -435,6 +435,17 @@ impl Load {
                 let after = self.rng.below(self.plan.tick_ns * 4 + 1);
                 world.kernel.after(after, WorldEvent::Load(LoadEvent::Connect { end: e }));
             }
+            AsyncEvent::QpFatal(qp) if world.counters.corrupted > 0 => {
+                // The only news of a damaged stream, if nothing is posted.
+                let found = self
+                    .ends
+                    .iter_mut()
+                    .find(|end| (end.host, end.qp, end.exists) == (host, qp, true));
+                let Some(end) = found else { return };
+                end.broken = true;
+                end.ops_left = 0;
+                end.collateral.get_or_insert("a damaged stream".into());
+            }
             AsyncEvent::CqErr(_) => world.violate(|| format!("host {host}: {event:?}")),
             _ => {}
         }

@@ -15,6 +15,8 @@ use crate::world::{World, WorldEvent};
 /// How long after the last disturbance everything must have come to an end, in virtual time. It covers
 /// the longest back-off of reconnecting and retransmission, several times over.
 const PATIENCE_NS: u64 = 20_000_000_000;
+/// As long as an adapter waits for the rest of an FPDU, whose length may have been damaged.
+const DAMAGE_PATIENCE_NS: u64 = 200_000_000_000;
 /// How long what was destroyed may take to be gone.
 const FAREWELL_NS: u64 = 5_000_000_000;
 /// More events than any run needs.
@@ -74,8 +76,13 @@ pub fn run_many(
 
 fn go(world: &mut World, load: &mut Load) {
     load.set_up(world);
-    let deadline = load.plan.calm_ns.saturating_add(PATIENCE_NS);
-    let finished = step_until(world, load, deadline, |load| load.all_done());
+    let calm_ns = load.plan.calm_ns;
+    let deadline = calm_ns.saturating_add(PATIENCE_NS);
+    let mut finished = step_until(world, load, deadline, |load| load.all_done());
+    if !finished && world.counters.corrupted > 0 && load.stuck(world).is_some() {
+        let deadline = calm_ns.saturating_add(DAMAGE_PATIENCE_NS);
+        finished = step_until(world, load, deadline, |load| load.all_done());
+    }
     if world.violation.is_some() {
         return;
     }

@@ -217,7 +217,7 @@ impl<P> Hub<P> {
         self.limit_setup(id);
     }
 
-    fn set_conn_alarm(&mut self, id: ConnId, at: Option<Time>) {
+    pub(crate) fn set_conn_alarm(&mut self, id: ConnId, at: Option<Time>) {
         let Some(conn) = self.conns.get(id) else { return };
         let mut alarm = conn.alarm;
         self.set_alarm(&mut alarm, Alarm::Conn(id), at);
@@ -439,16 +439,19 @@ impl<P: Probe> Adapter<P> {
         requester::set_alarm(qp, hub);
     }
 
-    /// A connection took too long to be made.
+    /// A connection took too long to be made, or its peer to finish what it said.
     pub(crate) fn conn_alarm(&mut self, conn: ConnId) {
         let Some(state) = self.hub.conns.get_mut(conn) else { return };
         state.alarm = None;
-        let (id, asking) = (state.qp, matches!(state.phase, Phase::Asking { .. }));
-        if matches!(state.phase, Phase::Waiting(_)) {
-            self.refuse(conn, Reason::NotReady);
-            return;
-        }
+        let id = state.qp;
+        let (stands, asking) = match state.phase {
+            Phase::Waiting(_) => return self.refuse(conn, Reason::NotReady),
+            Phase::Open | Phase::Greeting(_) => (true, false),
+            Phase::Asking { .. } => (false, true),
+            _ => (false, false),
+        };
         match id.and_then(|qp| self.qp_and_hub(qp)) {
+            Some((qp, hub)) if stands => receive::stream::look_at_partial(qp, hub),
             Some((qp, hub)) if asking => {
                 hub.abandon(conn);
                 pause(qp, hub);

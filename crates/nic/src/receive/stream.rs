@@ -78,11 +78,47 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             }
         };
         say_end(qp, end);
-        broken(qp, hub);
+        broken(qp, hub, WcStatus::BadRespErr);
         return bytes.len();
     }
+    note_partial(qp, hub, used, bytes.len() - used);
     note_executed(qp, hub);
     used
+}
+
+/// Notes that `left` bytes of an FPDU are there, behind others that were used.
+#[inline]
+fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize, left: usize) {
+    let patience = qp.patience_ns();
+    let Path::Stream(stream) = &mut qp.path else { return };
+    if left == 0 {
+        stream.partial = None;
+        return;
+    }
+    if used > 0 || stream.partial.is_none_or(|(_, before)| before != left) {
+        stream.partial = Some((hub.now, left));
+    }
+    if !std::mem::replace(&mut stream.watched, true) {
+        let at = hub.now.after(patience);
+        hub.set_conn_alarm(stream.conn, Some(at));
+    }
+}
+
+/// Looks whether the rest of an FPDU is still on its way. If nothing has come of it for too long its length
+/// was damaged, and both ends would wait for each other for ever.
+pub(crate) fn look_at_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let patience = qp.patience_ns();
+    let Path::Stream(stream) = &mut qp.path else { return };
+    stream.watched = false;
+    let Some((since, _)) = stream.partial else { return };
+    let at = since.after(patience);
+    if at > hub.now {
+        stream.watched = true;
+        hub.set_conn_alarm(stream.conn, Some(at));
+        return;
+    }
+    say_end(qp, terminate::for_error(&ProtocolError::Unfinished, &[]));
+    broken(qp, hub, WcStatus::RetryExcErr);
 }
 
 fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminate>) {
@@ -92,11 +128,11 @@ fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminat
 }
 
 /// The stream can no longer be understood: whatever is outstanding fails, and the queue pair with it.
-fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
     if !requester::has_begun(qp) {
         requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
     } else {
-        requester::fail_oldest(qp, hub, WcStatus::BadRespErr);
+        requester::fail_oldest(qp, hub, status);
     }
 }
 
