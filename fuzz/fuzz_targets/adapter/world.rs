@@ -1,0 +1,464 @@
+//! An adapter with objects of every kind, two peers that mean harm, and memory that nobody may touch.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use quipu_iwarp::wire::hello::{Features, Hello, Kind};
+use quipu_iwarp::wire::mpa::MAX_FRAME_LEN;
+use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Sender};
+use quipu_nic::mem::ring::{Channel, ChannelConfig};
+use quipu_nic::mem::{Access, Segment, Sge};
+use quipu_nic::*;
+
+pub const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
+/// Bytes of the region that anybody may use, with as many before and behind it that nobody may.
+const LEN: usize = 4096;
+/// Where channels begin in the segment of the side that made them.
+const FIRST_CHANNEL: usize = 4096;
+const SEGMENT: usize = 400 << 10;
+const PATTERN: u8 = 0x5a;
+
+fn gid(last: u8) -> Gid {
+    Gid::from(IpAddr::from([10, 0, 0, last]))
+}
+
+/// Whom the queue pairs are to be connected with: the greater GID is asked, the smaller one asks.
+const OWN: u8 = 5;
+const ASKED: u8 = 9;
+const ASKING: u8 = 1;
+const PEER_QPN: u32 = 0x1101;
+
+/// Memory of a peer: some addresses are there, others are not. What the adapter names as its own must be
+/// memory that it may use.
+struct PeerSpace {
+    usable: (usize, usize),
+}
+
+impl PeerSpace {
+    fn there(&self, remote: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
+        let missing = remote.iter().any(|&(addr, _)| addr & 0x8000 != 0);
+        if missing { Err(PeerMemoryFault::BadAddress) } else { Ok(()) }
+    }
+}
+
+fn total<N: Copy + TryInto<u64>>(list: impl Iterator<Item = N>) -> u64 {
+    list.map(|len| len.try_into().unwrap_or(0)).sum()
+}
+
+impl PeerMemory for PeerSpace {
+    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        self.there(remote)?;
+        assert_eq!(total(remote.iter().map(|r| r.1)), total(local.iter().map(|l| l.1)));
+        for &(addr, len) in local {
+            let (start, end) = self.usable;
+            assert!(len == 0 || (addr >= start && addr + len <= end), "reads into foreign memory");
+        }
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        local: &[(usize, usize)],
+        remote: &[(u64, u64)],
+    ) -> Result<(), PeerMemoryFault> {
+        self.there(remote)?;
+        assert_eq!(total(remote.iter().map(|r| r.1)), total(local.iter().map(|l| l.1)));
+        Ok(())
+    }
+}
+
+/// A connection as the world below the adapter has it.
+pub struct Wire {
+    pub conn: ConnId,
+    /// What the peer says next is numbered by this.
+    pub sender: Sender,
+    /// Bytes that the adapter has not taken.
+    pub held: Vec<u8>,
+}
+
+pub struct World {
+    pub adapter: Adapter,
+    pub now: Time,
+    pub pd: PdId,
+    pub cq: CqId,
+    pub srq: SrqId,
+    pub qps: Vec<QpId>,
+    pub region: Option<Region>,
+    pub window: (MwId, Key),
+    /// Nobody gets its key.
+    pub secret: Region,
+    pub wires: Vec<Wire>,
+    /// Connections that the adapter wants to be made.
+    pub wanted: Vec<ConnId>,
+    pub link: Option<LinkId>,
+    pub own: Segment,
+    pub peer: Segment,
+    pub directory: Segment,
+    pub channels: Vec<Channel>,
+    /// The last messages of the adapter to its peer on this host.
+    pub heard: Vec<LinkMessage>,
+    pub posted: u64,
+    pub completed: u64,
+    around: Segment,
+    hidden: Segment,
+}
+
+impl World {
+    pub fn new(kind: u8) -> Self {
+        let config = Config {
+            gid: gid(OWN),
+            max_mr: 32,
+            max_cqe: 64,
+            max_qp_wr: 16,
+            max_sge: 4,
+            max_inline: 64,
+            max_half_open: 4,
+            copy_limit: 1024,
+            ..Config::default()
+        };
+        let mut adapter = Adapter::new(config);
+        let pd = adapter.alloc_pd().unwrap();
+        let (cq, _) = adapter.create_cq(64, Some(ChannelId(1)), 7).unwrap();
+        let srq = adapter.create_srq(pd, 16, 4, 0).unwrap();
+        let directory = Segment::heap(4096);
+        adapter.publish_regions(&directory).unwrap();
+        let around = Segment::heap(3 * LEN);
+        around.write(0, &[PATTERN; 3 * LEN]).unwrap();
+        let open = around.slice(LEN, LEN).unwrap();
+        let region = adapter.reg_segment(pd, &open, None, ALL).unwrap();
+        let hidden = Segment::heap(LEN);
+        hidden.write(0, &[PATTERN; LEN]).unwrap();
+        let secret = adapter.reg_segment(pd, &hidden, None, Access::LOCAL_WRITE).unwrap();
+        let window = adapter.alloc_mw(pd, WindowType::Two).unwrap();
+        let mut world = Self {
+            adapter,
+            now: Time(1_000_000),
+            pd,
+            cq,
+            srq,
+            qps: Vec::new(),
+            region: Some(region),
+            window,
+            secret,
+            wires: Vec::new(),
+            wanted: Vec::new(),
+            link: None,
+            own: Segment::heap(SEGMENT),
+            peer: Segment::heap(SEGMENT),
+            directory: Segment::heap(4096),
+            channels: Vec::new(),
+            heard: Vec::new(),
+            posted: 0,
+            completed: 0,
+            around,
+            hidden,
+        };
+        for index in 0..5 {
+            let qp = world.create_qp(index);
+            world.qps.push(qp);
+        }
+        world.join(kind);
+        world
+    }
+
+    pub fn create_qp(&mut self, index: u8) -> QpId {
+        let cap = QpCap {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
+        let (pd, cq, srq) = (self.pd, self.cq, (index == 1).then_some(self.srq));
+        let init = QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq,
+            cap,
+            qp_type: QpType::Rc,
+            sq_sig_all: index == 3,
+        };
+        self.adapter.create_qp(&init, QpNum::new(4005, index)).unwrap().0
+    }
+
+    /// The attributes that take queue pair `index` through its states.
+    pub fn attr(&self, index: usize, state: QpState) -> (QpAttr, QpAttrMask) {
+        type M = QpAttrMask;
+        let (dgid, dest_qp_num) = match index {
+            0 => (gid(ASKED), PEER_QPN),
+            1 => (gid(ASKING), PEER_QPN),
+            2 => (gid(OWN), QpNum::new(4005, 3).0),
+            3 => (gid(OWN), QpNum::new(4005, 2).0),
+            _ => (gid(OWN), QpNum::new(4005, 4).0),
+        };
+        let attr = QpAttr {
+            state,
+            port_num: 1,
+            access: ALL - Access::MW_BIND - Access::LOCAL_WRITE,
+            path_mtu: 3,
+            dest_qp_num,
+            rq_psn: 7,
+            sq_psn: 7,
+            max_dest_rd_atomic: 4,
+            max_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 10,
+            retry_cnt: 2,
+            rnr_retry: 3,
+            av: AddressVector { dgid, is_global: true, port_num: 1, ..AddressVector::default() },
+            en_sqd_async_notify: true,
+            ..QpAttr::default()
+        };
+        let mask = match state {
+            QpState::Init => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            QpState::Rtr => {
+                M::AV
+                    | M::PATH_MTU
+                    | M::DEST_QPN
+                    | M::RQ_PSN
+                    | M::MAX_DEST_RD_ATOMIC
+                    | M::MIN_RNR_TIMER
+            }
+            QpState::Rts => {
+                M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC
+            }
+            QpState::Sqd => M::EN_SQD_ASYNC_NOTIFY,
+            _ => M::empty(),
+        };
+        (attr, mask | M::STATE)
+    }
+
+    /// Takes the queue pairs to RTS and connects them: over streams (0), over a link with access to
+    /// memory (1) or without (2), or not at all.
+    fn join(&mut self, kind: u8) {
+        for index in 0..4 {
+            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                let (attr, mask) = self.attr(index, state);
+                self.adapter.modify_qp(self.now, self.qps[index], &attr, mask).unwrap();
+            }
+        }
+        self.settle();
+        match kind % 4 {
+            0 => self.join_streams(),
+            1 => self.join_links(true),
+            2 => self.join_links(false),
+            _ => return,
+        }
+        self.settle();
+        self.occupy();
+    }
+
+    /// Gives the queue pairs something that peers can answer, refuse or fill.
+    fn occupy(&mut self) {
+        let key = self.region.map_or(0, |region| region.key.0);
+        let (whole, word) = (self.sge(0, 256, key), self.sge(256, 8, key));
+        let (addr, rkey) = (0x1000, 0x305);
+        for index in 0..4 {
+            let (id, now) = (self.qps[index], self.now);
+            for _ in 0..3 {
+                let posted = match index {
+                    1 => self.adapter.post_srq_recv(self.srq, 2, &[whole]),
+                    _ => self.adapter.post_recv(now, id, 2, &[whole]),
+                };
+                self.posted += u64::from(posted.is_ok());
+            }
+            // The other two are each other's peers, and answer by themselves.
+            let add = SendOp::FetchAdd { addr, rkey, add: 1 };
+            let asked = [SendOp::Send, SendOp::Read { addr, rkey }, add];
+            for op in asked.into_iter().filter(|_| index < 2) {
+                let payload = Payload::Sges(std::slice::from_ref(&word));
+                let wr = SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, payload };
+                let posted = self.adapter.post_send(id, &wr);
+                self.posted += u64::from(posted.is_ok());
+            }
+            self.adapter.ring_doorbell(now, id);
+        }
+        self.settle();
+    }
+
+    /// What the peer of queue pair 1 asks for.
+    pub fn hello(&self, last: u8, qp: u8) -> Hello {
+        Hello {
+            kind: Kind::Request,
+            path_mtu: 3,
+            features: Features::ALL,
+            dest_qpn: QpNum::new(4005, qp).0,
+            source_qpn: PEER_QPN,
+            rq_psn: 7,
+            sq_psn: 7,
+            source_gid: gid(last).0,
+            dest_gid: gid(OWN).0,
+        }
+    }
+
+    /// The first words of a peer that asks by a stream.
+    pub fn request(&self) -> Vec<u8> {
+        let hello = self.hello(ASKING, 1).to_bytes();
+        let mut initiator = Initiator::new(Params::default(), &hello).unwrap();
+        let mut out = [0; MAX_FRAME_LEN];
+        let len = initiator.poll_transmit(&mut out);
+        out[..len].to_vec()
+    }
+
+    pub fn accepted(&mut self) -> Option<usize> {
+        let peer = SocketAddr::from(([10, 0, 0, ASKING], 999));
+        let conn = self.adapter.handle_accepted(self.now, peer).ok()?;
+        Some(self.add_wire(conn))
+    }
+
+    pub fn add_wire(&mut self, conn: ConnId) -> usize {
+        let sender = Sender::new(&Negotiated::plain(), 1000);
+        self.wires.push(Wire { conn, sender, held: Vec::new() });
+        self.wires.len() - 1
+    }
+
+    pub fn say(&mut self, wire: usize, bytes: &[u8]) {
+        let Some(wire) = self.wires.get_mut(wire) else { return };
+        wire.held.extend_from_slice(bytes);
+        let used = self.adapter.handle_stream(self.now, wire.conn, &wire.held);
+        assert!(used <= wire.held.len());
+        wire.held.drain(..used);
+        if wire.held.len() > 1 << 16 {
+            wire.held.clear();
+        }
+    }
+
+    fn join_streams(&mut self) {
+        let request = self.request();
+        let asking = self.accepted().unwrap();
+        self.say(asking, &request);
+        let Some(conn) = self.wanted.first().copied() else { return };
+        self.wanted.remove(0);
+        let asked = self.add_wire(conn);
+        self.adapter.handle_reached_stream(self.now, conn);
+        let mut frame = [0; 1024];
+        let len = self.adapter.transmit(self.now, conn, &mut frame);
+        let mut responder = Responder::new();
+        let (_, request) = responder.handle(&frame[..len]).unwrap();
+        let hello = Hello::parse(&request.expect("a request").private_data).unwrap();
+        let answer = hello.answer(Kind::Accept, Features::ALL, 7, 7);
+        responder.accept(Params::default(), &answer.to_bytes()).unwrap();
+        let len = responder.poll_transmit(&mut frame);
+        let reply = frame[..len].to_vec();
+        self.say(asked, &reply);
+    }
+
+    pub fn link_up(&mut self, with_memory: bool) {
+        let usable = (self.around.addr() + LEN, self.around.addr() + 2 * LEN);
+        let memory: Arc<dyn PeerMemory> = Arc::new(PeerSpace { usable });
+        let link = Link {
+            own: self.own.clone(),
+            peer: self.peer.clone(),
+            peer_memory: with_memory.then_some(memory),
+            peer_directory: with_memory.then(|| self.directory.clone()),
+        };
+        self.link = self.adapter.handle_link_up(link).ok();
+    }
+
+    fn join_links(&mut self, with_memory: bool) {
+        self.link_up(with_memory);
+        let Some(link) = self.link else { return };
+        let end = LinkEnd { bell: 3, access: ALL.bits(), pd: 1 };
+        let config = ChannelConfig::default();
+        self.channels.extend(Channel::create(&self.peer, FIRST_CHANNEL, config).ok());
+        let (hello, offset) = (self.hello(ASKING, 1), FIRST_CHANNEL as u64);
+        let message = LinkMessage::Request { tag: 11, hello, offset, end };
+        self.adapter.handle_link_message(self.now, link, message);
+        self.settle();
+        let Some(conn) = self.wanted.first().copied() else { return };
+        self.wanted.remove(0);
+        self.adapter.handle_reached_link(self.now, conn, link);
+        self.settle();
+        let asked = self.heard.iter().find_map(|message| match message {
+            LinkMessage::Request { tag, offset, .. } => Some((*tag, *offset)),
+            _ => None,
+        });
+        let Some((tag, offset)) = asked else { return };
+        let message = LinkMessage::Accept { tag, own_tag: 12, end };
+        self.adapter.handle_link_message(self.now, link, message);
+        self.channels.extend(Channel::attach(&self.own, offset as usize, config).ok());
+    }
+
+    /// Does what the adapter asks for, and reads what it has to say.
+    pub fn settle(&mut self) {
+        let mut out = [0; 3000];
+        for _ in 0..64 {
+            self.adapter.progress(self.now);
+            self.adapter.release_acks();
+            let mut busy = false;
+            while let Some(conn) = self.adapter.next_transmit() {
+                busy = true;
+                let mut calls = 0;
+                while self.adapter.transmit(self.now, conn, &mut out) > 0 {
+                    calls += 1;
+                    assert!(calls < 100_000, "it never stops talking");
+                }
+            }
+            while let Some(action) = self.adapter.poll_action() {
+                busy = true;
+                self.act(action);
+            }
+            while self.adapter.poll_event().is_some() {}
+            if !busy {
+                return;
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Connect { conn, peer } if peer.ip() == IpAddr::from([10, 0, 0, OWN]) => {
+                self.adapter.handle_reached_self(self.now, conn);
+            }
+            Action::Connect { conn, .. } => self.wanted.push(conn),
+            Action::Close { conn } => {
+                self.wires.retain(|wire| wire.conn != conn);
+                self.wanted.retain(|&wanted| wanted != conn);
+                self.adapter.handle_lost(self.now, conn, Loss::Closed);
+            }
+            Action::LinkSend { message, .. } => {
+                let mut bytes = Vec::new();
+                message.encode(&mut bytes);
+                assert_eq!(LinkMessage::decode(&bytes).as_ref(), Some(&message));
+                self.heard.truncate(15);
+                self.heard.insert(0, message);
+            }
+            Action::LimitSilence { .. } | Action::RingBell { .. } => {}
+        }
+    }
+
+    pub fn sge(&self, offset: u32, len: u32, key: u32) -> Sge {
+        let addr = self.base().wrapping_add(u64::from(offset));
+        Sge { addr, len, lkey: Key(key) }
+    }
+
+    /// The address of the region that anybody may use.
+    pub fn base(&self) -> u64 {
+        (self.around.addr() + LEN) as u64
+    }
+
+    pub fn poll(&mut self) {
+        let mut out = [Completion::default(); 16];
+        while let Ok(found @ 1..) = self.adapter.poll_cq(self.cq, &mut out) {
+            self.completed += found as u64;
+        }
+        assert!(self.completed <= self.posted, "more completions than requests");
+    }
+
+    /// Nothing of what happened has touched what nobody may touch.
+    pub fn check(mut self) {
+        self.poll();
+        let untouched = |segment: &Segment, offset: usize| {
+            let mut bytes = [0; LEN];
+            segment.read(offset, &mut bytes).unwrap();
+            bytes == [PATTERN; LEN]
+        };
+        assert!(untouched(&self.around, 0) && untouched(&self.around, 2 * LEN), "out of bounds");
+        assert!(untouched(&self.hidden, 0), "memory without remote rights");
+    }
+}
