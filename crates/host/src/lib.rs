@@ -17,9 +17,9 @@
 //!
 //! # Locks
 //!
-//! Each engine has one lock (`lock::Lock`). While it is held no other lock is taken and nothing is
-//! waited for; system calls under it do not block. The lock around the helper's thread handle is
-//! taken outside of it only.
+//! Each engine has one lock (`lock::Lock`). While the engine holds it, it takes no other and waits
+//! for nothing; system calls under it do not block. A [`Doorbell`] holds it for its owner, who may
+//! take others. The lock around the helper's thread handle is taken outside of it only.
 
 mod address;
 mod clock;

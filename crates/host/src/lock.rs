@@ -1,8 +1,9 @@
 //! The one lock of an engine: two locked instructions where nobody competes, a short spin, then
 //! sleep in the kernel.
 //!
-//! There is one lock per engine and no other is taken while it is held, so there is no order of
-//! locks to keep.
+//! There is one lock per engine, and the engine takes no other while it holds it. Whoever holds it
+//! through a [`Doorbell`](crate::Doorbell) may take locks of his own, under which he must not call
+//! the engine: so there is one order of locks, this one first.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -87,8 +87,9 @@ impl QueuePairBuilder {
         self
     }
 
-    /// When a peer that does not answer is given up: after `retries` (0 to 7) times 4.096 us times
-    /// 2 to the `timeout` (0 to 31, 0 for never). 14 and 7 by default, half a second in all.
+    /// When a peer that does not answer is given up: after 4 times 4.096 us times 2 to the `timeout`
+    /// (0 to 31, 0 for never), for each of 1 + `retries` (0 to 7) tries. 14 and 7 by default, 2.1 s
+    /// in all. Over TCP it is 2 s at least.
     pub fn retry(mut self, timeout: u8, retries: u8) -> Self {
         (self.timeout, self.retries) = (timeout, retries);
         self
