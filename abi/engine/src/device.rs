@@ -26,6 +26,8 @@ const PAGE_SIZES: u64 = !0xfff;
 const ACK_DELAY: u8 = 15;
 /// `phys_state` LinkUp.
 const LINK_UP: u8 = 5;
+/// And of a link that is down.
+const DISABLED: u8 = 3;
 
 const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_SYS_IMAGE_GUID
@@ -115,10 +117,10 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     all
 }
 
-fn port_attributes(address: &HostAddress, limits: &Limits) -> ibv_port_attr {
+fn port_attributes(address: &HostAddress, up: bool, limits: &Limits) -> ibv_port_attr {
     let (active_width, active_speed) = identity::link_speed(address);
     ibv_port_attr {
-        state: if address.up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
+        state: if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
         max_mtu: IBV_MTU_4096,
         active_mtu: identity::active_mtu(address),
         gid_tbl_len: 1,
@@ -136,7 +138,7 @@ fn port_attributes(address: &HostAddress, limits: &Limits) -> ibv_port_attr {
         init_type_reply: 0,
         active_width,
         active_speed,
-        phys_state: LINK_UP,
+        phys_state: if up { LINK_UP } else { DISABLED },
         link_layer: IBV_LINK_LAYER_ETHERNET,
         flags: IBV_QPF_GRH_REQUIRED,
         port_cap_flags2: 0,
@@ -232,7 +234,7 @@ entries! {
         if port != 1 {
             return Err(INVALID);
         }
-        out.fill(port_attributes(engine.address(), &engine.limits()?));
+        out.fill(port_attributes(engine.address(), engine.port_is_up(), &engine.limits()?));
         Ok(())
     }
 

@@ -17,6 +17,8 @@ pub struct HostAddress {
     pub index: u32,
     /// Whether the interface is up.
     pub up: bool,
+    /// Whether it has a carrier.
+    pub running: bool,
     /// Whether the interface is the loopback.
     pub loopback: bool,
 }
@@ -71,6 +73,7 @@ pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
             interface: name.to_string_lossy().into_owned(),
             index,
             up: entry.ifa_flags & libc::IFF_UP as u32 != 0,
+            running: entry.ifa_flags & libc::IFF_RUNNING as u32 != 0,
             loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
         });
     }
@@ -95,6 +98,7 @@ pub fn default_address(addresses: &[HostAddress]) -> HostAddress {
             interface: "lo".into(),
             index: 1,
             up: false,
+            running: false,
             loopback: true,
         })
 }
@@ -120,6 +124,7 @@ mod tests {
             interface: interface.into(),
             index: 7,
             up: true,
+            running: true,
             loopback: interface == "lo",
         }
     }

@@ -11,6 +11,7 @@
 //! | `net` | TCP to engines elsewhere |
 //! | `link` | shared memory with engines on this host |
 //! | `mapped` | whether memory that is registered is there |
+//! | `port` | whether the interface of the device is up |
 //! | [`Config`] | all settings, and the one place that reads the environment |
 //! | [`doctor`] | what on this machine works and what does not |
 //! | `clock`, `lock`, `fork`, `sys` | time, the lock, children of fork, system calls |
@@ -33,6 +34,7 @@ mod link;
 mod lock;
 mod mapped;
 mod net;
+mod port;
 mod sys;
 
 pub use quipu_nic as nic;

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::link::{Links, Reach, Waiting};
 use crate::net::Net;
 use crate::net::token::Token;
+use crate::port::Port;
 use crate::sys::{Epoll, EventFd, ReadyList};
 
 /// Polls that share one reading of the clock, while they find nothing.
@@ -40,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) net: Net,
     pub(crate) links: Links,
     pub(crate) events: Events,
+    /// `None` where nobody tells of changes.
+    port: Option<Port>,
     pub(crate) helper: HelperMode,
     /// A thread of the program waits for descriptors on behalf of all.
     pub(crate) driver: bool,
@@ -62,6 +65,7 @@ pub(crate) struct Parts {
     pub(crate) adapter: Adapter,
     pub(crate) net: Net,
     pub(crate) links: Links,
+    pub(crate) port: Option<Port>,
     pub(crate) epoll: Arc<Epoll>,
     pub(crate) bell: Arc<EventFd>,
 }
@@ -74,6 +78,7 @@ impl Core {
             net: parts.net,
             links: parts.links,
             events: Events::new(),
+            port: parts.port,
             helper: HelperMode::Absent,
             driver: false,
             drives: 0,
@@ -182,6 +187,11 @@ impl Core {
                 Some(Token::LinkListener(index)) => self.links.accept(now, index),
                 Some(Token::Link(slot)) => {
                     any |= self.links.ready(adapter, now, slot, item.events);
+                }
+                Some(Token::Port) => {
+                    if let Some(event) = self.port.as_mut().and_then(Port::news) {
+                        self.events.asynchronous(event);
+                    }
                 }
                 None => {}
             }

@@ -28,6 +28,7 @@ use crate::lock::{Guard, Lock};
 use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
+use crate::port::{self, Port};
 use crate::sys::{self, Epoll, EventFd};
 
 pub use self::events::{CompletionEvent, ContextId, EventsReported};
@@ -104,7 +105,8 @@ impl Engine {
         }
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
-        let parts = Parts { adapter, net, links, epoll: Arc::clone(&epoll), bell };
+        let port = watch_port(&address, &epoll);
+        let parts = Parts { adapter, net, links, port, epoll: Arc::clone(&epoll), bell };
         let inner = Inner {
             birthplace,
             core: Lock::new(Core::new(parts), !uniprocessor),
@@ -124,6 +126,12 @@ impl Engine {
     #[must_use]
     pub fn address(&self) -> &HostAddress {
         &self.inner.address
+    }
+
+    /// Whether its interface is up now, has a carrier, and still has the address.
+    #[must_use]
+    pub fn port_is_up(&self) -> bool {
+        port::is_up(&self.inner.address)
     }
 
     /// The GID of the device: its address.
@@ -203,6 +211,15 @@ fn choose_address(wanted: Option<IpAddr>) -> Result<HostAddress, OpenError> {
     } else {
         Err(OpenError::InterfaceDown { address: ip, interface: found.interface })
     }
+}
+
+/// The port, which tells of changes if the system does.
+fn watch_port(address: &HostAddress, epoll: &Epoll) -> Option<Port> {
+    let watched = Port::watch(address).and_then(|port| {
+        epoll.add(port.fd(), libc::EPOLLIN, Token::Port.bits())?;
+        Ok(port)
+    });
+    watched.inspect_err(|error| tracing::debug!(%error, "no events of the port")).ok()
 }
 
 /// The address to bind sockets to, with port 0.

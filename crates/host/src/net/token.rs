@@ -14,6 +14,8 @@ pub(crate) enum Token {
     LinkListener(u32),
     /// The socket of a link.
     Link(Slot),
+    /// Notices about the port.
+    Port,
 }
 
 /// A place in a [`Table`](super::table::Table).
@@ -43,6 +45,7 @@ impl Token {
             Self::Stream(slot) => pack(2, slot),
             Self::LinkListener(index) => plain(3, index),
             Self::Link(slot) => pack(4, slot),
+            Self::Port => plain(5, 0),
         }
     }
 
@@ -56,6 +59,7 @@ impl Token {
             2 => Self::Stream(slot),
             3 => Self::LinkListener(index),
             4 => Self::Link(slot),
+            5 => Self::Port,
             _ => return None,
         })
     }
@@ -74,6 +78,7 @@ mod tests {
             Token::Stream(slot),
             Token::LinkListener(39),
             Token::Link(slot),
+            Token::Port,
         ] {
             assert_eq!(Token::from_bits(token.bits()), Some(token));
         }

@@ -1,0 +1,56 @@
+//! The port follows its interface. The interface is the loopback of a network namespace of its own, so
+//! this needs the right to make one, and is skipped where there is none.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Node, engine};
+use quipu_host::SameHost;
+use quipu_host::nic::AsyncEvent;
+
+/// Set for the run inside the namespace.
+const INSIDE: &str = "QUIPU_TEST_PORT_INSIDE";
+
+fn loopback(state: &str) {
+    let done = Command::new("ip").args(["link", "set", "lo", state]).status().unwrap();
+    assert!(done.success());
+}
+
+#[test]
+fn an_interface_that_goes_down_takes_the_port_with_it() {
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    let namespace = || {
+        let mut command = Command::new("unshare");
+        command.arg("-rn");
+        command
+    };
+    let possible = namespace().args(["ip", "link", "set", "lo", "up"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespaces here");
+        return;
+    }
+    let name = "an_interface_that_goes_down_takes_the_port_with_it";
+    let output = namespace()
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn inside() {
+    loopback("up");
+    let engine = engine("127.0.0.1", SameHost::Auto);
+    let node = Node::new(&engine, 64);
+    assert!(engine.port_is_up());
+    loopback("down");
+    assert_eq!(engine.wait_async(node.context).unwrap(), AsyncEvent::PortErr);
+    assert!(!engine.port_is_up());
+    loopback("up");
+    assert_eq!(engine.wait_async(node.context).unwrap(), AsyncEvent::PortActive);
+    assert!(engine.port_is_up());
+}
