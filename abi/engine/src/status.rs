@@ -40,6 +40,7 @@ impl From<&Fault> for Failure {
             | Fault::Access(_) => S::Invalid,
             Fault::Busy => S::Busy,
             Fault::QueueFull => S::QueueFull,
+            Fault::Overrun => S::Internal,
             Fault::Unsupported(_) => S::NotSupported,
             Fault::Exhausted(_) | Fault::Register(RegisterError::Full) => S::NoMemory,
             Fault::Register(RegisterError::ReadOnly) => S::NotPermitted,

@@ -23,6 +23,9 @@ pub enum Fault {
     /// The queue is full.
     #[error("the work queue is full")]
     QueueFull,
+    /// Completions were lost for lack of room in the completion queue, and those that were not are taken.
+    #[error("the completion queue overran")]
+    Overrun,
     /// The adapter does not offer this.
     #[error("not supported: {0}")]
     Unsupported(&'static str),

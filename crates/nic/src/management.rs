@@ -299,10 +299,14 @@ impl<P: Probe> Adapter<P> {
     /// [`progress`](Self::progress) for that.
     ///
     /// # Errors
-    /// No such queue.
+    /// No such queue; or it is empty and has overrun (IBA 11.6.3.1: it is in error from then on).
     #[inline]
     pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
-        Ok(self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?.pop(out))
+        let cq = self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        match cq.pop(out) {
+            0 if cq.overran() && !out.is_empty() => Err(Fault::Overrun),
+            count => Ok(count),
+        }
     }
 
     /// Creates a shared receive queue.

@@ -462,6 +462,11 @@ fn completion_queues_overrun_loudly() {
         pair.run();
         assert!(events(&pair, 1).contains(&AsyncEvent::CqErr(cq)), "{way:?}");
         assert!(events(&pair, 1).contains(&AsyncEvent::QpFatal(qps[1])), "{way:?}");
+        let mut out = [Completion::default(); 4];
+        let adapter = &mut pair.hosts[1].adapter;
+        assert_eq!(adapter.poll_cq(cq, &mut out), Ok(2), "what it has is not lost");
+        assert_eq!(adapter.poll_cq(cq, &mut out), Err(Fault::Overrun));
+        assert_eq!(adapter.poll_cq(cq, &mut []), Ok(0));
         assert_eq!(state(&pair, 1, qps[1]), QpState::Err);
     }
 }

@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, CQ_COOKIE, Said, done, made, receive, send};
+use super::bench::{Bench, CQ_COOKIE, Said, done, made, receive, send, status};
 
 /// Whether a descriptor is readable now.
 fn readable(fd: i32) -> bool {
@@ -163,4 +163,9 @@ fn a_queue_that_overruns_says_so() {
     // The queue pair whose completion was lost has failed.
     assert_eq!(async_event(&bench), Ok((IBV_EVENT_QP_FATAL, 99)));
     assert_eq!(bench.query(a.qp).unwrap().qp_state, IBV_QPS_ERR);
+    // What the queue has can be taken; then it fails.
+    assert_eq!(bench.completions(cq.cq, cq.cqe as usize).len(), cq.cqe as usize);
+    let mut none = super::bench::blank();
+    let polled = unsafe { (bench.api.poll_cq)(cq.cq, 1, &mut none) };
+    assert_eq!(status(-polled), EngineStatus::Internal);
 }
