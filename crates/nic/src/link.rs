@@ -16,7 +16,7 @@ use quipu_mem::{
 use crate::adapter::{Adapter, Hub};
 use crate::event::Action;
 use crate::probe::Probe;
-use crate::types::{Access, LinkId, QpId};
+use crate::types::{Access, Gid, LinkId, QpId};
 
 /// Bytes of the page that a segment begins with.
 const PAGE: usize = 4096;
@@ -61,6 +61,9 @@ pub struct Link {
     pub own: Segment,
     /// The segment that the peer created.
     pub peer: Segment,
+    /// The GID of the peer's engine, for which alone it speaks. That it is an address of this host is for the
+    /// world below to make sure.
+    pub peer_gid: Gid,
     /// Access to the peer's memory, if the host allows it in this direction.
     pub peer_memory: Option<Arc<dyn PeerMemory>>,
     /// The peer's directory of regions, if it gave one.

@@ -3,10 +3,12 @@
 
 mod pair;
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use pair::{ALL_ACCESS, Pair, Way};
 use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
 use quipu_iwarp::{Negotiated, Sender};
 use quipu_nic::mem::Segment;
@@ -230,6 +232,7 @@ impl LinkPeer {
             .handle_link_up(Link {
                 own: own.clone(),
                 peer: peer.clone(),
+                peer_gid: Gid::from(IpAddr::from([10, 0, 0, 2])),
                 peer_memory: directory.is_some().then(|| memory.clone() as Arc<dyn PeerMemory>),
                 peer_directory: directory,
             })
@@ -391,4 +394,54 @@ fn a_region_that_was_changed_is_waited_for() {
     assert!(!adapter.memory_is_quiet(), "the peer is in the middle of an access");
     peer.own_page.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
     assert!(adapter.memory_is_quiet());
+}
+
+/// A link speaks for the address of its engine only.
+#[test]
+fn a_link_cannot_speak_for_another_host() {
+    for (address, expected) in [([10, 0, 0, 2], None), ([10, 0, 0, 3], Some(Reason::Mismatch))] {
+        let mut pair = Pair::new(Way::LinkCopying);
+        let (peer, _) = LinkPeer::asked(&mut pair, None);
+        let num = QpNum::new(4001, 9);
+        let adapter = &mut pair.hosts[0].adapter;
+        let hello = Hello {
+            kind: Kind::Request,
+            path_mtu: 5,
+            features: Features::ALL,
+            dest_qpn: num.0,
+            source_qpn: 0xfff00,
+            rq_psn: 0,
+            sq_psn: 0,
+            source_gid: Gid::from(IpAddr::from(address)).0,
+            dest_gid: adapter.config().gid.0,
+        };
+        let end = LinkEnd { bell: 0, access: 0, pd: 1 };
+        let request = LinkMessage::Request { tag: 5, hello, offset: 4096, end };
+        adapter.handle_link_message(pair.now, peer.link, request);
+        let Some(Action::LinkSend { message: LinkMessage::Reject { tag: 5, hello }, .. }) =
+            adapter.poll_action()
+        else {
+            panic!("no answer");
+        };
+        let reason = expected.unwrap_or(Reason::NoSuchQp);
+        assert_eq!(hello.kind, Kind::Reject(reason));
+    }
+}
+
+/// Whoever answers in the place of an engine of this host gets none of its queue pairs.
+#[test]
+fn a_link_to_another_engine_is_not_used() {
+    let mut pair = Pair::new(Way::LinkCopying);
+    let (peer, _) = LinkPeer::asked(&mut pair, None);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.to_rtr(0, qps, &|attr| attr.av.dgid = Gid::from(IpAddr::from([10, 0, 0, 3])));
+    let adapter = &mut pair.hosts[0].adapter;
+    let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
+        panic!("nothing to connect");
+    };
+    adapter.handle_reached_link(pair.now, conn, peer.link);
+    assert_eq!(adapter.poll_action(), None);
+    let again = adapter.poll_timeout().expect("it tries again");
+    adapter.handle_timeout(again);
+    assert!(matches!(adapter.poll_action(), Some(Action::Connect { .. })));
 }

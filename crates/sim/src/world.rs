@@ -499,6 +499,7 @@ impl World {
             let link = Link {
                 own: segments[mine].clone(),
                 peer: segments[theirs].clone(),
+                peer_gid: self.hosts[peer].adapter.config().gid,
                 peer_memory: memory,
                 peer_directory: self.hosts[peer].directory.clone(),
             };

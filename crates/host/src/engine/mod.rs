@@ -86,8 +86,8 @@ impl Engine {
 
         let own = socket_address(&address);
         let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
-        let (links, directory) =
-            open_links(&config, &epoll).map_err(system("an identity for peers"))?;
+        let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
+            .map_err(system("an identity for peers"))?;
         let mut adapter = Adapter::new(quipu_nic::Config {
             gid: Gid::from(address.ip),
             seed,
@@ -231,7 +231,11 @@ fn socket_address(address: &HostAddress) -> SocketAddr {
 }
 
 /// The links; and the segment for the directory of regions, if peers may be let into the memory.
-fn open_links(config: &Config, epoll: &Arc<Epoll>) -> io::Result<(Links, Option<Segment>)> {
+fn open_links(
+    config: &Config,
+    gid: Gid,
+    epoll: &Arc<Epoll>,
+) -> io::Result<(Links, Option<Segment>)> {
     let (mut usable, mut directory, mut shown) = (false, None, None);
     if config.same_host != SameHost::Never {
         // Without a directory this still tells whether shared memory works here.
@@ -245,6 +249,6 @@ fn open_links(config: &Config, epoll: &Arc<Epoll>) -> io::Result<(Links, Option<
             }
         }
     }
-    let identity = Identity::new(shown, config.arena_bytes, config.peer_memory)?;
+    let identity = Identity::new(gid, shown, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
 }

@@ -3,8 +3,8 @@
 //! ```text
 //! caller                                        callee
 //!   Knock { engine }                   -->
-//!                                      <--      Hello { engine, proof_addr } + arena    or  Known
-//!   Hello { engine, proof_addr } + arena -->
+//!                                      <--      Hello { engine, gid, proof_addr } + arena  or  Known
+//!   Hello { engine, gid, proof_addr } + arena -->
 //!   Ready { number read }              -->
 //!                                      <--      Ready { number read }
 //!                                      <--      Admits { whether } + directory
@@ -13,13 +13,15 @@
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
-//! Each side names an address where the other finds a secret number; whoever can say the number has
+//! Each side speaks for its own GID only, which must be an address of this host, and names an address where the other finds a secret number; whoever can say the number has
 //! access to that process's memory, and only then is shown its directory of regions.
+
+use quipu_nic::Gid;
 
 use super::probe::Number;
 
 /// Changes whenever anything that two engines share changes its form.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAGIC: [u8; 4] = *b"QPLK";
 
 /// Names an engine: random, chosen when it is opened.
@@ -30,6 +32,8 @@ pub(crate) type EngineName = [u8; 16];
 pub(crate) struct Hello {
     /// The sender.
     pub(crate) engine: EngineName,
+    /// Its address.
+    pub(crate) gid: Gid,
     /// Where its proof is in the sender's memory (see `probe`); 0 if nobody is to look.
     pub(crate) proof_addr: u64,
 }
@@ -78,6 +82,7 @@ impl<'a> Message<'a> {
             Self::Known(engine) => introduce(&mut out, KNOWN, engine),
             Self::Hello(hello) => {
                 introduce(&mut out, HELLO, &hello.engine);
+                out.extend_from_slice(&hello.gid.0);
                 out.extend_from_slice(&hello.proof_addr.to_le_bytes());
             }
             Self::Ready(number) => {
@@ -111,9 +116,10 @@ impl<'a> Message<'a> {
                 match (kind, rest) {
                     (KNOCK, []) => Self::Knock(*engine),
                     (KNOWN, []) => Self::Known(*engine),
-                    (HELLO, addr) => {
+                    (HELLO, rest) => {
+                        let (gid, addr) = rest.split_first_chunk()?;
                         let proof_addr = u64::from_le_bytes(addr.try_into().ok()?);
-                        Self::Hello(Hello { engine: *engine, proof_addr })
+                        Self::Hello(Hello { engine: *engine, gid: Gid(*gid), proof_addr })
                     }
                     _ => return None,
                 }
@@ -129,7 +135,7 @@ mod tests {
 
     #[test]
     fn messages_survive_and_nonsense_is_refused() {
-        let hello = Hello { engine: [1; 16], proof_addr: 0x1234_5678_9abc };
+        let hello = Hello { engine: [1; 16], gid: Gid([2; 16]), proof_addr: 0x1234_5678_9abc };
         for message in [
             Message::Knock([3; 16]),
             Message::Known([4; 16]),

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use quipu_mem::Segment;
+use quipu_nic::Gid;
 
 use super::handshake::{EngineName, Hello, Message};
 use super::probe::{Number, Proof};
@@ -16,6 +17,7 @@ use crate::sys;
 /// What this engine shows to others.
 pub(crate) struct Identity {
     pub(super) engine: EngineName,
+    gid: Gid,
     proof: Proof,
     /// `None` where no peer is let into the memory anyway.
     directory: Option<OwnedFd>,
@@ -26,6 +28,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// A new identity; `directory` is the segment of the engine's regions.
     pub(crate) fn new(
+        gid: Gid,
         directory: Option<OwnedFd>,
         arena_bytes: usize,
         policy: PeerMemoryPolicy,
@@ -38,7 +41,7 @@ impl Identity {
             probe::allow_everyone();
         }
         let proof = Proof::new(&engine, number);
-        Ok(Self { engine, proof, directory, arena_bytes, policy })
+        Ok(Self { engine, gid, proof, directory, arena_bytes, policy })
     }
 
     fn admits_anybody(&self) -> bool {
@@ -49,7 +52,7 @@ impl Identity {
     pub(super) fn introduce(&self, fd: &OwnedFd) -> io::Result<Segment> {
         let (arena_fd, arena) = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both)?;
         let proof_addr = if self.admits_anybody() { self.proof.addr() } else { 0 };
-        let hello = Hello { engine: self.engine, proof_addr };
+        let hello = Hello { engine: self.engine, gid: self.gid, proof_addr };
         socket::send(fd, &Message::Hello(hello).encode(), &[arena_fd.as_raw_fd()])?;
         Ok(arena)
     }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use quipu_mem::Segment;
-use quipu_nic::{Adapter, ConnId, Fault, LinkId, LinkMessage, PeerMemory, Time};
+use quipu_nic::{Adapter, ConnId, Fault, Gid, LinkId, LinkMessage, PeerMemory, Time};
 
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
@@ -96,6 +96,8 @@ struct Peer {
     /// Whom it was called for; `None` on the side that was called.
     target: Option<SocketAddr>,
     engine: Option<EngineName>,
+    /// What it says its address is, which was found to be one of this host.
+    gid: Gid,
     pid: libc::pid_t,
     deadline: Time,
     own_arena: Option<Segment>,
@@ -248,6 +250,7 @@ impl Links {
                 state,
                 target,
                 engine: None,
+                gid: Gid::default(),
                 pid,
                 deadline: now.after(SETUP_NS),
                 own_arena: None,

@@ -9,6 +9,7 @@ use super::handshake::{EngineName, Hello, Message};
 use super::peer_memory::ProcessMemory;
 use super::probe::Number;
 use super::{Broken, Links, MAPPED_MAX, State, socket};
+use crate::address::{find_address, host_addresses};
 use crate::net::token::Slot;
 use crate::sys;
 
@@ -122,6 +123,9 @@ impl Links {
             return Err(Broken::Nonsense);
         }
         peer.engine = Some(hello.engine);
+        // Nobody speaks for the queue pairs of another host.
+        find_address(&host_addresses()?, hello.gid.into()).ok_or(Broken::Nonsense)?;
+        peer.gid = hello.gid;
         let arena = self.identity.accept_arena(fds, MAPPED_MAX.saturating_sub(taken))?;
         peer.mapped = arena.len();
         peer.peer_arena = Some(arena);
@@ -166,6 +170,7 @@ impl Links {
         let link = adapter.handle_link_up(Link {
             own,
             peer: arena,
+            peer_gid: peer.gid,
             peer_memory: access.then(|| Arc::new(memory()) as Arc<dyn PeerMemory>),
             peer_directory: directory,
         })?;

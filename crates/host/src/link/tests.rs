@@ -1,9 +1,10 @@
 //! What peers of this host may do to an engine: here a peer is played by hand, word by word.
 
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use quipu_nic::{Access, MrId, PdId, QpInit};
+use quipu_nic::{Access, Gid, MrId, PdId, QpInit};
 
 use super::handshake::Hello;
 use super::probe::Number;
@@ -57,6 +58,11 @@ impl Called {
     }
 }
 
+/// The address of every engine here.
+fn own_gid() -> Gid {
+    Gid::from(IpAddr::from([127, 0, 0, 1]))
+}
+
 /// A peer that says what the test wants.
 struct Peer {
     fd: OwnedFd,
@@ -98,7 +104,7 @@ impl Peer {
 
     /// The handshake, with the number that is to prove access. What the engine gave at its end.
     fn join(&self, name: u8, number: Option<Number>) -> (bool, Vec<OwnedFd>) {
-        let hello = Hello { engine: [name; 16], proof_addr: 0 };
+        let hello = Hello { engine: [name; 16], gid: own_gid(), proof_addr: 0 };
         self.say(Message::Hello(hello), &[&self.arena_fd]);
         let (bytes, _) = self.hear().unwrap();
         assert_eq!(Message::decode(&bytes), Some(Message::Ready(None)));
@@ -264,9 +270,22 @@ fn arenas_have_bounds() {
         let peer = huge();
         peer.say(Message::Knock([index as u8; 16]), &[]);
         peer.hear().unwrap();
-        let hello = Hello { engine: [index as u8; 16], proof_addr: 0 };
+        let hello = Hello { engine: [index as u8; 16], gid: own_gid(), proof_addr: 0 };
         peer.say(Message::Hello(hello), &[&peer.arena_fd]);
         assert_eq!(peer.hear().is_some(), index < fit, "{index} of {fit}");
         peers.push(peer);
+    }
+}
+
+#[test]
+fn nobody_speaks_for_an_address_of_another_host() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    // Addresses for documentation belong to nobody (RFC 5737).
+    for (name, address, believed) in [(1, [192, 0, 2, 1], false), (2, [127, 0, 0, 9], true)] {
+        let (peer, _, _) = Peer::knock(called.at, name);
+        let gid = Gid::from(IpAddr::from(address));
+        let hello = Hello { engine: [name; 16], gid, proof_addr: 0 };
+        peer.say(Message::Hello(hello), &[&peer.arena_fd]);
+        assert_eq!(peer.hear().is_some(), believed, "{address:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use quipu_iwarp::wire::hello::{Features, Kind, Reason};
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_mem::ring::Channel;
 
 use super::{Conn, Phase, Via, Waiting, established, hello_of, pause};
@@ -16,6 +16,13 @@ use crate::qp::{Path, Qp, pd_number};
 use crate::receive;
 use crate::requester;
 use crate::types::{ConnId, Gid, LinkId, QpId, Time};
+
+impl<P> Hub<P> {
+    /// Whether the engine behind a link has the queue pairs of this GID.
+    fn speaks_for(&self, link: LinkId, gid: Gid) -> bool {
+        self.links.get(link).is_some_and(|state| state.link.peer_gid == gid)
+    }
+}
 
 /// Begins a channel in the own segment of a link and asks the peer to join it.
 fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<()> {
@@ -52,7 +59,8 @@ impl<P: Probe> Adapter<P> {
             return;
         };
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        if ask(qp, hub, conn, link).is_none() {
+        let genuine = hub.speaks_for(link, qp.attr.av.dgid);
+        if !genuine || ask(qp, hub, conn, link).is_none() {
             hub.remove_conn(conn);
             pause(qp, hub);
         }
@@ -72,16 +80,7 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         match message {
             LinkMessage::Request { tag, hello, offset, end } => {
-                self.make_room(IpAddr::from(Gid(hello.source_gid)));
-                let via = Via::Link { link, tag, offset, end };
-                let phase = Phase::Waiting(Box::new(Waiting { hello, via }));
-                let Some(conn) = self.hub.new_conn(None, phase) else {
-                    let hello = hello.answer(Kind::Reject(Reason::Busy), Features::ALL, 0, 0);
-                    self.hub.link_send(link, LinkMessage::Reject { tag, hello });
-                    return;
-                };
-                self.hub.count_half_open(conn);
-                self.decide(conn);
+                self.link_asked(hello, Via::Link { link, tag, offset, end });
             }
             LinkMessage::Accept { tag, own_tag, end } => {
                 self.link_accepted(link, tag, own_tag, end)
@@ -102,6 +101,26 @@ impl<P: Probe> Adapter<P> {
                 }
             }
         }
+    }
+
+    /// The peer of a link asks for a channel.
+    fn link_asked(&mut self, hello: Hello, via: Via) {
+        let Via::Link { link, tag, .. } = via else { return };
+        let genuine = self.hub.speaks_for(link, Gid(hello.source_gid));
+        let conn = genuine.then(|| {
+            self.make_room(IpAddr::from(Gid(hello.source_gid)));
+            self.hub.new_conn(None, Phase::Waiting(Box::new(Waiting { hello, via })))
+        });
+        let reason = match conn {
+            Some(Some(conn)) => {
+                self.hub.count_half_open(conn);
+                return self.decide(conn);
+            }
+            Some(None) => Reason::Busy,
+            None => Reason::Mismatch,
+        };
+        let hello = hello.answer(Kind::Reject(reason), Features::ALL, 0, 0);
+        self.hub.link_send(link, LinkMessage::Reject { tag, hello });
     }
 
     pub(super) fn grant_link(

@@ -452,6 +452,7 @@ impl Pair {
         let segments = [Segment::heap(4 << 20), Segment::heap(4 << 20)];
         let mut directories = BTreeMap::new();
         let access = self.way == Way::Link;
+        let gids = self.hosts.each_ref().map(|host| host.adapter.config().gid);
         for host in 0..2 {
             let directory = Segment::heap(64 << 10);
             self.hosts[host].adapter.publish_regions(&directory).unwrap();
@@ -464,6 +465,7 @@ impl Pair {
                 .handle_link_up(Link {
                     own: segments[host].clone(),
                     peer: segments[1 - host].clone(),
+                    peer_gid: gids[1 - host],
                     peer_memory: access.then_some(memory),
                     peer_directory: access.then(|| directories[&(1 - host)].clone()),
                 })
