@@ -4,7 +4,7 @@ use std::ptr;
 
 use libc::{c_int, ssize_t};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntErrno, IntMinusOne, Plain, entry};
+use quipu_cabi::{CReturn, Errno, IntErrno, IntMinusOne, entry};
 
 use crate::context::{Context, context};
 use crate::engine::check;
@@ -66,6 +66,21 @@ fn attributes(context: &Context) -> Result<ibv_device_attr_ex, Errno> {
     // SAFETY: `attr` is valid for the call.
     check(unsafe { (context.api.query_device)(context.handle, &mut attr) })?;
     Ok(attr)
+}
+
+/// What `ibv_query_gid_table` returns: a number of rows, or a negative error number.
+pub struct Rows;
+
+impl CReturn for Rows {
+    type Value = ssize_t;
+    type Raw = ssize_t;
+    fn success(rows: ssize_t) -> ssize_t {
+        rows
+    }
+    fn failure(errno: Errno) -> ssize_t {
+        errno.set();
+        -(errno.0 as ssize_t)
+    }
 }
 
 entry! {
@@ -168,13 +183,9 @@ entry! {
         max: usize,
         flags: u32,
         stride: usize,
-    ) -> Plain<ssize_t> {
+    ) -> Rows {
         // SAFETY: the program passes a context, and room for `max` rows of `stride` bytes.
-        let written = unsafe { gid_table(raw, out.cast(), max, flags, stride) };
-        Ok(written.unwrap_or_else(|errno| {
-            errno.set();
-            -(errno.0 as ssize_t)
-        }))
+        unsafe { gid_table(raw, out.cast(), max, flags, stride) }
     }
 
     /// The private `ibv_query_gid_type`, which perftest asks.

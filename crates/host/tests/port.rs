@@ -10,7 +10,7 @@ use quipu_host::SameHost;
 use quipu_host::nic::AsyncEvent;
 
 /// Set for the run inside the namespace.
-const INSIDE: &str = "QUIPU_TEST_PORT_INSIDE";
+const INSIDE: &str = "INSIDE_A_NAMESPACE";
 
 fn loopback(state: &str) {
     let done = Command::new("ip").args(["link", "set", "lo", state]).status().unwrap();
