@@ -169,15 +169,19 @@ fn time(world: &mut World, input: &mut Input<'_>) {
 fn connections(world: &mut World, input: &mut Input<'_>) {
     let which = usize::from(input.byte());
     let wanted = (!world.wanted.is_empty()).then(|| which % world.wanted.len());
-    let (now, link) = (world.now, world.link);
+    // A queue pair that asks reaches the second neighbour, whose GID it was given.
+    let neighbour = which % 2;
+    let (now, link) = (world.now, world.neighbours[neighbour].link);
     match (input.byte() % 8, wanted) {
         (0, _) if !world.wires.is_empty() => {
             let wire = world.wires.remove(which % world.wires.len());
             world.adapter.handle_lost(now, wire.conn, Loss::Closed);
         }
-        (1, _) if link.is_none() => world.link_up(input.flag()),
+        (1, _) if link.is_none() => {
+            world.link_up(neighbour, input.flag());
+        }
         (2, _) if input.byte() % 8 == 0 => {
-            if let Some(link) = world.link.take() {
+            if let Some(link) = world.neighbours[neighbour].link.take() {
                 world.adapter.handle_link_down(now, link);
             }
         }
@@ -187,7 +191,7 @@ fn connections(world: &mut World, input: &mut Input<'_>) {
             world.add_wire(conn);
         }
         (5, Some(at)) => {
-            let Some(link) = link else { return };
+            let Some(link) = world.neighbours[1].link.or(link) else { return };
             let conn = world.wanted.remove(at);
             world.adapter.handle_reached_link(now, conn, link);
         }
@@ -295,7 +299,8 @@ fn whole(
 }
 
 fn link_message(world: &mut World, input: &mut Input<'_>) {
-    let Some(link) = world.link else { return };
+    let neighbour = usize::from(input.byte()) % 2;
+    let Some(link) = world.neighbours[neighbour].link else { return };
     let heard = (!world.heard.is_empty()).then(|| input.pick(&[0, 1, 2]) % world.heard.len());
     let tag = match heard.map(|at| &world.heard[at]) {
         Some(LinkMessage::Request { tag, .. }) => *tag,
@@ -321,10 +326,11 @@ fn link_message(world: &mut World, input: &mut Input<'_>) {
 
 /// The peer writes where it likes: both segments and its directory are mapped by it.
 fn scribble(world: &mut World, input: &mut Input<'_>) {
+    let neighbour = &world.neighbours[usize::from(input.byte()) % 2];
     let segment = match input.byte() % 4 {
         0 => &world.directory,
-        1 => &world.own,
-        _ => &world.peer,
+        1 => &neighbour.own,
+        _ => &neighbour.peer,
     };
     // Most of it is payload; the pages with the guards, bells and counts are what matters.
     let offset = match input.byte() % 4 {

@@ -80,6 +80,20 @@ pub struct Wire {
     pub held: Vec<u8>,
 }
 
+/// Another engine of this host, with the two segments of the link to it.
+pub struct Neighbour {
+    pub link: Option<LinkId>,
+    pub own: Segment,
+    pub peer: Segment,
+    last: u8,
+}
+
+impl Neighbour {
+    fn new(last: u8) -> Self {
+        Self { link: None, own: Segment::heap(SEGMENT), peer: Segment::heap(SEGMENT), last }
+    }
+}
+
 pub struct World {
     pub adapter: Adapter,
     pub now: Time,
@@ -94,9 +108,8 @@ pub struct World {
     pub wires: Vec<Wire>,
     /// Connections that the adapter wants to be made.
     pub wanted: Vec<ConnId>,
-    pub link: Option<LinkId>,
-    pub own: Segment,
-    pub peer: Segment,
+    /// The one that asks, and the one that is asked.
+    pub neighbours: [Neighbour; 2],
     pub directory: Segment,
     pub channels: Vec<Channel>,
     /// The last messages of the adapter to its peer on this host.
@@ -146,9 +159,7 @@ impl World {
             secret,
             wires: Vec::new(),
             wanted: Vec::new(),
-            link: None,
-            own: Segment::heap(SEGMENT),
-            peer: Segment::heap(SEGMENT),
+            neighbours: [ASKING, ASKED].map(Neighbour::new),
             directory: Segment::heap(4096),
             channels: Vec::new(),
             heard: Vec::new(),
@@ -250,6 +261,12 @@ impl World {
             _ => return,
         }
         self.settle();
+        // Else the rest would test little, without anybody noticing.
+        let refused = |message: &LinkMessage| {
+            matches!(message, LinkMessage::Reject { .. } | LinkMessage::Close { .. })
+        };
+        assert_eq!(self.wires.len() + self.channels.len(), 2, "both peers are connected");
+        assert!(!self.heard.iter().any(refused));
         self.occupy();
     }
 
@@ -348,29 +365,35 @@ impl World {
         self.say(asked, &reply);
     }
 
-    pub fn link_up(&mut self, with_memory: bool) {
+    pub fn link_up(&mut self, which: usize, with_memory: bool) -> Option<LinkId> {
         let usable = (self.around.addr() + LEN, self.around.addr() + 2 * LEN);
         let memory: Arc<dyn PeerMemory> = Arc::new(PeerSpace { usable });
+        let neighbour = &mut self.neighbours[which % 2];
         let link = Link {
-            own: self.own.clone(),
-            peer: self.peer.clone(),
+            own: neighbour.own.clone(),
+            peer: neighbour.peer.clone(),
+            peer_gid: gid(neighbour.last),
             peer_memory: with_memory.then_some(memory),
             peer_directory: with_memory.then(|| self.directory.clone()),
         };
-        self.link = self.adapter.handle_link_up(link).ok();
+        neighbour.link = self.adapter.handle_link_up(link).ok();
+        neighbour.link
     }
 
     fn join_links(&mut self, with_memory: bool) {
-        self.link_up(with_memory);
-        let Some(link) = self.link else { return };
         let end = LinkEnd { bell: 3, access: ALL.bits(), pd: 1 };
         let config = ChannelConfig::default();
-        self.channels.extend(Channel::create(&self.peer, FIRST_CHANNEL, config).ok());
-        let (hello, offset) = (self.hello(ASKING, 1), FIRST_CHANNEL as u64);
-        let message = LinkMessage::Request { tag: 11, hello, offset, end };
-        self.adapter.handle_link_message(self.now, link, message);
-        self.settle();
-        let Some(conn) = self.wanted.first().copied() else { return };
+        if let Some(link) = self.link_up(0, with_memory) {
+            let channel = Channel::create(&self.neighbours[0].peer, FIRST_CHANNEL, config);
+            self.channels.extend(channel.ok());
+            let (hello, offset) = (self.hello(ASKING, 1), FIRST_CHANNEL as u64);
+            let message = LinkMessage::Request { tag: 11, hello, offset, end };
+            self.adapter.handle_link_message(self.now, link, message);
+            self.settle();
+        }
+        let (Some(link), Some(&conn)) = (self.link_up(1, with_memory), self.wanted.first()) else {
+            return;
+        };
         self.wanted.remove(0);
         self.adapter.handle_reached_link(self.now, conn, link);
         self.settle();
@@ -381,7 +404,8 @@ impl World {
         let Some((tag, offset)) = asked else { return };
         let message = LinkMessage::Accept { tag, own_tag: 12, end };
         self.adapter.handle_link_message(self.now, link, message);
-        self.channels.extend(Channel::attach(&self.own, offset as usize, config).ok());
+        let channel = Channel::attach(&self.neighbours[1].own, offset as usize, config);
+        self.channels.extend(channel.ok());
     }
 
     /// Does what the adapter asks for, and reads what it has to say.
