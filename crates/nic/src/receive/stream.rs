@@ -89,12 +89,14 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
 /// Notes that `left` bytes of an FPDU are there, behind others that were used.
 #[inline]
 fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize, left: usize) {
-    let patience = qp.patience_ns();
-    let Path::Stream(stream) = &mut qp.path else { return };
     if left == 0 {
-        stream.partial = None;
+        if let Path::Stream(stream) = &mut qp.path {
+            stream.partial = None;
+        }
         return;
     }
+    let patience = qp.patience_ns();
+    let Path::Stream(stream) = &mut qp.path else { return };
     if used > 0 || stream.partial.is_none_or(|(_, before)| before != left) {
         stream.partial = Some((hub.now, left));
     }
