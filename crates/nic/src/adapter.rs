@@ -124,6 +124,7 @@ pub(crate) struct Srq {
 pub(crate) enum Alarm {
     Qp(QpId),
     Conn(ConnId),
+    Endings,
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -157,6 +158,10 @@ pub(crate) struct Hub<P> {
     pub(crate) ack_due: Vec<QpId>,
     /// Access to the own memory by address, for references between queue pairs of this adapter.
     pub(crate) own_memory: Option<Arc<dyn PeerMemory>>,
+    /// Queue pairs whose end is postponed, since when, and when they are looked at next.
+    pub(crate) endings: Vec<QpId>,
+    pub(crate) endings_since: Time,
+    pub(crate) endings_alarm: Option<Time>,
     /// Memory taken back that same-host peers may still be in the middle of an access to.
     pub(crate) withdrawn: Vec<Withdrawn>,
     /// Scratch space for lists of addresses.
@@ -257,6 +262,9 @@ impl<P: Probe> Adapter<P> {
                 orphans: Vec::new(),
                 ack_due: Vec::new(),
                 own_memory: None,
+                endings: Vec::new(),
+                endings_since: Time(0),
+                endings_alarm: None,
                 withdrawn: Vec::new(),
                 scratch: Vec::new(),
                 config,
@@ -317,6 +325,10 @@ impl<P: Probe> Adapter<P> {
             match alarm {
                 Alarm::Qp(id) => self.qp_alarm(id),
                 Alarm::Conn(id) => self.conn_alarm(id),
+                Alarm::Endings => {
+                    self.hub.endings_alarm = None;
+                    self.finish_endings();
+                }
             }
         }
     }

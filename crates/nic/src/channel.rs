@@ -80,8 +80,6 @@ pub(crate) struct ChannelPath {
     pub(crate) block: Option<u32>,
     /// The name of the connection at the peer.
     pub(crate) peer_tag: u64,
-    /// Rights that the peer's queue pair grants.
-    pub(crate) peer_access: crate::types::Access,
     /// Number of the peer's protection domain and queue pair, for the peer's directory.
     pub(crate) peer_pd: u32,
     pub(crate) peer_qp: u32,
@@ -113,7 +111,6 @@ impl ChannelPath {
             bell,
             block: None,
             peer_tag: 0,
-            peer_access: crate::types::Access::empty(),
             peer_pd: 0,
             peer_qp: 0,
             pending_read: None,

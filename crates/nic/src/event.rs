@@ -52,6 +52,11 @@ pub enum Action {
         /// The message.
         message: LinkMessage,
     },
+    /// End a link whose peer stays in the middle of an access to this side's memory.
+    Cut {
+        /// The link.
+        link: LinkId,
+    },
     /// Wake the engine behind a link, which has said that it sleeps.
     RingBell {
         /// The link.

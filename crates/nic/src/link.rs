@@ -13,10 +13,11 @@ use quipu_mem::{
     Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared, Withdrawn,
 };
 
-use crate::adapter::{Adapter, Hub};
+use crate::adapter::{Adapter, Alarm, Hub};
 use crate::event::Action;
 use crate::probe::Probe;
-use crate::types::{Access, Gid, LinkId, QpId};
+use crate::requester;
+use crate::types::{Gid, LinkId, QpId, Time};
 
 /// Bytes of the page that a segment begins with.
 const PAGE: usize = 4096;
@@ -26,6 +27,11 @@ const SUMMARY_AT: usize = 384;
 const BELLS_AT: usize = 512;
 /// Bells of a link; channels with the same number modulo this share one.
 const BELLS: u32 = 64 * 64;
+
+/// How often it is looked whether queue pairs may end at last, and after how long the peers that they wait
+/// for are cut off.
+const ENDING_LOOK_NS: u64 = 50_000;
+const ENDING_PATIENCE_NS: u64 = 5_000_000_000;
 
 /// The peer's memory could not be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,13 +111,6 @@ pub enum LinkMessage {
         /// The receiver's name for the connection.
         tag: u64,
     },
-    /// The rights that the queue pair grants have changed.
-    Grants {
-        /// The receiver's name for the connection.
-        tag: u64,
-        /// The rights.
-        access: u32,
-    },
 }
 
 /// What one end of a channel must know of the other.
@@ -119,8 +118,6 @@ pub enum LinkMessage {
 pub struct LinkEnd {
     /// The number to ring it with.
     pub bell: u32,
-    /// Rights that its queue pair grants.
-    pub access: u32,
     /// Its protection domain's number, for its directory.
     pub pd: u32,
 }
@@ -129,8 +126,7 @@ impl LinkMessage {
     /// Appends the message to `out`: at most 128 bytes, in the host's byte order.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut put = |words: &[u64]| words.iter().for_each(|word| out.extend(word.to_ne_bytes()));
-        let end =
-            |end: &LinkEnd| [u64::from(end.bell) << 32 | u64::from(end.access), u64::from(end.pd)];
+        let end = |end: &LinkEnd| [u64::from(end.bell) << 32 | u64::from(end.pd)];
         match self {
             Self::Request { tag, hello, offset, end: of } => {
                 put(&[1, *tag, *offset]);
@@ -146,7 +142,6 @@ impl LinkMessage {
                 out.extend(hello.to_bytes());
             }
             Self::Close { tag } => put(&[4, *tag]),
-            Self::Grants { tag, access } => put(&[5, *tag, u64::from(*access)]),
         }
     }
 
@@ -158,17 +153,16 @@ impl LinkMessage {
             Some(u64::from_ne_bytes(field.try_into().ok()?))
         };
         let end = |index: usize| {
-            let (first, pd) = (word(index)?, word(index + 1)?);
-            Some(LinkEnd { bell: (first >> 32) as u32, access: first as u32, pd: pd as u32 })
+            let word = word(index)?;
+            Some(LinkEnd { bell: (word >> 32) as u32, pd: word as u32 })
         };
         let hello = |at: usize| Hello::parse(bytes.get(at..at + hello::LEN)?).ok();
         let tag = word(1)?;
         Some(match word(0)? {
-            1 => Self::Request { tag, hello: hello(40)?, offset: word(2)?, end: end(3)? },
+            1 => Self::Request { tag, hello: hello(32)?, offset: word(2)?, end: end(3)? },
             2 => Self::Accept { tag, own_tag: word(2)?, end: end(3)? },
             3 => Self::Reject { tag, hello: hello(16)? },
             4 => Self::Close { tag },
-            5 => Self::Grants { tag, access: word(2)? as u32 },
             _ => return None,
         })
     }
@@ -324,6 +318,15 @@ impl<P> Hub<P> {
         }
     }
 
+    /// Notes, after something of one queue pair was taken back, whether the peer behind `link` may be in the
+    /// middle of an access to it.
+    pub(crate) fn begin_link_wait(&mut self, link: LinkId) {
+        if let Some(link) = self.links.get_mut(link) {
+            // The newest sample is over no sooner than those before it.
+            link.quiet = Some(link.peer_page.guard.sample());
+        }
+    }
+
     /// Whether all those have finished. A peer that died is no longer among the links.
     pub(crate) fn quiet_wait_over(&mut self) -> bool {
         let mut over = true;
@@ -349,17 +352,57 @@ impl<P> Hub<P> {
     }
 }
 
+impl<P> Hub<P> {
+    /// Has a queue pair end once no peer is in the middle of an access any more.
+    pub(crate) fn postpone_ending(&mut self, id: QpId) {
+        if self.endings.is_empty() {
+            self.endings_since = self.now;
+        }
+        self.endings.push(id);
+        self.set_endings_alarm(Some(self.now.after(ENDING_LOOK_NS)));
+    }
+
+    fn set_endings_alarm(&mut self, at: Option<Time>) {
+        let mut alarm = self.endings_alarm;
+        self.set_alarm(&mut alarm, Alarm::Endings, at);
+        self.endings_alarm = alarm;
+    }
+}
+
 impl<P: Probe> Adapter<P> {
+    /// Ends the queue pairs that waited for it, if it is time; a peer that takes too long is cut off. Whether
+    /// any ended.
+    pub(crate) fn finish_endings(&mut self) -> bool {
+        if self.hub.endings.is_empty() {
+            return false;
+        }
+        if !self.hub.quiet_wait_over() {
+            let now = self.hub.now;
+            if now.since(self.hub.endings_since) > ENDING_PATIENCE_NS {
+                self.hub.endings_since = now;
+                let links = self.restless_links();
+                self.hub.actions.extend(links.into_iter().map(|link| Action::Cut { link }));
+            }
+            self.hub.set_endings_alarm(Some(now.after(ENDING_LOOK_NS)));
+            return false;
+        }
+        self.hub.set_endings_alarm(None);
+        for id in std::mem::take(&mut self.hub.endings) {
+            // One that was reset meanwhile has nothing to show.
+            if let Some((qp, hub)) = self.qp_and_hub(id)
+                && qp.ending.postponed
+            {
+                requester::end(qp, hub);
+            }
+        }
+        true
+    }
+
     /// The links whose peers [`memory_is_quiet`](Self::memory_is_quiet) still waits for.
     pub fn restless_links(&self) -> Vec<LinkId> {
         let links = self.hub.links.iter();
         links.filter(|(_, link)| link.quiet.is_some()).map(|(id, _)| id).collect()
     }
-}
-
-/// Rights from a peer's message: unknown bits are dropped.
-pub(crate) fn access_of(bits: u32) -> Access {
-    Access::from_bits_truncate(bits)
 }
 
 #[cfg(test)]
@@ -383,13 +426,12 @@ mod tests {
 
     #[test]
     fn messages_survive_the_way() {
-        let end = LinkEnd { bell: 7, access: 15, pd: 3 };
+        let end = LinkEnd { bell: 7, pd: 3 };
         for message in [
             LinkMessage::Request { tag: 1, hello: hello(Kind::Request), offset: 4096, end },
             LinkMessage::Accept { tag: 1, own_tag: 2, end },
             LinkMessage::Reject { tag: 1, hello: hello(Kind::Reject(Reason::NotReady)) },
             LinkMessage::Close { tag: 9 },
-            LinkMessage::Grants { tag: 9, access: 7 },
         ] {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);

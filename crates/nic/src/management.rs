@@ -9,7 +9,7 @@ use crate::connect;
 use crate::cq::Cq;
 use crate::error::Fault;
 use crate::probe::Probe;
-use crate::qp::{Path, Qp, Requester, Responder, pd_number};
+use crate::qp::{Ending, Path, Qp, Requester, Responder, pd_number};
 use crate::qp_state;
 use crate::queue::RecvQueue;
 use crate::requester;
@@ -470,7 +470,7 @@ impl<P: Probe> Adapter<P> {
         // What is owed to a stay in SQD ends with it.
         qp.drain_owed &= to == QpState::Sqd;
         if mask.contains(QpAttrMask::ACCESS_FLAGS) {
-            connect::tell_grants(qp, hub);
+            connect::show_grants(qp, hub);
         }
         if mask.intersects(QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT) {
             connect::limit_silence(qp, hub);
@@ -555,6 +555,7 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.responder = Responder::default();
     qp.attr = QpAttr::default();
     qp.path = Path::None;
+    qp.ending = Ending::default();
     qp.peer_rq_psn = None;
     qp.drain_owed = false;
     qp.state = QpState::Reset;

@@ -51,6 +51,7 @@ impl<P: Probe> Adapter<P> {
             }
         }
         busy |= self.serve_nudged();
+        busy |= self.finish_endings();
         busy
     }
 

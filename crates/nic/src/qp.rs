@@ -68,6 +68,17 @@ pub(crate) struct Responder {
     pub(crate) established: bool,
 }
 
+/// What the end of a queue pair has still to show.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    /// The place and the status of the request that failed.
+    pub(crate) verdict: Option<(u32, WcStatus)>,
+    /// Whether the event of the last receive is due.
+    pub(crate) last_wqe: bool,
+    /// Whether it waits for a peer to be done with what requests refer to.
+    pub(crate) postponed: bool,
+}
+
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) id: QpId,
@@ -88,6 +99,7 @@ pub(crate) struct Qp {
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) path: Path,
+    pub(crate) ending: Ending,
     /// The PSN that the peer of the connection said it expects first, if it said one.
     pub(crate) peer_rq_psn: Option<u32>,
     /// Whether `SqDrained` is still owed to the current stay in SQD.
@@ -117,6 +129,7 @@ impl Qp {
             requester: Requester::default(),
             responder: Responder::default(),
             path: Path::None,
+            ending: Ending::default(),
             peer_rq_psn: None,
             drain_owed: false,
             timer: None,

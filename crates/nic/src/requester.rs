@@ -1,6 +1,7 @@
 //! The requester's bookkeeping, whatever the path: completing, failing and flushing send requests.
 
 use crate::adapter::{Alarm, Hub};
+use crate::channel::Other;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, WcOpcode, WcStatus};
@@ -214,6 +215,51 @@ pub(crate) fn fail_oldest<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcSta
 /// Fails the request at `position` with `status`, as if all before it had been flushed, and takes the
 /// queue pair to error (IBA 10.10.2.2: one completion in error, all later ones flushed).
 pub(crate) fn fail_at<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+    qp.ending.verdict.get_or_insert((position, status));
+    to_error(qp, hub, None);
+}
+
+/// Takes the queue pair to error: its connection ends and everything posted is flushed.
+pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<AsyncEvent>) {
+    let first = qp.state != QpState::Err;
+    qp.state = QpState::Err;
+    if let Some(event) = event.filter(|_| first) {
+        hub.raise(event);
+    }
+    qp.ending.last_wqe |= first && qp.srq.is_some();
+    let shared = matches!(&qp.path, Path::Channel(path) if !matches!(path.other, Other::Own(_)));
+    crate::connect::detach(qp, hub);
+    if shared && !hub.quiet_wait_over() {
+        postpone_end(qp, hub);
+    } else if !qp.ending.postponed {
+        end(qp, hub);
+    }
+}
+
+/// The peer may be in the middle of an access to what a request refers to. A completion gives that memory
+/// back to the program, so none is shown before the peer is done.
+fn postpone_end<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    silence(qp);
+    set_alarm(qp, hub);
+    if !std::mem::replace(&mut qp.ending.postponed, true) {
+        hub.postpone_ending(qp.id);
+    }
+}
+
+/// Completes what a queue pair in error has left: the request that failed, then all others.
+pub(crate) fn end<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let ending = std::mem::take(&mut qp.ending);
+    if let Some((position, status)) = ending.verdict {
+        conclude(qp, hub, position, status);
+    }
+    flush(qp, hub);
+    if ending.last_wqe {
+        hub.raise(AsyncEvent::QpLastWqeReached(qp.id));
+    }
+}
+
+/// Completes the requests up to the one at `position`, which failed with `status`.
+fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
     while qp.sq.head != qp.sq.tail {
         let at_position = qp.sq.head == position;
         let wqe = qp.sq.wqe(qp.sq.head);
@@ -231,25 +277,22 @@ pub(crate) fn fail_at<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, st
             break;
         }
     }
-    to_error(qp, hub, None);
 }
 
-/// Takes the queue pair to error: everything posted is flushed and its connection ends.
-pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<AsyncEvent>) {
-    let first = qp.state != QpState::Err;
-    qp.state = QpState::Err;
-    if let Some(event) = event.filter(|_| first) {
-        hub.raise(event);
-    }
-    crate::connect::detach(qp, hub);
-    flush(qp, hub);
-    if first && let Some(_srq) = qp.srq {
-        hub.raise(AsyncEvent::QpLastWqeReached(qp.id));
-    }
+/// No timer of the requester runs any more.
+fn silence(qp: &mut Qp) {
+    qp.requester.failing = None;
+    qp.requester.rnr_until = None;
+    qp.requester.deadline = None;
+    qp.requester.reconnect_at = None;
 }
 
 /// Completes everything posted with a flush error.
+/// Not before the end of a queue pair that is postponed.
 pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.ending.postponed {
+        return;
+    }
     let flushed = |wr_id, opcode| Completion {
         wr_id,
         status: WcStatus::WrFlushErr,
@@ -273,10 +316,7 @@ pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.requester.stage = 0;
     qp.requester.reads = 0;
     qp.requester.redo = 0;
-    qp.requester.failing = None;
-    qp.requester.rnr_until = None;
-    qp.requester.deadline = None;
-    qp.requester.reconnect_at = None;
+    silence(qp);
     qp.requester.waiting_bytes = 0;
     set_alarm(qp, hub);
 }

@@ -448,6 +448,8 @@ impl World {
                 };
                 self.kernel.at(at, WorldEvent::Linked { host: peer, from: h, message });
             }
+            // Nobody here stops in the middle of an access.
+            Action::Cut { .. } => self.violate(|| format!("host {h} cuts a link")),
             Action::RingBell { link } => {
                 let Some(&peer) = self.hosts[h].link_peers.get(&link) else { return };
                 self.trace.note(&[4, h as u64]);

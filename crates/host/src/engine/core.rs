@@ -308,6 +308,7 @@ impl Core {
             Action::LinkSend { link, message } => {
                 self.links.send(&mut self.adapter, now, link, &message);
             }
+            Action::Cut { link } => self.links.cut(&mut self.adapter, now, link),
             Action::RingBell { link } => self.links.ring(link),
         }
     }

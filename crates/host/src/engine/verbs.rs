@@ -360,7 +360,7 @@ impl Engine {
         let now = core.now();
         core.adapter.modify_qp(now, qp, attr, mask)?;
         core.settle(now);
-        Ok(())
+        self.wait_quiet(core)
     }
 
     /// What a queue pair is.
@@ -372,7 +372,8 @@ impl Engine {
         Ok(self.enter()?.adapter.query_qp(qp)?)
     }
 
-    /// Destroys a queue pair. Events and completions of it that were not taken vanish.
+    /// Destroys a queue pair. Events and completions of it that were not taken vanish. Waits as
+    /// [`dereg_mr`](Self::dereg_mr) does: no peer moves bytes for it any more.
     ///
     /// # Errors
     ///
@@ -387,7 +388,9 @@ impl Engine {
         core.adapter.destroy_qp(now, qp)?;
         core.settle(now);
         core.net.give_back_number(number);
-        Ok(core.events.remove_object(Object::Qp(qp)))
+        let reported = core.events.remove_object(Object::Qp(qp));
+        self.wait_quiet(core)?;
+        Ok(reported)
     }
 
     /// Makes all the progress that can be made without waiting; whether there was any. Programs

@@ -20,7 +20,7 @@ pub(crate) struct ControlWords {
     pub executed: Shared<AtomicU32>,
     pub stall: Shared<AtomicU64>,
     pub armed: Shared<AtomicU32>,
-    pub consumer_closed: Shared<AtomicU32>,
+    pub grants: Shared<AtomicU32>,
     pub guard: Shared<AtomicU32>,
     pub producer_closed: Shared<AtomicU32>,
     pub requests_started: Shared<AtomicU32>,
@@ -37,7 +37,7 @@ impl ControlWords {
             executed: segment.u32_at(base + 24)?,
             stall: segment.u64_at(base + 32)?,
             armed: segment.u32_at(base + LINE)?,
-            consumer_closed: segment.u32_at(base + LINE + 4)?,
+            grants: segment.u32_at(base + LINE + 4)?,
             guard: segment.u32_at(base + 2 * LINE)?,
             producer_closed: segment.u32_at(base + 2 * LINE + 4)?,
             requests_started: segment.u32_at(base + 2 * LINE + 8)?,
@@ -82,7 +82,7 @@ pub struct ProducerControl {
     executed: Shared<AtomicU32>,
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
-    consumer_closed: Shared<AtomicU32>,
+    grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
 }
@@ -93,7 +93,7 @@ impl ProducerControl {
             executed: words.executed.clone(),
             stall: words.stall.clone(),
             armed: words.armed.clone(),
-            consumer_closed: words.consumer_closed.clone(),
+            grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
         }
@@ -120,15 +120,16 @@ impl ProducerControl {
         self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Says that nothing more will be pushed.
+    /// Says that nothing more will be pushed, and that memory to which requests refer is not to be touched
+    /// any more. Then wait for accesses under way (see [`Guard`]).
     pub fn close(&self) {
         self.producer_closed.store(1, Ordering::Release);
     }
 
-    /// The consumer will not take anything more.
+    /// The rights that the consumer's queue pair grants to direct accesses, as bits. Look inside the guard.
     #[inline]
-    pub fn consumer_closed(&self) -> bool {
-        self.consumer_closed.load(Ordering::Acquire) != 0
+    pub fn grants(&self) -> u32 {
+        self.grants.load(Ordering::Acquire)
     }
 
     /// The guard for this side's own accesses to the consumer's memory.
@@ -144,7 +145,7 @@ pub struct ConsumerControl {
     executed: Shared<AtomicU32>,
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
-    consumer_closed: Shared<AtomicU32>,
+    grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
 }
@@ -155,7 +156,7 @@ impl ConsumerControl {
             executed: words.executed.clone(),
             stall: words.stall.clone(),
             armed: words.armed.clone(),
-            consumer_closed: words.consumer_closed.clone(),
+            grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
         }
@@ -183,12 +184,14 @@ impl ConsumerControl {
         self.armed.store(0, Ordering::Relaxed);
     }
 
-    /// Says that nothing more will be taken.
-    pub fn close(&self) {
-        self.consumer_closed.store(1, Ordering::Release);
+    /// Says which rights the queue pair grants to direct accesses from now on, as bits; 0 at first. After
+    /// taking some back, wait for accesses under way (see [`Guard`]).
+    pub fn set_grants(&self, rights: u32) {
+        self.grants.store(rights, Ordering::Release);
     }
 
-    /// The producer will not push anything more. What it pushed before may still be in the rings.
+    /// The producer will not push anything more, and memory to which its requests refer is its own again.
+    /// What it pushed before may still be in the rings. Look inside the guard.
     #[inline]
     pub fn producer_closed(&self) -> bool {
         self.producer_closed.load(Ordering::Acquire) != 0
@@ -236,9 +239,9 @@ mod tests {
         consumer.arm();
         consumer.disarm();
         assert!(!producer.must_ring());
-        assert!(!consumer.producer_closed() && !producer.consumer_closed());
+        assert_eq!((consumer.producer_closed(), producer.grants()), (false, 0));
         producer.close();
-        consumer.close();
-        assert!(consumer.producer_closed() && producer.consumer_closed());
+        consumer.set_grants(5);
+        assert_eq!((consumer.producer_closed(), producer.grants()), (true, 5));
     }
 }

@@ -10,7 +10,7 @@ use crate::adapter::{Adapter, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::error::Fault;
 use crate::event::Action;
-use crate::link::{Link, LinkEnd, LinkMessage, LinkState, access_of, channel_config};
+use crate::link::{Link, LinkEnd, LinkMessage, LinkState, channel_config};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp, pd_number};
 use crate::receive;
@@ -41,7 +41,8 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
         }
     };
     let bell = state.take_bell(qp.id);
-    let end = LinkEnd { bell, access: qp.attr.access.bits(), pd: pd_number(qp.pd) };
+    channel.incoming.control.set_grants(qp.attr.access.bits());
+    let end = LinkEnd { bell, pd: pd_number(qp.pd) };
     hub.link_send(link, LinkMessage::Request { tag: conn.0, hello, offset, end });
     if let Some(state) = hub.conns.get_mut(conn) {
         state.phase = Phase::Asking { link, channel, block: block.index, bell };
@@ -91,15 +92,6 @@ impl<P: Probe> Adapter<P> {
                 self.ask_again(&state);
             }
             LinkMessage::Close { tag } => self.link_closed(link, ConnId(tag)),
-            LinkMessage::Grants { tag, access } => {
-                let conn = self.hub.conns.get(ConnId(tag));
-                let qp = conn.and_then(|conn| conn.qp).and_then(|qp| self.qps.get_mut(qp));
-                if let Some(Path::Channel(path)) = qp.map(|qp| &mut qp.path)
-                    && matches!(path.other, Other::Linked { link: of, .. } if of == link)
-                {
-                    path.peer_access = access_of(access);
-                }
-            }
         }
     }
 
@@ -146,15 +138,15 @@ impl<P: Probe> Adapter<P> {
         let other = Other::Linked { link, bell: end.bell, conn };
         let mut path = ChannelPath::new(channel, other, bell);
         path.peer_tag = tag;
-        path.peer_access = access_of(end.access);
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
+        path.channel.incoming.control.set_grants(qp.attr.access.bits());
         path.channel.incoming.control.arm();
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Open;
         }
-        let own = LinkEnd { bell, access: qp.attr.access.bits(), pd: pd_number(qp.pd) };
+        let own = LinkEnd { bell, pd: pd_number(qp.pd) };
         hub.link_send(link, LinkMessage::Accept { tag, own_tag: conn.0, end: own });
         established(qp, hub, Path::Channel(Box::new(path)));
         self.serve_nudged();
@@ -207,9 +199,9 @@ impl<P: Probe> Adapter<P> {
             ChannelPath::new(*channel, Other::Linked { link, bell: end.bell, conn }, bell);
         path.block = Some(block);
         path.peer_tag = own_tag;
-        path.peer_access = access_of(end.access);
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
+        path.channel.incoming.control.set_grants(qp.attr.access.bits());
         path.channel.incoming.control.arm();
         qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));

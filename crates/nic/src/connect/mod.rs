@@ -172,13 +172,14 @@ pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// Tells the peer of a channel which rights the queue pair grants now.
-pub(crate) fn tell_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
+/// Has a same-host peer see which rights the queue pair grants now. Those taken back are not in use any more
+/// once memory is quiet.
+pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
     if let Path::Channel(path) = &qp.path
         && let Other::Linked { link, .. } = path.other
     {
-        let message = LinkMessage::Grants { tag: path.peer_tag, access: qp.attr.access.bits() };
-        hub.link_send(link, message);
+        path.channel.incoming.control.set_grants(qp.attr.access.bits());
+        hub.begin_link_wait(link);
     }
 }
 
@@ -247,8 +248,11 @@ impl<P> Hub<P> {
         conn.qp = None;
         match std::mem::replace(&mut conn.phase, Phase::Closing(None)) {
             Phase::Asking { link, channel, block, bell } => {
-                drop(channel);
                 // The peer may have granted it already: the block is freed when its answer comes.
+                channel.incoming.control.set_grants(0);
+                drop(channel);
+                self.begin_link_wait(link);
+                let Some(conn) = self.conns.get_mut(id) else { return };
                 conn.phase = Phase::Abandoned { link, block };
                 if let Some(state) = self.links.get_mut(link) {
                     state.return_bell(bell);
@@ -262,6 +266,9 @@ impl<P> Hub<P> {
     /// Ends this side of a channel.
     fn close_channel(&mut self, qp: QpId, path: ChannelPath) {
         self.hot.retain(|&hot| hot != qp);
+        // Nothing of this side is for the peer any more, whatever stands in the rings.
+        path.channel.outgoing.control.close();
+        path.channel.incoming.control.set_grants(0);
         let (link, conn) = match path.other {
             Other::Own(other) => {
                 self.orphans.push(other);
@@ -269,6 +276,7 @@ impl<P> Hub<P> {
             }
             Other::Linked { link, conn, .. } => (link, conn),
         };
+        self.begin_link_wait(link);
         let message = LinkMessage::Close { tag: path.peer_tag };
         self.actions.push_back(Action::LinkSend { link, message });
         if let Some(state) = self.links.get_mut(link) {

@@ -5,10 +5,10 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
 use crate::adapter::Hub;
 use crate::channel::{
-    BUDGET, CHUNK, Carried, ChannelPath, PIECE, PendingRead, References, carried, flag, request,
-    response,
+    BUDGET, CHUNK, Carried, ChannelPath, Other, PIECE, PendingRead, References, carried, flag,
+    request, response,
 };
-use crate::link::channel_config;
+use crate::link::{PeerMemory, PeerMemoryFault, channel_config};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
@@ -34,6 +34,8 @@ enum End {
     Corrupt,
     /// Over already.
     Over,
+    /// The peer has let go of the channel, and of what its requests refer to; word of it is on its way.
+    LetGo,
 }
 
 impl From<Refusal> for End {
@@ -69,6 +71,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
             true
         }
         Err(End::Over) => true,
+        Err(End::LetGo) => false,
     }
 }
 
@@ -284,6 +287,24 @@ fn references(path: &ChannelPath, header: &SlotHeader) -> References {
     References::from_bytes(&bytes[..len])
 }
 
+/// Touches memory that the peer's requests refer to, unless the peer has taken it back.
+fn by_reference<P: Probe>(
+    qp: &Qp,
+    hub: &Hub<P>,
+    touch: impl FnOnce(&dyn PeerMemory) -> Result<(), PeerMemoryFault>,
+) -> Result<(), End> {
+    let memory = transmit::channel::peer_memory(qp, hub).ok_or(Refusal::Failed)?;
+    let Path::Channel(path) = &qp.path else { return Err(End::Over) };
+    let touch = || match path.channel.incoming.control.producer_closed() {
+        true => Err(End::LetGo),
+        false => touch(&*memory).map_err(|_| Refusal::Failed.into()),
+    };
+    match path.other {
+        Other::Own(_) => touch(),
+        Other::Linked { link, .. } => hub.links.get(link).ok_or(End::Over)?.guarded(touch),
+    }
+}
+
 /// Where the bytes of a slot are, checked against what a slot or the byte ring can hold.
 fn checked_carried(path: &ChannelPath, header: &SlotHeader) -> Result<Carried, End> {
     let carried = carried(header).ok_or(End::Corrupt)?;
@@ -380,7 +401,6 @@ fn fetch_receive<P: Probe>(
     hub: &mut Hub<P>,
     header: &SlotHeader,
 ) -> Result<bool, End> {
-    let memory = transmit::channel::peer_memory(qp, hub).ok_or(Refusal::Failed)?;
     let done = path(qp)?.front_done;
     let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
     let list = references(path(qp)?, header);
@@ -397,8 +417,8 @@ fn fetch_receive<P: Probe>(
         .pieces(qp.recv_pd_number(), &qp.responder.receive.sges, offset, u64::from(len), true)
         .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())));
     let moved = match gathered {
-        Ok(()) => memory.read(remote.as_slice(), &local).map_err(|_| Refusal::Failed),
-        Err(_) => Err(Refusal::Local),
+        Ok(()) => by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local)),
+        Err(_) => Err(Refusal::Local.into()),
     };
     hub.scratch = local;
     moved?;
@@ -411,7 +431,6 @@ fn fetch_receive<P: Probe>(
 /// Puts the bytes of a slot where a write wants them; `true` when all are there.
 fn place_write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
     let carried = checked_carried(path(qp)?, header)?;
-    let memory = transmit::channel::peer_memory(qp, hub);
     hub.probe.stage(Stage::PutData, header.length as usize);
     let span =
         responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
@@ -421,8 +440,7 @@ fn place_write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
         let list = references(path(qp)?, header);
         let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
         let local = [span.sub(done as usize, len as usize).as_raw()];
-        let memory = memory.ok_or(Refusal::Failed)?;
-        memory.read(remote.as_slice(), &local).map_err(|_| Refusal::Failed)?;
+        by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local))?;
         path(qp)?.front_done = done + len;
         if done + len < header.length {
             return Ok(false);
@@ -526,7 +544,6 @@ fn deliver_read<P: Probe>(
     hub: &mut Hub<P>,
     header: &SlotHeader,
 ) -> Result<Front, End> {
-    let memory = transmit::channel::peer_memory(qp, hub).ok_or(Refusal::Failed)?;
     let done = path(qp)?.front_done;
     let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
     let list = references(path(qp)?, header);
@@ -534,7 +551,7 @@ fn deliver_read<P: Probe>(
     let span =
         responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_READ)?;
     let local = [span.sub(done as usize, len as usize).as_raw()];
-    memory.write(&local, remote.as_slice()).map_err(|_| Refusal::Failed)?;
+    by_reference(qp, hub, |memory| memory.write(&local, remote.as_slice()))?;
     hub.probe.stage(Stage::GetData, len as usize);
     let path = path(qp)?;
     path.front_done = done + len;

@@ -402,13 +402,14 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     let state = hub.links.get(link)?;
     let memory = state.link.peer_memory.as_ref()?;
     let directory = state.directory.as_ref()?;
-    if !path.peer_access.contains(right) || wqe.length == 0 {
+    if wqe.length == 0 {
         return None;
     }
     // Everything asked of the peer must be executed first, so that order is kept.
     if path.channel.outgoing.control.executed() != qp.requester.started {
         return None;
     }
+    let control = &path.channel.outgoing.control;
     let (peer_pd, peer_qp) = (path.peer_pd, path.peer_qp);
     let (pd, position) = (qp.pd_number(), qp.sq.next);
     let write = right == Access::REMOTE_WRITE;
@@ -433,6 +434,9 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
         return Some(Step::Failed(WcStatus::LocProtErr));
     }
     let moved = state.guarded(|| {
+        if !Access::from_bits_truncate(control.grants()).contains(right) {
+            return None;
+        }
         // The whole request is checked each time, so that a part of it is never executed twice.
         let range = directory
             .lookup(peer_pd, peer_qp, Key(rkey), addr, u64::from(wqe.length), right)

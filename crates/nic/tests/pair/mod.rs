@@ -176,6 +176,8 @@ pub struct Pair {
     pub memory: Arc<Memory>,
     wires: Vec<Wire>,
     links: Option<[LinkId; 2]>,
+    /// What each host owns of the link: guard words and rings.
+    pub segments: Vec<Segment>,
     /// Ends of the connection that are cut: nothing arrives any more.
     pub cut: bool,
     /// Bytes that a socket takes at once; then the other host reads before it takes more.
@@ -198,6 +200,7 @@ impl Pair {
             memory: Arc::default(),
             wires: Vec::new(),
             links: None,
+            segments: Vec::new(),
             cut: false,
             socket_bytes: usize::MAX,
             blocked: Vec::new(),
@@ -426,6 +429,12 @@ impl Pair {
                 }
             }
             Action::RingBell { .. } => {}
+            Action::Cut { .. } => {
+                for host in 0..2 {
+                    let link = self.link()[host];
+                    self.hosts[host].adapter.handle_link_down(self.now, link);
+                }
+            }
         }
     }
 
@@ -472,6 +481,7 @@ impl Pair {
                 .unwrap()
         });
         self.links = Some(links);
+        self.segments = segments.into();
         links
     }
 

@@ -1,0 +1,133 @@
+//! What is taken back is not touched any more: memory that completions have returned, queue pairs that are gone,
+//! rights that are withdrawn. All of it is between peers on one host, which reach each other's memory.
+
+mod pair;
+
+use std::sync::atomic::Ordering;
+
+use pair::{ALL_ACCESS, Pair, Way};
+use quipu_nic::*;
+
+/// Where the guard word of a segment's owner is (`specs/quipu-channel.md`).
+const GUARD_AT: usize = 128;
+const LARGE: usize = 200_000;
+
+fn connected() -> (Pair, [QpId; 2]) {
+    let mut pair = Pair::new(Way::Link);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect_with(qps, |_| {});
+    (pair, qps)
+}
+
+fn set_state(pair: &mut Pair, host: usize, qp: QpId, state: QpState) {
+    let attr = QpAttr { state, ..QpAttr::default() };
+    pair.hosts[host].adapter.modify_qp(pair.now, qp, &attr, QpAttrMask::STATE).unwrap();
+}
+
+fn statuses(pair: &mut Pair, host: usize) -> Vec<(u64, WcStatus)> {
+    pair.hosts[host].poll().iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+/// Host `host` is, or is no longer, in the middle of an access to the other's memory.
+fn set_guard(pair: &Pair, host: usize, odd: bool) {
+    pair.segments[host].u32_at(GUARD_AT).unwrap().store(u32::from(odd), Ordering::SeqCst);
+}
+
+/// A send and a read by reference wait at the peer. Their requester ends, sees the flush, and uses the memory
+/// for something else; then the peer gets a receive.
+#[test]
+fn flushed_requests_refer_to_nothing() {
+    let (mut pair, qps) = connected();
+    let (source, sink) = (pair.buffer(0, LARGE), pair.buffer(0, LARGE));
+    let there = pair.buffer(1, LARGE);
+    there.fill(0, &[7; LARGE]);
+    let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
+    pair.send(0, qps[0], 2, read, &[sink.sge(0, LARGE)]);
+    pair.run();
+    set_state(&mut pair, 0, qps[0], QpState::Err);
+    let flushed = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&mut pair, 0), flushed);
+    source.fill(0, &[9; LARGE]);
+    // The peer has not heard of it yet.
+    pair.recv(1, qps[1], 3, &[there.sge(0, LARGE)]);
+    pair.hosts[1].adapter.progress(pair.now);
+    assert_eq!(
+        there.bytes(0, LARGE),
+        vec![7; LARGE],
+        "nothing is read from memory that was returned"
+    );
+    assert_eq!(sink.bytes(0, LARGE), vec![0; LARGE], "nothing is written into it");
+    pair.run();
+    assert_eq!(statuses(&mut pair, 1), []);
+    assert_eq!(sink.bytes(0, LARGE), vec![0; LARGE]);
+}
+
+/// Neither a queue pair that is gone nor one without the right is written or read directly.
+#[test]
+fn rights_end_when_they_are_withdrawn() {
+    type Change = fn(&mut Pair, QpId);
+    let no_rights: Change = |pair, qp| {
+        let attr = QpAttr { access: quipu_nic::mem::Access::empty(), ..QpAttr::default() };
+        pair.hosts[1].adapter.modify_qp(pair.now, qp, &attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    };
+    let error: Change = |pair, qp| set_state(pair, 1, qp, QpState::Err);
+    let reset: Change = |pair, qp| set_state(pair, 1, qp, QpState::Reset);
+    let destroy: Change = |pair, qp| pair.hosts[1].adapter.destroy_qp(pair.now, qp).unwrap();
+    for (change, expected) in [
+        (no_rights, WcStatus::RemInvReqErr),
+        (error, WcStatus::RetryExcErr),
+        (reset, WcStatus::RetryExcErr),
+        (destroy, WcStatus::RetryExcErr),
+    ] {
+        let (mut pair, qps) = connected();
+        let (here, there) = (pair.buffer(0, LARGE), pair.buffer_with(1, LARGE, ALL_ACCESS));
+        here.fill(0, &[5; LARGE]);
+        let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
+        pair.send(0, qps[0], 1, write, &[here.sge(0, 100)]);
+        assert_eq!(statuses(&mut pair, 0), [(1, WcStatus::Success)]);
+        change(&mut pair, qps[1]);
+        // The writer has not heard of it yet.
+        pair.send(0, qps[0], 2, write, &[here.sge(0, LARGE)]);
+        assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
+        pair.run();
+        assert_eq!(statuses(&mut pair, 0), [(2, expected)]);
+        assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
+    }
+}
+
+/// While the peer is in the middle of an access, nothing is flushed; then everything is.
+#[test]
+fn completions_wait_for_the_access_under_way() {
+    let (mut pair, qps) = connected();
+    let source = pair.buffer(0, LARGE);
+    pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
+    pair.recv(0, qps[0], 2, &[]);
+    pair.run();
+    set_guard(&pair, 1, true);
+    set_state(&mut pair, 0, qps[0], QpState::Err);
+    assert!(!pair.hosts[0].adapter.memory_is_quiet());
+    pair.recv(0, qps[0], 3, &[]);
+    pair.run_until(Time(pair.now.0 + 1_000_000));
+    assert_eq!(statuses(&mut pair, 0), []);
+    set_guard(&pair, 1, false);
+    pair.run_until(Time(pair.now.0 + 1_000_000));
+    let flushed = [1, 2, 3].map(|id| (id, WcStatus::WrFlushErr));
+    assert_eq!(statuses(&mut pair, 0), flushed);
+    assert!(pair.hosts[0].adapter.memory_is_quiet());
+}
+
+/// A peer that stays in the middle of an access for ever is cut off.
+#[test]
+fn a_peer_that_never_lets_go_is_cut_off() {
+    let (mut pair, qps) = connected();
+    let source = pair.buffer(0, LARGE);
+    pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
+    pair.run();
+    set_guard(&pair, 1, true);
+    set_state(&mut pair, 0, qps[0], QpState::Err);
+    pair.run_until(Time(pair.now.0 + 4_000_000_000));
+    assert_eq!(statuses(&mut pair, 0), []);
+    pair.run_until(Time(pair.now.0 + 2_000_000_000));
+    assert_eq!(statuses(&mut pair, 0), [(1, WcStatus::WrFlushErr)]);
+}
