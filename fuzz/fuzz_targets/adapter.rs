@@ -307,10 +307,10 @@ fn link_message(world: &mut World, input: &mut Input<'_>) {
         Some(LinkMessage::Accept { own_tag, .. }) => *own_tag,
         _ => input.count().into(),
     };
-    let end = LinkEnd { bell: input.count(), access: input.word(), pd: input.count() };
+    let end = LinkEnd { bell: input.count(), pd: input.count() };
     let hello = world.hello(input.pick(&[1, 9, 5]), input.byte() % 6);
     let offset = if input.flag() { 4096 } else { input.long() };
-    let message = match input.byte() % 6 {
+    let message = match input.byte() % 5 {
         0 => match LinkMessage::decode(input.take(128)) {
             Some(message) => message,
             None => return,
@@ -318,8 +318,7 @@ fn link_message(world: &mut World, input: &mut Input<'_>) {
         1 => LinkMessage::Request { tag: input.count().into(), hello, offset, end },
         2 => LinkMessage::Accept { tag, own_tag: input.count().into(), end },
         3 => LinkMessage::Reject { tag, hello },
-        4 => LinkMessage::Close { tag },
-        _ => LinkMessage::Grants { tag, access: input.word() },
+        _ => LinkMessage::Close { tag },
     };
     world.adapter.handle_link_message(world.now, link, message);
 }

@@ -12,6 +12,9 @@ const WINDOW_NS: u64 = 50_000_000;
 /// The rate is measured over at least this long.
 const CALIBRATION_NS: u64 = 5_000_000;
 
+/// Counter ticks between which nothing else can have happened: some microseconds on any processor.
+const CLOSE_TICKS: u64 = 20_000;
+
 /// A clock that never goes back.
 #[derive(Debug)]
 pub(crate) struct Clock {
@@ -33,9 +36,9 @@ struct Scale {
 impl Clock {
     /// A clock that uses the counter if it can be trusted.
     pub(crate) fn new() -> Self {
-        let ns = kernel_ns();
-        let scale = counter_is_steady().then(|| Scale {
-            anchor_ticks: ticks(),
+        let (ns, anchor_ticks) = both_clocks().unwrap_or_else(|ns| (ns, ticks()));
+        let scale = counter_is_steady().then_some(Scale {
+            anchor_ticks,
             anchor_ns: ns,
             rate: 0,
             window: 0,
@@ -70,11 +73,13 @@ impl Clock {
     /// Reads the kernel's clock, and from that and the last reading the rate of the counter.
     #[cold]
     fn renew(&mut self) -> u64 {
-        let ns = kernel_ns();
+        let (ns, now_ticks) = match both_clocks() {
+            Ok(both) => both,
+            Err(ns) => return ns,
+        };
         let Some(scale) = &mut self.scale else {
             return ns;
         };
-        let now_ticks = ticks();
         let passed_ns = ns.saturating_sub(scale.anchor_ns);
         let passed_ticks = now_ticks.wrapping_sub(scale.anchor_ticks);
         if passed_ns < CALIBRATION_NS || passed_ticks == 0 {
@@ -93,6 +98,21 @@ impl Clock {
 #[inline]
 fn scaled(ticks: u64, rate: u64) -> u64 {
     ((u128::from(ticks) * u128::from(rate)) >> 32) as u64
+}
+
+/// The kernel's clock and the counter at the same moment; the former alone if this thread was interrupted
+/// between the two each time, since a rate that is computed from such a pair would be wrong.
+fn both_clocks() -> Result<(u64, u64), u64> {
+    let mut ns = 0;
+    for _ in 0..3 {
+        let before = ticks();
+        ns = kernel_ns();
+        let after = ticks();
+        if after.wrapping_sub(before) < CLOSE_TICKS {
+            return Ok((ns, after));
+        }
+    }
+    Err(ns)
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds.

@@ -6,7 +6,7 @@ mod pair;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use pair::{ALL_ACCESS, Pair, Way};
+use pair::{Pair, Way};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
@@ -258,7 +258,7 @@ impl LinkPeer {
 
     /// Grants the channel; its other end.
     fn accept(&self, pair: &mut Pair) -> Channel {
-        let end = LinkEnd { bell: 0, access: ALL_ACCESS.bits(), pd: 1 };
+        let end = LinkEnd { bell: 0, pd: 1 };
         let accept = LinkMessage::Accept { tag: self.conn, own_tag: Self::TAG, end };
         pair.hosts[0].adapter.handle_link_message(pair.now, self.link, accept);
         Channel::attach(&self.own, self.offset, ChannelConfig::default()).unwrap()
@@ -364,7 +364,7 @@ fn a_request_over_a_link_that_is_not_answered_is_made_again() {
         let again = LinkPeer { conn, offset, ..peer };
         // The answer to the first request comes late, and is answered.
         if !close {
-            let end = LinkEnd { bell: 0, access: 0, pd: 1 };
+            let end = LinkEnd { bell: 0, pd: 1 };
             let late = LinkMessage::Accept { tag: first, own_tag: 5, end };
             adapter.handle_link_message(pair.now, again.link, late);
             let message = LinkMessage::Close { tag: 5 };

@@ -131,3 +131,21 @@ fn a_peer_that_never_lets_go_is_cut_off() {
     pair.run_until(Time(pair.now.0 + 2_000_000_000));
     assert_eq!(statuses(&mut pair, 0), [(1, WcStatus::WrFlushErr)]);
 }
+
+/// A message of many megabytes is moved in pieces, between which the adapter does other things.
+#[test]
+fn large_writes_take_turns() {
+    const HUGE: usize = 5 << 20;
+    let (mut pair, qps) = connected();
+    let (here, there) = (pair.buffer(0, HUGE), pair.buffer_with(1, HUGE, ALL_ACCESS));
+    here.fill(0, &[5; HUGE]);
+    let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 1, write, &[here.sge(0, HUGE)]);
+    let written = || there.bytes(0, HUGE).iter().filter(|&&byte| byte == 5).count();
+    for megabytes in 1..5 {
+        assert_eq!(written(), megabytes << 20);
+        assert_eq!(statuses(&mut pair, 0), []);
+        assert!(pair.hosts[0].adapter.progress(pair.now));
+    }
+    assert_eq!((written(), statuses(&mut pair, 0)), (HUGE, vec![(1, WcStatus::Success)]));
+}

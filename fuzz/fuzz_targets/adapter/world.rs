@@ -381,7 +381,7 @@ impl World {
     }
 
     fn join_links(&mut self, with_memory: bool) {
-        let end = LinkEnd { bell: 3, access: ALL.bits(), pd: 1 };
+        let end = LinkEnd { bell: 3, pd: 1 };
         let config = ChannelConfig::default();
         if let Some(link) = self.link_up(0, with_memory) {
             let channel = Channel::create(&self.neighbours[0].peer, FIRST_CHANNEL, config);

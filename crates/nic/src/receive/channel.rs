@@ -135,7 +135,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     if qp.requester.started == qp.requester.acked && !qp.sq.has_waiting() {
         return Ok(false);
     }
-    let before = (qp.sq.head, qp.requester.offset, qp.sq.next);
+    let before = transmit::channel::reached(qp);
     let control = &path(qp)?.channel.outgoing.control;
     let (executed, stall) = (control.executed(), control.stall());
     requester_ack(qp, hub, executed)?;
@@ -145,7 +145,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     if qp.sq.has_waiting() && matches!(qp.path, Path::Channel(_)) {
         transmit::channel::run(qp, hub);
     }
-    Ok((qp.sq.head, qp.requester.offset, qp.sq.next) != before)
+    Ok(transmit::channel::reached(qp) != before)
 }
 
 #[inline]

@@ -19,6 +19,8 @@ use crate::types::{Access, Payload, QpState, SendFlags, SendOp, SendWr, WcStatus
 enum Step {
     /// Something: look again.
     Again,
+    /// A chunk, after which others get their turn: the next look goes on.
+    Pause,
     /// Nothing can be done now.
     Nothing,
     /// The request at `sq.next` cannot be transmitted.
@@ -43,6 +45,10 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let failed = loop {
         match step(qp, hub) {
             Step::Again => {}
+            Step::Pause => {
+                look_again(qp, hub);
+                break None;
+            }
             Step::Nothing => break None,
             Step::Failed(status) => break Some(status),
             Step::Corrupt => return requester::peer_corrupt(qp, hub),
@@ -123,6 +129,24 @@ pub(crate) fn announce<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     {
         notify(qp, hub);
     }
+}
+
+/// Has the next `progress` look at the channel.
+fn look_again<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Channel(path) = &mut qp.path else { return };
+    path.channel.incoming.control.disarm();
+    if !std::mem::replace(&mut path.hot, true) {
+        hub.hot.push(qp.id);
+    }
+}
+
+/// How far transmission is; it differs after every step.
+pub(crate) fn reached(qp: &Qp) -> (u32, u32, u32, u32) {
+    let direct = match &qp.path {
+        Path::Channel(path) => path.direct_done,
+        _ => 0,
+    };
+    (qp.sq.head, qp.sq.next, qp.requester.offset, direct)
 }
 
 fn pushed(qp: &Qp) -> u32 {
@@ -457,7 +481,7 @@ fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32)
     let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
     if done < wqe.length {
         path.direct_done = done;
-        return Step::Again;
+        return Step::Pause;
     }
     path.direct_done = 0;
     let state = qp.sq.wqe_mut(qp.sq.next);
