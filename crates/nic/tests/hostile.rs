@@ -415,7 +415,7 @@ fn a_link_cannot_speak_for_another_host() {
             source_gid: Gid::from(IpAddr::from(address)).0,
             dest_gid: adapter.config().gid.0,
         };
-        let end = LinkEnd { bell: 0, access: 0, pd: 1 };
+        let end = LinkEnd { bell: 0, pd: 1 };
         let request = LinkMessage::Request { tag: 5, hello, offset: 4096, end };
         adapter.handle_link_message(pair.now, peer.link, request);
         let Some(Action::LinkSend { message: LinkMessage::Reject { tag: 5, hello }, .. }) =
