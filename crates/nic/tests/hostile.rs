@@ -330,9 +330,11 @@ fn addresses_in_the_directory_may_wrap() {
         directory.write(slot + word * 8, &value.to_ne_bytes()).unwrap();
     }
     let (peer, qp) = LinkPeer::asked(&mut pair, Some(directory));
-    let _channel = peer.accept(&mut pair);
+    let channel = peer.accept(&mut pair);
+    channel.incoming.control.set_grants(u32::MAX);
     let here = pair.buffer(0, 3 << 20);
     pair.send(0, qp, 1, SendOp::Write { addr: 0, rkey: key }, &[here.sge(0, 3 << 20)]);
+    pair.run();
     assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)]);
 }
 
