@@ -23,6 +23,8 @@ pub enum Use {
     Sink,
 }
 
+/// Ticks in a row in which a program does nothing.
+const PATIENCE: u32 = 16;
 /// Longest pause between two looks of a program that waits.
 pub const LONGEST_TICK_NS: u64 = 5_000_000;
 
@@ -311,7 +313,9 @@ impl Load {
             return;
         }
         world.wake(host);
-        if self.rng.percent(self.ends[e].recv_percent) {
+        // However slow the program, its peer does not try in vain for ever.
+        let posts = self.rng.percent(self.ends[e].recv_percent) || self.ends[e].idle > PATIENCE;
+        if posts {
             self.post_receives(world, e);
         }
         if matches!(self.ends[e].stage, Stage::Rts | Stage::Sqd) && !self.ends[e].broken {
