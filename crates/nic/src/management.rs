@@ -1,22 +1,17 @@
-//! The management state machine: creates, changes and destroys objects, and registers memory.
+//! The management state machine: creates, changes and destroys objects, and registers memory. Queue pairs
+//! have their own file, `queue_pairs.rs`.
 
 use quipu_mem::{
     Access, Bind, Key, RegionInfo, ReregisterError, Reregistration, Segment, Vouched, WindowType,
 };
 
 use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
-use crate::connect;
 use crate::cq::Cq;
 use crate::error::Fault;
 use crate::probe::Probe;
-use crate::qp::{Ending, Path, Qp, Requester, Responder, pd_number};
-use crate::qp_state;
+use crate::qp::pd_number;
 use crate::queue::RecvQueue;
-use crate::requester;
-use crate::types::{
-    BindMw, ChannelId, Completion, CqId, MrId, MwId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit,
-    QpNum, QpState, SrqId, Time,
-};
+use crate::types::{BindMw, ChannelId, Completion, CqId, MrId, MwId, PdId, SrqId};
 
 /// A region as its owner knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +22,8 @@ pub struct Region {
     pub key: Key,
 }
 
-/// A queue pair as `query_qp` shows it.
-#[derive(Clone, Copy, Debug)]
-pub struct QpInfo {
-    /// Its attributes, with the current state.
-    pub attr: QpAttr,
-    /// Its queue sizes.
-    pub cap: QpCap,
-    /// Whether every send is signalled.
-    pub sq_sig_all: bool,
-    /// Its number.
-    pub num: QpNum,
-}
-
 impl<P: Probe> Hub<P> {
-    fn pd(&mut self, pd: PdId) -> Result<&mut Pd, Fault> {
+    pub(crate) fn pd(&mut self, pd: PdId) -> Result<&mut Pd, Fault> {
         self.pds.get_mut(pd).ok_or(Fault::NoSuchObject)
     }
 
@@ -254,7 +236,7 @@ impl<P: Probe> Adapter<P> {
         Ok((id, cqe))
     }
 
-    fn cq(&mut self, id: CqId) -> Result<&mut Cq, Fault> {
+    pub(crate) fn cq(&mut self, id: CqId) -> Result<&mut Cq, Fault> {
         self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)
     }
 
@@ -386,256 +368,5 @@ impl<P: Probe> Adapter<P> {
         self.hub.srqs.remove(id);
         self.hub.pd(pd)?.users -= 1;
         Ok(())
-    }
-
-    /// Creates a queue pair with the given number, which must be unique on the host; its handle and its
-    /// sizes.
-    ///
-    /// # Errors
-    /// Sizes above the limits, objects that do not exist, a number in use, or no room.
-    pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
-        let cap = self.granted(init)?;
-        if self.hub.numbers.contains_key(&num) {
-            return Err(Fault::Invalid("the queue pair number is in use"));
-        }
-        self.hub.pd(init.pd)?;
-        self.cq(init.send_cq)?;
-        self.cq(init.recv_cq)?;
-        let mut recv_pd = init.pd;
-        if let Some(srq) = init.srq {
-            let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
-            srq.users += 1;
-            recv_pd = srq.pd;
-        }
-        let made = self.qps.insert_with(|id| Qp::new(id, num, init, recv_pd, cap));
-        let Some(id) = made else {
-            if let Some(srq) = init.srq.and_then(|srq| self.hub.srqs.get_mut(srq)) {
-                srq.users -= 1;
-            }
-            return Err(Fault::Exhausted("queue pairs"));
-        };
-        self.hub.pd(init.pd)?.users += 1;
-        self.cq(init.send_cq)?.users += 1;
-        self.cq(init.recv_cq)?.users += 1;
-        self.hub.numbers.insert(num, id);
-        Ok((id, cap))
-    }
-
-    /// The sizes that a queue pair gets.
-    fn granted(&self, init: &QpInit) -> Result<QpCap, Fault> {
-        let (cap, config) = (init.cap, &self.hub.config);
-        if cap.max_send_wr > config.max_qp_wr || cap.max_recv_wr > config.max_qp_wr {
-            return Err(Fault::Invalid("more work requests than max_qp_wr"));
-        }
-        if cap.max_send_sge > config.max_sge || cap.max_recv_sge > config.max_sge {
-            return Err(Fault::Invalid("more scatter/gather elements than max_sge"));
-        }
-        if cap.max_inline_data > config.max_inline {
-            return Err(Fault::Invalid("more inline data than the adapter has room for"));
-        }
-        Ok(QpCap {
-            max_send_sge: cap.max_send_sge.max(1),
-            max_recv_sge: if init.srq.is_some() { 0 } else { cap.max_recv_sge.max(1) },
-            max_recv_wr: if init.srq.is_some() { 0 } else { cap.max_recv_wr },
-            ..cap
-        })
-    }
-
-    /// Changes attributes and the state of a queue pair.
-    ///
-    /// # Errors
-    /// [`Fault::Transition`] or [`Fault::Invalid`]; the queue pair is then unchanged.
-    pub fn modify_qp(
-        &mut self,
-        now: Time,
-        id: QpId,
-        attr: &QpAttr,
-        mask: QpAttrMask,
-    ) -> Result<(), Fault> {
-        self.hub.now = now;
-        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
-        let from = qp.state;
-        let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
-        if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_state != from {
-            return Err(Fault::Transition("the queue pair is not in cur_qp_state"));
-        }
-        qp_state::check(qp.qp_type, from, to, mask)?;
-        check_values(attr, mask, &hub.config)?;
-        apply(&mut qp.attr, attr, mask);
-        match to {
-            QpState::Reset => reset(qp, hub),
-            QpState::Err => requester::to_error(qp, hub, None),
-            _ => qp.state = to,
-        }
-        // What is owed to a stay in SQD ends with it.
-        qp.drain_owed &= to == QpState::Sqd;
-        if mask.contains(QpAttrMask::ACCESS_FLAGS) {
-            connect::show_grants(qp, hub);
-        }
-        if mask.intersects(QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT) {
-            connect::limit_silence(qp, hub);
-        }
-        match (from, to) {
-            (QpState::Init, QpState::Rtr) => self.begin_connection(id),
-            (QpState::Rtr, QpState::Rts) => {
-                connect::compare_psn(qp, hub);
-                self.ring_doorbell(now, id);
-            }
-            (QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
-            (QpState::Rts, QpState::Sqd) => {
-                qp.drain_owed =
-                    mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
-                requester::complete_done(qp, hub);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// What a queue pair is.
-    ///
-    /// # Errors
-    /// No such queue pair.
-    pub fn query_qp(&self, id: QpId) -> Result<QpInfo, Fault> {
-        let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
-        let draining = qp.state == QpState::Sqd && requester::is_draining(qp);
-        let attr = QpAttr {
-            state: qp.state,
-            cur_state: qp.state,
-            sq_draining: draining,
-            port_num: 1,
-            ..qp.attr
-        };
-        Ok(QpInfo { attr, cap: qp.cap, sq_sig_all: qp.sq_sig_all, num: qp.num })
-    }
-
-    /// Destroys a queue pair; what is posted to it is forgotten without completions, and its completions
-    /// that were not polled are dropped.
-    ///
-    /// # Errors
-    /// No such queue pair.
-    pub fn destroy_qp(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
-        self.hub.now = now;
-        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
-        qp.state = QpState::Err;
-        connect::detach(qp, hub);
-        let (num, pd, send_cq, recv_cq, srq) = (qp.num, qp.pd, qp.send_cq, qp.recv_cq, qp.srq);
-        let mut timer = qp.timer;
-        hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(id), None);
-        hub.numbers.remove(&num);
-        if !hub.mws.is_empty() {
-            let withdrawn = hub.regions.unbind_qp(num.0);
-            hub.begin_quiet_wait(withdrawn);
-        }
-        self.qps.remove(id);
-        for cq in [send_cq, recv_cq] {
-            let cq = self.cq(cq)?;
-            cq.users -= 1;
-            cq.forget(num);
-        }
-        if let Some(srq) = srq.and_then(|srq| self.hub.srqs.get_mut(srq)) {
-            srq.users -= 1;
-        }
-        self.hub.pd(pd)?.users -= 1;
-        Ok(())
-    }
-}
-
-/// Returns a queue pair to RESET: nothing is posted, nothing completes.
-fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    connect::detach(qp, hub);
-    // The end of the connection that it had does not concern the next one.
-    hub.orphans.retain(|&orphan| orphan != qp.id);
-    let mut timer = qp.timer;
-    hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(qp.id), None);
-    qp.timer = None;
-    qp.sq.clear();
-    qp.rq.clear();
-    qp.requester = Requester::default();
-    qp.responder = Responder::default();
-    qp.attr = QpAttr::default();
-    qp.path = Path::None;
-    qp.ending = Ending::default();
-    qp.peer_rq_psn = None;
-    qp.drain_owed = false;
-    qp.state = QpState::Reset;
-    for cq in [qp.send_cq, qp.recv_cq] {
-        if let Some(cq) = hub.cqs.get_mut(cq) {
-            cq.forget(qp.num);
-        }
-    }
-}
-
-/// Checks the values of the attributes that the mask names.
-fn check_values(
-    attr: &QpAttr,
-    mask: QpAttrMask,
-    config: &crate::adapter::Config,
-) -> Result<(), Fault> {
-    type M = QpAttrMask;
-    let wrong = |set: M, bad: bool| mask.contains(set) && bad;
-    if wrong(M::PORT, attr.port_num != 1) {
-        return Err(Fault::Invalid("the adapter has one port, number 1"));
-    }
-    if wrong(M::PKEY_INDEX, attr.pkey_index != 0) {
-        return Err(Fault::Invalid("the P_Key table has one entry, index 0"));
-    }
-    if wrong(M::PATH_MTU, !(1..=5).contains(&attr.path_mtu)) {
-        return Err(Fault::Invalid("path_mtu is not one of the MTU codes 1 to 5"));
-    }
-    if wrong(M::AV, !attr.av.is_global) {
-        return Err(Fault::Invalid("an Ethernet port needs a global route (is_global, a GID)"));
-    }
-    if wrong(M::AV, attr.av.sgid_index != 0) {
-        return Err(Fault::Invalid("the GID table has one entry, index 0"));
-    }
-    if wrong(M::DEST_QPN, attr.dest_qp_num > 0x00ff_ffff)
-        || wrong(M::RQ_PSN, attr.rq_psn > 0x00ff_ffff)
-        || wrong(M::SQ_PSN, attr.sq_psn > 0x00ff_ffff)
-    {
-        return Err(Fault::Invalid("queue pair numbers and PSNs have 24 bits"));
-    }
-    if wrong(M::MAX_QP_RD_ATOMIC, attr.max_rd_atomic > config.max_rd_atomic)
-        || wrong(M::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic > config.max_rd_atomic)
-    {
-        return Err(Fault::Invalid("more reads and atomics in flight than max_qp_rd_atom"));
-    }
-    if wrong(M::TIMEOUT, attr.timeout > 31)
-        || wrong(M::MIN_RNR_TIMER, attr.min_rnr_timer > 31)
-        || wrong(M::RETRY_CNT, attr.retry_cnt > 7)
-        || wrong(M::RNR_RETRY, attr.rnr_retry > 7)
-    {
-        return Err(Fault::Invalid("timer code above 31 or retry count above 7"));
-    }
-    Ok(())
-}
-
-/// Copies the attributes that the mask names.
-fn apply(to: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
-    macro_rules! copy {
-        ($($flag:ident: $($field:ident),+;)*) => {$(
-            if mask.contains(QpAttrMask::$flag) { $(to.$field = from.$field;)+ }
-        )*};
-    }
-    copy! {
-        EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
-        ACCESS_FLAGS: access;
-        PKEY_INDEX: pkey_index;
-        PORT: port_num;
-        QKEY: qkey;
-        AV: av;
-        PATH_MTU: path_mtu;
-        TIMEOUT: timeout;
-        RETRY_CNT: retry_cnt;
-        RNR_RETRY: rnr_retry;
-        RQ_PSN: rq_psn;
-        MAX_QP_RD_ATOMIC: max_rd_atomic;
-        ALT_PATH: alt_av, alt_pkey_index, alt_port_num, alt_timeout;
-        MIN_RNR_TIMER: min_rnr_timer;
-        SQ_PSN: sq_psn;
-        MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
-        PATH_MIG_STATE: path_mig_state;
-        DEST_QPN: dest_qp_num;
-        RATE_LIMIT: rate_limit;
     }
 }
