@@ -260,6 +260,7 @@ impl Contender for Pair {
                 Kind::Stream => test.op == Op::Copy,
                 Kind::Wake => false,
             },
+            What::KernelCopy => test.kind != Kind::Wake && matches!(test.op, Op::Write | Op::Read),
         };
         // A cache line goes back and forth with at most 64 bytes.
         let line = self.what == What::Memory && test.kind == Kind::Latency;

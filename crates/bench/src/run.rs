@@ -68,6 +68,7 @@ pub(crate) fn run(
         Box::new(pair(QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp))),
         Box::new(pair(SOCKET, Role::Floor, Path::Tcp, What::Socket)),
         Box::new(pair("memory", Role::Floor, Path::SameHost, What::Memory)),
+        Box::new(pair("process_vm", Role::Floor, Path::SameHost, What::KernelCopy)),
     ];
     contenders.extend(peers);
     if !only.is_empty() {

@@ -45,6 +45,30 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Copies bytes between this process and memory of process `pid` at `addr`: out of it into `bytes`, or with
+/// `write` from `bytes` into it.
+///
+/// # Errors
+///
+/// What the kernel says; it did not copy everything.
+pub(crate) fn copy_peer(pid: u32, addr: u64, bytes: &mut [u8], write: bool) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel reads or writes the local bytes, a live and exclusive slice; the remote address means
+    // something in the other process only.
+    let copied = unsafe {
+        match write {
+            true => libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0),
+            false => libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0),
+        }
+    };
+    if usize::try_from(copied).is_ok_and(|copied| copied == bytes.len()) {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
 /// Starts `command` pinned to a processor, such that it does not outlive this process: the kernel
 /// kills it with `SIGTERM`, on which MPI's launcher ends its ranks too.
 ///

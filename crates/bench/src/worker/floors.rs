@@ -1,13 +1,14 @@
-//! What memory gives at best: copies by one processor, and a cache line between two.
+//! What memory gives at best: copies by one processor, a cache line between two, and the kernel's copies
+//! between two processes.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::{End, Setup, Slice};
-use crate::model::Kind;
+use crate::model::{Kind, Op};
 use crate::sys;
 
 /// Measures memory, within one process.
@@ -30,6 +31,52 @@ impl Memory {
             black_box(&mut self.to)[..size].copy_from_slice(&black_box(&self.from)[..size]);
         }
         start.elapsed()
+    }
+}
+
+/// The kernel's copies between two processes, of which the other one does nothing.
+pub(super) struct KernelCopy {
+    bytes: Vec<u8>,
+    /// The other process, and where its bytes are.
+    peer: Option<(u32, u64)>,
+    first: bool,
+}
+
+impl KernelCopy {
+    pub(super) fn new(setup: &Setup) -> Self {
+        let size = usize::try_from(setup.max_size).unwrap_or(1 << 20);
+        Self { bytes: vec![1; size], peer: None, first: setup.first }
+    }
+
+    fn copies(&mut self, slice: &Slice, count: u64) -> Result<Duration> {
+        let (pid, addr) = self.peer.context("not connected")?;
+        let bytes = &mut self.bytes[..usize::try_from(slice.size)?];
+        let start = Instant::now();
+        for _ in 0..count {
+            sys::copy_peer(pid, addr, bytes, slice.test.op == Op::Write)?;
+        }
+        Ok(start.elapsed())
+    }
+}
+
+impl End for KernelCopy {
+    fn address(&self) -> String {
+        format!("{} {}", std::process::id(), self.bytes.as_ptr().addr())
+    }
+
+    fn connect(&mut self, address: &str) -> Result<()> {
+        let (pid, addr) = address.split_once(' ').context("an address of two numbers")?;
+        self.peer = Some((pid.parse()?, addr.parse()?));
+        Ok(())
+    }
+
+    fn run(&mut self, slice: &Slice, armed: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
+        armed()?;
+        if !self.first {
+            return Ok(Duration::ZERO);
+        }
+        self.copies(slice, slice.warmup)?;
+        self.copies(slice, slice.count)
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) enum What {
     Socket,
     /// Memory: copies, and a cache line that goes back and forth. Needs no second end.
     Memory,
+    /// Copies by the kernel from process to process (`process_vm_writev`), one after the other.
+    KernelCopy,
 }
 
 /// What a worker is told.
@@ -179,6 +181,7 @@ fn build(setup: &Setup) -> Result<Box<dyn End>> {
         What::Quipu(path) => Box::new(quipu::Node::new(setup, path)?),
         What::Socket => Box::new(socket::SocketEnd::new(setup)?),
         What::Memory => Box::new(floors::Memory::new(setup)),
+        What::KernelCopy => Box::new(floors::KernelCopy::new(setup)),
     })
 }
 
