@@ -110,8 +110,8 @@ fn an_answer_that_overruns_the_queue_places_nothing() {
     assert_eq!(here.bytes(0, 8), [0; 8]);
 }
 
-/// A length that was damaged, or a peer that stops in the middle, makes nobody wait for ever; one that is slow
-/// is waited for.
+/// A length that was damaged, or a peer that stops in the middle, makes nobody wait for ever; one that is
+/// slow is waited for.
 #[test]
 fn an_fpdu_without_an_end_ends_the_connection() {
     const SECOND: u64 = 1_000_000_000;

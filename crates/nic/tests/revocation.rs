@@ -1,5 +1,5 @@
-//! What is taken back is not touched any more: memory that completions have returned, queue pairs that are gone,
-//! rights that are withdrawn. All of it is between peers on one host, which reach each other's memory.
+//! What is taken back is not touched any more: memory that completions have returned, queue pairs that are
+//! gone, rights that are withdrawn. All of it is between peers on one host, which reach each other's memory.
 
 mod pair;
 

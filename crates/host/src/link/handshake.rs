@@ -13,8 +13,9 @@
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
-//! Each side speaks for its own GID only, which must be an address of this host, and names an address where the other finds a secret number; whoever can say the number has
-//! access to that process's memory, and only then is shown its directory of regions.
+//! Each side speaks for its own GID only, which must be an address of this host, and names an address where
+//! the other finds a secret number; whoever can say the number has access to that process's memory, and
+//! only then is shown its directory of regions.
 
 use quipu_nic::Gid;
 

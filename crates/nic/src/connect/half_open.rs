@@ -52,12 +52,11 @@ impl<P: Probe> Adapter<P> {
     /// A request begins to wait for its queue pair: an older one of the same two queue pairs gives way.
     pub(super) fn supersede(&mut self, conn: ConnId, hello: &Hello) {
         let pair = |hello: &Hello| (hello.source_gid, hello.source_qpn, hello.dest_qpn);
-        let older = self.hub.half_open.iter().copied().find(|&id| {
-            id != conn
-                && self.hub.conns.get(id).is_some_and(|other| {
-                    matches!(&other.phase, Phase::Waiting(waiting) if pair(&waiting.hello) == pair(hello))
-                })
-        });
+        let waits_too = |id| match self.hub.conns.get(id).map(|other| &other.phase) {
+            Some(Phase::Waiting(waiting)) => pair(&waiting.hello) == pair(hello),
+            _ => false,
+        };
+        let older = self.hub.half_open.iter().copied().find(|&id| id != conn && waits_too(id));
         if let Some(older) = older {
             self.give_way(older);
         }
