@@ -45,8 +45,8 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Copies bytes between this process and memory of process `pid` at `addr`: out of it into `bytes`, or with
-/// `write` from `bytes` into it.
+/// Copies bytes between this process and memory of process `pid` at `addr`: out of it into `bytes`, or
+/// with `write` from `bytes` into it.
 ///
 /// # Errors
 ///
@@ -55,8 +55,8 @@ pub(crate) fn copy_peer(pid: u32, addr: u64, bytes: &mut [u8], write: bool) -> i
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: bytes.len() };
-    // SAFETY: the kernel reads or writes the local bytes, a live and exclusive slice; the remote address means
-    // something in the other process only.
+    // SAFETY: the kernel reads or writes the local bytes, a live and exclusive slice; the remote address
+    // means something in the other process only.
     let copied = unsafe {
         match write {
             true => libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0),
