@@ -69,6 +69,9 @@ impl SlotHeader {
     }
 }
 
+/// How many slots ahead they are fetched.
+const FETCH_AHEAD: u32 = 4;
+
 /// Which slot a position is in, and the tag of its lap there.
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
@@ -167,6 +170,15 @@ impl SlotProducer {
         Ok(())
     }
 
+    /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the slot
+    /// is filled would cost more than all the rest.
+    #[inline]
+    fn fetch_ahead(&self) {
+        let first = self.geometry.first_word(self.tail.wrapping_add(FETCH_AHEAD));
+        self.words.prefetch(first, true);
+        self.words.prefetch(first + SLOT_WORDS / 2, true);
+    }
+
     /// Reads the consumer's counter; it must lie between what it was and what was pushed.
     #[cold]
     fn refresh(&mut self) -> Result<(), RingError> {
@@ -204,6 +216,7 @@ impl SlotWriter<'_> {
         // Release: whoever sees the tag sees the header and the payload.
         ring.words.at(first).store(packed[0], Ordering::Release);
         ring.tail = ring.tail.wrapping_add(1);
+        ring.fetch_ahead();
         if !ring.started {
             ring.started = true;
             ring.started_word.store(1, Ordering::Release);
@@ -221,6 +234,8 @@ pub struct SlotConsumer {
     consumed_word: Shared<AtomicU32>,
     /// The slot at `head` was seen full.
     seen: bool,
+    /// The slot before `head` was popped, and nothing has been waited for since.
+    backlog: bool,
     started: bool,
     started_word: Shared<AtomicU32>,
 }
@@ -240,6 +255,7 @@ impl SlotConsumer {
             published: 0,
             consumed_word: consumed,
             seen: false,
+            backlog: false,
             started: false,
             started_word: started,
         }
@@ -263,6 +279,7 @@ impl SlotConsumer {
         let first = self.geometry.first_word(self.head);
         let start = self.words.at(first).load(Ordering::Acquire);
         if start as u32 != self.geometry.tag(self.head) {
+            self.backlog = false;
             return None;
         }
         self.seen = true;
@@ -286,6 +303,13 @@ impl SlotConsumer {
     pub fn pop(&mut self) {
         assert!(core::mem::take(&mut self.seen), "pop comes after a peek that found a message");
         self.head = self.head.wrapping_add(1);
+        // Where one message follows the other, later slots are filled already. Fetched before they are, they
+        // would only have to be given back to the producer.
+        if core::mem::replace(&mut self.backlog, true) {
+            let first = self.geometry.first_word(self.head.wrapping_add(FETCH_AHEAD - 1));
+            self.words.prefetch(first, false);
+            self.words.prefetch(first + SLOT_WORDS / 2, false);
+        }
         if self.head.wrapping_sub(self.published) > self.geometry.mask / 2 {
             self.publish();
         }
