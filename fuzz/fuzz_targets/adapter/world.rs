@@ -452,6 +452,12 @@ impl World {
                 self.heard.truncate(15);
                 self.heard.insert(0, message);
             }
+            Action::Cut { link } => {
+                self.neighbours.iter_mut().for_each(|neighbour| {
+                    neighbour.link.take_if(|of| *of == link);
+                });
+                self.adapter.handle_link_down(self.now, link);
+            }
             Action::LimitSilence { .. } | Action::RingBell { .. } => {}
         }
     }
