@@ -294,8 +294,8 @@ impl Words {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// Has the processor fetch the cache line of a word before it is needed: `write`, in order to write to it,
-    /// which takes the line from whoever has it. Nothing but a hint: no page is touched.
+    /// Has the processor fetch the cache line of a word before it is needed; with `write`, in order to write
+    /// to it, which takes the line from whoever has it. Nothing but a hint: no page is touched.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize, write: bool) {
         let word: *const AtomicU64 = self.at(index);

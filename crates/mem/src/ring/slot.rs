@@ -170,8 +170,8 @@ impl SlotProducer {
         Ok(())
     }
 
-    /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the slot
-    /// is filled would cost more than all the rest.
+    /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the
+    /// slot is filled would cost more than all the rest.
     #[inline]
     fn fetch_ahead(&self) {
         let first = self.geometry.first_word(self.tail.wrapping_add(FETCH_AHEAD));
