@@ -182,7 +182,7 @@ impl Pair {
         if let Some(second) = second {
             second.hear()?;
         }
-        Ok(ns as f64 / slice.count as f64)
+        Ok(ns as f64 / (slice.count * legs(self.what, slice.test)) as f64)
     }
 
     /// Drops workers that failed: the next slice starts new ones.
@@ -238,6 +238,13 @@ impl Pair {
     }
 }
 
+/// How many messages one of a slice stands for: in a ping-pong each is answered by another one.
+fn legs(what: What, test: Test) -> u64 {
+    let answered =
+        matches!((test.kind, test.op), (Kind::Wake, _) | (Kind::Latency, Op::Send | Op::Write));
+    if answered && what != What::KernelCopy { 2 } else { 1 }
+}
+
 impl Contender for Pair {
     fn name(&self) -> &str {
         &self.name
@@ -287,5 +294,20 @@ impl Contender for Pair {
             }
             Ok(samples)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_a_round_trip_is_one_of_two_messages() {
+        let ping_pong = Test { kind: Kind::Latency, op: Op::Write };
+        assert_eq!(legs(What::Quipu(Path::Tcp), ping_pong), 2);
+        assert_eq!(legs(What::Socket, Test { kind: Kind::Wake, op: Op::Send }), 2);
+        assert_eq!(legs(What::KernelCopy, ping_pong), 1);
+        assert_eq!(legs(What::Quipu(Path::Tcp), Test { kind: Kind::Latency, op: Op::Read }), 1);
+        assert_eq!(legs(What::Socket, Test { kind: Kind::Stream, op: Op::Send }), 1);
     }
 }
