@@ -96,6 +96,8 @@ impl Load {
         let done = world.hosts[host].adapter.modify_qp(now, qp, &attr, mask | M::STATE);
         world.trace.note(&[22, e as u64, state as u64]);
         world.trace.line(world.kernel.now(), || format!("end {e} to {state:?}: {done:?}"));
+        // A queue pair in error gets no further.
+        let goes_on = done.is_ok() && next == Stage::Rtr;
         match done {
             Ok(()) => {
                 self.ends[e].stage = next;
@@ -109,7 +111,7 @@ impl Load {
             Err(fault) => world.violate(|| format!("end {e}: {state:?} is refused: {fault}")),
         }
         world.serve(host);
-        if next == Stage::Rtr {
+        if goes_on {
             let after = self.rng.below(self.plan.tick_ns * 2 + 1);
             world.kernel.after(after, WorldEvent::Load(LoadEvent::Connect { end: e }));
         }
