@@ -32,10 +32,10 @@ build: toolchain
 	@$(CARGO) xtask stage
 
 install: build
-	@$(CARGO) xtask install --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+	@$(CARGO) xtask install --prefix '$(PREFIX)' $(if $(DESTDIR),--destdir '$(DESTDIR)')
 
 uninstall:
-	@$(CARGO) xtask install --prefix '$(PREFIX)' --destdir '$(DESTDIR)' --remove
+	@$(CARGO) xtask install --prefix '$(PREFIX)' $(if $(DESTDIR),--destdir '$(DESTDIR)') --remove
 
 clean:
 	@$(CARGO) clean

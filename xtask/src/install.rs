@@ -15,8 +15,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "/usr/local")]
     prefix: PathBuf,
     /// A folder to put in front of all paths, for those who make packages.
-    #[arg(long, default_value = "")]
-    destdir: PathBuf,
+    #[arg(long)]
+    destdir: Option<PathBuf>,
     /// Remove what was installed instead.
     #[arg(long)]
     remove: bool,
@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(staged.quipu.exists(), "nothing is built: run `make build`");
     let completions = crate::target_dir().join("quipu/completions");
     write_completions(&staged, &completions)?;
-    let base = under(&options.destdir, &options.prefix);
+    let base = under(options.destdir.as_deref(), &options.prefix);
     for (from, to) in items(&staged, &completions)? {
         let to = base.join(to);
         if options.remove {
@@ -55,10 +55,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// `destdir` followed by `prefix`.
-fn under(destdir: &Path, prefix: &Path) -> PathBuf {
-    if destdir.as_os_str().is_empty() {
+fn under(destdir: Option<&Path>, prefix: &Path) -> PathBuf {
+    let Some(destdir) = destdir else {
         return prefix.to_owned();
-    }
+    };
     destdir.join(prefix.strip_prefix("/").unwrap_or(prefix))
 }
 
@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn destdir_goes_in_front_of_the_prefix() {
-        let join = |dest, prefix| under(Path::new(dest), Path::new(prefix));
-        assert_eq!(join("", "/usr"), Path::new("/usr"));
-        assert_eq!(join("/pkg", "/usr"), Path::new("/pkg/usr"));
+        let join = |dest: Option<&str>, prefix| under(dest.map(Path::new), Path::new(prefix));
+        assert_eq!(join(None, "/usr"), Path::new("/usr"));
+        assert_eq!(join(Some("/pkg"), "/usr"), Path::new("/pkg/usr"));
     }
 }
