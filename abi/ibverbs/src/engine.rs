@@ -65,7 +65,7 @@ pub(crate) fn check(status: i32) -> Result<(), Errno> {
 #[cold]
 pub(crate) fn errno_of(status: i32) -> Errno {
     use EngineStatus as S;
-    const TABLE: [(EngineStatus, Errno); 17] = [
+    const TABLE: [(EngineStatus, Errno); 20] = [
         (S::Invalid, Errno::EINVAL),
         (S::NoMemory, Errno::ENOMEM),
         (S::NotSupported, Errno::EOPNOTSUPP),
@@ -83,6 +83,9 @@ pub(crate) fn errno_of(status: i32) -> Errno {
         (S::Internal, Errno::EIO),
         (S::NotFound, Errno::ENOENT),
         (S::AddressNotAvailable, Errno::EADDRNOTAVAIL),
+        (S::AddressInUse, Errno::EADDRINUSE),
+        (S::Connected, Errno::EISCONN),
+        (S::NotConnected, Errno::ENOTCONN),
     ];
     TABLE.iter().find(|(known, _)| known.code() == status).map_or(Errno::EIO, |(_, errno)| *errno)
 }

@@ -89,6 +89,12 @@ pub enum EngineStatus {
     NotFound = 16,
     /// The address is taken or not of this host \[EADDRNOTAVAIL\].
     AddressNotAvailable = 17,
+    /// The address or port is taken \[EADDRINUSE\].
+    AddressInUse = 18,
+    /// It is connected already \[EISCONN\].
+    Connected = 19,
+    /// It is not connected \[ENOTCONN\].
+    NotConnected = 20,
 }
 
 impl EngineStatus {
@@ -133,6 +139,10 @@ handles! {
     /// An address handle. 32 bits, since it travels in `ibv_ah.handle`, where the engine finds it
     /// when a datagram is posted (`wr.ud.ah->handle`).
     AhHandle(u32),
+    /// An event channel of connection management.
+    CmChannelHandle(u64),
+    /// An identifier of connection management.
+    CmIdHandle(u64),
 }
 
 /// A device before it is opened.

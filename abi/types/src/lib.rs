@@ -12,6 +12,7 @@
 #![allow(non_camel_case_types, non_snake_case, missing_docs)]
 
 mod attr;
+mod cm;
 mod consts;
 mod context;
 mod device;
@@ -20,6 +21,7 @@ mod object;
 mod work;
 
 pub use attr::*;
+pub use cm::*;
 pub use consts::*;
 pub use context::*;
 pub use device::*;

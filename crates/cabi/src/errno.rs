@@ -25,6 +25,9 @@ impl Errno {
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
     pub const ECONNREFUSED: Self = Self(libc::ECONNREFUSED);
     pub const EHOSTUNREACH: Self = Self(libc::EHOSTUNREACH);
+    pub const EADDRINUSE: Self = Self(libc::EADDRINUSE);
+    pub const EISCONN: Self = Self(libc::EISCONN);
+    pub const ENOTCONN: Self = Self(libc::ENOTCONN);
 }
 
 impl Errno {

@@ -43,6 +43,9 @@ pub(super) fn status(code: i32) -> EngineStatus {
         S::Internal,
         S::NotFound,
         S::AddressNotAvailable,
+        S::AddressInUse,
+        S::Connected,
+        S::NotConnected,
     ];
     all.into_iter().find(|status| status.code() == code).expect("a status of the table")
 }
