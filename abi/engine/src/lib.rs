@@ -36,7 +36,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use quipu_abi_types::{ENGINE_API_VERSION, EngineApi};
+use quipu_abi_types::{ENGINE_API_VERSION, EngineApi, EngineCmApi};
 
 /// The table that every facade gets.
 static API: EngineApi = EngineApi {
@@ -78,6 +78,7 @@ static API: EngineApi = EngineApi {
     post_recv: post::post_recv,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
+    cm: EngineCmApi::NONE,
 };
 
 /// The table of the engine ([`quipu_abi_types::EngineApiFn`]). It lives as long as the process;

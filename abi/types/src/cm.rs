@@ -8,6 +8,42 @@ use libc::{c_int, c_void, sockaddr, sockaddr_storage};
 
 use crate::*;
 
+macro_rules! constants {
+    (#[doc = $doc:literal] $ty:ty { $($name:ident = $value:expr,)* }) => {
+        $(#[doc = $doc] pub const $name: $ty = $value;)*
+    };
+}
+
+constants! {
+    /// `enum rdma_cm_event_type`
+    u32 {
+        RDMA_CM_EVENT_ADDR_RESOLVED = 0, RDMA_CM_EVENT_ADDR_ERROR = 1,
+        RDMA_CM_EVENT_ROUTE_RESOLVED = 2, RDMA_CM_EVENT_ROUTE_ERROR = 3,
+        RDMA_CM_EVENT_CONNECT_REQUEST = 4, RDMA_CM_EVENT_CONNECT_RESPONSE = 5,
+        RDMA_CM_EVENT_CONNECT_ERROR = 6, RDMA_CM_EVENT_UNREACHABLE = 7,
+        RDMA_CM_EVENT_REJECTED = 8, RDMA_CM_EVENT_ESTABLISHED = 9,
+        RDMA_CM_EVENT_DISCONNECTED = 10, RDMA_CM_EVENT_DEVICE_REMOVAL = 11,
+        RDMA_CM_EVENT_MULTICAST_JOIN = 12, RDMA_CM_EVENT_MULTICAST_ERROR = 13,
+        RDMA_CM_EVENT_ADDR_CHANGE = 14, RDMA_CM_EVENT_TIMEWAIT_EXIT = 15,
+    }
+}
+constants! {
+    /// `enum rdma_port_space`
+    u32 { RDMA_PS_IPOIB = 0x0002, RDMA_PS_TCP = 0x0106, RDMA_PS_UDP = 0x0111, RDMA_PS_IB = 0x013f, }
+}
+constants! {
+    /// Levels and names of `rdma_set_option(3)`.
+    i32 {
+        RDMA_OPTION_ID = 0, RDMA_OPTION_IB = 1, RDMA_OPTION_ID_TOS = 0,
+        RDMA_OPTION_ID_REUSEADDR = 1, RDMA_OPTION_ID_AFONLY = 2, RDMA_OPTION_ID_ACK_TIMEOUT = 3,
+        RDMA_OPTION_IB_PATH = 1,
+    }
+}
+constants! {
+    /// The Q_Key of `RDMA_PS_UDP`, and of groups that are joined with it.
+    u32 { RDMA_UDP_QKEY = 0x0123_4567, }
+}
+
 /// The most private data of an event: iWARP's 512 bytes less what RFC 6581 and Quipu put before it
 /// never exceed this.
 pub const CM_PRIVATE_DATA_MAX: usize = 256;
@@ -112,6 +148,18 @@ pub struct EngineCmEvent {
 
 /// The calls of connection management. `-> i32` is an [`EngineStatus`].
 ///
+/// # Who says that a connection stands
+///
+/// As in the kernel, whose users always own the queue pair: the side that connected gets
+/// CONNECT_RESPONSE with the peer's parameters and private data, never ESTABLISHED. It brings its queue
+/// pair to RTS (`init_qp_attr`) and calls `accept` with a null `param`, which sends the RTU; where
+/// the identifier owns a queue pair, librdmacm does both and shows the program ESTABLISHED instead.
+/// The side that accepts brings its queue pair to RTS before it calls `accept`, and gets ESTABLISHED
+/// with the RTU. Datagrams: the side that connected gets ESTABLISHED, the other one no event.
+///
+/// After `disconnect` of one side the other gets DISCONNECTED, and calls `disconnect` (or
+/// `destroy_id`) too, upon which the first side gets DISCONNECTED. TIMEWAIT_EXIT follows on both.
+///
 /// Asynchronous calls (`resolve_addr`, `resolve_route`, `connect`, `accept`, `disconnect`, `join`)
 /// return at once, and an event tells what became of them.
 #[repr(C)]
@@ -146,6 +194,8 @@ pub struct EngineCmApi {
     /// 0 or less: the longest queue of requests that are not taken yet.
     pub listen: unsafe extern "C" fn(id: CmIdHandle, backlog: i32) -> i32,
     pub connect: unsafe extern "C" fn(id: CmIdHandle, param: *const EngineCmParam) -> i32,
+    /// Of a request: accepts it. Of an identifier that has got its CONNECT_RESPONSE: `param` may be
+    /// null; tells the peer that the connection stands (RTU), and gives no event here.
     pub accept: unsafe extern "C" fn(id: CmIdHandle, param: *const EngineCmParam) -> i32,
     pub reject: unsafe extern "C" fn(
         id: CmIdHandle,
@@ -153,8 +203,9 @@ pub struct EngineCmApi {
         private_data_len: u32,
     ) -> i32,
     pub disconnect: unsafe extern "C" fn(id: CmIdHandle) -> i32,
-    /// `rdma_establish` (of the side that connected, and has called `connect` without a queue pair of
-    /// the identifier) and `rdma_notify`: `event` is `IBV_EVENT_COMM_EST`.
+    /// `rdma_notify`; `event` is `IBV_EVENT_COMM_EST`, others are Invalid. Of an identifier that has
+    /// accepted: ESTABLISHED, without waiting for the peer to say so. Of one that has got its
+    /// CONNECT_RESPONSE: as `accept` (`rdma_establish`). Connected if it stands already.
     pub notify: unsafe extern "C" fn(id: CmIdHandle, event: u32) -> i32,
     pub set_option: unsafe extern "C" fn(
         id: CmIdHandle,
@@ -172,4 +223,43 @@ pub struct EngineCmApi {
         unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr, flags: u32, cookie: u64) -> i32,
     /// Leaves it; `out`: how many events of the membership were handed out.
     pub leave: unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr, out: *mut u32) -> i32,
+}
+
+/// Functions that answer NotSupported, as an engine without connection management does.
+macro_rules! none {
+    ($($name:ident($($ty:ty),*);)*) => {
+        impl EngineCmApi {
+            /// A table without connection management: every call is NotSupported.
+            pub const NONE: Self = {
+                $(extern "C" fn $name($(_: $ty),*) -> i32 {
+                    EngineStatus::NotSupported.code()
+                })*
+                Self { $($name,)* }
+            };
+        }
+    };
+}
+
+none! {
+    create_channel(*mut EngineCmChannel);
+    destroy_channel(CmChannelHandle);
+    get_event(CmChannelHandle, *mut EngineCmEvent);
+    create_id(*const EngineCmIdInit, *mut CmIdHandle);
+    destroy_id(CmIdHandle, *mut u32);
+    set_cookie(CmIdHandle, u64);
+    migrate_id(CmIdHandle, CmChannelHandle, *mut u32);
+    bind_addr(CmIdHandle, *const sockaddr);
+    resolve_addr(CmIdHandle, *const sockaddr, *const sockaddr, u32);
+    resolve_route(CmIdHandle, u32);
+    listen(CmIdHandle, i32);
+    connect(CmIdHandle, *const EngineCmParam);
+    accept(CmIdHandle, *const EngineCmParam);
+    reject(CmIdHandle, *const c_void, u32);
+    disconnect(CmIdHandle);
+    notify(CmIdHandle, u32);
+    set_option(CmIdHandle, i32, i32, *const c_void, usize);
+    query_route(CmIdHandle, *mut EngineCmRoute);
+    init_qp_attr(CmIdHandle, *mut ibv_qp_attr, *mut u32);
+    join(CmIdHandle, *const sockaddr, u32, u64);
+    leave(CmIdHandle, *const sockaddr, *mut u32);
 }

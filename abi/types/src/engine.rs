@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 2;
+pub const ENGINE_API_VERSION: u32 = 3;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -495,6 +495,9 @@ pub struct EngineApi {
     pub create_ah:
         unsafe extern "C" fn(pd: PdHandle, attr: *const ibv_ah_attr, out: *mut AhHandle) -> i32,
     pub destroy_ah: unsafe extern "C" fn(ah: AhHandle) -> i32,
+
+    // --- connection management -----------------------------------------------------------------
+    pub cm: EngineCmApi,
 }
 
 impl EngineApi {
