@@ -107,7 +107,7 @@ fn send(world: &mut World, input: &mut Input<'_>) {
     let flags = SendFlags::from_bits_truncate(input.byte().into()) - SendFlags::INLINE;
     let inline = input.byte() % 8 == 0;
     let payload = if inline { Payload::Inline(input.bytes()) } else { Payload::Sges(&lists) };
-    let wr = SendWr { wr_id: 1, op, flags, payload };
+    let wr = SendWr { wr_id: 1, to: To::Peer, op, flags, payload };
     let expected = world.adapter.check_send(id, &wr, 0);
     let posted = world.adapter.post_send(id, &wr);
     assert_eq!(posted, expected, "what is checked is what is refused");

@@ -10,7 +10,7 @@ use quipu_cabi::wall;
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
-    BindMw, Completion, CqId, MrId, Payload, QpId, SendFlags, SendOp, SendWr, WcExtra,
+    BindMw, Completion, CqId, MrId, Payload, QpId, SendFlags, SendOp, SendWr, To, WcExtra,
 };
 
 use crate::entry::{Count, entries};
@@ -131,7 +131,7 @@ unsafe fn with_request(
         // SAFETY: passed on from the caller.
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
-    let request = SendWr { wr_id: wr.wr_id, op, flags, payload: Payload::Sges(list) };
+    let request = SendWr { wr_id: wr.wr_id, to: To::Peer, op, flags, payload: Payload::Sges(list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.
         return unsafe { with_inline(&request, list, taker) };

@@ -50,6 +50,9 @@ fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> 
     if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
         return Err(Fault::WrongState);
     }
+    if !qp.qp_type.offers(&wr.op) {
+        return Err(Fault::Invalid("the queue pair's service has no such operation"));
+    }
     payload_len(qp, wr, max_message)
 }
 
@@ -121,8 +124,10 @@ impl<P: Probe> Adapter<P> {
         if qp.state == QpState::Reset {
             return Err(Fault::WrongState);
         }
-        if qp.srq.is_some() {
-            return Err(Fault::Invalid("the queue pair uses a shared receive queue"));
+        if qp.srq.is_some() || !qp.qp_type.has_receives() {
+            return Err(Fault::Invalid(
+                "the queue pair uses a shared receive queue, or receives nothing",
+            ));
         }
         if sges.len() > qp.rq.max_sge() {
             return Err(Fault::Invalid("more scatter/gather elements than max_recv_sge"));

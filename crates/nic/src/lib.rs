@@ -33,6 +33,7 @@ mod queue_pairs;
 mod receive;
 mod requester;
 mod responder;
+mod service;
 mod slab;
 mod stream;
 mod transmit;

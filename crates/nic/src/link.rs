@@ -408,7 +408,7 @@ impl<P: Probe> Adapter<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quipu_iwarp::wire::hello::{Features, Kind, Reason};
+    use quipu_iwarp::wire::hello::{Features, Kind, Reason, Service};
 
     fn hello(kind: Kind) -> Hello {
         Hello {
@@ -419,6 +419,7 @@ mod tests {
             source_qpn: 0x654321,
             rq_psn: 1,
             sq_psn: 2,
+            service: Service::Rc,
             source_gid: [1; 16],
             dest_gid: [2; 16],
         }

@@ -15,7 +15,18 @@ const NONE: M = M::empty();
 /// The row for a transition, or `None` if there is no such transition.
 pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transition> {
     use QpState::*;
-    let QpType::Rc = qp_type;
+    if (from, to) == (Sqe, Rts) {
+        let optional = M::CUR_STATE | M::ACCESS_FLAGS;
+        return (!qp_type.is_reliable()).then_some(Transition { required: NONE, optional });
+    }
+    let row = reliable_connected(from, to)?;
+    let lacking = qp_type.lacks();
+    Some(Transition { required: row.required - lacking, optional: row.optional - lacking })
+}
+
+/// The rows of a reliable connection, which has all attributes of a connection.
+fn reliable_connected(from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
     let row = |required, optional| Some(Transition { required, optional });
     let path = M::ALT_PATH.union(M::PATH_MIG_STATE);
     let rights = M::ACCESS_FLAGS.union(M::MIN_RNR_TIMER);
@@ -79,18 +90,18 @@ pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::XrcdId;
     use QpState::*;
 
     /// The whole matrix as text, so that a change of it is seen.
-    #[test]
-    fn matrix_of_reliable_connected() {
+    fn matrix(qp_type: QpType) -> String {
         let states = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
         let mut text = String::new();
         for from in states {
             let row: Vec<String> = states
                 .iter()
                 .filter_map(|&to| {
-                    transition(QpType::Rc, from, to).map(|row| {
+                    transition(qp_type, from, to).map(|row| {
                         let (required, optional) = (row.required.bits(), row.optional.bits());
                         format!("{to:?}({required:x}/{optional:x})")
                     })
@@ -98,6 +109,11 @@ mod tests {
                 .collect();
             text += &format!("{from:?}: {}\n", row.join(" "));
         }
+        text
+    }
+
+    #[test]
+    fn matrix_of_reliable_connected() {
         let expected = "\
 Reset: Reset(0/0) Init(38/0) Err(0/0)
 Init: Reset(0/0) Init(0/38) Rtr(129180/4018) Err(0/0)
@@ -107,7 +123,45 @@ Sqd: Reset(0/0) Rts(0/4c00a) Sqd(0/6eeb8) Err(0/0)
 Sqe: Reset(0/0) Err(0/0)
 Err: Reset(0/0) Err(0/0)
 ";
-        assert_eq!(text, expected);
+        assert_eq!(matrix(QpType::Rc), expected);
+    }
+
+    #[test]
+    fn matrix_of_unreliable_connected() {
+        let expected = "\
+Reset: Reset(0/0) Init(38/0) Err(0/0)
+Init: Reset(0/0) Init(0/38) Rtr(101180/4018) Err(0/0)
+Rtr: Reset(0/0) Rts(10000/204400a) Err(0/0)
+Rts: Reset(0/0) Rts(0/204400a) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/4400a) Sqd(0/440b8) Err(0/0)
+Sqe: Reset(0/0) Rts(0/a) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        assert_eq!(matrix(QpType::Uc), expected);
+    }
+
+    #[test]
+    fn matrices_of_extended_reliable_connections() {
+        let expected = "\
+Reset: Reset(0/0) Init(38/0) Err(0/0)
+Init: Reset(0/0) Init(0/38) Rtr(101180/4018) Err(0/0)
+Rtr: Reset(0/0) Rts(12e00/204400a) Err(0/0)
+Rts: Reset(0/0) Rts(0/204400a) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/4400a) Sqd(0/46eb8) Err(0/0)
+Sqe: Reset(0/0) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        assert_eq!(matrix(QpType::XrcSend), expected);
+        let expected = "\
+Reset: Reset(0/0) Init(38/0) Err(0/0)
+Init: Reset(0/0) Init(0/38) Rtr(129180/4018) Err(0/0)
+Rtr: Reset(0/0) Rts(10200/204c00a) Err(0/0)
+Rts: Reset(0/0) Rts(0/204c00a) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/4c00a) Sqd(0/6c2b8) Err(0/0)
+Sqe: Reset(0/0) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        assert_eq!(matrix(QpType::XrcRecv(XrcdId(1))), expected);
     }
 
     #[test]

@@ -348,6 +348,7 @@ impl SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::To;
 
     fn sge(addr: u64) -> Sge {
         Sge { addr, len: 8, lkey: quipu_mem::Key(1) }
@@ -392,6 +393,7 @@ mod tests {
         let mut bytes = *b"hello";
         let wr = SendWr {
             wr_id: 1,
+            to: To::Peer,
             op: SendOp::Send,
             flags: SendFlags::SIGNALED,
             payload: Payload::Inline(&bytes),
@@ -402,6 +404,7 @@ mod tests {
         assert_eq!(queue.sges(0), &[]);
         let wr = SendWr {
             wr_id: 2,
+            to: To::Peer,
             op: SendOp::Send,
             flags: SendFlags::empty(),
             payload: Payload::Sges(&[sge(5)]),

@@ -7,7 +7,7 @@ use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::requester;
-use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, Time};
+use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
 
 /// A queue pair as `query_qp` shows it.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,9 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// Sizes above the limits, objects that do not exist, a number in use, or no room.
     pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
+        if init.qp_type != QpType::Rc {
+            return Err(Fault::Unsupported("this transport service"));
+        }
         let cap = self.granted(init)?;
         if self.hub.numbers.contains_key(&num) {
             return Err(Fault::Invalid("the queue pair number is in use"));

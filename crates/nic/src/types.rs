@@ -53,6 +53,8 @@ ids! {
     CqId,
     /// A shared receive queue.
     SrqId,
+    /// An XRC domain.
+    XrcdId,
     /// A queue pair.
     QpId,
     /// A connection in the making or made: one byte stream, or one channel of a link.
@@ -103,6 +105,12 @@ impl From<Gid> for IpAddr {
 pub enum QpType {
     /// Reliable connected.
     Rc,
+    /// Unreliable connected (IBA 9.8): what cannot be executed is dropped, and nobody is told.
+    Uc,
+    /// The requester's end of an extended reliable connection (IBA annex A14).
+    XrcSend,
+    /// The responder's end of one: its receives are those of the shared receive queues of this domain.
+    XrcRecv(XrcdId),
 }
 
 /// The states of a queue pair (IBA 10.3.1), with the values of `ibv_qp_state`.
@@ -395,11 +403,23 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
+/// Whom a send work request addresses, beyond what its queue pair is connected to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum To {
+    /// The connected peer.
+    #[default]
+    Peer,
+    /// A shared receive queue of the connected peer, by its number of 24 bits (XRC).
+    Srq(u32),
+}
+
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// Handed back in the completion.
     pub wr_id: u64,
+    /// Whom it addresses.
+    pub to: To,
     /// What to do.
     pub op: SendOp,
     /// How.

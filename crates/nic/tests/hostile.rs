@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use pair::{Pair, Way};
 use quipu_iwarp::wire::Stag;
-use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
 use quipu_iwarp::{Negotiated, Sender};
 use quipu_nic::mem::Segment;
@@ -414,6 +414,7 @@ fn a_link_cannot_speak_for_another_host() {
             source_qpn: 0xfff00,
             rq_psn: 0,
             sq_psn: 0,
+            service: Service::Rc,
             source_gid: Gid::from(IpAddr::from(address)).0,
             dest_gid: adapter.config().gid.0,
         };

@@ -6,7 +6,7 @@ mod pair;
 use std::net::IpAddr;
 
 use pair::{Pair, Way};
-use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::UntaggedOp;
 use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Sender};
 use quipu_nic::*;
@@ -34,6 +34,7 @@ fn hello(pair: &Pair, qps: [QpId; 2], rq_psn: u32, sq_psn: u32) -> Hello {
         source_qpn: num(pair, 0, qps[0]),
         rq_psn,
         sq_psn,
+        service: Service::Rc,
         source_gid: pair.hosts[0].adapter.config().gid.0,
         dest_gid: pair.hosts[1].adapter.config().gid.0,
     }

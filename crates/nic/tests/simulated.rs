@@ -85,9 +85,9 @@ fn the_peer_hears_of_what_stands_before_a_failure() {
         let adapter = &mut pair.hosts[0].adapter;
         let flags = SendFlags::SIGNALED;
         let sges = [here.sge(0, 8)];
-        let wr = SendWr { wr_id: 1, op, flags, payload: Payload::Sges(&sges) };
+        let wr = SendWr { wr_id: 1, to: To::Peer, op, flags, payload: Payload::Sges(&sges) };
         adapter.post_send(qps[0], &wr).unwrap();
-        let wr = SendWr { wr_id: 2, op: SendOp::LocalInv { key: 5 }, ..wr };
+        let wr = SendWr { wr_id: 2, to: To::Peer, op: SendOp::LocalInv { key: 5 }, ..wr };
         adapter.post_send(qps[0], &wr).unwrap();
         // Nobody looks by himself: only a bell wakes the peer.
         for host in &mut pair.hosts {
@@ -142,7 +142,7 @@ fn a_stopped_queue_finishes_what_it_has_begun() {
     let adapter = &mut pair.hosts[0].adapter;
     let sges = [here.sge(0, 2980)];
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
-    adapter.post_send(qps[0], &SendWr { wr_id: 1, op, flags, payload }).unwrap();
+    adapter.post_send(qps[0], &SendWr { wr_id: 1, to: To::Peer, op, flags, payload }).unwrap();
     adapter.ring_doorbell(pair.now, qps[0]);
     // Room for the write and not for what follows it.
     let [conn, peer_conn] = pair.stream_ends();

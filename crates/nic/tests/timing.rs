@@ -37,6 +37,7 @@ fn same_host() {
                 for wr_id in 0..batch {
                     let wr = SendWr {
                         wr_id: u64::from(wr_id),
+                        to: To::Peer,
                         op: SendOp::Send,
                         flags: SendFlags::SIGNALED,
                         payload: Payload::Sges(&[from]),
@@ -81,6 +82,7 @@ fn stream() {
                     b.adapter.post_recv(now, qps[1], u64::from(wr_id), &[to]).unwrap();
                     let wr = SendWr {
                         wr_id: u64::from(wr_id),
+                        to: To::Peer,
                         op: SendOp::Send,
                         flags: SendFlags::SIGNALED,
                         payload: Payload::Sges(&[from]),

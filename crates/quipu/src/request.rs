@@ -1,6 +1,6 @@
 //! Work requests of the send queue.
 
-use quipu_host::nic::{Key, Payload, SendFlags, SendOp, SendWr, Sge};
+use quipu_host::nic::{Key, Payload, SendFlags, SendOp, SendWr, Sge, To};
 
 use crate::memory::RemoteMemory;
 
@@ -22,7 +22,7 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     fn new(op: SendOp, payload: Payload<'a>) -> Self {
-        Self { wr: SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, payload } }
+        Self { wr: SendWr { wr_id: 0, to: To::Peer, op, flags: SendFlags::SIGNALED, payload } }
     }
 
     /// Sends the bytes of `memory` as one message into the peer's next receive. The memory is read

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quipu_nic::{
     Access, BindMw, Fault, Payload, QpAttr, QpAttrMask, QpState, SendFlags, SendOp, SendWr, Sge,
-    WcExtra, WcOpcode, WcStatus,
+    To, WcExtra, WcOpcode, WcStatus,
 };
 
 use crate::load::{Load, Use};
@@ -188,7 +188,7 @@ impl Load {
             Some(bytes) => Payload::Inline(bytes),
             None => Payload::Sges(&sges),
         };
-        let wr = SendWr { wr_id: id, op: draft.op, flags: draft.flags, payload };
+        let wr = SendWr { wr_id: id, to: To::Peer, op: draft.op, flags: draft.flags, payload };
         world.trace.note(&[23, e as u64, id, draft.opcode as u64, draft.len as u64]);
         world.trace.line(world.kernel.now(), || {
             let (op, flags, sges) = (draft.op, draft.flags.bits(), sges.len());

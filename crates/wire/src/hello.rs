@@ -91,6 +91,54 @@ pub enum Kind {
     Reject(Reason),
 }
 
+/// The transport service of the sender's queue pair, and the end of the connection that it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Service {
+    /// 0: reliable connected.
+    #[default]
+    Rc,
+    /// 1: unreliable connected.
+    Uc,
+    /// 2: the requester of an extended reliable connection.
+    XrcRequester,
+    /// 3: the responder of one.
+    XrcResponder,
+    /// A service that a later version defined.
+    Other(u8),
+}
+
+impl Service {
+    const fn code(self) -> u8 {
+        match self {
+            Service::Rc => 0,
+            Service::Uc => 1,
+            Service::XrcRequester => 2,
+            Service::XrcResponder => 3,
+            Service::Other(code) => code,
+        }
+    }
+
+    const fn from_code(code: u8) -> Self {
+        match code {
+            0 => Service::Rc,
+            1 => Service::Uc,
+            2 => Service::XrcRequester,
+            3 => Service::XrcResponder,
+            other => Service::Other(other),
+        }
+    }
+
+    /// What the other end of the connection must be.
+    #[must_use]
+    pub const fn counterpart(self) -> Self {
+        match self {
+            Service::XrcRequester => Service::XrcResponder,
+            Service::XrcResponder => Service::XrcRequester,
+            same => same,
+        }
+    }
+}
+
 /// The hello. Source and destination are meant from its sender, so that a reply has them exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -108,6 +156,8 @@ pub struct Hello {
     pub rq_psn: u32,
     /// First PSN that the sender would send, 24 bits.
     pub sq_psn: u32,
+    /// Service of the sender's queue pair; without meaning in a refusal.
+    pub service: Service,
     /// GID of the sender.
     pub source_gid: [u8; 16],
     /// GID of the receiver.
@@ -156,6 +206,7 @@ impl Hello {
             source_qpn: low24(16, "source_qpn")?,
             rq_psn: low24(20, "rq_psn")?,
             sq_psn: low24(24, "sq_psn")?,
+            service: Service::from_code(bytes[28]),
             source_gid: array(&bytes, 32),
             dest_gid: array(&bytes, 48),
         })
@@ -176,12 +227,14 @@ impl Hello {
         put(&mut out, 16, (self.source_qpn & MAX_24_BIT).to_be_bytes());
         put(&mut out, 20, (self.rq_psn & MAX_24_BIT).to_be_bytes());
         put(&mut out, 24, (self.sq_psn & MAX_24_BIT).to_be_bytes());
+        put(&mut out, 28, [self.service.code()]);
         put(&mut out, 32, self.source_gid);
         put(&mut out, 48, self.dest_gid);
         out
     }
 
-    /// The answer to this hello: ends exchanged, with `kind` and the sender's own values.
+    /// The answer to this hello: ends exchanged, with `kind` and the sender's own values; its service is
+    /// the one that fits.
     pub fn answer(&self, kind: Kind, features: Features, rq_psn: u32, sq_psn: u32) -> Hello {
         Hello {
             kind,
@@ -191,6 +244,7 @@ impl Hello {
             source_qpn: self.dest_qpn,
             rq_psn,
             sq_psn,
+            service: self.service.counterpart(),
             source_gid: self.dest_gid,
             dest_gid: self.source_gid,
         }

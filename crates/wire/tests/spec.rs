@@ -1,7 +1,7 @@
 //! The worked examples of `specs/quipu-wire.md`: what is printed there is what this crate emits.
 
 use quipu_wire::control::Control;
-use quipu_wire::hello::{Features, Hello, Kind};
+use quipu_wire::hello::{Features, Hello, Kind, Service};
 use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
 use quipu_wire::rdmap::{Immediate, UntaggedOp};
 use quipu_wire::{Payload, ddp};
@@ -53,6 +53,7 @@ fn hello() {
         source_qpn: 0xc35001,
         rq_psn: 0x123456,
         sq_psn: 0x654321,
+        service: Service::Rc,
         source_gid: gid(1),
         dest_gid: gid(2),
     };

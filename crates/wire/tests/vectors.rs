@@ -1,7 +1,7 @@
 //! Bytes written by hand from the RFCs, and every way to refuse them.
 
 use quipu_wire::control::Control;
-use quipu_wire::hello::{Features, Hello, Kind, Reason};
+use quipu_wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_wire::mpa::{Enhanced, FrameKind, Marker, StartFrame, crc32c, fpdu_len};
 use quipu_wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Opcode, OpcodeSet, ReadRequest, TaggedOp, UntaggedOp,
@@ -291,6 +291,7 @@ fn hello_faults_and_answer() {
         source_qpn: 2,
         rq_psn: 3,
         sq_psn: 4,
+        service: Service::Rc,
         source_gid: [5; 16],
         dest_gid: [6; 16],
     };

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use quipu_iwarp::wire::hello::{Features, Hello, Kind};
+use quipu_iwarp::wire::hello::{Features, Hello, Kind, Service};
 use quipu_iwarp::wire::mpa::MAX_FRAME_LEN;
 use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Sender};
 use quipu_nic::mem::ring::{Channel, ChannelConfig};
@@ -289,7 +289,7 @@ impl World {
             let asked = [SendOp::Send, SendOp::Read { addr, rkey }, add];
             for op in asked.into_iter().filter(|_| index < 2) {
                 let payload = Payload::Sges(std::slice::from_ref(&word));
-                let wr = SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, payload };
+                let wr = SendWr { wr_id: 1, to: To::Peer, op, flags: SendFlags::SIGNALED, payload };
                 let posted = self.adapter.post_send(id, &wr);
                 self.posted += u64::from(posted.is_ok());
             }
@@ -308,6 +308,7 @@ impl World {
             source_qpn: PEER_QPN,
             rq_psn: 7,
             sq_psn: 7,
+            service: Service::Rc,
             source_gid: gid(last).0,
             dest_gid: gid(OWN).0,
         }

@@ -8,7 +8,7 @@ use quipu_host::Engine;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, Completion, CqId, Gid, Payload, QpId, QpNum, Region, SendFlags, SendOp, SendWr, Sge,
-    WcOpcode, WcStatus,
+    To, WcOpcode, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +66,13 @@ impl Crowd {
     fn send(&self, qp: QpId) -> Result<()> {
         let sge = self.sge(0);
         let payload = Payload::Sges(&sge);
-        let wr = SendWr { wr_id: 0, op: SendOp::Send, flags: SendFlags::SIGNALED, payload };
+        let wr = SendWr {
+            wr_id: 0,
+            to: To::Peer,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload,
+        };
         self.engine.post_send(qp, &wr).context("posting a send")
     }
 

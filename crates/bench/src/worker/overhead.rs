@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr};
+use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr, To};
 
 use super::Patience;
 use super::quipu::{BATCH, Node, RECEIVES};
@@ -68,6 +68,7 @@ fn send_bursts(node: &Node, size: u64, burst: u64, rounds: u64) -> Result<(f64, 
     let sges = [node.outgoing(size)?];
     let wr = SendWr {
         wr_id: 0,
+        to: To::Peer,
         op: SendOp::Send,
         flags: SendFlags::SIGNALED,
         payload: Payload::Sges(&sges),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr, WcOpcode};
+use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr, To, WcOpcode};
 
 use super::quipu::{BATCH, Node, RECEIVES};
 use super::{Patience, Slice};
@@ -62,7 +62,7 @@ impl<'a> Sender<'a> {
         let signalled = last || self.posted.is_multiple_of(self.node.signal_every);
         let flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
         let payload = Payload::Sges(&self.sge);
-        let wr = SendWr { wr_id: self.posted, op: self.op, flags, payload };
+        let wr = SendWr { wr_id: self.posted, to: To::Peer, op: self.op, flags, payload };
         Ok(self.node.engine.post_send(self.node.qp, &wr)?)
     }
 

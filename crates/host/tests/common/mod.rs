@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, AddressVector, ChannelId, Completion, CqId, Gid, Payload, PdId, QpAttr, QpAttrMask,
-    QpCap, QpId, QpInit, QpNum, QpState, QpType, Region, SendFlags, SendOp, SendWr, Sge,
+    QpCap, QpId, QpInit, QpNum, QpState, QpType, Region, SendFlags, SendOp, SendWr, Sge, To,
 };
 use quipu_host::{Config, ContextId, Engine, SameHost};
 
@@ -120,7 +120,7 @@ impl Node {
 
     pub fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(sges) };
+        let wr = SendWr { wr_id, to: To::Peer, op, flags, payload: Payload::Sges(sges) };
         self.engine.post_send(self.qp, &wr).unwrap();
     }
 

@@ -113,6 +113,7 @@ fn hello_of<P>(qp: &Qp, hub: &Hub<P>, kind: Kind) -> Hello {
         source_qpn: qp.num.0,
         rq_psn: qp.attr.rq_psn,
         sq_psn: qp.attr.sq_psn,
+        service: qp.qp_type.wire(),
         source_gid: hub.config.gid.0,
         dest_gid: qp.attr.av.dgid.0,
     }
@@ -132,7 +133,8 @@ fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
 /// known from RTS on; a hello has 0 before. One that is known must be what the other end expects.
 fn is_peer(qp: &Qp, hello: &Hello) -> bool {
     let psn_sent = qp.state != QpState::Rtr;
-    qp.attr.dest_qp_num == hello.source_qpn
+    hello.service == qp.qp_type.wire().counterpart()
+        && qp.attr.dest_qp_num == hello.source_qpn
         && qp.attr.av.dgid == Gid(hello.source_gid)
         && (hello.sq_psn == 0 || hello.sq_psn == qp.attr.rq_psn)
         && (!psn_sent || hello.rq_psn == qp.attr.sq_psn)
@@ -350,7 +352,7 @@ impl<P: Probe> Adapter<P> {
         };
         match qp.state {
             QpState::Reset | QpState::Init => return Match::NotReady,
-            QpState::Err | QpState::Sqe => return Match::Refused(Reason::NoSuchQp),
+            QpState::Err => return Match::Refused(Reason::NoSuchQp),
             _ => {}
         }
         match qp.path {

@@ -212,6 +212,9 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
 
 fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
     hub.probe.stage(Stage::Headers, 0);
+    if !qp.qp_type.responds() {
+        return Err(Refusal::Invalid.into());
+    }
     responder::note_arrival(qp, hub);
     match header.opcode {
         request::SEND | request::SEND_IMM | request::SEND_INV => send(qp, hub, header),

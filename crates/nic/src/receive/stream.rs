@@ -153,8 +153,13 @@ fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Result<(), End> {
     hub.probe.stage(Stage::Headers, 0);
-    if segment.is_request() && !qp.may_receive() {
-        return Err(End::Over);
+    if segment.is_request() {
+        if !qp.may_receive() {
+            return Err(End::Over);
+        }
+        if !qp.qp_type.responds() {
+            return Err(Refusal::Invalid.into());
+        }
     }
     match segment {
         Segment::Write { stag, to, last, payload } => {

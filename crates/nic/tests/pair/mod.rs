@@ -309,7 +309,7 @@ impl Pair {
         payload: Payload<'_>,
     ) {
         let adapter = &mut self.hosts[host].adapter;
-        adapter.post_send(qp, &SendWr { wr_id, op, flags, payload }).unwrap();
+        adapter.post_send(qp, &SendWr { wr_id, to: To::Peer, op, flags, payload }).unwrap();
         adapter.ring_doorbell(self.now, qp);
     }
 

@@ -1,0 +1,67 @@
+//! The transport services: all that one does differently from another, in one place.
+//!
+//! Each question has one method; whoever adds a service answers all of them. What is not asked here is
+//! the same for every service.
+
+use quipu_iwarp::wire::hello::Service;
+
+use crate::types::{QpAttrMask as M, QpType, SendOp};
+
+impl QpType {
+    /// Whether the peer acknowledges, refuses and is waited for (IBA 9.7), or drops what it cannot execute
+    /// without a word (IBA 9.8).
+    #[inline]
+    pub(crate) const fn is_reliable(self) -> bool {
+        !matches!(self, Self::Uc)
+    }
+
+    /// Whether it serves requests of its peer: the end of an XRC connection that is a requester does not.
+    #[inline]
+    pub(crate) const fn responds(self) -> bool {
+        !matches!(self, Self::XrcSend)
+    }
+
+    /// Whether receives are posted to it, or to a shared queue named when it was created.
+    pub(crate) const fn has_receives(self) -> bool {
+        matches!(self, Self::Rc | Self::Uc)
+    }
+
+    /// Whether a request may be posted (IBA table "work request operations", 11.4.1.1). Unreliable
+    /// connections have no operation that needs an answer, and no Send with Invalidate.
+    #[inline]
+    pub(crate) const fn offers(self, op: &SendOp) -> bool {
+        match self {
+            Self::Rc | Self::XrcSend => true,
+            Self::XrcRecv(_) => false,
+            Self::Uc => !matches!(
+                op,
+                SendOp::SendInv(_)
+                    | SendOp::Read { .. }
+                    | SendOp::CompareSwap { .. }
+                    | SendOp::FetchAdd { .. }
+            ),
+        }
+    }
+
+    /// Attributes of a reliable connection that the service does not have.
+    pub(crate) const fn lacks(self) -> M {
+        let answers = M::RETRY_CNT.union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
+        let serving = M::MIN_RNR_TIMER.union(M::MAX_DEST_RD_ATOMIC);
+        match self {
+            Self::Rc => M::empty(),
+            Self::Uc => answers.union(serving).union(M::TIMEOUT),
+            Self::XrcSend => serving,
+            Self::XrcRecv(_) => answers,
+        }
+    }
+
+    /// What the queue pair's end of a connection is called in a hello.
+    pub(crate) const fn wire(self) -> Service {
+        match self {
+            Self::Rc => Service::Rc,
+            Self::Uc => Service::Uc,
+            Self::XrcSend => Service::XrcRequester,
+            Self::XrcRecv(_) => Service::XrcResponder,
+        }
+    }
+}
