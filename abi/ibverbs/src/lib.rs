@@ -8,7 +8,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `engine` | finding the engine, statuses to `errno` |
+//! | `engine` | finding the engine, statuses to `errno` (crate `quipu-facade`) |
 //! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
 //! | `pd`, `mr`, `cq`, `srq`, `qp`, `ah` | objects |
 //! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
@@ -16,7 +16,8 @@
 //! | `text`, `sysfs`, `fork` | names of constants, files, fork |
 //! | `stub`, `private` | symbols that exist so that programs and providers load |
 //!
-//! What is exported, under which version, is in `symbols.txt`; `build.rs` says how.
+//! What is exported, under which version, is in `symbols.txt`; crate
+//! `quipu-abi-exports` says how.
 #![allow(non_camel_case_types)]
 
 mod acks;
@@ -25,7 +26,6 @@ pub mod context;
 pub mod cq;
 pub mod cq_ex;
 pub mod device;
-mod engine;
 pub mod event;
 pub mod fork;
 pub mod mr;
@@ -39,6 +39,8 @@ pub mod srq;
 pub mod stub;
 pub mod sysfs;
 pub mod text;
+
+use quipu_facade as engine;
 
 #[cfg(test)]
 mod tests;

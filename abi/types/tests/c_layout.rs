@@ -5,25 +5,27 @@ use quipu_abi_types::*;
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles and runs `c/layout.c`; none where the headers are not installed.
-fn of_the_headers() -> Option<String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/layout.c");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout");
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+/// Compiles and runs `c/<name>.c`; none where the header is not installed.
+fn of_the_headers(name: &str, header: &str) -> Option<String> {
+    if !Path::new("/usr/include").join(header).exists() {
+        eprintln!("skipped: {header} is not installed");
         return None;
     }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiled = Command::new("cc").arg("-o").arg(&program).arg(source).status().expect("cc");
     assert!(compiled.success());
     let output = Command::new(program).output().expect("the program just compiled");
     Some(String::from_utf8(output.stdout).expect("text"))
 }
 
+fn text(ours: &[(&str, usize)]) -> String {
+    ours.iter().map(|(name, value)| format!("{name} {value}\n")).collect()
+}
+
 #[test]
 fn the_compiler_lays_the_headers_out_alike() {
-    let Some(theirs) = of_the_headers() else {
-        eprintln!("skipped: the headers of libibverbs are not installed");
-        return;
-    };
+    let Some(theirs) = of_the_headers("layout", "infiniband/verbs.h") else { return };
     let ours = [
         ("ibv_device", size_of::<ibv_device>()),
         ("ibv_context_ops", size_of::<ibv_context_ops>()),
@@ -115,6 +117,60 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_cq_init_attr_ex.parent_domain", offset_of!(ibv_cq_init_attr_ex, parent_domain)),
         ("ibv_async_event.event_type", offset_of!(ibv_async_event, event_type)),
     ];
-    let ours: String = ours.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
-    assert_eq!(ours, theirs);
+    assert_eq!(text(&ours), theirs);
+}
+
+#[test]
+fn connection_management_is_laid_out_alike() {
+    let Some(theirs) = of_the_headers("rdma_layout", "rdma/rdma_cma.h") else { return };
+    let ours = [
+        ("rdma_ib_addr", size_of::<rdma_ib_addr>()),
+        ("rdma_addr", size_of::<rdma_addr>()),
+        ("ibv_sa_path_rec", size_of::<ibv_sa_path_rec>()),
+        ("rdma_route", size_of::<rdma_route>()),
+        ("rdma_event_channel", size_of::<rdma_event_channel>()),
+        ("rdma_cm_id", size_of::<rdma_cm_id>()),
+        ("rdma_conn_param", size_of::<rdma_conn_param>()),
+        ("rdma_ud_param", size_of::<rdma_ud_param>()),
+        ("rdma_cm_event", size_of::<rdma_cm_event>()),
+        ("rdma_addrinfo", size_of::<rdma_addrinfo>()),
+        ("rdma_cm_join_mc_attr_ex", size_of::<rdma_cm_join_mc_attr_ex>()),
+        ("rdma_addr.dst_storage", offset_of!(rdma_addr, dst_storage)),
+        ("rdma_ib_addr.pkey", offset_of!(rdma_ib_addr, pkey)),
+        ("ibv_sa_path_rec.flow_label", offset_of!(ibv_sa_path_rec, flow_label)),
+        ("ibv_sa_path_rec.reversible", offset_of!(ibv_sa_path_rec, reversible)),
+        ("ibv_sa_path_rec.pkey", offset_of!(ibv_sa_path_rec, pkey)),
+        ("ibv_sa_path_rec.mtu", offset_of!(ibv_sa_path_rec, mtu)),
+        ("ibv_sa_path_rec.preference", offset_of!(ibv_sa_path_rec, preference)),
+        ("rdma_route.path_rec", offset_of!(rdma_route, path_rec)),
+        ("rdma_route.num_paths", offset_of!(rdma_route, num_paths)),
+        ("rdma_cm_id.channel", offset_of!(rdma_cm_id, channel)),
+        ("rdma_cm_id.qp", offset_of!(rdma_cm_id, qp)),
+        ("rdma_cm_id.route", offset_of!(rdma_cm_id, route)),
+        ("rdma_cm_id.ps", offset_of!(rdma_cm_id, ps)),
+        ("rdma_cm_id.port_num", offset_of!(rdma_cm_id, port_num)),
+        ("rdma_cm_id.event", offset_of!(rdma_cm_id, event)),
+        ("rdma_cm_id.send_cq", offset_of!(rdma_cm_id, send_cq)),
+        ("rdma_cm_id.recv_cq_channel", offset_of!(rdma_cm_id, recv_cq_channel)),
+        ("rdma_cm_id.srq", offset_of!(rdma_cm_id, srq)),
+        ("rdma_cm_id.pd", offset_of!(rdma_cm_id, pd)),
+        ("rdma_cm_id.qp_type", offset_of!(rdma_cm_id, qp_type)),
+        ("rdma_conn_param.retry_count", offset_of!(rdma_conn_param, retry_count)),
+        ("rdma_conn_param.srq", offset_of!(rdma_conn_param, srq)),
+        ("rdma_conn_param.qp_num", offset_of!(rdma_conn_param, qp_num)),
+        ("rdma_ud_param.ah_attr", offset_of!(rdma_ud_param, ah_attr)),
+        ("rdma_ud_param.qp_num", offset_of!(rdma_ud_param, qp_num)),
+        ("rdma_ud_param.qkey", offset_of!(rdma_ud_param, qkey)),
+        ("rdma_cm_event.listen_id", offset_of!(rdma_cm_event, listen_id)),
+        ("rdma_cm_event.event", offset_of!(rdma_cm_event, event)),
+        ("rdma_cm_event.status", offset_of!(rdma_cm_event, status)),
+        ("rdma_cm_event.param", offset_of!(rdma_cm_event, param)),
+        ("rdma_addrinfo.ai_src_len", offset_of!(rdma_addrinfo, ai_src_len)),
+        ("rdma_addrinfo.ai_dst_addr", offset_of!(rdma_addrinfo, ai_dst_addr)),
+        ("rdma_addrinfo.ai_route_len", offset_of!(rdma_addrinfo, ai_route_len)),
+        ("rdma_addrinfo.ai_connect", offset_of!(rdma_addrinfo, ai_connect)),
+        ("rdma_addrinfo.ai_next", offset_of!(rdma_addrinfo, ai_next)),
+        ("rdma_cm_join_mc_attr_ex.addr", offset_of!(rdma_cm_join_mc_attr_ex, addr)),
+    ];
+    assert_eq!(text(&ours), theirs);
 }

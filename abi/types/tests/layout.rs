@@ -84,3 +84,19 @@ fn the_extended_context_is_counted_from_its_end() {
         assert_eq!(ours, theirs, "distance of {name} from the end");
     }
 }
+
+#[test]
+fn connection_management_is_laid_out_as_rdma_cma_h() {
+    let numbers = [
+        ("rdma_cm_id", size_of::<rdma_cm_id>(), 416),
+        ("rdma_cm_event", size_of::<rdma_cm_event>(), 80),
+        ("rdma_event_channel", size_of::<rdma_event_channel>(), 4),
+        ("rdma_conn_param", size_of::<rdma_conn_param>(), 24),
+        ("rdma_addrinfo", size_of::<rdma_addrinfo>(), 96),
+        ("rdma_cm_id.route", offset_of!(rdma_cm_id, route), 32),
+        ("rdma_cm_event.param", offset_of!(rdma_cm_event, param), 24),
+    ];
+    for (name, ours, theirs) in numbers {
+        assert_eq!(ours, theirs, "{name}");
+    }
+}

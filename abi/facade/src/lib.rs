@@ -1,6 +1,6 @@
-//! Finding the engine, and what its statuses mean to C.
+//! Finding the engine, and what its statuses mean to C: the part that both drop-in libraries share.
 //!
-//! The engine is loaded when a program first asks for something, from the folder that this library
+//! The engine is loaded when a program first asks for something, from the folder that the library
 //! itself lies in, rather than named in DT_NEEDED: cargo cannot order one cdylib behind another at
 //! link time, and a program that merely links libibverbs and never calls it (mpirun, for one) then
 //! pays nothing. librdmacm finds the same file, hence the same engine.
@@ -21,7 +21,7 @@ static ENGINE: OnceLock<Option<&'static EngineApi>> = OnceLock::new();
 /// # Errors
 ///
 /// ENODEV where it cannot be loaded; why was written to standard error, once.
-pub(crate) fn engine() -> Result<&'static EngineApi, Errno> {
+pub fn engine() -> Result<&'static EngineApi, Errno> {
     ENGINE
         .get_or_init(|| {
             load()
@@ -33,9 +33,8 @@ pub(crate) fn engine() -> Result<&'static EngineApi, Errno> {
         .ok_or(Errno::ENODEV)
 }
 
-/// Puts a table in place of the real engine. The first call of a process wins.
-#[cfg(test)]
-pub(crate) fn use_engine(api: &'static EngineApi) {
+/// Puts a table in place of the real engine, for tests. The first call of a process wins.
+pub fn use_engine(api: &'static EngineApi) {
     let _ = ENGINE.set(Some(api));
 }
 
@@ -56,14 +55,18 @@ fn load() -> Result<&'static EngineApi, String> {
 }
 
 /// Turns a status of the engine into a result.
+///
+/// # Errors
+///
+/// What [`errno_of`] makes of every status but Ok.
 #[inline]
-pub(crate) fn check(status: i32) -> Result<(), Errno> {
+pub fn check(status: i32) -> Result<(), Errno> {
     if status == EngineStatus::Ok.code() { Ok(()) } else { Err(errno_of(status)) }
 }
 
 /// The error number that stands for a status.
 #[cold]
-pub(crate) fn errno_of(status: i32) -> Errno {
+pub fn errno_of(status: i32) -> Errno {
     use EngineStatus as S;
     const TABLE: [(EngineStatus, Errno); 20] = [
         (S::Invalid, Errno::EINVAL),
