@@ -26,13 +26,22 @@ struct Library {
     note: &'static str,
 }
 
-const LIBRARIES: [Library; 1] = [Library {
-    name: "ibverbs",
-    package: "quipu-ibverbs",
-    table: "abi/ibverbs/symbols.txt",
-    document: "docs/verbs-symbols.md",
-    note: "IBVERBS_PRIVATE_* stands for each of the nodes ",
-}];
+const LIBRARIES: [Library; 2] = [
+    Library {
+        name: "ibverbs",
+        package: "quipu-ibverbs",
+        table: "abi/ibverbs/symbols.txt",
+        document: "docs/verbs-symbols.md",
+        note: "IBVERBS_PRIVATE_* stands for each of the nodes ",
+    },
+    Library {
+        name: "rdmacm",
+        package: "quipu-rdmacm",
+        table: "abi/rdmacm/symbols.txt",
+        document: "docs/rdmacm-symbols.md",
+        note: "",
+    },
+];
 
 /// Runs the command with what follows its name on the command line.
 ///

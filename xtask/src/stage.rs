@@ -9,14 +9,17 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 3] = [
+const LIBRARIES: [(&str, &str); 4] = [
     ("libibverbs.so", "libibverbs.so.1"),
+    ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
 ];
 /// Names under which programs open a library beside its own.
-const LINKS: [(&str, &str); 1] = [("libibverbs.so.1", "libibverbs.so")];
-const PACKAGES: [&str; 4] = ["quipu", "quipu-ibverbs", "quipu-engine", "quipu-shim"];
+const LINKS: [(&str, &str); 2] =
+    [("libibverbs.so.1", "libibverbs.so"), ("librdmacm.so.1", "librdmacm.so")];
+const PACKAGES: [&str; 5] =
+    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim"];
 
 /// Where things were put.
 #[derive(Clone, Debug)]

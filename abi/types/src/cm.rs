@@ -8,42 +8,6 @@ use libc::{c_int, c_void, sockaddr, sockaddr_storage};
 
 use crate::*;
 
-macro_rules! constants {
-    (#[doc = $doc:literal] $ty:ty { $($name:ident = $value:expr,)* }) => {
-        $(#[doc = $doc] pub const $name: $ty = $value;)*
-    };
-}
-
-constants! {
-    /// `enum rdma_cm_event_type`
-    u32 {
-        RDMA_CM_EVENT_ADDR_RESOLVED = 0, RDMA_CM_EVENT_ADDR_ERROR = 1,
-        RDMA_CM_EVENT_ROUTE_RESOLVED = 2, RDMA_CM_EVENT_ROUTE_ERROR = 3,
-        RDMA_CM_EVENT_CONNECT_REQUEST = 4, RDMA_CM_EVENT_CONNECT_RESPONSE = 5,
-        RDMA_CM_EVENT_CONNECT_ERROR = 6, RDMA_CM_EVENT_UNREACHABLE = 7,
-        RDMA_CM_EVENT_REJECTED = 8, RDMA_CM_EVENT_ESTABLISHED = 9,
-        RDMA_CM_EVENT_DISCONNECTED = 10, RDMA_CM_EVENT_DEVICE_REMOVAL = 11,
-        RDMA_CM_EVENT_MULTICAST_JOIN = 12, RDMA_CM_EVENT_MULTICAST_ERROR = 13,
-        RDMA_CM_EVENT_ADDR_CHANGE = 14, RDMA_CM_EVENT_TIMEWAIT_EXIT = 15,
-    }
-}
-constants! {
-    /// `enum rdma_port_space`
-    u32 { RDMA_PS_IPOIB = 0x0002, RDMA_PS_TCP = 0x0106, RDMA_PS_UDP = 0x0111, RDMA_PS_IB = 0x013f, }
-}
-constants! {
-    /// Levels and names of `rdma_set_option(3)`.
-    i32 {
-        RDMA_OPTION_ID = 0, RDMA_OPTION_IB = 1, RDMA_OPTION_ID_TOS = 0,
-        RDMA_OPTION_ID_REUSEADDR = 1, RDMA_OPTION_ID_AFONLY = 2, RDMA_OPTION_ID_ACK_TIMEOUT = 3,
-        RDMA_OPTION_IB_PATH = 1,
-    }
-}
-constants! {
-    /// The Q_Key of `RDMA_PS_UDP`, and of groups that are joined with it.
-    u32 { RDMA_UDP_QKEY = 0x0123_4567, }
-}
-
 /// The most private data of an event: iWARP's 512 bytes less what RFC 6581 and Quipu put before it
 /// never exceed this.
 pub const CM_PRIVATE_DATA_MAX: usize = 256;

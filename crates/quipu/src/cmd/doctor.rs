@@ -178,7 +178,9 @@ pub(crate) fn package_of(program: &str) -> Option<&'static str> {
         name if name.starts_with("ibv_") => Some("ibverbs-utils"),
         "ucx_perftest" | "ucx_info" => Some("ucx-utils"),
         "fi_info" | "fi_pingpong" => Some("libfabric-bin"),
-        "rping" | "ucmatose" | "udaddy" | "mckey" => Some("rdmacm-utils"),
+        "rping" | "ucmatose" | "udaddy" | "mckey" | "cmtime" | "udpong" | "rstream"
+        | "riostream" | "rcopy" => Some("rdmacm-utils"),
+        name if name.starts_with("rdma_") => Some("rdmacm-utils"),
         _ => None,
     })
 }
@@ -198,6 +200,7 @@ mod tests {
         assert_eq!(package_of("ib_write_bw"), Some("perftest"));
         assert_eq!(package_of("ib_read_lat"), Some("perftest"));
         assert_eq!(package_of("ibv_devinfo"), Some("ibverbs-utils"));
+        assert_eq!(package_of("rdma_server"), Some("rdmacm-utils"));
         assert_eq!(package_of("vi"), None);
         assert!(rows().count() >= 8);
     }

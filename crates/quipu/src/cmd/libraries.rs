@@ -7,12 +7,18 @@ use super::failure::Failure;
 
 /// The variable that says so.
 const VARIABLE: &str = "QUIPU_LIB_DIR";
-/// All that must be there. The first is opened by that name in some programs.
-const NEEDED: [&str; 4] =
-    ["libibverbs.so", "libibverbs.so.1", "libquipu_engine.so", "libquipu_shim.so"];
+/// All that must be there. Some programs open libraries by the names without a number.
+const NEEDED: [&str; 6] = [
+    "libibverbs.so",
+    "libibverbs.so.1",
+    "librdmacm.so",
+    "librdmacm.so.1",
+    "libquipu_engine.so",
+    "libquipu_shim.so",
+];
 /// Those to be preloaded: a linked program takes its symbols from them, whatever its own search
-/// path says. libibverbs.so is the same file as libibverbs.so.1.
-const PRELOADED: [&str; 2] = ["libibverbs.so.1", "libquipu_shim.so"];
+/// path says. The names without a number are the same files.
+const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shim.so"];
 
 /// The folder of the libraries.
 #[derive(Clone, Debug)]

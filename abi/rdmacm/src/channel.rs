@@ -1,0 +1,57 @@
+//! Event channels.
+
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, Null, Tagged, Void, entry};
+use quipu_facade::{check, engine};
+
+/// The private part of a channel.
+pub(crate) struct ChannelState {
+    pub(crate) api: &'static EngineApi,
+    pub(crate) handle: CmChannelHandle,
+}
+
+impl Tagged for ChannelState {
+    const TAG: u64 = 0x5155_4950_434d_4348;
+}
+
+/// An event channel.
+pub(crate) type Channel = Handle<rdma_event_channel, ChannelState>;
+
+/// Makes a channel.
+pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
+    let api = engine()?;
+    let mut made = EngineCmChannel { channel: CmChannelHandle::NONE, fd: -1 };
+    // SAFETY: `made` is valid for the call.
+    check(unsafe { (api.cm.create_channel)(&mut made) })?;
+    let public = rdma_event_channel { fd: made.fd };
+    Ok(Channel::create(public, ChannelState { api, handle: made.channel }))
+}
+
+/// Ends a channel. While identifiers use it, nothing happens: the manual page forbids it, and their
+/// events must go somewhere.
+///
+/// # Safety
+///
+/// `raw` is null or a channel that is used no more.
+pub(crate) unsafe fn destroy(raw: *mut rdma_event_channel) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    let channel = unsafe { Channel::get(raw) }?;
+    // SAFETY: the handle came from the engine.
+    check(unsafe { (channel.api.cm.destroy_channel)(channel.handle) })?;
+    // SAFETY: passed on from the caller.
+    drop(unsafe { Channel::take(raw) }?);
+    Ok(())
+}
+
+entry! {
+    /// `rdma_create_event_channel(3)`
+    fn rdma_create_event_channel() -> Null<rdma_event_channel> {
+        create()
+    }
+
+    /// `rdma_destroy_event_channel(3)`
+    fn rdma_destroy_event_channel(raw: *mut rdma_event_channel) -> Void {
+        // SAFETY: the program passes a channel and uses it no more.
+        unsafe { destroy(raw) }
+    }
+}

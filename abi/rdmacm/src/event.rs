@@ -1,0 +1,344 @@
+//! Events: taking them from a channel, what each one means for its identifier, acknowledging them.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use libc::{c_char, c_int};
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
+use quipu_facade::check;
+
+use crate::address::refresh;
+use crate::channel::Channel;
+use crate::id::{self, id};
+use crate::multicast::{self, Group};
+use crate::state::{to_error, to_rts};
+
+/// The private part of an event.
+pub(crate) struct EventState {
+    /// The identifier that the engine has counted it for: in a connect request the listener.
+    owner: *mut rdma_cm_id,
+    /// In an event of a group, the membership; else null.
+    group: *mut Group,
+    private_data: [u8; CM_PRIVATE_DATA_MAX],
+}
+
+impl Tagged for EventState {
+    const TAG: u64 = 0x5155_4950_434d_4556;
+}
+
+/// An event.
+type Event = Handle<rdma_cm_event, EventState>;
+
+/// Takes the next event that is for the program.
+///
+/// # Errors
+///
+/// EAGAIN where the descriptor is non-blocking and there is none, EINTR.
+///
+/// # Safety
+///
+/// `raw` is a channel.
+pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
+    // SAFETY: passed on from the caller.
+    let channel = unsafe { Channel::get(raw) }?;
+    loop {
+        // SAFETY: the structure consists of integers.
+        let mut reported: EngineCmEvent = unsafe { std::mem::zeroed() };
+        // SAFETY: `reported` is valid for the call.
+        check(unsafe { (channel.api.cm.get_event)(channel.handle, &mut reported) })?;
+        // SAFETY: the cookies in it are addresses of identifiers, which live until this event is
+        // acknowledged.
+        if let Some(event) = unsafe { understand(&reported) } {
+            return Ok(event);
+        }
+    }
+}
+
+/// Makes of the engine's event the program's, doing what is to be done about it; none if the program
+/// need not know.
+///
+/// # Safety
+///
+/// The cookies are those of identifiers that live.
+unsafe fn understand(reported: &EngineCmEvent) -> Option<*mut rdma_cm_event> {
+    let request = reported.event == RDMA_CM_EVENT_CONNECT_REQUEST;
+    let owner = if request { reported.listener } else { reported.cookie } as *mut rdma_cm_id;
+    let public = rdma_cm_event {
+        id: owner,
+        listen_id: ptr::null_mut(),
+        event: reported.event,
+        status: reported.status,
+        // SAFETY: integers, and pointers that may be null.
+        param: unsafe { std::mem::zeroed() },
+    };
+    let group = reported.multicast as *mut Group;
+    let state = EventState { owner, group, private_data: reported.private_data };
+    let raw = Event::create(public, state);
+    // SAFETY: passed on from the caller; `raw` was just made.
+    unsafe {
+        if act(raw, reported) {
+            return Some(raw);
+        }
+        let _ = acknowledge(raw);
+    }
+    None
+}
+
+/// What the event means. False: nothing that the program should know.
+///
+/// # Safety
+///
+/// As [`understand`]; `raw` is the event made of `reported`.
+unsafe fn act(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
+    // SAFETY: passed on from the caller; nobody else knows the event yet.
+    let event = unsafe { &mut *raw };
+    let id = event.id;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match event.event {
+            RDMA_CM_EVENT_ADDR_RESOLVED => {
+                event.or_else(refresh(id), RDMA_CM_EVENT_ADDR_ERROR);
+            }
+            RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                event.or_else(refresh(id), RDMA_CM_EVENT_ROUTE_ERROR);
+            }
+            RDMA_CM_EVENT_CONNECT_REQUEST => return request(raw, reported),
+            RDMA_CM_EVENT_CONNECT_RESPONSE => {
+                fill(raw, reported);
+                response(event);
+            }
+            RDMA_CM_EVENT_ESTABLISHED => fill(raw, reported),
+            RDMA_CM_EVENT_REJECTED => {
+                // An answer to what this library has called off by itself.
+                if has_failed(id) {
+                    return false;
+                }
+                fill(raw, reported);
+                let _ = to_error(id);
+            }
+            RDMA_CM_EVENT_DISCONNECTED => {
+                if has_failed(id) {
+                    return false;
+                }
+                fill(raw, reported);
+            }
+            RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR => {
+                fill(raw, reported);
+                multicast::joined(event, reported.multicast as *mut Group);
+            }
+            _ => {}
+        }
+    }
+    true
+}
+
+trait OrElse {
+    /// Turns the event into an error if something failed.
+    fn or_else(&mut self, result: Result<(), Errno>, error: u32);
+}
+
+impl OrElse for rdma_cm_event {
+    fn or_else(&mut self, result: Result<(), Errno>, error: u32) {
+        if let Err(errno) = result {
+            self.event = error;
+            self.status = -errno.0;
+        }
+    }
+}
+
+/// # Safety
+///
+/// `raw` is an identifier.
+unsafe fn has_failed(raw: *mut rdma_cm_id) -> bool {
+    // SAFETY: passed on from the caller.
+    unsafe { id(raw) }.is_ok_and(|id| id.book().failed)
+}
+
+/// Makes the identifier of a connect request. If that fails, the peer is told by its end.
+///
+/// # Safety
+///
+/// As [`act`].
+unsafe fn request(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let listener = (*raw).id;
+        let Ok(state) = id(listener) else { return false };
+        let Ok(child) = id::adopt(listener, reported.id) else {
+            let mut ignored = 0;
+            (state.api.cm.destroy_id)(reported.id, &mut ignored);
+            return false;
+        };
+        (*raw).listen_id = listener;
+        (*raw).id = child;
+        // What cannot be found out now fails again where it is needed, with an error that can be told.
+        let _ = refresh(child);
+        if let Ok(child) = id(child) {
+            let mut book = child.book();
+            book.responder_resources = reported.responder_resources;
+            book.initiator_depth = reported.initiator_depth;
+        }
+        fill(raw, reported);
+        let synchronous = state.book().synchronous;
+        if synchronous && id::migrate(child, ptr::null_mut()).is_err() {
+            let _ = id::destroy(child);
+            return false;
+        }
+        true
+    }
+}
+
+/// The peer has accepted. With a queue pair of its own the identifier goes on to established.
+///
+/// # Safety
+///
+/// The identifier of `event` lives.
+unsafe fn response(event: &mut rdma_cm_event) {
+    let raw = event.id;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if (*raw).qp.is_null() {
+            return;
+        }
+        event.event = RDMA_CM_EVENT_ESTABLISHED;
+        let Ok(state) = id(raw) else { return };
+        let raised =
+            to_rts(raw).and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
+        if raised.is_err() {
+            state.book().failed = true;
+            let _ = to_error(raw);
+            // The peer need not wait for its time to run out.
+            (state.api.cm.reject)(state.handle, ptr::null(), 0);
+        }
+        event.or_else(raised, RDMA_CM_EVENT_CONNECT_ERROR);
+    }
+}
+
+/// Copies the parameters of an event, in the form that the identifier's service has.
+///
+/// # Safety
+///
+/// As [`act`].
+unsafe fn fill(raw: *mut rdma_cm_event, reported: &EngineCmEvent) {
+    // SAFETY: passed on from the caller.
+    let (event, state) = unsafe { (&mut *raw, Event::get(raw)) };
+    let Ok(state) = state else { return };
+    let length = reported.private_data_len.min(CM_PRIVATE_DATA_MAX as u32) as u8;
+    let private_data = if length == 0 { ptr::null() } else { state.private_data.as_ptr().cast() };
+    // SAFETY: as above: the identifier lives.
+    let datagrams = unsafe { (*event.id).qp_type } == IBV_QPT_UD;
+    event.param = if datagrams || !state.group.is_null() {
+        rdma_cm_event_param {
+            ud: rdma_ud_param {
+                private_data,
+                private_data_len: length,
+                ah_attr: reported.ah_attr,
+                qp_num: reported.qp_num,
+                qkey: reported.qkey,
+            },
+        }
+    } else {
+        rdma_cm_event_param {
+            conn: rdma_conn_param {
+                private_data,
+                private_data_len: length,
+                responder_resources: reported.responder_resources,
+                initiator_depth: reported.initiator_depth,
+                flow_control: reported.flow_control,
+                retry_count: reported.retry_count,
+                rnr_retry_count: reported.rnr_retry_count,
+                srq: reported.srq,
+                qp_num: reported.qp_num,
+            },
+        }
+    };
+}
+
+/// Frees an event and counts it as seen.
+///
+/// # Safety
+///
+/// `raw` is null or an event that is used no more.
+pub(crate) unsafe fn acknowledge(raw: *mut rdma_cm_event) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    let event = unsafe { Event::take(raw) }?;
+    // SAFETY: neither is freed before this event is counted. The identifier is counted for last:
+    // memberships end with it.
+    unsafe {
+        if let Some(group) = event.group.as_ref() {
+            group.acks.add();
+        }
+        id(event.owner)?.acks.add();
+    }
+    Ok(())
+}
+
+/// What `rdma_event_str` says for each event.
+const NAMES: [&CStr; 20] = [
+    c"RDMA_CM_EVENT_ADDR_RESOLVED",
+    c"RDMA_CM_EVENT_ADDR_ERROR",
+    c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+    c"RDMA_CM_EVENT_ROUTE_ERROR",
+    c"RDMA_CM_EVENT_CONNECT_REQUEST",
+    c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+    c"RDMA_CM_EVENT_CONNECT_ERROR",
+    c"RDMA_CM_EVENT_UNREACHABLE",
+    c"RDMA_CM_EVENT_REJECTED",
+    c"RDMA_CM_EVENT_ESTABLISHED",
+    c"RDMA_CM_EVENT_DISCONNECTED",
+    c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+    c"RDMA_CM_EVENT_MULTICAST_JOIN",
+    c"RDMA_CM_EVENT_MULTICAST_ERROR",
+    c"RDMA_CM_EVENT_ADDR_CHANGE",
+    c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+    c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+    c"RDMA_CM_EVENT_USER",
+    c"RDMA_CM_EVENT_INTERNAL",
+];
+
+entry! {
+    /// `rdma_get_cm_event(3)`
+    fn rdma_get_cm_event(
+        channel: *mut rdma_event_channel,
+        out: *mut *mut rdma_cm_event,
+    ) -> IntMinusOne {
+        // SAFETY: the program passes null or a valid pointer.
+        let out = unsafe { out.as_mut() }.ok_or(Errno::EINVAL)?;
+        // SAFETY: the program passes a channel.
+        *out = unsafe { take(channel) }?;
+        Ok(0)
+    }
+
+    /// `rdma_ack_cm_event(3)`
+    fn rdma_ack_cm_event(raw: *mut rdma_cm_event) -> IntMinusOne {
+        // SAFETY: the program passes an event that it got, and uses it no more.
+        unsafe { acknowledge(raw) }?;
+        Ok(0)
+    }
+
+    /// `rdma_event_str(3)`
+    fn rdma_event_str(event: c_int) -> Null<c_char> {
+        let name = usize::try_from(event).ok().and_then(|event| NAMES.get(event));
+        Ok(name.unwrap_or(&c"UNKNOWN EVENT").as_ptr().cast_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_has_its_name() {
+        let name = |event: u32| {
+            // SAFETY: the texts are constants.
+            unsafe { CStr::from_ptr(rdma_event_str(event as c_int)) }.to_str().unwrap()
+        };
+        assert_eq!(name(RDMA_CM_EVENT_ADDR_RESOLVED), "RDMA_CM_EVENT_ADDR_RESOLVED");
+        assert_eq!(name(RDMA_CM_EVENT_TIMEWAIT_EXIT), "RDMA_CM_EVENT_TIMEWAIT_EXIT");
+        assert_eq!(name(RDMA_CM_EVENT_INTERNAL), "RDMA_CM_EVENT_INTERNAL");
+        assert_eq!(name(20), "UNKNOWN EVENT");
+        assert_eq!(name(u32::MAX), "UNKNOWN EVENT");
+    }
+}
