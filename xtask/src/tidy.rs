@@ -18,7 +18,9 @@ const UNSAFE_ALLOWED: [&str; 9] = [
     "crates/cabi/",
     "abi/types/",
     "abi/engine/",
+    "abi/facade/",
     "abi/ibverbs/",
+    "abi/rdmacm/",
     "abi/shim/",
     // Clocks, processors and pipes of the benchmark.
     "crates/bench/src/sys.rs",
