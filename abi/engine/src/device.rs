@@ -102,8 +102,8 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     attr.max_qp_rd_atom = int(per_qp);
     attr.max_qp_init_rd_atom = int(per_qp);
     attr.max_res_rd_atom = int(per_qp.saturating_mul(limits.max_qp));
-    // The instructions of the processor do them, so they are atomic towards those as well.
-    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    // They are atomic towards the processor too, but UCX takes no other value than this one.
+    attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_mw = int(limits.max_mr);
     attr.max_ah = int(MAX_AH as u32);
     attr.max_srq = int(limits.max_srq);

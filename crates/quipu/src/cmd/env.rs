@@ -22,13 +22,17 @@ pub(crate) struct Options {
     /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
     #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
     log: Option<String>,
+    /// Print plain `NAME=value` lines, as the file `$GITHUB_ENV` and `docker --env-file` take them.
+    #[arg(long)]
+    plain: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   eval \"$(quipu env)\"                     from now on, in this shell
   eval \"$(quipu env --address 10.0.0.1)\"  with that address
-  env $(quipu env --address ::1 | sed -n 's/^export //p') ibv_devices
+  env $(quipu env --plain --address ::1) ibv_devices
+  quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
 Undo it with `unset LD_PRELOAD LD_LIBRARY_PATH`, or by leaving the shell.";
 
@@ -36,7 +40,12 @@ Undo it with `unset LD_PRELOAD LD_LIBRARY_PATH`, or by leaving the shell.";
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let libraries = Libraries::find()?;
     for (name, value) in variables(&libraries, &options.device, options.log.as_deref()) {
-        println!("export {name}={}", quote(&value.to_string_lossy()));
+        let value = value.to_string_lossy();
+        if options.plain {
+            println!("{name}={value}");
+        } else {
+            println!("export {name}={}", quote(&value));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
