@@ -79,7 +79,9 @@ impl From<&OpenError> for Failure {
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
                 S::AddressNotAvailable
             }
-            OpenError::Addresses(source) | OpenError::System { source, .. } => of_system(source),
+            OpenError::Addresses(source)
+            | OpenError::Capture { source, .. }
+            | OpenError::System { source, .. } => of_system(source),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! How an engine is set up. One struct; the environment is read here and nowhere else.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 /// Settings of an engine.
 ///
@@ -15,6 +16,9 @@ use std::net::IpAddr;
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
 /// | `QUIPU_ARENA_MB` | 1 to 65536, default 1024 | most shared memory (sparse, used as needed) for channels to peers on this host |
+/// | `QUIPU_PCAP` | a file or folder; `%p` is the process | packets are captured there, as pcapng: see [`CaptureConfig`] |
+/// | `QUIPU_PCAP_MB` | 1 to 1048576, default 1024 | longest such file |
+/// | `QUIPU_PCAP_SNAPLEN` | 0 (default) to 65535 | most bytes of a packet that are kept; 0: all |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -33,6 +37,20 @@ pub struct Config {
     pub arena_bytes: usize,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
+    /// Where packets are captured, if anywhere.
+    pub capture: Option<CaptureConfig>,
+}
+
+/// Where packets are captured, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureConfig {
+    /// The file; `%p` in its name stands for the number of the process. A folder: a file in it. What
+    /// is there stays in front; if another process writes to it, the number is put into the name.
+    pub path: PathBuf,
+    /// Longest file in bytes. Then the capture ends.
+    pub file_bytes: u64,
+    /// Most bytes of a packet that are kept; 0: all.
+    pub snaplen: u32,
 }
 
 /// How peers on this host are reached.
@@ -67,6 +85,7 @@ impl Default for Config {
             congestion: None,
             arena_bytes: 1 << 30,
             log: None,
+            capture: None,
         }
     }
 }
@@ -129,8 +148,24 @@ impl Config {
         }
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
         config.log = lookup("QUIPU_LOG");
+        config.capture = capture(&lookup)?;
         Ok(config)
     }
+}
+
+/// Where packets are captured.
+fn capture(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+) -> Result<Option<CaptureConfig>, ConfigError> {
+    let number = |name, default: u32, range: std::ops::RangeInclusive<u32>, expected| {
+        let Some(value) = lookup(name) else { return Ok(default) };
+        let number = value.trim().parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| bad(name, value, expected))
+    };
+    let megabytes = number("QUIPU_PCAP_MB", 1024, 1..=1 << 20, "a number from 1 to 1048576")?;
+    let snaplen = number("QUIPU_PCAP_SNAPLEN", 0, 0..=65_535, "a number from 0 to 65535")?;
+    let file_bytes = u64::from(megabytes) << 20;
+    Ok(lookup("QUIPU_PCAP").map(|path| CaptureConfig { path: path.into(), file_bytes, snaplen }))
 }
 
 fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
@@ -155,6 +190,17 @@ mod tests {
         assert_eq!(config.same_host, SameHost::Never);
         assert_eq!(config.arena_bytes, 16 << 20);
         assert_eq!(config.congestion, None);
+        assert_eq!(config.capture, None);
+        let config = Config::from_lookup(|name| match name {
+            "QUIPU_PCAP" => Some("/tmp/a b.pcapng".into()),
+            "QUIPU_PCAP_MB" => Some("2".into()),
+            _ => None,
+        });
+        let capture = config.unwrap().capture.unwrap();
+        assert_eq!(capture.path, PathBuf::from("/tmp/a b.pcapng"));
+        assert_eq!((capture.file_bytes, capture.snaplen), (2 << 20, 0));
+        let error = Config::from_lookup(|n| (n == "QUIPU_PCAP_MB").then(|| "0".into()));
+        assert!(error.unwrap_err().to_string().contains("from 1 to 1048576"));
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("QUIPU_ADDRESS=eth0") && text.contains("an IP address"));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use quipu_nic::Fault;
 
@@ -38,6 +39,17 @@ pub enum OpenError {
     /// The interfaces cannot be listed.
     #[error("cannot list the addresses of this host: {0}; give one with QUIPU_ADDRESS")]
     Addresses(#[source] io::Error),
+    /// The file that packets were to be captured in cannot be written.
+    #[error(
+        "cannot capture packets in {}: {source}; choose another file with QUIPU_PCAP, or unset it",
+        path.display()
+    )]
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The kernel refuses a descriptor or memory.
     #[error("cannot create {what}: {source}; {remedy}")]
     System {

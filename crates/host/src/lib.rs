@@ -11,6 +11,7 @@
 //! | `net` | TCP to engines elsewhere |
 //! | `link` | shared memory with engines on this host |
 //! | `mapped` | whether memory that is registered is there |
+//! | `tap` | packets for who wants to see them |
 //! | `port` | whether the interface of the device is up |
 //! | [`Config`] | all settings, and the one place that reads the environment |
 //! | [`doctor`] | what on this machine works and what does not |
@@ -36,10 +37,11 @@ mod mapped;
 mod net;
 mod port;
 mod sys;
+mod tap;
 
 pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
-pub use config::{Config, ConfigError, PeerMemoryPolicy, SameHost};
+pub use config::{CaptureConfig, Config, ConfigError, PeerMemoryPolicy, SameHost};
 pub use engine::{CompletionEvent, ContextId, Doorbell, Engine, EventsReported};
 pub use error::{EngineError, OpenError};

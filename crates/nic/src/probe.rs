@@ -2,6 +2,9 @@
 //!
 //! The stages are those of QPIP's tables 2 and 3 (doorbell, schedule, get WR, get data, build headers,
 //! send, update; and for receive: media, parse, get WR, put data, update).
+//! A probe that watches is told of messages as well.
+
+use crate::types::ConnId;
 
 /// A stage of the adapter's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,9 +32,21 @@ pub trait Probe {
     fn stage(&mut self, stage: Stage, bytes: usize) {
         let _ = (stage, bytes);
     }
+
+    /// Whether it wants to be told of messages; else the methods below are not called.
+    #[inline]
+    fn watches(&self) -> bool {
+        false
+    }
+
+    /// The next segment of a request that is transmitted over `conn` belongs to the send request `wr_id`.
+    #[inline]
+    fn written(&mut self, conn: ConnId, wr_id: u64) {
+        let _ = (conn, wr_id);
+    }
 }
 
-/// The probe of production: none.
+/// The probe that sees nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProbe;
 

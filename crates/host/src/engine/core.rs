@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quipu_nic::{Action, Adapter, Event, Time};
+use quipu_nic::{Action, Event, Time};
 
 use super::events::{CompletionEvent, Events};
 use crate::clock::Clock;
@@ -12,6 +12,7 @@ use crate::net::Net;
 use crate::net::token::Token;
 use crate::port::Port;
 use crate::sys::{Epoll, EventFd, ReadyList};
+use crate::tap::Adapter;
 
 /// Polls that share one reading of the clock, while they find nothing.
 const POLLS_PER_READING: u32 = 16;
@@ -224,6 +225,7 @@ impl Core {
             }
         }
         self.collect_events();
+        self.adapter.probe_mut().flush();
         self.call_waiter();
     }
 
@@ -238,6 +240,7 @@ impl Core {
             }
         }
         self.collect_events();
+        self.adapter.probe_mut().flush();
         self.call_waiter();
     }
 
@@ -386,5 +389,6 @@ impl Core {
         self.adapter.release_acks();
         self.settle(now);
         self.net.shut_down(&mut self.adapter, now);
+        self.adapter.probe_mut().finish();
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quipu_mem::Segment;
-use quipu_nic::{Adapter, Gid};
+use quipu_nic::Gid;
 
 use self::core::{Core, Parts};
 use self::helper::Helper;
@@ -30,6 +30,7 @@ use crate::net::token::Token;
 use crate::net::{Net, Tuning};
 use crate::port::{self, Port};
 use crate::sys::{self, Epoll, EventFd};
+use crate::tap::{Adapter, Tap};
 
 pub use self::events::{CompletionEvent, ContextId, EventsReported};
 pub use self::post::Doorbell;
@@ -88,11 +89,14 @@ impl Engine {
         let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
         let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
             .map_err(system("an identity for peers"))?;
-        let mut adapter = Adapter::new(quipu_nic::Config {
-            gid: Gid::from(address.ip),
-            seed,
-            ..quipu_nic::Config::default()
-        });
+        let tap = match &config.capture {
+            Some(capture) => Tap::open(capture, &address)
+                .map_err(|(path, source)| OpenError::Capture { path, source })?,
+            None => Tap::default(),
+        };
+        let settings =
+            quipu_nic::Config { gid: Gid::from(address.ip), seed, ..quipu_nic::Config::default() };
+        let mut adapter = Adapter::with_probe(settings, tap);
         if let Some(directory) = directory
             && let Err(error) = adapter.publish_regions(&directory)
         {

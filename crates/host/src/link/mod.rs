@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use quipu_mem::Segment;
-use quipu_nic::{Adapter, ConnId, Fault, Gid, LinkId, LinkMessage, PeerMemory, Time};
+use quipu_nic::{ConnId, Fault, Gid, LinkId, LinkMessage, PeerMemory, Time};
 
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
@@ -37,6 +37,7 @@ use crate::net::listener::{Accepted, Acceptor};
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll};
+use crate::tap::Adapter;
 
 pub(crate) use self::identity::Identity;
 

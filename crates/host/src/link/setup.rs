@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use quipu_nic::{Adapter, Link, PeerMemory, Time};
+use quipu_nic::{Link, PeerMemory, Time};
 
 use super::handshake::{EngineName, Hello, Message};
 use super::peer_memory::ProcessMemory;
@@ -12,6 +12,7 @@ use super::{Broken, Links, MAPPED_MAX, State, socket};
 use crate::address::{find_address, host_addresses};
 use crate::net::token::Slot;
 use crate::sys;
+use crate::tap::Adapter;
 
 impl Links {
     /// Takes the next word of a peer. False if there is none yet.

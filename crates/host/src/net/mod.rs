@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use libc::c_int;
-use quipu_nic::{Adapter, ConnId, Loss, QpNum, Time};
+use quipu_nic::{ConnId, Loss, QpNum, Time};
 
 use self::buffers::Pool;
 use self::hot::Hot;
@@ -29,6 +29,7 @@ use self::table::Table;
 use self::token::{Slot, Token};
 use crate::handle_map::HandleMap;
 use crate::sys::{self, Epoll, with_more_descriptors};
+use crate::tap::Adapter;
 
 pub(crate) use self::stream::{Tuning, default_congestion};
 
@@ -166,11 +167,14 @@ impl Net {
         let added = started.and_then(|(fd, done)| {
             let (phase, interest) =
                 if done { (Phase::Open, READ) } else { (Phase::Connecting, WRITE) };
-            self.add(Stream::new(fd, conn, phase, interest)).map(|_| done)
+            self.add(Stream::new(fd, conn, peer, phase, interest)).map(|slot| (slot, done))
         });
         match added {
-            Ok(true) => adapter.handle_reached_stream(now, conn),
-            Ok(false) => {}
+            Ok((slot, true)) => {
+                self.show(adapter, slot, true);
+                adapter.handle_reached_stream(now, conn);
+            }
+            Ok((_, false)) => {}
             Err(error) => {
                 tracing::debug!(%peer, %error, "cannot connect");
                 adapter.handle_lost(now, conn, stream::loss(&error));
@@ -196,6 +200,15 @@ impl Net {
             peer.set_scope_id(own.scope_id());
         }
         peer
+    }
+
+    /// Has a capture begin a stream that was just made.
+    fn show(&self, adapter: &mut Adapter, slot: Slot, active: bool) {
+        if let Some(stream) = self.streams.get(slot)
+            && let Some(conn) = stream.conn
+        {
+            adapter.probe_mut().stream_opened(conn, &stream.fd, stream.peer, active);
+        }
     }
 
     fn add(&mut self, stream: Stream) -> io::Result<Slot> {
@@ -232,9 +245,11 @@ impl Net {
                 continue;
             };
             let tuned = sys::set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-            let added = tuned.and_then(|()| self.add(Stream::new(fd, conn, Phase::Open, READ)));
-            if added.is_err() {
-                adapter.handle_lost(now, conn, Loss::Unavailable);
+            let added =
+                tuned.and_then(|()| self.add(Stream::new(fd, conn, peer, Phase::Open, READ)));
+            match added {
+                Ok(slot) => self.show(adapter, slot, false),
+                Err(_) => adapter.handle_lost(now, conn, Loss::Unavailable),
             }
         }
         any
@@ -285,6 +300,7 @@ impl Net {
             Ok(()) => {
                 stream.phase = Phase::Open;
                 self.watch(slot, READ);
+                self.show(adapter, slot, true);
                 if let Some(conn) = self.streams.get_mut(slot).and_then(|s| s.conn) {
                     adapter.handle_reached_stream(now, conn);
                 }
@@ -351,6 +367,8 @@ impl Net {
         if let Ok(received) = outcome
             && received > 0
         {
+            let bytes = &buffer[filled.end..filled.end + received];
+            adapter.probe_mut().stream_passed(Some(conn), false, bytes);
             filled.end += received;
             filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
         }
@@ -457,6 +475,7 @@ impl Net {
                     return self.sending_failed(adapter, now, slot, &error);
                 }
             };
+            adapter.probe_mut().stream_passed(Some(conn), true, &buffer[..sent]);
             if sent < filled {
                 // A short rest does not keep a large buffer.
                 stream.unsent = Some(if filled - sent <= SHORT_BYTES {
@@ -493,7 +512,7 @@ impl Net {
         let Some(stream) = self.streams.get_mut(slot) else {
             return false;
         };
-        match stream.send_rest(&mut self.pool) {
+        match stream.send_rest(&mut self.pool, adapter.probe_mut()) {
             Ok(false) => true,
             Ok(true) => {
                 self.watch(slot, READ);
@@ -549,6 +568,7 @@ impl Net {
         let ended = sys::shutdown_write(&stream.fd);
         if let Some(conn) = stream.conn.take() {
             self.by_conn.remove(&conn);
+            adapter.probe_mut().stream_closed(conn, false);
             adapter.handle_lost(now, conn, Loss::Closed);
         }
         if ended.is_err() {
@@ -574,6 +594,7 @@ impl Net {
         self.epoll.remove(&stream.fd);
         if let Some(conn) = stream.conn {
             self.by_conn.remove(&conn);
+            adapter.probe_mut().stream_closed(conn, true);
             adapter.handle_lost(now, conn, loss);
         }
     }

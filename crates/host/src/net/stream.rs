@@ -10,6 +10,7 @@ use quipu_nic::{ConnId, Loss, Time};
 
 use super::buffers::{Pool, Received};
 use crate::sys;
+use crate::tap::Tap;
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
 const CONNECT_MS: c_int = 5_000;
@@ -35,6 +36,7 @@ pub(crate) enum Phase {
 /// A TCP connection.
 pub(crate) struct Stream {
     pub(crate) fd: OwnedFd,
+    pub(crate) peer: SocketAddr,
     /// The adapter's name for it; `None` once the adapter has let go of it.
     pub(crate) conn: Option<ConnId>,
     pub(crate) phase: Phase,
@@ -53,9 +55,16 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A stream around a socket.
-    pub(crate) fn new(fd: OwnedFd, conn: ConnId, phase: Phase, interest: c_int) -> Self {
+    pub(crate) fn new(
+        fd: OwnedFd,
+        conn: ConnId,
+        peer: SocketAddr,
+        phase: Phase,
+        interest: c_int,
+    ) -> Self {
         Self {
             fd,
+            peer,
             conn: Some(conn),
             phase,
             interest,
@@ -68,10 +77,13 @@ impl Stream {
     }
 
     /// Sends what the socket did not take before. True if nothing is left.
-    pub(crate) fn send_rest(&mut self, pool: &mut Pool) -> io::Result<bool> {
+    pub(crate) fn send_rest(&mut self, pool: &mut Pool, tap: &mut Tap) -> io::Result<bool> {
         while let Some((bytes, rest)) = &mut self.unsent {
             match sys::send(&self.fd, &bytes[rest.clone()]) {
-                Ok(sent) => rest.start += sent,
+                Ok(sent) => {
+                    tap.stream_passed(self.conn, true, &bytes[rest.start..rest.start + sent]);
+                    rest.start += sent;
+                }
                 Err(e) if sys::would_block(&e) => return Ok(false),
                 Err(e) => return Err(e),
             }

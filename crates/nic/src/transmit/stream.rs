@@ -132,6 +132,9 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     if !accessible {
         return Step::Failed(WcStatus::LocProtErr);
     }
+    if hub.probe.watches() {
+        hub.probe.written(stream.conn, sq.wqe(position).wr_id);
+    }
     outgoing.remaining -= staged.payload.min(outgoing.remaining);
     requester.offset = requester.offset.wrapping_add(staged.payload).max(1);
     if staged.last {

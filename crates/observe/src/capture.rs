@@ -1,0 +1,258 @@
+//! All connections of an engine as one capture.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::hello::Hello;
+use quipu_iwarp::wire::mpa::{Enhanced, FrameKind, StartFrame};
+use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
+use quipu_iwarp::{Negotiated, Sender};
+
+use crate::flow::{Flow, Sink};
+use crate::packet::Direction;
+use crate::pcapng::{self, Interface};
+
+/// Longest ULPDU of the messages that no stream carried: what the adapter sends on streams.
+const MAX_ULPDU: u16 = 64_000;
+/// Room for the FPDU around it.
+const FPDU_ROOM: usize = 64 * 1024;
+/// The ports that connections without a stream come from.
+const FIRST_PORT: u16 = 49_152;
+
+/// How much is captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest file in bytes; then the capture ends.
+    pub file_bytes: u64,
+    /// Most bytes of a packet that are kept, headers included; 0: all. Longer ones are marked as cut off.
+    pub snaplen: u32,
+}
+
+/// A byte stream, as its owner names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(pub u64);
+
+/// Between whom a byte stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Address of this end.
+    pub local: SocketAddr,
+    /// Address of the other.
+    pub remote: SocketAddr,
+    /// Whether this end made the connection.
+    pub active: bool,
+}
+
+/// Two queue pairs that are joined without a stream. The client is the one that would have made the
+/// connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pair {
+    /// Address and number of the client.
+    pub client: (IpAddr, u32),
+    /// Address and number of the server.
+    pub server: (IpAddr, u32),
+}
+
+/// How a message is addressed on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Into memory.
+    Tagged {
+        /// What it is.
+        op: TaggedOp,
+        /// Whose memory: a key.
+        stag: u32,
+        /// Where in it.
+        to: u64,
+    },
+    /// Into a queue.
+    Untagged {
+        /// What it is.
+        op: UntaggedOp,
+        /// Key to invalidate, or immediate.
+        ulp: u32,
+    },
+}
+
+/// A pair of queue pairs as a connection.
+#[derive(Debug)]
+struct Channel {
+    flow: Flow,
+    senders: [Sender; 2],
+}
+
+/// A capture that is being written.
+#[derive(Debug)]
+pub struct Capture {
+    sink: Sink,
+    streams: HashMap<StreamId, (Flow, Direction)>,
+    channels: HashMap<Pair, Channel>,
+    next_port: u16,
+    /// Where FPDUs are made.
+    room: Vec<u8>,
+}
+
+impl Capture {
+    /// A capture with no packets yet.
+    #[must_use]
+    pub fn new(interface: &Interface, limits: Limits) -> Self {
+        let mut out = Vec::new();
+        pcapng::begin(&mut out, interface, limits.snaplen);
+        let written = out.len() as u64;
+        Self {
+            sink: Sink { out, limits, written, full: false },
+            streams: HashMap::new(),
+            channels: HashMap::new(),
+            next_port: FIRST_PORT,
+            room: Vec::new(),
+        }
+    }
+
+    /// The bytes of the file that were not taken yet; [`clear`](Self::clear) takes them.
+    #[must_use]
+    pub fn output(&self) -> &[u8] {
+        &self.sink.out
+    }
+
+    /// Forgets the output, once it is written.
+    pub fn clear(&mut self) {
+        self.sink.out.clear();
+    }
+
+    /// Whether the file reached its limit, so that packets are missing.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.sink.full
+    }
+
+    /// A byte stream was made.
+    pub fn stream_opened(&mut self, time: Duration, id: StreamId, ends: Ends) {
+        let (pair, own) = match ends.active {
+            true => ([ends.local, ends.remote], Direction::FromClient),
+            false => ([ends.remote, ends.local], Direction::FromServer),
+        };
+        let flow = Flow::open(&mut self.sink, time, pair, own);
+        self.streams.insert(id, (flow, own));
+    }
+
+    /// The next segment of a request that is sent on a stream belongs to this work request.
+    pub fn stream_noted(&mut self, id: StreamId, wr_id: u64) {
+        if let Some((flow, _)) = self.streams.get_mut(&id) {
+            flow.note(wr_id);
+        }
+    }
+
+    /// Bytes passed on a stream.
+    pub fn stream_passed(&mut self, time: Duration, id: StreamId, outgoing: bool, bytes: &[u8]) {
+        if let Some((flow, own)) = self.streams.get_mut(&id) {
+            let from = if outgoing { *own } else { own.reverse() };
+            flow.pass(&mut self.sink, time, from, bytes, None);
+        }
+    }
+
+    /// A stream ended; `by_peer`: the peer ended it.
+    pub fn stream_closed(&mut self, time: Duration, id: StreamId, by_peer: bool) {
+        if let Some((flow, own)) = self.streams.remove(&id) {
+            let from = if by_peer { own.reverse() } else { own };
+            flow.close(&mut self.sink, time, from);
+        }
+    }
+
+    /// Two queue pairs were joined, by what would have been said in `request` and `answer`. Nothing happens
+    /// if they are: the other one may be of the same engine. `own`: the end that this engine is.
+    pub fn channel_opened(
+        &mut self,
+        time: Duration,
+        pair: Pair,
+        own: Direction,
+        (request, answer): (&Hello, &Hello),
+    ) {
+        if self.channels.contains_key(&pair) {
+            return;
+        }
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        let client = SocketAddr::new(pair.client.0, port);
+        let server = SocketAddr::new(pair.server.0, (pair.server.1 >> 8) as u16);
+        let mut flow = Flow::open(&mut self.sink, time, [client, server], own);
+        flow.name([pair.client.1, pair.server.1]);
+        let starts = [
+            (Direction::FromClient, FrameKind::Request, request),
+            (Direction::FromServer, FrameKind::Reply, answer),
+        ];
+        for (from, kind, hello) in starts {
+            flow.pass(&mut self.sink, time, from, &start_frame(kind, hello), None);
+        }
+        let senders = [(); 2].map(|()| Sender::new(&Negotiated::plain(), MAX_ULPDU));
+        self.channels.insert(pair, Channel { flow, senders });
+    }
+
+    /// A message of `length` bytes passed between two queue pairs, of which `fill` copies those from an
+    /// offset on. `wr_id`: the work request of this engine that it belongs to.
+    pub fn channel_passed(
+        &mut self,
+        time: Duration,
+        (pair, from): (Pair, Direction),
+        wr_id: Option<u64>,
+        message: Message,
+        length: u32,
+        fill: &mut dyn FnMut(u32, &mut [u8]),
+    ) {
+        let Some(Channel { flow, senders }) = self.channels.get_mut(&pair) else { return };
+        if self.sink.full {
+            return;
+        }
+        self.room.resize(FPDU_ROOM, 0);
+        let tx = &mut senders[from.index()];
+        let mut msg = match message {
+            Message::Tagged { op, stag, to } => tx.begin_tagged(op, Stag(stag), to),
+            Message::Untagged { op, ulp } => tx.begin_untagged(op, ulp),
+        };
+        loop {
+            let done = msg.offset();
+            let staged =
+                tx.segment(&mut msg, &mut self.room, length - done, |place| fill(done, place));
+            let Some(staged) = staged else { return };
+            flow.pass(&mut self.sink, time, from, &self.room[..staged.bytes], wr_id);
+            if staged.last {
+                return;
+            }
+        }
+    }
+
+    /// Two queue pairs are joined no more; `from`: the end that left.
+    pub fn channel_closed(&mut self, time: Duration, pair: Pair, from: Direction) {
+        if let Some(channel) = self.channels.remove(&pair) {
+            channel.flow.close(&mut self.sink, time, from);
+        }
+    }
+
+    /// Ends all connections: the process is about to.
+    pub fn close_all(&mut self, time: Duration) {
+        for (_, (flow, own)) in self.streams.drain() {
+            flow.close(&mut self.sink, time, own);
+        }
+        for (_, channel) in self.channels.drain() {
+            channel.flow.close(&mut self.sink, time, Direction::FromClient);
+        }
+    }
+}
+
+/// The frame by which a stream would have started up.
+fn start_frame(kind: FrameKind, hello: &Hello) -> Vec<u8> {
+    let private_data = hello.to_bytes();
+    let frame = StartFrame {
+        kind,
+        markers: false,
+        crc: true,
+        reject: false,
+        revision: 2,
+        enhanced: Some(Enhanced { ird: 128, ord: 128, ..Enhanced::default() }),
+        private_data: &private_data,
+    };
+    let mut bytes = vec![0; frame.wire_len()];
+    frame.emit(&mut bytes);
+    bytes
+}

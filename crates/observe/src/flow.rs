@@ -1,0 +1,199 @@
+//! A connection as a conversation of TCP packets: handshake, numbered bytes, end.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use quipu_iwarp::wire::mpa::FrameKind;
+
+use crate::capture::Limits;
+use crate::frame::{Framer, Summary};
+use crate::packet::{Direction, MAX_PAYLOAD, Segment, flag};
+use crate::pcapng::{self, Packet};
+
+/// The first sequence number of both ends.
+const FIRST_SEQ: u32 = 1_000_000;
+/// How many segments of work requests may be noted before their bytes pass; far more than one send has.
+const NOTES_MAX: usize = 1 << 16;
+
+/// Where packets go.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    pub(crate) out: Vec<u8>,
+    pub(crate) limits: Limits,
+    /// Bytes of the file so far.
+    pub(crate) written: u64,
+    /// Whether the limit was reached: nothing is added any more.
+    pub(crate) full: bool,
+}
+
+impl Sink {
+    fn packet(&mut self, time: Duration, inbound: bool, head: &[u8], body: &[u8], comment: &str) {
+        if self.full {
+            return;
+        }
+        let length = (head.len() + body.len()) as u32;
+        let keep = match self.limits.snaplen {
+            0 => length,
+            snaplen => snaplen.max(head.len() as u32).min(length),
+        };
+        let bytes = (head, &body[..keep as usize - head.len()]);
+        let before = self.out.len();
+        pcapng::packet(&mut self.out, &Packet { time, bytes, length, inbound, comment });
+        let added = (self.out.len() - before) as u64;
+        if self.written + added > self.limits.file_bytes {
+            self.out.truncate(before);
+            self.full = true;
+        } else {
+            self.written += added;
+        }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    /// The addresses of client and server.
+    ends: [SocketAddr; 2],
+    /// What each sends next.
+    seq: [u32; 2],
+    framers: [Framer; 2],
+    /// Queue pair of client and server, once the start-up told.
+    qpns: Option<[u32; 2]>,
+    /// The end whose work requests are noted.
+    own: Direction,
+    /// For each segment of an own work request that is to pass next: its number.
+    notes: VecDeque<u64>,
+}
+
+impl Flow {
+    /// A connection that was just made, with its handshake.
+    pub(crate) fn open(
+        sink: &mut Sink,
+        time: Duration,
+        ends: [SocketAddr; 2],
+        own: Direction,
+    ) -> Self {
+        let mut flow = Self {
+            ends,
+            seq: [FIRST_SEQ; 2],
+            framers: [Framer::new(FrameKind::Request), Framer::new(FrameKind::Reply)],
+            qpns: None,
+            own,
+            notes: VecDeque::new(),
+        };
+        let (client, server) = (Direction::FromClient, Direction::FromServer);
+        flow.bare(sink, time, client, flag::SYN);
+        flow.bare(sink, time, server, flag::SYN | flag::ACK);
+        flow.bare(sink, time, client, flag::ACK);
+        flow
+    }
+
+    /// Its queue pairs are these, of client and server.
+    pub(crate) fn name(&mut self, qpns: [u32; 2]) {
+        self.qpns = Some(qpns);
+    }
+
+    /// The next segment of an own work request belongs to this one.
+    pub(crate) fn note(&mut self, wr_id: u64) {
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push_back(wr_id);
+        }
+    }
+
+    /// Bytes passed. What of them is a whole frame is a packet of its own.
+    /// `wr_id`: the work request that they belong to, where that is not noted.
+    pub(crate) fn pass(
+        &mut self,
+        sink: &mut Sink,
+        time: Duration,
+        from: Direction,
+        bytes: &[u8],
+        wr_id: Option<u64>,
+    ) {
+        if sink.full {
+            return;
+        }
+        let Self { ends, seq, framers, qpns, own, notes } = self;
+        let mut markers = false;
+        framers[from.index()].push(bytes, |frame, told| {
+            let mut comment = String::new();
+            if let Some(told) = told {
+                markers |= told.markers;
+                if let Some((source, destination)) = told.qpns {
+                    let mut pair = [source, destination];
+                    if from == Direction::FromServer {
+                        pair.reverse();
+                    }
+                    *qpns = Some(pair);
+                }
+            }
+            if let Some(pair) = qpns {
+                let (source, destination) = (pair[from.index()], pair[from.reverse().index()]);
+                let _ = write!(comment, "QP {source:#08x} to {destination:#08x}: ");
+            }
+            match (told, Summary::of(frame)) {
+                (Some(_), _) => comment.push_str("MPA start-up"),
+                (None, Some(summary)) => {
+                    summary.describe(&mut comment);
+                    let noted = from == *own && summary.is_request();
+                    let wr_id = wr_id.or_else(|| noted.then(|| notes.pop_front()).flatten());
+                    if let Some(wr_id) = wr_id {
+                        let _ = write!(comment, ", wr_id {wr_id:#x}");
+                    }
+                }
+                (None, None) => {}
+            }
+            send(sink, time, (ends, seq), (from, from == *own), frame, &comment);
+        });
+        if markers {
+            framers.iter_mut().for_each(Framer::give_up);
+        }
+    }
+
+    /// The connection ended, by this end first.
+    pub(crate) fn close(mut self, sink: &mut Sink, time: Duration, from: Direction) {
+        for from in [from, from.reverse()] {
+            let rest = self.framers[from.index()].take_rest();
+            let outgoing = from == self.own;
+            send(sink, time, (&self.ends, &mut self.seq), (from, outgoing), &rest, "cut off");
+        }
+        self.bare(sink, time, from, flag::FIN | flag::ACK);
+        self.bare(sink, time, from.reverse(), flag::FIN | flag::ACK);
+        self.bare(sink, time, from, flag::ACK);
+    }
+
+    /// A packet without bytes.
+    fn bare(&mut self, sink: &mut Sink, time: Duration, from: Direction, flags: u8) {
+        let headers = segment(&self.ends, &self.seq, from, flags).headers(&[]);
+        sink.packet(time, from != self.own, &headers, &[], "");
+        if flags & (flag::SYN | flag::FIN) != 0 {
+            let seq = &mut self.seq[from.index()];
+            *seq = seq.wrapping_add(1);
+        }
+    }
+}
+
+fn segment(ends: &[SocketAddr; 2], seq: &[u32; 2], from: Direction, flags: u8) -> Segment {
+    let (own, other) = (from.index(), from.reverse().index());
+    let ack = if flags & flag::ACK != 0 { seq[other] } else { 0 };
+    Segment { from: ends[own], to: ends[other], seq: seq[own], ack, flags }
+}
+
+/// Packets with these bytes, all of them with the comment.
+fn send(
+    sink: &mut Sink,
+    time: Duration,
+    (ends, seq): (&[SocketAddr; 2], &mut [u32; 2]),
+    (from, outgoing): (Direction, bool),
+    bytes: &[u8],
+    comment: &str,
+) {
+    for part in bytes.chunks(MAX_PAYLOAD) {
+        let headers = segment(ends, seq, from, flag::PSH | flag::ACK).headers(part);
+        sink.packet(time, !outgoing, &headers, part, comment);
+        let seq = &mut seq[from.index()];
+        *seq = seq.wrapping_add(part.len() as u32);
+    }
+}

@@ -1,0 +1,167 @@
+//! IP and TCP headers (RFC 791, 8200, 9293) for bytes that had others, or none.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Which way a packet goes on its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the end that made the connection.
+    FromClient,
+    /// From the end that accepted it.
+    FromServer,
+}
+
+impl Direction {
+    /// The other one.
+    #[must_use]
+    pub fn reverse(self) -> Self {
+        match self {
+            Self::FromClient => Self::FromServer,
+            Self::FromServer => Self::FromClient,
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Flags of a TCP header.
+pub(crate) mod flag {
+    pub(crate) const FIN: u8 = 1;
+    pub(crate) const SYN: u8 = 2;
+    pub(crate) const PSH: u8 = 8;
+    pub(crate) const ACK: u8 = 16;
+}
+
+const TCP: u8 = 6;
+const HOP_LIMIT: u8 = 64;
+const TCP_LEN: usize = 20;
+/// On a SYN: largest segment, and windows in units of 2^14, so that a window never seems full.
+const SYN_OPTIONS: [u8; 8] = [2, 4, 0xff, 0xd7, 1, 3, 3, 14];
+
+/// Most bytes of payload that a packet has; what is longer becomes several.
+pub(crate) const MAX_PAYLOAD: usize = 65_000;
+
+/// A TCP segment without its payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) from: SocketAddr,
+    pub(crate) to: SocketAddr,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: u8,
+}
+
+/// A sum of 16-bit words (RFC 1071). All pieces but the last have even length.
+#[derive(Clone, Copy, Debug, Default)]
+struct Checksum(u64);
+
+impl Checksum {
+    fn add(&mut self, bytes: &[u8]) {
+        let mut words = bytes.chunks_exact(2);
+        for word in &mut words {
+            self.0 += u64::from(u16::from_be_bytes([word[0], word[1]]));
+        }
+        if let [last] = words.remainder() {
+            self.0 += u64::from(*last) << 8;
+        }
+    }
+
+    fn finish(self) -> [u8; 2] {
+        let mut sum = self.0;
+        while sum >> 16 != 0 {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        (!(sum as u16)).to_be_bytes()
+    }
+}
+
+impl Segment {
+    /// The headers of the packet that carries `payload`, of at most [`MAX_PAYLOAD`] bytes.
+    pub(crate) fn headers(&self, payload: &[u8]) -> Vec<u8> {
+        let options: &[u8] = if self.flags & flag::SYN != 0 { &SYN_OPTIONS } else { &[] };
+        let tcp_len = TCP_LEN + options.len();
+        let length = tcp_len + payload.len();
+        let mut out = Vec::with_capacity(64);
+        // The sum covers addresses, protocol and length as well (RFC 9293 3.1).
+        let mut sum = Checksum::default();
+        sum.add(&[0, TCP]);
+        sum.add(&(length as u32).to_be_bytes());
+        match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let total = ((20 + length) as u16).to_be_bytes();
+                out.extend_from_slice(&[0x45, 0, total[0], total[1]]);
+                // Do not fragment.
+                out.extend_from_slice(&[0, 0, 0x40, 0, HOP_LIMIT, TCP, 0, 0]);
+                out.extend_from_slice(&from.octets());
+                out.extend_from_slice(&to.octets());
+                let mut header = Checksum::default();
+                header.add(&out);
+                out[10..12].copy_from_slice(&header.finish());
+                sum.add(&out[12..20]);
+            }
+            (from, to) => {
+                out.extend_from_slice(&[0x60, 0, 0, 0]);
+                out.extend_from_slice(&(length as u16).to_be_bytes());
+                out.extend_from_slice(&[TCP, HOP_LIMIT]);
+                out.extend_from_slice(&as_v6(from));
+                out.extend_from_slice(&as_v6(to));
+                sum.add(&out[8..40]);
+            }
+        }
+        let tcp = out.len();
+        out.extend_from_slice(&self.from.port().to_be_bytes());
+        out.extend_from_slice(&self.to.port().to_be_bytes());
+        out.extend_from_slice(&self.seq.to_be_bytes());
+        out.extend_from_slice(&self.ack.to_be_bytes());
+        out.extend_from_slice(&[((tcp_len / 4) as u8) << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        out.extend_from_slice(options);
+        sum.add(&out[tcp..]);
+        sum.add(payload);
+        out[tcp + 16..tcp + 18].copy_from_slice(&sum.finish());
+        out
+    }
+}
+
+fn as_v6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sum over something that contains its checksum is 0.
+    fn verified(pieces: &[&[u8]]) -> bool {
+        let mut sum = Checksum::default();
+        for piece in pieces {
+            sum.add(piece);
+        }
+        sum.finish() == [0, 0]
+    }
+
+    #[test]
+    fn checksums_are_those_of_the_rfcs() {
+        let segment = |from: &str, to: &str, flags| Segment {
+            from: from.parse().unwrap(),
+            to: to.parse().unwrap(),
+            seq: 7,
+            ack: 9,
+            flags,
+        };
+        let payload = b"odd";
+        let v4 = segment("127.0.0.1:4000", "127.0.0.2:5000", flag::ACK).headers(payload);
+        assert_eq!(v4.len(), 40);
+        assert!(verified(&[&v4[..20]]));
+        let pseudo = [0, TCP, 0, 23];
+        assert!(verified(&[&v4[12..20], &pseudo, &v4[20..], payload]));
+        let v6 = segment("[::1]:4000", "[::2]:5000", flag::SYN).headers(&[]);
+        assert_eq!(v6.len(), 40 + 28);
+        let pseudo = [0, 0, 0, 28, 0, 0, 0, TCP];
+        assert!(verified(&[&v6[8..40], &pseudo, &v6[40..]]));
+    }
+}
