@@ -1,6 +1,7 @@
 //! What the command line says, and who does it.
 
 mod bench;
+mod capture;
 mod completion;
 mod devices;
 mod doctor;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use super::DeviceOptions;
+use super::capture::CaptureOptions;
 use super::elf::{self, Kind};
 use super::env::variables;
 use super::failure::Failure;
@@ -23,6 +24,8 @@ pub(crate) struct Options {
     /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
     #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
     log: Option<String>,
+    #[command(flatten)]
+    capture: CaptureOptions,
     /// The program and its arguments.
     #[arg(
         required = true,
@@ -40,6 +43,7 @@ Examples:
   quipu run -- ib_write_bw 192.0.2.7             client, on this machine or another one
   quipu run --address ::1 -- ibv_rc_pingpong -g 0
   quipu run --log debug -- python3 train.py
+  quipu run --pcap %p.pcapng -- mpirun ...       packets of each process, for Wireshark
 
 The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
 of the programs it starts, which see the adapter too. Programs with more rights than their user
@@ -56,6 +60,8 @@ Variables of the environment:
                        allow: and let theirs access ours; never: copy through shared memory
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
+  QUIPU_PCAP           where packets are captured, as --pcap; QUIPU_PCAP_MB as --pcap-size and
+                       QUIPU_PCAP_SNAPLEN as --pcap-snaplen
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
 
 impl Options {
@@ -75,6 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&file);
     command.arg0(name).args(args);
     command.envs(variables(&libraries, &options.device, options.log.as_deref()));
+    command.envs(options.capture.variables()?);
     // It returns only if it fails.
     let error = command.exec();
     Err(Failure::new(format!("cannot run {}", file.display()), error, "").with_code(126))
