@@ -6,14 +6,16 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quipu_nic::{ConnId, Probe};
-use quipu_observe::{Capture, Ends, Interface, Limits, StreamId};
+use quipu_nic::{ConnId, Ends, Gid, Header, Passage, Probe, QpNum};
+use quipu_observe::{
+    Capture, Direction, Hello, Interface, Limits, Message, Pair, StreamEnds, StreamId,
+};
 
 use crate::address::HostAddress;
 use crate::config::CaptureConfig;
@@ -75,7 +77,7 @@ impl Tap {
     ) {
         let Some(recorder) = &mut self.0 else { return };
         let Ok(local) = sys::local_address(fd) else { return };
-        let ends = Ends { local, remote, active };
+        let ends = StreamEnds { local, remote, active };
         recorder.capture.stream_opened(now(), id(conn), ends);
     }
 
@@ -140,10 +142,47 @@ impl Probe for Tap {
             recorder.capture.stream_noted(id(conn), wr_id);
         }
     }
+
+    fn joined(&mut self, ends: &Ends, request: &Hello, answer: &Hello) {
+        if let Some(recorder) = &mut self.0 {
+            let (pair, own) = pair(ends);
+            recorder.capture.channel_opened(now(), pair, own, (request, answer));
+        }
+    }
+
+    fn passed(&mut self, passage: &Passage, fill: &mut dyn FnMut(u32, &mut [u8])) {
+        let Some(recorder) = &mut self.0 else { return };
+        let (pair, own) = pair(&passage.ends);
+        let from = if passage.outgoing { own } else { own.reverse() };
+        let message = match passage.header {
+            Header::Tagged { op, stag, to } => Message::Tagged { op, stag, to },
+            Header::Untagged { op, ulp } => Message::Untagged { op, ulp },
+        };
+        let Passage { wr_id, length, .. } = *passage;
+        recorder.capture.channel_passed(now(), (pair, from), wr_id, message, length, fill);
+    }
+
+    fn parted(&mut self, ends: &Ends) {
+        if let Some(recorder) = &mut self.0 {
+            let (pair, own) = pair(ends);
+            recorder.capture.channel_closed(now(), pair, own);
+        }
+    }
 }
 
 fn id(conn: ConnId) -> StreamId {
     StreamId(conn.0)
+}
+
+/// A channel as a capture knows it, and the end that is this side.
+fn pair(ends: &Ends) -> (Pair, Direction) {
+    let named = |(gid, num): (Gid, QpNum)| (IpAddr::from(gid), num.0);
+    let (own, peer) = (named(ends.own), named(ends.peer));
+    if ends.client {
+        (Pair { client: own, server: peer }, Direction::FromClient)
+    } else {
+        (Pair { client: peer, server: own }, Direction::FromServer)
+    }
 }
 
 /// Since the epoch of UNIX.

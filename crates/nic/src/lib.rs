@@ -38,13 +38,14 @@ mod slab;
 mod stream;
 mod transmit;
 mod types;
+mod watch;
 
 pub use adapter::{Adapter, Config};
 pub use error::{Fault, Loss};
 pub use event::{Action, Event};
 pub use link::{Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};
 pub use management::Region;
-pub use probe::{NoProbe, Probe, Stage};
+pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
 pub use queue_pairs::QpInfo;
 pub use quipu_mem::{self as mem, Key, WindowType};
 pub use types::*;

@@ -4,7 +4,10 @@
 //! send, update; and for receive: media, parse, get WR, put data, update).
 //! A probe that watches is told of messages as well.
 
-use crate::types::ConnId;
+use quipu_iwarp::wire::hello::Hello;
+use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
+
+use crate::types::{ConnId, Gid, QpNum};
 
 /// A stage of the adapter's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +28,55 @@ pub enum Stage {
     Update,
 }
 
+/// Whom a channel joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The queue pair of this adapter.
+    pub own: (Gid, QpNum),
+    /// That at the other end.
+    pub peer: (Gid, QpNum),
+    /// Whether `own` is the one that reaches out.
+    pub client: bool,
+    /// Whether `peer` is in this adapter too. It tells of what it sends itself.
+    pub within: bool,
+}
+
+/// How a stream would have addressed a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// Into memory.
+    Tagged {
+        /// What it is.
+        op: TaggedOp,
+        /// Key of the memory.
+        stag: u32,
+        /// Where in it.
+        to: u64,
+    },
+    /// Into a queue.
+    Untagged {
+        /// What it is.
+        op: UntaggedOp,
+        /// Key to invalidate, or immediate.
+        ulp: u32,
+    },
+}
+
+/// A message that passed through a channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    /// Which channel.
+    pub ends: Ends,
+    /// Whether this side said it.
+    pub outgoing: bool,
+    /// The work request of this side that it belongs to.
+    pub wr_id: Option<u64>,
+    /// How it is addressed.
+    pub header: Header,
+    /// Bytes of payload.
+    pub length: u32,
+}
+
 /// Is told what the adapter does. The default methods do nothing and compile to nothing.
 pub trait Probe {
     /// `stage` touched `bytes` bytes.
@@ -43,6 +95,21 @@ pub trait Probe {
     #[inline]
     fn written(&mut self, conn: ConnId, wr_id: u64) {
         let _ = (conn, wr_id);
+    }
+
+    /// A channel stands; what a stream would have started up with.
+    fn joined(&mut self, ends: &Ends, request: &Hello, answer: &Hello) {
+        let _ = (ends, request, answer);
+    }
+
+    /// A message passed through a channel. `fill` copies its payload from an offset on.
+    fn passed(&mut self, passage: &Passage, fill: &mut dyn FnMut(u32, &mut [u8])) {
+        let _ = (passage, fill);
+    }
+
+    /// A channel is gone.
+    fn parted(&mut self, ends: &Ends) {
+        let _ = ends;
     }
 }
 

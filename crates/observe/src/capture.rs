@@ -36,7 +36,7 @@ pub struct StreamId(pub u64);
 
 /// Between whom a byte stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct StreamEnds {
     /// Address of this end.
     pub local: SocketAddr,
     /// Address of the other.
@@ -128,7 +128,7 @@ impl Capture {
     }
 
     /// A byte stream was made.
-    pub fn stream_opened(&mut self, time: Duration, id: StreamId, ends: Ends) {
+    pub fn stream_opened(&mut self, time: Duration, id: StreamId, ends: StreamEnds) {
         let (pair, own) = match ends.active {
             true => ([ends.local, ends.remote], Direction::FromClient),
             false => ([ends.remote, ends.local], Direction::FromServer),
@@ -229,7 +229,7 @@ impl Capture {
         }
     }
 
-    /// Ends all connections: the process is about to.
+    /// StreamEnds all connections: the process is about to.
     pub fn close_all(&mut self, time: Duration) {
         for (_, (flow, own)) in self.streams.drain() {
             flow.close(&mut self.sink, time, own);

@@ -12,6 +12,7 @@ mod frame;
 mod packet;
 mod pcapng;
 
-pub use capture::{Capture, Ends, Limits, Message, Pair, StreamId};
+pub use capture::{Capture, Limits, Message, Pair, StreamEnds, StreamId};
 pub use packet::Direction;
 pub use pcapng::Interface;
+pub use quipu_iwarp::wire::hello::Hello;

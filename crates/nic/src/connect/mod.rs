@@ -28,6 +28,7 @@ use crate::requester;
 use crate::stream::{LastWords, StreamPath};
 use crate::transmit;
 use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
+use crate::watch;
 
 /// First pause before the peer is tried again; it doubles each time.
 const FIRST_PAUSE_NS: u64 = 500_000;
@@ -104,7 +105,7 @@ enum Match {
 }
 
 /// The hello of a queue pair to its peer.
-fn hello_of<P>(qp: &Qp, hub: &Hub<P>, kind: Kind) -> Hello {
+pub(crate) fn hello_of<P>(qp: &Qp, hub: &Hub<P>, kind: Kind) -> Hello {
     Hello {
         kind,
         path_mtu: qp.attr.path_mtu.min(5),
@@ -125,7 +126,7 @@ fn peer_of(qp: &Qp) -> SocketAddr {
 }
 
 /// Whether this end reaches out.
-fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+pub(crate) fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
     (hub.config.gid, qp.num) <= (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num))
 }
 
@@ -142,7 +143,7 @@ fn is_peer(qp: &Qp, hello: &Hello) -> bool {
 
 /// The first PSN to send has become known. A peer that expects another one is not the one that the program
 /// means: it loses the connection, and if it has used it, so does the program.
-pub(crate) fn compare_psn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+pub(crate) fn compare_psn<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let stands = matches!(qp.path, Path::Stream(_) | Path::Channel(_));
     if !stands || qp.peer_rq_psn.is_none_or(|psn| psn == qp.attr.sq_psn) {
         return;
@@ -186,7 +187,10 @@ pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
 }
 
 /// Ends the connection of a queue pair, whatever it is: last words are sent, the peer is told.
-pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if hub.probe.watches() {
+        watch::parted(qp, hub);
+    }
     match std::mem::replace(&mut qp.path, Path::None) {
         Path::None => {}
         Path::Lost => qp.path = Path::Lost,
@@ -506,6 +510,9 @@ fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.requester.attempts = 0;
     requester::set_alarm(qp, hub);
     limit_silence(qp, hub);
+    if hub.probe.watches() {
+        watch::joined(qp, hub);
+    }
     if qp.sq.has_waiting() {
         crate::doorbell::kick(qp, hub);
     }

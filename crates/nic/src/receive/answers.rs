@@ -9,6 +9,7 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::types::{SendOp, WcStatus};
+use crate::watch;
 
 /// Takes the peer's responses; whether there were any.
 #[inline]
@@ -38,6 +39,9 @@ fn refused<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) {
         requester::peer_lost(qp, hub);
         return;
     }
+    if hub.probe.watches() {
+        watch::refused(qp, hub, false, status);
+    }
     requester::fail_oldest(qp, hub, status);
 }
 
@@ -66,6 +70,9 @@ fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
     state.placed += len;
     if last {
         state.answered = true;
+        if hub.probe.watches() {
+            watch::answered(qp, hub, position);
+        }
         qp.requester.reads = qp.requester.reads.saturating_sub(1);
         requester_ack(qp, hub, wqe.end_request)?;
         requester::complete_done(qp, hub);

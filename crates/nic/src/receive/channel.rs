@@ -1,5 +1,6 @@
 //! Reception from a channel: slots become placements, completions and responses.
 
+use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
@@ -16,6 +17,7 @@ use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit;
 use crate::types::{Access, WcExtra, WcOpcode, WcStatus};
+use crate::watch;
 
 /// What became of the slot at the front of a ring.
 enum Front {
@@ -125,6 +127,9 @@ fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     if path.told != executed {
         path.told = executed;
         path.channel.incoming.control.set_executed(executed);
+        if hub.probe.watches() {
+            watch::control(qp, hub, true, Control::Ack { count: executed });
+        }
     }
     transmit::channel::notify(qp, hub);
     Ok(())
@@ -155,7 +160,14 @@ pub(super) fn requester_ack<P: Probe>(
     hub: &mut Hub<P>,
     executed: u32,
 ) -> Result<(), End> {
-    if requester::acknowledge(qp, hub, executed) { Ok(()) } else { Err(End::Corrupt) }
+    let before = qp.requester.acked;
+    if !requester::acknowledge(qp, hub, executed) {
+        return Err(End::Corrupt);
+    }
+    if hub.probe.watches() && qp.requester.acked != before {
+        watch::control(qp, hub, false, Control::Ack { count: executed });
+    }
+    Ok(())
 }
 
 /// The peer has no receive for its oldest request: counts it as an RNR refusal, once per wait.
@@ -166,6 +178,10 @@ fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
         requester::fail_oldest(qp, hub, WcStatus::RnrRetryExcErr);
         return;
+    }
+    if hub.probe.watches() {
+        let nak = Control::RnrNak { count: stall.sequence, timer: stall.timer };
+        watch::control(qp, hub, false, nak);
     }
     qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
     qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(stall.timer)));
@@ -204,6 +220,9 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
     responder.receive.wr_id = wr_id;
     responder.executed = responder.executed.wrapping_add(1);
     hub.probe.stage(Stage::PutData, len as usize);
+    if hub.probe.watches() {
+        watch::received_express(qp, hub, header, wr_id);
+    }
     let solicited = header.flags & flag::SOLICITED != 0;
     let finish = Finish { opcode: WcOpcode::Recv, byte_len: len, extra, solicited };
     responder::finish_receive(qp, hub, finish)?;
@@ -234,6 +253,10 @@ fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
         path.stalled = true;
         path.channel.incoming.control.set_stall(Some(stall));
         transmit::channel::notify(qp, hub);
+        if hub.probe.watches() {
+            let nak = Control::RnrNak { count: stall.sequence, timer: stall.timer };
+            watch::control(qp, hub, true, nak);
+        }
     }
     await_shared(qp, hub);
     Ok(Front::Wait)
@@ -369,6 +392,9 @@ fn finish<P: Probe>(
     extra: WcExtra,
     header: &SlotHeader,
 ) -> Result<Front, End> {
+    if hub.probe.watches() {
+        watch::received(qp, hub, header, byte_len);
+    }
     responder::executed(qp);
     let solicited = header.flags & flag::SOLICITED != 0;
     responder::finish_receive(qp, hub, Finish { opcode, byte_len, extra, solicited })?;
@@ -469,6 +495,9 @@ fn write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
         return Ok(Front::Again);
     }
     if header.flags & flag::MORE == 0 {
+        if hub.probe.watches() {
+            watch::received(qp, hub, header, qp.responder.write_len);
+        }
         qp.responder.write_len = 0;
         responder::executed(qp);
     }
@@ -542,6 +571,9 @@ fn read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<
         return Ok(Front::Again);
     }
     path.pending_read = None;
+    if hub.probe.watches() {
+        watch::read_answered(qp, hub, (read.rkey, read.addr), read.size);
+    }
     responder::executed(qp);
     Ok(Front::Done)
 }
@@ -578,6 +610,9 @@ fn deliver_read<P: Probe>(
         ..SlotHeader::default()
     });
     path.front_done = 0;
+    if hub.probe.watches() {
+        watch::read_answered(qp, hub, (header.rkey, header.raddr), header.length);
+    }
     responder::executed(qp);
     Ok(Front::Done)
 }
@@ -598,12 +633,18 @@ fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resul
     };
     let answer = SlotHeader { opcode: response::ATOMIC, length: 8, ..SlotHeader::default() };
     path(qp)?.channel.outgoing.responses.push(&answer, &original.to_ne_bytes())?;
+    if hub.probe.watches() {
+        watch::atomic_answered(qp, hub, header, [half(0), half(8)], original);
+    }
     responder::executed(qp);
     Ok(Front::Done)
 }
 
 /// Tells the peer that its oldest request is refused, and ends the queue pair.
 fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    if hub.probe.watches() {
+        watch::refused(qp, hub, true, refusal.remote_status());
+    }
     let ack = qp.responder.executed;
     if let Path::Channel(path) = &mut qp.path {
         let answer = SlotHeader {

@@ -14,6 +14,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
 use crate::requester;
 use crate::types::{Access, Payload, QpState, SendFlags, SendOp, SendWr, WcStatus};
+use crate::watch;
 
 /// What one step of transmission did.
 enum Step {
@@ -117,6 +118,9 @@ pub(crate) fn express<P: Probe>(
     sq.push_transmitted(wr, length, requester.started);
     requester.started = requester.started.wrapping_add(1);
     path.unannounced = true;
+    if hub.probe.watches() {
+        watch::posted_express(qp, hub, wr, length);
+    }
     hub.probe.stage(Stage::GetData, length as usize);
     true
 }
@@ -225,7 +229,7 @@ fn count(qp: &mut Qp, wqe: &SendWqe) {
 }
 
 /// Opcode, immediate (or key) and remote place of a request that carries bytes.
-fn shape(op: &SendOp) -> (u8, u32, u64, u32) {
+pub(crate) fn shape(op: &SendOp) -> (u8, u32, u64, u32) {
     match *op {
         SendOp::SendImm(imm) => (request::SEND_IMM, imm, 0, 0),
         SendOp::SendInv(key) => (request::SEND_INV, key, 0, 0),
@@ -323,16 +327,25 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
         slot.commit(&header);
     }
     hub.probe.stage(Stage::GetData, header.length as usize);
-    end_slot(qp, wqe, offset, header.length)
+    end_slot(qp, hub, wqe, offset, header.length)
 }
 
 /// Counts what a slot carried, and ends the request if that was all.
-fn end_slot(qp: &mut Qp, wqe: &SendWqe, offset: u32, carried: u32) -> Step {
+fn end_slot<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wqe: &SendWqe,
+    offset: u32,
+    carried: u32,
+) -> Step {
     if qp.requester.offset == 0 {
         count(qp, wqe);
     }
     let done = offset + carried;
     if done == wqe.length {
+        if hub.probe.watches() {
+            watch::posted(qp, hub);
+        }
         requester::transmitted(qp);
     } else {
         qp.requester.offset = done + 1;
@@ -360,15 +373,24 @@ fn ask_atomic<P: Probe>(
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
-    push_whole(qp, &wqe, &header, operands)
+    push_whole(qp, hub, &wqe, &header, operands)
 }
 
-fn push_whole(qp: &mut Qp, wqe: &SendWqe, header: &SlotHeader, payload: &[u8]) -> Step {
+fn push_whole<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wqe: &SendWqe,
+    header: &SlotHeader,
+    payload: &[u8],
+) -> Step {
     let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
     if let Err(error) = path.channel.outgoing.requests.push(header, payload) {
         return error.into();
     }
     count(qp, wqe);
+    if hub.probe.watches() {
+        watch::posted(qp, hub);
+    }
     requester::transmitted(qp);
     Step::Again
 }
@@ -395,7 +417,7 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
-    push_whole(qp, wqe, &header, if refer { &bytes[..len] } else { &[] })
+    push_whole(qp, hub, wqe, &header, if refer { &bytes[..len] } else { &[] })
 }
 
 /// Whether the peer can reach this process's memory. Access is probed in both directions and agreed on, so
@@ -484,6 +506,12 @@ fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32)
         return Step::Pause;
     }
     path.direct_done = 0;
+    if hub.probe.watches() {
+        watch::posted(qp, hub);
+        if wqe.wants_answer() {
+            watch::answered(qp, hub, qp.sq.next);
+        }
+    }
     let state = qp.sq.wqe_mut(qp.sq.next);
     state.first_request = qp.requester.started;
     state.end_request = qp.requester.started;
