@@ -1,6 +1,7 @@
 //! The RDMA programs of the distribution, unmodified, over Quipu: two processes on one host, and on
 //! two hosts that are network namespaces.
 
+mod capture;
 mod faults;
 mod hosts;
 mod pair;
@@ -85,7 +86,7 @@ pub(crate) fn check(hosts: Hosts) -> Result<Tally> {
 fn check_some(hosts: Hosts, options: &Options) -> Result<Tally> {
     let staged = Staged::places();
     ensure!(staged.quipu.exists(), "nothing is staged: run `cargo xtask stage`");
-    for program in ["ib_write_bw", "ibv_rc_pingpong", "ibv_devices"] {
+    for program in ["ib_write_bw", "ibv_rc_pingpong", "ibv_devices", "tshark"] {
         ensure!(tools::find(program).is_some(), "{program} is missing: run `make check`");
     }
     match hosts {
