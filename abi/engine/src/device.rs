@@ -54,7 +54,7 @@ fn address() -> Option<HostAddress> {
 }
 
 /// Writes a text and a zero, as much as fits.
-fn put_text(to: &mut [c_char], text: &str) {
+pub(crate) fn put_text(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (slot, byte) in to[..room].iter_mut().zip(text.bytes()) {
         *slot = byte as c_char;

@@ -60,27 +60,9 @@ fn of_interface(name: &str, what: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Headers of a RoCE v2 packet around its payload, in bytes: IPv6 40, UDP 8, BTH 12, the largest
-/// extended header 28, ICRC 4.
-const ROCE_HEADERS: u32 = 92;
-
-/// The largest InfiniBand MTU whose packets fit into a network MTU of `bytes`, as RoCE chooses it.
-fn mtu_code(bytes: u32) -> u32 {
-    match bytes.saturating_sub(ROCE_HEADERS) {
-        0..512 => IBV_MTU_256,
-        512..1024 => IBV_MTU_512,
-        1024..2048 => IBV_MTU_1024,
-        2048..4096 => IBV_MTU_2048,
-        _ => IBV_MTU_4096,
-    }
-}
-
 /// The MTU that the port shows as active. It decides nothing about what Quipu sends.
 pub(crate) fn active_mtu(address: &HostAddress) -> u32 {
-    if address.loopback {
-        return IBV_MTU_4096;
-    }
-    of_interface(&address.interface, "mtu").map_or(IBV_MTU_1024, mtu_code)
+    address.active_mtu().into()
 }
 
 /// Width and lane speed (PortInfo LinkWidthActive, LinkSpeedActive) for a rate in Mb/s: the
@@ -122,11 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn mtus_and_speeds_are_those_of_roce() {
-        assert_eq!(mtu_code(1500), IBV_MTU_1024);
-        assert_eq!(mtu_code(9000), IBV_MTU_4096);
-        assert_eq!(mtu_code(4200), IBV_MTU_4096);
-        assert_eq!(mtu_code(576), IBV_MTU_256);
+    fn speeds_are_those_of_roce() {
         assert_eq!(width_and_speed(1000), (1, 1));
         assert_eq!(width_and_speed(100_000), (2, 32));
         assert_eq!(width_and_speed(400_000), (2, 128));

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quipu_abi_types::*;
+use quipu_host::connection::{ChannelKey, IdKey};
 use quipu_host::{Config, Engine, OpenError};
 use quipu_nic::{ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
 use tracing_subscriber::EnvFilter;
@@ -163,6 +164,8 @@ handles! {
     cq, cq_handle: CqHandle <-> CqId;
     srq, srq_handle: SrqHandle <-> SrqId;
     qp, qp_handle: QpHandle <-> QpId;
+    cm_channel, cm_channel_handle: CmChannelHandle <-> ChannelKey;
+    cm_id, cm_id_handle: CmIdHandle <-> IdKey;
 }
 
 impl Instance {

@@ -14,6 +14,7 @@
 //! | `registry` | what the engine does not know of its objects: their contexts, cookies and keys |
 //! | `device`, `identity` | devices, ports, addresses |
 //! | `memory`, `completion`, `queue`, `attr` | the control path, by object |
+//! | `cm` | connection management |
 //! | `post` | the data path |
 //!
 //! # Locks
@@ -22,6 +23,7 @@
 //! key, in the middle of a list of posts), never the other way round: who holds the registry calls
 //! nothing.
 mod attr;
+mod cm;
 mod completion;
 mod device;
 mod entry;
@@ -36,7 +38,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use quipu_abi_types::{ENGINE_API_VERSION, EngineApi, EngineCmApi};
+use quipu_abi_types::{ENGINE_API_VERSION, EngineApi};
 
 /// The table that every facade gets.
 static API: EngineApi = EngineApi {
@@ -78,7 +80,7 @@ static API: EngineApi = EngineApi {
     post_recv: post::post_recv,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
-    cm: EngineCmApi::NONE,
+    cm: cm::API,
 };
 
 /// The table of the engine ([`quipu_abi_types::EngineApiFn`]). It lives as long as the process;

@@ -3,6 +3,7 @@
 use std::io;
 
 use quipu_abi_types::EngineStatus;
+use quipu_host::connection::CallError;
 use quipu_host::{EngineError, OpenError};
 use quipu_mem::{AccessFlagsError, RegisterError};
 use quipu_nic::Fault;
@@ -67,7 +68,26 @@ impl From<EngineError> for Failure {
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
             EngineError::BadAddress => Self(S::BadAddress),
+            EngineError::Connection(refused) => {
+                tracing::debug!(%error, "a call is refused");
+                refused.into()
+            }
+            EngineError::Address(source) => {
+                tracing::debug!(%error, "an address is refused");
+                Self(of_system(source))
+            }
         }
+    }
+}
+
+impl From<&CallError> for Failure {
+    fn from(refused: &CallError) -> Self {
+        use EngineStatus as S;
+        Self(match refused {
+            CallError::NoSuchObject | CallError::WrongState | CallError::Invalid(_) => S::Invalid,
+            CallError::Busy => S::Busy,
+            CallError::Connected => S::Connected,
+        })
     }
 }
 
@@ -93,7 +113,9 @@ fn of_system(error: &io::Error) -> EngineStatus {
         Some(libc::EMFILE | libc::ENFILE) => S::NoDescriptor,
         Some(libc::ENOMEM | libc::ENOBUFS | libc::ENOSPC | libc::EAGAIN) => S::NoMemory,
         Some(libc::EACCES | libc::EPERM) => S::NotPermitted,
-        Some(libc::EADDRNOTAVAIL | libc::EADDRINUSE) => S::AddressNotAvailable,
+        Some(libc::EADDRNOTAVAIL) => S::AddressNotAvailable,
+        Some(libc::EADDRINUSE) => S::AddressInUse,
+        Some(libc::EINVAL | libc::EAFNOSUPPORT) => S::Invalid,
         Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => S::Unreachable,
         Some(libc::ETIMEDOUT) => S::TimedOut,
         Some(libc::ECONNREFUSED) => S::Refused,

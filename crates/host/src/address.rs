@@ -35,6 +35,18 @@ impl HostAddress {
         self.up && !self.loopback && scope
     }
 
+    /// The MTU code of verbs, 1 (256 B) to 5 (4096 B), that a port with this address shows as active: the
+    /// largest whose packets RoCE v2 fits into those of the interface.
+    #[must_use]
+    pub fn active_mtu(&self) -> u8 {
+        if self.loopback {
+            return mtu_code(u32::MAX);
+        }
+        let path = format!("/sys/class/net/{}/mtu", self.interface);
+        let mtu = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
+        mtu_code(mtu.unwrap_or(1500))
+    }
+
     /// The scope identifier that a socket address with this address needs, 0 for most.
     #[must_use]
     pub fn scope_id(&self) -> u32 {
@@ -42,6 +54,21 @@ impl HostAddress {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => self.index,
             _ => 0,
         }
+    }
+}
+
+/// Headers of a RoCE v2 packet around its payload, in bytes: IPv6 40, UDP 8, BTH 12, the largest
+/// extended header 28, ICRC 4.
+const ROCE_HEADERS: u32 = 92;
+
+/// The largest InfiniBand MTU whose packets fit into a network MTU of `bytes`.
+fn mtu_code(bytes: u32) -> u8 {
+    match bytes.saturating_sub(ROCE_HEADERS) {
+        0..512 => 1,
+        512..1024 => 2,
+        1024..2048 => 3,
+        2048..4096 => 4,
+        _ => 5,
     }
 }
 
@@ -117,6 +144,11 @@ pub fn find_address(addresses: &[HostAddress], ip: IpAddr) -> Option<HostAddress
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mtus_are_those_of_roce() {
+        assert_eq!([576, 1500, 4200, 9000].map(mtu_code), [1, 3, 5, 5]);
+    }
 
     fn address(ip: &str, interface: &str) -> HostAddress {
         HostAddress {

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use quipu_cm::CallError;
 use quipu_nic::Fault;
 
 use crate::config::ConfigError;
@@ -96,6 +97,12 @@ pub enum EngineError {
     /// A signal handler ran while waiting.
     #[error("interrupted by a signal")]
     Interrupted,
+    /// Connection management refuses the call.
+    #[error("connection management: {0}")]
+    Connection(#[from] CallError),
+    /// An address or port cannot be had.
+    #[error("the address or port cannot be used: {0}")]
+    Address(#[source] io::Error),
     /// The channel or context was destroyed, or never existed.
     #[error("no such channel or context: it was destroyed, or never created")]
     NoSuchQueue,

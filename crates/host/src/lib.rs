@@ -10,6 +10,7 @@
 //! | `engine::helper`, `engine::wait` | who makes progress when nobody polls |
 //! | `net` | TCP to engines elsewhere |
 //! | `link` | shared memory with engines on this host |
+//! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
 //! | `tap` | packets for who wants to see them |
 //! | `port` | whether the interface of the device is up |
@@ -25,6 +26,7 @@
 
 mod address;
 mod clock;
+mod cm;
 mod config;
 pub mod doctor;
 mod engine;
@@ -39,6 +41,7 @@ mod port;
 mod sys;
 mod tap;
 
+pub use quipu_cm as connection;
 pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};

@@ -100,6 +100,11 @@ impl RawAddr {
         Self { storage, len: len as socklen_t }
     }
 
+    /// The address and its length; valid as long as this value.
+    pub(crate) fn as_parts(&self) -> (*const libc::sockaddr, socklen_t) {
+        ((&raw const self.storage).cast(), self.len)
+    }
+
     /// Reads an address that the kernel filled in, `None` unless it is IPv4 or IPv6.
     ///
     /// # Safety

@@ -13,11 +13,13 @@
 //! | [`rdmap`] | control octet, opcodes, small payloads | RFC 5040, RFC 7306 |
 //! | [`terminate`] | the Terminate message and its codes | RFC 5040 4.8, 5041 7, 5044 8, 6581 |
 //! | [`control`] | acknowledgement, receiver-not-ready, resume | `specs/quipu-wire.md` 4 |
+//! | [`cm`] | messages of connection management | `specs/quipu-cm.md` |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //!
 //! All integers are big-endian on the wire, except the MPA CRC (see [`mpa::crc32c`]).
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod control;
 pub mod ddp;
 mod error;

@@ -7,6 +7,7 @@ use quipu_nic::{Action, Event, Time};
 
 use super::events::{CompletionEvent, Events};
 use crate::clock::Clock;
+use crate::cm::Manager;
 use crate::link::{Links, Reach, Waiting};
 use crate::net::Net;
 use crate::net::token::Token;
@@ -42,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) net: Net,
     pub(crate) links: Links,
     pub(crate) events: Events,
+    /// `None` until a program manages connections.
+    pub(crate) cm: Option<Box<Manager>>,
     /// `None` where nobody tells of changes.
     port: Option<Port>,
     pub(crate) helper: HelperMode,
@@ -79,6 +82,7 @@ impl Core {
             net: parts.net,
             links: parts.links,
             events: Events::new(),
+            cm: None,
             port: parts.port,
             helper: HelperMode::Absent,
             driver: false,
@@ -194,6 +198,12 @@ impl Core {
                         self.events.asynchronous(event);
                     }
                 }
+                Some(Token::CmSocket(slot)) => {
+                    any |= self.cm.as_mut().is_some_and(|cm| cm.socket_ready(now.0, slot));
+                }
+                Some(Token::CmStream(slot)) => {
+                    any |= self.cm.as_mut().is_some_and(|cm| cm.stream_ready(now.0, slot));
+                }
                 None => {}
             }
         }
@@ -211,6 +221,11 @@ impl Core {
         }
         if due(self.links.poll_timeout()) {
             self.links.handle_timeout(&mut self.adapter, now);
+        }
+        if let Some(cm) = &mut self.cm
+            && due(cm.poll_timeout().map(Time))
+        {
+            cm.handle_timeout(now.0);
         }
     }
 
@@ -323,8 +338,9 @@ impl Core {
     /// When something must be done though no descriptor says so.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let deadlines =
-            [self.adapter.poll_timeout(), self.net.poll_timeout(), self.links.poll_timeout()];
+        let cm = self.cm.as_ref().and_then(|cm| cm.poll_timeout()).map(Time);
+        let (net, links) = (self.net.poll_timeout(), self.links.poll_timeout());
+        let deadlines = [self.adapter.poll_timeout(), net, links, cm];
         deadlines.into_iter().flatten().min()
     }
 

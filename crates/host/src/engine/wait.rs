@@ -11,7 +11,7 @@ use crate::error::EngineError;
 use crate::lock::Guard;
 use crate::sys::{self, ReadyList};
 
-fn is_non_blocking(fd: RawFd) -> bool {
+pub(super) fn is_non_blocking(fd: RawFd) -> bool {
     sys::status_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
 }
 
@@ -45,22 +45,32 @@ impl Engine {
                 }
                 continue;
             }
-            if !any && let Some(event) = self.drive(core, channel)? {
-                return Ok(event);
+            if !any {
+                let attend = |core: &mut Core| core.events.attend(channel);
+                let leave = |core: &mut Core| {
+                    let event = core.events.take_completion(channel);
+                    core.events.leave();
+                    event
+                };
+                if let Some(event) = self.drive(core, attend, leave)? {
+                    return Ok(event);
+                }
             }
         }
     }
 
-    /// Waits for descriptors on behalf of the whole engine, once.
-    fn drive(
+    /// Waits for descriptors on behalf of the whole engine, once. `attend` says what for, `leave` takes
+    /// what has come.
+    pub(super) fn drive<T>(
         &self,
         mut core: Guard<'_, Core>,
-        channel: ChannelId,
-    ) -> Result<Option<CompletionEvent>, EngineError> {
+        attend: impl FnOnce(&mut Core),
+        leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
+    ) -> Result<Option<T>, EngineError> {
         let Some(limit) = core.prepare_wait() else { return Ok(None) };
         core.driver = true;
         core.drives += 1;
-        core.events.attend(channel);
+        attend(&mut core);
         let armed = core.helper == HelperMode::Armed;
         drop(core);
         if armed {
@@ -73,8 +83,7 @@ impl Engine {
         let mut core = self.enter()?;
         core.driver = false;
         core.finish_wait(&ready);
-        let event = core.events.take_completion(channel);
-        core.events.leave();
+        let event = leave(&mut core);
         let call = core.helper == HelperMode::Resting;
         drop(core);
         if call {

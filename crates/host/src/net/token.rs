@@ -16,6 +16,10 @@ pub(crate) enum Token {
     Link(Slot),
     /// Notices about the port.
     Port,
+    /// The socket of an identifier of connection management.
+    CmSocket(Slot),
+    /// A TCP stream of connection management.
+    CmStream(Slot),
 }
 
 /// A place in a [`Table`](super::table::Table).
@@ -46,6 +50,8 @@ impl Token {
             Self::LinkListener(index) => plain(3, index),
             Self::Link(slot) => pack(4, slot),
             Self::Port => plain(5, 0),
+            Self::CmSocket(slot) => pack(10, slot),
+            Self::CmStream(slot) => pack(11, slot),
         }
     }
 
@@ -60,6 +66,8 @@ impl Token {
             3 => Self::LinkListener(index),
             4 => Self::Link(slot),
             5 => Self::Port,
+            10 => Self::CmSocket(slot),
+            11 => Self::CmStream(slot),
             _ => return None,
         })
     }
@@ -79,6 +87,8 @@ mod tests {
             Token::LinkListener(39),
             Token::Link(slot),
             Token::Port,
+            Token::CmSocket(slot),
+            Token::CmStream(slot),
         ] {
             assert_eq!(Token::from_bits(token.bits()), Some(token));
         }

@@ -1,0 +1,557 @@
+//! Connections: the messages of InfiniBand's communication management over a TCP stream.
+
+use std::net::SocketAddr;
+
+use quipu_iwarp::setup::{Outcome, Request};
+use quipu_wire::cm::{self as wire, Frame, Offer, Setup};
+
+use crate::admission::Origin;
+use crate::id::{Id, State};
+use crate::keys::{IdKey, StreamKey};
+use crate::stream::{Incoming, Owner, Stream};
+use crate::types::{Action, CallError, EventKind, Loss, Param, Peer};
+use crate::{Clocked, Cm, errno};
+
+const SECOND: u64 = 1_000_000_000;
+/// How long a stranger may take to send its request.
+const REQUEST_NS: u64 = 10 * SECOND;
+/// How long a TCP connection may take to be made.
+const REACH_NS: u64 = 10 * SECOND;
+/// How long a program may take to answer a request, and to say that the connection stands: the
+/// kernel's 4.3 s, repeated 15 times, come to this.
+const ANSWER_NS: u64 = 60 * SECOND;
+/// How long a peer may take to agree to the end of a connection.
+const DISCONNECT_NS: u64 = 10 * SECOND;
+/// How long after its end nothing is under way any more.
+const TIMEWAIT_NS: u64 = SECOND;
+
+/// Reasons of a REJ, as InfiniBand numbers them (IBA 12.6.7.2).
+pub(crate) mod reason {
+    /// The one who asked has given up.
+    pub(crate) const TIMEOUT: u8 = 4;
+    /// Nobody listens there.
+    pub(crate) const INVALID_SERVICE_ID: u8 = 8;
+    /// The program refuses.
+    pub(crate) const CONSUMER: u8 = 28;
+}
+
+/// Private data as events report it.
+pub(crate) fn padded(data: &[u8], size: usize) -> Box<[u8]> {
+    let mut out = vec![0; size];
+    let len = data.len().min(size);
+    out[..len].copy_from_slice(&data[..len]);
+    out.into()
+}
+
+/// What the other side makes of an offer: what one has outstanding, the other answers.
+fn seen_by_peer(offer: &Offer) -> Peer {
+    Peer {
+        responder_resources: offer.initiator_depth,
+        initiator_depth: offer.responder_resources,
+        flow_control: offer.flow_control,
+        retry_count: offer.retry_count,
+        rnr_retry_count: offer.rnr_retry_count,
+        srq: offer.srq,
+        qpn: offer.qpn,
+        ..Peer::default()
+    }
+}
+
+impl Cm {
+    /// Asks the peer for a connection, or for the queue pair of a datagram service.
+    ///
+    /// # Errors
+    ///
+    /// The route is not resolved, or there is too much private data.
+    pub fn connect(&mut self, now: u64, key: IdKey, param: &Param) -> Result<(), CallError> {
+        let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
+        let State::RouteResolved = id.state else { return Err(CallError::WrongState) };
+        let (Some(src), Some(dst)) = (id.src, id.dst) else { return Err(CallError::WrongState) };
+        if id.is_datagram() {
+            return self.look_up(now, key, param, dst);
+        }
+        if param.private_data.len() > wire::REQ_DATA {
+            return Err(CallError::Invalid("the length of the private data"));
+        }
+        let offer = self.offer(key, param)?;
+        let request = Setup::Request(offer, &param.private_data).to_bytes();
+        let (stream, first) = Stream::initiator(key, src, dst, &request)
+            .map_err(|_| CallError::Invalid("the length of the private data"))?;
+        let stream = self.streams.insert(stream);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.stream = Some(stream);
+            id.own = Some(offer);
+            id.state = State::Connecting;
+        }
+        self.set_deadline(key, Some(now + REACH_NS));
+        self.actions.push_back(Action::Connect { stream, id: key, to: dst, first });
+        Ok(())
+    }
+
+    /// What this side says of itself.
+    fn offer(&mut self, key: IdKey, param: &Param) -> Result<Offer, CallError> {
+        let psn = self.draw_psn();
+        let (gid, path_mtu) = (self.config.gid, self.config.path_mtu);
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        Ok(Offer {
+            port_space: id.space.code(),
+            qp_type: if param.qp_type == 0 { id.qp_type } else { param.qp_type },
+            srq: param.srq,
+            flow_control: param.flow_control,
+            qpn: param.qpn & 0x00ff_ffff,
+            psn: *id.psn.get_or_insert(psn),
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            retry_count: param.retry_count.min(7),
+            rnr_retry_count: param.rnr_retry_count.min(7),
+            path_mtu: id.peer.map_or(path_mtu, |peer| peer.path_mtu.min(path_mtu)),
+            traffic_class: id.traffic_class(),
+            ack_timeout: id.ack_timeout(),
+            gid,
+        })
+    }
+
+    /// Accepts a request; or, without `param`, says to the peer that has accepted that the connection
+    /// stands.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to accept, or too much private data.
+    pub fn accept(&mut self, now: u64, key: IdKey, param: Option<&Param>) -> Result<(), CallError> {
+        let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
+        match (&id.state, param) {
+            (State::Responded, _) => self.say_ready(key),
+            (State::Requested, Some(param)) => self.reply(now, key, param),
+            (&State::Asked(question), Some(param)) => self.answer(key, question, param),
+            _ => Err(CallError::WrongState),
+        }
+    }
+
+    fn reply(&mut self, now: u64, key: IdKey, param: &Param) -> Result<(), CallError> {
+        if param.private_data.len() > wire::REP_DATA {
+            return Err(CallError::Invalid("the length of the private data"));
+        }
+        let offer = self.offer(key, param)?;
+        let reply = Setup::Reply(offer, &param.private_data).to_bytes();
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let stream = id.stream.ok_or(CallError::WrongState)?;
+        let accepted = self.streams.get_mut(stream).map(|stream| stream.accept(&reply));
+        let Some(Ok(bytes)) = accepted else { return Err(CallError::WrongState) };
+        id.own = Some(offer);
+        id.state = State::Accepted;
+        self.actions.push_back(Action::Send { stream, bytes });
+        self.set_deadline(key, Some(now + ANSWER_NS));
+        Ok(())
+    }
+
+    fn say_ready(&mut self, key: IdKey) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        id.state = State::Established;
+        self.send_frame(key, Frame::ReadyToUse);
+        Ok(())
+    }
+
+    /// Refuses a request, or a reply.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to refuse, or too much private data.
+    pub fn reject(&mut self, key: IdKey, data: &[u8]) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let most = if id.is_datagram() { wire::SIDR_REP_DATA } else { wire::REJ_DATA };
+        if data.len() > most {
+            return Err(CallError::Invalid("the length of the private data"));
+        }
+        match id.state {
+            State::Requested => {
+                id.state = State::Over;
+                self.refuse(key, data);
+            }
+            State::Responded => {
+                id.state = State::Over;
+                self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
+            }
+            State::Asked(question) => self.refuse_look_up(key, question, data),
+            _ => return Err(CallError::WrongState),
+        }
+        Ok(())
+    }
+
+    /// Refuses the request of an identifier in the name of the program, and closes its stream.
+    fn refuse(&mut self, key: IdKey, data: &[u8]) {
+        let reject = Setup::Reject(reason::CONSUMER, data);
+        if let Some(stream) = self.ids.get_mut(key).and_then(|id| id.stream.take()) {
+            self.refuse_stream(stream, &reject.to_bytes());
+        }
+    }
+
+    fn refuse_stream(&mut self, stream: StreamKey, reject: &[u8]) {
+        let refused = self.streams.get_mut(stream).map(|stream| stream.reject(reject));
+        if let Some(Ok(bytes)) = refused {
+            self.actions.push_back(Action::Send { stream, bytes });
+            self.close(stream, false);
+        } else {
+            self.close(stream, true);
+        }
+    }
+
+    /// Ends a connection, or agrees to its end.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or this side has ended it before.
+    pub fn disconnect(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        match id.state {
+            State::Established => {
+                id.state = State::Disconnecting;
+                self.send_frame(key, Frame::Disconnect);
+                self.set_deadline(key, Some(now + DISCONNECT_NS));
+            }
+            State::Disconnected => {
+                self.leave_by(key, Frame::Disconnected, true);
+                self.wait_out(now, key);
+            }
+            _ => return Err(CallError::WrongState),
+        }
+        Ok(())
+    }
+
+    /// Takes it that the connection stands: messages have come through the queue pair
+    /// (`IBV_EVENT_COMM_EST`), or the program says so.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to establish, or it stands already.
+    pub fn establish(&mut self, key: IdKey) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        match id.state {
+            State::Accepted => {
+                id.state = State::Established;
+                self.set_deadline(key, None);
+                self.tell(key, EventKind::Established, 0);
+                Ok(())
+            }
+            State::Responded => self.say_ready(key),
+            State::Established => Err(CallError::Connected),
+            _ => Err(CallError::WrongState),
+        }
+    }
+
+    fn send_frame(&mut self, key: IdKey, frame: Frame) {
+        if let Some(stream) = self.ids.get(key).and_then(|id| id.stream) {
+            let bytes = frame.to_bytes().to_vec();
+            self.actions.push_back(Action::Send { stream, bytes });
+        }
+    }
+
+    /// Sends a last frame and closes the stream of an identifier, if it has one.
+    fn leave_by(&mut self, key: IdKey, frame: Frame, reset: bool) {
+        self.send_frame(key, frame);
+        self.drop_stream(key, reset);
+    }
+
+    fn drop_stream(&mut self, key: IdKey, reset: bool) {
+        if let Some(stream) = self.ids.get_mut(key).and_then(|id| id.stream.take()) {
+            self.close(stream, reset);
+        }
+    }
+
+    /// Closes a stream, whoever it belongs to.
+    pub(crate) fn close(&mut self, stream: StreamKey, reset: bool) {
+        if self.forget(stream).is_some() {
+            self.actions.push_back(Action::Close { stream, reset });
+        }
+    }
+
+    fn forget(&mut self, key: StreamKey) -> Option<Stream> {
+        let stream = self.streams.remove(key)?;
+        self.admit_no_more(key, &stream);
+        Some(stream)
+    }
+
+    /// A stream has sent its request, or is gone.
+    fn admit_no_more(&mut self, key: StreamKey, stream: &Stream) {
+        if let Owner::Nobody { listener, number, deadline } = stream.owner {
+            self.admission.remove(listener, Origin::from(stream.peer.ip()), number);
+            self.deadlines.remove(&(deadline, Clocked::Stream(key)));
+        }
+    }
+
+    /// The connection is over on both sides.
+    fn wait_out(&mut self, now: u64, key: IdKey) {
+        if let Some(id) = self.ids.get_mut(key) {
+            id.state = State::TimeWait;
+        }
+        self.set_deadline(key, Some(now + TIMEWAIT_NS));
+    }
+
+    /// This side has asked for the end, and it has come.
+    fn finish_disconnect(&mut self, now: u64, key: IdKey, status: i32) {
+        self.drop_stream(key, true);
+        self.tell(key, EventKind::Disconnected, status);
+        self.wait_out(now, key);
+    }
+
+    /// Connecting has failed.
+    fn fail(&mut self, key: IdKey, kind: EventKind, status: i32) {
+        self.drop_stream(key, true);
+        self.set_deadline(key, None);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.state = State::Over;
+        }
+        let data =
+            if kind == EventKind::Rejected { padded(&[], wire::REJ_DATA) } else { [].into() };
+        self.tell_data(key, kind, status, data, Peer::default());
+    }
+
+    /// The peer is told that an identifier is destroyed.
+    pub(crate) fn part(&mut self, key: IdKey) {
+        let Some(id) = self.ids.get(key) else { return };
+        match id.state {
+            State::Requested => self.refuse(key, &[]),
+            State::Responded | State::Accepted => {
+                self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
+            }
+            State::Established => self.leave_by(key, Frame::Disconnect, true),
+            State::Disconnected => self.leave_by(key, Frame::Disconnected, true),
+            State::Asked(question) => self.refuse_look_up(key, question, &[]),
+            _ => self.drop_stream(key, true),
+        }
+    }
+
+    /// A deadline of an identifier has passed.
+    pub(crate) fn time_out(&mut self, now: u64, key: IdKey) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        match id.state {
+            State::Connecting | State::Accepted => {
+                self.fail(key, EventKind::Unreachable, -errno::TIMEDOUT);
+            }
+            State::Disconnecting => self.finish_disconnect(now, key, -errno::TIMEDOUT),
+            State::TimeWait => {
+                id.state = State::Over;
+                self.tell(key, EventKind::TimewaitExit, 0);
+            }
+            State::LookingUp(_) => self.look_up_again(now, key),
+            _ => {}
+        }
+    }
+
+    /// A peer has opened a TCP connection to a listener. `None`: it is to be closed.
+    pub fn handle_accepted(
+        &mut self,
+        now: u64,
+        listener: IdKey,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<StreamKey> {
+        if !self.is_listening(listener) {
+            return None;
+        }
+        let origin = Origin::from(peer.ip());
+        let limits = (self.config.half_open, self.config.half_open_per_address);
+        if let Some(oldest) = self.admission.oldest_above(listener, origin, limits) {
+            self.close(oldest, true);
+        }
+        let (number, deadline) = (self.admission.number(), now + REQUEST_NS);
+        let owner = Owner::Nobody { listener, number, deadline };
+        let stream = self.streams.insert(Stream::responder(owner, local, peer));
+        self.admission.add(listener, origin, number, stream);
+        self.deadlines.insert((deadline, Clocked::Stream(stream)));
+        Some(stream)
+    }
+
+    /// The connection of [`Action::Connect`] stands.
+    pub fn handle_reached(&mut self, now: u64, stream: StreamKey) {
+        let owner = self.streams.get(stream).map(|stream| stream.owner);
+        let Some(Owner::Id(key)) = owner else { return };
+        if self.ids.get(key).is_some_and(|id| matches!(id.state, State::Connecting)) {
+            self.set_deadline(key, Some(now + ANSWER_NS));
+        }
+    }
+
+    /// Bytes have come in a stream. All of them are taken.
+    pub fn handle_bytes(&mut self, now: u64, key: StreamKey, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some(stream) = self.streams.get_mut(key) else { return };
+            let owner = stream.owner;
+            match (stream.next(&mut bytes), owner) {
+                (Ok(Some(Incoming::Request(request))), _) => self.requested(key, &request),
+                (Ok(Some(Incoming::Outcome(outcome))), Owner::Id(id)) => self.ended(id, &outcome),
+                (Ok(Some(Incoming::Frame(frame))), Owner::Id(id)) => self.framed(now, id, frame),
+                (Ok(None), _) => {}
+                (_, Owner::Id(id)) => self.broken(now, id, -errno::PROTO),
+                (_, Owner::Nobody { .. }) => self.close(key, true),
+            }
+        }
+    }
+
+    /// A stream is lost: it has ended, or was never made.
+    pub fn handle_lost(&mut self, now: u64, key: StreamKey, loss: Loss) {
+        let Some(stream) = self.forget(key) else { return };
+        let Owner::Id(id) = stream.owner else { return };
+        let Some(state) = self.ids.get_mut(id).map(|id| {
+            id.stream = None;
+            &id.state
+        }) else {
+            return;
+        };
+        match (state, loss) {
+            (State::Connecting, Loss::Refused) => {
+                self.fail(id, EventKind::Rejected, reason::INVALID_SERVICE_ID.into());
+            }
+            (State::Connecting, Loss::TimedOut) => {
+                self.fail(id, EventKind::Unreachable, -errno::TIMEDOUT);
+            }
+            (State::Connecting, Loss::Failed(errno)) => {
+                self.fail(id, EventKind::Unreachable, -errno);
+            }
+            _ => self.broken(now, id, -errno::CONNRESET),
+        }
+    }
+
+    /// The stream of an identifier is of no use any more.
+    fn broken(&mut self, now: u64, key: IdKey, status: i32) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        match id.state {
+            State::Requested if id.listener.is_some() => {
+                // The program has not heard of it, and need not.
+                self.drop_stream(key, true);
+                self.retract(key);
+            }
+            State::Requested => self.fail(key, EventKind::Rejected, reason::TIMEOUT.into()),
+            State::Established => {
+                id.state = State::Disconnected;
+                self.drop_stream(key, true);
+                self.tell(key, EventKind::Disconnected, 0);
+            }
+            State::Disconnecting => self.finish_disconnect(now, key, 0),
+            State::Connecting | State::Responded | State::Accepted => {
+                self.fail(key, EventKind::ConnectError, status);
+            }
+            _ => self.drop_stream(key, true),
+        }
+    }
+
+    /// Takes back a request that was not taken.
+    fn retract(&mut self, key: IdKey) {
+        let Some(child) = self.remove_id(key) else { return };
+        let listener = child.listener.and_then(|listener| self.ids.get_mut(listener));
+        if let Some(State::Listening(listener)) = listener.map(|id| &mut id.state) {
+            listener.untaken.remove(&key);
+        }
+    }
+
+    /// A request has come in full.
+    fn requested(&mut self, key: StreamKey, request: &Request) {
+        let Some(stream) = self.streams.get(key) else { return };
+        let Owner::Nobody { listener: by, .. } = stream.owner else { return };
+        let (local, peer) = (stream.local, stream.peer);
+        if !wire::is_cm(&request.private_data) {
+            return self.refuse_stream(key, &[]);
+        }
+        let no_such_service = Setup::Reject(reason::INVALID_SERVICE_ID, &[]).to_bytes();
+        let Some(listener) = self.ids.get(by) else { return self.close(key, true) };
+        let State::Listening(state) = &listener.state else { return self.close(key, true) };
+        let Ok(Setup::Request(offer, data)) = Setup::parse(&request.private_data) else {
+            return self.refuse_stream(key, &no_such_service);
+        };
+        if offer.port_space != listener.space.code() {
+            return self.refuse_stream(key, &no_such_service);
+        }
+        if state.untaken.len() >= state.backlog {
+            let full = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
+            return self.refuse_stream(key, &full);
+        }
+        let (channel, space) = (listener.channel, listener.space);
+        let mut child = Id::new(channel, space, offer.qp_type, 0);
+        child.src = Some(local);
+        child.dst = Some(peer);
+        child.state = State::Requested;
+        child.stream = Some(key);
+        child.asked = true;
+        child.peer = Some(offer);
+        child.options.tos = listener.options.tos;
+        child.options.ack_timeout = listener.options.ack_timeout;
+        let child = self.add_child(by, child);
+        if let Some(stream) = self.streams.get_mut(key) {
+            let owner = std::mem::replace(&mut stream.owner, Owner::Id(child));
+            let Owner::Nobody { listener, number, deadline } = owner else { return };
+            self.admission.remove(listener, Origin::from(peer.ip()), number);
+            self.deadlines.remove(&(deadline, Clocked::Stream(key)));
+        }
+        let data = padded(data, wire::REQ_DATA);
+        self.tell_data(child, EventKind::ConnectRequest, 0, data, seen_by_peer(&offer));
+    }
+
+    /// Adds the identifier of a request to its listener and channel.
+    pub(crate) fn add_child(&mut self, listener: IdKey, mut child: Id) -> IdKey {
+        child.listener = Some(listener);
+        if let Some(channel) = self.channels.get_mut(child.channel) {
+            channel.users += 1;
+        }
+        let child = self.ids.insert(child);
+        if let Some(State::Listening(state)) = self.ids.get_mut(listener).map(|id| &mut id.state) {
+            state.untaken.insert(child);
+        }
+        child
+    }
+
+    /// MPA start-up of this side's request has ended.
+    fn ended(&mut self, key: IdKey, outcome: &Outcome) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let (accepted, data) = match outcome {
+            Outcome::Established(negotiated) => (true, &negotiated.private_data),
+            Outcome::Rejected { private_data } => (false, private_data),
+        };
+        match (accepted, Setup::parse(data)) {
+            (true, Ok(Setup::Reply(offer, data))) => {
+                id.peer = Some(offer);
+                id.state = State::Responded;
+                let data = padded(data, wire::REP_DATA);
+                self.set_deadline(key, None);
+                let peer = seen_by_peer(&offer);
+                self.tell_data(key, EventKind::ConnectResponse, 0, data, peer);
+            }
+            (false, Ok(Setup::Reject(reason, data))) => {
+                id.state = State::Over;
+                let data = padded(data, wire::REJ_DATA);
+                self.drop_stream(key, true);
+                self.set_deadline(key, None);
+                self.tell_data(key, EventKind::Rejected, reason.into(), data, Peer::default());
+            }
+            // A plain iWARP adapter refuses with data of its own.
+            (false, _) => self.fail(key, EventKind::Rejected, reason::CONSUMER.into()),
+            (true, _) => self.fail(key, EventKind::ConnectError, -errno::PROTO),
+        }
+    }
+
+    /// A frame has come.
+    fn framed(&mut self, now: u64, key: IdKey, frame: Frame) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        match (&id.state, frame) {
+            (State::Accepted, Frame::ReadyToUse) => {
+                id.state = State::Established;
+                self.set_deadline(key, None);
+                self.tell(key, EventKind::Established, 0);
+            }
+            // The program knew before (`establish`).
+            (State::Established | State::Disconnecting, Frame::ReadyToUse) if id.asked => {}
+            (State::Accepted | State::Responded, Frame::Reject(reason)) => {
+                self.fail(key, EventKind::Rejected, reason.into());
+            }
+            (State::Established | State::Responded, Frame::Disconnect) => {
+                id.state = State::Disconnected;
+                self.tell(key, EventKind::Disconnected, 0);
+            }
+            (State::Disconnecting, Frame::Disconnect) => {
+                self.send_frame(key, Frame::Disconnected);
+                self.finish_disconnect(now, key, 0);
+            }
+            (State::Disconnecting, Frame::Disconnected | Frame::Reject(_)) => {
+                self.finish_disconnect(now, key, 0);
+            }
+            _ => self.broken(now, key, -errno::PROTO),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Event channels.
+
+use std::collections::VecDeque;
+
+use crate::Cm;
+use crate::id::State;
+use crate::keys::{ChannelKey, IdKey};
+use crate::types::{CallError, Event, EventKind, Peer};
+
+/// An event channel. The events themselves are with their identifiers; here is only their order.
+#[derive(Debug, Default)]
+pub(crate) struct Channel {
+    order: VecDeque<(IdKey, u32)>,
+    /// How many events wait. Entries of `order` may be of identifiers that left.
+    waiting: usize,
+    /// Identifiers that use it.
+    pub(crate) users: usize,
+}
+
+/// Entries of identifiers that left are kept up to so many more than there are events.
+const SLACK: usize = 64;
+
+impl Cm {
+    /// Creates an event channel.
+    pub fn create_channel(&mut self) -> ChannelKey {
+        self.channels.insert(Channel::default())
+    }
+
+    /// Destroys an event channel.
+    ///
+    /// # Errors
+    ///
+    /// Identifiers use it, or there is none.
+    pub fn destroy_channel(&mut self, key: ChannelKey) -> Result<(), CallError> {
+        let channel = self.channels.get(key).ok_or(CallError::NoSuchObject)?;
+        if channel.users > 0 {
+            return Err(CallError::Busy);
+        }
+        self.channels.remove(key);
+        Ok(())
+    }
+
+    /// How many events wait in a channel.
+    pub fn waiting(&self, channel: ChannelKey) -> usize {
+        self.channels.get(channel).map_or(0, |channel| channel.waiting)
+    }
+
+    /// A channel in which the number of events may have changed.
+    pub fn poll_touched(&mut self) -> Option<ChannelKey> {
+        self.touched.pop()
+    }
+
+    fn touch(&mut self, channel: ChannelKey) {
+        // A channel that is touched again and again is most often the last one.
+        if self.touched.last() != Some(&channel) {
+            self.touched.push(channel);
+        }
+    }
+
+    /// Takes the next event of a channel.
+    ///
+    /// # Errors
+    ///
+    /// There is no such channel.
+    pub fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, CallError> {
+        let channel = self.channels.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        while let Some((id_key, epoch)) = channel.order.pop_front() {
+            let Some(id) = self.ids.get_mut(id_key).filter(|id| id.epoch == epoch) else {
+                continue;
+            };
+            let Some(mut event) = id.events.pop_front() else { continue };
+            channel.waiting -= 1;
+            event.cookie = id.cookie;
+            self.touch(key);
+            self.note_taken(&mut event);
+            return Ok(Some(event));
+        }
+        Ok(None)
+    }
+
+    /// Counts an event that was taken where its acknowledgement will be waited for: a connect
+    /// request with its listener, one of a group with the group.
+    fn note_taken(&mut self, event: &mut Event) {
+        let Some(id) = self.ids.get_mut(event.id) else { return };
+        if event.kind == EventKind::MulticastJoin {
+            let group = id.groups.iter_mut().find(|group| group.cookie == event.multicast);
+            if let Some(group) = group {
+                group.reported = group.reported.wrapping_add(1);
+            }
+            return;
+        }
+        if event.kind != EventKind::ConnectRequest {
+            id.reported = id.reported.wrapping_add(1);
+            return;
+        }
+        let listener = id.listener.take();
+        let Some(listener) = listener.and_then(|key| self.ids.get_mut(key)) else { return };
+        listener.reported = listener.reported.wrapping_add(1);
+        event.listener = listener.cookie;
+        if let State::Listening(state) = &mut listener.state {
+            state.untaken.remove(&event.id);
+        }
+    }
+
+    /// Queues an event.
+    pub(crate) fn push(&mut self, event: Event) {
+        let key = event.id;
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(channel) = self.channels.get_mut(id.channel) else { return };
+        id.events.push_back(event);
+        channel.order.push_back((key, id.epoch));
+        channel.waiting += 1;
+        let channel = id.channel;
+        self.touch(channel);
+    }
+
+    /// Queues an event that says only what happened, and why.
+    pub(crate) fn tell(&mut self, id: IdKey, kind: EventKind, status: i32) {
+        self.tell_data(id, kind, status, Box::default(), Peer::default());
+    }
+
+    pub(crate) fn tell_data(
+        &mut self,
+        id: IdKey,
+        kind: EventKind,
+        status: i32,
+        private_data: Box<[u8]>,
+        peer: Peer,
+    ) {
+        let (cookie, listener, multicast) = (0, 0, 0);
+        self.push(Event { kind, status, id, cookie, listener, multicast, private_data, peer });
+    }
+
+    /// Takes `lost` events, which are no more, off the count of a channel.
+    pub(crate) fn forget_events(&mut self, key: ChannelKey, lost: usize) {
+        let Some(channel) = self.channels.get_mut(key) else { return };
+        channel.waiting -= lost;
+        if channel.waiting == 0 {
+            channel.order.clear();
+        } else if channel.order.len() > 2 * channel.waiting + SLACK {
+            let ids = &self.ids;
+            let lives = |&(id, epoch): &(_, u32)| ids.get(id).is_some_and(|id| id.epoch == epoch);
+            channel.order.retain(lives);
+        }
+        if lost > 0 {
+            self.touch(key);
+        }
+    }
+
+    /// Moves an identifier and its events to another channel. How many events of it were taken.
+    ///
+    /// # Errors
+    ///
+    /// There is no such identifier or channel.
+    pub fn migrate(&mut self, key: IdKey, to: ChannelKey) -> Result<u32, CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let channel = self.channels.get_mut(to).ok_or(CallError::NoSuchObject)?;
+        let (from, events) = (std::mem::replace(&mut id.channel, to), id.events.len());
+        id.epoch = id.epoch.wrapping_add(1);
+        channel.order.extend(std::iter::repeat_n((key, id.epoch), events));
+        channel.waiting += events;
+        channel.users += 1;
+        let reported = id.reported;
+        self.touch(to);
+        self.forget_events(from, events);
+        if let Some(channel) = self.channels.get_mut(from) {
+            channel.users -= 1;
+        }
+        Ok(reported)
+    }
+}

@@ -1,0 +1,72 @@
+//! Multicast groups, as far as connection management has a part in them: it says how to reach one.
+//! Membership itself is the affair of queue pairs (`ibv_attach_mcast`).
+
+use std::net::IpAddr;
+
+use crate::Cm;
+use crate::id::Group;
+use crate::keys::IdKey;
+use crate::lookup::UDP_QKEY;
+use crate::types::{CallError, Event, EventKind, Peer, gid_of};
+
+/// The queue pair number that stands for all of a group (IBA 9.6.1.2.1).
+const GROUP_QPN: u32 = 0x00ff_ffff;
+/// Groups of one identifier.
+const MAX_GROUPS: usize = 256;
+
+impl Cm {
+    /// Joins a group: an event tells how to reach it, and brings back `cookie`.
+    ///
+    /// # Errors
+    ///
+    /// The address is not one of a group, the identifier is not for datagrams, belongs to no
+    /// device, or has joined before.
+    pub fn join(&mut self, key: IdKey, address: IpAddr, cookie: u64) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        if !address.is_multicast() {
+            return Err(CallError::Invalid("the address of the group"));
+        }
+        if !id.is_datagram() || !id.has_device() {
+            return Err(CallError::WrongState);
+        }
+        let known = id.groups.iter().any(|group| group.address == address);
+        if known || id.groups.len() >= MAX_GROUPS {
+            return Err(CallError::Invalid("the address of the group"));
+        }
+        id.groups.push(Group { address, cookie, reported: 0 });
+        let path = Some(id.path_to(gid_of(address)));
+        let peer = Peer { qpn: GROUP_QPN, qkey: UDP_QKEY, path, ..Peer::default() };
+        let (kind, status, listener, private_data) =
+            (EventKind::MulticastJoin, 0, 0, Box::default());
+        let multicast = cookie;
+        self.push(Event {
+            kind,
+            status,
+            id: key,
+            cookie: 0,
+            listener,
+            multicast,
+            private_data,
+            peer,
+        });
+        Ok(())
+    }
+
+    /// Leaves a group. How many events of it were taken; one that was not vanishes.
+    ///
+    /// # Errors
+    ///
+    /// The identifier has not joined it.
+    pub fn leave(&mut self, key: IdKey, address: IpAddr) -> Result<u32, CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let at = id.groups.iter().position(|group| group.address == address);
+        let group = id.groups.remove(at.ok_or(CallError::NoSuchObject)?);
+        let before = id.events.len();
+        id.events.retain(|event| {
+            event.kind != EventKind::MulticastJoin || event.multicast != group.cookie
+        });
+        let (channel, lost) = (id.channel, before - id.events.len());
+        self.forget_events(channel, lost);
+        Ok(group.reported)
+    }
+}

@@ -1,0 +1,188 @@
+//! Identifiers and their states.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use quipu_wire::cm::Offer;
+
+use crate::keys::{ChannelKey, IdKey, StreamKey};
+use crate::types::{Event, Path, PortSpace, qp_type};
+
+/// Where an identifier stands.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Created, perhaps bound.
+    Idle,
+    /// `rdma_resolve_addr` succeeded.
+    AddressResolved,
+    /// `rdma_resolve_route` succeeded.
+    RouteResolved,
+    /// Takes requests.
+    Listening(Listener),
+    /// Has sent its request, or is about to.
+    Connecting,
+    /// Has got its reply, and has not said that the connection stands.
+    Responded,
+    /// A request that was not answered.
+    Requested,
+    /// Has accepted, and waits for the peer to say that the connection stands.
+    Accepted,
+    /// The connection stands.
+    Established,
+    /// Has asked the peer to end it.
+    Disconnecting,
+    /// The peer has ended it, and this program has not.
+    Disconnected,
+    /// Both have.
+    TimeWait,
+    /// Asks where datagrams go.
+    LookingUp(Search),
+    /// A look-up that was not answered.
+    Asked(Question),
+    /// Nothing happens any more, but that it is destroyed.
+    Over,
+}
+
+/// What a listener knows.
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    pub(crate) backlog: usize,
+    /// Requests that the program has not taken.
+    pub(crate) untaken: BTreeSet<IdKey>,
+    /// Look-ups that wait or were answered lately: a repeated one gets the same answer.
+    pub(crate) lookups: HashMap<(SocketAddr, u32), Lookup>,
+    /// Those that were answered, oldest first.
+    pub(crate) answered: VecDeque<(SocketAddr, u32)>,
+}
+
+/// What became of a look-up.
+#[derive(Debug)]
+pub(crate) enum Lookup {
+    /// The program has not answered.
+    Pending,
+    /// It has.
+    Answered(Vec<u8>),
+}
+
+/// A look-up under way.
+#[derive(Debug)]
+pub(crate) struct Search {
+    pub(crate) number: u32,
+    pub(crate) request: Vec<u8>,
+    pub(crate) sent: u32,
+}
+
+/// A look-up of a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    pub(crate) listener: IdKey,
+    pub(crate) number: u32,
+}
+
+/// A multicast group.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) address: std::net::IpAddr,
+    pub(crate) cookie: u64,
+    pub(crate) reported: u32,
+}
+
+/// Settings of `rdma_set_option(3)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `RDMA_OPTION_ID_TOS`.
+    pub tos: Option<u8>,
+    /// `RDMA_OPTION_ID_REUSEADDR`.
+    pub reuse: bool,
+    /// `RDMA_OPTION_ID_AFONLY`; `None`: the system's default.
+    pub v6_only: Option<bool>,
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`: 4.096 us << code.
+    pub ack_timeout: Option<u8>,
+}
+
+/// Time-out code of paths: 4.096 us << 18 is about a second.
+const ACK_TIMEOUT: u8 = 18;
+
+/// An identifier.
+#[derive(Debug)]
+pub(crate) struct Id {
+    pub(crate) channel: ChannelKey,
+    pub(crate) space: PortSpace,
+    pub(crate) qp_type: u8,
+    pub(crate) cookie: u64,
+    pub(crate) src: Option<SocketAddr>,
+    pub(crate) dst: Option<SocketAddr>,
+    pub(crate) options: Options,
+    pub(crate) state: State,
+    /// Of a connect request that was not taken: who listens.
+    pub(crate) listener: Option<IdKey>,
+    pub(crate) stream: Option<StreamKey>,
+    /// Whether the peer asked for the connection.
+    pub(crate) asked: bool,
+    /// What this side said of itself, once it has.
+    pub(crate) own: Option<Offer>,
+    /// What the peer did.
+    pub(crate) peer: Option<Offer>,
+    /// The first PSN of this side, once it was drawn.
+    pub(crate) psn: Option<u32>,
+    pub(crate) deadline: Option<u64>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) events: VecDeque<Event>,
+    /// Changes when the identifier moves to another channel.
+    pub(crate) epoch: u32,
+    /// Events that were taken, but for those of groups.
+    pub(crate) reported: u32,
+}
+
+impl Id {
+    pub(crate) fn new(channel: ChannelKey, space: PortSpace, qp_type: u8, cookie: u64) -> Self {
+        Self {
+            channel,
+            space,
+            qp_type,
+            cookie,
+            src: None,
+            dst: None,
+            options: Options::default(),
+            state: State::Idle,
+            listener: None,
+            stream: None,
+            asked: false,
+            own: None,
+            peer: None,
+            psn: None,
+            deadline: None,
+            groups: Vec::new(),
+            events: VecDeque::new(),
+            epoch: 0,
+            reported: 0,
+        }
+    }
+
+    /// Whether it is for datagrams, not for connections.
+    pub(crate) fn is_datagram(&self) -> bool {
+        match self.space {
+            PortSpace::Udp | PortSpace::IpOib => true,
+            PortSpace::Ib => self.qp_type == qp_type::UD,
+            PortSpace::Tcp => false,
+        }
+    }
+
+    /// Whether it is bound to an address of its own, and so belongs to a device.
+    pub(crate) fn has_device(&self) -> bool {
+        self.src.is_some_and(|src| !src.ip().is_unspecified())
+    }
+
+    pub(crate) fn traffic_class(&self) -> u8 {
+        let asked = self.peer.filter(|_| self.options.tos.is_none());
+        asked.map_or(self.options.tos.unwrap_or(0), |peer| peer.traffic_class)
+    }
+
+    pub(crate) fn ack_timeout(&self) -> u8 {
+        self.options.ack_timeout.map_or(ACK_TIMEOUT, |code| code.min(31))
+    }
+
+    pub(crate) fn path_to(&self, dgid: [u8; 16]) -> Path {
+        Path { dgid, traffic_class: self.traffic_class() }
+    }
+}

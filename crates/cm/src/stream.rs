@@ -1,0 +1,158 @@
+//! One TCP stream: MPA start-up, then frames.
+
+use std::net::SocketAddr;
+
+use quipu_iwarp::setup::{Outcome, Request};
+use quipu_iwarp::{Initiator, Params, Responder, SetupError};
+use quipu_wire::WireError;
+use quipu_wire::cm::Frame;
+
+use crate::keys::IdKey;
+
+/// The MPA parameters of both ends: no FPDU will follow, so nothing needs to be negotiated.
+pub(crate) const MPA: Params = Params { revision: 1, crc: true, enhanced: None };
+
+/// Longer than any start-up frame.
+const OUT_LEN: usize = 600;
+
+/// Whose stream it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner {
+    /// Not known yet: its request has not come in full.
+    Nobody {
+        /// Who listens.
+        listener: IdKey,
+        /// Where it is among the others of that kind.
+        number: u64,
+        /// When it is closed.
+        deadline: u64,
+    },
+    /// An identifier.
+    Id(IdKey),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Initiator(Initiator),
+    Responder(Responder),
+    Frames,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) owner: Owner,
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    phase: Phase,
+    /// A frame that is not whole.
+    partial: Vec<u8>,
+}
+
+/// What has come in a stream.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Request(Request),
+    Outcome(Outcome),
+    Frame(Frame),
+}
+
+/// The peer does not speak the protocol.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+impl From<SetupError> for Broken {
+    fn from(_: SetupError) -> Self {
+        Broken
+    }
+}
+
+impl From<WireError> for Broken {
+    fn from(_: WireError) -> Self {
+        Broken
+    }
+}
+
+fn drain(mut poll: impl FnMut(&mut [u8]) -> usize) -> Vec<u8> {
+    let mut out = vec![0; OUT_LEN];
+    let len = poll(&mut out);
+    out.truncate(len);
+    out
+}
+
+impl Stream {
+    /// A stream that this side opens, and what to send first.
+    pub(crate) fn initiator(
+        id: IdKey,
+        local: SocketAddr,
+        peer: SocketAddr,
+        request: &[u8],
+    ) -> Result<(Self, Vec<u8>), SetupError> {
+        let mut initiator = Initiator::new(MPA, request)?;
+        let first = drain(|out| initiator.poll_transmit(out));
+        let (owner, phase) = (Owner::Id(id), Phase::Initiator(initiator));
+        Ok((Self { owner, local, peer, phase, partial: Vec::new() }, first))
+    }
+
+    /// A stream that the peer has opened.
+    pub(crate) fn responder(owner: Owner, local: SocketAddr, peer: SocketAddr) -> Self {
+        let phase = Phase::Responder(Responder::new());
+        Self { owner, local, peer, phase, partial: Vec::new() }
+    }
+
+    /// Takes from the front of `bytes` what belongs to the next message; that message, if it is
+    /// whole.
+    pub(crate) fn next(&mut self, bytes: &mut &[u8]) -> Result<Option<Incoming>, Broken> {
+        match &mut self.phase {
+            Phase::Initiator(initiator) => {
+                let (used, outcome) = initiator.handle(bytes)?;
+                *bytes = &bytes[used..];
+                if outcome.is_some() {
+                    self.phase = Phase::Frames;
+                }
+                Ok(outcome.map(Incoming::Outcome))
+            }
+            Phase::Responder(responder) => {
+                let (used, request) = responder.handle(bytes)?;
+                *bytes = &bytes[used..];
+                Ok(request.map(Incoming::Request))
+            }
+            Phase::Frames => self.next_frame(bytes),
+        }
+    }
+
+    fn next_frame(&mut self, bytes: &mut &[u8]) -> Result<Option<Incoming>, Broken> {
+        // Frames are tiny: most often one comes alone, and is whole.
+        if self.partial.is_empty()
+            && let Some((frame, len)) = Frame::parse(bytes)?
+        {
+            *bytes = &bytes[len..];
+            return Ok(Some(Incoming::Frame(frame)));
+        }
+        while let Some((&byte, rest)) = bytes.split_first() {
+            self.partial.push(byte);
+            *bytes = rest;
+            if let Some((frame, _)) = Frame::parse(&self.partial)? {
+                self.partial.clear();
+                return Ok(Some(Incoming::Frame(frame)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The reply that accepts the peer's request.
+    pub(crate) fn accept(&mut self, reply: &[u8]) -> Result<Vec<u8>, Broken> {
+        let Phase::Responder(responder) = &mut self.phase else { return Err(Broken) };
+        responder.accept(MPA, reply)?;
+        let bytes = drain(|out| responder.poll_transmit(out));
+        self.phase = Phase::Frames;
+        Ok(bytes)
+    }
+
+    /// The reply that refuses the peer's request.
+    pub(crate) fn reject(&mut self, reply: &[u8]) -> Result<Vec<u8>, Broken> {
+        let Phase::Responder(responder) = &mut self.phase else { return Err(Broken) };
+        responder.reject(reply)?;
+        Ok(drain(|out| responder.poll_transmit(out)))
+    }
+}

@@ -1,0 +1,265 @@
+//! What goes in and comes out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use thiserror::Error;
+
+use crate::keys::{IdKey, StreamKey};
+
+/// Sizes, times and the identity of an engine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the queue pairs of this engine are.
+    pub gid: [u8; 16],
+    /// Path MTU code as in verbs, 1 (256 B) to 5 (4096 B).
+    pub path_mtu: u8,
+    /// For PSNs and the numbers of look-ups, which strangers must not guess.
+    pub seed: [u8; 32],
+    /// Streams of one listener that have not sent their whole request.
+    pub half_open: usize,
+    /// And those among them from one address (IPv6: from one network of 64 bits).
+    pub half_open_per_address: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            gid: [0; 16],
+            path_mtu: 5,
+            seed: [0; 32],
+            half_open: 2048,
+            half_open_per_address: 512,
+        }
+    }
+}
+
+/// `enum rdma_port_space`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortSpace {
+    /// `RDMA_PS_IPOIB`: datagrams.
+    IpOib,
+    /// `RDMA_PS_TCP`: connections.
+    Tcp,
+    /// `RDMA_PS_UDP`: datagrams.
+    Udp,
+    /// `RDMA_PS_IB`: either, as the type of the queue pair says.
+    Ib,
+}
+
+impl PortSpace {
+    /// From `RDMA_PS_*`.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            0x0002 => Self::IpOib,
+            0x0106 => Self::Tcp,
+            0x0111 => Self::Udp,
+            0x013f => Self::Ib,
+            _ => return None,
+        })
+    }
+
+    /// As `RDMA_PS_*`.
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::IpOib => 0x0002,
+            Self::Tcp => 0x0106,
+            Self::Udp => 0x0111,
+            Self::Ib => 0x013f,
+        }
+    }
+}
+
+/// `IBV_QPT_*` as far as they matter here.
+pub(crate) mod qp_type {
+    pub(crate) const UD: u8 = 4;
+}
+
+/// `enum rdma_cm_event_type`, with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum EventKind {
+    /// An address is resolved.
+    AddrResolved = 0,
+    /// It is not.
+    AddrError = 1,
+    /// A route is resolved.
+    RouteResolved = 2,
+    /// A peer wants to connect: the identifier of the event is new.
+    ConnectRequest = 4,
+    /// The peer has accepted.
+    ConnectResponse = 5,
+    /// Connecting failed for a reason of the connection.
+    ConnectError = 6,
+    /// The peer cannot be reached, or does not answer.
+    Unreachable = 7,
+    /// The peer, or nobody at its port, refuses.
+    Rejected = 8,
+    /// The connection stands.
+    Established = 9,
+    /// It has ended.
+    Disconnected = 10,
+    /// A group is joined.
+    MulticastJoin = 12,
+    /// Nothing of an ended connection is under way any more.
+    TimewaitExit = 15,
+}
+
+/// What a peer says of its side, or how to reach it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Reads and atomics that this side is to answer at a time.
+    pub responder_resources: u8,
+    /// Reads and atomics that this side may have outstanding.
+    pub initiator_depth: u8,
+    /// End-to-end flow control.
+    pub flow_control: bool,
+    /// In requests: how often this side repeats a request.
+    pub retry_count: u8,
+    /// How often this side repeats a request that met no receive.
+    pub rnr_retry_count: u8,
+    /// The peer uses a shared receive queue.
+    pub srq: bool,
+    /// The peer's queue pair; of a group: 0xffffff.
+    pub qpn: u32,
+    /// Datagrams and groups: the Q_Key to use.
+    pub qkey: u32,
+    /// Datagrams and groups: where to send.
+    pub path: Option<Path>,
+}
+
+/// A way to a peer, for an address handle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// Where the peer is.
+    pub dgid: [u8; 16],
+    /// Traffic class; its upper three bits are the service level.
+    pub traffic_class: u8,
+}
+
+/// An event, as `rdma_get_cm_event(3)` describes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// 0, a negative errno, or the peer's reason.
+    pub status: i32,
+    /// To whom.
+    pub id: IdKey,
+    /// Its cookie.
+    pub cookie: u64,
+    /// Of a connect request: the cookie of the listener.
+    pub listener: u64,
+    /// Of a group: its cookie.
+    pub multicast: u64,
+    /// Padded with zeros to the full size, as InfiniBand has it.
+    pub private_data: Box<[u8]>,
+    /// About the peer, in requests, responses, established datagrams and groups.
+    pub peer: Peer,
+}
+
+/// What a program gives to connect and to accept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Param {
+    /// For the peer's program.
+    pub private_data: Vec<u8>,
+    /// Reads and atomics that this side answers at a time.
+    pub responder_resources: u8,
+    /// Reads and atomics that this side has outstanding at most.
+    pub initiator_depth: u8,
+    /// End-to-end flow control.
+    pub flow_control: bool,
+    /// How often the peer shall repeat a request. Above 7 counts as 7.
+    pub retry_count: u8,
+    /// How often the peer shall repeat a request that met no receive. Above 7 counts as 7.
+    pub rnr_retry_count: u8,
+    /// The queue pair receives from a shared receive queue.
+    pub srq: bool,
+    /// The queue pair, 24 bits; programs may say any number.
+    pub qpn: u32,
+    /// Datagrams: the Q_Key of the queue pair; 0: the usual one.
+    pub qkey: u32,
+    /// `IBV_QPT_*`; 0: that of the identifier.
+    pub qp_type: u8,
+}
+
+/// Why a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CallError {
+    /// There is no such identifier, channel or group.
+    #[error("no such identifier, channel or group")]
+    NoSuchObject,
+    /// The state of the identifier does not allow it.
+    #[error("not allowed in this state")]
+    WrongState,
+    /// A value is not valid.
+    #[error("{0} is not valid")]
+    Invalid(&'static str),
+    /// Identifiers use the channel.
+    #[error("in use")]
+    Busy,
+    /// It is connected already.
+    #[error("connected already")]
+    Connected,
+}
+
+/// How a stream was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Nobody listens there.
+    Refused,
+    /// The peer closed it, or its process ended.
+    Closed,
+    /// The peer does not answer.
+    TimedOut,
+    /// An error of the system, as errno.
+    Failed(i32),
+}
+
+/// What the world is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Open a TCP connection from the socket of `id` and send `first` once it stands.
+    Connect {
+        /// Its name from now on.
+        stream: StreamKey,
+        /// Who connects.
+        id: IdKey,
+        /// To where.
+        to: SocketAddr,
+        /// What to send first.
+        first: Vec<u8>,
+    },
+    /// Send bytes behind all that were given before.
+    Send {
+        /// On this stream.
+        stream: StreamKey,
+        /// At most a few hundred.
+        bytes: Vec<u8>,
+    },
+    /// Send what was given, and close.
+    Close {
+        /// This stream, whose name means nothing afterwards.
+        stream: StreamKey,
+        /// By a reset, which leaves nothing behind in the system: the peer has, or needs, nothing.
+        reset: bool,
+    },
+    /// Send a datagram from the socket of an identifier.
+    Datagram {
+        /// This one; if it is gone, from any socket bound to `from`.
+        via: IdKey,
+        /// The source address, if the socket is bound to a wildcard.
+        from: Option<SocketAddr>,
+        /// To where.
+        to: SocketAddr,
+        /// One datagram.
+        bytes: Vec<u8>,
+    },
+}
+
+/// The GID of an address: IPv4 is mapped into IPv6.
+pub fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}

@@ -1,0 +1,123 @@
+//! Addresses of identifiers: which are of this host, and from which one a peer is reached.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use quipu_cm::IdKey;
+
+use super::{Manager, put, udp};
+use crate::cm::socket::Socket;
+use crate::error::EngineError;
+use crate::sys;
+
+/// An address as the peer would give it: IPv4 that came through a socket of both families is IPv4.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(ip) => SocketAddr::new(ip.into(), v6.port()),
+            None => address,
+        },
+        SocketAddr::V4(_) => address,
+    }
+}
+
+/// An address in the form that a socket bound to `local` takes.
+pub(super) fn for_socket(address: SocketAddr, local: SocketAddr) -> SocketAddr {
+    match (address, local) {
+        (SocketAddr::V4(v4), SocketAddr::V6(_)) => {
+            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+        }
+        _ => address,
+    }
+}
+
+/// The wildcard stands for this host.
+fn to_loopback(mut dst: SocketAddr) -> SocketAddr {
+    match dst.ip() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => dst.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => dst.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    dst
+}
+
+/// The own address from which the system reaches `dst`; port 0.
+fn source_for(dst: SocketAddr) -> io::Result<SocketAddr> {
+    let probe = udp::socket(dst.ip())?;
+    // A datagram socket only looks up the route. Any port will do.
+    let mut to = dst;
+    to.set_port(dst.port().max(1));
+    sys::connect(&probe, to)?;
+    let mut src = sys::local_address(&probe)?;
+    src.set_port(0);
+    Ok(src)
+}
+
+impl Manager {
+    /// Binds an identifier to an address and port.
+    ///
+    /// # Errors
+    ///
+    /// It is bound already; the address is not of this host, or the port is taken.
+    pub(crate) fn bind_addr(&mut self, key: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
+        self.cm.check_unbound(key)?;
+        let (_, datagram) = self.cm.kind(key)?;
+        let options = *self.cm.options(key)?;
+        let socket = Socket::bind(addr, datagram, options).map_err(EngineError::Address)?;
+        self.cm.bind(key, socket.local)?;
+        put(&mut self.sockets, key.index(), socket);
+        Ok(())
+    }
+
+    /// Finds out how `dst` is reached, and binds to `src` or to an address that reaches it. An event
+    /// says what came of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not the time for that, or `src` cannot be bound to.
+    pub(crate) fn resolve_addr(
+        &mut self,
+        key: IdKey,
+        src: Option<SocketAddr>,
+        dst: SocketAddr,
+    ) -> Result<(), EngineError> {
+        self.cm.check_resolvable(key)?;
+        let dst = to_loopback(dst);
+        if let Some(src) = src
+            && self.cm.bound(key)?.is_none()
+        {
+            self.bind_addr(key, src)?;
+        }
+        let found = match self.cm.bound(key)? {
+            Some(src) if src.is_ipv4() != dst.is_ipv4() && !src.ip().is_unspecified() => {
+                Err(io::Error::from_raw_os_error(libc::EINVAL))
+            }
+            Some(src) if !src.ip().is_unspecified() => Ok(src),
+            Some(wildcard) => self.source(dst).map(|mut src| {
+                src.set_port(wildcard.port());
+                src
+            }),
+            None => self.source(dst).and_then(|src| self.bind_source(key, src)),
+        };
+        let found = found.map_err(|error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH));
+        Ok(self.cm.resolved(key, dst, found)?)
+    }
+
+    /// As [`source_for`]. A group that no route leads to is reached from the device's address.
+    fn source(&self, dst: SocketAddr) -> io::Result<SocketAddr> {
+        match source_for(dst) {
+            Err(_) if dst.ip().is_multicast() && self.own.is_ipv4() == dst.is_ipv4() => {
+                Ok(self.own)
+            }
+            source => source,
+        }
+    }
+
+    fn bind_source(&mut self, key: IdKey, src: SocketAddr) -> io::Result<SocketAddr> {
+        match self.bind_addr(key, src) {
+            Ok(()) => Ok(self.cm.bound(key).ok().flatten().unwrap_or(src)),
+            Err(EngineError::Address(error)) => Err(error),
+            Err(_) => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! One TCP stream of connection management: a few hundred bytes in its whole life.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use libc::c_int;
+use quipu_cm::{Loss, StreamKey};
+
+use crate::sys;
+
+const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
+const WRITE: c_int = libc::EPOLLOUT;
+
+/// Silence after which a peer is asked for a sign of life, and between askings; and how many in vain
+/// mean that it is gone.
+const KEEP_ALIVE_SECONDS: c_int = 15;
+const KEEP_ALIVE_COUNT: c_int = 4;
+
+/// A stream.
+pub(super) struct Stream {
+    pub(super) key: StreamKey,
+    pub(super) fd: OwnedFd,
+    /// The connection is being made.
+    pub(super) connecting: bool,
+    /// What epoll reports for it.
+    pub(super) interest: c_int,
+    /// What the socket did not take.
+    unsent: Vec<u8>,
+}
+
+/// Sets a socket up before it connects or listens; what is accepted inherits it.
+pub(super) fn tune(fd: &OwnedFd, tos: Option<(SocketAddr, u8)>) -> io::Result<()> {
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)?;
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)?;
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEP_ALIVE_COUNT)?;
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    match tos {
+        Some((SocketAddr::V4(_), tos)) => {
+            sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, tos.into())
+        }
+        Some((SocketAddr::V6(_), tos)) => {
+            sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos.into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// What an error of a connection means.
+pub(super) fn loss(error: &io::Error) -> Loss {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => Loss::Refused,
+        Some(libc::ETIMEDOUT) => Loss::TimedOut,
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) | None => Loss::Closed,
+        Some(errno) => Loss::Failed(errno),
+    }
+}
+
+impl Stream {
+    /// Starts a connection, and sends `first` at once if it stands.
+    pub(super) fn connect(
+        key: StreamKey,
+        fd: OwnedFd,
+        to: SocketAddr,
+        first: Vec<u8>,
+    ) -> io::Result<Self> {
+        let connecting = !sys::connect(&fd, to)?;
+        let mut stream = Self { key, fd, connecting, interest: 0, unsent: first };
+        // On one host it stands by now, whatever `connect` says.
+        match sys::send(&stream.fd, &stream.unsent) {
+            Ok(sent) => {
+                stream.connecting = false;
+                stream.unsent.drain(..sent);
+            }
+            Err(error) if sys::would_block(&error) => {}
+            // A refusal, for one.
+            Err(error) => return Err(error),
+        }
+        Ok(stream)
+    }
+
+    /// A stream that a peer has opened.
+    pub(super) fn accepted(key: StreamKey, fd: OwnedFd) -> Self {
+        Self { key, fd, connecting: false, interest: READ, unsent: Vec::new() }
+    }
+
+    /// The connection stands, or not.
+    pub(super) fn finish_connect(&mut self) -> io::Result<()> {
+        sys::socket_error(&self.fd)?;
+        self.connecting = false;
+        self.flush()
+    }
+
+    /// What epoll should report.
+    pub(super) fn wanted(&self) -> c_int {
+        match (self.connecting, self.unsent.is_empty()) {
+            (true, _) => WRITE,
+            (false, true) => READ,
+            (false, false) => READ | WRITE,
+        }
+    }
+
+    /// Sends bytes behind those that were not sent yet.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.unsent.extend_from_slice(bytes);
+        if self.connecting { Ok(()) } else { self.flush() }
+    }
+
+    /// Sends what was not sent yet, as far as the socket takes it.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match sys::send(&self.fd, &self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if sys::would_block(&error) => break,
+                Err(error) => {
+                    self.unsent.clear();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes it: by a reset, or in the usual way.
+    pub(super) fn close(self, reset: bool) {
+        if reset {
+            // SO_LINGER with a time of 0.
+            let linger = [1_i32.to_ne_bytes(), 0_i32.to_ne_bytes()].concat();
+            let _ = sys::set_option_bytes(&self.fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Connection management: one method per call of `rdma_cm`, each under the lock for a moment.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+use quipu_cm::{CallError, ChannelKey, Cm, Event, IdKey, Param, PortSpace, QpParams, Route};
+use quipu_nic::Gid;
+
+use super::core::{Core, HelperMode};
+use super::helper::Helper;
+use super::wait::is_non_blocking;
+use super::{Engine, socket_address};
+use crate::cm::Manager;
+use crate::error::EngineError;
+use crate::sys;
+
+impl Core {
+    /// The connection management, if a program has begun to use it.
+    fn manager(&mut self) -> Result<&mut Manager, EngineError> {
+        self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
+    }
+}
+
+impl Engine {
+    /// Runs a call, and what follows from it.
+    fn manage<T>(
+        &self,
+        call: impl FnOnce(&mut Manager, u64) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let mut core = self.enter()?;
+        let now = core.now().0;
+        let manager = core.manager()?;
+        let outcome = call(manager, now);
+        manager.settle(now);
+        // There may be an earlier deadline than whoever waits knows of.
+        core.call_waiter();
+        outcome
+    }
+
+    fn manage_cm<T>(
+        &self,
+        call: impl FnOnce(&mut Cm, u64) -> Result<T, CallError>,
+    ) -> Result<T, EngineError> {
+        self.manage(|manager, now| Ok(call(&mut manager.cm, now)?))
+    }
+
+    /// Creates an event channel; also its descriptor, which is readable while events are queued.
+    /// The first one starts the helper thread.
+    ///
+    /// # Errors
+    ///
+    /// No descriptor is left, or no thread.
+    pub fn cm_create_channel(&self) -> Result<(ChannelKey, RawFd), EngineError> {
+        if !self.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        Helper::start(&self.inner)?;
+        let mut core = self.enter()?;
+        if core.cm.is_none() {
+            let address = &self.inner.address;
+            let mut seed = [0; 32];
+            sys::random(&mut seed).map_err(|e| EngineError::system("random numbers", e))?;
+            let gid = Gid::from(address.ip).0;
+            let path_mtu = address.active_mtu();
+            let config = quipu_cm::Config { gid, path_mtu, seed, ..quipu_cm::Config::default() };
+            let epoll = std::sync::Arc::clone(&self.inner.epoll);
+            let manager = Manager::new(config, socket_address(address), epoll)
+                .map_err(|e| EngineError::system("a descriptor in reserve", e))?;
+            core.cm = Some(Box::new(manager));
+        }
+        core.manager()?.create_channel()
+    }
+
+    /// Destroys an event channel and closes its descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Identifiers use it, or there is none.
+    pub fn cm_destroy_channel(&self, channel: ChannelKey) -> Result<(), EngineError> {
+        self.manage(|manager, _| manager.destroy_channel(channel))
+    }
+
+    /// Takes the next event of a channel, and waits for one unless the program has made the
+    /// channel's descriptor non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel.
+    pub fn cm_get_event(&self, channel: ChannelKey) -> Result<Event, EngineError> {
+        let mut first = true;
+        loop {
+            let mut core = self.enter()?;
+            if let Some(event) = core.manager()?.take_event(channel)? {
+                return Ok(event);
+            }
+            let any = core.run();
+            if let Some(event) = core.manager()?.take_event(channel)? {
+                return Ok(event);
+            }
+            let fd = core.manager()?.channel_fd(channel)?;
+            if std::mem::take(&mut first) && is_non_blocking(fd) {
+                // The program will wait for the descriptor itself: others must make the progress.
+                let call = core.helper == HelperMode::Dozing;
+                drop(core);
+                if call {
+                    self.inner.helper.call();
+                }
+                return Err(EngineError::WouldBlock);
+            }
+            if core.driver {
+                drop(core);
+                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
+                    return Err(EngineError::Interrupted);
+                }
+                continue;
+            }
+            if any {
+                continue;
+            }
+            let attend = |core: &mut Core| {
+                if let Ok(manager) = core.manager() {
+                    manager.attend(Some(channel));
+                }
+            };
+            let leave = |core: &mut Core| {
+                let manager = core.manager()?;
+                let event = manager.take_event(channel);
+                manager.attend(None);
+                event
+            };
+            if let Some(event) = self.drive(core, attend, leave)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Creates an identifier. `qp_type` is `IBV_QPT_*`; `cookie` comes back in its events.
+    ///
+    /// # Errors
+    ///
+    /// No such channel.
+    pub fn cm_create_id(
+        &self,
+        channel: ChannelKey,
+        space: PortSpace,
+        qp_type: u8,
+        cookie: u64,
+    ) -> Result<IdKey, EngineError> {
+        self.manage_cm(|cm, _| cm.create_id(channel, space, qp_type, cookie))
+    }
+
+    /// Destroys an identifier in any state; its peer, if connected, is told. How many events of it
+    /// were taken.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier.
+    pub fn cm_destroy_id(&self, id: IdKey) -> Result<u32, EngineError> {
+        self.manage(|manager, now| manager.destroy_id(now, id))
+    }
+
+    /// Names an identifier in events to come.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier.
+    pub fn cm_set_cookie(&self, id: IdKey, cookie: u64) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.set_cookie(id, cookie))
+    }
+
+    /// Moves an identifier and its events to another channel. How many events of it were taken.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier or channel.
+    pub fn cm_migrate_id(&self, id: IdKey, channel: ChannelKey) -> Result<u32, EngineError> {
+        self.manage_cm(|cm, _| cm.migrate(id, channel))
+    }
+
+    /// Binds an identifier to an address and port.
+    ///
+    /// # Errors
+    ///
+    /// It is bound already; the address is not of this host, or the port is taken.
+    pub fn cm_bind_addr(&self, id: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
+        self.manage(|manager, _| manager.bind_addr(id, addr))
+    }
+
+    /// Finds the way to `dst`. An event tells what came of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not the time for that, or `src` cannot be bound to.
+    pub fn cm_resolve_addr(
+        &self,
+        id: IdKey,
+        src: Option<SocketAddr>,
+        dst: SocketAddr,
+    ) -> Result<(), EngineError> {
+        self.manage(|manager, _| manager.resolve_addr(id, src, dst))
+    }
+
+    /// Finds the route. An event tells.
+    ///
+    /// # Errors
+    ///
+    /// The address is not resolved.
+    pub fn cm_resolve_route(&self, id: IdKey) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.resolve_route(id))
+    }
+
+    /// Takes requests from now on.
+    ///
+    /// # Errors
+    ///
+    /// The identifier is in use, or somebody else listens on its port.
+    pub fn cm_listen(&self, id: IdKey, backlog: i32) -> Result<(), EngineError> {
+        self.manage(|manager, _| manager.listen(id, backlog))
+    }
+
+    /// Asks the peer for a connection. An event tells what came of it.
+    ///
+    /// # Errors
+    ///
+    /// The route is not resolved, or there is too much private data.
+    pub fn cm_connect(&self, id: IdKey, param: &Param) -> Result<(), EngineError> {
+        self.manage_cm(|cm, now| cm.connect(now, id, param))
+    }
+
+    /// Accepts a request, or (without `param`) says that the connection stands.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to accept, or too much private data.
+    pub fn cm_accept(&self, id: IdKey, param: Option<&Param>) -> Result<(), EngineError> {
+        self.manage_cm(|cm, now| cm.accept(now, id, param))
+    }
+
+    /// Refuses a request.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing to refuse, or too much private data.
+    pub fn cm_reject(&self, id: IdKey, private_data: &[u8]) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.reject(id, private_data))
+    }
+
+    /// Ends a connection, or agrees to its end.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn cm_disconnect(&self, id: IdKey) -> Result<(), EngineError> {
+        self.manage_cm(|cm, now| cm.disconnect(now, id))
+    }
+
+    /// Takes it that the connection stands.
+    ///
+    /// # Errors
+    ///
+    /// There is none that is about to, or it stands already.
+    pub fn cm_establish(&self, id: IdKey) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.establish(id))
+    }
+
+    /// Changes the settings of an identifier.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier.
+    pub fn cm_set_option(
+        &self,
+        id: IdKey,
+        set: impl FnOnce(&mut quipu_cm::Options),
+    ) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.options(id).map(set))
+    }
+
+    /// What is known of the addresses of an identifier.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier.
+    pub fn cm_route(&self, id: IdKey) -> Result<Route, EngineError> {
+        self.manage_cm(|cm, _| cm.route(id))
+    }
+
+    /// What a queue pair needs to be initialised.
+    ///
+    /// # Errors
+    ///
+    /// The identifier belongs to no device yet.
+    pub fn cm_init_params(&self, id: IdKey) -> Result<QpParams, EngineError> {
+        self.manage_cm(|cm, _| cm.init_params(id))
+    }
+
+    /// What a queue pair needs to be connected.
+    ///
+    /// # Errors
+    ///
+    /// The peer is not known.
+    pub fn cm_connect_params(&self, id: IdKey) -> Result<QpParams, EngineError> {
+        self.manage_cm(|cm, _| cm.connect_params(id))
+    }
+
+    /// Joins a multicast group. An event tells how to reach it.
+    ///
+    /// # Errors
+    ///
+    /// The address is not one of a group; the identifier is not for datagrams, has no device, or
+    /// has joined before.
+    pub fn cm_join(&self, id: IdKey, group: IpAddr, cookie: u64) -> Result<(), EngineError> {
+        self.manage_cm(|cm, _| cm.join(id, group, cookie))
+    }
+
+    /// Leaves a multicast group. How many events of it were taken.
+    ///
+    /// # Errors
+    ///
+    /// The identifier has not joined it.
+    pub fn cm_leave(&self, id: IdKey, group: IpAddr) -> Result<u32, EngineError> {
+        self.manage_cm(|cm, _| cm.leave(id, group))
+    }
+}
