@@ -46,5 +46,5 @@ pub use error::ProtocolError;
 pub use quipu_wire as wire;
 pub use receiver::{Mark, Receiver, Segment, SendKind};
 pub use sender::{DEFAULT_MAX_ULPDU, Message, Sender, Staged};
-pub use setup::{Extensions, Initiator, Negotiated, Params, Responder, SetupError};
+pub use setup::{Extensions, Initiator, Negotiated, Params, Responder, Rtr, SetupError};
 pub use terminate::{RemoteFault, Verdict};

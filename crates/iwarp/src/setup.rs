@@ -5,12 +5,16 @@
 //! responder holds all FPDUs back until the first FPDU of the initiator has come (RFC 5044 7.1.2);
 //! an initiator accepts FPDUs right behind the reply, which `handle` leaves unconsumed.
 
+use quipu_wire::Payload;
 use quipu_wire::WireError;
 use quipu_wire::hello::Features;
 use quipu_wire::mpa::{
     ENHANCED_LEN, Enhanced, FrameKind, MAX_FRAME_LEN, MAX_IRD_ORD, MAX_PRIVATE_DATA, StartFrame,
 };
+use quipu_wire::rdmap::UntaggedOp;
 use thiserror::Error;
+
+use crate::{DEFAULT_MAX_ULPDU, Sender, terminate};
 
 /// Longest private data that every kind of peer takes: Linux siw allows 256 bytes with the four of
 /// RFC 6581.
@@ -26,6 +30,23 @@ pub struct Params {
     pub crc: bool,
     /// Read depths and ready-to-receive flags, sent if the revision is 2. `None` negotiates none.
     pub enhanced: Option<Enhanced>,
+}
+
+impl Params {
+    /// What a plain iWARP adapter asks for: as [`Params::default`], with peer-to-peer mode, since
+    /// either end of a verbs program may send first, and every ready-to-receive message. `ird` and
+    /// `ord`: reads that we answer and that we want to have outstanding.
+    pub fn peer_to_peer(ird: u16, ord: u16) -> Self {
+        let enhanced = Enhanced {
+            ird,
+            ord,
+            peer_to_peer: true,
+            rtr_send: true,
+            rtr_write: true,
+            rtr_read: true,
+        };
+        Params { enhanced: Some(enhanced), ..Params::default() }
+    }
 }
 
 impl Default for Params {
@@ -68,7 +89,7 @@ pub struct Negotiated {
     pub crc: bool,
     /// The peer wants markers in what we send. We never ask for them.
     pub tx_markers: bool,
-    /// Revision of the connection, 1 or 2.
+    /// Revision of the connection, 1 or 2; 0 from peers of before RFC 5044.
     pub revision: u8,
     /// The peer's read depths and ready-to-receive flags, if the frames were enhanced.
     pub peer_enhanced: Option<Enhanced>,
@@ -79,6 +100,9 @@ pub struct Negotiated {
     /// Reads and atomics that we may have outstanding: our ORD, no more than the peer's IRD. `None`
     /// if neither end set a limit.
     pub ord: Option<u16>,
+    /// How the initiator opens the stream in peer-to-peer mode; `None`: as RFC 5044 has it, with
+    /// whatever its user sends first.
+    pub rtr: Option<Rtr>,
     /// The peer's private data, without the fields of RFC 6581.
     pub private_data: Vec<u8>,
 }
@@ -94,11 +118,12 @@ impl Negotiated {
             peer_ird: None,
             peer_ord: None,
             ord: None,
+            rtr: None,
             private_data: Vec::new(),
         }
     }
 
-    fn new(ours: &Params, revision: u8, peer: &StartFrame<'_>) -> Self {
+    fn new(ours: &Params, revision: u8, peer: &StartFrame<'_>, rtr: Option<Rtr>) -> Self {
         let depth = |value: u16| (value != MAX_IRD_ORD).then_some(value);
         let peer_ird = peer.enhanced.and_then(|enhanced| depth(enhanced.ird));
         let peer_ord = peer.enhanced.and_then(|enhanced| depth(enhanced.ord));
@@ -115,7 +140,47 @@ impl Negotiated {
             peer_ird,
             peer_ord,
             ord,
+            rtr,
             private_data: peer.private_data.to_vec(),
+        }
+    }
+}
+
+/// The ready-to-receive message of peer-to-peer mode: the first FPDU of the initiator, which lets the
+/// responder speak (RFC 6581 9.2). It has no payload, and no user of either end sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rtr {
+    /// A Send (flag B).
+    Send,
+    /// An RDMA Write (flag C).
+    Write,
+    /// An RDMA Read (flag D).
+    Read,
+}
+
+impl Rtr {
+    /// All, the best first: a Write needs no answer and no receive, a Read is answered, and a Send is
+    /// what many adapters do not offer (Linux siw among them).
+    const PREFERENCE: [Rtr; 3] = [Rtr::Write, Rtr::Read, Rtr::Send];
+
+    fn flag(self, enhanced: &mut Enhanced) -> &mut bool {
+        match self {
+            Rtr::Send => &mut enhanced.rtr_send,
+            Rtr::Write => &mut enhanced.rtr_write,
+            Rtr::Read => &mut enhanced.rtr_read,
+        }
+    }
+
+    /// What both ends offer, if both want peer-to-peer mode; `None` if one does not.
+    fn agree(ours: &Enhanced, theirs: &Enhanced) -> Result<Option<Rtr>, SetupError> {
+        if !ours.peer_to_peer || !theirs.peer_to_peer {
+            return Ok(None);
+        }
+        let (mut ours, mut theirs) = (*ours, *theirs);
+        let both = |rtr: &Rtr| *rtr.flag(&mut ours) && *rtr.flag(&mut theirs);
+        match Self::PREFERENCE.into_iter().find(both) {
+            Some(rtr) => Ok(Some(rtr)),
+            None => Err(SetupError::NoMatchingRtr),
         }
     }
 }
@@ -141,6 +206,10 @@ pub enum SetupError {
         /// What we offered.
         ird: u16,
     },
+    /// Peer-to-peer mode is wanted, but with no ready-to-receive message that both ends know (RFC 6581
+    /// 9.2); MPA error 7.
+    #[error("no ready-to-receive message that both ends know")]
+    NoMatchingRtr,
     /// The initiator sent more than its request before it had our reply (RFC 5044 7.1.2).
     #[error("initiator sent data before our reply")]
     EarlyData,
@@ -167,7 +236,7 @@ pub enum Outcome {
 /// A request as a responder sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Revision asked for, 1 or 2.
+    /// Revision asked for: 1 or 2, or 0, which is answered as 1 is.
     pub revision: u8,
     /// The initiator wants CRCs.
     pub crc: bool,
@@ -296,6 +365,22 @@ impl Initiator {
         Ok((used, Some(outcome)))
     }
 
+    /// What is to be sent before the connection is closed over `error`, which [`Initiator::handle`]
+    /// gave: a TERMINATE if the reply cannot be accepted (RFC 6581 8), else nothing.
+    pub fn last_words(&self, error: &SetupError) -> Vec<u8> {
+        let reply = StartFrame::parse(FrameKind::Reply, &self.inbox.bytes);
+        let (Ok(reply), Some(terminate)) = (reply, terminate::for_setup_error(error)) else {
+            return Vec::new();
+        };
+        let agreed = Negotiated::new(&self.params, reply.revision, &reply, None);
+        let mut sender = Sender::new(&agreed, DEFAULT_MAX_ULPDU);
+        let mut bytes = vec![0; sender.fpdu_bound(terminate.wire_len())];
+        let mut message = sender.begin_untagged(UntaggedOp::Terminate, 0);
+        let len = sender.whole(&mut message, &mut bytes, &terminate).unwrap_or(0);
+        bytes.truncate(len);
+        bytes
+    }
+
     fn conclude(&self, reply: &StartFrame<'_>) -> Result<Outcome, SetupError> {
         // A refusal may come from a responder that does not know our revision, so it is looked at
         // first.
@@ -305,16 +390,18 @@ impl Initiator {
         if reply.revision == 0 || reply.revision > self.params.revision {
             return Err(SetupError::Revision(reply.revision));
         }
+        let mut rtr = None;
         if let Some(ours) = self.params.enhanced {
             let Some(theirs) = reply.enhanced else {
                 return Err(SetupError::NotEnhanced);
             };
+            rtr = Rtr::agree(&ours, &theirs)?;
             if theirs.ord != MAX_IRD_ORD && ours.ird != MAX_IRD_ORD && theirs.ord > ours.ird {
                 let (peer_ord, ird) = (theirs.ord, ours.ird);
                 return Err(SetupError::InsufficientIrd { peer_ord, ird });
             }
         }
-        Ok(Outcome::Established(Negotiated::new(&self.params, reply.revision, reply)))
+        Ok(Outcome::Established(Negotiated::new(&self.params, reply.revision, reply, rtr)))
     }
 }
 
@@ -366,7 +453,7 @@ impl Responder {
             return Ok((used, None));
         }
         let frame = StartFrame::parse(FrameKind::Request, &self.inbox.bytes)?;
-        if !(1..=2).contains(&frame.revision) {
+        if frame.revision > 2 {
             return Err(SetupError::Revision(frame.revision));
         }
         self.state = State::Requested;
@@ -385,11 +472,12 @@ impl Responder {
     /// Accepts the request: prepares the reply and gives what holds from now on.
     ///
     /// The reply has the request's revision and is enhanced if the request was; the ORD it states
-    /// is no more than the initiator's IRD (RFC 6581 9.1).
+    /// is no more than the initiator's IRD (RFC 6581 9.1), and of the ready-to-receive messages it
+    /// names the one that the initiator is to send (9.2).
     ///
     /// # Errors
-    /// [`SetupError::PrivateDataTooLong`], [`SetupError::WrongState`]; the responder can be asked
-    /// again.
+    /// [`SetupError::PrivateDataTooLong`], [`SetupError::WrongState`], [`SetupError::NoMatchingRtr`];
+    /// the responder can be asked again.
     pub fn accept(
         &mut self,
         params: Params,
@@ -431,11 +519,20 @@ impl Responder {
         }
         check_private_data(private_data)?;
         let request = StartFrame::parse(FrameKind::Request, &self.inbox.bytes)?;
-        let enhanced = request.enhanced.map(|theirs| {
+        let (mut enhanced, mut rtr) = (None, None);
+        if let Some(theirs) = request.enhanced {
             let open = Enhanced { ird: MAX_IRD_ORD, ord: MAX_IRD_ORD, ..Enhanced::default() };
             let ours = params.enhanced.unwrap_or(open);
-            Enhanced { ord: ours.ord.min(theirs.ird), ..ours }
-        });
+            // A refusal agrees on nothing.
+            rtr = if reject { None } else { Rtr::agree(&ours, &theirs)? };
+            let (ird, ord) = (ours.ird, ours.ord.min(theirs.ird));
+            let mut reply = Enhanced { ird, ord, ..Enhanced::default() };
+            if let Some(rtr) = rtr {
+                reply.peer_to_peer = true;
+                *rtr.flag(&mut reply) = true;
+            }
+            enhanced = Some(reply);
+        }
         let params = Params { enhanced, ..params };
         let outbox = Outbox::new(&StartFrame {
             kind: FrameKind::Reply,
@@ -447,7 +544,7 @@ impl Responder {
             enhanced,
             private_data,
         });
-        Ok((Negotiated::new(&params, request.revision, &request), outbox))
+        Ok((Negotiated::new(&params, request.revision, &request, rtr), outbox))
     }
 }
 

@@ -123,6 +123,7 @@ pub fn for_setup_error(error: &SetupError) -> Option<Terminate> {
         SetupError::InsufficientIrd { .. } => {
             Some(Terminate::bare(Code::Mpa(Mpa::InsufficientIrd)))
         }
+        SetupError::NoMatchingRtr => Some(Terminate::bare(Code::Mpa(Mpa::NoMatchingRtr))),
         _ => None,
     }
 }

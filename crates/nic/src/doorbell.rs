@@ -8,6 +8,7 @@ use quipu_mem::Sge;
 
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
+use crate::plain;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
@@ -38,6 +39,9 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
         SendOp::Read { .. } if inline => Err(Fault::Invalid("a read cannot be inline")),
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if inline || length != 8 => {
             Err(Fault::Invalid("an atomic needs 8 bytes to put the original value into"))
+        }
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !plain::does_atomics(qp) => {
+            Err(Fault::Invalid("plain iWARP has no atomics unless both ends agreed on them"))
         }
         SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
         _ => Ok(length as u32),

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::link::LinkMessage;
-use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId};
+use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId, QpId};
 
 /// Something that a program waits for on a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,24 @@ pub enum Event {
         /// What the queue was created with.
         context: u64,
     },
+    /// About the stream of a queue pair of type [`Iwarp`](crate::QpType::Iwarp): for connection management.
+    Stream {
+        /// The queue pair.
+        qp: QpId,
+        /// The connection.
+        conn: ConnId,
+        /// What happened to it.
+        change: StreamChange,
+    },
+}
+
+/// What happens to a stream that connection management handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamChange {
+    /// Both ends may send: the ready-to-receive message has come, or none was agreed on.
+    Established,
+    /// It is over, by whichever end: the queue pair is in error, and has lost it.
+    Ended,
 }
 
 /// What the world below must do.

@@ -7,12 +7,15 @@
 //! | state machine (QPIP, section 3.1) | module | does |
 //! |---|---|---|
 //! | doorbell | `doorbell` | takes notice of posted work requests |
-//! | management | `management`, `connect` | creates, changes and destroys objects; registers memory; makes and breaks connections |
+//! | management | `management`, `connect` | creates, changes and destroys objects; registers memory; makes
+//! and breaks connections |
 //! | transmit | `transmit` | picks the next endpoint and builds what goes out |
 //! | receive | `receive` | places what arrives, completes work requests, notes what to acknowledge |
 //!
 //! A queue pair's messages travel over a byte stream (RDMAP over TCP, `stream`) or through memory shared
 //! with a peer on the same host (`channel`); both share the bookkeeping of `requester` and `responder`.
+//! Queue pairs of type [`QpType::Iwarp`] have a stream that is handed to them, and speak plain iWARP
+//! (`plain`).
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -24,6 +27,7 @@ mod error;
 mod event;
 mod link;
 mod management;
+mod plain;
 mod probe;
 mod progress;
 mod qp;
@@ -42,10 +46,12 @@ mod watch;
 
 pub use adapter::{Adapter, Config};
 pub use error::{Fault, Loss};
-pub use event::{Action, Event};
+pub use event::{Action, Event, StreamChange};
 pub use link::{Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};
 pub use management::Region;
+pub use plain::{Adoption, Role};
 pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
 pub use queue_pairs::QpInfo;
+pub use quipu_iwarp as iwarp;
 pub use quipu_mem::{self as mem, Key, WindowType};
 pub use types::*;

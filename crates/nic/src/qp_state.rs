@@ -15,6 +15,9 @@ const NONE: M = M::empty();
 /// The row for a transition, or `None` if there is no such transition.
 pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transition> {
     use QpState::*;
+    if qp_type.is_plain() {
+        return iwarp(from, to);
+    }
     if (from, to) == (Sqe, Rts) {
         let optional = M::CUR_STATE | M::ACCESS_FLAGS;
         return (!qp_type.is_reliable()).then_some(Transition { required: NONE, optional });
@@ -67,14 +70,32 @@ fn reliable_connected(from: QpState, to: QpState) -> Option<Transition> {
     }
 }
 
+/// What an iWARP adapter lets a program do: connection management does the rest. SQD is the graceful end of
+/// the connection (RDMAC verbs 6.2.4: RTS to CLOSING), as librdmacm and the kernel use it.
+fn iwarp(from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
+    let row = |optional| Some(Transition { required: NONE, optional });
+    let basic = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    match (from, to) {
+        (_, Reset | Err) | (Rts, Sqd) => row(M::PORT),
+        (Reset | Init, Init) => row(basic),
+        (Rts, Rts) => row(M::CUR_STATE | M::TIMEOUT | M::RETRY_CNT | basic),
+        _ => None,
+    }
+}
+
 /// Checks a change of state with these attributes against the table.
 ///
 /// # Errors
 /// [`Fault::Transition`] that names what is wrong: no such transition, an attribute missing, or one that
 /// this transition does not allow.
 pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(), Fault> {
-    let row = transition(qp_type, from, to)
-        .ok_or(Fault::Transition("no such transition between these states"))?;
+    let row = transition(qp_type, from, to).ok_or(Fault::Transition(match qp_type {
+        QpType::Iwarp if matches!(to, QpState::Rtr | QpState::Rts) => {
+            "an iWARP queue pair is connected by connection management (rdma_connect, rdma_accept)"
+        }
+        _ => "no such transition between these states",
+    }))?;
     let given = mask - M::STATE;
     if !given.contains(row.required) {
         return Err(Fault::Transition("a required attribute is missing from the mask"));
@@ -162,6 +183,19 @@ Sqe: Reset(0/0) Err(0/0)
 Err: Reset(0/0) Err(0/0)
 ";
         assert_eq!(matrix(QpType::XrcRecv(XrcdId(1))), expected);
+    }
+
+    #[test]
+    fn iwarp_queue_pairs_are_connected_by_connection_management() {
+        let states = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
+        let pairs = |from| states.map(|to| transition(QpType::Iwarp, from, to).is_some());
+        assert_eq!(pairs(Reset), [true, true, false, false, false, false, true]);
+        assert_eq!(pairs(Init), [true, true, false, false, false, false, true]);
+        assert_eq!(pairs(Rts), [true, false, false, true, true, false, true]);
+        assert_eq!(pairs(Err), [true, false, false, false, false, false, true]);
+        let refused = check(QpType::Iwarp, Init, Rtr, M::STATE);
+        assert!(matches!(refused, Result::Err(Fault::Transition(why)) if why.contains("rdma_")));
+        assert_eq!(check(QpType::Iwarp, Rts, Rts, M::PORT), Ok(()));
     }
 
     #[test]

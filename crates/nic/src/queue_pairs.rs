@@ -29,7 +29,7 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// Sizes above the limits, objects that do not exist, a number in use, or no room.
     pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
-        if init.qp_type != QpType::Rc {
+        if !matches!(init.qp_type, QpType::Rc | QpType::Iwarp) {
             return Err(Fault::Unsupported("this transport service"));
         }
         let cap = self.granted(init)?;
@@ -103,6 +103,8 @@ impl<P: Probe> Adapter<P> {
         match to {
             QpState::Reset => reset(qp, hub),
             QpState::Err => requester::to_error(qp, hub, None),
+            // What is handed to the stream is sent, and then it is closed: the end of a plain iWARP.
+            QpState::Sqd if qp.qp_type.is_plain() => requester::to_error(qp, hub, None),
             _ => qp.state = to,
         }
         // What is owed to a stay in SQD ends with it.
@@ -120,7 +122,7 @@ impl<P: Probe> Adapter<P> {
                 self.ring_doorbell(now, id);
             }
             (QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
-            (QpState::Rts, QpState::Sqd) => {
+            (QpState::Rts, QpState::Sqd) if !qp.qp_type.is_plain() => {
                 qp.drain_owed =
                     mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
                 requester::complete_done(qp, hub);

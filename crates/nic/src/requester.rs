@@ -19,6 +19,14 @@ fn wc_opcode(op: &SendOp) -> WcOpcode {
     }
 }
 
+/// Plain iWARP: a request is done, for the requester, once all of it is handed to the stream; but not one
+/// that waits for data, nor those behind it.
+#[inline]
+pub(crate) fn handed_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    qp.requester.acked = qp.requester.started;
+    complete_done(qp, hub);
+}
+
 /// Whether `count` requests have been reached when `executed` are done; counts wrap.
 #[inline]
 pub(crate) fn reached(executed: u32, count: u32) -> bool {

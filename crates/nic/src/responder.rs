@@ -22,15 +22,24 @@ pub(crate) enum Refusal {
     Local,
     /// The own completion queue overran or the adapter failed.
     Failed,
+    /// Plain iWARP: no receive is posted, and the peer cannot be told to wait.
+    NoReceive,
+    /// Plain iWARP: more reads and atomics at a time than were granted.
+    TooManyReads,
+    /// Plain iWARP: what the peer asks to invalidate cannot be.
+    CannotInvalidate,
+    /// The range wraps around the end of the address space.
+    ToWrap,
 }
 
 impl Refusal {
     /// The status that the peer's request gets.
     pub(crate) fn remote_status(self) -> WcStatus {
         match self {
-            Self::Access(_) => WcStatus::RemAccessErr,
+            Self::Access(_) | Self::CannotInvalidate | Self::ToWrap => WcStatus::RemAccessErr,
             Self::Invalid | Self::TooLong => WcStatus::RemInvReqErr,
-            Self::Local | Self::Failed => WcStatus::RemOpErr,
+            Self::Local | Self::Failed | Self::TooManyReads => WcStatus::RemOpErr,
+            Self::NoReceive => WcStatus::RnrRetryExcErr,
         }
     }
 
@@ -39,16 +48,22 @@ impl Refusal {
         match self {
             Self::TooLong => WcStatus::LocLenErr,
             Self::Local => WcStatus::LocProtErr,
-            Self::Access(_) | Self::Invalid => WcStatus::LocAccessErr,
-            Self::Failed => WcStatus::LocQpOpErr,
+            Self::Access(_) | Self::Invalid | Self::CannotInvalidate | Self::ToWrap => {
+                WcStatus::LocAccessErr
+            }
+            Self::Failed | Self::NoReceive | Self::TooManyReads => WcStatus::LocQpOpErr,
         }
     }
 
     /// The event that the refusal raises at this side, if no completion reports it (IBA 11.6.3.2).
     fn event(self, qp: &Qp) -> AsyncEvent {
         match self {
-            Self::Access(_) => AsyncEvent::QpAccessErr(qp.id),
-            Self::Invalid | Self::TooLong => AsyncEvent::QpReqErr(qp.id),
+            Self::Access(_) | Self::CannotInvalidate | Self::ToWrap => {
+                AsyncEvent::QpAccessErr(qp.id)
+            }
+            Self::Invalid | Self::TooLong | Self::NoReceive | Self::TooManyReads => {
+                AsyncEvent::QpReqErr(qp.id)
+            }
             Self::Local | Self::Failed => AsyncEvent::QpFatal(qp.id),
         }
     }
@@ -142,12 +157,20 @@ pub(crate) fn remote<'a, P>(
     right: Access,
 ) -> Result<Span<'a>, Refusal> {
     if !qp.allows(right) {
-        return Err(Refusal::Invalid);
+        return match (qp.qp_type.is_plain(), len) {
+            (false, _) => Err(Refusal::Invalid),
+            // No payload, no access: an empty message needs no right (RFC 5040 5.2, 5.3).
+            (true, 0) => Ok(Span::EMPTY),
+            (true, _) => Err(Refusal::Access(AccessError::Denied)),
+        };
     }
     hub.regions.remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(
         |error| match error {
             // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
             AccessError::Misaligned => Refusal::Invalid,
+            AccessError::OutOfBounds if addr.checked_add(u64::from(len) - 1).is_none() => {
+                Refusal::ToWrap
+            }
             error => Refusal::Access(error),
         },
     )

@@ -15,6 +15,12 @@ impl QpType {
         !matches!(self, Self::Uc)
     }
 
+    /// Whether connection management hands its stream to it, and nothing but the RFCs is spoken (`plain`).
+    #[inline]
+    pub(crate) const fn is_plain(self) -> bool {
+        matches!(self, Self::Iwarp)
+    }
+
     /// Whether it serves requests of its peer: the end of an XRC connection that is a requester does not.
     #[inline]
     pub(crate) const fn responds(self) -> bool {
@@ -23,16 +29,18 @@ impl QpType {
 
     /// Whether receives are posted to it, or to a shared queue named when it was created.
     pub(crate) const fn has_receives(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc)
+        matches!(self, Self::Rc | Self::Uc | Self::Iwarp)
     }
 
     /// Whether a request may be posted (IBA table "work request operations", 11.4.1.1). Unreliable
-    /// connections have no operation that needs an answer, and no Send with Invalidate.
+    /// connections have no operation that needs an answer, and no Send with Invalidate; plain iWARP has no
+    /// immediate data, and atomics where both ends agreed on them only (`plain::does_atomics`).
     #[inline]
     pub(crate) const fn offers(self, op: &SendOp) -> bool {
         match self {
             Self::Rc | Self::XrcSend => true,
             Self::XrcRecv(_) => false,
+            Self::Iwarp => !matches!(op, SendOp::SendImm(_) | SendOp::WriteImm { .. }),
             Self::Uc => !matches!(
                 op,
                 SendOp::SendInv(_)
@@ -48,7 +56,7 @@ impl QpType {
         let answers = M::RETRY_CNT.union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
         let serving = M::MIN_RNR_TIMER.union(M::MAX_DEST_RD_ATOMIC);
         match self {
-            Self::Rc => M::empty(),
+            Self::Rc | Self::Iwarp => M::empty(),
             Self::Uc => answers.union(serving).union(M::TIMEOUT),
             Self::XrcSend => serving,
             Self::XrcRecv(_) => answers,
@@ -58,7 +66,8 @@ impl QpType {
     /// What the queue pair's end of a connection is called in a hello.
     pub(crate) const fn wire(self) -> Service {
         match self {
-            Self::Rc => Service::Rc,
+            // Plain iWARP has no hello: nobody asks.
+            Self::Rc | Self::Iwarp => Service::Rc,
             Self::Uc => Service::Uc,
             Self::XrcSend => Service::XrcRequester,
             Self::XrcRecv(_) => Service::XrcResponder,

@@ -6,6 +6,8 @@ use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Message, Receiver, Sender};
 
+use crate::plain::{Gate, Plain};
+
 use crate::types::{ConnId, SendOp, Time};
 
 /// Acknowledge without delay once this many requests are executed but not acknowledged.
@@ -85,6 +87,10 @@ pub(crate) struct StreamPath {
     pub(crate) nak: Option<Control>,
     /// The end, to be said after everything else.
     pub(crate) terminate: Option<Terminate>,
+    /// What is known only of a stream of plain iWARP; `None` between two Quipus.
+    pub(crate) plain: Option<Plain>,
+    /// Whether this end may speak.
+    pub(crate) gate: Gate,
     /// Whether the peer has said anything since the stream was agreed on.
     pub(crate) heard: bool,
     /// When bytes last came of an FPDU that is not whole, and how many of it there are.
@@ -111,6 +117,8 @@ impl StreamPath {
             resume: None,
             nak: None,
             terminate: None,
+            plain: None,
+            gate: Gate::Open,
             heard: false,
             partial: None,
             watched: false,

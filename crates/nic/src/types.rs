@@ -111,6 +111,10 @@ pub enum QpType {
     XrcSend,
     /// The responder's end of one: its receives are those of the shared receive queues of this domain.
     XrcRecv(XrcdId),
+    /// Reliable connected, as an iWARP adapter does it: connection management hands over a byte stream
+    /// ([`crate::Adoption`]) on which nothing but the RFCs is spoken. What that leaves out: immediate
+    /// data, waiting for a receive, and the acknowledgement that a request was executed.
+    Iwarp,
 }
 
 /// The states of a queue pair (IBA 10.3.1), with the values of `ibv_qp_state`.

@@ -20,7 +20,7 @@ fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
 fn asynchronous(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
     let event = |event: &Event| match event {
         Event::Async(event) => Some(*event),
-        Event::Completion { .. } => None,
+        Event::Completion { .. } | Event::Stream { .. } => None,
     };
     pair.hosts[host].events.iter().filter_map(event).collect()
 }

@@ -33,7 +33,7 @@ fn events(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
         .iter()
         .filter_map(|event| match event {
             Event::Async(event) => Some(*event),
-            Event::Completion { .. } => None,
+            Event::Completion { .. } | Event::Stream { .. } => None,
         })
         .collect()
 }

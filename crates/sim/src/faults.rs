@@ -410,6 +410,7 @@ impl Load {
                         self.poll_later(world, context as usize);
                     }
                     Event::Async(event) => self.take_async(world, host, event),
+                    Event::Stream { .. } => world.violate(|| "a stream nobody gave".into()),
                 }
             }
         }

@@ -52,7 +52,7 @@ pub struct Enhanced {
     pub ord: u16,
     /// Control flag A: peer-to-peer mode, the initiator opens with a ready-to-receive message.
     pub peer_to_peer: bool,
-    /// Control flag B: that message may be a zero-length Send (RFC 6581: zero-length FPDU).
+    /// Control flag B: that message may be a zero-length Send.
     pub rtr_send: bool,
     /// Control flag C: it may be a zero-length Write.
     pub rtr_write: bool,

@@ -287,6 +287,8 @@ impl Core {
                 Event::Completion { channel, cq, context } => {
                     self.events.completion(channel, CompletionEvent { cq, context });
                 }
+                // Only connection management hands streams over.
+                Event::Stream { .. } => {}
             }
         }
     }

@@ -19,7 +19,7 @@ use quipu_mem::ring::Channel;
 
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::channel::{ChannelPath, Other};
-use crate::event::Action;
+use crate::event::{Action, StreamChange};
 use crate::link::{LinkEnd, LinkMessage};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
@@ -198,6 +198,9 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
             let last = LastWords { executed, pd: qp.pd_number(), num: qp.num.0 };
+            if stream.plain.is_some() {
+                hub.tell_stream(qp.id, conn, StreamChange::Ended);
+            }
             hub.close_stream(conn, Some(Farewell::Stream { stream, last }));
         }
         Path::Channel(path) => hub.close_channel(qp.id, *path),
@@ -206,12 +209,12 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 impl<P> Hub<P> {
     /// A new connection, if there is room.
-    fn new_conn(&mut self, qp: Option<QpId>, phase: Phase) -> Option<ConnId> {
+    pub(crate) fn new_conn(&mut self, qp: Option<QpId>, phase: Phase) -> Option<ConnId> {
         self.conns.insert(Conn { qp, phase, alarm: None, half_open: false })
     }
 
     /// Sets the alarm for a connection that takes too long to be made.
-    fn limit_setup(&mut self, id: ConnId) {
+    pub(crate) fn limit_setup(&mut self, id: ConnId) {
         let at = self.now.after(self.config.setup_timeout_ns);
         self.set_conn_alarm(id, Some(at));
     }
@@ -355,6 +358,7 @@ impl<P: Probe> Adapter<P> {
             return Match::Refused(Reason::NoSuchQp);
         };
         match qp.state {
+            _ if qp.qp_type.is_plain() => return Match::Refused(Reason::NoSuchQp),
             QpState::Reset | QpState::Init => return Match::NotReady,
             QpState::Err => return Match::Refused(Reason::NoSuchQp),
             _ => {}
@@ -503,7 +507,7 @@ fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 }
 
 /// A connection stands: nothing waits any more.
-fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
+pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.path = path;
     qp.requester.deadline = None;
     qp.requester.reconnect_at = None;

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::adapter::{Adapter, Hub};
 use crate::error::{Fault, Loss};
+use crate::plain;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::receive;
@@ -211,6 +212,9 @@ impl<P: Probe> Adapter<P> {
         let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) else { return };
         match &qp.path {
             Path::Pending(pending) if *pending == conn => pause(qp, hub),
+            Path::Stream(stream) if stream.conn == conn && stream.plain.is_some() => {
+                plain::lost(qp, hub, loss);
+            }
             Path::Stream(stream) if stream.conn == conn => {
                 let heard = stream.heard;
                 if heard || initiates(qp, hub) {
@@ -225,7 +229,6 @@ impl<P: Probe> Adapter<P> {
             }
             _ => {}
         }
-        let _ = loss;
     }
 
     pub(super) fn grant_stream(

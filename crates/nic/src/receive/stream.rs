@@ -2,10 +2,12 @@
 
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest};
+use quipu_iwarp::wire::terminate::Code;
 use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, Verdict, terminate};
 use quipu_mem::AccessError;
 
 use crate::adapter::Hub;
+use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
@@ -18,7 +20,7 @@ enum End {
     /// The peer asked for something it may not have.
     Refused(Refusal),
     /// The peer broke the protocol in a way that only the requester can see.
-    Nonsense,
+    Nonsense(RemoteFault),
     /// Said already, or not worth saying.
     Over,
 }
@@ -41,6 +43,10 @@ pub(crate) fn fault_of(refusal: Refusal) -> RemoteFault {
         Refusal::Invalid => RemoteFault::InvalidRequest,
         Refusal::TooLong => RemoteFault::MessageTooLong,
         Refusal::Local | Refusal::Failed => RemoteFault::Catastrophic,
+        Refusal::NoReceive => RemoteFault::NoBuffer,
+        Refusal::TooManyReads => RemoteFault::TooManyReads,
+        Refusal::CannotInvalidate => RemoteFault::CannotInvalidate,
+        Refusal::ToWrap => RemoteFault::ToWrap,
     }
 }
 
@@ -56,6 +62,9 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             Ok(Some((len, segment))) => {
                 used += len;
                 stream.heard = true;
+                if stream.gate == Gate::Held && plain::first_heard(qp, hub, &segment) {
+                    continue;
+                }
                 match execute(qp, hub, segment) {
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {
@@ -63,15 +72,17 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                         responder::refuse(qp, hub, refusal);
                         return bytes.len();
                     }
-                    Err(End::Nonsense) => terminate::for_fault(RemoteFault::UnexpectedOpcode, rest),
+                    Err(End::Nonsense(fault)) => terminate::for_fault(fault, rest),
                     Err(End::Over) => return bytes.len(),
                 }
             }
             Err(error) => {
                 let end = terminate::for_error(&error, rest);
+                // The initiator has spoken, however badly: it can be told.
+                stream.gate = Gate::Open;
                 if error == ProtocolError::ToWrap {
                     say_end(qp, end);
-                    responder::refuse(qp, hub, Refusal::Access(AccessError::OutOfBounds));
+                    responder::refuse(qp, hub, Refusal::ToWrap);
                     return bytes.len();
                 }
                 end
@@ -112,6 +123,9 @@ pub(crate) fn look_at_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let patience = qp.patience_ns();
     let Path::Stream(stream) = &mut qp.path else { return };
     stream.watched = false;
+    if plain::is_late(stream) {
+        return requester::to_error(qp, hub, None);
+    }
     let Some((since, _)) = stream.partial else { return };
     let at = since.after(patience);
     if at > hub.now {
@@ -131,10 +145,14 @@ fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminat
 
 /// The stream can no longer be understood: whatever is outstanding fails, and the queue pair with it.
 fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
-    if !requester::has_begun(qp) {
-        requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
-    } else {
-        requester::fail_oldest(qp, hub, status);
+    let at_fault = match qp.qp_type.is_plain() {
+        false => requester::has_begun(qp).then_some(qp.sq.head),
+        // No answer was due but to reads: only one of them can be reported to have failed.
+        true => oldest_unanswered(qp),
+    };
+    match at_fault {
+        Some(position) => requester::fail_at(qp, hub, position, status),
+        None => requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id))),
     }
 }
 
@@ -186,7 +204,10 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Res
         Segment::AtomicResponse(response) => atomic_response(qp, hub, &response),
         Segment::Control(control) => take_control(qp, hub, control),
         Segment::Terminate(terminate) => {
-            terminated(qp, hub, terminate::verdict(terminate.code));
+            match qp.qp_type.is_plain() {
+                true => plain::terminated(qp, hub, &terminate),
+                false => terminated(qp, hub, status_of(terminate.code)),
+            }
             Err(End::Over)
         }
         Segment::Discarded => Ok(()),
@@ -196,7 +217,11 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Res
 fn executed(qp: &mut Qp, bytes: usize) {
     responder::executed(qp);
     if let Path::Stream(stream) = &mut qp.path {
-        stream.unacked_bytes += bytes as u64;
+        match stream.plain {
+            None => stream.unacked_bytes += bytes as u64,
+            // Plain iWARP acknowledges nothing.
+            Some(_) => stream.acked = qp.responder.executed,
+        }
     }
 }
 
@@ -215,14 +240,18 @@ fn write<P: Probe>(
 }
 
 /// Refuses the request that arrives, for lack of a receive; everything that follows is dropped until the
-/// peer resumes.
-fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+/// peer resumes. A peer of plain iWARP cannot: that is the end.
+fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     let nak = Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
-    let Path::Stream(stream) = &mut qp.path else { return };
+    let Path::Stream(stream) = &mut qp.path else { return Err(End::Over) };
+    if stream.plain.is_some() {
+        return Err(Refusal::NoReceive.into());
+    }
     let mark = stream.rx.message_mark();
     stream.rx.discard_requests(mark);
     stream.nak = Some(nak);
     stream.make_ready(&mut hub.ready);
+    Ok(())
 }
 
 fn send<P: Probe>(
@@ -236,8 +265,7 @@ fn send<P: Probe>(
 ) -> Result<(), End> {
     // Not by the offset: segments without bytes leave it at 0.
     if !qp.responder.receiving && !responder::begin_receive(qp, hub) {
-        not_ready(qp, hub);
-        return Ok(());
+        return not_ready(qp, hub);
     }
     place_receive(qp, hub, mo, payload)?;
     if !last {
@@ -247,8 +275,12 @@ fn send<P: Probe>(
         SendKind::Plain => WcExtra::None,
         SendKind::Immediate(imm) => WcExtra::Imm(imm),
         SendKind::Invalidate(stag) => {
-            hub.invalidate(qp.pd_number(), qp.num.0, stag.0)
-                .map_err(|_| Refusal::Access(AccessError::UnknownKey))?;
+            hub.invalidate(qp.pd_number(), qp.num.0, stag.0).map_err(|_| {
+                match qp.qp_type.is_plain() {
+                    true => Refusal::CannotInvalidate,
+                    false => Refusal::Access(AccessError::UnknownKey),
+                }
+            })?;
             WcExtra::Invalidated(stag.0)
         }
     };
@@ -287,8 +319,7 @@ fn receive_immediate<P: Probe>(
         return Err(Refusal::Invalid.into());
     }
     if !responder::begin_receive(qp, hub) {
-        not_ready(qp, hub);
-        return Ok(());
+        return not_ready(qp, hub);
     }
     executed(qp, 0);
     let finish = Finish {
@@ -301,12 +332,17 @@ fn receive_immediate<P: Probe>(
 }
 
 /// Whether one more answer may be owed: the peer was granted `max_dest_rd_atomic` of them.
-fn may_owe(qp: &Qp) -> bool {
-    matches!(&qp.path, Path::Stream(stream)
-        if stream.answers.len() < usize::from(qp.attr.max_dest_rd_atomic))
+fn may_owe(qp: &Qp) -> Result<(), Refusal> {
+    match &qp.path {
+        Path::Stream(stream) if stream.answers.len() < usize::from(qp.attr.max_dest_rd_atomic) => {
+            Ok(())
+        }
+        _ if qp.qp_type.is_plain() => Err(Refusal::TooManyReads),
+        _ => Err(Refusal::Invalid),
+    }
 }
 
-fn owe<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answer: Answer) {
+pub(crate) fn owe<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answer: Answer) {
     if let Path::Stream(stream) = &mut qp.path {
         stream.answers.push_back(answer);
         stream.make_ready(&mut hub.ready);
@@ -320,9 +356,7 @@ fn read_request<P: Probe>(
     request: &ReadRequest,
 ) -> Result<(), Refusal> {
     responder::note_arrival(qp, hub);
-    if !may_owe(qp) {
-        return Err(Refusal::Invalid);
-    }
+    may_owe(qp)?;
     let (rkey, addr, size) = (request.source_stag.0, request.source_to, request.size);
     responder::remote(qp, hub, rkey, addr, size, Access::REMOTE_READ)?;
     let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
@@ -336,9 +370,7 @@ fn atomic_request<P: Probe>(
     request: &AtomicRequest,
 ) -> Result<(), Refusal> {
     responder::note_arrival(qp, hub);
-    if !may_owe(qp) {
-        return Err(Refusal::Invalid);
-    }
+    may_owe(qp)?;
     let word = responder::remote(qp, hub, request.stag.0, request.to, 8, Access::REMOTE_ATOMIC)?;
     // InfiniBand's operations have no masks; another adapter's masked ones are refused as invalid.
     let original = match request.op {
@@ -352,13 +384,20 @@ fn atomic_request<P: Probe>(
     Ok(())
 }
 
+/// The oldest request that waits for data.
+pub(crate) fn oldest_unanswered(qp: &Qp) -> Option<u32> {
+    qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered)
+}
+
+/// An answer that nobody waits for.
+const UNASKED: End = End::Nonsense(RemoteFault::UnexpectedOpcode);
+
 /// The oldest request that waits for data; what came before it is thereby acknowledged.
 fn oldest_asked<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<u32, End> {
-    let position =
-        qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered).ok_or(End::Nonsense)?;
+    let position = oldest_unanswered(qp).ok_or(UNASKED)?;
     let before = qp.sq.wqe(position).first_request;
     if !requester::acknowledge(qp, hub, before) {
-        return Err(End::Nonsense);
+        return Err(UNASKED);
     }
     match qp.path {
         Path::Stream(_) => Ok(position),
@@ -411,15 +450,23 @@ fn read_response<P: Probe>(
     last: bool,
     payload: &[u8],
 ) -> Result<(), End> {
+    if plain::opening_answered(qp, hub, stag, to, last, payload) {
+        return Ok(());
+    }
     let position = oldest_asked(qp, hub)?;
     let wqe = *qp.sq.wqe(position);
-    let due = matches!(wqe.op, SendOp::Read { .. })
-        && stag == position
-        && to == u64::from(wqe.placed)
-        && payload.len() as u64 <= u64::from(wqe.length - wqe.placed);
+    if !matches!(wqe.op, SendOp::Read { .. }) {
+        return Err(UNASKED);
+    }
+    if stag != position {
+        return Err(End::Nonsense(RemoteFault::InvalidStag));
+    }
     let placed = wqe.placed.wrapping_add(payload.len() as u32);
-    if !due || last != (placed == wqe.length) {
-        return Err(End::Nonsense);
+    if to != u64::from(wqe.placed)
+        || payload.len() as u64 > u64::from(wqe.length - wqe.placed)
+        || last != (placed == wqe.length)
+    {
+        return Err(End::Nonsense(RemoteFault::BaseBounds));
     }
     place_answer(qp, hub, position, wqe.placed, payload)?;
     qp.sq.wqe_mut(position).placed = placed;
@@ -438,7 +485,7 @@ fn atomic_response<P: Probe>(
     let atomic =
         matches!(qp.sq.wqe(position).op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
     if !atomic || response.id != position {
-        return Err(End::Nonsense);
+        return Err(UNASKED);
     }
     place_answer(qp, hub, position, 0, &response.original.to_ne_bytes())?;
     answered(qp, hub, position);
@@ -449,7 +496,7 @@ fn take_control<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, control: Control) -> Re
     match control {
         Control::Ack { count } => {
             if !requester::acknowledge(qp, hub, count) {
-                return Err(End::Nonsense);
+                return Err(UNASKED);
             }
             if qp.sq.has_waiting()
                 && let Path::Stream(stream) = &mut qp.path
@@ -463,7 +510,7 @@ fn take_control<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, control: Control) -> Re
             if count == qp.responder.executed {
                 Ok(())
             } else {
-                Err(End::Nonsense)
+                Err(UNASKED)
             }
         }
     }
@@ -472,7 +519,7 @@ fn take_control<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, control: Control) -> Re
 /// The peer had no receive for request `count`: goes back to it and waits (IBA 9.7.5.2.8).
 fn rnr_nak<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32, timer: u8) -> Result<(), End> {
     if !requester::acknowledge(qp, hub, count) || !requester::rewind(qp, count) {
-        return Err(End::Nonsense);
+        return Err(UNASKED);
     }
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
         // Answers to what came before may still be on their way.
@@ -494,15 +541,19 @@ pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// The peer ended the connection: what is outstanding fails with what the peer said.
-fn terminated<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, verdict: Verdict) {
-    let status = match verdict {
+/// The status of a request that the peer ended the connection over.
+pub(crate) fn status_of(code: Code) -> WcStatus {
+    match terminate::verdict(code) {
         Verdict::RemoteAccess => WcStatus::RemAccessErr,
         Verdict::InvalidRequest => WcStatus::RemInvReqErr,
         Verdict::NoBuffer => WcStatus::RnrRetryExcErr,
         Verdict::RemoteOperation => WcStatus::RemOpErr,
         Verdict::Transport => WcStatus::BadRespErr,
-    };
+    }
+}
+
+/// The peer ended the connection: what is outstanding fails with what the peer said.
+fn terminated<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
     if !requester::has_begun(qp) {
         // Nobody waits for anything: the queue pair notices when it next sends, as on hardware.
         requester::peer_lost(qp, hub);

@@ -10,6 +10,7 @@ use quipu_iwarp::{Sender, Staged};
 use quipu_mem::{Key, Regions};
 
 use crate::adapter::Hub;
+use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
@@ -38,6 +39,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> us
             Step::Again => {}
             Step::Nothing => break,
             Step::Failed(status) => {
+                plain::say_failed(qp);
                 requester::fail_next(qp, hub, status);
                 break;
             }
@@ -69,6 +71,10 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
 
 /// Says what must be said first: notices, then how many requests are executed. `None`: nothing.
 fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
+    if let Gate::Opening(rtr) = stream.gate {
+        let opened = plain::open_gate(stream, rtr, out);
+        return Some(opened.map_or(Step::Nothing, Step::Wrote));
+    }
     let control = match stream.resume.or(stream.nak) {
         Some(notice) => notice,
         None if stream.acked != executed => Control::Ack { count: executed },
@@ -139,7 +145,11 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     requester.offset = requester.offset.wrapping_add(staged.payload).max(1);
     if staged.last {
         stream.outgoing = None;
+        let is_plain = stream.plain.is_some();
         end_message(qp);
+        if is_plain {
+            requester::handed_over(qp, hub);
+        }
     }
     Step::Wrote(staged.bytes)
 }
@@ -210,6 +220,12 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
         };
     }
     let reads = wqe.wants_answer();
+    if reads && plain::grants_no_reads(qp) {
+        return Step::Failed(WcStatus::LocQpOpErr);
+    }
+    if reads && plain::reads_wait(qp) {
+        return Step::Nothing;
+    }
     if qp.requester.stage == 0
         && !wqe.flags.contains(SendFlags::INLINE)
         && let Err(_) = hub.regions.check_list(
@@ -223,7 +239,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
         return Step::Failed(WcStatus::LocProtErr);
     }
     let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
-    if room < stream.tx.fpdu_bound(AtomicRequest::LEN) {
+    if stream.gate != Gate::Open || room < stream.tx.fpdu_bound(AtomicRequest::LEN) {
         return Step::Nothing;
     }
     let stage = requester.stage;
@@ -373,6 +389,10 @@ pub(crate) fn run_closing(
     let mut used = 0;
     while let Some(Step::Wrote(bytes)) = say(stream, last.executed, &mut out[used..]) {
         used += bytes;
+    }
+    if stream.gate != Gate::Open {
+        // The initiator has said nothing yet, so that it cannot be told either.
+        return used;
     }
     while stream.terminate.is_some() && !stream.answers.is_empty() {
         match answer_piece(stream, regions, last.pd, last.num, &mut out[used..]) {

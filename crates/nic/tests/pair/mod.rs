@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use quipu_nic::iwarp::setup::Outcome;
+use quipu_nic::iwarp::{Initiator, Params, Responder};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
 
@@ -452,6 +454,35 @@ impl Pair {
             closed: false,
         });
         self.hosts[host].adapter.handle_reached_stream(self.now, conn);
+    }
+
+    /// Joins two queue pairs of type `Iwarp` as connection management does: host 0 opens the stream.
+    pub fn adopt(&mut self, qps: [QpId; 2], params: [Params; 2]) {
+        let mut initiator = Initiator::new(params[0], b"to the responder").unwrap();
+        let mut responder = Responder::new();
+        let mut frame = [0; 600];
+        let len = initiator.poll_transmit(&mut frame);
+        let (_, request) = responder.handle(&frame[..len]).unwrap();
+        assert_eq!(request.unwrap().private_data, b"to the responder");
+        let there = responder.accept(params[1], b"to the initiator").unwrap();
+        let len = responder.poll_transmit(&mut frame);
+        let (_, outcome) = initiator.handle(&frame[..len]).unwrap();
+        let Some(Outcome::Established(here)) = outcome else { panic!("{outcome:?}") };
+        let mut wire = Wire {
+            ends: [None; 2],
+            towards: Default::default(),
+            held: Default::default(),
+            closed: false,
+        };
+        let roles = [Role::Initiator, Role::Responder];
+        for (host, negotiated) in [here, there].into_iter().enumerate() {
+            let (role, ird) = (roles[host], params[host].enhanced.map_or(4, |e| e.ird));
+            let adoption = Adoption { role, negotiated, ird, rfc7306: false };
+            let adapter = &mut self.hosts[host].adapter;
+            wire.ends[host] = Some(adapter.adopt_stream(self.now, qps[host], &adoption).unwrap());
+        }
+        self.wires.push(wire);
+        self.run();
     }
 
     pub fn link(&mut self) -> [LinkId; 2] {
