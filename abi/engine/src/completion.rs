@@ -9,8 +9,8 @@ use crate::instance::{current, for_destructor, opened};
 use crate::registry::Object;
 use crate::status::{Failure, INVALID};
 
-/// The flags of creation that change nothing here: one lock orders everything anyway.
-const HARMLESS_FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+/// The flags of creation. That one thread uses a queue changes nothing: one lock orders everything.
+const KNOWN_FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
 /// How many events of an object were handed out, as the table has it.
 pub(crate) fn reported(events: EventsReported) -> EngineEventsReported {
@@ -93,7 +93,7 @@ entries! {
         if init.comp_vector != 0 {
             return Err(INVALID);
         }
-        if init.flags & !HARMLESS_FLAGS != 0 {
+        if init.flags & !KNOWN_FLAGS != 0 {
             return Err(EngineStatus::NotSupported.into());
         }
         let instance = current()?;
@@ -108,6 +108,8 @@ entries! {
             registry.context(context)?
         };
         let (cq, cqe) = instance.engine.create_cq(id, init.cqe, channel, init.cookie)?;
+        let ignores_overrun = init.flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+        instance.engine.set_cq_traits(cq, init.stamps != 0, ignores_overrun)?;
         instance.registry().add(Object::Cq(cq), context, init.cookie);
         out.fill(EngineCq { cq: instance.cq_handle(cq), cqe });
         Ok(())
@@ -120,6 +122,14 @@ entries! {
         let instance = current()?;
         actual.fill(instance.engine.resize_cq(instance.cq(cq), cqe)?);
         Ok(())
+    }
+
+    /// [`EngineApi::moderate_cq`]
+    fn moderate_cq(cq: CqHandle, count: u32, period: u32) {
+        let count = u16::try_from(count).map_err(|_| INVALID)?;
+        let period = u16::try_from(period).map_err(|_| INVALID)?;
+        let instance = current()?;
+        Ok(instance.engine.moderate_cq(instance.cq(cq), count, u64::from(period) * 1000)?)
     }
 
     /// [`EngineApi::destroy_cq`]

@@ -37,6 +37,24 @@ const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
     | IBV_DEVICE_MEM_MGT_EXTENSIONS;
 
+/// The clock that stamps completions counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+/// All memory here is on demand, whatever the operation.
+const ODP: ibv_odp_caps = ibv_odp_caps {
+    general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
+    per_transport_caps: ibv_odp_transport_caps {
+        rc_odp_caps: IBV_ODP_SUPPORT_SEND
+            | IBV_ODP_SUPPORT_RECV
+            | IBV_ODP_SUPPORT_WRITE
+            | IBV_ODP_SUPPORT_READ
+            | IBV_ODP_SUPPORT_ATOMIC
+            | IBV_ODP_SUPPORT_SRQ_RECV,
+        uc_odp_caps: 0,
+        ud_odp_caps: 0,
+    },
+};
+
 /// The address of the device: that of the engine if there is one.
 fn address() -> Option<HostAddress> {
     static COMPLAINED: AtomicBool = AtomicBool::new(false);
@@ -113,6 +131,10 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;
     all.device_cap_flags_ex = CAPABILITIES.into();
+    all.odp_caps = ODP;
+    all.completion_timestamp_mask = u64::MAX;
+    all.hca_core_clock = CLOCK_KHZ;
+    all.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
     all.phys_port_cnt_ex = 1;
     all
 }
@@ -223,6 +245,14 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let engine = &engine_of(context)?.engine;
         out.fill(device_attributes(engine.address(), &engine.limits()?));
+        Ok(())
+    }
+
+    /// [`EngineApi::read_clock`]
+    fn read_clock(context: ContextHandle, out: *mut u64) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        out.fill(engine_of(context)?.engine.now()?.0);
         Ok(())
     }
 

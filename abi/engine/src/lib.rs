@@ -13,7 +13,7 @@
 //! | `instance` | the engine of this process: opened once, anew in a child of fork |
 //! | `registry` | what the engine does not know of its objects: their contexts, cookies and keys |
 //! | `device`, `identity` | devices, ports, addresses |
-//! | `memory`, `completion`, `queue`, `attr` | the control path, by object |
+//! | `memory`, `paging`, `completion`, `queue`, `attr` | the control path, by object |
 //! | `cm` | connection management |
 //! | `post` | the data path |
 //!
@@ -30,6 +30,7 @@ mod entry;
 mod identity;
 mod instance;
 mod memory;
+mod paging;
 mod post;
 mod queue;
 mod registry;
@@ -78,6 +79,13 @@ static API: EngineApi = EngineApi {
     post_send: post::post_send,
     post_batch: post::post_batch,
     post_recv: post::post_recv,
+    alloc_null_mr: paging::alloc_null_mr,
+    advise_mr: paging::advise_mr,
+    moderate_cq: completion::moderate_cq,
+    poll_cq_stamped: post::poll_cq_stamped,
+    read_clock: device::read_clock,
+    find_pd: paging::find_pd,
+    find_mr: paging::find_mr,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
     cm: cm::API,

@@ -77,6 +77,7 @@ unsafe fn operation(instance: &Instance, wr: &ibv_send_wr) -> Outcome<SendOp> {
             rkey: atomic.rkey,
             add: atomic.compare_add,
         },
+        IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { addr, rkey },
         IBV_WR_LOCAL_INV => SendOp::LocalInv { key: wr.imm_data },
         // SAFETY: passed on from the caller.
         IBV_WR_BIND_MW => SendOp::BindMw(unsafe { binding(instance, wr) }?),
@@ -381,6 +382,34 @@ unsafe fn poll(cq: CqHandle, max: i32, out: *mut ibv_wc) -> Outcome<usize> {
         }
     }
     Ok(done)
+}
+
+/// [`EngineApi::poll_cq_stamped`]
+///
+/// # Safety
+///
+/// As the table demands of its arguments.
+pub(crate) unsafe extern "C" fn poll_cq_stamped(
+    cq: CqHandle,
+    out: *mut ibv_wc,
+    stamp: *mut u64,
+) -> i32 {
+    wall::<Count>("poll_cq_stamped", || {
+        let polled =
+            opened().and_then(|instance| Ok(instance.engine.poll_cq_stamped(instance.cq(cq))?));
+        Ok(match polled {
+            Ok(Some((completion, time))) => {
+                // SAFETY: the table demands that both are valid for writes.
+                unsafe {
+                    out.write(wc(&completion));
+                    stamp.write(time.0);
+                }
+                1
+            }
+            Ok(None) => 0,
+            Err(failure) => -failure.0.code(),
+        })
+    })
 }
 
 /// [`EngineApi::poll_cq`]

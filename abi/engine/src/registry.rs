@@ -105,6 +105,16 @@ impl Registry {
         record.map(|record| record.context).ok_or(INVALID)
     }
 
+    /// The first object of a context that `pick` picks. Looks at all there are.
+    pub(crate) fn find<T>(
+        &self,
+        context: ContextNumber,
+        pick: impl Fn(Object) -> Option<T>,
+    ) -> Option<T> {
+        let own = self.objects.iter().filter(|(_, record)| record.context == context);
+        own.filter(|(_, record)| record.owed.is_none()).find_map(|(object, _)| pick(*object))
+    }
+
     /// Checks that an object belongs to a context.
     pub(crate) fn expect(&self, object: Object, context: ContextNumber) -> Outcome {
         if self.context_of(object)? == context { Ok(()) } else { Err(INVALID) }

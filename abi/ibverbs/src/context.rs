@@ -2,6 +2,7 @@
 
 use std::mem::offset_of;
 use std::ptr;
+use std::sync::Arc;
 
 use libc::c_int;
 use quipu_abi_types::*;
@@ -9,14 +10,17 @@ use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void, entry};
 
 use crate::device::device;
 use crate::engine::check;
+use crate::import::{Opened, command_fd};
 use crate::object::Blank;
 use crate::stub::{no_int, no_pointer, null};
-use crate::{cq, cq_ex, mr, pd, qp, qp_ex, query, srq};
+use crate::{cq, cq_ex, dm, mr, pd, qp, qp_ex, query, srq};
 
 /// The private part of a context.
 pub(crate) struct ContextState {
     pub(crate) api: &'static EngineApi,
     pub(crate) handle: ContextHandle,
+    /// What it may share with contexts that were imported.
+    opened: Arc<Opened>,
 }
 
 impl Tagged for ContextState {
@@ -88,6 +92,11 @@ fn tables(verbs: &mut verbs_context) {
     verbs.free_buf = Some(free_buf);
     verbs.reg_mr_ex = Some(mr::ibv_reg_mr_ex);
     verbs.query_port = Some(query::query_port);
+    verbs.advise_mr = Some(mr::advise_mr);
+    verbs.alloc_null_mr = Some(mr::alloc_null_mr);
+    verbs.reg_dm_mr = Some(mr::reg_dm_mr);
+    verbs.alloc_dm = Some(dm::alloc_dm);
+    verbs.free_dm = Some(dm::free_dm);
     verbs.alloc_parent_domain = Some(pd::alloc_parent_domain);
     verbs.alloc_td = Some(pd::alloc_td);
     verbs.dealloc_td = Some(pd::dealloc_td);
@@ -109,15 +118,10 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.dm_export_dmabuf_fd = int;
     verbs.dealloc_dmah = int;
     verbs.alloc_dmah = pointer;
-    verbs.advise_mr = int;
-    verbs.alloc_null_mr = pointer;
     verbs.read_counters = int;
     verbs.attach_counters_point_flow = int;
     verbs.create_counters = pointer;
     verbs.destroy_counters = int;
-    verbs.reg_dm_mr = pointer;
-    verbs.alloc_dm = pointer;
-    verbs.free_dm = int;
     verbs.modify_flow_action_esp = int;
     verbs.destroy_flow_action = int;
     verbs.create_flow_action_esp = pointer;
@@ -137,20 +141,19 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.close_xrcd = int;
 }
 
-/// What stands for the descriptor of the kernel's device: programs set flags on it, copy it, and pass
-/// it to other processes, so it is a real one, of which nothing can be read. -1 where there is none
-/// left. Not one of the first three, which a program that closed them takes for its own.
-fn command_fd() -> c_int {
-    // SAFETY: open(2), fcntl(2) and close(2), on a descriptor that is ours.
-    unsafe {
-        let first = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        if !(0..3).contains(&first) {
-            return first;
-        }
-        let higher = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, 3);
-        libc::close(first);
-        higher
-    }
+/// Makes a context of an opened device, with descriptors of its own.
+pub(crate) fn create(opened: Arc<Opened>, command_fd: c_int, async_fd: c_int) -> *mut ibv_context {
+    let mut verbs = verbs_context::blank();
+    tables(&mut verbs);
+    verbs.sz = size_of::<verbs_context>();
+    verbs.context.device = opened.device;
+    verbs.context.cmd_fd = command_fd;
+    verbs.context.async_fd = async_fd;
+    verbs.context.num_comp_vectors = opened.num_comp_vectors;
+    // Says that a verbs_context surrounds it (__VERBS_ABI_IS_EXTENDED).
+    verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
+    let state = ContextState { api: opened.api, handle: opened.handle, opened };
+    known_as(Context::create(verbs, state))
 }
 
 entry! {
@@ -164,17 +167,9 @@ entry! {
         let mut opened = EngineOpened { context: ContextHandle::NONE, async_fd: -1 };
         // SAFETY: the name is zero-terminated; `opened` is valid for the call.
         check(unsafe { (device.api.open)(device.info.name.as_ptr(), &mut opened) })?;
-        let mut verbs = verbs_context::blank();
-        tables(&mut verbs);
-        verbs.sz = size_of::<verbs_context>();
-        verbs.context.device = raw;
-        verbs.context.cmd_fd = command_fd();
-        verbs.context.async_fd = opened.async_fd;
-        verbs.context.num_comp_vectors = device.info.num_comp_vectors;
-        // Says that a verbs_context surrounds it (__VERBS_ABI_IS_EXTENDED).
-        verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
-        let state = ContextState { api: device.api, handle: opened.context };
-        Ok(known_as(Context::create(verbs, state)))
+        let (fd, vectors) = (command_fd(), device.info.num_comp_vectors);
+        let async_fd = opened.async_fd;
+        Ok(create(Opened::new(device.api, raw, &opened, vectors, fd), fd, async_fd))
     }
 
     /// `ibv_close_device(3)`: -1 on failure.
@@ -182,11 +177,13 @@ entry! {
         // SAFETY: the program passes a context and uses it no more.
         unsafe {
             let context = context(raw)?;
-            let command_fd = (*raw).cmd_fd;
-            check((context.api.close)(context.handle))?;
+            let (command_fd, async_fd) = ((*raw).cmd_fd, (*raw).async_fd);
+            // The last of those that share a device closes it, and the engine its own descriptor.
+            let imported = (async_fd != context.opened.async_fd).then_some(async_fd);
+            context.opened.leave()?;
             drop(Context::take(context.public())?);
-            if command_fd >= 0 {
-                libc::close(command_fd);
+            for fd in imported.into_iter().chain([command_fd]).filter(|fd| *fd >= 0) {
+                libc::close(fd);
             }
         }
         Ok(0)

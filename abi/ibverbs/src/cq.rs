@@ -1,7 +1,6 @@
 //! Completion channels and completion queues.
 
 use std::cell::UnsafeCell;
-use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void};
@@ -34,6 +33,8 @@ pub(crate) struct CqState {
     pub(crate) polling: SpinLock,
     /// The completion that `read_*` tell about; guarded by `polling`.
     pub(crate) current: UnsafeCell<ibv_wc>,
+    /// When it was made, by the clock of the device; guarded by `polling`. None if not asked for.
+    pub(crate) stamp: Option<UnsafeCell<u64>>,
     pub(crate) acks: Acks,
 }
 
@@ -75,6 +76,7 @@ pub(crate) struct Wanted {
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) comp_vector: u32,
     pub(crate) flags: u32,
+    pub(crate) stamps: bool,
 }
 
 /// Creates a completion queue of which the extended part is still empty.
@@ -107,6 +109,7 @@ pub(crate) unsafe fn create(
         handle: CqHandle::NONE,
         polling: SpinLock::new(),
         current: UnsafeCell::new(ibv_wc::blank()),
+        stamp: wanted.stamps.then(UnsafeCell::default),
         acks: Acks::default(),
     };
     // The engine is told the address of the queue as its cookie, so the queue is there first. It
@@ -116,6 +119,7 @@ pub(crate) unsafe fn create(
             cqe: wanted.cqe,
             comp_vector: wanted.comp_vector,
             flags: wanted.flags,
+            stamps: wanted.stamps.into(),
             channel,
             cookie: public as u64,
         };
@@ -172,7 +176,7 @@ entry! {
         let context = unsafe { context(raw) }?;
         let positive = |number: c_int| u32::try_from(number).map_err(|_| Errno::EINVAL);
         let (cqe, comp_vector) = (positive(cqe)?, positive(comp_vector)?);
-        let wanted = Wanted { cqe, cq_context, channel, comp_vector, flags: 0 };
+        let wanted = Wanted { cqe, cq_context, channel, comp_vector, flags: 0, stamps: false };
         // SAFETY: the program passes null or a channel.
         let cq = unsafe { create(raw, context, &wanted) }?;
         crate::cq_ex::fill(cq);
@@ -224,10 +228,18 @@ entry! {
         check(unsafe { (cq.api.req_notify_cq)(cq.handle, solicited_only) })
     }
 
-    /// `ibv_modify_cq(3)`: moderation of events is not supported (and not announced).
+    /// `ibv_modify_cq(3)`: moderation of events.
     fn modify_cq(raw: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> IntErrno {
-        // SAFETY: the program passes a completion queue.
-        unsafe { cq(raw) }?;
-        if ptr::eq(attr, ptr::null()) { Err(Errno::EINVAL) } else { Err(Errno::EOPNOTSUPP) }
+        // SAFETY: the program passes a completion queue, and null or a valid pointer.
+        let (cq, attr) = unsafe { (cq(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.attr_mask & IBV_CQ_ATTR_MODERATE == 0 {
+            return Ok(());
+        }
+        let (count, period) = (attr.moderate.cq_count.into(), attr.moderate.cq_period.into());
+        // SAFETY: the handle came from the engine.
+        check(unsafe { (cq.api.moderate_cq)(cq.handle, count, period) })
     }
 }

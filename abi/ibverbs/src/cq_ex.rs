@@ -3,6 +3,8 @@
 //! One completion is taken from the engine at a time and kept in the queue's private part while the
 //! program reads its fields. The program may poll the same queue by `ibv_poll_cq` too.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use libc::c_uint;
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, ErrorNumber, Null, Plain, Void, entry};
@@ -10,9 +12,14 @@ use quipu_cabi::{Errno, ErrorNumber, Null, Plain, Void, entry};
 use crate::context::context;
 use crate::cq::{Cq, Wanted, create};
 use crate::engine::errno_of;
+use crate::pd::pd;
+use crate::query::clock;
 
-/// What `wc_flags` may ask for: all that [`ibv_wc`] has.
-const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS;
+/// What asks for the time at which a completion was made.
+const STAMPS: u64 =
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+/// What `wc_flags` may ask for: all that [`ibv_wc`] has, and the time.
+const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
 
 /// Fills the table of a queue: every entry, whatever was asked for, since a program that calls one
 /// without asking would otherwise jump to nowhere.
@@ -46,8 +53,14 @@ pub(crate) fn fill(cq: *mut ibv_cq_ex) {
 /// The caller holds `cq.polling`.
 unsafe fn take(cq: &Cq) -> Result<(), Errno> {
     let current = cq.current.get();
-    // SAFETY: `current` is room for one completion, guarded by the lock that the caller holds.
-    let polled = unsafe { (cq.api.poll_cq)(cq.handle, 1, current) };
+    // SAFETY: `current` is room for one completion, and `stamp` for one stamp, guarded by the lock that
+    // the caller holds.
+    let polled = unsafe {
+        match &cq.stamp {
+            None => (cq.api.poll_cq)(cq.handle, 1, current),
+            Some(stamp) => (cq.api.poll_cq_stamped)(cq.handle, current, stamp.get()),
+        }
+    };
     match polled {
         1.. => {
             let public = cq.public();
@@ -73,8 +86,24 @@ fn current(raw: *mut ibv_cq_ex) -> Result<ibv_wc, Errno> {
     }
 }
 
+/// When the completion that the program reads was made, by the clock of the device.
+fn stamp(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
+    // SAFETY: as in `current`.
+    unsafe { Ok(*Cq::get(raw)?.stamp.as_ref().ok_or(Errno::EOPNOTSUPP)?.get()) }
+}
+
+/// The same by the clock on the wall, in nanoseconds since 1970.
+fn wallclock(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
+    let made = stamp(raw)?;
+    // SAFETY: the context of a live queue is alive.
+    let now = clock(unsafe { context((*raw).cq.context) }?)?;
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Errno::EINVAL)?;
+    let wall = u64::try_from(wall.as_nanos()).map_err(|_| Errno::EINVAL)?;
+    Ok(wall.saturating_sub(now.saturating_sub(made)))
+}
+
 entry! {
-    /// `ibv_create_cq_ex(3)`: timestamps, VLANs, flow tags and tag matching are not supported.
+    /// `ibv_create_cq_ex(3)`: VLANs, flow tags and tag matching are not supported.
     fn create_cq_ex(raw: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> Null<ibv_cq_ex> {
         // SAFETY: the program passes a context, and null or a valid pointer.
         let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
@@ -93,7 +122,12 @@ entry! {
             channel: attr.channel,
             comp_vector: attr.comp_vector,
             flags,
+            stamps: attr.wc_flags & STAMPS != 0,
         };
+        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            // SAFETY: the program passes a domain.
+            unsafe { pd(attr.parent_domain) }?;
+        }
         // SAFETY: the program passes null or a channel.
         let cq = unsafe { create(raw, context, &wanted) }?;
         fill(cq);
@@ -151,8 +185,8 @@ entry! {
     fn read_sl(cq: *mut ibv_cq_ex) -> Plain<u8> { Ok(current(cq)?.sl) }
     /// `ibv_wc_read_dlid_path_bits`
     fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> Plain<u8> { Ok(current(cq)?.dlid_path_bits) }
-    /// `ibv_wc_read_completion_ts`: not supported.
-    fn read_completion_ts(_cq: *mut ibv_cq_ex) -> Plain<u64> { Err(Errno::EOPNOTSUPP) }
+    /// `ibv_wc_read_completion_ts`: in ticks of the device's clock.
+    fn read_completion_ts(cq: *mut ibv_cq_ex) -> Plain<u64> { stamp(cq) }
     /// `ibv_wc_read_cvlan`: not supported.
     fn read_cvlan(_cq: *mut ibv_cq_ex) -> Plain<u16> { Err(Errno::EOPNOTSUPP) }
     /// `ibv_wc_read_flow_tag`: not supported.
@@ -165,6 +199,6 @@ entry! {
         }
         Ok(())
     }
-    /// `ibv_wc_read_completion_wallclock_ns`: not supported.
-    fn read_completion_wallclock_ns(_cq: *mut ibv_cq_ex) -> Plain<u64> { Err(Errno::EOPNOTSUPP) }
+    /// `ibv_wc_read_completion_wallclock_ns`
+    fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> Plain<u64> { wallclock(cq) }
 }

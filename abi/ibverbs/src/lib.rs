@@ -10,7 +10,8 @@
 //! |---|---|
 //! | `engine` | finding the engine, statuses to `errno` (crate `quipu-facade`) |
 //! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
-//! | `pd`, `mr`, `cq`, `srq`, `qp`, `ah` | objects |
+//! | `pd`, `mr`, `dm`, `cq`, `srq`, `qp`, `ah` | objects |
+//! | `mapping`, `import` | regions over files, objects found by their numbers |
 //! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
 //! | `event`, `acks` | completion and asynchronous events, and waiting for their acknowledgement |
 //! | `text`, `sysfs`, `fork` | names of constants, files, fork |
@@ -26,8 +27,11 @@ pub mod context;
 pub mod cq;
 pub mod cq_ex;
 pub mod device;
+pub mod dm;
 pub mod event;
 pub mod fork;
+pub mod import;
+mod mapping;
 pub mod mr;
 mod object;
 pub mod pd;

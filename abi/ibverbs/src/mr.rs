@@ -1,14 +1,24 @@
 //! Memory regions and memory windows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_uint, c_void};
 use quipu_abi_types::*;
 use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged, entry};
 
+use crate::dm::{Dm, DmMemory};
 use crate::engine::check;
+use crate::mapping::{Mapping, PAGE_OFFSET};
 use crate::object::Blank;
 use crate::pd::{Pd, pd};
+
+/// The rights that a region over a file may have (`ibv_reg_dmabuf_mr(3)`).
+const IBV_DMABUF_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_RELAXED_ORDERING;
 
 /// The private part of a memory region.
 pub(crate) struct MrState {
@@ -16,13 +26,50 @@ pub(crate) struct MrState {
     handle: MrHandle,
     /// The domain it counts in; changed by `ibv_rereg_mr`.
     pd: AtomicPtr<ibv_pd>,
+    /// Kept for the life of the region, and then given back.
+    _backing: Backing,
+}
+
+/// What stands behind a region.
+pub(crate) enum Backing {
+    /// Memory of the program, or nothing at all.
+    Program,
+    Device {
+        _share: DmShare,
+    },
+    File {
+        _mapping: Mapping,
+    },
+}
+
+/// Device memory that a region keeps from being freed.
+pub(crate) struct DmShare(Arc<DmMemory>);
+
+impl DmShare {
+    fn new(memory: &Arc<DmMemory>) -> Self {
+        memory.regions.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(memory))
+    }
+}
+
+impl Drop for DmShare {
+    fn drop(&mut self) {
+        self.0.regions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl MrState {
+    /// The domain it counts in.
+    pub(crate) fn domain(&self) -> *mut ibv_pd {
+        self.pd.load(Ordering::Acquire)
+    }
 }
 
 impl Tagged for MrState {
     const TAG: u64 = 0x5155_4950_0000_4d52;
 }
 
-type Mr = Handle<ibv_mr, MrState>;
+pub(crate) type Mr = Handle<ibv_mr, MrState>;
 
 /// The private part of a memory window.
 pub(crate) struct MwState {
@@ -62,13 +109,32 @@ fn register(
     iova: u64,
     access: u32,
 ) -> Result<*mut ibv_mr, Errno> {
-    if access & IBV_ACCESS_ON_DEMAND != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let init = init(addr, length, iova, access);
+    let region = Wanted { addr, length, init: init(addr, length, iova, access) };
+    create(pd, &region, Backing::Program)
+}
+
+/// A region to be made: how the program sees it, and what the engine registers.
+struct Wanted {
+    addr: *mut c_void,
+    length: usize,
+    init: EngineMrInit,
+}
+
+fn create(pd: &Pd, wanted: &Wanted, backing: Backing) -> Result<*mut ibv_mr, Errno> {
     let mut made = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
     // SAFETY: both structures are valid for the call.
-    check(unsafe { (pd.api.reg_mr)(pd.handle, &init, &mut made) })?;
+    check(unsafe { (pd.api.reg_mr)(pd.handle, &wanted.init, &mut made) })?;
+    Ok(adopt(pd, &made, wanted.addr, wanted.length, backing))
+}
+
+/// Makes the object for a region that the engine knows.
+pub(crate) fn adopt(
+    pd: &Pd,
+    made: &EngineMr,
+    addr: *mut c_void,
+    length: usize,
+    backing: Backing,
+) -> *mut ibv_mr {
     pd.enter();
     let mut public = ibv_mr::blank();
     // SAFETY: a live object of the program.
@@ -79,8 +145,28 @@ fn register(
     public.handle = made.mr.0 as u32;
     public.lkey = made.lkey;
     public.rkey = made.rkey;
-    let state = MrState { api: pd.api, handle: made.mr, pd: AtomicPtr::new(pd.public()) };
-    Ok(Mr::create(public, state))
+    let pd_pointer = AtomicPtr::new(pd.public());
+    let state = MrState { api: pd.api, handle: made.mr, pd: pd_pointer, _backing: backing };
+    Mr::create(public, state)
+}
+
+/// Registers `length` bytes at `offset` of a file that can be mapped, as those of udmabuf can.
+fn register_file(
+    pd: &Pd,
+    (fd, offset): (c_int, u64),
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> Result<*mut ibv_mr, Errno> {
+    // What the pages of the file are called must leave their bytes where they are in them.
+    if access & !IBV_DMABUF_ACCESS != 0 || (iova ^ offset) & PAGE_OFFSET != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mapping = Mapping::new(fd, offset, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    let init = EngineMrInit { addr: mapping.addr(), length: length as u64, iova, access };
+    // As libibverbs has it: a file has no address.
+    let addr = std::ptr::without_provenance_mut(offset as usize);
+    create(pd, &Wanted { addr, length, init }, Backing::File { _mapping: mapping })
 }
 
 fn init(addr: *mut c_void, length: usize, iova: u64, access: u32) -> EngineMrInit {
@@ -125,19 +211,90 @@ entry! {
         register(unsafe { pd(raw) }?, addr, length, iova, access)
     }
 
-    /// `ibv_reg_mr_ex(3)`: of memory at an address; files, DMA handles and buffers are not supported.
+    /// `ibv_reg_mr_ex(3)`: of memory at an address or of a file; DMA handles and buffers are not
+    /// supported.
     fn ibv_reg_mr_ex(raw: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain, and null or a valid pointer.
         let (pd, attr) = unsafe { (pd(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
-        if attr.comp_mask & !(IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR) != 0 {
+        let known = IBV_REG_MR_MASK_IOVA
+            | IBV_REG_MR_MASK_ADDR
+            | IBV_REG_MR_MASK_FD
+            | IBV_REG_MR_MASK_FD_OFFSET;
+        if attr.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if attr.comp_mask & IBV_REG_MR_MASK_ADDR == 0 {
+        let has = |bit: u64| attr.comp_mask & bit != 0;
+        let access = attr.access as u32;
+        match (has(IBV_REG_MR_MASK_ADDR), has(IBV_REG_MR_MASK_FD)) {
+            (true, false) => {
+                let iova = if has(IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr as u64 };
+                register(pd, attr.addr, attr.length, iova, access)
+            }
+            (false, true) => {
+                let offset = if has(IBV_REG_MR_MASK_FD_OFFSET) { attr.fd_offset } else { 0 };
+                let iova = if has(IBV_REG_MR_MASK_IOVA) { attr.iova } else { offset };
+                register_file(pd, (attr.fd, offset), attr.length, iova, access)
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// `ibv_reg_dmabuf_mr(3)`: of what can be mapped into the process.
+    fn ibv_reg_dmabuf_mr(
+        raw: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain.
+        register_file(unsafe { pd(raw) }?, (fd, offset), length, iova, access as u32)
+    }
+
+    /// `ibv_alloc_null_mr(3)`
+    fn alloc_null_mr(raw: *mut ibv_pd) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain.
+        let pd = unsafe { pd(raw) }?;
+        let mut made = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
+        // SAFETY: `made` is valid for the call.
+        check(unsafe { (pd.api.alloc_null_mr)(pd.handle, &mut made) })?;
+        Ok(adopt(pd, &made, std::ptr::null_mut(), usize::MAX, Backing::Program))
+    }
+
+    /// `ibv_reg_dm_mr(3)`: zero based, as the manual page demands.
+    fn reg_dm_mr(
+        raw: *mut ibv_pd,
+        dm: *mut ibv_dm,
+        offset: u64,
+        length: usize,
+        access: c_uint,
+    ) -> Null<ibv_mr> {
+        // SAFETY: the program passes a domain and device memory.
+        let (pd, dm) = unsafe { (pd(raw)?, Dm::get(dm)?) };
+        if access & IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Errno::EINVAL);
         }
-        let has_iova = attr.comp_mask & IBV_REG_MR_MASK_IOVA != 0;
-        let iova = if has_iova { attr.iova } else { attr.addr as u64 };
-        register(pd, attr.addr, attr.length, iova, attr.access as u32)
+        let at = dm.0.at(offset, length)?;
+        let init = EngineMrInit { addr: at as u64, length: length as u64, iova: 0, access };
+        let share = DmShare::new(&dm.0);
+        let wanted = Wanted { addr: std::ptr::null_mut(), length, init };
+        create(pd, &wanted, Backing::Device { _share: share })
+    }
+
+    /// `ibv_advise_mr(3)`
+    fn advise_mr(
+        raw: *mut ibv_pd,
+        advice: u32,
+        flags: u32,
+        list: *mut ibv_sge,
+        count: u32,
+    ) -> IntErrno {
+        // SAFETY: the program passes a domain, and a list of `count` elements.
+        unsafe {
+            let pd = pd(raw)?;
+            check((pd.api.advise_mr)(pd.handle, advice, flags, list, count))
+        }
     }
 
     /// `ibv_rereg_mr(3)`: 0, or one of `IBV_REREG_MR_ERR_*` with `errno` set. On failure the region
@@ -222,9 +379,6 @@ unsafe fn rereg(
     }
     if changes(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
         return Err(Errno::EINVAL);
-    }
-    if changes(IBV_REREG_MR_CHANGE_ACCESS) && access & IBV_ACCESS_ON_DEMAND != 0 {
-        return Err(Errno::EOPNOTSUPP);
     }
     let old = mr.pd.load(Ordering::Acquire);
     // SAFETY: the old domain is kept alive by this region; the new one is the program's.

@@ -33,6 +33,7 @@ blank!(
     ibv_mr,
     ibv_mw,
     ibv_ah,
+    ibv_dm,
     ibv_comp_channel,
     ibv_cq_ex,
     ibv_srq,

@@ -70,6 +70,17 @@ fn create(context: *mut ibv_context, state: PdState) -> *mut ibv_pd {
     Pd::create(public, state)
 }
 
+/// A domain that decorates no other.
+pub(crate) fn create_plain(
+    context: *mut ibv_context,
+    api: &'static EngineApi,
+    handle: PdHandle,
+) -> *mut ibv_pd {
+    let none = std::ptr::null_mut();
+    let (parents, uses) = (AtomicU32::new(0), AtomicU32::new(0));
+    create(context, PdState { api, handle, decorates: none, thread: none.cast(), parents, uses })
+}
+
 entry! {
     /// `ibv_alloc_pd(3)`
     fn ibv_alloc_pd(raw: *mut ibv_context) -> Null<ibv_pd> {
@@ -78,11 +89,7 @@ entry! {
         let mut handle = PdHandle::NONE;
         // SAFETY: `handle` is valid for the call.
         check(unsafe { (context.api.alloc_pd)(context.handle, &mut handle) })?;
-        let none = std::ptr::null_mut();
-        let (parents, uses) = (AtomicU32::new(0), AtomicU32::new(0));
-        let api = context.api;
-        let state = PdState { api, handle, decorates: none, thread: none.cast(), parents, uses };
-        Ok(create(raw, state))
+        Ok(create_plain(raw, context.api, handle))
     }
 
     /// `ibv_dealloc_pd(3)`, of parent domains too.
@@ -135,8 +142,8 @@ entry! {
         Ok(())
     }
 
-    /// `ibv_alloc_parent_domain(3)`: without allocators of the program's own, which nothing here
-    /// would call.
+    /// `ibv_alloc_parent_domain(3)`. Allocators of the program's own are taken and not called: what
+    /// a provider allocates by them are queues that its device reads, and here no device does.
     fn alloc_parent_domain(
         raw: *mut ibv_context,
         attr: *mut ibv_parent_domain_init_attr,
@@ -148,8 +155,13 @@ entry! {
         if !pd.decorates.is_null() {
             return Err(Errno::EINVAL);
         }
-        if attr.comp_mask & !IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
+        let allocators = attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
+        let known = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+        if attr.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if allocators && (attr.alloc.is_none() || attr.free.is_none()) {
+            return Err(Errno::EINVAL);
         }
         if !attr.td.is_null() {
             // SAFETY: the program passes null or a thread domain.

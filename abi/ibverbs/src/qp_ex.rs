@@ -26,7 +26,11 @@ const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
-    | IBV_QP_EX_WITH_SEND_WITH_INV;
+    | IBV_QP_EX_WITH_SEND_WITH_INV
+    | IBV_QP_EX_WITH_ATOMIC_WRITE;
+
+/// The payload of an atomic write.
+const ATOMIC_WRITE_BYTES: usize = 8;
 
 /// Where a queue pair's work is built.
 #[derive(Default)]
@@ -402,10 +406,14 @@ entry! {
         unsafe { unsupported(qp) }
     }
 
-    /// `ibv_wr_atomic_write`: not supported.
-    fn wr_atomic_write(qp: *mut ibv_qp_ex, _rkey: u32, _addr: u64, _value: *const c_void) -> Void {
+    /// `ibv_wr_atomic_write`: the 8 bytes are copied now.
+    fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, value: *const c_void) -> Void {
         // SAFETY: see above.
-        unsafe { unsupported(qp) }
+        unsafe {
+            let value = bytes(value, ATOMIC_WRITE_BYTES);
+            operation(qp, IBV_WR_ATOMIC_WRITE, |wr| wr.wr = remote(addr, rkey))?;
+            build(qp, |batch| batch.set_inline(std::iter::once(value)))
+        }
     }
 
     /// `ibv_wr_flush`: not supported.

@@ -7,6 +7,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{CReturn, Errno, IntErrno, IntMinusOne, entry};
 
 use crate::context::{Context, context};
+use crate::dm::MAX_DM_SIZE;
 use crate::engine::check;
 use crate::object::Blank;
 
@@ -65,6 +66,8 @@ fn attributes(context: &Context) -> Result<ibv_device_attr_ex, Errno> {
     let mut attr = ibv_device_attr_ex::blank();
     // SAFETY: `attr` is valid for the call.
     check(unsafe { (context.api.query_device)(context.handle, &mut attr) })?;
+    // Device memory is this library's.
+    attr.max_dm_size = MAX_DM_SIZE as u64;
     Ok(attr)
 }
 
@@ -227,12 +230,29 @@ entry! {
         if port == 1 && pkey == DEFAULT_PKEY.to_be() { Ok(0) } else { Err(Errno::EINVAL) }
     }
 
-    /// `ibv_query_rt_values_ex(3)`: there is no clock that completions are stamped with.
-    fn query_rt_values(raw: *mut ibv_context, _values: *mut ibv_values_ex) -> IntErrno {
-        // SAFETY: the program passes a context.
-        unsafe { context(raw) }?;
-        Err(Errno::EOPNOTSUPP)
+    /// `ibv_query_rt_values_ex(3)`: the clock that completions are stamped with, of which one tick is
+    /// a nanosecond.
+    fn query_rt_values(raw: *mut ibv_context, values: *mut ibv_values_ex) -> IntErrno {
+        // SAFETY: the program passes a context, and null or a valid pointer.
+        let (context, values) = unsafe { (context(raw)?, values.as_mut().ok_or(Errno::EINVAL)?) };
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            // As providers do: nanoseconds alone hold all the ticks.
+            let ticks = clock(context)?;
+            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as libc::c_long };
+        }
+        Ok(())
     }
+}
+
+/// The clock of the device, in nanoseconds.
+pub(crate) fn clock(context: &Context) -> Result<u64, Errno> {
+    let mut now = 0;
+    // SAFETY: `now` is valid for the call.
+    check(unsafe { (context.api.read_clock)(context.handle, &mut now) })?;
+    Ok(now)
 }
 
 /// # Safety

@@ -211,6 +211,15 @@ pub struct ibv_parent_domain_init_attr {
     pub pd_context: *mut c_void,
 }
 
+/// See `ibv_alloc_dm(3)`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_alloc_dm_attr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+
 /// See `ibv_query_rt_values_ex(3)`.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -246,6 +246,29 @@ constants! {
     }
 }
 constants! {
+    /// `enum ibv_odp_general_caps`
+    u64 { IBV_ODP_SUPPORT = 1, IBV_ODP_SUPPORT_IMPLICIT = 1 << 1, }
+}
+constants! {
+    /// `enum ibv_odp_transport_cap_bits`
+    u32 {
+        IBV_ODP_SUPPORT_SEND = 1, IBV_ODP_SUPPORT_RECV = 1 << 1, IBV_ODP_SUPPORT_WRITE = 1 << 2,
+        IBV_ODP_SUPPORT_READ = 1 << 3, IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
+        IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+    }
+}
+constants! {
+    /// `enum ibv_advise_mr_advice` and its flag.
+    u32 {
+        IBV_ADVISE_MR_ADVICE_PREFETCH = 0, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2, IBV_ADVISE_MR_FLAG_FLUSH = 1,
+    }
+}
+constants! {
+    /// `enum ibv_cq_attr_mask`
+    u32 { IBV_CQ_ATTR_MODERATE = 1, }
+}
+constants! {
     /// `enum ibv_values_mask`
     u32 { IBV_VALUES_MASK_RAW_CLOCK = 1, }
 }

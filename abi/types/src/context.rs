@@ -1,5 +1,5 @@
 //! The opened device and its two tables of operations.
-use libc::{c_int, c_void, pthread_mutex_t};
+use libc::{c_int, c_uint, c_void, pthread_mutex_t};
 
 use crate::*;
 
@@ -75,15 +75,17 @@ pub struct verbs_context {
     pub alloc_dmah: opaque_fn,
     pub query_port:
         Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub advise_mr: opaque_fn,
-    pub alloc_null_mr: opaque_fn,
+    pub advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int>,
+    pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
     pub read_counters: opaque_fn,
     pub attach_counters_point_flow: opaque_fn,
     pub create_counters: opaque_fn,
     pub destroy_counters: opaque_fn,
-    pub reg_dm_mr: opaque_fn,
-    pub alloc_dm: opaque_fn,
-    pub free_dm: opaque_fn,
+    pub reg_dm_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
+    pub alloc_dm:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+    pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
     pub modify_flow_action_esp: opaque_fn,
     pub destroy_flow_action: opaque_fn,
     pub create_flow_action_esp: opaque_fn,

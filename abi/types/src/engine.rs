@@ -231,6 +231,8 @@ pub struct EngineCqInit {
     pub comp_vector: u32,
     /// `IBV_CREATE_CQ_ATTR_*`.
     pub flags: u32,
+    /// Not 0: completions are taken by `poll_cq_stamped` too.
+    pub stamps: u32,
     /// Where its events go, or none.
     pub channel: ChannelHandle,
     /// Returned by `get_comp_event` and in events of type `IBV_EVENT_CQ_ERR`.
@@ -488,6 +490,34 @@ pub struct EngineApi {
         wr: *const ibv_recv_wr,
         bad: *mut *const ibv_recv_wr,
     ) -> i32,
+
+    // --- on-demand paging, null regions, moderation, time, imports -----------------------------
+    /// Makes a region that reads as zeros and forgets what is written to it. Its rkey is 0.
+    pub alloc_null_mr: unsafe extern "C" fn(pd: PdHandle, out: *mut EngineMr) -> i32,
+    /// Makes the pages of on-demand regions present, as `ibv_advise_mr(3)` says. Without the flag
+    /// `IBV_ADVISE_MR_FLAG_FLUSH` pages that cannot be had are no error. A key that names no
+    /// on-demand region: NotFound; another domain, or no right to write: NotPermitted; out of
+    /// bounds: BadAddress; an unknown advice: NotSupported.
+    pub advise_mr: unsafe extern "C" fn(
+        pd: PdHandle,
+        advice: u32,
+        flags: u32,
+        list: *const ibv_sge,
+        count: u32,
+    ) -> i32,
+    /// Holds events back until `count` completions have come, or `period` microseconds have passed;
+    /// either 0: not any more. Both have 16 bits.
+    pub moderate_cq: unsafe extern "C" fn(cq: CqHandle, count: u32, period: u32) -> i32,
+    /// As `poll_cq` with `max` 1, of a queue with `stamps`; also the time of `read_clock` at which
+    /// the completion was made.
+    pub poll_cq_stamped:
+        unsafe extern "C" fn(cq: CqHandle, out: *mut ibv_wc, stamp: *mut u64) -> i32,
+    /// The device's clock, in nanoseconds.
+    pub read_clock: unsafe extern "C" fn(context: ContextHandle, out: *mut u64) -> i32,
+    /// The domain of a context whose handle has these lower 32 bits.
+    pub find_pd: unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut PdHandle) -> i32,
+    /// The region of a context whose handle has these lower 32 bits.
+    pub find_mr: unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut EngineMr) -> i32,
 
     // --- address handles -----------------------------------------------------------------------
     /// Remembers the address of a peer. Without GRH (`is_global` 0), with another port or source

@@ -53,6 +53,16 @@ pub struct ibv_xrcd {
     pub context: *mut ibv_context,
 }
 
+/// Device memory.
+#[repr(C)]
+pub struct ibv_dm {
+    pub context: *mut ibv_context,
+    pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+    pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
 /// A completion channel; `fd` is a real descriptor.
 #[repr(C)]
 pub struct ibv_comp_channel {

@@ -66,6 +66,8 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_values_ex", size_of::<ibv_values_ex>()),
         ("ibv_ece", size_of::<ibv_ece>()),
         ("ibv_async_event", size_of::<ibv_async_event>()),
+        ("ibv_dm", size_of::<ibv_dm>()),
+        ("ibv_alloc_dm_attr", size_of::<ibv_alloc_dm_attr>()),
         ("ibv_device.transport_type", offset_of!(ibv_device, transport_type)),
         ("ibv_device.dev_path", offset_of!(ibv_device, dev_path)),
         ("ibv_context.mutex", offset_of!(ibv_context, mutex)),
@@ -116,6 +118,9 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_cq_init_attr_ex.wc_flags", offset_of!(ibv_cq_init_attr_ex, wc_flags)),
         ("ibv_cq_init_attr_ex.parent_domain", offset_of!(ibv_cq_init_attr_ex, parent_domain)),
         ("ibv_async_event.event_type", offset_of!(ibv_async_event, event_type)),
+        ("ibv_dm.memcpy_from_dm", offset_of!(ibv_dm, memcpy_from_dm)),
+        ("ibv_dm.handle", offset_of!(ibv_dm, handle)),
+        ("ibv_alloc_dm_attr.log_align_req", offset_of!(ibv_alloc_dm_attr, log_align_req)),
     ];
     assert_eq!(text(&ours), theirs);
 }

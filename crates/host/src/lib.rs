@@ -25,6 +25,7 @@
 //! take others. The lock around the helper's thread handle is taken outside of it only.
 
 mod address;
+mod blank;
 mod clock;
 mod cm;
 mod config;

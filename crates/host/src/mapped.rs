@@ -49,6 +49,27 @@ const QUERY_WRITABLE: u64 = 2;
 const PROCMAP_QUERY: libc::c_ulong =
     3 << 30 | (size_of::<Query>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 17;
 
+/// Makes the pages of a range present: for reading, or for writing. Nothing where the kernel cannot
+/// (before Linux 5.14).
+///
+/// # Errors
+///
+/// Not all of the range is mapped with that right.
+pub(crate) fn populate(addr: usize, len: u64, write: bool) -> io::Result<()> {
+    let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let start = addr - addr % page_size();
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let at = std::ptr::without_provenance_mut(start);
+    // SAFETY: the advice changes no bytes: it does what an access to each page would.
+    let advised = unsafe { libc::madvise(at, addr - start + len, advice) };
+    match sys::check(advised).map_err(|error| error.raw_os_error()) {
+        Err(Some(libc::EFAULT | libc::ENOMEM | libc::EHWPOISON)) => {
+            Err(io::Error::from_raw_os_error(libc::EFAULT))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The list of mappings of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
@@ -74,6 +95,12 @@ impl Mappings {
         });
         let asked = list.as_ref().and_then(|list| ask(list, addr, end, write).ok());
         asked.unwrap_or_else(|| is_mapped(addr, end) && read(addr, end, write).unwrap_or(true))
+    }
+}
+
+impl quipu_mem::Mappings for Mappings {
+    fn allow(&self, addr: usize, len: u64, write: bool) -> bool {
+        Mappings::allow(self, addr, len, write)
     }
 }
 
@@ -221,6 +248,17 @@ mod tests {
                 assert_eq!(is_mapped(addr, end), !unmapped, "{len} at {offset}");
             }
         }
+    }
+
+    #[test]
+    fn pages_are_made_present_where_they_may_be() {
+        let patchwork = Patchwork::new();
+        let (at, page) = (patchwork.addr, patchwork.page as u64);
+        assert!(populate(at + 1, 2 * page - 1, true).is_ok());
+        assert!(populate(at, 3 * page, false).is_ok());
+        // Where the kernel knows the advice it says what is wrong; an older one says nothing.
+        let knows = populate(at + 4 * page as usize, 1, false).is_err();
+        assert_eq!(populate(at, 3 * page, true).is_err(), knows);
     }
 
     #[test]

@@ -114,11 +114,16 @@ impl Directory {
     }
 
     /// Shows a region if peers have rights to it and its slot is free. Windows are not shown: work requests
-    /// take them back, and would have to wait for peers that are in the middle of an access.
+    /// take them back, and would have to wait for peers that are in the middle of an access. Nor are regions
+    /// whose pages may be absent, which the owner looks for.
     pub(crate) fn publish(&mut self, entry: &Entry) -> bool {
         let key = Key(entry.key);
         let window = matches!(entry.role, Role::Window { .. });
-        if key == Key::NONE || window || !entry.rights().intersects(Access::REMOTE) {
+        if key == Key::NONE
+            || window
+            || entry.len != entry.true_len()
+            || !entry.rights().intersects(Access::REMOTE)
+        {
             return false;
         }
         let base = self.table.word_of(key);

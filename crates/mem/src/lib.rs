@@ -56,9 +56,9 @@ pub use directory::{Directory, DirectoryReader, LookupError, RemoteRange};
 pub use guard::{Guard, GuardState, GuardWait};
 pub use key::Key;
 pub use regions::{
-    ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Pieces, RegionInfo, Regions,
-    RegionsConfig, RegisterError, Registration, ReregisterError, Reregistration, Sge, Vouched,
-    WindowType, Withdrawn, list_len,
+    ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Mappings, NULL_LEN, Nothing, Pieces,
+    RegionInfo, Regions, RegionsConfig, RegisterError, Registration, ReregisterError,
+    Reregistration, Sge, Vouched, WindowType, Withdrawn, list_len,
 };
 pub use segment::{Segment, SegmentError, Shared};
 pub use span::Span;

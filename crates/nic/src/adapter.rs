@@ -125,6 +125,7 @@ pub(crate) enum Alarm {
     Qp(QpId),
     Conn(ConnId),
     Endings,
+    Cq(CqId),
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -174,10 +175,14 @@ impl<P: Probe> Hub<P> {
     pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq) else { return true };
         let first_overrun = !queue.overran();
-        match queue.push(completion, solicited) {
+        match queue.push(completion, solicited, self.now) {
             Pushed::Quietly => true,
             Pushed::Notify(channel, context) => {
                 self.events.push_back(Event::Completion { channel, cq, context });
+                true
+            }
+            Pushed::Held(period_ns) => {
+                self.hold_back(cq, period_ns);
                 true
             }
             Pushed::Overrun => {
@@ -329,6 +334,7 @@ impl<P: Probe> Adapter<P> {
                     self.hub.endings_alarm = None;
                     self.finish_endings();
                 }
+                Alarm::Cq(id) => self.hub.period_over(id),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::types::{ChannelId, Completion};
+use crate::types::{ChannelId, Completion, Time};
 
 /// What a program asked to be told of (IBA 11.4.2.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +19,20 @@ pub(crate) enum Pushed {
     Quietly,
     /// The program asked to be told: its channel gets an event.
     Notify(ChannelId, u64),
+    /// The program asked to be told, and is when more have come or so many nanoseconds have passed.
+    Held(u64),
     /// There was no room.
     Overrun,
+}
+
+/// How events are held back (`ibv_modify_cq(3)`): an event comes with the `count`-th completion that was
+/// asked for, or `period_ns` after the first.
+#[derive(Clone, Copy, Debug)]
+struct Moderation {
+    count: u16,
+    period_ns: u64,
+    /// Completions held back so far.
+    held: u16,
 }
 
 /// A completion queue.
@@ -31,6 +43,13 @@ pub(crate) struct Cq {
     context: u64,
     notify: Notify,
     overrun: bool,
+    /// The oldest completion makes room for one too many.
+    ignores_overrun: bool,
+    moderation: Option<Moderation>,
+    /// When the completions in the queue were made, if the program wants to know.
+    stamps: Option<VecDeque<Time>>,
+    /// When an event that is held back comes at the latest.
+    pub(crate) alarm: Option<Time>,
     /// Queue pairs that complete here.
     pub(crate) users: u32,
 }
@@ -45,31 +64,76 @@ impl Cq {
             context,
             notify: Notify::Nothing,
             overrun: false,
+            ignores_overrun: false,
+            moderation: None,
+            stamps: None,
+            alarm: None,
             users: 0,
         }
     }
 
-    /// Adds a completion; `solicited` if it answers a request for solicited notification (a receive that
-    /// the peer marked so, or any error).
+    /// Adds a completion made at `now`; `solicited` if it answers a request for solicited notification (a
+    /// receive that the peer marked so, or any error).
     #[inline]
-    pub(crate) fn push(&mut self, completion: Completion, solicited: bool) -> Pushed {
-        if self.queue.len() >= self.capacity {
-            self.overrun = true;
+    pub(crate) fn push(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
+        if self.queue.len() >= self.capacity && !self.make_room() {
             return Pushed::Overrun;
         }
         self.queue.push_back(completion);
+        if let Some(stamps) = &mut self.stamps {
+            stamps.push_back(now);
+        }
         let wanted = match self.notify {
             Notify::Nothing => false,
             Notify::Solicited => solicited,
             Notify::Any => true,
         };
+        if !wanted {
+            return Pushed::Quietly;
+        }
+        if let Some(moderation) = &mut self.moderation {
+            moderation.held += 1;
+            if moderation.held < moderation.count {
+                return Pushed::Held(moderation.period_ns);
+            }
+        }
+        self.notification()
+    }
+
+    /// The event that the program has asked for, once.
+    fn notification(&mut self) -> Pushed {
+        if let Some(moderation) = &mut self.moderation {
+            moderation.held = 0;
+        }
         match self.channel {
-            Some(channel) if wanted => {
+            Some(channel) if self.notify != Notify::Nothing => {
                 self.notify = Notify::Nothing;
                 Pushed::Notify(channel, self.context)
             }
             _ => Pushed::Quietly,
         }
+    }
+
+    /// The period of an event that is held back is over.
+    pub(crate) fn period_over(&mut self) -> Pushed {
+        match self.moderation {
+            Some(Moderation { held: 1.., .. }) => self.notification(),
+            _ => Pushed::Quietly,
+        }
+    }
+
+    /// Room for one more in a full queue; `false` if it overruns.
+    #[cold]
+    fn make_room(&mut self) -> bool {
+        if !self.ignores_overrun {
+            self.overrun = true;
+            return false;
+        }
+        self.queue.pop_front();
+        if let Some(stamps) = &mut self.stamps {
+            stamps.pop_front();
+        }
+        true
     }
 
     /// Takes completions out, oldest first; how many.
@@ -79,7 +143,39 @@ impl Cq {
         for (slot, completion) in out.iter_mut().zip(self.queue.drain(..count)) {
             *slot = completion;
         }
+        if let Some(stamps) = &mut self.stamps {
+            stamps.drain(..count);
+        }
         count
+    }
+
+    /// Takes the oldest completion out, with the time at which it was made.
+    pub(crate) fn pop_stamped(&mut self) -> Option<(Completion, Time)> {
+        let stamp = self.stamps.as_mut()?.pop_front()?;
+        Some((self.queue.pop_front()?, stamp))
+    }
+
+    /// From now on notes when completions are made.
+    pub(crate) fn keep_stamps(&mut self) {
+        let none = || VecDeque::from(vec![Time::default(); self.queue.len()]);
+        self.stamps.get_or_insert_with(none);
+    }
+
+    /// From now on the oldest completion makes room for one too many.
+    pub(crate) fn ignore_overrun(&mut self) {
+        self.ignores_overrun = true;
+    }
+
+    /// Holds events back until `count` completions have come or `period_ns` have passed; either 0: not
+    /// any more. What is held back now stays so at most as long as it was to be.
+    pub(crate) fn moderate(&mut self, count: u16, period_ns: u64) {
+        let held = self.moderation.map_or(0, |moderation| moderation.held);
+        let some = count > 0 && period_ns > 0;
+        self.moderation = (some || held > 0).then_some(Moderation {
+            count: if some { count } else { 1 },
+            period_ns,
+            held,
+        });
     }
 
     /// Arms the next event. An armed request for any completion is not weakened to solicited ones.
@@ -114,6 +210,10 @@ impl Cq {
 
     /// Drops the completions of a queue pair that is being destroyed, as verbs providers do.
     pub(crate) fn forget(&mut self, qp_num: crate::types::QpNum) {
+        if let Some(stamps) = &mut self.stamps {
+            let mut kept = self.queue.iter().map(|completion| completion.qp_num != qp_num);
+            stamps.retain(|_| kept.next().unwrap_or(false));
+        }
         self.queue.retain(|completion| completion.qp_num != qp_num);
     }
 }
@@ -122,6 +222,8 @@ impl Cq {
 mod tests {
     use super::*;
 
+    const NOW: Time = Time(5);
+
     fn completion(wr_id: u64) -> Completion {
         Completion { wr_id, ..Completion::default() }
     }
@@ -129,23 +231,76 @@ mod tests {
     #[test]
     fn notifies_once_per_request_and_only_as_asked() {
         let mut cq = Cq::new(8, Some(ChannelId(7)), 42);
-        assert_eq!(cq.push(completion(0), true), Pushed::Quietly);
+        assert_eq!(cq.push(completion(0), true, NOW), Pushed::Quietly);
         cq.request_notify(true);
-        assert_eq!(cq.push(completion(1), false), Pushed::Quietly);
-        assert_eq!(cq.push(completion(2), true), Pushed::Notify(ChannelId(7), 42));
-        assert_eq!(cq.push(completion(3), true), Pushed::Quietly);
+        assert_eq!(cq.push(completion(1), false, NOW), Pushed::Quietly);
+        assert_eq!(cq.push(completion(2), true, NOW), Pushed::Notify(ChannelId(7), 42));
+        assert_eq!(cq.push(completion(3), true, NOW), Pushed::Quietly);
         cq.request_notify(false);
         cq.request_notify(true);
-        assert_eq!(cq.push(completion(4), false), Pushed::Notify(ChannelId(7), 42));
+        assert_eq!(cq.push(completion(4), false, NOW), Pushed::Notify(ChannelId(7), 42));
     }
 
     #[test]
     fn overruns_rather_than_grow() {
         let mut cq = Cq::new(1, None, 0);
-        assert_eq!(cq.push(completion(0), false), Pushed::Quietly);
-        assert_eq!(cq.push(completion(1), false), Pushed::Overrun);
+        assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly);
+        assert_eq!(cq.push(completion(1), false, NOW), Pushed::Overrun);
         let mut out = [Completion::default(); 4];
         assert_eq!(cq.pop(&mut out), 1);
         assert!(cq.overran());
+    }
+
+    #[test]
+    fn the_oldest_makes_room_where_overruns_are_ignored() {
+        let mut cq = Cq::new(2, None, 0);
+        cq.ignore_overrun();
+        cq.keep_stamps();
+        for wr_id in 0..4 {
+            assert_eq!(cq.push(completion(wr_id), false, Time(wr_id)), Pushed::Quietly);
+        }
+        assert!(!cq.overran());
+        assert_eq!(cq.pop_stamped(), Some((completion(2), Time(2))));
+        assert_eq!(cq.pop_stamped(), Some((completion(3), Time(3))));
+        assert_eq!(cq.pop_stamped(), None);
+    }
+
+    #[test]
+    fn stamps_stay_with_their_completions() {
+        let of = |wr_id, qp| Completion { qp_num: crate::types::QpNum(qp), ..completion(wr_id) };
+        let mut cq = Cq::new(8, None, 0);
+        cq.push(of(0, 1), false, Time(10));
+        cq.keep_stamps();
+        for (wr_id, qp) in [(1, 1), (2, 2), (3, 1), (4, 2)] {
+            cq.push(of(wr_id, qp), false, Time(10 + wr_id));
+        }
+        cq.forget(crate::types::QpNum(1));
+        let mut out = [Completion::default()];
+        assert_eq!((cq.pop(&mut out), out[0].wr_id), (1, 2));
+        assert_eq!(cq.pop_stamped(), Some((of(4, 2), Time(14))));
+    }
+
+    #[test]
+    fn events_are_held_back_until_enough_have_come_or_the_period_is_over() {
+        let mut cq = Cq::new(16, Some(ChannelId(7)), 42);
+        let told = Pushed::Notify(ChannelId(7), 42);
+        cq.moderate(3, 100);
+        assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly, "nobody asked");
+        cq.request_notify(false);
+        assert_eq!(cq.push(completion(1), false, NOW), Pushed::Held(100));
+        assert_eq!(cq.push(completion(2), false, NOW), Pushed::Held(100));
+        assert_eq!(cq.push(completion(3), false, NOW), told);
+        assert_eq!(cq.period_over(), Pushed::Quietly, "nothing is held back");
+        cq.request_notify(false);
+        assert_eq!(cq.push(completion(4), false, NOW), Pushed::Held(100));
+        assert_eq!(cq.period_over(), told);
+        assert_eq!(cq.period_over(), Pushed::Quietly);
+        // Switched off while an event is held back: it still comes.
+        cq.request_notify(false);
+        assert_eq!(cq.push(completion(5), false, NOW), Pushed::Held(100));
+        cq.moderate(0, 0);
+        assert_eq!(cq.period_over(), told);
+        cq.request_notify(false);
+        assert_eq!(cq.push(completion(6), false, NOW), told);
     }
 }

@@ -25,7 +25,9 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
             sges.iter().map(|sge| u64::from(sge.len)).sum()
         }
         Payload::Inline(bytes) => {
-            if bytes.len() > qp.sq.max_inline() {
+            // The 8 bytes of an atomic write fit into any request.
+            let whole = matches!(wr.op, SendOp::AtomicWrite { .. }) && bytes.len() == 8;
+            if bytes.len() > qp.sq.max_inline() && !whole {
                 return Err(Fault::Invalid("more inline data than max_inline_data"));
             }
             bytes.len() as u64
@@ -42,6 +44,9 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
         }
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !plain::does_atomics(qp) => {
             Err(Fault::Invalid("plain iWARP has no atomics unless both ends agreed on them"))
+        }
+        SendOp::AtomicWrite { addr, .. } if length != 8 || addr % 8 != 0 => {
+            Err(Fault::Invalid("an atomic write is of 8 bytes to a multiple of 8"))
         }
         SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
         _ => Ok(length as u32),

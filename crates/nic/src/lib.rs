@@ -7,8 +7,7 @@
 //! | state machine (QPIP, section 3.1) | module | does |
 //! |---|---|---|
 //! | doorbell | `doorbell` | takes notice of posted work requests |
-//! | management | `management`, `connect` | creates, changes and destroys objects; registers memory; makes
-//! and breaks connections |
+//! | management | `management`, `completion_queues`, `queue_pairs`, `connect` | objects, memory, connections |
 //! | transmit | `transmit` | picks the next endpoint and builds what goes out |
 //! | receive | `receive` | places what arrives, completes work requests, notes what to acknowledge |
 //!
@@ -20,6 +19,7 @@
 
 mod adapter;
 mod channel;
+mod completion_queues;
 mod connect;
 mod cq;
 mod doorbell;

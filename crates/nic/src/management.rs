@@ -1,17 +1,19 @@
 //! The management state machine: creates, changes and destroys objects, and registers memory. Queue pairs
-//! have their own file, `queue_pairs.rs`.
+//! and completion queues have files of their own.
+
+use std::sync::Arc;
 
 use quipu_mem::{
-    Access, Bind, Key, RegionInfo, ReregisterError, Reregistration, Segment, Vouched, WindowType,
+    Access, Bind, Key, Mappings, Nothing, RegionInfo, ReregisterError, Reregistration, Segment,
+    Vouched, WindowType,
 };
 
 use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
-use crate::cq::Cq;
 use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::pd_number;
 use crate::queue::RecvQueue;
-use crate::types::{BindMw, ChannelId, Completion, CqId, MrId, MwId, PdId, SrqId};
+use crate::types::{BindMw, MrId, MwId, PdId, SrqId};
 
 /// A region as its owner knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,21 @@ impl<P: Probe> Adapter<P> {
         self.adopt_region(pd, key)
     }
 
+    /// Makes a region that reads as zeros and forgets what is written to it (`ibv_alloc_null_mr`).
+    ///
+    /// # Errors
+    /// No room.
+    pub fn reg_null_mr(&mut self, pd: PdId, nothing: Nothing) -> Result<Region, Fault> {
+        self.hub.pd(pd)?;
+        let key = self.hub.regions.register_null(pd_number(pd), nothing)?;
+        self.adopt_region(pd, key)
+    }
+
+    /// Has `mappings` asked before accesses to regions of which pages may be absent.
+    pub fn set_mappings(&mut self, mappings: Arc<dyn Mappings>) {
+        self.hub.regions.ask(mappings);
+    }
+
     /// Registers a segment, of which the adapter then holds a share. `iova` is the address that work
     /// requests use for its first byte, by default its address here.
     ///
@@ -165,6 +182,14 @@ impl<P: Probe> Adapter<P> {
         self.hub.regions.info(mr.key).ok_or(Fault::NoSuchObject)
     }
 
+    /// The protection domain of a region.
+    ///
+    /// # Errors
+    /// No such region.
+    pub fn mr_domain(&self, id: MrId) -> Result<PdId, Fault> {
+        self.hub.mrs.get(id).map(|mr| mr.pd).ok_or(Fault::NoSuchObject)
+    }
+
     /// Forgets a region. Same-host peers that reach its memory themselves may be in the middle of an
     /// access: [`memory_is_quiet`](Self::memory_is_quiet) tells when the memory may get another use.
     ///
@@ -216,79 +241,6 @@ impl<P: Probe> Adapter<P> {
         self.hub.begin_quiet_wait(withdrawn);
         self.hub.pd(mw.pd)?.users -= 1;
         Ok(())
-    }
-
-    /// Creates a completion queue of at least `cqe` entries; its handle and its size.
-    ///
-    /// # Errors
-    /// A size of 0 or above the limit, or no room.
-    pub fn create_cq(
-        &mut self,
-        cqe: u32,
-        channel: Option<ChannelId>,
-        context: u64,
-    ) -> Result<(CqId, u32), Fault> {
-        if cqe == 0 || cqe > self.hub.config.max_cqe {
-            return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
-        }
-        let cq = Cq::new(cqe as usize, channel, context);
-        let id = self.hub.cqs.insert(cq).ok_or(Fault::Exhausted("completion queues"))?;
-        Ok((id, cqe))
-    }
-
-    pub(crate) fn cq(&mut self, id: CqId) -> Result<&mut Cq, Fault> {
-        self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)
-    }
-
-    /// Changes the size of a completion queue.
-    ///
-    /// # Errors
-    /// The size is out of range, or below the entries held.
-    pub fn resize_cq(&mut self, id: CqId, cqe: u32) -> Result<u32, Fault> {
-        if cqe == 0 || cqe > self.hub.config.max_cqe {
-            return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
-        }
-        let cq = self.cq(id)?;
-        if cq.resize(cqe as usize) {
-            Ok(cq.capacity() as u32)
-        } else {
-            Err(Fault::Invalid("the queue holds more completions than that"))
-        }
-    }
-
-    /// Destroys a completion queue.
-    ///
-    /// # Errors
-    /// [`Fault::Busy`] while queue pairs complete there.
-    pub fn destroy_cq(&mut self, id: CqId) -> Result<(), Fault> {
-        if self.cq(id)?.users > 0 {
-            return Err(Fault::Busy);
-        }
-        self.hub.cqs.remove(id);
-        Ok(())
-    }
-
-    /// Asks for an event at the next completion (or the next solicited one).
-    ///
-    /// # Errors
-    /// No such queue.
-    pub fn req_notify_cq(&mut self, id: CqId, solicited_only: bool) -> Result<(), Fault> {
-        self.cq(id)?.request_notify(solicited_only);
-        Ok(())
-    }
-
-    /// Takes completions out of a queue, oldest first; how many. It does not look for new ones: call
-    /// [`progress`](Self::progress) for that.
-    ///
-    /// # Errors
-    /// No such queue; or it is empty and has overrun (IBA 11.6.3.1: it is in error from then on).
-    #[inline]
-    pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
-        let cq = self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        match cq.pop(out) {
-            0 if cq.overran() && !out.is_empty() => Err(Fault::Overrun),
-            count => Ok(count),
-        }
     }
 
     /// Creates a shared receive queue.

@@ -172,6 +172,8 @@ pub(crate) struct SendQueue {
     inline: Box<[u8]>,
     max_sge: usize,
     max_inline: usize,
+    /// Inline bytes for which each request has room: those of an atomic write always fit.
+    stride: usize,
     capacity: u32,
     pub(crate) head: u32,
     pub(crate) next: u32,
@@ -182,6 +184,7 @@ impl SendQueue {
     /// A queue of `capacity` requests of at most `max_sge` elements or `max_inline` inline bytes each.
     pub(crate) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Self {
         let slots = capacity.max(1).next_power_of_two() as usize;
+        let stride = max_inline.max(8) as usize;
         let empty = SendWqe {
             wr_id: 0,
             op: SendOp::Send,
@@ -197,9 +200,10 @@ impl SendQueue {
         Self {
             wqes: vec![empty; slots].into_boxed_slice(),
             sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
-            inline: vec![0; slots * max_inline as usize].into_boxed_slice(),
+            inline: vec![0; slots * stride].into_boxed_slice(),
             max_sge: max_sge as usize,
             max_inline: max_inline as usize,
+            stride,
             capacity,
             head: 0,
             next: 0,
@@ -281,7 +285,7 @@ impl SendQueue {
             }
             Payload::Inline(bytes) => {
                 flags.insert(SendFlags::INLINE);
-                let first = slot * self.max_inline;
+                let first = slot * self.stride;
                 self.inline[first..first + bytes.len()].copy_from_slice(bytes);
                 0
             }
@@ -332,7 +336,7 @@ impl SendQueue {
     pub(crate) fn inline(&self, position: u32) -> Option<&[u8]> {
         let slot = self.slot(position);
         let wqe = &self.wqes[slot];
-        let first = slot * self.max_inline;
+        let first = slot * self.stride;
         wqe.flags
             .contains(SendFlags::INLINE)
             .then(|| &self.inline[first..first + wqe.length as usize])

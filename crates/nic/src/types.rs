@@ -345,6 +345,13 @@ pub enum SendOp {
         /// Immediate data.
         imm: u32,
     },
+    /// 8 bytes into the peer's memory, in one piece (`IBV_WR_ATOMIC_WRITE`).
+    AtomicWrite {
+        /// Address in the peer's region, 8-byte aligned.
+        addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
     /// Out of the peer's memory.
     Read {
         /// Address in the peer's region.
@@ -494,6 +501,8 @@ pub enum WcOpcode {
     BindMw = 5,
     /// A key invalidated.
     LocalInv = 6,
+    /// An atomic write.
+    AtomicWrite = 9,
     /// A receive.
     Recv = 128,
     /// A receive consumed by a write with immediate data.

@@ -119,7 +119,7 @@ impl Bench {
     }
 
     pub(super) fn new_cq(&self, cqe: u32, channel: ChannelHandle, cookie: u64) -> Said<EngineCq> {
-        let init = EngineCqInit { cqe, comp_vector: 0, flags: 0, channel, cookie };
+        let init = EngineCqInit { cqe, comp_vector: 0, flags: 0, stamps: 0, channel, cookie };
         made(|out| unsafe { (self.api.create_cq)(self.context, &init, out) })
     }
 

@@ -9,4 +9,5 @@ mod errors;
 mod events;
 mod fork;
 mod objects;
+mod paging;
 mod traffic;

@@ -1,5 +1,6 @@
 //! The facade as a C program uses it, over an engine without a network.
 
+mod extended;
 mod null_engine;
 
 use std::ffi::CStr;

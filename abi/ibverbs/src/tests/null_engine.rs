@@ -439,5 +439,39 @@ table! {
         *out = AhHandle(handle as u32);
         OK
     }
+    new_null_mr: alloc_null_mr(pd: PdHandle, out: *mut EngineMr) {
+        let Some(handle) = state().child(pd.0) else { return INVALID };
+        *out = EngineMr { mr: MrHandle(handle), lkey: 5, rkey: 0 };
+        OK
+    }
+    advise: advise_mr(pd: PdHandle, advice: u32, flags: u32, list: *const ibv_sge, count: u32) {
+        if count == 1 { OK } else { EngineStatus::NotFound.code() }
+    }
+    hold: moderate_cq(cq: CqHandle, count: u32, period: u32) {
+        assert_eq!((count, period), (7, 9));
+        OK
+    }
+    poll_stamped: poll_cq_stamped(cq: CqHandle, out: *mut ibv_wc, stamp: *mut u64) {
+        *stamp = 1_000;
+        (API.poll_cq)(cq, 1, out)
+    }
+    clock: read_clock(context: ContextHandle, out: *mut u64) {
+        *out = 3_000;
+        OK
+    }
+    look_for_pd: find_pd(context: ContextHandle, low: u32, out: *mut PdHandle) {
+        if !state().pds.contains_key(&u64::from(low)) {
+            return INVALID;
+        }
+        *out = PdHandle(low.into());
+        OK
+    }
+    look_for_mr: find_mr(context: ContextHandle, low: u32, out: *mut EngineMr) {
+        if !state().children.contains_key(&u64::from(low)) {
+            return INVALID;
+        }
+        *out = EngineMr { mr: MrHandle(low.into()), lkey: 11, rkey: 12 };
+        OK
+    }
     free_ah: destroy_ah(ah: AhHandle) { state().drop_child(u64::from(ah.0)) }
 }

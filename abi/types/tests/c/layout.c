@@ -16,7 +16,8 @@ int main(void)
 	SIZE(ibv_ah_attr); SIZE(ibv_srq_attr); SIZE(ibv_srq_init_attr); SIZE(ibv_srq_init_attr_ex);
 	SIZE(ibv_qp_cap); SIZE(ibv_qp_init_attr); SIZE(ibv_qp_init_attr_ex); SIZE(ibv_qp_attr);
 	SIZE(ibv_cq_init_attr_ex); SIZE(ibv_modify_cq_attr); SIZE(ibv_parent_domain_init_attr);
-	SIZE(ibv_values_ex); SIZE(ibv_ece); SIZE(ibv_async_event);
+	SIZE(ibv_values_ex); SIZE(ibv_ece); SIZE(ibv_async_event); SIZE(ibv_dm);
+	SIZE(ibv_alloc_dm_attr);
 
 	AT(ibv_device, transport_type); AT(ibv_device, dev_path);
 	AT(ibv_context, mutex);
@@ -39,5 +40,7 @@ int main(void)
 	AT(ibv_qp_init_attr_ex, pd); AT(ibv_qp_init_attr_ex, send_ops_flags);
 	AT(ibv_cq_init_attr_ex, wc_flags); AT(ibv_cq_init_attr_ex, parent_domain);
 	AT(ibv_async_event, event_type);
+	AT(ibv_dm, memcpy_from_dm); AT(ibv_dm, handle);
+	AT(ibv_alloc_dm_attr, log_align_req);
 	return 0;
 }

@@ -10,11 +10,11 @@ mod wait;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quipu_mem::Segment;
+use quipu_mem::{Nothing, Segment};
 use quipu_nic::Gid;
 
 use self::core::{Core, Parts};
@@ -62,7 +62,9 @@ pub(crate) struct Inner {
     alone: bool,
     /// Whether the machine has one processor.
     uniprocessor: bool,
-    mappings: Mappings,
+    mappings: Arc<Mappings>,
+    /// What null regions read and write; made when it is first needed.
+    nothing: OnceLock<Nothing>,
     address: HostAddress,
     config: Config,
 }
@@ -108,6 +110,8 @@ impl Engine {
         {
             adapter.set_own_memory(memory);
         }
+        let mappings = Arc::new(Mappings::default());
+        adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let port = watch_port(&address, &epoll);
@@ -120,7 +124,8 @@ impl Engine {
             polls: AtomicU64::new(0),
             alone,
             uniprocessor,
-            mappings: Mappings::default(),
+            mappings,
+            nothing: OnceLock::new(),
             address,
             config,
         };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use quipu_nic::{Completion, CqId, QpId, SendWr, Sge, SrqId};
+use quipu_nic::{Completion, CqId, QpId, SendWr, Sge, SrqId, Time};
 
 use super::Engine;
 use super::core::Core;
@@ -168,6 +168,29 @@ impl Engine {
         let found = core.adapter.poll_cq(cq, out)?;
         drop(core);
         if found == 0 {
+            self.let_others_run(empty_polls);
+        }
+        Ok(found)
+    }
+
+    /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was
+    /// made. If there is none, makes progress on everything and looks again.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll_cq`](Self::poll_cq).
+    pub fn poll_cq_stamped(&self, cq: CqId) -> Result<Option<(Completion, Time)>, EngineError> {
+        let mut core = self.enter()?;
+        self.inner.count_poll();
+        let found = core.adapter.poll_cq_stamped(cq)?;
+        if found.is_some() {
+            core.poll_hit();
+            return Ok(found);
+        }
+        let empty_polls = core.poll();
+        let found = core.adapter.poll_cq_stamped(cq)?;
+        drop(core);
+        if found.is_none() {
             self.let_others_run(empty_polls);
         }
         Ok(found)

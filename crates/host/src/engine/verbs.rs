@@ -5,10 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use quipu_mem::{Access, Segment, Vouched};
+use quipu_mem::{Access, RegionInfo, Segment, Vouched};
 use quipu_nic::{
     ChannelId, CqId, Key, MrId, MwId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum,
-    Region, SrqId, WindowType,
+    Region, SrqId, Time, WindowType,
 };
 
 use super::core::Core;
@@ -17,6 +17,7 @@ use super::helper::Helper;
 use super::{ContextId, Engine, EventsReported};
 use crate::error::EngineError;
 use crate::lock::Guard;
+use crate::{blank, mapped};
 
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
 /// Whoever takes longer loses its link, so that it holds up one call at most.
@@ -78,8 +79,62 @@ impl Engine {
     ///
     /// [`EngineError::BadAddress`], illegal rights or range, or no room.
     pub fn reg_mr(&self, pd: PdId, memory: Vouched) -> Result<Region, EngineError> {
-        self.check_memory(memory.addr(), memory.len(), memory.access())?;
+        let memory = match self.check_memory(memory.addr(), memory.len(), memory.access()) {
+            // Pages on demand may come later, or never, as those of the whole address space.
+            Err(EngineError::BadAddress) if memory.access().contains(Access::ON_DEMAND) => {
+                memory.on_demand()
+            }
+            checked => checked.map(|()| memory)?,
+        };
         Ok(self.enter()?.adapter.reg_mr(pd, memory)?)
+    }
+
+    /// Makes a region that reads as zeros and forgets what is written to it.
+    ///
+    /// # Errors
+    ///
+    /// No room, or no address space.
+    pub fn reg_null_mr(&self, pd: PdId) -> Result<Region, EngineError> {
+        let nothing = match self.inner.nothing.get() {
+            Some(nothing) => *nothing,
+            None => {
+                let made = blank::nothing();
+                let made = made.map_err(|e| EngineError::system("address space", e))?;
+                *self.inner.nothing.get_or_init(|| made)
+            }
+        };
+        Ok(self.enter()?.adapter.reg_null_mr(pd, nothing)?)
+    }
+
+    /// The protection domain of a region, and what it is.
+    ///
+    /// # Errors
+    ///
+    /// No such region.
+    pub fn query_mr(&self, mr: MrId) -> Result<(PdId, RegionInfo), EngineError> {
+        let core = self.enter()?;
+        Ok((core.adapter.mr_domain(mr)?, core.adapter.query_mr(mr)?))
+    }
+
+    /// Makes pages present before they are needed (`ibv_advise_mr`).
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::BadAddress`]: not all of them may be read or, if `write` says so, written.
+    pub fn prefetch(&self, addr: usize, len: u64, write: bool) -> Result<(), EngineError> {
+        if len == 0 {
+            return Ok(());
+        }
+        mapped::populate(addr, len, write).map_err(|_| EngineError::BadAddress)
+    }
+
+    /// The time by the clock that stamps completions: nanoseconds of `CLOCK_MONOTONIC`.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn now(&self) -> Result<Time, EngineError> {
+        Ok(self.enter()?.now())
     }
 
     /// Checks that memory is there, and writable if `access` says so. Outside of the lock, since it
@@ -124,8 +179,10 @@ impl Engine {
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, EngineError> {
-        if memory.is_some() || access.is_some() {
-            let old = self.enter()?.adapter.query_mr(mr)?;
+        let old = self.enter()?.adapter.query_mr(mr)?;
+        // What need not be there need not be looked for.
+        let absent = memory.is_none() && old.on_demand;
+        if (memory.is_some() || access.is_some()) && !absent {
             let (addr, len) =
                 memory.map_or((old.addr, old.len), |memory| (memory.addr(), memory.len()));
             self.check_memory(addr, len, access.unwrap_or(old.access))?;
@@ -246,6 +303,37 @@ impl Engine {
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
         Ok(self.enter()?.adapter.resize_cq(cq, cqe)?)
+    }
+
+    /// Has a completion queue note when completions are made, or lose the oldest rather than overrun.
+    ///
+    /// # Errors
+    ///
+    /// No such queue.
+    pub fn set_cq_traits(
+        &self,
+        cq: CqId,
+        stamps: bool,
+        ignores_overrun: bool,
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        if stamps {
+            core.adapter.keep_stamps(cq)?;
+        }
+        if ignores_overrun {
+            core.adapter.ignore_overrun(cq)?;
+        }
+        Ok(())
+    }
+
+    /// Holds events of a completion queue back until `count` completions have come or a period in
+    /// nanoseconds is over; not any more if either is 0.
+    ///
+    /// # Errors
+    ///
+    /// No such queue.
+    pub fn moderate_cq(&self, cq: CqId, count: u16, period_ns: u64) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.moderate_cq(cq, count, period_ns)?)
     }
 
     /// Destroys a completion queue. Events of it that were not taken vanish.

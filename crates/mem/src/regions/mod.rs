@@ -1,9 +1,12 @@
 //! The translation and protection table: from a key and an address to checked memory.
 
+mod backing;
 mod sge;
 pub(crate) mod table;
 mod vouched;
 mod windows;
+
+use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng;
@@ -15,6 +18,8 @@ use crate::key::Key;
 use crate::segment::Segment;
 use crate::span::Span;
 
+use backing::Backing;
+pub use backing::{Mappings, NULL_LEN, Nothing};
 pub use sge::{Pieces, Sge, list_len};
 pub use table::ANY_QP;
 use table::{Entry, LOCAL, Role, Table};
@@ -72,7 +77,7 @@ pub enum RegisterError {
     #[error(transparent)]
     Access(#[from] AccessFlagsError),
     /// The address plus the length, or the iova plus the length, wraps around, or the length is
-    /// more than a process can have (as the whole-address-space region of on-demand paging is).
+    /// more than a process can have.
     #[error("the range wraps around")]
     Wraps,
     /// Memory at address zero.
@@ -144,6 +149,8 @@ pub struct RegionInfo {
     pub window: Option<WindowType>,
     /// Windows bound to the region.
     pub bound_windows: u32,
+    /// Whether its pages may be absent, so that each access looks for them.
+    pub on_demand: bool,
 }
 
 /// The translation and protection table of an adapter.
@@ -154,13 +161,14 @@ pub struct RegionInfo {
 pub struct Regions {
     table: Table,
     directory: Option<Directory>,
+    mappings: Option<Arc<dyn Mappings>>,
 }
 
 impl Regions {
     /// An empty table.
     pub fn new(config: RegionsConfig) -> Regions {
         let rng = ChaCha20Rng::from_seed(config.seed);
-        Regions { table: Table::new(rng, config.max_entries), directory: None }
+        Regions { table: Table::new(rng, config.max_entries), directory: None, mappings: None }
     }
 
     /// From now on publishes remotely accessible regions in `directory`. Those
@@ -230,20 +238,27 @@ impl Regions {
         if entry.bound_windows() > 0 {
             return Err(ReregisterError::Busy);
         }
-        let (addr, len, iova) = change.memory.unwrap_or((entry.addr, entry.len, entry.iova));
+        if let Backing::Null { .. } = entry.backing {
+            return Err(ReregisterError::UnknownKey);
+        }
+        let stays = change.memory.is_none();
+        let on_demand = stays && entry.backing != Backing::Memory;
+        let (addr, len, iova) = change.memory.unwrap_or((entry.addr, entry.true_len(), entry.iova));
         let access = change.access.unwrap_or_else(|| entry.rights());
         let pd = change.pd.unwrap_or(entry.pd);
         let read_only = entry.owner.as_ref().is_some_and(|owner| !owner.is_writable());
-        if read_only && change.memory.is_none() && access.contains(Access::LOCAL_WRITE) {
+        if read_only && stays && access.contains(Access::LOCAL_WRITE) {
             return Err(RegisterError::ReadOnly.into());
         }
-        let shape = Self::shape(Registration { pd, addr, len, iova, access })?;
+        let registration = Registration { pd, addr, len, iova, access };
+        let shape =
+            if on_demand { Entry::on_demand(registration)? } else { Self::shape(registration)? };
         let mut withdrawn = self.remove(key);
-        let key = if change.memory.is_some() {
+        let key = if stays {
+            self.table.put_back(key, Entry { owner: withdrawn.owner.take(), ..shape })
+        } else {
             // A slot was just given back, so the table cannot be full.
             self.table.insert(shape).map_err(|_| RegisterError::Full)?
-        } else {
-            self.table.put_back(key, Entry { owner: withdrawn.owner.take(), ..shape })
         };
         self.publish(key);
         Ok((key, withdrawn))
@@ -265,11 +280,12 @@ impl Regions {
             key: Key(entry.key),
             pd: entry.pd,
             addr: entry.addr,
-            len: entry.len,
+            len: entry.true_len(),
             iova: entry.iova,
             access: entry.rights(),
             window: entry.window_type(),
             bound_windows: entry.bound_windows(),
+            on_demand: matches!(entry.backing, Backing::OnDemand { .. }),
         })
     }
 
@@ -335,7 +351,7 @@ impl Regions {
         let right = entry.access & need == need;
         let qp_fits = entry.qp_num == ANY_QP || entry.qp_num == qp_num;
         if entry.key != key.0 || entry.pd != pd || !fits || !right || !qp_fits || key.0 == 0 {
-            return Err(refusal(entry, pd, qp_num, key, need));
+            return self.behind(entry, pd, qp_num, key, iova, len, need, write);
         }
         let ptr = core::ptr::with_exposed_provenance_mut(entry.addr + offset as usize);
         // SAFETY: the range lies inside the memory of a live region, which the caller of `register`
@@ -373,7 +389,10 @@ impl Regions {
         registration: Registration,
         owner: Option<Segment>,
     ) -> Result<Key, RegisterError> {
-        let entry = Entry { owner, ..Self::shape(registration)? };
+        self.insert_entry(Entry { owner, ..Self::shape(registration)? })
+    }
+
+    fn insert_entry(&mut self, entry: Entry) -> Result<Key, RegisterError> {
         let key = self.table.insert(entry).map_err(|_| RegisterError::Full)?;
         self.publish(key);
         Ok(key)

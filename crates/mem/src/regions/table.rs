@@ -3,6 +3,7 @@
 use rand_chacha::ChaCha20Rng;
 use rand_core::RngCore;
 
+use super::backing::Backing;
 use super::windows::WindowType;
 use crate::access::Access;
 use crate::key::Key;
@@ -50,8 +51,12 @@ pub(crate) struct Entry {
     pub index: u32,
     pub role: Role,
     pub published: bool,
+    pub backing: Backing,
     pub owner: Option<Segment>,
 }
+
+// One slot is two cache lines, of which an access reads one.
+const _: () = assert!(size_of::<Entry>() == 128);
 
 impl Entry {
     pub(crate) const FREE: Entry = Entry {
@@ -65,6 +70,7 @@ impl Entry {
         index: 0,
         role: Role::Free,
         published: false,
+        backing: Backing::Memory,
         owner: None,
     };
 

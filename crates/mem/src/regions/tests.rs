@@ -1,4 +1,5 @@
 use super::*;
+use crate::directory::{DirectoryReader, LookupError};
 
 const PD: u32 = 1;
 const QP: u32 = 17;
@@ -311,4 +312,107 @@ fn lists_are_gathered_and_scattered_in_order() {
     assert_eq!(&out, b"defghi");
     regions.gather(PD, &list, 6, &mut out).unwrap();
     assert_eq!(&out, b"defghi");
+}
+
+/// Pages that a test says are there.
+#[derive(Debug)]
+struct Pages(std::sync::Mutex<Vec<(std::ops::Range<usize>, bool)>>);
+
+impl Mappings for Pages {
+    fn allow(&self, addr: usize, len: u64, write: bool) -> bool {
+        let end = addr + len as usize;
+        let pages = self.0.lock().unwrap();
+        pages.iter().any(|(range, w)| range.start <= addr && end <= range.end && (*w || !write))
+    }
+}
+
+#[test]
+fn the_whole_address_space_is_reached_only_where_something_is_mapped() {
+    let mut regions = regions();
+    let memory = Segment::heap(128);
+    let base = memory.addr();
+    let access = all_rights() | Access::ON_DEMAND;
+    // SAFETY: only what the test says is mapped is ever reached.
+    let space = unsafe { Vouched::new(0, u64::MAX, 0, access) }.on_demand();
+    let key = regions.register_vouched(PD, space).unwrap();
+    let write = |regions: &Regions, addr: usize, len| {
+        let need = Access::REMOTE_WRITE;
+        regions.remote(PD, QP, key, addr as u64, len, need).map(|span| span.write_from(0, &[9]))
+    };
+    assert_eq!(write(&regions, base, 1), Err(AccessError::OutOfBounds), "nobody to ask");
+    let pages = std::sync::Arc::new(Pages(vec![(base..base + 64, true)].into()));
+    regions.ask(pages.clone());
+    assert_eq!(write(&regions, base + 63, 1), Ok(()));
+    for (addr, len) in [(base + 64, 1), (base + 63, 2), (0, 1), (usize::MAX, 1), (base, u64::MAX)] {
+        assert_eq!(write(&regions, addr, len), Err(AccessError::OutOfBounds), "{len} at {addr}");
+    }
+    // Rights and domain are judged before.
+    assert_eq!(
+        regions.remote(2, QP, key, base as u64, 1, Access::REMOTE_WRITE).unwrap_err(),
+        AccessError::WrongPd
+    );
+    pages.0.lock().unwrap()[0].1 = false;
+    let sge = Sge { addr: base as u64 + 63, len: 1, lkey: key };
+    assert_eq!(regions.local(PD, &sge, true).unwrap_err(), AccessError::OutOfBounds);
+    let mut byte = [0];
+    regions.local(PD, &sge, false).unwrap().read_into(0, &mut byte);
+    assert_eq!(byte, [9]);
+    assert_eq!(regions.info(key).map(|info| info.len), Some(u64::MAX));
+    // It stays what it is when its rights change.
+    let change = Reregistration { access: Some(Access::REMOTE_READ), ..Default::default() };
+    let (same, _) = regions.reregister_vouched(key, change, None).unwrap();
+    assert_eq!(same, key);
+    assert_eq!(write(&regions, base, 1), Err(AccessError::Denied));
+    assert!(regions.remote(PD, QP, key, base as u64, 1, Access::REMOTE_READ).is_ok());
+    let _ = regions.deregister(key).unwrap();
+}
+
+#[test]
+fn regions_with_absent_pages_have_bounds_and_are_not_published() {
+    let mut regions = regions();
+    let memory = Segment::heap(64);
+    let shown = Segment::heap(64 * 64);
+    regions.publish_in(Directory::create(&shown).unwrap());
+    let base = memory.addr();
+    regions.ask(std::sync::Arc::new(Pages(vec![(base..base + 64, true)].into())));
+    // SAFETY: the segment lives to the end of the test; nothing behind it is called mapped.
+    let space = unsafe { Vouched::new(base, 16, 0x100, all_rights()) }.on_demand();
+    let key = regions.register_vouched(PD, space).unwrap();
+    let read = |iova, len| {
+        regions.remote(PD, QP, key, iova, len, Access::REMOTE_READ).map(|span| span.len())
+    };
+    assert_eq!(read(0x100, 16), Ok(16));
+    assert_eq!(read(0x108, 9), Err(AccessError::OutOfBounds));
+    assert_eq!(read(0xff, 1), Err(AccessError::OutOfBounds));
+    let reader = DirectoryReader::new(&shown).unwrap();
+    let found = reader.lookup(PD, QP, key, 0x100, 1, Access::REMOTE_READ);
+    assert_eq!(found, Err(LookupError::NotPublished));
+    // SAFETY: refused.
+    let wraps = unsafe { Vouched::new(base, u64::MAX, 0, all_rights()) }.on_demand();
+    assert_eq!(regions.register_vouched(PD, wraps), Err(RegisterError::Wraps));
+}
+
+#[test]
+fn a_null_region_reads_as_zeros_and_forgets() {
+    let mut regions = regions();
+    let (zeros, sink) = (Segment::heap(64), Segment::heap(64));
+    // SAFETY: the test accesses 64 bytes at most.
+    let nothing = unsafe { Nothing::new(zeros.addr(), sink.addr()) };
+    let key = regions.register_null(PD, nothing).unwrap();
+    for addr in [0, 0xffff_ffff_ffff_0000, 77] {
+        let list = [Sge { addr, len: 32, lkey: key }];
+        regions.scatter(PD, &list, 0, &[7; 32]).unwrap();
+        let mut out = [1; 32];
+        regions.gather(PD, &list, 0, &mut out).unwrap();
+        assert_eq!(out, [0; 32]);
+    }
+    let remote = regions.remote(PD, QP, key, 0, 1, Access::REMOTE_READ);
+    assert_eq!(remote.unwrap_err(), AccessError::Denied, "its key is no rkey");
+    let sge = Sge { addr: 0, len: 1, lkey: key };
+    assert_eq!(regions.local(2, &sge, false).unwrap_err(), AccessError::WrongPd);
+    let change = Reregistration { pd: Some(2), ..Default::default() };
+    let changed = regions.reregister_vouched(key, change, None).unwrap_err();
+    assert_eq!(changed, ReregisterError::UnknownKey);
+    let _ = regions.deregister(key).unwrap();
+    assert_eq!(regions.local(PD, &sge, false).unwrap_err(), AccessError::UnknownKey);
 }

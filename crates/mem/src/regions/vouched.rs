@@ -1,5 +1,6 @@
 //! Memory that somebody vouches for, so that the adapter above needs no unsafe code.
 
+use super::table::Entry;
 use super::{Regions, RegisterError, Registration, ReregisterError, Reregistration, Withdrawn};
 use crate::access::Access;
 use crate::key::Key;
@@ -11,6 +12,7 @@ pub struct Vouched {
     len: u64,
     iova: u64,
     access: Access,
+    on_demand: bool,
 }
 
 impl Vouched {
@@ -20,7 +22,14 @@ impl Vouched {
     ///
     /// The promise of [`Regions::register`], for as long as the region that is made from it lives.
     pub unsafe fn new(addr: usize, len: u64, iova: u64, access: Access) -> Vouched {
-        Vouched { addr, len, iova, access }
+        Vouched { addr, len, iova, access, on_demand: false }
+    }
+
+    /// The same, where not all of it is mapped, or not yet, as the whole address space: each access is
+    /// made only if [`Mappings`](super::Mappings) says that its pages are there.
+    #[must_use]
+    pub fn on_demand(self) -> Vouched {
+        Vouched { on_demand: true, ..self }
     }
 
     /// Where the memory is in this process.
@@ -47,9 +56,13 @@ impl Vouched {
 impl Regions {
     /// [`register`](Regions::register) for vouched memory.
     pub fn register_vouched(&mut self, pd: u32, memory: Vouched) -> Result<Key, RegisterError> {
-        let Vouched { addr, len, iova, access } = memory;
+        let Vouched { addr, len, iova, access, on_demand } = memory;
+        let registration = Registration { pd, addr, len, iova, access };
+        if on_demand {
+            return self.insert_entry(Entry::on_demand(registration)?);
+        }
         // SAFETY: whoever made the `Vouched` gave the promise of `register`.
-        unsafe { self.register(Registration { pd, addr, len, iova, access }) }
+        unsafe { self.register(registration) }
     }
 
     /// [`reregister`](Regions::reregister) with vouched memory, or with the memory it has. New memory

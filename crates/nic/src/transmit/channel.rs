@@ -233,7 +233,10 @@ pub(crate) fn shape(op: &SendOp) -> (u8, u32, u64, u32) {
     match *op {
         SendOp::SendImm(imm) => (request::SEND_IMM, imm, 0, 0),
         SendOp::SendInv(key) => (request::SEND_INV, key, 0, 0),
-        SendOp::Write { addr, rkey } => (request::WRITE, 0, addr, rkey),
+        // Never direct: the peer stores a slot's 8 bytes in one piece, and the kernel need not.
+        SendOp::Write { addr, rkey } | SendOp::AtomicWrite { addr, rkey } => {
+            (request::WRITE, 0, addr, rkey)
+        }
         SendOp::WriteImm { addr, rkey, imm } => (request::WRITE_IMM, imm, addr, rkey),
         _ => (request::SEND, 0, 0, 0),
     }

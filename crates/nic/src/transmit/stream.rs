@@ -283,7 +283,9 @@ fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32) -> Outgoing
         SendOp::WriteImm { imm, .. } if stage == 1 || wqe.length == 0 => {
             untagged(tx, either(Op::Immediate, Op::ImmediateSe), 0, Body::Immediate(imm))
         }
-        SendOp::Write { addr, rkey } | SendOp::WriteImm { addr, rkey, .. } => Outgoing {
+        SendOp::Write { addr, rkey }
+        | SendOp::AtomicWrite { addr, rkey }
+        | SendOp::WriteImm { addr, rkey, .. } => Outgoing {
             msg: tx.begin_tagged(TaggedOp::Write, Stag(rkey), addr),
             remaining: wqe.length,
             body: Body::Data,

@@ -1,0 +1,146 @@
+//! Completion queues as programs manage them: creating, polling, arming and moderating them.
+
+use crate::adapter::{Adapter, Alarm, Hub};
+use crate::cq::{Cq, Pushed};
+use crate::error::Fault;
+use crate::event::Event;
+use crate::probe::Probe;
+use crate::types::{ChannelId, Completion, CqId, Time};
+
+impl<P> Hub<P> {
+    /// An event of a queue is held back for a while, if it is not already.
+    #[cold]
+    pub(crate) fn hold_back(&mut self, id: CqId, period_ns: u64) {
+        let until = self.now.after(period_ns);
+        let Some(cq) = self.cqs.get_mut(id).filter(|cq| cq.alarm.is_none()) else { return };
+        cq.alarm = Some(until);
+        self.alarms.insert((until, Alarm::Cq(id)));
+    }
+
+    /// An event was held back for as long as it may be.
+    pub(crate) fn period_over(&mut self, id: CqId) {
+        let Some(cq) = self.cqs.get_mut(id) else { return };
+        cq.alarm = None;
+        if let Pushed::Notify(channel, context) = cq.period_over() {
+            self.events.push_back(Event::Completion { channel, cq: id, context });
+        }
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// Creates a completion queue of at least `cqe` entries; its handle and its size.
+    ///
+    /// # Errors
+    /// A size of 0 or above the limit, or no room.
+    pub fn create_cq(
+        &mut self,
+        cqe: u32,
+        channel: Option<ChannelId>,
+        context: u64,
+    ) -> Result<(CqId, u32), Fault> {
+        if cqe == 0 || cqe > self.hub.config.max_cqe {
+            return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
+        }
+        let cq = Cq::new(cqe as usize, channel, context);
+        let id = self.hub.cqs.insert(cq).ok_or(Fault::Exhausted("completion queues"))?;
+        Ok((id, cqe))
+    }
+
+    pub(crate) fn cq(&mut self, id: CqId) -> Result<&mut Cq, Fault> {
+        self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)
+    }
+
+    /// Changes the size of a completion queue.
+    ///
+    /// # Errors
+    /// The size is out of range, or below the entries held.
+    pub fn resize_cq(&mut self, id: CqId, cqe: u32) -> Result<u32, Fault> {
+        if cqe == 0 || cqe > self.hub.config.max_cqe {
+            return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
+        }
+        let cq = self.cq(id)?;
+        if cq.resize(cqe as usize) {
+            Ok(cq.capacity() as u32)
+        } else {
+            Err(Fault::Invalid("the queue holds more completions than that"))
+        }
+    }
+
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    /// [`Fault::Busy`] while queue pairs complete there.
+    pub fn destroy_cq(&mut self, id: CqId) -> Result<(), Fault> {
+        if self.cq(id)?.users > 0 {
+            return Err(Fault::Busy);
+        }
+        let mut alarm = self.cq(id)?.alarm;
+        self.hub.set_alarm(&mut alarm, Alarm::Cq(id), None);
+        self.hub.cqs.remove(id);
+        Ok(())
+    }
+
+    /// From now on notes when completions are made, for [`poll_cq_stamped`](Self::poll_cq_stamped).
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn keep_stamps(&mut self, id: CqId) -> Result<(), Fault> {
+        self.cq(id)?.keep_stamps();
+        Ok(())
+    }
+
+    /// From now on the oldest completion is lost when there is one too many, and the queue goes on
+    /// (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn ignore_overrun(&mut self, id: CqId) -> Result<(), Fault> {
+        self.cq(id)?.ignore_overrun();
+        Ok(())
+    }
+
+    /// Holds events back until `count` completions have come, or `period_ns` nanoseconds have passed since
+    /// the first (`ibv_modify_cq`); not any more if either is 0.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn moderate_cq(&mut self, id: CqId, count: u16, period_ns: u64) -> Result<(), Fault> {
+        self.cq(id)?.moderate(count, period_ns);
+        Ok(())
+    }
+
+    /// Asks for an event at the next completion (or the next solicited one).
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn req_notify_cq(&mut self, id: CqId, solicited_only: bool) -> Result<(), Fault> {
+        self.cq(id)?.request_notify(solicited_only);
+        Ok(())
+    }
+
+    /// Takes completions out of a queue, oldest first; how many. It does not look for new ones: call
+    /// [`progress`](Self::progress) for that.
+    ///
+    /// # Errors
+    /// No such queue; or it is empty and has overrun (IBA 11.6.3.1: it is in error from then on).
+    #[inline]
+    pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
+        let cq = self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        match cq.pop(out) {
+            0 if cq.overran() && !out.is_empty() => Err(Fault::Overrun),
+            count => Ok(count),
+        }
+    }
+
+    /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was made.
+    ///
+    /// # Errors
+    /// As [`poll_cq`](Self::poll_cq).
+    pub fn poll_cq_stamped(&mut self, id: CqId) -> Result<Option<(Completion, Time)>, Fault> {
+        let cq = self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        match cq.pop_stamped() {
+            None if cq.overran() => Err(Fault::Overrun),
+            taken => Ok(taken),
+        }
+    }
+}

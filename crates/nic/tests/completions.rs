@@ -1,0 +1,176 @@
+//! What programs see of completion queues beside completions: time stamps, events that are held back,
+//! queues that overrun. And atomic writes, which complete in a way of their own.
+
+mod pair;
+
+use pair::{Pair, WAYS, Way};
+use quipu_nic::mem::Nothing;
+use quipu_nic::*;
+
+const CHANNEL: ChannelId = ChannelId(77);
+
+fn connected(way: Way) -> (Pair, [QpId; 2]) {
+    let mut pair = Pair::new(way);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect(qps);
+    (pair, qps)
+}
+
+/// A pair whose first side sends into a queue with a channel, of `cqe` entries.
+fn watched(cqe: u32) -> (Pair, [QpId; 2], CqId) {
+    let mut pair = Pair::new(Way::Link);
+    let (cq, _) = pair.hosts[0].adapter.create_cq(cqe, Some(CHANNEL), 5).unwrap();
+    let qps = [pair.hosts[0].qp_with(|init| init.send_cq = cq), pair.hosts[1].qp()];
+    pair.connect(qps);
+    (pair, qps, cq)
+}
+
+/// Has the first side make one completion.
+fn write(pair: &mut Pair, qps: [QpId; 2], wr_id: u64) {
+    pair.send(0, qps[0], wr_id, SendOp::Write { addr: 0, rkey: 0 }, &[]);
+    pair.run();
+}
+
+fn told(pair: &mut Pair) -> usize {
+    let events = std::mem::take(&mut pair.hosts[0].events);
+    let of_queue = |event: &&Event| matches!(event, Event::Completion { channel: CHANNEL, .. });
+    events.iter().filter(of_queue).count()
+}
+
+#[test]
+fn completions_carry_the_time_at_which_they_were_made() {
+    let (mut pair, qps, cq) = watched(8);
+    let adapter = &mut pair.hosts[0].adapter;
+    assert_eq!(adapter.poll_cq_stamped(cq), Ok(None));
+    adapter.keep_stamps(cq).unwrap();
+    let mut made = Vec::new();
+    for wr_id in 0..3 {
+        pair.now = pair.now.after(1_000_000);
+        made.push((wr_id, pair.now));
+        write(&mut pair, qps, wr_id);
+        // Nobody looks at once.
+        pair.now = pair.now.after(5_000_000);
+    }
+    for (wr_id, at) in made {
+        let (completion, stamp) = pair.hosts[0].adapter.poll_cq_stamped(cq).unwrap().unwrap();
+        assert_eq!(completion.wr_id, wr_id);
+        assert!(stamp >= at && stamp.since(at) < 1_000_000, "{stamp:?} for {at:?}");
+    }
+    assert_eq!(pair.hosts[0].adapter.poll_cq_stamped(cq), Ok(None));
+}
+
+#[test]
+fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
+    let (mut pair, qps, cq) = watched(32);
+    pair.hosts[0].adapter.moderate_cq(cq, 4, 2_000_000).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    for wr_id in 0..3 {
+        write(&mut pair, qps, wr_id);
+    }
+    assert_eq!(told(&mut pair), 0);
+    write(&mut pair, qps, 3);
+    assert_eq!(told(&mut pair), 1, "the fourth");
+    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    write(&mut pair, qps, 4);
+    let until = pair.now.after(1_000_000);
+    pair.run_until(until);
+    assert_eq!(told(&mut pair), 0);
+    let until = pair.now.after(2_000_000);
+    pair.run_until(until);
+    assert_eq!(told(&mut pair), 1, "the period is over");
+    // Nothing is held back by a queue that is gone.
+    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    write(&mut pair, qps, 5);
+    let now = pair.now;
+    pair.hosts[0].adapter.destroy_qp(now, qps[0]).unwrap();
+    pair.hosts[0].adapter.destroy_cq(cq).unwrap();
+    let until = pair.now.after(10_000_000);
+    pair.run_until(until);
+    assert_eq!(told(&mut pair), 0);
+}
+
+#[test]
+fn a_queue_that_ignores_overruns_keeps_the_newest() {
+    let (mut pair, qps, cq) = watched(2);
+    pair.hosts[0].adapter.ignore_overrun(cq).unwrap();
+    for wr_id in 0..5 {
+        write(&mut pair, qps, wr_id);
+    }
+    let mut out = [Completion::default(); 8];
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut out), Ok(2));
+    assert_eq!([out[0].wr_id, out[1].wr_id], [3, 4]);
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut out), Ok(0));
+    assert_eq!(pair.hosts[0].adapter.query_qp(qps[0]).unwrap().attr.state, QpState::Rts);
+}
+
+#[test]
+fn atomic_writes_store_eight_bytes_and_nothing_else() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
+        here.fill(0, &[7; 8]);
+        let (addr, rkey) = (there.addr() + 16, there.key());
+        let op = SendOp::AtomicWrite { addr, rkey };
+        pair.send(0, qps[0], 1, op, &[here.sge(0, 8)]);
+        // Its bytes fit into the request though the queue pair has room for no inline data.
+        let bytes = Payload::Inline(&[9; 8]);
+        let op = SendOp::AtomicWrite { addr: addr + 8, rkey };
+        pair.send_with(0, qps[0], 2, op, SendFlags::SIGNALED, bytes);
+        pair.run();
+        let done: Vec<_> =
+            pair.hosts[0].poll().iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
+        let good = |wr_id| (wr_id, WcStatus::Success, WcOpcode::AtomicWrite);
+        assert_eq!(done, [good(1), good(2)], "{way:?}");
+        assert_eq!(there.bytes(16, 16), [[7; 8], [9; 8]].concat(), "{way:?}");
+        assert_eq!(there.bytes(32, 8), [0; 8]);
+        assert!(pair.hosts[1].poll().is_empty());
+    }
+}
+
+#[test]
+fn atomic_writes_of_other_sizes_and_places_are_refused() {
+    let (mut pair, qps) = connected(Way::Link);
+    let here = pair.buffer(0, 64);
+    let mut post = |addr, len| {
+        let sges = [here.sge(0, len)];
+        let payload = Payload::Sges(&sges);
+        let op = SendOp::AtomicWrite { addr, rkey: 1 };
+        let wr = SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, payload };
+        pair.hosts[0].adapter.post_send(qps[0], &wr)
+    };
+    assert!(matches!(post(16, 7), Err(Fault::Invalid(_))));
+    assert!(matches!(post(16, 16), Err(Fault::Invalid(_))));
+    assert!(matches!(post(20, 8), Err(Fault::Invalid(_))));
+    assert_eq!(post(16, 8), Ok(()));
+    let now = pair.now;
+    pair.hosts[0].adapter.ring_doorbell(now, qps[0]);
+    pair.run();
+    let done = pair.hosts[0].poll();
+    assert_eq!(done[0].status, WcStatus::RemAccessErr, "the key is judged by the peer");
+}
+
+#[test]
+fn a_null_region_sends_zeros_and_receives_into_nothing() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (from, to) = (pair.buffer(0, 64), pair.buffer(1, 64));
+        let (zeros, sink) = (pair.buffer(1, 64), pair.buffer(1, 64));
+        // SAFETY: no access of this test is longer than 64 bytes, and both buffers outlive it.
+        let nothing = unsafe { Nothing::new(zeros.addr() as usize, sink.addr() as usize) };
+        let pd = pair.hosts[1].pd;
+        let null = pair.hosts[1].adapter.reg_null_mr(pd, nothing).unwrap();
+        let sge = |len| Sge { addr: 0x7000_0000_0001, len, lkey: null.key };
+        from.fill(0, &[3; 64]);
+        // Of 48 bytes the first and last 16 are wanted.
+        pair.recv(1, qps[1], 1, &[to.sge(0, 16), sge(16), to.sge(16, 16)]);
+        pair.send(0, qps[0], 1, SendOp::Send, &[from.sge(0, 48)]);
+        pair.run();
+        assert_eq!(pair.hosts[1].poll()[0].status, WcStatus::Success, "{way:?}");
+        assert_eq!((to.bytes(0, 32), to.bytes(32, 32)), (vec![3; 32], vec![0; 32]));
+        pair.recv(0, qps[0], 2, &[from.sge(0, 64)]);
+        pair.send(1, qps[1], 2, SendOp::Send, &[sge(40)]);
+        pair.run();
+        assert_eq!(pair.hosts[1].poll()[0].status, WcStatus::Success, "{way:?}");
+        assert_eq!((from.bytes(0, 40), from.bytes(40, 24)), (vec![0; 40], vec![3; 24]));
+    }
+}
