@@ -14,7 +14,11 @@ programs=
 for stage in "$@"; do
     while read -r at program package _; do
         [ "$at" = "$stage" ] || continue
-        command -v "$program" >/dev/null 2>&1 && continue
+        case $program in
+            # What is no program is named by a file of it.
+            /*) [ -e "$program" ] && continue ;;
+            *) command -v "$program" >/dev/null 2>&1 && continue ;;
+        esac
         programs="$programs $program"
         case " $missing " in
             *" $package "*) ;;

@@ -47,6 +47,7 @@ impl QpType {
                     | SendOp::Read { .. }
                     | SendOp::CompareSwap { .. }
                     | SendOp::FetchAdd { .. }
+                    | SendOp::AtomicWrite { .. }
             ),
         }
     }

@@ -7,6 +7,7 @@ mod hosts;
 mod pair;
 mod rows;
 mod single;
+mod suite;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

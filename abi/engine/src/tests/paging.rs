@@ -50,7 +50,7 @@ fn the_whole_address_space_is_one_region_in_which_only_what_is_mapped_is_reached
     write.wr.rdma = ibv_send_wr_rdma { remote_addr: hole + 4000, rkey: space.rkey };
     bench.post_send(a.qp, &mut [write]).unwrap();
     assert_eq!(bench.completion().status, IBV_WC_SUCCESS);
-    write.wr.rdma.remote_addr = hole + 4092;
+    write.wr.rdma = ibv_send_wr_rdma { remote_addr: hole + 4092, rkey: space.rkey };
     bench.post_send(a.qp, &mut [write]).unwrap();
     assert_eq!(bench.completion().status, IBV_WC_REM_ACCESS_ERR);
     done(unsafe { (bench.api.dereg_mr)(space.mr) }).unwrap();
@@ -182,7 +182,7 @@ fn atomic_writes_are_posted_with_or_without_a_key() {
     let done = bench.completion();
     assert_eq!((done.status, done.opcode), (IBV_WC_SUCCESS, IBV_WC_ATOMIC_WRITE));
     assert_eq!(bench.read(64), 77_u64.to_ne_bytes());
-    write.wr.rdma.remote_addr += 4;
+    write.wr.rdma = ibv_send_wr_rdma { remote_addr: bench.addr(68), rkey: bench.mr.rkey };
     assert!(bench.post_send(b.qp, &mut [write]).is_err(), "not aligned");
 }
 

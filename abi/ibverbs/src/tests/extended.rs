@@ -224,7 +224,8 @@ fn null_regions_advice_and_allocators_pass() {
             _: u64,
         ) {
         }
-        (attr.alloc, attr.free) = (Some(allocate), Some(free));
+        attr.alloc = Some(allocate);
+        attr.free = Some(free);
         let parent = make(context, &mut attr);
         assert!(!parent.is_null());
         assert_eq!(pd::ibv_dealloc_pd(parent), 0);
