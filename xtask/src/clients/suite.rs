@@ -110,8 +110,10 @@ mod tests {
 
     #[test]
     fn every_allowance_names_its_reason() {
-        let reasons: Vec<&str> =
-            SKIPS.lines().filter_map(|line| line.strip_prefix("#   ")?.split_whitespace().next()).collect();
+        let reasons: Vec<&str> = SKIPS
+            .lines()
+            .filter_map(|line| line.strip_prefix("#   ")?.split_whitespace().next())
+            .collect();
         for line in SKIPS.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             let words: Vec<&str> = line.split_whitespace().collect();
             assert!(words.len() == 2 && reasons.contains(&words[1]), "{line}");

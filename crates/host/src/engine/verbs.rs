@@ -122,10 +122,11 @@ impl Engine {
     ///
     /// [`EngineError::BadAddress`]: not all of them may be read or, if `write` says so, written.
     pub fn prefetch(&self, addr: usize, len: u64, write: bool) -> Result<(), EngineError> {
-        if len == 0 {
-            return Ok(());
+        if !self.inner.mappings.allow(addr, len, write) {
+            return Err(EngineError::BadAddress);
         }
-        mapped::populate(addr, len, write).map_err(|_| EngineError::BadAddress)
+        mapped::populate(addr, len, write);
+        Ok(())
     }
 
     /// The time by the clock that stamps completions: nanoseconds of `CLOCK_MONOTONIC`.
