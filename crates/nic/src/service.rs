@@ -40,7 +40,10 @@ impl QpType {
         match self {
             Self::Rc | Self::XrcSend => true,
             Self::XrcRecv(_) => false,
-            Self::Iwarp => !matches!(op, SendOp::SendImm(_) | SendOp::WriteImm { .. }),
+            Self::Iwarp => !matches!(
+                op,
+                SendOp::SendImm(_) | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. }
+            ),
             Self::Uc => !matches!(
                 op,
                 SendOp::SendInv(_)
