@@ -1,0 +1,362 @@
+//! Connections between two engines in simulated time.
+
+mod common;
+
+use common::{Pair, SECOND};
+use quipu_cm::{CallError, EventKind, Loss, Param, PortSpace};
+
+fn param(data: &[u8]) -> Param {
+    Param { private_data: data.to_vec(), qpn: 5, ..Param::default() }
+}
+
+#[test]
+fn private_data_have_the_limits_of_infiniband() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    let active = pair.resolve(PortSpace::Tcp, 5000);
+    let too_long = pair.nodes[0].cm.connect(1, active, &param(&[1; 57]));
+    assert!(matches!(too_long, Err(CallError::Invalid(_))));
+    pair.nodes[0].cm.connect(1, active, &param(&[1; 56])).unwrap();
+    pair.run();
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(*request.private_data, [1; 56]);
+    let passive = request.id;
+    assert!(pair.nodes[1].cm.accept(1, passive, Some(&param(&[2; 197]))).is_err());
+    assert!(pair.nodes[1].cm.reject(passive, &[3; 149]).is_err());
+    pair.nodes[1].cm.accept(1, passive, Some(&param(&[2; 196]))).unwrap();
+    pair.run();
+    assert_eq!(*pair.expect(0, EventKind::ConnectResponse).private_data, [2; 196]);
+
+    pair.connect(5000, &param(&[]));
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(*request.private_data, [0; 56], "padded");
+    pair.nodes[1].cm.reject(request.id, &[3; 148]).unwrap();
+    pair.run();
+    let rejected = pair.expect(0, EventKind::Rejected);
+    assert_eq!((rejected.status, &*rejected.private_data), (28, &[3; 148][..]));
+    pair.expect_nothing();
+}
+
+#[test]
+fn pieces_of_any_size_make_the_same_connection() {
+    for piece in (1..100).chain([1000]) {
+        let mut pair = Pair { piece, ..Pair::default() };
+        let (active, passive) = pair.established();
+        let now = pair.now;
+        pair.nodes[1].cm.disconnect(now, passive).unwrap();
+        pair.run();
+        pair.expect(0, EventKind::Disconnected);
+        pair.nodes[0].cm.disconnect(now, active).unwrap();
+        pair.run();
+        pair.expect(1, EventKind::Disconnected);
+        pair.pass(2 * SECOND);
+        pair.expect(0, EventKind::TimewaitExit);
+        pair.expect(1, EventKind::TimewaitExit);
+        pair.expect_nothing();
+        assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().streams), [0, 0]);
+        assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().deadlines), [0, 0]);
+    }
+}
+
+/// A whole life: everything that both programs do, as far as they get.
+fn live(pair: &mut Pair) -> [Vec<EventKind>; 2] {
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    let active = pair.resolve(PortSpace::Tcp, 5000);
+    pair.nodes[0].cm.connect(pair.now, active, &param(b"life")).unwrap();
+    let mut seen = [Vec::new(), Vec::new()];
+    for _ in 0..20 {
+        pair.run();
+        let now = pair.now;
+        for node in 0..2 {
+            let Some(event) = pair.event(node) else { continue };
+            seen[node].push(event.kind);
+            let cm = &mut pair.nodes[node].cm;
+            // A call may come too late: the other end is gone, and an event says so.
+            let _ = match event.kind {
+                EventKind::ConnectRequest => cm.accept(now, event.id, Some(&param(b"yes"))),
+                EventKind::ConnectResponse => cm.accept(now, event.id, None),
+                EventKind::Established | EventKind::Disconnected => cm.disconnect(now, event.id),
+                _ => Ok(()),
+            };
+        }
+    }
+    pair.pass(100 * SECOND);
+    for (node, seen) in seen.iter_mut().enumerate() {
+        while let Some(event) = pair.event(node) {
+            seen.push(event.kind);
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_stream_that_breaks_after_any_byte_ends_in_one_event_on_both_sides() {
+    use EventKind::*;
+    let mut whole = Pair::default();
+    let seen = live(&mut whole);
+    assert_eq!(seen[0], [ConnectResponse, Disconnected, TimewaitExit]);
+    assert_eq!(seen[1], [ConnectRequest, Established, Disconnected, TimewaitExit]);
+    let lengths = whole.sent;
+    for side in 0..2 {
+        for cut in 0..lengths[side] {
+            let mut pair = Pair::default();
+            pair.cut[side] = Some(cut);
+            let seen = live(&mut pair);
+            for (node, seen) in seen.iter().enumerate() {
+                // Nobody is left in doubt: the last word is an end, and there is one of a kind.
+                let ends = [ConnectError, Unreachable, Rejected, Disconnected];
+                let count = seen.iter().filter(|kind| ends.contains(kind)).count();
+                let heard = node == 0 || !seen.is_empty();
+                assert_eq!(count, usize::from(heard), "{side} {cut} {node} {seen:?}");
+                if let Some(last) = seen.last() {
+                    assert!(
+                        ends.contains(last) || *last == TimewaitExit,
+                        "{side} {cut} {node} {seen:?}"
+                    );
+                }
+            }
+            for node in &pair.nodes {
+                let load = node.cm.load();
+                assert_eq!((load.streams, load.half_open, load.deadlines), (0, 0, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn both_may_disconnect_at_once() {
+    let mut pair = Pair::default();
+    let (active, passive) = pair.established();
+    pair.nodes[0].cm.disconnect(pair.now, active).unwrap();
+    pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
+    pair.run();
+    pair.expect(0, EventKind::Disconnected);
+    pair.expect(1, EventKind::Disconnected);
+    assert_eq!(pair.nodes[0].cm.disconnect(1, active), Err(CallError::WrongState));
+    pair.pass(2 * SECOND);
+    pair.expect(0, EventKind::TimewaitExit);
+    pair.expect(1, EventKind::TimewaitExit);
+    pair.expect_nothing();
+}
+
+#[test]
+fn the_end_of_a_process_disconnects_its_peer() {
+    let mut pair = Pair::default();
+    let (active, passive) = pair.established();
+    pair.cut_all();
+    pair.expect(0, EventKind::Disconnected);
+    pair.expect(1, EventKind::Disconnected);
+    for (node, id) in [(0, active), (1, passive)] {
+        pair.nodes[node].cm.disconnect(pair.now, id).unwrap();
+    }
+    pair.pass(2 * SECOND);
+    pair.expect(0, EventKind::TimewaitExit);
+    pair.expect(1, EventKind::TimewaitExit);
+    pair.expect_nothing();
+}
+
+#[test]
+fn a_side_that_goes_in_any_state_tells_the_other() {
+    use EventKind::{Disconnected, Rejected};
+    // (how far they got, who is destroyed, what the other hears and why)
+    type Far = fn(&mut Pair) -> (quipu_cm::IdKey, quipu_cm::IdKey);
+    let cases: [(Far, usize, EventKind, i32); 6] = [
+        (Pair::requested, 0, Rejected, 4),
+        (Pair::requested, 1, Rejected, 28),
+        (Pair::accepted, 0, Rejected, 28),
+        (Pair::accepted, 1, Rejected, 28),
+        (Pair::established, 0, Disconnected, 0),
+        (Pair::established, 1, Disconnected, 0),
+    ];
+    for (far, goes, hears, status) in cases {
+        let mut pair = Pair::default();
+        let ids = <[_; 2]>::from(far(&mut pair));
+        pair.nodes[goes].cm.destroy_id(ids[goes]).unwrap();
+        pair.run();
+        assert_eq!(pair.expect(1 - goes, hears).status, status);
+        pair.expect_nothing();
+        assert!(pair.nodes[goes].cm.destroy_id(ids[goes]).is_err());
+        pair.nodes[1 - goes].cm.destroy_id(ids[1 - goes]).unwrap();
+        assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().deadlines), [0, 0]);
+    }
+}
+
+#[test]
+fn a_request_whose_sender_went_before_it_was_taken_vanishes() {
+    let mut pair = Pair::default();
+    let listener = pair.listen(PortSpace::Tcp, 5000, 1);
+    let active = pair.connect(5000, &Param::default());
+    assert_eq!(pair.nodes[1].cm.waiting(pair.nodes[1].channel), 1);
+    pair.nodes[0].cm.destroy_id(active).unwrap();
+    pair.run();
+    pair.expect_nothing();
+    assert_eq!(pair.nodes[1].cm.load().ids, 1);
+    // And its place in the backlog is free.
+    pair.connect(5000, &Param::default());
+    pair.expect(1, EventKind::ConnectRequest);
+    pair.nodes[1].cm.destroy_id(listener).unwrap();
+}
+
+#[test]
+fn a_full_backlog_refuses_until_requests_are_taken() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Tcp, 5000, 2);
+    for _ in 0..2 {
+        pair.connect(5000, &Param::default());
+    }
+    assert_eq!(pair.event(0), None);
+    pair.connect(5000, &Param::default());
+    assert_eq!(pair.expect(0, EventKind::Rejected).status, 28);
+    pair.expect(1, EventKind::ConnectRequest);
+    pair.connect(5000, &Param::default());
+    assert_eq!(pair.event(0), None);
+}
+
+#[test]
+fn a_listener_takes_its_requests_with_it() {
+    let mut pair = Pair::default();
+    let listener = pair.listen(PortSpace::Tcp, 5000, 0);
+    let [first, second] = [(); 2].map(|()| pair.connect(5000, &Param::default()));
+    let taken = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!((taken.listener, taken.cookie), (7, 0));
+    assert_eq!(pair.nodes[1].cm.destroy_id(listener), Ok(1), "the request is an event of its");
+    pair.run();
+    let rejected = pair.expect(0, EventKind::Rejected);
+    assert_eq!((rejected.id, rejected.status), (second, 28));
+    pair.expect_nothing();
+    // The one that was taken lives on.
+    pair.nodes[1].cm.accept(pair.now, taken.id, Some(&Param::default())).unwrap();
+    pair.run();
+    assert_eq!(pair.expect(0, EventKind::ConnectResponse).id, first);
+}
+
+#[test]
+fn nobody_waits_for_ever() {
+    // For TCP.
+    let mut pair = Pair { hang: true, ..Pair::default() };
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    pair.connect(5000, &Param::default());
+    pair.pass(11 * SECOND);
+    assert_eq!(pair.expect(0, EventKind::Unreachable).status, -110);
+    // For the answer of the program.
+    let mut pair = Pair::default();
+    let (_, passive) = pair.requested();
+    pair.pass(61 * SECOND);
+    assert_eq!(pair.expect(0, EventKind::Unreachable).status, -110);
+    assert_eq!(pair.expect(1, EventKind::Rejected).status, 4);
+    let late = pair.nodes[1].cm.accept(pair.now, passive, Some(&Param::default()));
+    assert_eq!(late, Err(CallError::WrongState));
+    // For the word that the connection stands.
+    let mut pair = Pair::default();
+    pair.accepted();
+    pair.pass(61 * SECOND);
+    assert_eq!(pair.expect(1, EventKind::Unreachable).status, -110);
+    assert_eq!(pair.expect(0, EventKind::ConnectError).status, -104);
+    // For consent to the end.
+    let mut pair = Pair::default();
+    let (active, _) = pair.established();
+    pair.nodes[0].cm.disconnect(pair.now, active).unwrap();
+    pair.pass(11 * SECOND);
+    pair.expect(1, EventKind::Disconnected);
+    assert_eq!(pair.expect(0, EventKind::Disconnected).status, -110);
+}
+
+#[test]
+fn why_there_is_no_connection() {
+    let cases = [
+        (Loss::Refused, EventKind::Rejected, 8),
+        (Loss::TimedOut, EventKind::Unreachable, -110),
+        (Loss::Failed(113), EventKind::Unreachable, -113),
+        (Loss::Closed, EventKind::ConnectError, -104),
+    ];
+    for (loss, kind, status) in cases {
+        let mut pair = Pair { refuse: Some(loss), ..Pair::default() };
+        pair.connect(5000, &Param::default());
+        assert_eq!(pair.expect(0, kind).status, status);
+        pair.expect_nothing();
+    }
+    // A listener of another port space is none.
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Ib, 5000, 0);
+    pair.connect(5000, &Param::default());
+    assert_eq!(pair.expect(0, EventKind::Rejected).status, 8);
+}
+
+#[test]
+fn the_side_that_accepted_may_know_before_it_is_told() {
+    let mut pair = Pair::default();
+    let (active, passive) = pair.accepted();
+    pair.nodes[1].cm.establish(passive).unwrap();
+    pair.expect(1, EventKind::Established);
+    assert_eq!(pair.nodes[1].cm.establish(passive), Err(CallError::Connected));
+    pair.nodes[0].cm.establish(active).unwrap();
+    pair.run();
+    pair.expect_nothing();
+    // It may even end the connection before the other has said that it stands.
+    let mut pair = Pair::default();
+    let (active, passive) = pair.accepted();
+    pair.nodes[1].cm.establish(passive).unwrap();
+    pair.expect(1, EventKind::Established);
+    pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
+    pair.run();
+    pair.expect(0, EventKind::Disconnected);
+    pair.nodes[0].cm.disconnect(pair.now, active).unwrap();
+    pair.run();
+    pair.expect(1, EventKind::Disconnected);
+}
+
+#[test]
+fn the_side_that_connected_may_refuse_the_reply() {
+    let mut pair = Pair::default();
+    let (active, _) = pair.accepted();
+    pair.nodes[0].cm.reject(active, &[]).unwrap();
+    pair.run();
+    assert_eq!(pair.expect(1, EventKind::Rejected).status, 28);
+    pair.expect_nothing();
+}
+
+#[test]
+fn queue_pairs_get_what_fits_the_other_side() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    let asked = Param {
+        responder_resources: 4,
+        initiator_depth: 200,
+        retry_count: 9,
+        rnr_retry_count: 3,
+        qpn: 0xff00_0011,
+        ..Param::default()
+    };
+    let active = pair.resolve(PortSpace::Tcp, 5000);
+    pair.nodes[0].cm.options(active).unwrap().tos = Some(0x68);
+    assert!(pair.nodes[0].cm.connect_params(active).is_err(), "no peer yet");
+    let init = pair.nodes[0].cm.init_params(active).unwrap();
+    assert!(!init.remote_write && !init.remote_read, "as the kernel has it");
+    pair.nodes[0].cm.connect(1, active, &asked).unwrap();
+    pair.run();
+    let passive = pair.expect(1, EventKind::ConnectRequest).id;
+    let answer = Param {
+        responder_resources: 16,
+        initiator_depth: 4,
+        rnr_retry_count: 7,
+        qpn: 0x22,
+        ..Param::default()
+    };
+    pair.nodes[1].cm.accept(1, passive, Some(&answer)).unwrap();
+    pair.run();
+    pair.expect(0, EventKind::ConnectResponse);
+    let a = pair.nodes[0].cm.connect_params(active).unwrap();
+    let b = pair.nodes[1].cm.connect_params(passive).unwrap();
+    assert_eq!((a.dest_qpn, b.dest_qpn), (0x22, 0x11));
+    assert_eq!((a.sq_psn, a.rq_psn), (b.rq_psn, b.sq_psn));
+    assert_ne!(a.sq_psn, b.sq_psn);
+    assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (16, 16));
+    assert_eq!((b.max_rd_atomic, a.max_dest_rd_atomic), (4, 4));
+    assert_eq!((a.retry_count, b.retry_count), (7, 7), "at most seven");
+    assert_eq!((a.rnr_retry, b.rnr_retry), (7, 3));
+    // The side whose peer gives up after three waits long.
+    assert_eq!((a.min_rnr_timer, b.min_rnr_timer), (0, 12));
+    assert_eq!((a.path.traffic_class, b.path.traffic_class), (0x68, 0x68));
+    assert_eq!((a.path.dgid[15], b.path.dgid[15]), (2, 1));
+    assert!(a.remote_write && a.remote_read);
+}

@@ -1,0 +1,130 @@
+//! Event channels, cookies, counts, groups.
+
+mod common;
+
+use common::{Pair, UD};
+use quipu_cm::{CallError, Event, EventKind, Param, PortSpace};
+
+#[test]
+fn identifiers_take_their_events_to_another_channel() {
+    let mut pair = Pair::default();
+    let cm = &mut pair.nodes[0].cm;
+    let [a, b] = [pair.nodes[0].channel, cm.create_channel()];
+    let [first, second] = [1, 2].map(|cookie| cm.create_id(a, PortSpace::Tcp, 2, cookie).unwrap());
+    let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
+    for id in [first, second, first] {
+        // Resolving twice is allowed until the route is.
+        cm.resolved(id, at(1), Ok(at(2))).unwrap();
+    }
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (3, 0));
+    assert_eq!(cm.take_event(a).unwrap().unwrap().cookie, 1);
+    assert_eq!(cm.migrate(first, b), Ok(1));
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (1, 1));
+    assert_eq!(cm.migrate(first, a), Ok(1));
+    assert_eq!(cm.migrate(first, a), Ok(1), "to where it is");
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (2, 0));
+    cm.set_cookie(first, 77).unwrap();
+    let order: Vec<u64> =
+        std::iter::from_fn(|| cm.take_event(a).unwrap()).map(|e| e.cookie).collect();
+    assert_eq!(order, [2, 77]);
+    assert_eq!(cm.destroy_channel(a), Err(CallError::Busy));
+    assert_eq!((cm.destroy_id(first), cm.destroy_id(second)), (Ok(2), Ok(1)));
+    assert_eq!((cm.destroy_channel(a), cm.destroy_channel(b)), (Ok(()), Ok(())));
+    assert_eq!(cm.take_event(a), Err(CallError::NoSuchObject));
+}
+
+#[test]
+fn events_of_a_destroyed_identifier_are_not_handed_out() {
+    let mut pair = Pair::default();
+    let cm = &mut pair.nodes[0].cm;
+    let channel = pair.nodes[0].channel;
+    let at = std::net::SocketAddr::from(([10, 0, 0, 1], 1));
+    // The order of a channel that is busy for long does not grow with those who left.
+    let keeper = cm.create_id(channel, PortSpace::Tcp, 2, 9).unwrap();
+    cm.resolved(keeper, at, Ok(at)).unwrap();
+    for _ in 0..10_000 {
+        let id = cm.create_id(channel, PortSpace::Tcp, 2, 1).unwrap();
+        cm.resolved(id, at, Ok(at)).unwrap();
+        assert_eq!(cm.destroy_id(id), Ok(0));
+    }
+    assert_eq!(cm.waiting(channel), 1);
+    assert_eq!(cm.take_event(channel).unwrap().unwrap().id, keeper);
+    assert_eq!(cm.take_event(channel), Ok(None));
+}
+
+#[test]
+fn an_address_that_cannot_be_reached() {
+    let mut pair = Pair::default();
+    let id = pair.id(0, PortSpace::Tcp);
+    let at = std::net::SocketAddr::from(([10, 0, 0, 9], 1));
+    pair.nodes[0].cm.resolved(id, at, Err(101)).unwrap();
+    assert_eq!(pair.expect(0, EventKind::AddrError).status, -101);
+    assert!(pair.nodes[0].cm.resolve_route(id).is_err());
+    // Another try is allowed.
+    pair.nodes[0].cm.resolved(id, at, Ok(at)).unwrap();
+    pair.expect(0, EventKind::AddrResolved);
+}
+
+#[test]
+fn groups_are_joined_by_datagram_identifiers_with_a_device() {
+    let mut pair = Pair::default();
+    let channel = pair.nodes[0].channel;
+    let cm = &mut pair.nodes[0].cm;
+    let id = cm.create_id(channel, PortSpace::Udp, UD, 5).unwrap();
+    let (v4, v6) = ("239.1.2.3".parse().unwrap(), "ff0e::1234".parse().unwrap());
+    assert_eq!(cm.join(id, v4, 1), Err(CallError::WrongState), "no device");
+    cm.bind(id, "10.0.0.1:7".parse().unwrap()).unwrap();
+    for wrong in ["0.0.0.0", "::", "10.0.0.1"] {
+        let wrong = wrong.parse().unwrap();
+        assert!(matches!(cm.join(id, wrong, 1), Err(CallError::Invalid(_))));
+    }
+    cm.join(id, v4, 11).unwrap();
+    assert!(cm.join(id, v4, 12).is_err(), "joined already");
+    cm.join(id, v6, 13).unwrap();
+    let event: Event = cm.take_event(channel).unwrap().unwrap();
+    assert_eq!((event.kind, event.cookie, event.multicast), (EventKind::MulticastJoin, 5, 11));
+    assert_eq!((event.peer.qpn, event.peer.qkey), (0xff_ffff, 0x0123_4567));
+    let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+    assert_eq!(event.peer.path.unwrap().dgid, mapped);
+    assert_eq!(cm.leave(id, v4), Ok(1));
+    assert_eq!(cm.leave(id, v4), Err(CallError::NoSuchObject));
+    assert_eq!(cm.waiting(channel), 1);
+    assert_eq!(cm.leave(id, v6), Ok(0), "its event was not taken, and vanishes");
+    assert_eq!(cm.waiting(channel), 0);
+    assert_eq!(cm.take_event(channel), Ok(None));
+    assert_eq!(cm.destroy_id(id), Ok(0), "events of groups count for groups");
+
+    let connected = cm.create_id(channel, PortSpace::Tcp, 2, 5).unwrap();
+    cm.bind(connected, "10.0.0.1:7".parse().unwrap()).unwrap();
+    assert_eq!(cm.join(connected, v4, 1), Err(CallError::WrongState));
+}
+
+#[test]
+fn ten_thousand_connections_come_and_go() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    for _ in 0..10 {
+        let ids: Vec<_> = (0..1000).map(|_| pair.connect(5000, &Param::default())).collect();
+        let now = pair.now;
+        let mut children = Vec::new();
+        while let Some(event) = pair.event(1) {
+            pair.nodes[1].cm.accept(now, event.id, Some(&Param::default())).unwrap();
+            children.push(event.id);
+        }
+        pair.run();
+        while let Some(event) = pair.event(0) {
+            pair.nodes[0].cm.accept(now, event.id, None).unwrap();
+        }
+        pair.run();
+        for (node, ids) in [(0, ids), (1, children)] {
+            assert_eq!(ids.len(), 1000);
+            for id in ids {
+                pair.nodes[node].cm.destroy_id(id).unwrap();
+            }
+        }
+        pair.run();
+        let loads = pair.nodes.each_ref().map(|node| node.cm.load());
+        assert_eq!((loads[0].ids, loads[1].ids), (0, 1));
+        assert_eq!(loads.map(|load| load.streams + load.deadlines), [0, 0]);
+    }
+}
