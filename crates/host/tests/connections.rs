@@ -246,6 +246,22 @@ fn a_request_wakes_whoever_polls_the_descriptor() {
 }
 
 #[test]
+fn an_event_made_by_another_thread_wakes_whoever_waits_inside() {
+    let engine = engine();
+    let program = Program::new(&engine);
+    let id = program.id(PortSpace::Tcp);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| program.expect(EventKind::AddrResolved));
+        // Until it sleeps, most often; the outcome must be the same if it does not.
+        std::thread::sleep(Duration::from_millis(50));
+        engine.cm_resolve_addr(id, None, "127.0.0.1:9".parse().unwrap()).unwrap();
+        let begin = Instant::now();
+        waiter.join().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    });
+}
+
+#[test]
 fn datagram_services_are_looked_up() {
     for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
         let engines = [engine(), engine()];

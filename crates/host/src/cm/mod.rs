@@ -128,6 +128,11 @@ impl Manager {
         }
     }
 
+    /// Whether events are queued in the channel for which a thread waits inside the engine.
+    pub(crate) fn attended_waits(&self) -> bool {
+        self.attended.is_some_and(|channel| self.cm.waiting(channel) > 0)
+    }
+
     /// Makes descriptors say whether events are queued.
     fn signal(&mut self) {
         while let Some(key) = self.cm.poll_touched() {

@@ -383,7 +383,10 @@ impl Core {
     pub(crate) fn call_waiter(&mut self) {
         if let Some(wakes_at) = self.wakes_at {
             let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
-            if early || self.net.wants_turn() || self.adapter.hot_channels() > 0 {
+            // What it waits for has come, by a call of another thread.
+            let served = self.events.attended_waits()
+                || self.cm.as_ref().is_some_and(|cm| cm.attended_waits());
+            if early || served || self.net.wants_turn() || self.adapter.hot_channels() > 0 {
                 // Once is enough: it computes its next deadline anew.
                 self.wakes_at = Some(Time(0));
                 self.bell.set();

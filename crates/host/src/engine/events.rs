@@ -281,6 +281,12 @@ impl Events {
         }
     }
 
+    /// Whether events are queued in the channel for which a thread waits inside the engine.
+    pub(crate) fn attended_waits(&mut self) -> bool {
+        let channel = self.attended.map(|id| self.channel(id));
+        channel.is_some_and(|channel| channel.is_ok_and(|it| !it.queue.events.is_empty()))
+    }
+
     /// The program waits for a channel by its descriptor: others must make the progress.
     pub(crate) fn not_driven(&mut self, id: ChannelId) {
         if let Ok(channel) = self.channel(id) {
