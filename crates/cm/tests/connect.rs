@@ -67,9 +67,9 @@ fn live(pair: &mut Pair) -> [Vec<EventKind>; 2] {
     for _ in 0..20 {
         pair.run();
         let now = pair.now;
-        for node in 0..2 {
+        for (node, seen) in seen.iter_mut().enumerate() {
             let Some(event) = pair.event(node) else { continue };
-            seen[node].push(event.kind);
+            seen.push(event.kind);
             let cm = &mut pair.nodes[node].cm;
             // A call may come too late: the other end is gone, and an event says so.
             let _ = match event.kind {
@@ -97,8 +97,8 @@ fn a_stream_that_breaks_after_any_byte_ends_in_one_event_on_both_sides() {
     assert_eq!(seen[0], [ConnectResponse, Disconnected, TimewaitExit]);
     assert_eq!(seen[1], [ConnectRequest, Established, Disconnected, TimewaitExit]);
     let lengths = whole.sent;
-    for side in 0..2 {
-        for cut in 0..lengths[side] {
+    for (side, length) in lengths.into_iter().enumerate() {
+        for cut in 0..length {
             let mut pair = Pair::default();
             pair.cut[side] = Some(cut);
             let seen = live(&mut pair);

@@ -6,6 +6,10 @@ use common::{Datagram, Pair, SECOND};
 use quipu_cm::{EventKind, IdKey, Param, PortSpace};
 use quipu_wire::cm::{Lookup, SIDR_REQ_LEN};
 
+fn with_fate(fate: impl FnMut(usize) -> usize + 'static) -> Pair {
+    Pair { fate: Box::new(fate), ..Pair::default() }
+}
+
 fn asking(pair: &mut Pair) -> IdKey {
     let id = pair.resolve(PortSpace::Udp, 5000);
     let param = Param { private_data: b"who?".to_vec(), ..Param::default() };
@@ -33,8 +37,7 @@ fn found(pair: &mut Pair) {
 fn whatever_the_network_does_the_program_is_asked_once_and_answered_once() {
     // Each datagram is lost, comes once or twice, in every combination for the first six.
     for fates in 0..729_usize {
-        let mut pair = Pair::default();
-        pair.fate = Box::new(move |n| {
+        let mut pair = with_fate(move |n| {
             let digit = u32::try_from(n - 1).unwrap();
             if digit < 6 { fates / 3_usize.pow(digit) % 3 } else { 1 }
         });
@@ -56,8 +59,7 @@ fn whatever_the_network_does_the_program_is_asked_once_and_answered_once() {
 
 #[test]
 fn a_look_up_that_nobody_answers_is_given_up() {
-    let mut pair = Pair::default();
-    pair.fate = Box::new(|_| 0);
+    let mut pair = with_fate(|_| 0);
     pair.listen(PortSpace::Udp, 5000, 0);
     let begin = pair.now;
     asking(&mut pair);
@@ -83,9 +85,8 @@ fn the_program_may_take_its_time() {
 
 #[test]
 fn an_answer_is_remembered_after_its_identifier_is_gone() {
-    let mut pair = Pair::default();
     // The first answer is lost.
-    pair.fate = Box::new(|n| usize::from(n != 2));
+    let mut pair = with_fate(|n| usize::from(n != 2));
     let listener = pair.listen(PortSpace::Udp, 5000, 0);
     asking(&mut pair);
     pair.run();

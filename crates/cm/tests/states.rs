@@ -8,7 +8,9 @@ use quipu_cm::{EventKind, IdKey, Param, StreamKey};
 use quipu_wire::cm::{Frame, Offer, Setup};
 
 /// How far a connection got, with what brings it there.
-const STATES: [(&str, fn(&mut Pair) -> (IdKey, IdKey)); 6] = [
+type Reach = fn(&mut Pair) -> (IdKey, IdKey);
+
+const STATES: [(&str, Reach); 6] = [
     ("requested", Pair::requested),
     ("accepted", Pair::accepted),
     ("established", Pair::established),
