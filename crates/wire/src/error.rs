@@ -59,4 +59,10 @@ pub enum WireError {
     /// A hello of a version this build does not speak.
     #[error("hello version {0}")]
     HelloVersion(u8),
+    /// A UDP payload that does not begin as a datagram of Quipu.
+    #[error("not a datagram of Quipu")]
+    NotDatagram,
+    /// A datagram of a version this build does not speak.
+    #[error("datagram version {0}")]
+    DatagramVersion(u8),
 }

@@ -15,15 +15,19 @@
 //! | [`control`] | acknowledgement, receiver-not-ready, resume | `specs/quipu-wire.md` 4 |
 //! | [`cm`] | messages of connection management | `specs/quipu-cm.md` |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
+//! | [`datagram`] | the header of an unreliable datagram | `specs/quipu-datagram.md` |
+//! | [`grh`] | the header that a receiver of datagrams sees | IBA annex A17 |
 //!
 //! All integers are big-endian on the wire, except the MPA CRC (see [`mpa::crc32c`]).
 #![forbid(unsafe_code)]
 
 pub mod cm;
 pub mod control;
+pub mod datagram;
 pub mod ddp;
 mod error;
 mod field;
+pub mod grh;
 pub mod hello;
 pub mod mpa;
 pub mod rdmap;

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use quipu_wire::control::Control;
+use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::Hello;
 use quipu_wire::mpa::{Enhanced, FrameKind, StartFrame};
 use quipu_wire::rdmap::{AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
@@ -46,6 +47,19 @@ proptest! {
         bytes[3] = kind;
         stable!(AtomicRequest, &bytes[..52]);
         stable!(Terminate, &bytes[..]);
+    }
+
+    #[test]
+    fn datagrams(mut bytes in prop::collection::vec(any::<u8>(), 0..40), imm in any::<bool>()) {
+        for (at, octet) in [(0, b'Q'), (1, b'D'), (2, 1), (3, 0x64 + u8::from(imm))] {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = octet;
+            }
+        }
+        match Datagram::parse(&bytes) {
+            Ok(value) => prop_assert_eq!(Datagram::parse(&value.to_bytes()), Ok(value)),
+            Err(_) => prop_assert!(bytes.len() < 20),
+        }
     }
 
     #[test]

@@ -1,18 +1,24 @@
-//! The worked examples of `specs/quipu-wire.md`: what is printed there is what this crate emits.
+//! The worked examples of the specifications: what is printed there is what this crate emits.
 
 use quipu_wire::control::Control;
+use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::{Features, Hello, Kind, Service};
 use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
 use quipu_wire::rdmap::{Immediate, UntaggedOp};
 use quipu_wire::{Payload, ddp};
 
-const SPEC: &str = include_str!("../../../specs/quipu-wire.md");
+const WIRE: &str = include_str!("../../../specs/quipu-wire.md");
+const DATAGRAM: &str = include_str!("../../../specs/quipu-datagram.md");
 
-/// The bytes of the block that the specification calls `name`.
+/// The bytes of the block that the specification of the wire calls `name`.
 fn example(name: &str) -> Vec<u8> {
+    example_of(WIRE, name)
+}
+
+fn example_of(spec: &str, name: &str) -> Vec<u8> {
     let fence = format!("```hex {name}\n");
-    let start = SPEC.find(&fence).expect("an example of this name") + fence.len();
-    let block = SPEC[start..].split("```").next().expect("a closed block");
+    let start = spec.find(&fence).expect("an example of this name") + fence.len();
+    let block = spec[start..].split("```").next().expect("a closed block");
     block.split_whitespace().map(|octet| u8::from_str_radix(octet, 16).expect("hex")).collect()
 }
 
@@ -80,4 +86,21 @@ fn rnr_nak() {
     let bytes = fpdu(header(UntaggedOp::Control, 0, 2), &payload(control));
     assert_eq!(bytes, example("rnr_nak"));
     assert_eq!(Control::parse(&bytes[20..36]), Ok(control));
+}
+
+#[test]
+fn datagrams() {
+    let plain = Datagram {
+        dest_qpn: 0xc35102,
+        source_qpn: 0xc35001,
+        qkey: 0x1111_1111,
+        imm: None,
+        solicited: false,
+    };
+    let bytes = [plain.to_bytes().as_slice(), b"quipu"].concat();
+    assert_eq!(bytes, example_of(DATAGRAM, "datagram"));
+    assert_eq!(Datagram::parse(&bytes), Ok(plain));
+    let imm = Datagram { imm: Some(0x1122_3344), solicited: true, ..plain };
+    assert_eq!(imm.to_bytes().to_vec(), example_of(DATAGRAM, "datagram_imm"));
+    assert_eq!(Datagram::parse(&imm.to_bytes()), Ok(imm));
 }
