@@ -7,6 +7,7 @@ use quipu_mem::{Regions, RegionsConfig, Withdrawn};
 
 use crate::connect::Conn;
 use crate::cq::{Cq, Pushed};
+use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
 use crate::link::{LinkState, PeerMemory};
 use crate::probe::{NoProbe, Probe};
@@ -14,8 +15,8 @@ use crate::qp::Qp;
 use crate::queue::RecvQueue;
 use crate::slab::Slab;
 use crate::types::{
-    AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId, QpNum,
-    SrqId, Time,
+    AhId, AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId,
+    QpNum, SrqId, Time,
 };
 
 /// Sizes and identity of an adapter.
@@ -45,6 +46,10 @@ pub struct Config {
     pub max_srq: u32,
     /// Work requests of a shared receive queue.
     pub max_srq_wr: u32,
+    /// Address handles; at most 65 536.
+    pub max_ah: u32,
+    /// Longest message of a datagram queue pair, an MTU of InfiniBand from 256 to 4096.
+    pub datagram_mtu: u32,
     /// Reads and atomics in flight, each way.
     pub max_rd_atomic: u8,
     /// Largest message in bytes.
@@ -78,6 +83,8 @@ impl Default for Config {
             max_inline: 1024,
             max_srq: 1 << 16,
             max_srq_wr: 1 << 16,
+            max_ah: 1 << 16,
+            datagram_mtu: 4096,
             max_rd_atomic: 128,
             max_message: 1 << 31,
             max_half_open: 1024,
@@ -139,6 +146,7 @@ pub(crate) struct Hub<P> {
     pub(crate) mws: Slab<MwId, Mw>,
     pub(crate) cqs: Slab<CqId, Cq>,
     pub(crate) srqs: Slab<SrqId, Srq>,
+    pub(crate) ahs: Slab<AhId, Ah>,
     pub(crate) conns: Slab<ConnId, Conn>,
     pub(crate) links: Slab<LinkId, LinkState>,
     pub(crate) numbers: BTreeMap<QpNum, QpId>,
@@ -147,6 +155,9 @@ pub(crate) struct Hub<P> {
     pub(crate) alarms: BTreeSet<(Time, Alarm)>,
     /// Streams with something to transmit, each once, in the order of service.
     pub(crate) ready: VecDeque<ConnId>,
+    /// Queue pairs with datagrams to send, each once, in the order of service.
+    pub(crate) datagrams_ready: VecDeque<QpId>,
+    pub(crate) datagram_drops: DatagramDrops,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
     /// Connections of peers that are not yet known or not yet answered, the oldest first.
@@ -254,6 +265,7 @@ impl<P: Probe> Adapter<P> {
                 mws: Slab::new(slots(config.max_mr)),
                 cqs: Slab::new(slots(config.max_cq)),
                 srqs: Slab::new(slots(config.max_srq)),
+                ahs: Slab::new(slots(config.max_ah.min(1 << 16))),
                 conns: Slab::new(slots(config.max_qp) + slots(config.max_half_open)),
                 links: Slab::new(4096),
                 numbers: BTreeMap::new(),
@@ -261,6 +273,8 @@ impl<P: Probe> Adapter<P> {
                 actions: VecDeque::new(),
                 alarms: BTreeSet::new(),
                 ready: VecDeque::new(),
+                datagrams_ready: VecDeque::new(),
+                datagram_drops: DatagramDrops::default(),
                 hot: Vec::new(),
                 half_open: VecDeque::new(),
                 nudged: VecDeque::new(),
@@ -306,11 +320,13 @@ impl<P: Probe> Adapter<P> {
         self.hub.actions.pop_front()
     }
 
-    /// Whether there are actions or bytes to transmit.
+    /// Whether there are actions, bytes or datagrams to transmit.
     #[inline]
     #[must_use]
     pub fn has_output(&self) -> bool {
-        !self.hub.actions.is_empty() || !self.hub.ready.is_empty()
+        !self.hub.actions.is_empty()
+            || !self.hub.ready.is_empty()
+            || !self.hub.datagrams_ready.is_empty()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called next.

@@ -7,13 +7,14 @@
 use quipu_mem::Sge;
 
 use crate::adapter::{Adapter, Hub};
+use crate::datagram::{self, Destination};
 use crate::error::Fault;
 use crate::plain;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::transmit;
-use crate::types::{Payload, QpId, QpState, SendOp, SendWr, SrqId, Time};
+use crate::types::{Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, To};
 
 /// Bytes that the payload of a request has, after checking it against the limits of its queue pair.
 fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
@@ -65,6 +66,19 @@ fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> 
     payload_len(qp, wr, max_message)
 }
 
+/// Where a request goes, if its queue pair sends datagrams.
+#[inline]
+fn destination<P>(qp: &Qp, hub: &Hub<P>, wr: &SendWr<'_>) -> Result<Option<Destination>, Fault> {
+    match (qp.qp_type, wr.to) {
+        (QpType::Ud, To::Datagram { ah, qpn, qkey }) => {
+            datagram::resolve(qp, hub, ah, qpn, qkey).map(Some)
+        }
+        (QpType::Ud, _) => Err(Fault::Invalid("a datagram must name whom it goes to")),
+        (_, To::Datagram { .. }) => Err(Fault::Invalid("a connected queue pair sends to its peer")),
+        _ => Ok(None),
+    }
+}
+
 impl<P: Probe> Adapter<P> {
     /// Checks a request for everything that [`post_send`](Self::post_send) may refuse it for, as if
     /// `ahead` others had been posted before it. Requests that are all checked before the first is
@@ -75,6 +89,7 @@ impl<P: Probe> Adapter<P> {
     pub fn check_send(&self, id: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), Fault> {
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
         acceptable(qp, wr, self.hub.config.max_message)?;
+        destination(qp, &self.hub, wr)?;
         if qp.sq.has_room(ahead) { Ok(()) } else { Err(Fault::QueueFull) }
     }
 
@@ -87,11 +102,15 @@ impl<P: Probe> Adapter<P> {
     pub fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let length = acceptable(qp, wr, self.hub.config.max_message)?;
+        let to = destination(qp, &self.hub, wr)?;
         if transmit::channel::express(qp, &mut self.hub, wr, length) {
             return Ok(());
         }
         if !qp.sq.push(wr, length) {
             return Err(Fault::QueueFull);
+        }
+        if let Some(to) = to {
+            qp.sq.set_destination(to);
         }
         qp.requester.waiting_bytes += u64::from(length);
         Ok(())
@@ -101,7 +120,9 @@ impl<P: Probe> Adapter<P> {
     /// any time up to now will do.
     #[inline]
     pub fn doorbell_wants_time(&self, id: QpId) -> bool {
-        self.qps.get(id).is_some_and(|qp| !matches!(qp.path, Path::Channel(_)))
+        self.qps
+            .get(id)
+            .is_some_and(|qp| !matches!(qp.path, Path::Channel(_) | Path::Datagrams { .. }))
     }
 
     /// Tells the adapter that requests were posted to `id`.
@@ -198,6 +219,7 @@ pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         }
         Path::Stream(stream) => stream.make_ready(&mut hub.ready),
         Path::None | Path::Pending(_) => crate::connect::start_deadline(qp, hub),
+        Path::Datagrams { .. } => datagram::kick(qp, hub),
         Path::Lost if qp.sq.is_empty() => {}
         Path::Lost => requester::peer_lost(qp, hub),
     }

@@ -14,7 +14,7 @@
 //! A queue pair's messages travel over a byte stream (RDMAP over TCP, `stream`) or through memory shared
 //! with a peer on the same host (`channel`); both share the bookkeeping of `requester` and `responder`.
 //! Queue pairs of type [`QpType::Iwarp`] have a stream that is handed to them, and speak plain iWARP
-//! (`plain`).
+//! (`plain`). Those of unreliable datagrams need none (`datagram`).
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -22,6 +22,7 @@ mod channel;
 mod completion_queues;
 mod connect;
 mod cq;
+mod datagram;
 mod doorbell;
 mod error;
 mod event;
@@ -45,6 +46,7 @@ mod types;
 mod watch;
 
 pub use adapter::{Adapter, Config};
+pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM_MTU};
 pub use error::{Fault, Loss};
 pub use event::{Action, Event, StreamChange};
 pub use link::{Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};

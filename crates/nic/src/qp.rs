@@ -18,6 +18,11 @@ pub(crate) enum Path {
     Stream(Box<StreamPath>),
     /// Through rings in memory shared with a peer on this host.
     Channel(Box<ChannelPath>),
+    /// One datagram for each, to whomever they name.
+    Datagrams {
+        /// Whether it stands among those with something to send.
+        listed: bool,
+    },
     /// It stood once and is gone; a reliable connection does not come back.
     Lost,
 }
@@ -108,9 +113,23 @@ pub(crate) struct Qp {
     pub(crate) timer: Option<Time>,
 }
 
+impl Path {
+    /// That of a queue pair that was just created.
+    pub(crate) fn first(qp_type: QpType) -> Self {
+        match qp_type {
+            QpType::Ud => Self::Datagrams { listed: false },
+            _ => Self::None,
+        }
+    }
+}
+
 impl Qp {
     pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, recv_pd: PdId, cap: QpCap) -> Self {
         let recv_wr = if init.srq.is_some() { 0 } else { cap.max_recv_wr };
+        let mut sq = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        if init.qp_type == QpType::Ud {
+            sq = sq.with_destinations();
+        }
         Self {
             id,
             num,
@@ -124,11 +143,11 @@ impl Qp {
             sq_sig_all: init.sq_sig_all,
             state: QpState::Reset,
             attr: QpAttr::default(),
-            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
+            sq,
             rq: RecvQueue::new(recv_wr, cap.max_recv_sge),
             requester: Requester::default(),
             responder: Responder::default(),
-            path: Path::None,
+            path: Path::first(init.qp_type),
             ending: Ending::default(),
             peer_rq_psn: None,
             drain_owed: false,

@@ -18,6 +18,9 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
     if qp_type.is_plain() {
         return iwarp(from, to);
     }
+    if qp_type == QpType::Ud {
+        return unreliable_datagram(from, to);
+    }
     if (from, to) == (Sqe, Rts) {
         let optional = M::CUR_STATE | M::ACCESS_FLAGS;
         return (!qp_type.is_reliable()).then_some(Transition { required: NONE, optional });
@@ -25,6 +28,23 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
     let row = reliable_connected(from, to)?;
     let lacking = qp_type.lacks();
     Some(Transition { required: row.required - lacking, optional: row.optional - lacking })
+}
+
+/// The rows of unreliable datagrams, which have no peer to speak of.
+fn unreliable_datagram(from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
+    let row = |required, optional| Some(Transition { required, optional });
+    match (from, to) {
+        (_, Reset | Err) => row(NONE, NONE),
+        (Reset, Init) => row(M::PKEY_INDEX | M::PORT | M::QKEY, NONE),
+        (Init, Init) => row(NONE, M::PKEY_INDEX | M::PORT | M::QKEY),
+        (Init, Rtr) => row(NONE, M::PKEY_INDEX | M::QKEY),
+        (Rtr, Rts) => row(M::SQ_PSN, M::CUR_STATE | M::QKEY),
+        (Rts | Sqd | Sqe, Rts) => row(NONE, M::CUR_STATE | M::QKEY),
+        (Rts, Sqd) => row(NONE, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => row(NONE, M::PKEY_INDEX | M::QKEY),
+        _ => None,
+    }
 }
 
 /// The rows of a reliable connection, which has all attributes of a connection.
@@ -159,6 +179,20 @@ Sqe: Reset(0/0) Rts(0/a) Err(0/0)
 Err: Reset(0/0) Err(0/0)
 ";
         assert_eq!(matrix(QpType::Uc), expected);
+    }
+
+    #[test]
+    fn matrix_of_unreliable_datagrams() {
+        let expected = "\
+Reset: Reset(0/0) Init(70/0) Err(0/0)
+Init: Reset(0/0) Init(0/70) Rtr(0/50) Err(0/0)
+Rtr: Reset(0/0) Rts(10000/42) Err(0/0)
+Rts: Reset(0/0) Rts(0/42) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/42) Sqd(0/50) Err(0/0)
+Sqe: Reset(0/0) Rts(0/42) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        assert_eq!(matrix(QpType::Ud), expected);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use quipu_mem::Sge;
 
+use crate::datagram::Destination;
 use crate::types::{Payload, SendFlags, SendOp, SendWr};
 
 /// A receive work request.
@@ -170,6 +171,8 @@ pub(crate) struct SendQueue {
     wqes: Box<[SendWqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
+    /// Where each request goes; empty unless the requests are datagrams.
+    destinations: Box<[Destination]>,
     max_sge: usize,
     max_inline: usize,
     /// Inline bytes for which each request has room: those of an atomic write always fit.
@@ -201,6 +204,7 @@ impl SendQueue {
             wqes: vec![empty; slots].into_boxed_slice(),
             sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
             inline: vec![0; slots * stride].into_boxed_slice(),
+            destinations: Box::default(),
             max_sge: max_sge as usize,
             max_inline: max_inline as usize,
             stride,
@@ -209,6 +213,25 @@ impl SendQueue {
             next: 0,
             tail: 0,
         }
+    }
+
+    /// Makes it a queue whose requests each name where they go.
+    pub(crate) fn with_destinations(mut self) -> Self {
+        self.destinations = vec![Destination::default(); self.wqes.len()].into_boxed_slice();
+        self
+    }
+
+    /// Notes where the request goes that was added last.
+    pub(crate) fn set_destination(&mut self, to: Destination) {
+        let slot = self.slot(self.tail.wrapping_sub(1));
+        if let Some(destination) = self.destinations.get_mut(slot) {
+            *destination = to;
+        }
+    }
+
+    /// Where a request goes.
+    pub(crate) fn destination(&self, position: u32) -> Destination {
+        self.destinations.get(self.slot(position)).copied().unwrap_or_default()
     }
 
     /// Notes a request that was transmitted while it was being posted, as number `request`; `false` if the

@@ -29,7 +29,7 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// Sizes above the limits, objects that do not exist, a number in use, or no room.
     pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
-        if !matches!(init.qp_type, QpType::Rc | QpType::Iwarp) {
+        if !matches!(init.qp_type, QpType::Rc | QpType::Ud | QpType::Iwarp) {
             return Err(Fault::Unsupported("this transport service"));
         }
         let cap = self.granted(init)?;
@@ -121,7 +121,7 @@ impl<P: Probe> Adapter<P> {
                 connect::compare_psn(qp, hub);
                 self.ring_doorbell(now, id);
             }
-            (QpState::Sqd, QpState::Rts) => self.ring_doorbell(now, id),
+            (QpState::Sqd | QpState::Sqe, QpState::Rts) => self.ring_doorbell(now, id),
             (QpState::Rts, QpState::Sqd) if !qp.qp_type.is_plain() => {
                 qp.drain_owed =
                     mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
@@ -130,6 +130,13 @@ impl<P: Probe> Adapter<P> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The service of a queue pair.
+    #[inline]
+    #[must_use]
+    pub fn service_of(&self, id: QpId) -> Option<QpType> {
+        self.qps.get(id).map(|qp| qp.qp_type)
     }
 
     /// What a queue pair is.
@@ -194,7 +201,9 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.requester = Requester::default();
     qp.responder = Responder::default();
     qp.attr = QpAttr::default();
-    qp.path = Path::None;
+    if matches!(qp.path, Path::Lost) {
+        qp.path = Path::None;
+    }
     qp.ending = Ending::default();
     qp.peer_rq_psn = None;
     qp.drain_owed = false;

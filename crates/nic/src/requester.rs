@@ -228,6 +228,14 @@ pub(crate) fn fail_at<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, st
     to_error(qp, hub, None);
 }
 
+/// Fails the request at `sq.next`, behind which everything is flushed, and stops the send queue of an
+/// unreliable queue pair; its receives go on (IBA 10.3.1.6).
+pub(crate) fn send_queue_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
+    conclude(qp, hub, qp.sq.next, status);
+    qp.state = QpState::Sqe;
+    flush_sends(qp, hub);
+}
+
 /// Takes the queue pair to error: its connection ends and everything posted is flushed.
 pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<AsyncEvent>) {
     let first = qp.state != QpState::Err;
@@ -296,37 +304,43 @@ fn silence(qp: &mut Qp) {
     qp.requester.reconnect_at = None;
 }
 
+/// The completion of a request that was flushed.
+fn flushed(qp: &Qp, wr_id: u64, opcode: WcOpcode) -> Completion {
+    let status = WcStatus::WrFlushErr;
+    Completion { wr_id, status, opcode, qp_num: qp.num, ..Completion::default() }
+}
+
+/// Completes every send posted with a flush error.
+pub(crate) fn flush_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    while !qp.sq.is_empty() {
+        let wqe = qp.sq.wqe(qp.sq.head);
+        hub.complete(qp.send_cq, flushed(qp, wqe.wr_id, wc_opcode(&wqe.op)), true);
+        qp.sq.head = qp.sq.head.wrapping_add(1);
+    }
+    qp.sq.next = qp.sq.head;
+    qp.requester.waiting_bytes = 0;
+}
+
 /// Completes everything posted with a flush error.
 /// Not before the end of a queue pair that is postponed.
 pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.ending.postponed {
         return;
     }
-    let flushed = |wr_id, opcode| Completion {
-        wr_id,
-        status: WcStatus::WrFlushErr,
-        opcode,
-        qp_num: qp.num,
-        ..Completion::default()
-    };
-    while !qp.sq.is_empty() {
-        let wqe = qp.sq.wqe(qp.sq.head);
-        hub.complete(qp.send_cq, flushed(wqe.wr_id, wc_opcode(&wqe.op)), true);
-        qp.sq.head = qp.sq.head.wrapping_add(1);
-    }
-    qp.sq.next = qp.sq.head;
+    flush_sends(qp, hub);
     if std::mem::take(&mut qp.responder.receiving) {
-        hub.complete(qp.recv_cq, flushed(qp.responder.receive.wr_id, WcOpcode::Recv), true);
+        let wr_id = qp.responder.receive.wr_id;
+        hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
     }
     while qp.rq.take(&mut qp.responder.receive) {
-        hub.complete(qp.recv_cq, flushed(qp.responder.receive.wr_id, WcOpcode::Recv), true);
+        let wr_id = qp.responder.receive.wr_id;
+        hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
     }
     qp.requester.offset = 0;
     qp.requester.stage = 0;
     qp.requester.reads = 0;
     qp.requester.redo = 0;
     silence(qp);
-    qp.requester.waiting_bytes = 0;
     set_alarm(qp, hub);
 }
 

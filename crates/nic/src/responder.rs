@@ -102,6 +102,15 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
     taken
 }
 
+/// Bytes that the next receive has room for; `None` if there is none.
+pub(crate) fn next_capacity<P>(qp: &Qp, hub: &Hub<P>) -> Option<u64> {
+    let queue = match qp.srq {
+        None => &qp.rq,
+        Some(id) => &hub.srqs.get(id)?.queue,
+    };
+    queue.front().map(|(_, sges)| quipu_mem::list_len(sges))
+}
+
 /// What a finished receive is told beside its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finish {
@@ -121,6 +130,31 @@ pub(crate) fn finish_receive<P: Probe>(
     hub: &mut Hub<P>,
     finish: Finish,
 ) -> Result<(), Refusal> {
+    let src_qp = QpNum(qp.attr.dest_qp_num);
+    finish_from(qp, hub, finish, src_qp, false)
+}
+
+/// Completes the receive in progress, which a datagram of `src_qp` has filled.
+///
+/// # Errors
+/// As [`finish_receive`].
+pub(crate) fn finish_datagram<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    finish: Finish,
+    src_qp: QpNum,
+) -> Result<(), Refusal> {
+    finish_from(qp, hub, finish, src_qp, true)
+}
+
+#[inline]
+fn finish_from<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    finish: Finish,
+    src_qp: QpNum,
+    grh: bool,
+) -> Result<(), Refusal> {
     qp.responder.receiving = false;
     hub.probe.stage(Stage::Update, 0);
     let completion = Completion {
@@ -131,7 +165,8 @@ pub(crate) fn finish_receive<P: Probe>(
         byte_len: finish.byte_len,
         vendor_err: 0,
         qp_num: qp.num,
-        src_qp: QpNum(qp.attr.dest_qp_num),
+        src_qp,
+        grh,
     };
     if hub.complete(qp.recv_cq, completion, finish.solicited) {
         Ok(())

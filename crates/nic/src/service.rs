@@ -12,7 +12,7 @@ impl QpType {
     /// without a word (IBA 9.8).
     #[inline]
     pub(crate) const fn is_reliable(self) -> bool {
-        !matches!(self, Self::Uc)
+        !matches!(self, Self::Uc | Self::Ud)
     }
 
     /// Whether connection management hands its stream to it, and nothing but the RFCs is spoken (`plain`).
@@ -29,7 +29,7 @@ impl QpType {
 
     /// Whether receives are posted to it, or to a shared queue named when it was created.
     pub(crate) const fn has_receives(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc | Self::Iwarp)
+        matches!(self, Self::Rc | Self::Uc | Self::Ud | Self::Iwarp)
     }
 
     /// Whether a request may be posted (IBA table "work request operations", 11.4.1.1). Unreliable
@@ -44,6 +44,7 @@ impl QpType {
                 op,
                 SendOp::SendImm(_) | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. }
             ),
+            Self::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
             Self::Uc => !matches!(
                 op,
                 SendOp::SendInv(_)
@@ -64,6 +65,8 @@ impl QpType {
             Self::Uc => answers.union(serving).union(M::TIMEOUT),
             Self::XrcSend => serving,
             Self::XrcRecv(_) => answers,
+            // It has a table of its own.
+            Self::Ud => M::empty(),
         }
     }
 
@@ -75,6 +78,8 @@ impl QpType {
             Self::Uc => Service::Uc,
             Self::XrcSend => Service::XrcRequester,
             Self::XrcRecv(_) => Service::XrcResponder,
+            // It has no connection.
+            Self::Ud => Service::Other(u8::MAX),
         }
     }
 }

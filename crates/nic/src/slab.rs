@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 
 /// A handle made of bits: slot index in the low half, generation in the high half, never 0.
 pub(crate) trait Key: Copy {
+    /// The highest generation that it has room for.
+    const GENERATIONS: u32 = u32::MAX;
     fn from_bits(bits: u64) -> Self;
     fn bits(self) -> u64;
 }
@@ -63,7 +65,7 @@ impl<K: Key, T> Slab<K, T> {
         self.get(key)?;
         let index = key.bits() as u32;
         let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1).max(1);
+        slot.generation = (slot.generation.wrapping_add(1) & K::GENERATIONS).max(1);
         self.free.push(index);
         slot.value.take()
     }

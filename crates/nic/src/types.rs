@@ -63,6 +63,20 @@ ids! {
     LinkId,
 }
 
+/// An address handle; an opaque handle too, of half the size: verbs programs see it as 32 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AhId(pub u32);
+
+impl crate::slab::Key for AhId {
+    const GENERATIONS: u32 = 0xffff;
+    fn from_bits(bits: u64) -> Self {
+        Self(((bits >> 32) as u32) << 16 | (bits as u32 & 0xffff))
+    }
+    fn bits(self) -> u64 {
+        u64::from(self.0 >> 16) << 32 | u64::from(self.0 & 0xffff)
+    }
+}
+
 /// A queue pair number, 24 bits: TCP port << 8 | index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QpNum(pub u32);
@@ -107,6 +121,8 @@ pub enum QpType {
     Rc,
     /// Unreliable connected (IBA 9.8): what cannot be executed is dropped, and nobody is told.
     Uc,
+    /// Unreliable datagrams: each message names whom it goes to, and is one datagram (IBA 9.8.3).
+    Ud,
     /// The requester's end of an extended reliable connection (IBA annex A14).
     XrcSend,
     /// The responder's end of one: its receives are those of the shared receive queues of this domain.
@@ -422,6 +438,15 @@ pub enum To {
     Peer,
     /// A shared receive queue of the connected peer, by its number of 24 bits (XRC).
     Srq(u32),
+    /// Whomever it names (datagrams).
+    Datagram {
+        /// The address, in the same protection domain as the queue pair.
+        ah: AhId,
+        /// The queue pair there, 24 bits.
+        qpn: u32,
+        /// Its Q_Key; with the uppermost bit set, the own one.
+        qkey: u32,
+    },
 }
 
 /// A send work request.
@@ -540,6 +565,8 @@ pub struct Completion {
     pub qp_num: QpNum,
     /// The peer's queue pair.
     pub src_qp: QpNum,
+    /// Whether 40 bytes of route header stand in front of what was received (datagrams).
+    pub grh: bool,
 }
 
 /// An asynchronous event about an object or the port.

@@ -193,7 +193,7 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
     match std::mem::replace(&mut qp.path, Path::None) {
         Path::None => {}
-        Path::Lost => qp.path = Path::Lost,
+        path @ (Path::Lost | Path::Datagrams { .. }) => qp.path = path,
         Path::Pending(conn) => hub.abandon(conn),
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::wrong_self_convention, clippy::needless_range_loop)]
 
+mod datagrams;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -184,6 +186,12 @@ pub struct Pair {
     pub cut: bool,
     /// Bytes that a socket takes at once; then the other host reads before it takes more.
     pub socket_bytes: usize,
+    /// Datagrams on their way: the host they go to, where from, bytes.
+    pub flying: VecDeque<(usize, Arrival, Vec<u8>)>,
+    /// Whether datagrams stay on their way until the test has had a look.
+    pub hold: bool,
+    /// Hosts whose UDP sockets take nothing.
+    pub full: [bool; 2],
     /// Connections with more to transmit than their sockets took.
     blocked: Vec<(usize, ConnId)>,
 }
@@ -205,6 +213,9 @@ impl Pair {
             segments: Vec::new(),
             cut: false,
             socket_bytes: usize::MAX,
+            flying: VecDeque::new(),
+            hold: false,
+            full: [false; 2],
             blocked: Vec::new(),
         }
     }
@@ -367,8 +378,9 @@ impl Pair {
                 busy = true;
                 self.transmit(host, conn);
             }
+            busy |= self.transmit_datagrams(host);
         }
-        busy | self.deliver()
+        busy | self.deliver() | self.deliver_datagrams()
     }
 
     fn transmit(&mut self, host: usize, conn: ConnId) {

@@ -1,0 +1,355 @@
+//! Unreliable datagrams (IBA 9.8.3, 10.2.5): address handles, and messages that are one datagram each.
+//!
+//! Sending, the adapter writes one datagram at a time into the caller's buffer and says where it goes; a send
+//! completes when it is written. Receiving, a datagram either fills a posted receive or is dropped, and
+//! nobody hears of that. `specs/quipu-datagram.md` has the format and the rules.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use quipu_iwarp::wire::datagram::{self, Datagram};
+use quipu_iwarp::wire::grh::{self, Route};
+
+use crate::adapter::{Adapter, Hub};
+use crate::error::Fault;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::requester;
+use crate::responder::{self, Finish, Refusal};
+use crate::types::{
+    AddressVector, AhId, PdId, QpNum, QpState, SendFlags, SendOp, Time, WcExtra, WcOpcode, WcStatus,
+};
+
+/// The longest message of a datagram queue pair: the largest MTU of InfiniBand.
+pub const MAX_DATAGRAM_MTU: u32 = 4096;
+/// Bytes that a buffer for one datagram needs.
+pub const MAX_DATAGRAM: usize = datagram::LEN + MAX_DATAGRAM_MTU as usize;
+/// A Q_Key with this bit stands for that of the queue pair itself (IBA 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+
+/// A datagram that stands in the caller's buffer, and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The queue pair that sends it: from the UDP port of its number.
+    pub from: QpNum,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// Traffic class of the IP header.
+    pub traffic_class: u8,
+    /// Hop limit that the program asked for; it counts for multicast groups only.
+    pub hop_limit: u8,
+    /// Bytes written.
+    pub len: usize,
+}
+
+/// Where a datagram came from, as the IP and UDP headers had it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Address and port of its sender.
+    pub from: SocketAddr,
+    /// The address it was sent to.
+    pub to: IpAddr,
+    /// Traffic class, or type of service.
+    pub traffic_class: u8,
+    /// Hop limit, or time to live, as it arrived.
+    pub hop_limit: u8,
+}
+
+/// Datagrams that were dropped, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatagramDrops {
+    /// The header made no sense, or named another sender than there was.
+    pub malformed: u64,
+    /// No datagram queue pair of that number was ready to receive.
+    pub no_queue_pair: u64,
+    /// The Q_Key was wrong.
+    pub qkey_violation: u64,
+    /// No receive was posted, or it was too small.
+    pub no_receive: u64,
+}
+
+/// An address handle.
+pub(crate) struct Ah {
+    pd: PdId,
+    av: AddressVector,
+}
+
+/// Where a request goes, resolved when it is posted: the program may destroy its address handle at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Destination {
+    av: AddressVector,
+    qpn: u32,
+    qkey: u32,
+}
+
+/// The destination that a request of `qp` names.
+///
+/// # Errors
+/// No such address handle, or one of another protection domain (IBA 10.2.2.2), or a number above 24 bits.
+pub(crate) fn resolve<P>(
+    qp: &Qp,
+    hub: &Hub<P>,
+    ah: AhId,
+    qpn: u32,
+    qkey: u32,
+) -> Result<Destination, Fault> {
+    let ah = hub.ahs.get(ah).ok_or(Fault::Invalid("there is no such address handle"))?;
+    if ah.pd != qp.pd {
+        return Err(Fault::Invalid("the address handle is of another protection domain"));
+    }
+    if qpn > datagram::MULTICAST_QPN {
+        return Err(Fault::Invalid("queue pair numbers have 24 bits"));
+    }
+    let qkey = if qkey & OWN_QKEY == 0 { qkey } else { qp.attr.qkey };
+    Ok(Destination { av: ah.av, qpn, qkey })
+}
+
+impl<P: Probe> Adapter<P> {
+    /// Creates an address handle (IBA 11.2.2.1).
+    ///
+    /// # Errors
+    /// An address without a global route, with another port or source GID than there is, or no room.
+    pub fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<AhId, Fault> {
+        self.hub.pd(pd)?;
+        if !av.is_global || av.sgid_index != 0 || av.port_num != 1 {
+            return Err(Fault::Invalid("an address needs a global route, port 1 and GID index 0"));
+        }
+        let made = self.hub.ahs.insert(Ah { pd, av: *av });
+        let id = made.ok_or(Fault::Exhausted("address handles"))?;
+        self.hub.pd(pd)?.users += 1;
+        Ok(id)
+    }
+
+    /// What an address handle was created with.
+    ///
+    /// # Errors
+    /// No such handle.
+    pub fn query_ah(&self, id: AhId) -> Result<AddressVector, Fault> {
+        self.hub.ahs.get(id).map(|ah| ah.av).ok_or(Fault::NoSuchObject)
+    }
+
+    /// Destroys an address handle. Requests that were posted with it are not concerned.
+    ///
+    /// # Errors
+    /// No such handle.
+    pub fn destroy_ah(&mut self, id: AhId) -> Result<(), Fault> {
+        let ah = self.hub.ahs.remove(id).ok_or(Fault::NoSuchObject)?;
+        self.hub.pd(ah.pd)?.users -= 1;
+        Ok(())
+    }
+
+    /// The next queue pair with datagrams to send, in round robin order. Call
+    /// [`transmit_datagram`](Self::transmit_datagram) for it until that gives `None`, or say by
+    /// [`resume_datagrams`](Self::resume_datagrams) when to go on.
+    #[inline]
+    pub fn next_datagrams(&mut self) -> Option<QpNum> {
+        while let Some(id) = self.hub.datagrams_ready.pop_front() {
+            if let Some(qp) = self.qps.get_mut(id) {
+                qp.path = Path::Datagrams { listed: false };
+                return Some(qp.num);
+            }
+        }
+        None
+    }
+
+    /// Writes the next datagram of a queue pair into `out`, which has room for [`MAX_DATAGRAM`] bytes, and
+    /// completes its request. `None`: it has none to send.
+    pub fn transmit_datagram(
+        &mut self,
+        now: Time,
+        num: QpNum,
+        out: &mut [u8],
+    ) -> Option<Departure> {
+        self.hub.now = now;
+        let id = *self.hub.numbers.get(&num)?;
+        let (qp, hub) = self.qp_and_hub(id)?;
+        if !matches!(qp.path, Path::Datagrams { .. }) {
+            return None;
+        }
+        while requester::may_begin(qp) {
+            match compose(qp, hub, out) {
+                Ok(departure) => {
+                    requester::skip_local(qp, hub);
+                    if departure.is_some() {
+                        return departure;
+                    }
+                }
+                Err(status) => {
+                    requester::send_queue_error(qp, hub, status);
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Lists those of the queue pairs with these numbers that have datagrams to send: their turn ended, or
+    /// their socket was full and is no more.
+    pub fn resume_datagrams(&mut self, numbers: RangeInclusive<QpNum>) {
+        for &id in self.hub.numbers.range(numbers).map(|(_, id)| id) {
+            if let Some(qp) = self.qps.get_mut(id)
+                && requester::may_begin(qp)
+            {
+                list(qp, &mut self.hub.datagrams_ready);
+            }
+        }
+    }
+
+    /// Takes a datagram: it fills a receive, or is dropped.
+    pub fn handle_datagram(&mut self, now: Time, arrival: &Arrival, bytes: &[u8]) {
+        self.hub.now = now;
+        self.hub.probe.stage(Stage::Headers, datagram::LEN);
+        let header = Datagram::parse(bytes).ok().filter(|header| is_genuine(header, arrival));
+        let Some(header) = header else {
+            self.hub.datagram_drops.malformed += 1;
+            return;
+        };
+        let message = &bytes[datagram::LEN..];
+        let id = self.hub.numbers.get(&QpNum(header.dest_qpn)).copied();
+        match id.and_then(|id| self.qp_and_hub(id)) {
+            Some((qp, hub)) => deliver(qp, hub, &header, arrival, message),
+            None => self.hub.datagram_drops.no_queue_pair += 1,
+        }
+    }
+
+    /// Datagrams that were dropped so far.
+    #[must_use]
+    pub fn datagram_drops(&self) -> DatagramDrops {
+        self.hub.datagram_drops
+    }
+}
+
+/// Puts a queue pair among those with something to send.
+#[inline]
+pub(crate) fn list(qp: &mut Qp, ready: &mut std::collections::VecDeque<crate::types::QpId>) {
+    if let Path::Datagrams { listed } = &mut qp.path
+        && !std::mem::replace(listed, true)
+    {
+        ready.push_back(qp.id);
+    }
+}
+
+/// Whether a datagram came from the port that its header names as its sender's.
+fn is_genuine(header: &Datagram, arrival: &Arrival) -> bool {
+    QpNum(header.source_qpn).port() == arrival.from.port()
+}
+
+/// Writes the datagram of the request at `sq.next`; `None` if it is one that is not sent.
+///
+/// # Errors
+/// The status that the request fails with.
+fn compose<P: Probe>(
+    qp: &Qp,
+    hub: &mut Hub<P>,
+    out: &mut [u8],
+) -> Result<Option<Departure>, WcStatus> {
+    let position = qp.sq.next;
+    let wqe = qp.sq.wqe(position);
+    let to = qp.sq.destination(position);
+    hub.probe.stage(Stage::GetWr, 0);
+    // C10-93.1.1: such a message is not sent, and that is no error.
+    if wqe.length > hub.config.datagram_mtu {
+        return Ok(None);
+    }
+    let header = Datagram {
+        dest_qpn: to.qpn,
+        source_qpn: qp.num.0,
+        qkey: to.qkey,
+        imm: match wqe.op {
+            SendOp::SendImm(imm) => Some(imm),
+            _ => None,
+        },
+        solicited: wqe.flags.contains(SendFlags::SOLICITED),
+    };
+    let len = datagram::LEN + wqe.length as usize;
+    let Some((head, rest)) =
+        out.get_mut(..len).and_then(|out| out.split_at_mut_checked(datagram::LEN))
+    else {
+        return Err(WcStatus::LocQpOpErr);
+    };
+    head.copy_from_slice(&header.to_bytes());
+    match qp.sq.inline(position) {
+        Some(bytes) => rest.copy_from_slice(bytes),
+        None => hub
+            .regions
+            .gather(qp.pd_number(), qp.sq.sges(position), 0, rest)
+            .map_err(|_| WcStatus::LocProtErr)?,
+    }
+    hub.probe.stage(Stage::GetData, rest.len());
+    let (traffic_class, hop_limit) = (to.av.traffic_class, to.av.hop_limit);
+    let to = SocketAddr::new(IpAddr::from(to.av.dgid), QpNum(to.qpn).port());
+    Ok(Some(Departure { from: qp.num, to, traffic_class, hop_limit, len }))
+}
+
+/// Gives a datagram to a queue pair, if that may have it and has a receive for it.
+fn deliver<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &Datagram,
+    arrival: &Arrival,
+    message: &[u8],
+) {
+    if !matches!(qp.path, Path::Datagrams { .. }) || !qp.may_receive() {
+        hub.datagram_drops.no_queue_pair += 1;
+        return;
+    }
+    if header.qkey != qp.attr.qkey {
+        hub.datagram_drops.qkey_violation += 1;
+        return;
+    }
+    let len = (grh::LEN + message.len()) as u64;
+    if responder::next_capacity(qp, hub).is_none_or(|capacity| capacity < len)
+        || !responder::begin_receive(qp, hub)
+    {
+        hub.datagram_drops.no_receive += 1;
+        return;
+    }
+    let placed = place(qp, hub, arrival, message).and_then(|()| {
+        let extra = header.imm.map_or(WcExtra::None, WcExtra::Imm);
+        let finish = Finish {
+            opcode: WcOpcode::Recv,
+            byte_len: len as u32,
+            extra,
+            solicited: header.solicited,
+        };
+        responder::finish_datagram(qp, hub, finish, QpNum(header.source_qpn))
+    });
+    if let Err(refusal) = placed {
+        responder::refuse(qp, hub, refusal);
+    }
+}
+
+/// Copies the route header and a message into the receive in progress.
+fn place<P: Probe>(
+    qp: &Qp,
+    hub: &mut Hub<P>,
+    arrival: &Arrival,
+    message: &[u8],
+) -> Result<(), Refusal> {
+    let route = Route {
+        source: arrival.from.ip(),
+        dest: arrival.to,
+        traffic_class: arrival.traffic_class,
+        hop_limit: arrival.hop_limit,
+    };
+    let header = route.to_grh(datagram::LEN + message.len());
+    let (pd, list) = (qp.recv_pd_number(), qp.responder.receive.sges.as_slice());
+    // Nothing is placed unless everything can be.
+    let len = (grh::LEN + message.len()) as u64;
+    let whole = hub.regions.check_list(pd, list, 0, len, true);
+    whole
+        .and_then(|()| hub.regions.scatter(pd, list, 0, &header))
+        .and_then(|()| hub.regions.scatter(pd, list, grh::LEN as u64, message))
+        .map_err(|_| Refusal::Local)?;
+    hub.probe.stage(Stage::PutData, len as usize);
+    Ok(())
+}
+
+/// Sets the send queue of a datagram queue pair going, or flushes it.
+#[inline]
+pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    match qp.state {
+        QpState::Sqe => requester::flush_sends(qp, hub),
+        _ => list(qp, &mut hub.datagrams_ready),
+    }
+}
