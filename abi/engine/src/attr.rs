@@ -19,7 +19,8 @@ fn state(value: u32) -> Outcome<QpState> {
     })
 }
 
-fn address_from(attr: &ibv_ah_attr) -> Outcome<AddressVector> {
+/// The address of a peer.
+pub(crate) fn address_from(attr: &ibv_ah_attr) -> Outcome<AddressVector> {
     if attr.port_num != 1 {
         return Err(INVALID);
     }

@@ -11,7 +11,7 @@ use quipu_nic::Config as Limits;
 use crate::entry::{Out, entries};
 use crate::identity::{self, DEVICE_NAME};
 use crate::instance::{self, Instance, current, for_destructor};
-use crate::registry::{MAX_AH, Object};
+use crate::registry::Object;
 use crate::status::{Failure, INVALID, Outcome};
 
 /// Reported so that programs do not take the device for one whose quirks they work around: 0 and
@@ -123,7 +123,7 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     // They are atomic towards the processor too, but UCX takes no other value than this one.
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_mw = int(limits.max_mr);
-    attr.max_ah = int(MAX_AH as u32);
+    attr.max_ah = int(limits.max_ah);
     attr.max_srq = int(limits.max_srq);
     attr.max_srq_wr = int(limits.max_srq_wr);
     attr.max_srq_sge = int(limits.max_sge);
@@ -139,7 +139,12 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     all
 }
 
-fn port_attributes(address: &HostAddress, up: bool, limits: &Limits) -> ibv_port_attr {
+fn port_attributes(
+    address: &HostAddress,
+    up: bool,
+    limits: &Limits,
+    qkey_violations: u32,
+) -> ibv_port_attr {
     let (active_width, active_speed) = identity::link_speed(address);
     ibv_port_attr {
         state: if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
@@ -149,7 +154,7 @@ fn port_attributes(address: &HostAddress, up: bool, limits: &Limits) -> ibv_port
         port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: limits.max_message,
         bad_pkey_cntr: 0,
-        qkey_viol_cntr: 0,
+        qkey_viol_cntr: qkey_violations,
         pkey_tbl_len: 1,
         lid: 0,
         sm_lid: 0,
@@ -188,6 +193,7 @@ fn destroy_left(instance: &Instance, left: Vec<Object>) {
             Object::Channel(channel) => engine.destroy_channel(channel),
             Object::Mw(mw) => engine.dealloc_mw(mw),
             Object::Mr(mr) => engine.dereg_mr(mr),
+            Object::Ah(ah) => engine.destroy_ah(ah),
             Object::Pd(pd) => engine.dealloc_pd(pd),
         };
         if let Err(error) = destroyed {
@@ -264,7 +270,9 @@ entries! {
         if port != 1 {
             return Err(INVALID);
         }
-        out.fill(port_attributes(engine.address(), engine.port_is_up(), &engine.limits()?));
+        let qkey_violations = engine.datagram_drops()?.qkey_violation as u32;
+        let (address, up) = (engine.address(), engine.port_is_up());
+        out.fill(port_attributes(address, up, &engine.limits()?, qkey_violations));
         Ok(())
     }
 

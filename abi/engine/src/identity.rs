@@ -60,7 +60,8 @@ fn of_interface(name: &str, what: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// The MTU that the port shows as active. It decides nothing about what Quipu sends.
+/// The MTU that the port shows as active. It limits the messages of datagram queue pairs, and nothing else
+/// that Quipu sends.
 pub(crate) fn active_mtu(address: &HostAddress) -> u32 {
     address.active_mtu().into()
 }

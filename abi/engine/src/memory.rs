@@ -2,8 +2,9 @@
 
 use quipu_abi_types::*;
 use quipu_mem::{Access, Vouched};
-use quipu_nic::WindowType;
+use quipu_nic::{AhId, WindowType};
 
+use crate::attr;
 use crate::entry::{Out, entries};
 use crate::instance::{current, for_destructor};
 use crate::registry::Object;
@@ -37,9 +38,6 @@ entries! {
     fn dealloc_pd(pd: PdHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
         let pd = instance.pd(pd);
-        if instance.registry().has_ahs(pd) {
-            return Err(EngineStatus::Busy.into());
-        }
         instance.destroyed(instance.engine.dealloc_pd(pd).map_err(Failure::from))?;
         instance.registry().remove(Object::Pd(pd), 0);
         Ok(())
@@ -146,19 +144,22 @@ entries! {
     fn create_ah(pd: PdHandle, attr: *const ibv_ah_attr, out: *mut AhHandle) {
         // SAFETY: the table demands valid pointers.
         let (out, attr) = unsafe { (Out::new(out)?, attr.as_ref().ok_or(INVALID)?) };
-        if attr.is_global == 0 || attr.port_num != 1 || attr.grh.sgid_index != 0 {
-            return Err(INVALID);
-        }
+        let av = attr::address_from(attr)?;
         let instance = current()?;
-        let number = instance.registry().add_ah(instance.pd(pd))?;
-        out.fill(AhHandle(number));
+        let pd = instance.pd(pd);
+        let context = instance.registry().context_of(Object::Pd(pd))?;
+        let ah = instance.engine.create_ah(pd, &av)?;
+        instance.registry().add(Object::Ah(ah), context, 0);
+        out.fill(AhHandle(ah.0));
         Ok(())
     }
 
     /// [`EngineApi::destroy_ah`]
     fn destroy_ah(ah: AhHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
-        let removed = instance.registry().remove_ah(ah.0);
-        instance.destroyed(removed)
+        let ah = AhId(ah.0);
+        instance.destroyed(instance.engine.destroy_ah(ah).map_err(Failure::from))?;
+        instance.registry().remove(Object::Ah(ah), 0);
+        Ok(())
     }
 }

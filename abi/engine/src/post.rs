@@ -10,7 +10,8 @@ use quipu_cabi::wall;
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
-    BindMw, Completion, CqId, MrId, Payload, QpId, SendFlags, SendOp, SendWr, To, WcExtra,
+    AhId, BindMw, Completion, CqId, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To,
+    WcExtra,
 };
 
 use crate::entry::{Count, entries};
@@ -110,6 +111,23 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
     })
 }
 
+/// Whom a work request of a queue pair of `service` addresses.
+///
+/// # Safety
+///
+/// The pointers in `wr` are valid for the service.
+#[inline]
+unsafe fn addressee(service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
+    if service != Some(QpType::Ud) {
+        return Ok(To::Peer);
+    }
+    // SAFETY: the service says that this part of the union is in use, and that its pointer is null or
+    // valid.
+    let (ud, ah) = unsafe { (&wr.wr.ud, wr.wr.ud.ah.as_ref()) };
+    let ah = AhId(ah.ok_or(INVALID)?.handle);
+    Ok(To::Datagram { ah, qpn: ud.remote_qpn, qkey: ud.remote_qkey })
+}
+
 /// Hands a work request to `taker`, as the adapter has it.
 ///
 /// # Safety
@@ -118,6 +136,7 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
 #[inline]
 unsafe fn with_request(
     instance: &Instance,
+    service: Option<QpType>,
     wr: &ibv_send_wr,
     taker: impl FnOnce(&SendWr<'_>) -> Outcome,
 ) -> Outcome {
@@ -132,7 +151,9 @@ unsafe fn with_request(
         // SAFETY: passed on from the caller.
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
-    let request = SendWr { wr_id: wr.wr_id, to: To::Peer, op, flags, payload: Payload::Sges(list) };
+    // SAFETY: passed on from the caller.
+    let to = unsafe { addressee(service, wr) }?;
+    let request = SendWr { wr_id: wr.wr_id, to, op, flags, payload: Payload::Sges(list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.
         return unsafe { with_inline(&request, list, taker) };
@@ -181,12 +202,14 @@ unsafe fn check_all(
     qp: QpId,
     wr: *const ibv_send_wr,
 ) -> Outcome {
-    let (mut next, mut ahead) = (wr, 0);
+    let (mut next, mut ahead, service) = (wr, 0, doorbell.service_of(qp));
     // SAFETY: passed on from the caller: a list of valid requests, ended by null.
     while let Some(wr) = unsafe { next.as_ref() } {
         // SAFETY: as above.
         unsafe {
-            with_request(instance, wr, |request| Ok(doorbell.check_send(qp, request, ahead)?))?;
+            with_request(instance, service, wr, |request| {
+                Ok(doorbell.check_send(qp, request, ahead)?)
+            })?;
         }
         (next, ahead) = (wr.next, ahead + 1);
     }
@@ -245,12 +268,13 @@ entries! {
             Err(failure) => return unsafe { refuse(bad, wr, failure) },
         };
         let qp = instance.qp(qp);
+        let service = doorbell.service_of(qp);
         let mut next = wr;
         // SAFETY: the table demands a list of valid requests, ended by null.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
             let posted = unsafe {
-                with_request(instance, wr, |request| Ok(doorbell.post_send(qp, request)?))
+                with_request(instance, service, wr, |request| Ok(doorbell.post_send(qp, request)?))
             };
             if let Err(failure) = posted {
                 // SAFETY: the table demands that `bad` is valid.
@@ -266,6 +290,7 @@ entries! {
         let instance = opened()?;
         let mut doorbell = instance.engine.doorbell()?;
         let qp = instance.qp(qp);
+        let service = doorbell.service_of(qp);
         // SAFETY: the table demands a list of valid requests, ended by null.
         if unsafe { wr.as_ref() }.is_some_and(|first| !first.next.is_null()) {
             // What is transmitted while it is posted cannot be taken back: all are checked first. A
@@ -277,9 +302,10 @@ entries! {
         // SAFETY: as above.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            unsafe {
-                with_request(instance, wr, |request| Ok(doorbell.post_send(qp, request)?))?;
-            }
+            let posted = unsafe {
+                with_request(instance, service, wr, |request| Ok(doorbell.post_send(qp, request)?))
+            };
+            posted?;
             next = wr.next;
         }
         Ok(())
@@ -308,7 +334,7 @@ entries! {
     }
 }
 
-/// A completion as verbs has it. Reliable connections have no GRH.
+/// A completion as verbs has it. Only datagrams have a GRH.
 #[inline]
 fn wc(completion: &Completion) -> ibv_wc {
     let (imm_data, wc_flags) = match completion.extra {
@@ -316,6 +342,7 @@ fn wc(completion: &Completion) -> ibv_wc {
         WcExtra::Imm(imm) => (imm, IBV_WC_WITH_IMM),
         WcExtra::Invalidated(key) => (key, IBV_WC_WITH_INV),
     };
+    let wc_flags = wc_flags | if completion.grh { IBV_WC_GRH } else { 0 };
     ibv_wc {
         wr_id: completion.wr_id,
         status: completion.status as u32,

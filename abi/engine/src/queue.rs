@@ -14,8 +14,10 @@ use crate::status::{Failure, INVALID, Outcome};
 fn qp_type(kind: u32) -> Outcome<QpType> {
     match kind {
         IBV_QPT_RC => Ok(QpType::Rc),
-        IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
-        | IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
+        IBV_QPT_UD => Ok(QpType::Ud),
+        IBV_QPT_UC | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
+            Err(EngineStatus::NotSupported.into())
+        }
         _ => Err(INVALID),
     }
 }

@@ -3,11 +3,10 @@
 
 use std::collections::HashMap;
 
-use quipu_abi_types::EngineStatus;
 use quipu_host::ContextId;
-use quipu_nic::{ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
+use quipu_nic::{AhId, ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
 
-use crate::status::{Failure, INVALID, Outcome};
+use crate::status::{INVALID, Outcome};
 
 /// An object of the engine, in the order in which a context that is closed destroys them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +17,7 @@ pub(crate) enum Object {
     Channel(ChannelId),
     Mw(MwId),
     Mr(MrId),
+    Ah(AhId),
     Pd(PdId),
 }
 
@@ -40,13 +40,6 @@ struct Record {
     owed: Option<u32>,
 }
 
-/// An address handle.
-#[derive(Clone, Copy, Debug)]
-struct Ah {
-    context: ContextNumber,
-    pd: PdId,
-}
-
 /// All objects that the facades created.
 #[derive(Default)]
 pub(crate) struct Registry {
@@ -56,13 +49,8 @@ pub(crate) struct Registry {
     regions: HashMap<u32, MrId>,
     /// Windows by the upper 24 bits of their keys.
     windows: HashMap<u32, MwId>,
-    ahs: HashMap<u32, Ah>,
     last_context: u64,
-    last_ah: u32,
 }
-
-/// The address handles that there may be.
-pub(crate) const MAX_AH: usize = 1 << 16;
 
 impl Registry {
     /// Notes a context.
@@ -78,14 +66,12 @@ impl Registry {
         self.contexts.get(&number).copied().ok_or(INVALID)
     }
 
-    /// Forgets a context and its address handles, and tells what else is left in it, in the order
-    /// in which to destroy it.
+    /// Forgets a context, and tells what is left in it, in the order in which to destroy it.
     pub(crate) fn remove_context(
         &mut self,
         number: ContextNumber,
     ) -> Outcome<(ContextId, Vec<Object>)> {
         let id = self.contexts.remove(&number).ok_or(INVALID)?;
-        self.ahs.retain(|_, ah| ah.context != number);
         let left = self.objects.iter().filter(|(_, record)| record.context == number);
         let mut left: Vec<Object> =
             left.filter(|(_, record)| record.owed.is_none()).map(|(object, _)| *object).collect();
@@ -184,31 +170,6 @@ impl Registry {
     pub(crate) fn window(&self, rkey: u32) -> Outcome<MwId> {
         self.windows.get(&(rkey >> 8)).copied().ok_or(INVALID)
     }
-
-    /// Notes an address handle; its number, which is not 0.
-    pub(crate) fn add_ah(&mut self, pd: PdId) -> Outcome<u32> {
-        let context = self.context_of(Object::Pd(pd))?;
-        if self.ahs.len() >= MAX_AH {
-            return Err(Failure(EngineStatus::NoMemory));
-        }
-        loop {
-            self.last_ah = self.last_ah.wrapping_add(1).max(1);
-            if !self.ahs.contains_key(&self.last_ah) {
-                self.ahs.insert(self.last_ah, Ah { context, pd });
-                return Ok(self.last_ah);
-            }
-        }
-    }
-
-    /// Forgets an address handle.
-    pub(crate) fn remove_ah(&mut self, number: u32) -> Outcome {
-        self.ahs.remove(&number).map(drop).ok_or(INVALID)
-    }
-
-    /// Whether address handles belong to a protection domain.
-    pub(crate) fn has_ahs(&self, pd: PdId) -> bool {
-        self.ahs.values().any(|ah| ah.pd == pd)
-    }
 }
 
 #[cfg(test)]
@@ -255,18 +216,5 @@ mod tests {
         registry.set_key(Object::Mw(mw), 0x1234_5600);
         assert_eq!(registry.window(0x1234_56ff), Ok(mw));
         assert_eq!(registry.window(0x1234_5700), Err(INVALID));
-    }
-
-    #[test]
-    fn address_handles_keep_their_domain_busy() {
-        let mut registry = Registry::default();
-        let pd = PdId(1 << 32);
-        assert_eq!(registry.add_ah(pd), Err(INVALID));
-        registry.add(Object::Pd(pd), HERE, 0);
-        let number = registry.add_ah(pd).unwrap();
-        assert!(number != 0 && registry.has_ahs(pd));
-        registry.remove_ah(number).unwrap();
-        assert!(!registry.has_ahs(pd));
-        assert_eq!(registry.remove_ah(number), Err(INVALID));
     }
 }

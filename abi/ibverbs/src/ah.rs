@@ -40,6 +40,39 @@ unsafe fn create(raw: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Er
     Ok(Ah::create(public, AhState { api: pd.api, handle }))
 }
 
+/// The way back by an IPv6 header.
+fn ipv6_route(grh: &ibv_grh) -> ibv_global_route {
+    let fields = u32::from_be(grh.version_tclass_flow);
+    let mut route = ibv_global_route::blank();
+    route.dgid = grh.sgid;
+    route.flow_label = fields & 0xf_ffff;
+    route.traffic_class = (fields >> 20) as u8;
+    route
+}
+
+/// The way back by an IPv4 header, which RoCE v2 puts into the second half of the bytes; `None` if that
+/// is none: its checksum tells (RFC 1071).
+fn ipv4_route(grh: &ibv_grh) -> Option<ibv_global_route> {
+    // SAFETY: every bit pattern is a GID.
+    let (sgid, dgid) = unsafe { (grh.sgid.raw, grh.dgid.raw) };
+    let mut header = [0; 20];
+    header[..4].copy_from_slice(&sgid[12..]);
+    header[4..].copy_from_slice(&dgid);
+    let words = header.chunks_exact(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    if u32::from_be(grh.version_tclass_flow) >> 28 == 6 || header[0] != 0x45 || sum != 0xffff {
+        return None;
+    }
+    let mut route = ibv_global_route::blank();
+    let mut raw = [0; 16];
+    raw[10..12].fill(0xff);
+    raw[12..].copy_from_slice(&header[12..16]);
+    route.dgid = ibv_gid { raw };
+    route.traffic_class = header[1];
+    Some(route)
+}
+
 /// The address of who sent a datagram, from its completion and the header in front of its payload.
 fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, Errno> {
     let mut attr = ibv_ah_attr::blank();
@@ -49,11 +82,9 @@ fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, E
     attr.port_num = port;
     if wc.wc_flags & IBV_WC_GRH != 0 {
         let grh = grh.ok_or(Errno::EINVAL)?;
-        let fields = u32::from_be(grh.version_tclass_flow);
+        let route = ipv4_route(grh).unwrap_or_else(|| ipv6_route(grh));
         attr.is_global = 1;
-        attr.grh.dgid = grh.sgid;
-        attr.grh.flow_label = fields & 0xf_ffff;
-        attr.grh.traffic_class = (fields >> 20) as u8;
+        attr.grh = route;
         attr.grh.hop_limit = 0xff;
         // There is one address, so the datagram was sent to it.
         attr.grh.sgid_index = 0;
@@ -112,6 +143,34 @@ entry! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sender_is_read_from_an_ipv4_header() {
+        let mut wc = ibv_wc::blank();
+        wc.wc_flags = IBV_WC_GRH;
+        // The last 20 of 40 bytes.
+        let mut sgid = [0; 16];
+        sgid[12..].copy_from_slice(&[0x45, 0, 0, 0x73]);
+        let mut dgid = [0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 192, 168, 0, 1, 192, 168, 0, 0xc7];
+        let mut grh = ibv_grh {
+            version_tclass_flow: 0,
+            paylen: 0,
+            next_hdr: 0,
+            hop_limit: 0,
+            sgid: ibv_gid { raw: sgid },
+            dgid: ibv_gid { raw: dgid },
+        };
+        let attr = sender(1, &wc, Some(&grh)).unwrap();
+        // SAFETY: every bit pattern is a GID.
+        let gid = unsafe { attr.grh.dgid.raw };
+        assert_eq!(gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1]);
+        // With a wrong checksum it is no IPv4 header.
+        dgid[15] ^= 1;
+        grh.dgid = ibv_gid { raw: dgid };
+        // SAFETY: as above.
+        let gid = unsafe { sender(1, &wc, Some(&grh)).unwrap().grh.dgid.raw };
+        assert_eq!(gid[12..], [0x45, 0, 0, 0x73]);
+    }
 
     #[test]
     fn the_sender_is_read_from_the_header() {

@@ -45,5 +45,6 @@ blank!(
     ibv_gid_entry,
     ibv_qp_attr,
     ibv_ah_attr,
+    ibv_global_route,
     ibv_qp_init_attr,
 );

@@ -47,6 +47,12 @@ impl HostAddress {
         mtu_code(mtu.unwrap_or(1500))
     }
 
+    /// The same in bytes: the longest message of a datagram queue pair.
+    #[must_use]
+    pub fn datagram_mtu(&self) -> u32 {
+        128 << self.active_mtu()
+    }
+
     /// The scope identifier that a socket address with this address needs, 0 for most.
     #[must_use]
     pub fn scope_id(&self) -> u32 {

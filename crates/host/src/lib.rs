@@ -9,6 +9,7 @@
 //! | `engine::core` | what is behind the engine's one lock; the order in which progress is made |
 //! | `engine::helper`, `engine::wait` | who makes progress when nobody polls |
 //! | `net` | TCP to engines elsewhere |
+//! | `datagram` | UDP, for datagram queue pairs |
 //! | `link` | shared memory with engines on this host |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
@@ -29,6 +30,7 @@ mod blank;
 mod clock;
 mod cm;
 mod config;
+mod datagram;
 pub mod doctor;
 mod engine;
 mod error;

@@ -105,6 +105,16 @@ impl RawAddr {
         ((&raw const self.storage).cast(), self.len)
     }
 
+    /// The structure.
+    pub(crate) fn storage(&self) -> &libc::sockaddr_storage {
+        &self.storage
+    }
+
+    /// How much of it the address takes.
+    pub(crate) fn len(&self) -> usize {
+        self.len as usize
+    }
+
     /// Reads an address that the kernel filled in, `None` unless it is IPv4 or IPv6.
     ///
     /// # Safety
@@ -132,6 +142,28 @@ impl RawAddr {
             _ => None,
         }
     }
+}
+
+/// A non-blocking UDP socket for the family of `ip`, and no other.
+pub(crate) fn udp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes integers.
+    let fd = adopt(unsafe { libc::socket(family, kind, 0) })?;
+    if ip.is_ipv6() {
+        set_option(&fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+    }
+    Ok(fd)
+}
+
+/// Has the kernel tell with each datagram of a socket for the family of `ip` the traffic class and hop limit
+/// with which it came, by control messages.
+pub(crate) fn tell_of_headers(fd: &OwnedFd, ip: IpAddr) -> io::Result<()> {
+    let (level, options) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL]),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT]),
+    };
+    options.into_iter().try_for_each(|option| set_option(fd, level, option, 1))
 }
 
 /// A non-blocking TCP socket for the family of `ip`.

@@ -1,13 +1,15 @@
 //! What is behind the engine's lock: the adapter and everything that moves bytes for it.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quipu_nic::{Action, Event, Time};
+use quipu_nic::{Action, Event, QpNum, Time};
 
 use super::events::{CompletionEvent, Events};
 use crate::clock::Clock;
 use crate::cm::Manager;
+use crate::datagram::Datagrams;
 use crate::link::{Links, Reach, Waiting};
 use crate::net::Net;
 use crate::net::token::Token;
@@ -18,11 +20,14 @@ use crate::tap::Adapter;
 /// Polls that share one reading of the clock, while they find nothing.
 const POLLS_PER_READING: u32 = 16;
 /// Polls between two questions to epoll: while hot streams are tried directly but others are
-/// open, and while only listeners and links are there.
+/// open, while there are UDP sockets, and while only listeners and links are there.
 const POLLS_PER_LOOK_HOT: u32 = 8;
+const POLLS_PER_LOOK_DATAGRAMS: u32 = 16;
 const POLLS_PER_LOOK_IDLE: u32 = 256;
 /// Rounds of actions, bytes and events that one call goes through before it returns.
 const ROUNDS: usize = 64;
+/// TCP ports that are tried until one is found whose UDP side is free.
+const PORT_TRIES: usize = 32;
 
 /// What the helper thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +46,7 @@ pub(crate) enum HelperMode {
 pub(crate) struct Core {
     pub(crate) adapter: Adapter,
     pub(crate) net: Net,
+    pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
     pub(crate) events: Events,
     /// `None` until a program manages connections.
@@ -68,6 +74,7 @@ pub(crate) struct Core {
 pub(crate) struct Parts {
     pub(crate) adapter: Adapter,
     pub(crate) net: Net,
+    pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
     pub(crate) port: Option<Port>,
     pub(crate) epoll: Arc<Epoll>,
@@ -80,6 +87,7 @@ impl Core {
         Self {
             adapter: parts.adapter,
             net: parts.net,
+            datagrams: parts.datagrams,
             links: parts.links,
             events: Events::new(),
             cm: None,
@@ -116,6 +124,7 @@ impl Core {
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.datagrams.poll_hot(&mut self.adapter, now);
         self.polls_since_look += 1;
         if self.polls_since_look >= self.polls_per_look() {
             any |= self.look(now);
@@ -148,6 +157,7 @@ impl Core {
         match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
             (true, false) => 1,
             (true, true) => POLLS_PER_LOOK_HOT,
+            (false, _) if self.datagrams.is_in_use() => POLLS_PER_LOOK_DATAGRAMS,
             (false, _) => POLLS_PER_LOOK_IDLE,
         }
     }
@@ -169,6 +179,7 @@ impl Core {
         let now = self.clock.now();
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.look(now);
         self.run_timers(now);
         if !any {
@@ -192,6 +203,9 @@ impl Core {
                 Some(Token::LinkListener(index)) => self.links.accept(now, index),
                 Some(Token::Link(slot)) => {
                     any |= self.links.ready(adapter, now, slot, item.events);
+                }
+                Some(Token::Datagrams(index)) => {
+                    any |= self.datagrams.ready(adapter, now, index, item.events);
                 }
                 Some(Token::Port) => {
                     if let Some(event) = self.port.as_mut().and_then(Port::news) {
@@ -234,7 +248,8 @@ impl Core {
     pub(crate) fn settle(&mut self, now: Time) {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
-            let sent = self.net.transmit(&mut self.adapter, now);
+            let sent = self.net.transmit(&mut self.adapter, now)
+                | self.datagrams.transmit(&mut self.adapter, now);
             if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
@@ -249,7 +264,8 @@ impl Core {
     pub(crate) fn settle_posts(&mut self, now: Time) {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
-            let sent = self.net.transmit_urgent(&mut self.adapter, now);
+            let sent = self.net.transmit_urgent(&mut self.adapter, now)
+                | self.datagrams.transmit(&mut self.adapter, now);
             if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
@@ -276,6 +292,34 @@ impl Core {
             self.adapter.progress(now);
         }
         true
+    }
+
+    /// A number for a new datagram queue pair. It is of a port that is ours for TCP as well as for UDP, so
+    /// that no other engine at this address has the same number for a queue pair of any kind.
+    pub(crate) fn take_datagram_number(&mut self) -> io::Result<QpNum> {
+        if self.datagrams.wants_port() {
+            let mut opened = Err(io::ErrorKind::AddrInUse.into());
+            for _ in 0..PORT_TRIES {
+                let port = self.net.open_listener()?;
+                opened = self.datagrams.open(port);
+                if opened.is_ok() {
+                    break;
+                }
+                self.net.close_last_listener();
+            }
+            if let Err(error) = opened {
+                // Numbers that were used lately are better than none.
+                tracing::warn!(%error, "cannot open a UDP port");
+            }
+        }
+        self.datagrams.take_number().ok_or(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// Gives back the number of a queue pair that is gone.
+    pub(crate) fn give_back_number(&mut self, number: QpNum) {
+        if !self.datagrams.give_back_number(number) {
+            self.net.give_back_number(number);
+        }
     }
 
     /// Queues the adapter's events where programs find them.

@@ -21,6 +21,7 @@ use self::core::{Core, Parts};
 use self::helper::Helper;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
 use crate::fork::Birthplace;
 use crate::link::segment::{self, DIRECTORY_BYTES, Writers};
@@ -90,6 +91,7 @@ impl Engine {
 
         let own = socket_address(&address);
         let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
+        let datagrams = Datagrams::new(own, Arc::clone(&epoll));
         let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
             .map_err(system("an identity for peers"))?;
         let tap = match &config.capture {
@@ -97,8 +99,12 @@ impl Engine {
                 .map_err(|(path, source)| OpenError::Capture { path, source })?,
             None => Tap::default(),
         };
-        let settings =
-            quipu_nic::Config { gid: Gid::from(address.ip), seed, ..quipu_nic::Config::default() };
+        let settings = quipu_nic::Config {
+            gid: Gid::from(address.ip),
+            seed,
+            datagram_mtu: address.datagram_mtu(),
+            ..quipu_nic::Config::default()
+        };
         let mut adapter = Adapter::with_probe(settings, tap);
         if let Some(directory) = directory
             && let Err(error) = adapter.publish_regions(&directory)
@@ -115,7 +121,8 @@ impl Engine {
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let port = watch_port(&address, &epoll);
-        let parts = Parts { adapter, net, links, port, epoll: Arc::clone(&epoll), bell };
+        let epoll_share = Arc::clone(&epoll);
+        let parts = Parts { adapter, net, datagrams, links, port, epoll: epoll_share, bell };
         let inner = Inner {
             birthplace,
             core: Lock::new(Core::new(parts), !uniprocessor),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use quipu_nic::{Completion, CqId, QpId, SendWr, Sge, SrqId, Time};
+use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time};
 
 use super::Engine;
 use super::core::Core;
@@ -46,6 +46,13 @@ impl Doorbell<'_> {
         self.core.adapter.post_send(qp, wr)?;
         self.posted = Some(qp);
         Ok(())
+    }
+
+    /// The service of a queue pair.
+    #[inline]
+    #[must_use]
+    pub fn service_of(&self, qp: QpId) -> Option<QpType> {
+        self.core.adapter.service_of(qp)
     }
 
     /// Checks a request that is to be posted behind `ahead` others, before any of them is.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use quipu_mem::{Access, RegionInfo, Segment, Vouched};
 use quipu_nic::{
-    ChannelId, CqId, Key, MrId, MwId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum,
-    Region, SrqId, Time, WindowType,
+    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Key, MrId, MwId, PdId, QpAttr, QpAttrMask,
+    QpCap, QpId, QpInfo, QpInit, QpNum, QpType, Region, SrqId, Time, WindowType,
 };
 
 use super::core::Core;
@@ -422,18 +422,23 @@ impl Engine {
         }
         Helper::start(&self.inner)?;
         let mut core = self.enter()?;
-        let (number, port) =
-            core.net.take_number().map_err(|e| EngineError::system("a listening port", e))?;
-        if let Some(port) = port {
-            core.links.listen(SocketAddr::new(self.inner.address.ip, port));
-        }
+        let number = if init.qp_type == QpType::Ud {
+            core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?
+        } else {
+            let (number, port) =
+                core.net.take_number().map_err(|e| EngineError::system("a listening port", e))?;
+            if let Some(port) = port {
+                core.links.listen(SocketAddr::new(self.inner.address.ip, port));
+            }
+            number
+        };
         match core.adapter.create_qp(init, number) {
             Ok((qp, cap)) => {
                 core.events.add_object(Object::Qp(qp), context, None);
                 Ok((qp, number, cap))
             }
             Err(fault) => {
-                core.net.give_back_number(number);
+                core.give_back_number(number);
                 Err(fault.into())
             }
         }
@@ -476,10 +481,37 @@ impl Engine {
         core.settle(now);
         core.adapter.destroy_qp(now, qp)?;
         core.settle(now);
-        core.net.give_back_number(number);
+        core.give_back_number(number);
         let reported = core.events.remove_object(Object::Qp(qp));
         self.wait_quiet(core)?;
         Ok(reported)
+    }
+
+    /// Creates an address handle.
+    ///
+    /// # Errors
+    ///
+    /// An address without a global route, or no room.
+    pub fn create_ah(&self, pd: PdId, av: &AddressVector) -> Result<AhId, EngineError> {
+        Ok(self.enter()?.adapter.create_ah(pd, av)?)
+    }
+
+    /// Destroys an address handle. What was posted with it is not concerned.
+    ///
+    /// # Errors
+    ///
+    /// No such handle.
+    pub fn destroy_ah(&self, ah: AhId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.destroy_ah(ah)?)
+    }
+
+    /// Datagrams that were dropped so far.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn datagram_drops(&self) -> Result<DatagramDrops, EngineError> {
+        Ok(self.enter()?.adapter.datagram_drops())
     }
 
     /// Makes all the progress that can be made without waiting; whether there was any. Programs

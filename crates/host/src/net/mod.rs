@@ -7,7 +7,7 @@
 mod buffers;
 mod hot;
 pub(crate) mod listener;
-mod numbers;
+pub(crate) mod numbers;
 mod stream;
 pub(crate) mod table;
 pub(crate) mod token;
@@ -120,7 +120,7 @@ impl Net {
     pub(crate) fn take_number(&mut self) -> io::Result<(QpNum, Option<u16>)> {
         let mut opened = None;
         if self.numbers.wants_port() {
-            match self.open_listener() {
+            match self.open_port() {
                 Ok(port) => opened = Some(port),
                 // Numbers that were used lately are better than none.
                 Err(error) => tracing::warn!(%error, "cannot open another port"),
@@ -129,7 +129,7 @@ impl Net {
         match self.numbers.take() {
             Some(number) => Ok((number, opened)),
             None => {
-                let port = self.open_listener()?;
+                let port = self.open_port()?;
                 let number = self.numbers.take().ok_or(io::ErrorKind::AddrInUse)?;
                 Ok((number, Some(port)))
             }
@@ -141,7 +141,15 @@ impl Net {
         self.numbers.give_back(number);
     }
 
-    fn open_listener(&mut self) -> io::Result<u16> {
+    /// Opens a port for numbers of connected queue pairs.
+    fn open_port(&mut self) -> io::Result<u16> {
+        let port = self.open_listener()?;
+        self.numbers.add_port(port);
+        Ok(port)
+    }
+
+    /// Listens on a port that the kernel chooses.
+    pub(crate) fn open_listener(&mut self) -> io::Result<u16> {
         if self.acceptor.is_none() {
             self.acceptor = Some(Acceptor::new()?);
         }
@@ -150,8 +158,14 @@ impl Net {
         self.epoll.add(&listener.fd, libc::EPOLLIN, token.bits())?;
         let port = listener.port;
         self.listeners.push(listener);
-        self.numbers.add_port(port);
         Ok(port)
+    }
+
+    /// Closes the listener that was opened last: the port is of no use.
+    pub(crate) fn close_last_listener(&mut self) {
+        if let Some(listener) = self.listeners.pop() {
+            self.epoll.remove(&listener.fd);
+        }
     }
 
     /// Starts a connection for the adapter, which hears of its outcome.

@@ -20,6 +20,8 @@ pub(crate) enum Token {
     CmSocket(Slot),
     /// A TCP stream of connection management.
     CmStream(Slot),
+    /// A UDP socket, by index.
+    Datagrams(u32),
 }
 
 /// A place in a [`Table`](super::table::Table).
@@ -52,6 +54,7 @@ impl Token {
             Self::Port => plain(5, 0),
             Self::CmSocket(slot) => pack(10, slot),
             Self::CmStream(slot) => pack(11, slot),
+            Self::Datagrams(index) => plain(8, index),
         }
     }
 
@@ -68,6 +71,7 @@ impl Token {
             5 => Self::Port,
             10 => Self::CmSocket(slot),
             11 => Self::CmStream(slot),
+            8 => Self::Datagrams(index),
             _ => return None,
         })
     }
@@ -89,6 +93,7 @@ mod tests {
             Token::Port,
             Token::CmSocket(slot),
             Token::CmStream(slot),
+            Token::Datagrams(3),
         ] {
             assert_eq!(Token::from_bits(token.bits()), Some(token));
         }

@@ -40,6 +40,10 @@ pub struct Node {
 
 impl Node {
     pub fn new(engine: &Arc<Engine>, bytes: usize) -> Self {
+        Self::with_service(engine, bytes, QpType::Rc)
+    }
+
+    pub fn with_service(engine: &Arc<Engine>, bytes: usize, qp_type: QpType) -> Self {
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (channel, _) = engine.create_channel().unwrap();
@@ -57,15 +61,8 @@ impl Node {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        let init = QpInit {
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            cap,
-            qp_type: QpType::Rc,
-            sq_sig_all: false,
-        };
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: false };
         let (qp, num, _) = engine.create_qp(context, &init).unwrap();
         Self { engine: Arc::clone(engine), context, pd, cq, channel, qp, num, memory, region }
     }

@@ -1,0 +1,252 @@
+//! Datagrams of unreliable datagram queue pairs: kernel UDP sockets, one for each port of their numbers,
+//! none of which ever waits.
+//!
+//! A socket that takes no more bytes holds up the queue pairs of its port alone. What was written by the
+//! adapter and not taken by the kernel, a batch at most, is kept until it is.
+
+mod batch;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use libc::c_int;
+use quipu_nic::{QpNum, Time};
+
+use self::batch::{Incoming, Outgoing};
+use crate::net::numbers::Numbers;
+use crate::net::token::Token;
+use crate::sys::{self, Epoll};
+use crate::tap::Adapter;
+
+/// Bytes that a socket may keep for us. The kernel grants less, unless its administrator allows more
+/// (`net.core.rmem_max`); what does not fit is lost.
+const RECEIVE_BYTES: c_int = 8 << 20;
+/// Batches that one look at a socket takes.
+const BATCHES_PER_TURN: usize = 4;
+/// Looks in vain after which a socket is no longer tried without asking epoll.
+const PATIENCE: u32 = 4096;
+/// So many sockets are tried without asking epoll.
+const HOT_MAX: usize = 4;
+
+const READ: c_int = libc::EPOLLIN;
+const WRITE: c_int = libc::EPOLLOUT;
+
+/// The socket of one port.
+struct Socket {
+    fd: OwnedFd,
+    port: u16,
+    /// What the kernel has not taken yet. While there is something, nothing more is sent.
+    held: Option<Box<Outgoing>>,
+    /// Looks in vain since the last datagram.
+    misses: u32,
+}
+
+impl Socket {
+    fn open(own: SocketAddr, port: u16) -> io::Result<Self> {
+        let fd = sys::udp_socket(own.ip())?;
+        // Asking for more than the limit gives the limit; only the administrator may pass it.
+        if sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BYTES).is_err() {
+            sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
+        }
+        sys::tell_of_headers(&fd, own.ip())?;
+        let mut address = own;
+        address.set_port(port);
+        sys::bind(&fd, address)?;
+        Ok(Self { fd, port, held: None, misses: PATIENCE })
+    }
+
+    /// The numbers of the queue pairs that send by this socket.
+    fn numbers(&self) -> std::ops::RangeInclusive<QpNum> {
+        QpNum::new(self.port, 0)..=QpNum::new(self.port, u8::MAX)
+    }
+}
+
+/// The UDP side of an engine.
+pub(crate) struct Datagrams {
+    /// The engine's address; port 0.
+    own: SocketAddr,
+    epoll: Arc<Epoll>,
+    sockets: Vec<Socket>,
+    numbers: Numbers,
+    /// Made with the first socket.
+    incoming: Option<Incoming>,
+    /// The batch that is filled next.
+    outgoing: Option<Box<Outgoing>>,
+}
+
+impl Datagrams {
+    /// Without sockets yet.
+    pub(crate) fn new(own: SocketAddr, epoll: Arc<Epoll>) -> Self {
+        Self {
+            own,
+            epoll,
+            sockets: Vec::new(),
+            numbers: Numbers::default(),
+            incoming: None,
+            outgoing: None,
+        }
+    }
+
+    /// Whether a port should be opened before a number is taken.
+    pub(crate) fn wants_port(&self) -> bool {
+        self.numbers.wants_port()
+    }
+
+    /// Opens the socket for a port whose TCP side belongs to this engine. The numbers behind it are then
+    /// numbers for datagram queue pairs.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else has the port, or the kernel has no descriptors.
+    pub(crate) fn open(&mut self, port: u16) -> io::Result<()> {
+        let socket = sys::with_more_descriptors(|| Socket::open(self.own, port))?;
+        let token = Token::Datagrams(self.sockets.len() as u32);
+        self.epoll.add(&socket.fd, READ, token.bits())?;
+        self.sockets.push(socket);
+        self.numbers.add_port(port);
+        self.incoming.get_or_insert_with(Incoming::new);
+        Ok(())
+    }
+
+    /// A number for a new queue pair.
+    pub(crate) fn take_number(&mut self) -> Option<QpNum> {
+        self.numbers.take()
+    }
+
+    /// Gives a number back; `false` if it is not one of these.
+    pub(crate) fn give_back_number(&mut self, number: QpNum) -> bool {
+        let ours = self.position(number).is_some();
+        if ours {
+            self.numbers.give_back(number);
+        }
+        ours
+    }
+
+    /// The socket of a queue pair.
+    fn position(&self, number: QpNum) -> Option<usize> {
+        self.sockets.iter().position(|socket| socket.port == number.port())
+    }
+
+    /// Whether there are sockets.
+    #[inline]
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.sockets.is_empty()
+    }
+
+    /// Sends what the adapter has to send. True if it had something.
+    #[inline]
+    pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut any = false;
+        while let Some(number) = adapter.next_datagrams() {
+            any = true;
+            self.take_turn(adapter, now, number);
+        }
+        any
+    }
+
+    /// Sends a batch for one queue pair, unless its socket is full: it goes on when that is not any more.
+    fn take_turn(&mut self, adapter: &mut Adapter, now: Time, number: QpNum) {
+        let Some(index) = self.position(number) else { return };
+        if self.sockets[index].held.is_some() {
+            return;
+        }
+        let mut batch = self.outgoing.take().unwrap_or_else(|| Box::new(Outgoing::new()));
+        batch.clear();
+        while !batch.is_full() && batch.add(|out| adapter.transmit_datagram(now, number, out)) {}
+        let may_have_more = batch.is_full();
+        if batch.send(&self.sockets[index].fd, self.own) {
+            self.outgoing = Some(batch);
+            if may_have_more {
+                adapter.resume_datagrams(number..=number);
+            }
+        } else {
+            self.sockets[index].held = Some(batch);
+            self.watch(index, READ | WRITE);
+        }
+    }
+
+    /// Changes what epoll reports for a socket.
+    fn watch(&self, index: usize, interest: c_int) {
+        let token = Token::Datagrams(index as u32).bits();
+        // The descriptor is in the set as long as the engine lives, so this cannot fail but for lack of
+        // kernel memory.
+        let _ = self.epoll.modify(&self.sockets[index].fd, interest, token);
+    }
+
+    /// Looks at a socket that epoll named. True if it had something.
+    pub(crate) fn ready(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        index: u32,
+        events: u32,
+    ) -> bool {
+        let index = index as usize;
+        if index >= self.sockets.len() {
+            return false;
+        }
+        if events & libc::EPOLLERR as u32 != 0 {
+            // A datagram that went astray; it is not known which.
+            let _ = sys::socket_error(&self.sockets[index].fd);
+        }
+        if events & WRITE as u32 != 0 {
+            self.flush(adapter, index);
+        }
+        let mut any = false;
+        for _ in 0..BATCHES_PER_TURN {
+            if !self.receive(adapter, now, index) {
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Goes on with a socket that takes bytes again.
+    fn flush(&mut self, adapter: &mut Adapter, index: usize) {
+        let socket = &mut self.sockets[index];
+        let Some(mut batch) = socket.held.take() else { return };
+        if !batch.send(&socket.fd, self.own) {
+            socket.held = Some(batch);
+            return;
+        }
+        adapter.resume_datagrams(socket.numbers());
+        self.outgoing = Some(batch);
+        self.watch(index, READ);
+    }
+
+    /// Tries the sockets that had something lately. True if any had.
+    #[inline]
+    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut any = false;
+        for index in 0..self.sockets.len().min(HOT_MAX) {
+            if self.sockets[index].misses < PATIENCE {
+                any |= self.receive(adapter, now, index);
+            }
+        }
+        any
+    }
+
+    /// Receives a batch. True if there was anything.
+    fn receive(&mut self, adapter: &mut Adapter, now: Time, index: usize) -> bool {
+        let (Some(incoming), socket) = (&mut self.incoming, &mut self.sockets[index]) else {
+            return false;
+        };
+        match incoming.receive(&socket.fd) {
+            Ok(received) if received > 0 => {
+                socket.misses = 0;
+                for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
+                    adapter.handle_datagram(now, &arrival, bytes);
+                }
+                true
+            }
+            // An error is about a datagram that went astray.
+            _ => {
+                socket.misses = socket.misses.saturating_add(1);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Datagrams between engines over the kernel's UDP, on the loopback.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Node, PATIENCE, engine};
+use quipu_host::nic::{
+    AddressVector, AhId, Completion, Gid, Payload, QpAttr, QpAttrMask, QpState, QpType, SendFlags,
+    SendOp, SendWr, To, WcExtra, WcStatus,
+};
+use quipu_host::{Engine, SameHost};
+
+const QKEY: u32 = 0x0123_4567;
+const GRH: u64 = 40;
+
+fn node(engine: &Arc<Engine>) -> Node {
+    let node = Node::with_service(engine, 1 << 16, QpType::Ud);
+    let attr = |state| QpAttr { state, port_num: 1, qkey: QKEY, ..QpAttr::default() };
+    type M = QpAttrMask;
+    for (state, mask) in [
+        (QpState::Init, M::PKEY_INDEX | M::PORT | M::QKEY),
+        (QpState::Rtr, M::empty()),
+        (QpState::Rts, M::SQ_PSN),
+    ] {
+        engine.modify_qp(node.qp, &attr(state), mask | M::STATE).unwrap();
+    }
+    node
+}
+
+fn address(from: &Node, gid: Gid, traffic_class: u8) -> AhId {
+    let av = AddressVector {
+        dgid: gid,
+        is_global: true,
+        port_num: 1,
+        traffic_class,
+        hop_limit: 1,
+        ..AddressVector::default()
+    };
+    from.engine.create_ah(from.pd, &av).unwrap()
+}
+
+fn send(from: &Node, to: To, imm: u32, len: u32) {
+    let wr = SendWr {
+        wr_id: 1,
+        to,
+        op: SendOp::SendImm(imm),
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(&[from.sge(0, len)]),
+    };
+    from.engine.post_send(from.qp, &wr).unwrap();
+    assert_eq!(from.poll().status, WcStatus::Success);
+}
+
+fn exchange(here: &str, there: &str) -> Vec<u8> {
+    let engines = [engine(here, SameHost::Auto), engine(there, SameHost::Auto)];
+    let [a, b] = [node(&engines[0]), node(&engines[1])];
+    let to = To::Datagram { ah: address(&a, b.engine.gid(), 0x28), qpn: b.num.0, qkey: QKEY };
+    for (turn, len) in [0_u32, 1, 1000, 4096].into_iter().enumerate() {
+        let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + turn as u32) as u8).collect();
+        a.fill(0, &bytes);
+        b.receive(turn as u64, &[b.sge(0, GRH as u32 + len)]);
+        send(&a, to, turn as u32, len);
+        let got = b.poll();
+        assert_eq!((got.wr_id, got.status, got.grh), (turn as u64, WcStatus::Success, true));
+        assert_eq!((got.byte_len, got.src_qp), (GRH as u32 + len, a.num));
+        assert_eq!(got.extra, WcExtra::Imm(turn as u32));
+        assert_eq!(b.bytes(GRH as usize, len as usize), bytes);
+    }
+    b.bytes(0, GRH as usize)
+}
+
+#[test]
+fn over_ipv4_with_the_addresses_it_came_from_and_went_to() {
+    let grh = exchange("127.0.0.1", "127.0.0.2");
+    assert_eq!(grh[20..22], [0x45, 0x28]);
+    assert_eq!(grh[32..], [127, 0, 0, 1, 127, 0, 0, 2]);
+    assert_ne!(grh[28], 0, "the time to live");
+}
+
+#[test]
+fn over_ipv6() {
+    if engine_is_refused("::1") {
+        return;
+    }
+    let grh = exchange("::1", "::1");
+    assert_eq!(grh[..2], [0x62, 0x80]);
+    assert_eq!((grh[23], grh[39]), (1, 1));
+    assert_ne!(grh[7], 0, "the hop limit");
+}
+
+/// Some machines have no IPv6.
+fn engine_is_refused(address: &str) -> bool {
+    let address = Some(address.parse().unwrap());
+    Engine::open(quipu_host::Config { address, ..quipu_host::Config::default() }).is_err()
+}
+
+#[test]
+fn to_oneself() {
+    let engine = engine("127.0.0.1", SameHost::Auto);
+    let [a, b] = [node(&engine), node(&engine)];
+    let to = To::Datagram { ah: address(&a, engine.gid(), 0), qpn: b.num.0, qkey: QKEY };
+    a.fill(0, b"hello");
+    b.receive(4, &[b.sge(0, 100)]);
+    send(&a, to, 9, 5);
+    assert_eq!(b.poll().wr_id, 4);
+    assert_eq!(b.bytes(GRH as usize, 5), b"hello");
+}
+
+#[test]
+fn a_program_that_sleeps_is_woken_by_a_datagram() {
+    let engines = [engine("127.0.0.1", SameHost::Auto), engine("127.0.0.1", SameHost::Auto)];
+    let [a, b] = [node(&engines[0]), node(&engines[1])];
+    let to = To::Datagram { ah: address(&a, b.engine.gid(), 0), qpn: b.num.0, qkey: QKEY };
+    b.receive(4, &[b.sge(0, 100)]);
+    b.engine.req_notify_cq(b.cq, false).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.engine.wait_channel(b.channel).unwrap().context);
+        send(&a, to, 1, 5);
+        assert_eq!(waiter.join().unwrap(), 7);
+    });
+    assert_eq!(b.poll().wr_id, 4);
+}
+
+#[test]
+fn a_burst_arrives_whole_and_in_order() {
+    // All of it fits into what the least generous kernel keeps for a socket.
+    const COUNT: u32 = 150;
+    let engines = [engine("127.0.0.1", SameHost::Auto), engine("127.0.0.1", SameHost::Auto)];
+    let [a, b] = [node(&engines[0]), node(&engines[1])];
+    let to = To::Datagram { ah: address(&a, b.engine.gid(), 0), qpn: b.num.0, qkey: QKEY };
+    for wr_id in 0..COUNT {
+        b.receive(wr_id.into(), &[b.sge(u64::from(wr_id) * 100, 60)]);
+    }
+    let mut doorbell = a.engine.doorbell().unwrap();
+    for imm in 0..COUNT {
+        let (op, flags) = (SendOp::SendImm(imm), SendFlags::empty());
+        let payload = Payload::Inline(b"one of many");
+        doorbell.post_send(a.qp, &SendWr { wr_id: 0, to, op, flags, payload }).unwrap();
+    }
+    drop(doorbell);
+    let mut seen = Vec::new();
+    while seen.len() < COUNT as usize {
+        seen.push(b.poll().extra);
+    }
+    assert_eq!(seen, (0..COUNT).map(WcExtra::Imm).collect::<Vec<_>>());
+}
+
+#[test]
+fn strangers_are_dropped() {
+    let engine = engine("127.0.0.1", SameHost::Auto);
+    let b = node(&engine);
+    b.receive(4, &[b.sge(0, 100)]);
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut header = quipu_wire_header(b.num.0);
+    socket.send_to(&header, ("127.0.0.1", b.num.port())).unwrap();
+    socket.send_to(b"", ("127.0.0.1", b.num.port())).unwrap();
+    socket.send_to(&[0xff; 9000], ("127.0.0.1", b.num.port())).unwrap();
+    // This one says where it comes from.
+    let port = socket.local_addr().unwrap().port();
+    header[9..12].copy_from_slice(&[(port >> 8) as u8, port as u8, 7]);
+    socket.send_to(&header, ("127.0.0.1", b.num.port())).unwrap();
+    let got = b.poll();
+    assert_eq!((got.src_qp.port(), got.byte_len), (port, GRH as u32));
+    // The long one was cut by the kernel's buffer, and is not even looked at.
+    assert_eq!(engine.datagram_drops().unwrap().malformed, 2);
+    let mut none = [Completion::default()];
+    let end = Instant::now() + PATIENCE.min(Duration::from_millis(20));
+    while Instant::now() < end {
+        assert_eq!(engine.poll_cq(b.cq, &mut none).unwrap(), 0);
+    }
+}
+
+/// An empty message for `qpn`, as `specs/quipu-datagram.md` has it.
+fn quipu_wire_header(qpn: u32) -> [u8; 20] {
+    let mut header = [0; 20];
+    header[..4].copy_from_slice(&[b'Q', b'D', 1, 0x64]);
+    header[4..8].copy_from_slice(&qpn.to_be_bytes());
+    header[12..16].copy_from_slice(&QKEY.to_be_bytes());
+    header
+}
