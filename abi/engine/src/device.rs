@@ -40,18 +40,20 @@ const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
 /// The clock that stamps completions counts nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
 
+const RELIABLE_ODP: u32 = IBV_ODP_SUPPORT_SEND
+    | IBV_ODP_SUPPORT_RECV
+    | IBV_ODP_SUPPORT_WRITE
+    | IBV_ODP_SUPPORT_READ
+    | IBV_ODP_SUPPORT_ATOMIC
+    | IBV_ODP_SUPPORT_SRQ_RECV;
+
 /// All memory here is on demand, whatever the operation.
 const ODP: ibv_odp_caps = ibv_odp_caps {
     general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
     per_transport_caps: ibv_odp_transport_caps {
-        rc_odp_caps: IBV_ODP_SUPPORT_SEND
-            | IBV_ODP_SUPPORT_RECV
-            | IBV_ODP_SUPPORT_WRITE
-            | IBV_ODP_SUPPORT_READ
-            | IBV_ODP_SUPPORT_ATOMIC
-            | IBV_ODP_SUPPORT_SRQ_RECV,
-        uc_odp_caps: 0,
-        ud_odp_caps: 0,
+        rc_odp_caps: RELIABLE_ODP,
+        uc_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE,
+        ud_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV,
     },
 };
 
@@ -132,6 +134,7 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     attr.phys_port_cnt = 1;
     all.device_cap_flags_ex = CAPABILITIES.into();
     all.odp_caps = ODP;
+    all.xrc_odp_caps = RELIABLE_ODP;
     all.completion_timestamp_mask = u64::MAX;
     all.hca_core_clock = CLOCK_KHZ;
     all.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };

@@ -7,12 +7,13 @@ use quipu_cabi::{Errno, Handle, IntErrno, IntMinusOne, Null, Tagged, entry};
 use crate::context::context;
 use crate::engine::check;
 use crate::object::Blank;
-use crate::pd::pd;
+use crate::pd::{Member, pd};
 
 /// The private part of an address handle.
 pub(crate) struct AhState {
     api: &'static EngineApi,
     handle: AhHandle,
+    _member: Member,
 }
 
 impl Tagged for AhState {
@@ -30,14 +31,13 @@ unsafe fn create(raw: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Er
     let mut handle = AhHandle::NONE;
     // SAFETY: both are valid for the call.
     check(unsafe { (pd.api.create_ah)(pd.handle, attr, &mut handle) })?;
-    pd.enter();
     let mut public = ibv_ah::blank();
     // SAFETY: a live object of the program.
     public.context = unsafe { (*raw).context };
     public.pd = raw;
     // The engine reads it from here when a datagram is posted.
     public.handle = handle.0;
-    Ok(Ah::create(public, AhState { api: pd.api, handle }))
+    Ok(Ah::create(public, AhState { api: pd.api, handle, _member: pd.enter() }))
 }
 
 /// The way back by an IPv6 header.
@@ -133,7 +133,6 @@ entry! {
         unsafe {
             let ah = Ah::get(raw)?;
             check((ah.api.destroy_ah)(ah.handle))?;
-            pd((*raw).pd)?.leave();
             drop(Ah::take(raw)?);
         }
         Ok(())

@@ -20,7 +20,7 @@ pub(crate) struct ContextState {
     pub(crate) api: &'static EngineApi,
     pub(crate) handle: ContextHandle,
     /// What it may share with contexts that were imported.
-    opened: Arc<Opened>,
+    pub(crate) opened: Arc<Opened>,
 }
 
 impl Tagged for ContextState {
@@ -169,7 +169,7 @@ entry! {
         check(unsafe { (device.api.open)(device.info.name.as_ptr(), &mut opened) })?;
         let (fd, vectors) = (command_fd(), device.info.num_comp_vectors);
         let async_fd = opened.async_fd;
-        Ok(create(Opened::new(device.api, raw, &opened, vectors, fd), fd, async_fd))
+        Ok(create(Opened::new(device.api, raw, &opened, vectors, fd)?, fd, async_fd))
     }
 
     /// `ibv_close_device(3)`: -1 on failure.

@@ -15,8 +15,10 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, Null, Void, entry};
 
 use crate::context::{self, Context, context};
+use crate::dm::MAX_DM_SIZE;
 use crate::engine::check;
 use crate::mr::{Backing, Mr, adopt};
+use crate::object::Blank;
 use crate::pd::{Pd, pd};
 
 /// An opened device, which several contexts may share.
@@ -30,6 +32,8 @@ pub(crate) struct Opened {
     file: Option<(u64, u64)>,
     /// Contexts that share it.
     users: AtomicUsize,
+    /// What the device can do, which does not change: children of fork may ask too.
+    pub(crate) attributes: ibv_device_attr_ex,
 }
 
 // SAFETY: the device is never freed, and its fields do not change after it was made.
@@ -48,7 +52,12 @@ impl Opened {
         opened: &EngineOpened,
         num_comp_vectors: c_int,
         command_fd: c_int,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>, Errno> {
+        let mut attributes = ibv_device_attr_ex::blank();
+        // SAFETY: `attributes` is valid for the call.
+        check(unsafe { (api.query_device)(opened.context, &mut attributes) })?;
+        // Device memory is this library's.
+        attributes.max_dm_size = MAX_DM_SIZE as u64;
         let opened = Arc::new(Self {
             api,
             handle: opened.context,
@@ -57,11 +66,12 @@ impl Opened {
             num_comp_vectors,
             file: file_of(command_fd),
             users: AtomicUsize::new(1),
+            attributes,
         });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|other| other.strong_count() > 0);
         open.push(Arc::downgrade(&opened));
-        opened
+        Ok(opened)
     }
 
     /// Ends a context's use of it; the last one closes it.
@@ -190,13 +200,8 @@ entry! {
 
     /// `ibv_unimport_mr(3)`: the region stays.
     fn ibv_unimport_mr(raw: *mut ibv_mr) -> Void {
-        // SAFETY: the program passes a region that it imported, and uses it no more; its domain
-        // outlives it.
-        unsafe {
-            let domain = Mr::get(raw)?.domain();
-            pd(domain)?.leave();
-            drop(Mr::take(raw)?);
-        }
+        // SAFETY: the program passes a region that it imported, and uses it no more.
+        drop(unsafe { Mr::take(raw) }?);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Memory regions and memory windows.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_int, c_uint, c_void};
 use quipu_abi_types::*;
@@ -11,7 +11,7 @@ use crate::dm::{Dm, DmMemory};
 use crate::engine::check;
 use crate::mapping::{Mapping, PAGE_OFFSET};
 use crate::object::Blank;
-use crate::pd::{Pd, pd};
+use crate::pd::{Member, Pd, pd};
 
 /// The rights that a region over a file may have (`ibv_reg_dmabuf_mr(3)`).
 const IBV_DMABUF_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
@@ -24,8 +24,8 @@ const IBV_DMABUF_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
 pub(crate) struct MrState {
     api: &'static EngineApi,
     handle: MrHandle,
-    /// The domain it counts in; changed by `ibv_rereg_mr`.
-    pd: AtomicPtr<ibv_pd>,
+    /// Its place in its domain; changed by `ibv_rereg_mr`.
+    member: Mutex<Member>,
     /// Kept for the life of the region, and then given back.
     _backing: Backing,
 }
@@ -58,13 +58,6 @@ impl Drop for DmShare {
     }
 }
 
-impl MrState {
-    /// The domain it counts in.
-    pub(crate) fn domain(&self) -> *mut ibv_pd {
-        self.pd.load(Ordering::Acquire)
-    }
-}
-
 impl Tagged for MrState {
     const TAG: u64 = 0x5155_4950_0000_4d52;
 }
@@ -75,7 +68,7 @@ pub(crate) type Mr = Handle<ibv_mr, MrState>;
 pub(crate) struct MwState {
     api: &'static EngineApi,
     handle: MwHandle,
-    pd: *mut ibv_pd,
+    _member: Member,
 }
 
 impl Tagged for MwState {
@@ -135,7 +128,6 @@ pub(crate) fn adopt(
     length: usize,
     backing: Backing,
 ) -> *mut ibv_mr {
-    pd.enter();
     let mut public = ibv_mr::blank();
     // SAFETY: a live object of the program.
     public.context = unsafe { (*pd.public()).context };
@@ -145,8 +137,8 @@ pub(crate) fn adopt(
     public.handle = made.mr.0 as u32;
     public.lkey = made.lkey;
     public.rkey = made.rkey;
-    let pd_pointer = AtomicPtr::new(pd.public());
-    let state = MrState { api: pd.api, handle: made.mr, pd: pd_pointer, _backing: backing };
+    let member = Mutex::new(pd.enter());
+    let state = MrState { api: pd.api, handle: made.mr, member, _backing: backing };
     Mr::create(public, state)
 }
 
@@ -324,7 +316,6 @@ entry! {
         unsafe {
             let mr = Mr::get(raw)?;
             check((mr.api.dereg_mr)(mr.handle))?;
-            pd(mr.pd.load(Ordering::Acquire))?.leave();
             drop(Mr::take(raw)?);
         }
         Ok(())
@@ -337,7 +328,6 @@ entry! {
         let mut made = EngineMw { mw: MwHandle::NONE, rkey: 0 };
         // SAFETY: `made` is valid for the call.
         check(unsafe { (pd.api.alloc_mw)(pd.handle, kind, &mut made) })?;
-        pd.enter();
         let mut public = ibv_mw::blank();
         // SAFETY: a live object of the program.
         public.context = unsafe { (*raw).context };
@@ -345,7 +335,7 @@ entry! {
         public.rkey = made.rkey;
         public.handle = made.mw.0 as u32;
         public.r#type = kind;
-        Ok(Mw::create(public, MwState { api: pd.api, handle: made.mw, pd: raw }))
+        Ok(Mw::create(public, MwState { api: pd.api, handle: made.mw, _member: pd.enter() }))
     }
 
     /// `ibv_dealloc_mw(3)`
@@ -354,7 +344,6 @@ entry! {
         unsafe {
             let mw = Mw::get(raw)?;
             check((mw.api.dealloc_mw)(mw.handle))?;
-            pd(mw.pd)?.leave();
             drop(Mw::take(raw)?);
         }
         Ok(())
@@ -380,23 +369,20 @@ unsafe fn rereg(
     if changes(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
         return Err(Errno::EINVAL);
     }
-    let old = mr.pd.load(Ordering::Acquire);
-    // SAFETY: the old domain is kept alive by this region; the new one is the program's.
-    let (old, new) = unsafe {
-        let old = pd(old)?;
-        (old, if changes(IBV_REREG_MR_CHANGE_PD) { pd(new_pd)? } else { old })
-    };
+    // SAFETY: the program passes a domain if the flags say so.
+    let new = changes(IBV_REREG_MR_CHANGE_PD).then(|| unsafe { pd(new_pd) }).transpose()?;
+    let new_handle = new.map_or(PdHandle::NONE, |new| new.handle);
     let init = init(addr, length, addr as u64, access);
     let mut made = EngineMr { mr: mr.handle, lkey: 0, rkey: 0 };
     // SAFETY: both structures are valid for the call.
-    check(unsafe { (mr.api.rereg_mr)(mr.handle, flags, new.handle, &init, &mut made) })?;
-    new.enter();
-    old.leave();
-    mr.pd.store(new.public(), Ordering::Release);
+    check(unsafe { (mr.api.rereg_mr)(mr.handle, flags, new_handle, &init, &mut made) })?;
     let public = mr.public();
     // SAFETY: the public part lives as long as the region; the caller does not use it meanwhile.
     unsafe {
-        (*public).pd = new.public();
+        if let Some(new) = new {
+            *mr.member.lock().unwrap_or_else(PoisonError::into_inner) = new.enter();
+            (*public).pd = new.public();
+        }
         if changes(IBV_REREG_MR_CHANGE_TRANSLATION) {
             (*public).addr = addr;
             (*public).length = length;

@@ -1,5 +1,6 @@
 //! Protection domains, and the parent and thread domains that decorate them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use quipu_abi_types::*;
@@ -21,7 +22,17 @@ pub(crate) struct PdState {
     parents: AtomicU32,
     /// Where objects made through this parent domain count themselves; the engine counts the
     /// objects of the real domain.
-    pub(crate) uses: AtomicU32,
+    uses: Arc<AtomicU32>,
+}
+
+/// An object's place in the count of its domain, for its life. It outlives the domain's own structure, which
+/// a program may give up before those of its objects when both were imported.
+pub(crate) struct Member(Arc<AtomicU32>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Tagged for PdState {
@@ -53,13 +64,9 @@ pub(crate) unsafe fn pd<'a>(raw: *const ibv_pd) -> Result<&'a Pd, Errno> {
 
 impl PdState {
     /// Counts an object as made through this domain.
-    pub(crate) fn enter(&self) {
+    pub(crate) fn enter(&self) -> Member {
         self.uses.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// The inverse of [`PdState::enter`].
-    pub(crate) fn leave(&self) {
-        self.uses.fetch_sub(1, Ordering::AcqRel);
+        Member(Arc::clone(&self.uses))
     }
 }
 
@@ -77,7 +84,7 @@ pub(crate) fn create_plain(
     handle: PdHandle,
 ) -> *mut ibv_pd {
     let none = std::ptr::null_mut();
-    let (parents, uses) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (parents, uses) = (AtomicU32::new(0), Arc::default());
     create(context, PdState { api, handle, decorates: none, thread: none.cast(), parents, uses })
 }
 
@@ -174,7 +181,7 @@ entry! {
             decorates: attr.pd,
             thread: attr.td,
             parents: AtomicU32::new(0),
-            uses: AtomicU32::new(0),
+            uses: Arc::default(),
         };
         Ok(create(raw, state))
     }

@@ -11,7 +11,7 @@ use crate::cq::cq;
 use crate::engine::check;
 use crate::mr::Mw;
 use crate::object::Blank;
-use crate::pd::pd;
+use crate::pd::{Member, pd};
 use crate::qp_ex::Builder;
 use crate::srq::srq;
 
@@ -23,6 +23,7 @@ pub(crate) struct QpState {
     pub(crate) builder: Option<Box<Builder>>,
     sq_sig_all: c_int,
     pub(crate) acks: Acks,
+    _member: Member,
 }
 
 impl Tagged for QpState {
@@ -82,7 +83,7 @@ pub(crate) unsafe fn create(
     base.state = IBV_QPS_RESET;
     let sq_sig_all = init.sq_sig_all;
     let (api, handle, acks) = (pd.api, QpHandle::NONE, Acks::default());
-    let state = QpState { api, handle, builder, sq_sig_all, acks };
+    let state = QpState { api, handle, builder, sq_sig_all, acks, _member: pd.enter() };
     let made = Qp::create_with(public, state, |public, state| {
         let wanted = EngineQpInit {
             send_cq,
@@ -106,7 +107,6 @@ pub(crate) unsafe fn create(
         }
         Ok(())
     })?;
-    pd.enter();
     Ok(made)
 }
 
@@ -172,7 +172,6 @@ entry! {
             let mut reported = EngineEventsReported::default();
             check((qp.api.destroy_qp)(qp.handle, &mut reported))?;
             qp.acks.wait(reported);
-            pd((*raw).pd)?.leave();
             drop(Qp::take(raw.cast())?);
         }
         Ok(())

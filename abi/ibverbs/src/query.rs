@@ -7,7 +7,6 @@ use quipu_abi_types::*;
 use quipu_cabi::{CReturn, Errno, IntErrno, IntMinusOne, entry};
 
 use crate::context::{Context, context};
-use crate::dm::MAX_DM_SIZE;
 use crate::engine::check;
 use crate::object::Blank;
 
@@ -62,15 +61,6 @@ unsafe fn copy_out<T: Copy>(value: &T, out: *mut u8, room: usize) {
     }
 }
 
-fn attributes(context: &Context) -> Result<ibv_device_attr_ex, Errno> {
-    let mut attr = ibv_device_attr_ex::blank();
-    // SAFETY: `attr` is valid for the call.
-    check(unsafe { (context.api.query_device)(context.handle, &mut attr) })?;
-    // Device memory is this library's.
-    attr.max_dm_size = MAX_DM_SIZE as u64;
-    Ok(attr)
-}
-
 /// What `ibv_query_gid_table` returns: a number of rows, or a negative error number.
 pub struct Rows;
 
@@ -91,7 +81,7 @@ entry! {
     fn ibv_query_device(raw: *mut ibv_context, out: *mut ibv_device_attr) -> IntErrno {
         // SAFETY: the program passes a context, and null or a valid pointer.
         let (context, out) = unsafe { (context(raw)?, out.as_mut().ok_or(Errno::EINVAL)?) };
-        *out = attributes(context)?.orig_attr;
+        *out = context.opened.attributes.orig_attr;
         Ok(())
     }
 
@@ -110,7 +100,7 @@ entry! {
             return Err(Errno::EINVAL);
         }
         // SAFETY: the program says that `out` is writable for `room` bytes.
-        unsafe { copy_out(&attributes(context)?, out.cast(), room) };
+        unsafe { copy_out(&context.opened.attributes, out.cast(), room) };
         Ok(())
     }
 
@@ -274,7 +264,7 @@ unsafe fn gid_table(
         return Err(Errno::EINVAL);
     }
     let mut written = 0;
-    for number in 1..=attributes(context)?.orig_attr.phys_port_cnt {
+    for number in 1..=context.opened.attributes.orig_attr.phys_port_cnt {
         let mut attr = ibv_port_attr::blank();
         // SAFETY: `attr` is valid, and as long as the length says.
         unsafe { port(context, number, &mut attr, size_of::<ibv_port_attr>()) }?;

@@ -10,7 +10,7 @@ use crate::acks::Acks;
 use crate::context::context;
 use crate::engine::check;
 use crate::object::Blank;
-use crate::pd::pd;
+use crate::pd::{Member, pd};
 
 /// The private part of a shared receive queue.
 pub(crate) struct SrqState {
@@ -18,6 +18,7 @@ pub(crate) struct SrqState {
     pub(crate) handle: SrqHandle,
     number: u32,
     pub(crate) acks: Acks,
+    _member: Member,
 }
 
 impl Tagged for SrqState {
@@ -55,7 +56,8 @@ unsafe fn create(
     public.srq_context = srq_context;
     public.pd = raw;
     let (handle, number) = (SrqHandle::NONE, 0);
-    let state = SrqState { api: pd.api, handle, number, acks: Acks::default() };
+    let acks = Acks::default();
+    let state = SrqState { api: pd.api, handle, number, acks, _member: pd.enter() };
     let made = Srq::create_with(public, state, |public, state| {
         let init = EngineSrqInit { attr: *attr, cookie: public as u64 };
         let mut made = EngineSrq { srq: SrqHandle::NONE, attr: *attr, srq_num: 0 };
@@ -67,7 +69,6 @@ unsafe fn create(
         unsafe { (*public).handle = made.srq.0 as u32 };
         Ok(())
     })?;
-    pd.enter();
     Ok(made)
 }
 
@@ -138,7 +139,6 @@ entry! {
             let mut reported = EngineEventsReported::default();
             check((srq.api.destroy_srq)(srq.handle, &mut reported))?;
             srq.acks.wait(reported);
-            pd((*raw).pd)?.leave();
             drop(Srq::take(raw)?);
         }
         Ok(())

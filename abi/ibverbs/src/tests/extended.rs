@@ -82,7 +82,12 @@ fn a_device_is_imported_by_a_copy_of_its_descriptor() {
         assert!((*same_region).addr.is_null() && (*same_region).lkey != 0);
         assert_eq!(pd::ibv_dealloc_pd(same_domain), libc::EBUSY);
         import::ibv_unimport_mr(same_region);
+        // A queue pair outlives the structure by which its domain was known.
+        let queue = crate::cq::ibv_create_cq(second, 4, ptr::null_mut(), ptr::null_mut(), 0);
+        let qp = crate::qp::ibv_create_qp(same_domain, &mut super::init_attr(queue));
         import::ibv_unimport_pd(same_domain);
+        assert_eq!(crate::qp::ibv_destroy_qp(qp), 0);
+        assert_eq!(crate::cq::ibv_destroy_cq(queue), 0);
         assert!(import::ibv_import_pd(second, !0).is_null());
         assert_eq!(Errno::last(), Errno::EINVAL);
 

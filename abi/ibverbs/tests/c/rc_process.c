@@ -19,13 +19,17 @@ static void exchange(struct pair *p, uint64_t id)
 	SAME(memcmp(p->a.buffer, p->b.buffer + 500, 100), 0);
 }
 
-/* What a child may do with objects that it inherited: nothing but free them, and open anew. */
+/* What a child may do with objects that it inherited: nothing but ask what the device is like and free
+ * them, and open anew. */
 static int in_the_child(struct pair *p)
 {
 	struct ibv_send_wr wr = work(1, IBV_WR_SEND, NULL, 0), *bad;
 	struct ibv_device_attr attr;
 	SAME(ibv_post_send(p->a.qp, &wr, &bad), ENODEV);
-	SAME(ibv_query_device(p->context, &attr), ENODEV);
+	SAME(ibv_query_device(p->context, &attr), 0);
+	struct ibv_port_attr port;
+	SAME(ibv_query_port(p->context, 1, &port), ENODEV);
+	CHECK(!ibv_alloc_pd(p->context));
 	close_pair(p);
 	struct pair own = connected_pair();
 	exchange(&own, 1);
