@@ -86,7 +86,10 @@ pub(crate) static FOLDERS: [Fixed; 13] = [
         &[
             folder("device"),
             folder("ports"),
-            text("fw_ver", "\n"),
+            text("board_id", "QUIPU\n"),
+            text("fw_ver", concat!(env!("CARGO_PKG_VERSION"), "\n")),
+            text("hca_type", "Quipu\n"),
+            text("hw_rev", "1\n"),
             text("node_desc", "quipu0\n"),
             live("node_guid", Text::Guid),
             text("node_type", "1: CA\n"),

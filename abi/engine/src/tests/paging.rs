@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, blank, done, made, registration, send};
+use super::bench::{Bench, CQ_COOKIE, blank, done, made, registration, send};
 
 const ON_DEMAND: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
@@ -168,6 +168,21 @@ fn completions_are_stamped_by_the_clock_of_the_device() {
     assert_eq!(moderate(10, 1000), Ok(()));
     assert_eq!(moderate(1 << 16, 1), Err(EngineStatus::Invalid));
     assert_eq!(moderate(0, 0), Ok(()));
+}
+
+#[test]
+fn an_event_that_is_held_back_comes_though_nobody_polls() {
+    let bench = Bench::new();
+    let (a, b) = bench.pair(&bench.qp_init());
+    done(unsafe { (bench.api.moderate_cq)(bench.cq, 100, 20_000) }).unwrap();
+    done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
+    bench.post_recv(b.qp, 1, &mut [bench.sge(100, 8)]).unwrap();
+    bench.post_send(a.qp, &mut [send(2, IBV_WR_SEND, &mut [bench.sge(0, 8)])]).unwrap();
+    // Two completions of a hundred: the event waits for the period, and then somebody must see to it.
+    let cookie: u64 =
+        made(|out| unsafe { (bench.api.get_comp_event)(bench.channel.channel, out) }).unwrap();
+    assert_eq!(cookie, CQ_COOKIE);
+    assert_eq!(bench.completions(bench.cq, 2).len(), 2);
 }
 
 #[test]
