@@ -37,6 +37,7 @@ fuzz_target!(|input: &[u8]| {
     let extensions = Extensions {
         rfc7306: flags & 2 != 0,
         quipu: flags & 4 != 0,
+        xrc: flags & 32 != 0,
     };
     let refuse = flags & 8 != 0;
     let stream = if flags & 16 != 0 {

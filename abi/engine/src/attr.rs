@@ -194,6 +194,7 @@ mod tests {
             attr: read,
             cap: QpCap { max_send_wr: 3, ..QpCap::default() },
             sq_sig_all: false,
+            qp_type: quipu_nic::QpType::Rc,
             num: quipu_nic::QpNum(1),
         };
         let back = to_verbs(&info);

@@ -14,8 +14,9 @@ use crate::status::{Failure, INVALID, Outcome};
 fn qp_type(kind: u32) -> Outcome<QpType> {
     match kind {
         IBV_QPT_RC => Ok(QpType::Rc),
+        IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
-        IBV_QPT_UC | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
+        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
             Err(EngineStatus::NotSupported.into())
         }
         _ => Err(INVALID),

@@ -278,7 +278,7 @@ pub struct EngineQpInit {
     /// The SRQ it receives from, or none; with one, `cap.max_recv_*` are ignored and come back 0.
     pub srq: SrqHandle,
     pub cap: ibv_qp_cap,
-    /// `IBV_QPT_*`; RC today, others NotSupported.
+    /// `IBV_QPT_*`; those that the device does not have are NotSupported.
     pub qp_type: u32,
     /// Not 0: every send completes with a work completion.
     pub sq_sig_all: u32,

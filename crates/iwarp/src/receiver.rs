@@ -53,6 +53,8 @@ pub enum Segment<'a> {
         kind: SendKind,
         /// Raise a solicited event on delivery.
         solicited: bool,
+        /// The shared receive queue that it is for, where connections name one.
+        srq: Option<u32>,
         /// Message sequence number: which receive it consumes.
         msn: u32,
         /// Offset of the payload in the message; 0 in the first segment.
@@ -64,6 +66,8 @@ pub enum Segment<'a> {
     },
     /// Immediate data. Consumes a receive as a Send does.
     Immediate {
+        /// The shared receive queue that it is for, where connections name one.
+        srq: Option<u32>,
         /// Message sequence number in the queue of the Sends.
         msn: u32,
         /// Raise a solicited event on delivery.
@@ -132,8 +136,8 @@ pub struct Mark {
 struct Due {
     msn: u32,
     mo: u32,
-    /// Operation and ULP field of the message that has begun.
-    open: Option<(UntaggedOp, u32)>,
+    /// Operation, ULP field and queue number of the message that has begun.
+    open: Option<(UntaggedOp, u32, u32)>,
 }
 
 impl Due {
@@ -299,7 +303,11 @@ impl Receiver {
             return Err(ProtocolError::UnexpectedOpcode(octet));
         }
         let qn = op.queue();
-        if header.qn != qn {
+        let named = match qn == queue::SEND && self.extensions.xrc {
+            true => queue::shared_number(header.qn).is_some(),
+            false => header.qn == qn,
+        };
+        if !named {
             return Err(ProtocolError::InvalidQueue { octet, qn: header.qn });
         }
         let request = qn == queue::SEND || qn == queue::REQUEST;
@@ -331,7 +339,7 @@ impl Receiver {
         if header.mo != due.mo {
             return Err(ProtocolError::InvalidMo { queue, expected: due.mo, got: header.mo });
         }
-        if due.open.is_some_and(|open| open != (op, ulp_field(op, header))) {
+        if due.open.is_some_and(|open| open != (op, ulp_field(op, header), header.qn)) {
             return Err(ProtocolError::OperationChanged(header.rsvd_ulp));
         }
         if u64::from(header.mo) + len as u64 > u64::from(u32::MAX) {
@@ -347,7 +355,7 @@ impl Receiver {
             *due = Due::at(due.msn.wrapping_add(1));
         } else {
             due.mo += len as u32;
-            due.open = Some((op, ulp_field(op, header)));
+            due.open = Some((op, ulp_field(op, header), header.qn));
         }
     }
 
@@ -367,7 +375,8 @@ impl Receiver {
             UntaggedOp::SendImm | UntaggedOp::SendImmSe => SendKind::Immediate(ulp),
             _ => return self.fixed(op, header, payload),
         };
-        Ok(Segment::Send { kind, solicited: op.solicited(), msn, mo, last, payload })
+        let (solicited, srq) = (op.solicited(), queue::shared_number(header.qn));
+        Ok(Segment::Send { kind, solicited, srq, msn, mo, last, payload })
     }
 
     /// A message of fixed layout: one segment, whole.
@@ -403,6 +412,7 @@ impl Receiver {
             }
             UntaggedOp::Immediate | UntaggedOp::ImmediateSe => Segment::Immediate {
                 msn,
+                srq: queue::shared_number(header.qn),
                 solicited: op.solicited(),
                 immediate: Immediate::parse(payload).map_err(fault)?,
             },

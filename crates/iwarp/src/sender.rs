@@ -23,7 +23,7 @@ const PAYLOAD_UNIT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Address {
     Tagged { op: TaggedOp, stag: Stag, to: u64 },
-    Untagged { op: UntaggedOp, ulp: u32, msn: u32 },
+    Untagged { op: UntaggedOp, ulp: u32, qn: u32, msn: u32 },
 }
 
 /// A message on its way out: a cursor that [`Sender::segment`] advances. A copy kept from the
@@ -106,10 +106,21 @@ impl Sender {
     /// Begins an untagged message and takes the next MSN of its queue. `ulp` is the STag to
     /// invalidate, or the immediate of Quipu's Send, or 0.
     pub fn begin_untagged(&mut self, op: UntaggedOp, ulp: u32) -> Message {
+        self.begin(op, ulp, op.queue())
+    }
+
+    /// The same for a message of the queue of Sends that names shared receive queue `srq` of the peer.
+    /// All of them are numbered together, whichever they name.
+    pub fn begin_shared(&mut self, op: UntaggedOp, ulp: u32, srq: u32) -> Message {
+        debug_assert_eq!(op.queue(), queue::SEND);
+        self.begin(op, ulp, queue::shared(srq))
+    }
+
+    fn begin(&mut self, op: UntaggedOp, ulp: u32, qn: u32) -> Message {
         let next = &mut self.next_msn[op.queue() as usize];
         let msn = *next;
         *next = msn.wrapping_add(1);
-        Message { address: Address::Untagged { op, ulp, msn }, offset: 0 }
+        Message { address: Address::Untagged { op, ulp, qn, msn }, offset: 0 }
     }
 
     /// Begins a tagged message to the bytes from `to` of `stag`.
@@ -230,15 +241,10 @@ impl Message {
                 to: to.wrapping_add(u64::from(self.offset)),
             }
             .emit(out),
-            Address::Untagged { op, ulp, msn } => ddp::Untagged {
-                last,
-                rsvd_ulp: op.octet(),
-                ulp,
-                qn: op.queue(),
-                msn,
-                mo: self.offset,
+            Address::Untagged { op, ulp, qn, msn } => {
+                ddp::Untagged { last, rsvd_ulp: op.octet(), ulp, qn, msn, mo: self.offset }
+                    .emit(out)
             }
-            .emit(out),
         }
     }
 }

@@ -64,13 +64,16 @@ pub struct Extensions {
     pub rfc7306: bool,
     /// Send with immediate data and control messages of `specs/quipu-wire.md`.
     pub quipu: bool,
+    /// Messages of the queue of Sends name a shared receive queue, and the connection is an extended
+    /// reliable one (`specs/quipu-wire.md` 6).
+    pub xrc: bool,
 }
 
 impl Extensions {
     /// None: what a plain iWARP adapter understands.
-    pub const NONE: Extensions = Extensions { rfc7306: false, quipu: false };
-    /// All that Quipu knows.
-    pub const ALL: Extensions = Extensions { rfc7306: true, quipu: true };
+    pub const NONE: Extensions = Extensions { rfc7306: false, quipu: false, xrc: false };
+    /// All that two Quipus know on a connection of one queue pair with one other.
+    pub const ALL: Extensions = Extensions { rfc7306: true, quipu: true, xrc: false };
 }
 
 impl From<Features> for Extensions {
@@ -78,6 +81,7 @@ impl From<Features> for Extensions {
         Extensions {
             rfc7306: agreed.contains(Features::RFC7306),
             quipu: agreed.contains(Features::QUIPU),
+            xrc: false,
         }
     }
 }

@@ -108,8 +108,8 @@ fn opcodes() {
 
 #[test]
 fn opcodes_that_were_not_negotiated() {
-    let only_quipu = Extensions { rfc7306: false, quipu: true };
-    let only_rfc7306 = Extensions { rfc7306: true, quipu: false };
+    let only_quipu = Extensions { quipu: true, ..Extensions::NONE };
+    let only_rfc7306 = Extensions { rfc7306: true, ..Extensions::NONE };
     let cases = [
         (UntaggedOp::Immediate, vec![0; 8], only_quipu),
         (UntaggedOp::ImmediateSe, vec![0; 8], only_quipu),

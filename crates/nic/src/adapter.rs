@@ -16,7 +16,7 @@ use crate::queue::RecvQueue;
 use crate::slab::Slab;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId,
-    QpNum, SrqId, Time,
+    QpNum, SrqId, Time, XrcdId,
 };
 
 /// Sizes and identity of an adapter.
@@ -50,6 +50,8 @@ pub struct Config {
     pub max_ah: u32,
     /// Longest message of a datagram queue pair, an MTU of InfiniBand from 256 to 4096.
     pub datagram_mtu: u32,
+    /// XRC domains.
+    pub max_xrcd: u32,
     /// Reads and atomics in flight, each way.
     pub max_rd_atomic: u8,
     /// Largest message in bytes.
@@ -85,6 +87,7 @@ impl Default for Config {
             max_srq_wr: 1 << 16,
             max_ah: 1 << 16,
             datagram_mtu: 4096,
+            max_xrcd: 1 << 16,
             max_rd_atomic: 128,
             max_message: 1 << 31,
             max_half_open: 1024,
@@ -115,9 +118,30 @@ pub(crate) struct Mw {
     pub(crate) key: quipu_mem::Key,
 }
 
+/// What makes a shared receive queue one of extended reliable connections (IBA A14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct XrcSrq {
+    pub(crate) domain: XrcdId,
+    /// Where its receives complete.
+    pub(crate) cq: CqId,
+    /// The number by which peers name it, 24 bits.
+    pub(crate) number: u32,
+}
+
+/// An XRC domain: queue pairs reach the shared receive queues of their domain only.
+pub(crate) struct Xrcd {
+    /// The protection domain of its queue pairs, in which no memory is.
+    pub(crate) pd: PdId,
+    /// Queue pairs and shared receive queues that belong to it.
+    pub(crate) users: u32,
+    /// The numbers of the protection domains of its shared receive queues, one for each queue.
+    pub(crate) srq_pds: Vec<u32>,
+}
+
 /// A shared receive queue.
 pub(crate) struct Srq {
     pub(crate) pd: PdId,
+    pub(crate) xrc: Option<XrcSrq>,
     pub(crate) queue: RecvQueue,
     /// Raise an event when fewer than this many requests are left; 0: never. It fires once.
     pub(crate) limit: u32,
@@ -147,6 +171,10 @@ pub(crate) struct Hub<P> {
     pub(crate) cqs: Slab<CqId, Cq>,
     pub(crate) srqs: Slab<SrqId, Srq>,
     pub(crate) ahs: Slab<AhId, Ah>,
+    pub(crate) xrcds: Slab<XrcdId, Xrcd>,
+    /// Shared receive queues that peers can name, by number; and the number given last.
+    pub(crate) srq_numbers: BTreeMap<u32, SrqId>,
+    pub(crate) last_srq_number: u32,
     pub(crate) conns: Slab<ConnId, Conn>,
     pub(crate) links: Slab<LinkId, LinkState>,
     pub(crate) numbers: BTreeMap<QpNum, QpId>,
@@ -266,6 +294,9 @@ impl<P: Probe> Adapter<P> {
                 cqs: Slab::new(slots(config.max_cq)),
                 srqs: Slab::new(slots(config.max_srq)),
                 ahs: Slab::new(slots(config.max_ah.min(1 << 16))),
+                xrcds: Slab::new(slots(config.max_xrcd)),
+                srq_numbers: BTreeMap::new(),
+                last_srq_number: 0,
                 conns: Slab::new(slots(config.max_qp) + slots(config.max_half_open)),
                 links: Slab::new(4096),
                 numbers: BTreeMap::new(),

@@ -54,6 +54,13 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
     }
 }
 
+/// Whether a request names a shared receive queue, if it needs one.
+fn names_srq(wr: &SendWr<'_>) -> bool {
+    use SendOp::{Send, SendImm, SendInv, WriteImm};
+    let receives = matches!(wr.op, Send | SendImm(_) | SendInv(_) | WriteImm { .. });
+    !receives || matches!(wr.to, To::Srq(number) if number <= 0x00ff_ffff)
+}
+
 /// What a request is checked for before it is taken; the bytes of its payload.
 #[inline]
 fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
@@ -62,6 +69,9 @@ fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> 
     }
     if !qp.qp_type.offers(&wr.op) {
         return Err(Fault::Invalid("the queue pair's service has no such operation"));
+    }
+    if qp.qp_type.names_srq() && !names_srq(wr) {
+        return Err(Fault::Invalid("no shared receive queue of the peer is named"));
     }
     payload_len(qp, wr, max_message)
 }
@@ -206,18 +216,19 @@ impl<P: Probe> Adapter<P> {
 /// Sets a queue pair with waiting requests going, whatever its path.
 #[inline]
 pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.state == QpState::Err {
+    if matches!(qp.state, QpState::Sqe | QpState::Err) {
         requester::flush(qp, hub);
         return;
     }
     match &mut qp.path {
         Path::Channel(_) => {
             transmit::channel::announce(qp, hub);
-            if qp.sq.has_waiting() {
+            if qp.sq.has_waiting() || !qp.qp_type.is_reliable() {
                 transmit::channel::run(qp, hub);
             }
         }
         Path::Stream(stream) => stream.make_ready(&mut hub.ready),
+        Path::None | Path::Pending(_) if qp.requester.away => crate::connect::drop_sends(qp, hub),
         Path::None | Path::Pending(_) => crate::connect::start_deadline(qp, hub),
         Path::Datagrams { .. } => datagram::kick(qp, hub),
         Path::Lost if qp.sq.is_empty() => {}

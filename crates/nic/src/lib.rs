@@ -44,6 +44,7 @@ mod stream;
 mod transmit;
 mod types;
 mod watch;
+mod xrc;
 
 pub use adapter::{Adapter, Config};
 pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM_MTU};

@@ -260,6 +260,7 @@ impl<P: Probe> Adapter<P> {
         self.hub.pd(pd)?;
         let srq = Srq {
             pd,
+            xrc: None,
             queue: RecvQueue::new(max_wr, max_sge.max(1)),
             limit,
             users: 0,
@@ -317,7 +318,9 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Busy);
         }
         let pd = srq.pd;
-        self.hub.srqs.remove(id);
+        if let Some(removed) = self.hub.srqs.remove(id) {
+            self.forget_srq(id, &removed);
+        }
         self.hub.pd(pd)?.users -= 1;
         Ok(())
     }

@@ -195,7 +195,11 @@ pub(crate) fn first_heard<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: &Seg
         (Rtr::Read, Segment::ReadRequest { request, .. }) if request.size == 0 => {
             // Whatever was agreed on for reads of programs, and whatever the rights.
             let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
-            owe(qp, hub, Answer::Read { sink_stag, sink_to, size: 0, rkey: 0, addr: 0, msg: None });
+            owe(
+                qp,
+                hub,
+                Answer::Read { sink_stag, sink_to, size: 0, pd: 0, rkey: 0, addr: 0, msg: None },
+            );
             true
         }
         // Any other FPDU does as well: it says that the initiator has the reply.

@@ -45,6 +45,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_until: Option<Time>,
     /// When to give up on a peer that cannot be reached.
     pub(crate) deadline: Option<Time>,
+    /// Whether an unreliable peer could not be reached for so long that nothing waits for it any more.
+    pub(crate) away: bool,
     /// When to try again to reach the peer, and how often that was done.
     pub(crate) reconnect_at: Option<Time>,
     pub(crate) attempts: u32,
@@ -65,8 +67,12 @@ pub(crate) struct Responder {
     pub(crate) executed: u32,
     /// The receive that the current message is placed into.
     pub(crate) receive: Receive,
-    /// Whether `receive` is in use.
+    /// Whether `receive` is in use. An unreliable message that is dropped leaves it to the next one.
     pub(crate) receiving: bool,
+    /// Unreliable: whether what is left of the message in progress is dropped.
+    pub(crate) dropping: bool,
+    /// Unreliable: whether the message before was a write that was dropped, with the immediate behind it.
+    pub(crate) dropped_write: bool,
     /// Bytes of the write in progress, or of the last one.
     pub(crate) write_len: u32,
     /// Whether the event for the first message in RTR was raised.
@@ -176,9 +182,14 @@ impl Qp {
     }
 
     /// Nanoseconds until an unreachable peer is given up (IBA 9.7.6.1.3: the adapter may take up to four
-    /// times the nominal timeout), `None` for never.
+    /// times the nominal timeout), `None` for never. An unreliable service has no timeout: it waits as long
+    /// as a connection reasonably takes to be made.
     pub(crate) fn retry_time_ns(&self) -> Option<u64> {
         const NOMINAL_NS: u64 = 4096;
+        const UNRELIABLE_NS: u64 = 2_000_000_000;
+        if !self.qp_type.is_reliable() {
+            return Some(UNRELIABLE_NS);
+        }
         (self.attr.timeout != 0).then(|| {
             (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1)
         })

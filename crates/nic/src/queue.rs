@@ -3,7 +3,7 @@
 use quipu_mem::Sge;
 
 use crate::datagram::Destination;
-use crate::types::{Payload, SendFlags, SendOp, SendWr};
+use crate::types::{Payload, SendFlags, SendOp, SendWr, To};
 
 /// A receive work request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,6 +139,8 @@ impl Receive {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWqe {
     pub(crate) wr_id: u64,
+    /// The shared receive queue that it names, on a connection where requests name one.
+    pub(crate) srq: u32,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
     num_sge: u32,
@@ -166,6 +168,15 @@ impl SendWqe {
     }
 }
 
+/// The shared receive queue that a request names; 0 if it names none.
+#[inline]
+fn srq_of(wr: &SendWr<'_>) -> u32 {
+    match wr.to {
+        To::Srq(number) => number,
+        _ => 0,
+    }
+}
+
 /// The send queue of a queue pair: `head..next` are in progress, `next..tail` wait.
 pub(crate) struct SendQueue {
     wqes: Box<[SendWqe]>,
@@ -190,6 +201,7 @@ impl SendQueue {
         let stride = max_inline.max(8) as usize;
         let empty = SendWqe {
             wr_id: 0,
+            srq: 0,
             op: SendOp::Send,
             flags: SendFlags::empty(),
             num_sge: 0,
@@ -315,6 +327,7 @@ impl SendQueue {
         };
         self.wqes[slot] = SendWqe {
             wr_id: wr.wr_id,
+            srq: srq_of(wr),
             op: wr.op,
             flags,
             num_sge,
@@ -375,7 +388,6 @@ impl SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::To;
 
     fn sge(addr: u64) -> Sge {
         Sge { addr, len: 8, lkey: quipu_mem::Key(1) }

@@ -20,6 +20,8 @@ pub struct QpInfo {
     pub sq_sig_all: bool,
     /// Its number.
     pub num: QpNum,
+    /// Its service.
+    pub qp_type: QpType,
 }
 
 impl<P: Probe> Adapter<P> {
@@ -29,16 +31,15 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// Sizes above the limits, objects that do not exist, a number in use, or no room.
     pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
-        if !matches!(init.qp_type, QpType::Rc | QpType::Ud | QpType::Iwarp) {
-            return Err(Fault::Unsupported("this transport service"));
-        }
+        let init = &self.with_domain(init)?;
         let cap = self.granted(init)?;
         if self.hub.numbers.contains_key(&num) {
             return Err(Fault::Invalid("the queue pair number is in use"));
         }
         self.hub.pd(init.pd)?;
-        self.cq(init.send_cq)?;
-        self.cq(init.recv_cq)?;
+        for cq in init.qp_type.own_cqs(init.send_cq, init.recv_cq) {
+            self.cq(cq)?;
+        }
         let mut recv_pd = init.pd;
         if let Some(srq) = init.srq {
             let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
@@ -53,8 +54,10 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Exhausted("queue pairs"));
         };
         self.hub.pd(init.pd)?.users += 1;
-        self.cq(init.send_cq)?.users += 1;
-        self.cq(init.recv_cq)?.users += 1;
+        for cq in init.qp_type.own_cqs(init.send_cq, init.recv_cq) {
+            self.cq(cq)?.users += 1;
+        }
+        self.use_domain(init.qp_type);
         self.hub.numbers.insert(num, id);
         Ok((id, cap))
     }
@@ -71,11 +74,16 @@ impl<P: Probe> Adapter<P> {
         if cap.max_inline_data > config.max_inline {
             return Err(Fault::Invalid("more inline data than the adapter has room for"));
         }
+        let sends = if init.qp_type.requests() {
+            QpCap { max_send_sge: cap.max_send_sge.max(1), ..cap }
+        } else {
+            QpCap::default()
+        };
+        let receives = init.srq.is_none() && init.qp_type.has_receives();
         Ok(QpCap {
-            max_send_sge: cap.max_send_sge.max(1),
-            max_recv_sge: if init.srq.is_some() { 0 } else { cap.max_recv_sge.max(1) },
-            max_recv_wr: if init.srq.is_some() { 0 } else { cap.max_recv_wr },
-            ..cap
+            max_recv_sge: if receives { cap.max_recv_sge.max(1) } else { 0 },
+            max_recv_wr: if receives { cap.max_recv_wr } else { 0 },
+            ..sends
         })
     }
 
@@ -153,7 +161,8 @@ impl<P: Probe> Adapter<P> {
             port_num: 1,
             ..qp.attr
         };
-        Ok(QpInfo { attr, cap: qp.cap, sq_sig_all: qp.sq_sig_all, num: qp.num })
+        let &Qp { cap, sq_sig_all, num, qp_type, .. } = qp;
+        Ok(QpInfo { attr, cap, sq_sig_all, num, qp_type })
     }
 
     /// Destroys a queue pair; what is posted to it is forgotten without completions, and its completions
@@ -166,7 +175,9 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         qp.state = QpState::Err;
         connect::detach(qp, hub);
-        let (num, pd, send_cq, recv_cq, srq) = (qp.num, qp.pd, qp.send_cq, qp.recv_cq, qp.srq);
+        let (num, pd, qp_type) = (qp.num, qp.pd, qp.qp_type);
+        let own_cqs = qp_type.own_cqs(qp.send_cq, qp.recv_cq);
+        let srq = if qp_type.has_receives() { qp.srq } else { None };
         let mut timer = qp.timer;
         hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(id), None);
         hub.numbers.remove(&num);
@@ -175,7 +186,7 @@ impl<P: Probe> Adapter<P> {
             hub.begin_quiet_wait(withdrawn);
         }
         self.qps.remove(id);
-        for cq in [send_cq, recv_cq] {
+        for cq in own_cqs {
             let cq = self.cq(cq)?;
             cq.users -= 1;
             cq.forget(num);
@@ -184,6 +195,7 @@ impl<P: Probe> Adapter<P> {
             srq.users -= 1;
         }
         self.hub.pd(pd)?.users -= 1;
+        self.leave_domain(qp_type);
         Ok(())
     }
 }
@@ -208,7 +220,8 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.peer_rq_psn = None;
     qp.drain_owed = false;
     qp.state = QpState::Reset;
-    for cq in [qp.send_cq, qp.recv_cq] {
+    crate::xrc::forget_choice(qp);
+    for cq in qp.qp_type.own_cqs(qp.send_cq, qp.recv_cq) {
         if let Some(cq) = hub.cqs.get_mut(cq) {
             cq.forget(qp.num);
         }

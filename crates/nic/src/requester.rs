@@ -84,6 +84,12 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// Completes what an unreliable queue pair has transmitted, for which it expects no answer.
+pub(crate) fn complete_sent<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    qp.requester.acked = qp.requester.started;
+    complete_done(qp, hub);
+}
+
 /// Whether the request at `sq.next` may begin now: the state allows it, no wait is on, its fence is down
 /// and reads are granted.
 #[inline]
@@ -209,7 +215,9 @@ pub(crate) fn set_alarm<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// The peer's side of a channel makes no sense: the connection ends and whatever is outstanding fails. The
 /// event is for want of a completion that says so (IBA 11.6.3.2).
 pub(crate) fn peer_corrupt<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.sq.is_empty() {
+    if !qp.qp_type.is_reliable() {
+        crate::connect::lose(qp, hub);
+    } else if qp.sq.is_empty() {
         to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
     } else {
         fail_oldest(qp, hub, WcStatus::BadRespErr);
@@ -224,16 +232,31 @@ pub(crate) fn fail_oldest<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcSta
 /// Fails the request at `position` with `status`, as if all before it had been flushed, and takes the
 /// queue pair to error (IBA 10.10.2.2: one completion in error, all later ones flushed).
 pub(crate) fn fail_at<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+    if !qp.qp_type.is_reliable() {
+        return stop_sending(qp, hub, position, status);
+    }
     qp.ending.verdict.get_or_insert((position, status));
     to_error(qp, hub, None);
 }
 
 /// Fails the request at `sq.next`, behind which everything is flushed, and stops the send queue of an
-/// unreliable queue pair; its receives go on (IBA 10.3.1.6).
+/// unreliable queue pair.
 pub(crate) fn send_queue_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
-    conclude(qp, hub, qp.sq.next, status);
+    stop_sending(qp, hub, qp.sq.next, status);
+}
+
+/// The request of an unreliable queue pair at `position` failed on this side: its send queue stops until
+/// the program restarts it; what arrives is still received (IBA 10.3.1.6, SQE).
+fn stop_sending<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+    let cut = qp.requester.offset > 0;
     qp.state = QpState::Sqe;
+    conclude(qp, hub, position, status);
     flush_sends(qp, hub);
+    set_alarm(qp, hub);
+    if cut {
+        // The peer has the beginning of a message that will not end.
+        crate::connect::lose(qp, hub);
+    }
 }
 
 /// Takes the queue pair to error: its connection ends and everything posted is flushed.
@@ -243,7 +266,7 @@ pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<As
     if let Some(event) = event.filter(|_| first) {
         hub.raise(event);
     }
-    qp.ending.last_wqe |= first && qp.srq.is_some();
+    qp.ending.last_wqe |= first && qp.srq.is_some() && qp.qp_type.has_receives();
     let shared = matches!(&qp.path, Path::Channel(path) if !matches!(path.other, Other::Own(_)));
     crate::connect::detach(qp, hub);
     if shared && !hub.quiet_wait_over() {
@@ -318,35 +341,43 @@ pub(crate) fn flush_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         qp.sq.head = qp.sq.head.wrapping_add(1);
     }
     qp.sq.next = qp.sq.head;
-    qp.requester.waiting_bytes = 0;
+    let requester = &mut qp.requester;
+    requester.offset = 0;
+    requester.stage = 0;
+    requester.reads = 0;
+    requester.redo = 0;
+    requester.waiting_bytes = 0;
+    requester.failing = None;
+    requester.deadline = None;
 }
 
-/// Completes everything posted with a flush error.
+/// Completes everything posted with a flush error: in SQE, only sends are.
 /// Not before the end of a queue pair that is postponed.
 pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.ending.postponed {
         return;
     }
     flush_sends(qp, hub);
-    if std::mem::take(&mut qp.responder.receiving) {
-        let wr_id = qp.responder.receive.wr_id;
-        hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
+    if qp.state != QpState::Sqe {
+        if std::mem::take(&mut qp.responder.receiving) {
+            let wr_id = qp.responder.receive.wr_id;
+            hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
+        }
+        while qp.rq.take(&mut qp.responder.receive) {
+            let wr_id = qp.responder.receive.wr_id;
+            hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
+        }
+        silence(qp);
     }
-    while qp.rq.take(&mut qp.responder.receive) {
-        let wr_id = qp.responder.receive.wr_id;
-        hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
-    }
-    qp.requester.offset = 0;
-    qp.requester.stage = 0;
-    qp.requester.reads = 0;
-    qp.requester.redo = 0;
-    silence(qp);
     set_alarm(qp, hub);
 }
 
 /// The peer is gone: what is outstanding fails with retry exceeded; an idle queue pair notices nothing,
-/// as on hardware, until something is posted.
+/// as on hardware, until something is posted. An unreliable one never does.
 pub(crate) fn peer_lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if !qp.qp_type.is_reliable() {
+        return crate::connect::lose(qp, hub);
+    }
     crate::connect::detach(qp, hub);
     qp.path = Path::Lost;
     if qp.sq.is_empty() || qp.state == QpState::Err {

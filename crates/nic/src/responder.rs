@@ -6,7 +6,9 @@ use quipu_mem::{AccessError, Key, Span};
 use crate::adapter::Hub;
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
-use crate::types::{Access, AsyncEvent, Completion, QpNum, QpState, WcExtra, WcOpcode, WcStatus};
+use crate::types::{
+    Access, AsyncEvent, Completion, QpNum, QpState, QpType, WcExtra, WcOpcode, WcStatus,
+};
 
 /// Why a request of the peer is refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub(crate) enum Refusal {
     Local,
     /// The own completion queue overran or the adapter failed.
     Failed,
-    /// Plain iWARP: no receive is posted, and the peer cannot be told to wait.
+    /// Plain iWARP and unreliable connections: no receive is posted, and the peer cannot be told to wait.
     NoReceive,
     /// Plain iWARP: more reads and atomics at a time than were granted.
     TooManyReads,
@@ -53,6 +55,12 @@ impl Refusal {
             }
             Self::Failed | Self::NoReceive | Self::TooManyReads => WcStatus::LocQpOpErr,
         }
+    }
+
+    /// Whether an unreliable queue pair drops the message and goes on (IBA 9.9.3, class D): the fault is the
+    /// peer's.
+    pub(crate) fn is_dropped(self) -> bool {
+        matches!(self, Self::Access(_) | Self::Invalid | Self::TooLong | Self::NoReceive)
     }
 
     /// The event that the refusal raises at this side, if no completion reports it (IBA 11.6.3.2).
@@ -181,6 +189,15 @@ pub(crate) fn executed(qp: &mut Qp) {
     qp.responder.executed = qp.responder.executed.wrapping_add(1);
 }
 
+/// The number of the protection domain that memory must be in which the peer names by `rkey`.
+#[inline]
+pub(crate) fn remote_pd<P>(qp: &Qp, hub: &Hub<P>, rkey: u32) -> u32 {
+    match qp.qp_type {
+        QpType::XrcRecv(domain) => crate::xrc::pd_of(hub, domain, Key(rkey)),
+        _ => qp.pd_number(),
+    }
+}
+
 /// Checks a remote operation against the queue pair and the region table.
 #[inline]
 pub(crate) fn remote<'a, P>(
@@ -191,6 +208,7 @@ pub(crate) fn remote<'a, P>(
     len: u32,
     right: Access,
 ) -> Result<Span<'a>, Refusal> {
+    let pd = remote_pd(qp, hub, rkey);
     if !qp.allows(right) {
         return match (qp.qp_type.is_plain(), len) {
             (false, _) => Err(Refusal::Invalid),
@@ -199,16 +217,16 @@ pub(crate) fn remote<'a, P>(
             (true, _) => Err(Refusal::Access(AccessError::Denied)),
         };
     }
-    hub.regions.remote(qp.pd_number(), qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(
-        |error| match error {
+    hub.regions.remote(pd, qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(|error| {
+        match error {
             // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
             AccessError::Misaligned => Refusal::Invalid,
             AccessError::OutOfBounds if addr.checked_add(u64::from(len) - 1).is_none() => {
                 Refusal::ToWrap
             }
             error => Refusal::Access(error),
-        },
-    )
+        }
+    })
 }
 
 /// Ends the queue pair because of what the peer asked: the receive in progress fails with the matching

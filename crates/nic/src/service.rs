@@ -5,7 +5,7 @@
 
 use quipu_iwarp::wire::hello::Service;
 
-use crate::types::{QpAttrMask as M, QpType, SendOp};
+use crate::types::{CqId, QpAttrMask as M, QpType, SendOp};
 
 impl QpType {
     /// Whether the peer acknowledges, refuses and is waited for (IBA 9.7), or drops what it cannot execute
@@ -21,6 +21,12 @@ impl QpType {
         matches!(self, Self::Iwarp)
     }
 
+    /// Whether it has a send queue: the end of an XRC connection that is a responder has none.
+    #[inline]
+    pub(crate) const fn requests(self) -> bool {
+        !matches!(self, Self::XrcRecv(_))
+    }
+
     /// Whether it serves requests of its peer: the end of an XRC connection that is a requester does not.
     #[inline]
     pub(crate) const fn responds(self) -> bool {
@@ -30,6 +36,19 @@ impl QpType {
     /// Whether receives are posted to it, or to a shared queue named when it was created.
     pub(crate) const fn has_receives(self) -> bool {
         matches!(self, Self::Rc | Self::Uc | Self::Ud | Self::Iwarp)
+    }
+
+    /// Whether each request that consumes a receive names the shared receive queue that it is of (IBA A14).
+    #[inline]
+    pub(crate) const fn names_srq(self) -> bool {
+        matches!(self, Self::XrcSend | Self::XrcRecv(_))
+    }
+
+    /// The queues that a queue pair completes in from its beginning to its end: those for sends and receives,
+    /// as it has them. Receives of an XRC connection complete where their shared queue says.
+    pub(crate) fn own_cqs(self, send_cq: CqId, recv_cq: CqId) -> impl Iterator<Item = CqId> {
+        let receives = self.has_receives().then_some(recv_cq);
+        self.requests().then_some(send_cq).into_iter().chain(receives)
     }
 
     /// Whether a request may be posted (IBA table "work request operations", 11.4.1.1). Unreliable

@@ -48,6 +48,8 @@ pub(crate) enum Answer {
         sink_stag: u32,
         sink_to: u64,
         size: u32,
+        /// The number of the protection domain in which the memory was found.
+        pd: u32,
         rkey: u32,
         addr: u64,
         /// The message, once it has begun.
@@ -62,8 +64,7 @@ pub(crate) enum Answer {
 pub(crate) struct LastWords {
     /// Requests executed.
     pub(crate) executed: u32,
-    /// The numbers of protection domain and queue pair, for the answers owed.
-    pub(crate) pd: u32,
+    /// The number of the queue pair, for the answers owed.
     pub(crate) num: u32,
 }
 

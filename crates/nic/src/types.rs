@@ -33,6 +33,11 @@ macro_rules! ids {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u64);
 
+        impl $name {
+            /// Names nothing.
+            pub const NONE: Self = Self(0);
+        }
+
         impl crate::slab::Key for $name {
             fn from_bits(bits: u64) -> Self { Self(bits) }
             fn bits(self) -> u64 { self.0 }
@@ -172,13 +177,13 @@ pub struct QpCap {
 /// What a queue pair is created with.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
-    /// Its protection domain.
+    /// Its protection domain. An XRC responder has none.
     pub pd: PdId,
-    /// Where its sends complete.
+    /// Where its sends complete; not looked at if it has none.
     pub send_cq: CqId,
-    /// Where its receives complete.
+    /// Where its receives complete; not looked at if it has none of its own.
     pub recv_cq: CqId,
-    /// The shared receive queue that replaces its own.
+    /// The shared receive queue that replaces its own. Only for services that have receives of their own.
     pub srq: Option<SrqId>,
     /// Sizes asked for; creation answers with sizes at least as large.
     pub cap: QpCap,

@@ -17,6 +17,7 @@ use crate::adapter::Hub;
 use crate::channel::{Other, flag, request};
 use crate::probe::{Ends, Header, Passage, Probe};
 use crate::qp::{Path, Qp};
+use crate::responder;
 use crate::transmit::channel::shape;
 use crate::types::{Access, Payload, QpNum, SendFlags, SendOp, SendWr, WcStatus};
 
@@ -226,7 +227,7 @@ pub(crate) fn received<P: Probe>(qp: &Qp, hub: &mut Hub<P>, header: &SlotHeader,
     let write = matches!(header.opcode, request::WRITE | request::WRITE_IMM);
     let receive = &qp.responder.receive;
     let wr_id = (header.opcode != request::WRITE).then_some(receive.wr_id);
-    let (pd, receive_pd) = (qp.pd_number(), qp.recv_pd_number());
+    let (pd, receive_pd) = (responder::remote_pd(qp, hub, header.rkey), qp.recv_pd_number());
     let Some((mut teller, regions)) = teller(qp, hub, false, wr_id) else { return };
     // The slots of a write name the places of their own bytes.
     let before = u64::from(length.wrapping_sub(header.length));
@@ -249,7 +250,7 @@ pub(crate) fn read_answered<P: Probe>(
     (key, addr): (u32, u64),
     size: u32,
 ) {
-    let (number, pd) = (qp.responder.executed, qp.pd_number());
+    let (number, pd) = (qp.responder.executed, responder::remote_pd(qp, hub, key));
     let Some((mut teller, regions)) = teller(qp, hub, false, None) else { return };
     teller.read_request(number, key, addr, size);
     teller.outgoing = true;
@@ -284,6 +285,10 @@ pub(crate) fn atomic_answered<P: Probe>(
 /// A count of executed requests, or the lack of a receive, was said.
 #[cold]
 pub(crate) fn control<P: Probe>(qp: &Qp, hub: &mut Hub<P>, outgoing: bool, control: Control) {
+    // On a stream nobody would say so.
+    if !qp.qp_type.is_reliable() {
+        return;
+    }
     if let Some((mut teller, _)) = teller(qp, hub, outgoing, None) {
         teller.whole(UntaggedOp::Control, &control);
     }

@@ -20,6 +20,21 @@ pub mod queue {
     pub const CONTROL: u32 = 4;
     /// How many queues there are.
     pub const COUNT: usize = 5;
+
+    /// Tells the number of a shared receive queue from that of a queue of RDMAP.
+    const SHARED: u32 = 1 << 31;
+    const NUMBER: u32 = 0x00ff_ffff;
+
+    /// The queue number by which a message of queue [`SEND`] names the shared receive queue `number`, of
+    /// which 24 bits count (`specs/quipu-wire.md` 6).
+    pub const fn shared(number: u32) -> u32 {
+        SHARED | number & NUMBER
+    }
+
+    /// The number of the shared receive queue that a queue number names; `None` if it names none.
+    pub const fn shared_number(qn: u32) -> Option<u32> {
+        if qn & !NUMBER == SHARED { Some(qn & NUMBER) } else { None }
+    }
 }
 
 /// Operations whose segments are tagged.

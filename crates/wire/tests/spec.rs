@@ -4,7 +4,7 @@ use quipu_wire::control::Control;
 use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::{Features, Hello, Kind, Service};
 use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
-use quipu_wire::rdmap::{Immediate, UntaggedOp};
+use quipu_wire::rdmap::{Immediate, UntaggedOp, queue};
 use quipu_wire::{Payload, ddp};
 
 const WIRE: &str = include_str!("../../../specs/quipu-wire.md");
@@ -103,4 +103,11 @@ fn datagrams() {
     let imm = Datagram { imm: Some(0x1122_3344), solicited: true, ..plain };
     assert_eq!(imm.to_bytes().to_vec(), example_of(DATAGRAM, "datagram_imm"));
     assert_eq!(Datagram::parse(&imm.to_bytes()), Ok(imm));
+}
+
+#[test]
+fn send_to_shared_queue() {
+    let header = ddp::Untagged { qn: queue::shared(5), ..header(UntaggedOp::Send, 0, 7) };
+    assert_eq!(fpdu(header, b"quipu"), example("send_to_shared_queue"));
+    assert_eq!(queue::shared_number(header.qn), Some(5));
 }

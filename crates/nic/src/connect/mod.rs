@@ -9,6 +9,9 @@ mod half_open;
 mod link;
 mod own;
 mod stream;
+mod unreliable;
+
+pub(crate) use unreliable::{drop_sends, lose};
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -148,6 +151,9 @@ pub(crate) fn compare_psn<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if !stands || qp.peer_rq_psn.is_none_or(|psn| psn == qp.attr.sq_psn) {
         return;
     }
+    if !qp.qp_type.is_reliable() {
+        return lose(qp, hub);
+    }
     detach(qp, hub);
     if qp.responder.executed != 0 || qp.responder.receiving {
         qp.path = Path::Lost;
@@ -197,7 +203,7 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Pending(conn) => hub.abandon(conn),
         Path::Stream(stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
-            let last = LastWords { executed, pd: qp.pd_number(), num: qp.num.0 };
+            let last = LastWords { executed, num: qp.num.0 };
             if stream.plain.is_some() {
                 hub.tell_stream(qp.id, conn, StreamChange::Ended);
             }
@@ -450,7 +456,9 @@ impl<P: Probe> Adapter<P> {
         }
         if deadline {
             qp.requester.deadline = None;
-            if matches!(qp.path, Path::None | Path::Pending(_)) && !qp.sq.is_empty() {
+            if !qp.qp_type.is_reliable() {
+                unreliable::give_up(qp, hub);
+            } else if matches!(qp.path, Path::None | Path::Pending(_)) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
             }
         }
@@ -509,6 +517,7 @@ fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// A connection stands: nothing waits any more.
 pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.path = path;
+    qp.requester.away = false;
     qp.requester.deadline = None;
     qp.requester.reconnect_at = None;
     qp.requester.attempts = 0;

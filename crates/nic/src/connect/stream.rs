@@ -7,7 +7,7 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 
 use super::{
-    Phase, Via, Waiting, established, hello_of, initiates, is_peer, pause, start_deadline,
+    Phase, Via, Waiting, established, hello_of, initiates, is_peer, lose, pause, start_deadline,
 };
 use crate::adapter::{Adapter, Hub};
 use crate::error::{Fault, Loss};
@@ -17,7 +17,7 @@ use crate::qp::{Path, Qp};
 use crate::receive;
 use crate::requester;
 use crate::stream::StreamPath;
-use crate::types::{ConnId, Gid, QpId, Time};
+use crate::types::{ConnId, Gid, QpId, QpType, Time};
 
 /// What this side asks for when a stream starts up.
 fn params<P>(hub: &Hub<P>) -> Params {
@@ -30,9 +30,11 @@ fn open_stream<P>(
     conn: ConnId,
     negotiated: &Negotiated,
     features: Features,
+    qp_type: QpType,
 ) -> StreamPath {
     let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
-    let receiver = Receiver::new(negotiated, Extensions::from(features));
+    let extensions = Extensions { xrc: qp_type.names_srq(), ..Extensions::from(features) };
+    let receiver = Receiver::new(negotiated, extensions);
     StreamPath::new(conn, Sender::new(negotiated, max_ulpdu), receiver)
 }
 
@@ -154,7 +156,8 @@ impl<P: Probe> Adapter<P> {
                     {
                         hub.settle(conn);
                         qp.peer_rq_psn = Some(hello.rq_psn);
-                        let stream = open_stream(hub, conn, &negotiated, hello.features);
+                        let stream =
+                            open_stream(hub, conn, &negotiated, hello.features, qp.qp_type);
                         if let Some(state) = hub.conns.get_mut(conn) {
                             state.phase = Phase::Open;
                         }
@@ -215,6 +218,9 @@ impl<P: Probe> Adapter<P> {
             Path::Stream(stream) if stream.conn == conn && stream.plain.is_some() => {
                 plain::lost(qp, hub, loss);
             }
+            Path::Stream(stream) if stream.conn == conn && !qp.qp_type.is_reliable() => {
+                lose(qp, hub);
+            }
             Path::Stream(stream) if stream.conn == conn => {
                 let heard = stream.heard;
                 if heard || initiates(qp, hub) {
@@ -245,7 +251,7 @@ impl<P: Probe> Adapter<P> {
             hub.close_stream(conn, None);
             return;
         };
-        let stream = open_stream(hub, conn, &negotiated, answer.features);
+        let stream = open_stream(hub, conn, &negotiated, answer.features, qp.qp_type);
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Greeting(responder);

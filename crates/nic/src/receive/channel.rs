@@ -4,7 +4,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
-use super::answers;
+use super::{answers, unreliable};
 use crate::adapter::Hub;
 use crate::channel::{
     BUDGET, CHUNK, Carried, ChannelPath, Other, PIECE, PendingRead, References, carried, flag,
@@ -20,7 +20,7 @@ use crate::types::{Access, WcExtra, WcOpcode, WcStatus};
 use crate::watch;
 
 /// What became of the slot at the front of a ring.
-enum Front {
+pub(super) enum Front {
     /// Done with: goes on to the next.
     Done,
     /// More of it is to be done, at once.
@@ -99,11 +99,14 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         }
         let front = match express(qp, hub, &header)? {
             true => Front::Done,
-            false => execute(qp, hub, &header)?,
+            false if qp.qp_type.is_reliable() => execute(qp, hub, &header)?,
+            false => unreliable::slot(qp, hub, &header)?,
         };
         match front {
             Front::Done => {
-                requester_ack(qp, hub, header.ack)?;
+                if qp.qp_type.requests() {
+                    requester_ack(qp, hub, header.ack)?;
+                }
                 path(qp)?.channel.incoming.requests.pop();
                 busy = true;
             }
@@ -203,7 +206,8 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
         return Err(End::Over);
     };
     let inline = header.flags & !flag::SOLICITED == 0 && len == u32::from(header.inline_len);
-    if !inline || srq.is_some() || responder.receiving || !responder.established || path.stalled {
+    let begun = responder.receiving || responder.dropping;
+    if !inline || srq.is_some() || begun || !responder.established || path.stalled {
         return Ok(false);
     }
     let wr_id = match rq.front() {
@@ -229,7 +233,11 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
     Ok(true)
 }
 
-fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+pub(super) fn execute<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
     hub.probe.stage(Stage::Headers, 0);
     if !qp.qp_type.responds() {
         return Err(Refusal::Invalid.into());
@@ -245,8 +253,11 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
     }
 }
 
-/// Says that the request at the front finds no receive.
+/// Says that the request at the front finds no receive; on an unreliable connection it is dropped.
 fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
+    if !qp.qp_type.is_reliable() {
+        return Err(Refusal::NoReceive.into());
+    }
     let stall = Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
     let path = path(qp)?;
     if !path.stalled {
@@ -274,9 +285,12 @@ fn await_shared<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 }
 
 /// Takes a receive for the message that begins; `false` if there is none.
-fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
     if qp.responder.receiving {
         return Ok(true);
+    }
+    if qp.qp_type.names_srq() {
+        crate::xrc::choose(qp, hub, header.ack)?;
     }
     if !responder::begin_receive(qp, hub) {
         return Ok(false);
@@ -337,7 +351,7 @@ fn by_reference<P: Probe>(
 }
 
 /// Where the bytes of a slot are, checked against what a slot or the byte ring can hold.
-fn checked_carried(path: &ChannelPath, header: &SlotHeader) -> Result<Carried, End> {
+pub(super) fn checked_carried(path: &ChannelPath, header: &SlotHeader) -> Result<Carried, End> {
     let carried = carried(header).ok_or(End::Corrupt)?;
     let too_long = carried == Carried::Bytes
         && u64::from(header.length) > path.channel.incoming.request_bytes.capacity();
@@ -345,7 +359,7 @@ fn checked_carried(path: &ChannelPath, header: &SlotHeader) -> Result<Carried, E
 }
 
 /// Is done with the bytes of the slot at the front.
-fn release(path: &mut ChannelPath, carried: Carried, len: u32) -> Result<(), End> {
+pub(super) fn release(path: &mut ChannelPath, carried: Carried, len: u32) -> Result<(), End> {
     path.front_done = 0;
     if carried == Carried::Bytes {
         let bytes = &mut path.channel.incoming.request_bytes;
@@ -355,7 +369,7 @@ fn release(path: &mut ChannelPath, carried: Carried, len: u32) -> Result<(), End
 }
 
 fn send<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    if !begin(qp, hub)? {
+    if !begin(qp, hub, header)? {
         return stall(qp, hub);
     }
     let carried = checked_carried(path(qp)?, header)?;
@@ -374,7 +388,7 @@ fn send<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<
     let extra = match header.opcode {
         request::SEND_IMM => WcExtra::Imm(header.imm),
         request::SEND_INV => {
-            hub.invalidate(qp.pd_number(), qp.num.0, header.imm)
+            hub.invalidate(responder::remote_pd(qp, hub, header.imm), qp.num.0, header.imm)
                 .map_err(|_| Refusal::Access(quipu_mem::AccessError::UnknownKey))?;
             WcExtra::Invalidated(header.imm)
         }
@@ -508,7 +522,7 @@ fn write_imm<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Re
     let last = header.flags & flag::MORE == 0;
     // A request that is refused consumes no receive.
     responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
-    if last && !begin(qp, hub)? {
+    if last && !begin(qp, hub, header)? {
         return stall(qp, hub);
     }
     if !place_write(qp, hub, header)? {
@@ -641,7 +655,7 @@ fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resul
 }
 
 /// Tells the peer that its oldest request is refused, and ends the queue pair.
-fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
     if hub.probe.watches() {
         watch::refused(qp, hub, true, refusal.remote_status());
     }

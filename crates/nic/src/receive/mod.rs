@@ -4,3 +4,4 @@
 mod answers;
 pub(crate) mod channel;
 pub(crate) mod stream;
+mod unreliable;

@@ -6,6 +6,7 @@ use quipu_iwarp::wire::terminate::Code;
 use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, Verdict, terminate};
 use quipu_mem::AccessError;
 
+use super::unreliable;
 use crate::adapter::Hub;
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
@@ -16,7 +17,7 @@ use crate::stream::Answer;
 use crate::types::{Access, AsyncEvent, SendOp, WcExtra, WcOpcode, WcStatus};
 
 /// Why reception ends.
-enum End {
+pub(super) enum End {
     /// The peer asked for something it may not have.
     Refused(Refusal),
     /// The peer broke the protocol in a way that only the requester can see.
@@ -65,7 +66,11 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 if stream.gate == Gate::Held && plain::first_heard(qp, hub, &segment) {
                     continue;
                 }
-                match execute(qp, hub, segment) {
+                let executed = match qp.qp_type.is_reliable() {
+                    true => execute(qp, hub, segment),
+                    false => unreliable::segment(qp, hub, segment),
+                };
+                match executed {
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {
                         say_end(qp, terminate::for_fault(fault_of(refusal), rest));
@@ -80,7 +85,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 let end = terminate::for_error(&error, rest);
                 // The initiator has spoken, however badly: it can be told.
                 stream.gate = Gate::Open;
-                if error == ProtocolError::ToWrap {
+                if error == ProtocolError::ToWrap && qp.qp_type.is_reliable() {
                     say_end(qp, end);
                     responder::refuse(qp, hub, Refusal::ToWrap);
                     return bytes.len();
@@ -145,6 +150,9 @@ fn say_end(qp: &mut Qp, terminate: Option<quipu_iwarp::wire::terminate::Terminat
 
 /// The stream can no longer be understood: whatever is outstanding fails, and the queue pair with it.
 fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
+    if !qp.qp_type.is_reliable() {
+        return requester::peer_lost(qp, hub);
+    }
     let at_fault = match qp.qp_type.is_plain() {
         false => requester::has_begun(qp).then_some(qp.sq.head),
         // No answer was due but to reads: only one of them can be reported to have failed.
@@ -169,7 +177,11 @@ fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
-fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Result<(), End> {
+pub(super) fn execute<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    segment: Segment<'_>,
+) -> Result<(), End> {
     hub.probe.stage(Stage::Headers, 0);
     if segment.is_request() {
         if !qp.may_receive() {
@@ -188,12 +200,14 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Res
             }
             Ok(())
         }
-        Segment::Send { kind, solicited, mo, last, payload, .. } => {
+        Segment::Send { kind, solicited, srq, mo, last, payload, .. } => {
             responder::note_arrival(qp, hub);
+            choose(qp, hub, srq)?;
             send(qp, hub, kind, solicited, mo, last, payload)
         }
-        Segment::Immediate { solicited, immediate, .. } => {
+        Segment::Immediate { solicited, srq, immediate, .. } => {
             responder::note_arrival(qp, hub);
+            choose(qp, hub, srq)?;
             receive_immediate(qp, hub, solicited, immediate)
         }
         Segment::ReadRequest { request, .. } => Ok(read_request(qp, hub, &request)?),
@@ -214,7 +228,20 @@ fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: Segment<'_>) -> Res
     }
 }
 
+/// Has a message that begins take its receive from the shared queue that it names, if it names one.
+#[inline]
+fn choose<P>(qp: &mut Qp, hub: &Hub<P>, srq: Option<u32>) -> Result<(), Refusal> {
+    match srq {
+        Some(number) if !qp.responder.receiving => crate::xrc::choose(qp, hub, number),
+        _ => Ok(()),
+    }
+}
+
+/// Counts a request as executed, for the acknowledgement, which unreliable connections do not have.
 fn executed(qp: &mut Qp, bytes: usize) {
+    if !qp.qp_type.is_reliable() {
+        return;
+    }
     responder::executed(qp);
     if let Path::Stream(stream) = &mut qp.path {
         match stream.plain {
@@ -240,11 +267,12 @@ fn write<P: Probe>(
 }
 
 /// Refuses the request that arrives, for lack of a receive; everything that follows is dropped until the
-/// peer resumes. A peer of plain iWARP cannot: that is the end.
+/// peer resumes. A peer of plain iWARP cannot: that is the end. On an unreliable connection the message is.
 fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     let nak = Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
+    let reliable = qp.qp_type.is_reliable();
     let Path::Stream(stream) = &mut qp.path else { return Err(End::Over) };
-    if stream.plain.is_some() {
+    if stream.plain.is_some() || !reliable {
         return Err(Refusal::NoReceive.into());
     }
     let mark = stream.rx.message_mark();
@@ -275,12 +303,12 @@ fn send<P: Probe>(
         SendKind::Plain => WcExtra::None,
         SendKind::Immediate(imm) => WcExtra::Imm(imm),
         SendKind::Invalidate(stag) => {
-            hub.invalidate(qp.pd_number(), qp.num.0, stag.0).map_err(|_| {
-                match qp.qp_type.is_plain() {
+            hub.invalidate(responder::remote_pd(qp, hub, stag.0), qp.num.0, stag.0).map_err(
+                |_| match qp.qp_type.is_plain() {
                     true => Refusal::CannotInvalidate,
                     false => Refusal::Access(AccessError::UnknownKey),
-                }
-            })?;
+                },
+            )?;
             WcExtra::Invalidated(stag.0)
         }
     };
@@ -318,7 +346,7 @@ fn receive_immediate<P: Probe>(
     if !qp.allows(Access::REMOTE_WRITE) {
         return Err(Refusal::Invalid.into());
     }
-    if !responder::begin_receive(qp, hub) {
+    if !qp.responder.receiving && !responder::begin_receive(qp, hub) {
         return not_ready(qp, hub);
     }
     executed(qp, 0);
@@ -359,8 +387,9 @@ fn read_request<P: Probe>(
     may_owe(qp)?;
     let (rkey, addr, size) = (request.source_stag.0, request.source_to, request.size);
     responder::remote(qp, hub, rkey, addr, size, Access::REMOTE_READ)?;
+    let pd = responder::remote_pd(qp, hub, rkey);
     let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
-    owe(qp, hub, Answer::Read { sink_stag, sink_to, size, rkey, addr, msg: None });
+    owe(qp, hub, Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg: None });
     Ok(())
 }
 
@@ -390,7 +419,7 @@ pub(crate) fn oldest_unanswered(qp: &Qp) -> Option<u32> {
 }
 
 /// An answer that nobody waits for.
-const UNASKED: End = End::Nonsense(RemoteFault::UnexpectedOpcode);
+pub(super) const UNASKED: End = End::Nonsense(RemoteFault::UnexpectedOpcode);
 
 /// The oldest request that waits for data; what came before it is thereby acknowledged.
 fn oldest_asked<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<u32, End> {
@@ -554,7 +583,7 @@ pub(crate) fn status_of(code: Code) -> WcStatus {
 
 /// The peer ended the connection: what is outstanding fails with what the peer said.
 fn terminated<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
-    if !requester::has_begun(qp) {
+    if !qp.qp_type.is_reliable() || !requester::has_begun(qp) {
         // Nobody waits for anything: the queue pair notices when it next sends, as on hardware.
         requester::peer_lost(qp, hub);
         return;

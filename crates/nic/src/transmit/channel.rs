@@ -55,11 +55,27 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             Step::Corrupt => return requester::peer_corrupt(qp, hub),
         }
     };
-    if pushed(qp) != before {
+    let progress = pushed(qp) != before;
+    if progress {
         notify(qp, hub);
+    }
+    if !qp.qp_type.is_reliable() {
+        sent_unreliably(qp, hub, progress);
     }
     if let Some(status) = failed {
         requester::fail_next(qp, hub, status);
+    }
+}
+
+/// What is in the ring is done. What waits for room does so for a limited time.
+#[cold]
+fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
+    if progress && qp.requester.deadline.take().is_some() {
+        requester::set_alarm(qp, hub);
+    }
+    requester::complete_sent(qp, hub);
+    if qp.sq.has_waiting() {
+        crate::connect::start_deadline(qp, hub);
     }
 }
 
@@ -79,10 +95,11 @@ pub(crate) fn express<P: Probe>(
         _ => return false,
     };
     let pd = qp.pd_number();
-    let Qp { path: Path::Channel(path), sq, requester, responder, state, .. } = qp else {
+    let Qp { path: Path::Channel(path), sq, requester, responder, state, qp_type, .. } = qp else {
         return false;
     };
     let waits = sq.has_waiting()
+        || qp_type.names_srq()
         || sq.is_full()
         || *state != QpState::Rts
         || requester.rnr_until.is_some()
@@ -255,7 +272,8 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
         imm,
         raddr: raddr.wrapping_add(u64::from(offset)),
         rkey,
-        ack: qp.responder.executed,
+        // An XRC requester executes nothing: the field has the shared receive queue.
+        ack: if qp.qp_type.names_srq() { wqe.srq } else { qp.responder.executed },
         length: left,
         inline_len: 0,
     };
@@ -424,9 +442,9 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
 }
 
 /// Whether the peer can reach this process's memory. Access is probed in both directions and agreed on, so
-/// that what this side may do the peer may too.
+/// that what this side may do the peer may too. Nothing is known of when an unreliable peer would.
 fn can_refer<P>(qp: &Qp, hub: &Hub<P>) -> bool {
-    peer_memory(qp, hub).is_some()
+    qp.qp_type.is_reliable() && peer_memory(qp, hub).is_some()
 }
 
 /// Access to the peer's memory, if there is any.
@@ -448,6 +466,10 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     };
     let Path::Channel(path) = &qp.path else { return None };
     let Other::Linked { link, .. } = path.other else { return None };
+    // Which protection domains an XRC responder stands for is not known here.
+    if qp.qp_type.names_srq() {
+        return None;
+    }
     let state = hub.links.get(link)?;
     let memory = state.link.peer_memory.as_ref()?;
     let directory = state.directory.as_ref()?;

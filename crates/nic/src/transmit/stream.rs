@@ -33,17 +33,20 @@ enum Step {
 /// Fills `out` with whatever is to be said; how many bytes.
 pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> usize {
     let mut used = 0;
-    loop {
+    let failed = loop {
         match step(qp, hub, &mut out[used..]) {
             Step::Wrote(bytes) => used += bytes,
             Step::Again => {}
-            Step::Nothing => break,
-            Step::Failed(status) => {
-                plain::say_failed(qp);
-                requester::fail_next(qp, hub, status);
-                break;
-            }
+            Step::Nothing => break None,
+            Step::Failed(status) => break Some(status),
         }
+    };
+    if !qp.qp_type.is_reliable() {
+        requester::complete_sent(qp, hub);
+    }
+    if let Some(status) = failed {
+        plain::say_failed(qp);
+        requester::fail_next(qp, hub, status);
     }
     hub.probe.stage(Stage::Headers, used);
     used
@@ -238,7 +241,9 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     {
         return Step::Failed(WcStatus::LocProtErr);
     }
-    let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
+    let Qp { path: Path::Stream(stream), sq, requester, qp_type, .. } = qp else {
+        return Step::Nothing;
+    };
     if stream.gate != Gate::Open || room < stream.tx.fpdu_bound(AtomicRequest::LEN) {
         return Step::Nothing;
     }
@@ -255,7 +260,8 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     if stage == 0 {
         state.msn = stream.tx.mark();
     }
-    stream.outgoing = Some(compose(&mut stream.tx, &wqe, stage));
+    let srq = qp_type.names_srq().then(|| wqe.srq);
+    stream.outgoing = Some(compose(&mut stream.tx, &wqe, stage, srq));
     requester.started = requester.started.wrapping_add(1);
     requester.offset = 1;
     if reads {
@@ -264,14 +270,21 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     Step::Again
 }
 
-/// The message number `stage` of a work request.
-fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32) -> Outgoing {
+/// The message number `stage` of a work request; `srq` is the shared receive queue that it names.
+fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32, srq: Option<u32>) -> Outgoing {
     let solicited = wqe.flags.contains(SendFlags::SOLICITED);
     let either = |plain, with_event| if solicited { with_event } else { plain };
-    let untagged = |tx: &mut Sender, op, ulp, body| Outgoing {
-        msg: tx.begin_untagged(op, ulp),
+    let untagged = |tx: &mut Sender, op, ulp, body| {
+        let msg = match srq {
+            Some(srq) => tx.begin_shared(op, ulp, srq),
+            None => tx.begin_untagged(op, ulp),
+        };
+        Outgoing { msg, remaining: wqe.length, body }
+    };
+    let ask = |tx: &mut Sender, op| Outgoing {
+        msg: tx.begin_untagged(op, 0),
         remaining: wqe.length,
-        body,
+        body: Body::Ask(wqe.op),
     };
     use UntaggedOp as Op;
     match wqe.op {
@@ -290,11 +303,9 @@ fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32) -> Outgoing
             remaining: wqe.length,
             body: Body::Data,
         },
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
-            untagged(tx, Op::AtomicRequest, 0, Body::Ask(wqe.op))
-        }
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ask(tx, Op::AtomicRequest),
         SendOp::Read { .. } | SendOp::LocalInv { .. } | SendOp::BindMw(_) => {
-            untagged(tx, Op::ReadRequest, 0, Body::Ask(wqe.op))
+            ask(tx, Op::ReadRequest)
         }
     }
 }
@@ -311,9 +322,9 @@ fn end_message(qp: &mut Qp) {
 
 /// Writes the next piece of the oldest answer owed.
 fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
-    let (pd, num) = (qp.pd_number(), qp.num.0);
+    let num = qp.num.0;
     let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
-    match answer_piece(stream, &hub.regions, pd, num, out) {
+    match answer_piece(stream, &hub.regions, num, out) {
         Ok(Some(staged)) => {
             hub.probe.stage(Stage::GetData, staged.payload as usize);
             Step::Wrote(staged.bytes)
@@ -326,17 +337,16 @@ fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     }
 }
 
-/// Writes the next piece of the oldest answer that queue pair `num` of `pd` owes; `None` if it owes none,
+/// Writes the next piece of the oldest answer that queue pair `num` owes; `None` if it owes none,
 /// or if there is no room. Key and rights are checked again for each piece, since the region may have been
 /// deregistered meanwhile.
 fn answer_piece(
     stream: &mut StreamPath,
     regions: &Regions,
-    pd: u32,
     num: u32,
     out: &mut [u8],
 ) -> Result<Option<Staged>, Refusal> {
-    let (sink_stag, sink_to, size, rkey, addr, msg) = match stream.answers.front() {
+    let (sink_stag, sink_to, size, pd, rkey, addr, msg) = match stream.answers.front() {
         None => return Ok(None),
         Some(&Answer::Atomic { id, original }) => {
             if out.len() < stream.tx.fpdu_bound(AtomicResponse::LEN) {
@@ -350,8 +360,8 @@ fn answer_piece(
                 Staged { bytes, payload: 0, last: true }
             }));
         }
-        Some(&Answer::Read { sink_stag, sink_to, size, rkey, addr, msg }) => {
-            (sink_stag, sink_to, size, rkey, addr, msg)
+        Some(&Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg }) => {
+            (sink_stag, sink_to, size, pd, rkey, addr, msg)
         }
     };
     let begin = || stream.tx.begin_tagged(TaggedOp::ReadResponse, Stag(sink_stag), sink_to);
@@ -372,7 +382,7 @@ fn answer_piece(
 }
 
 /// Ends the connection over an answer that can no longer be given.
-fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
     if let Path::Stream(stream) = &mut qp.path {
         stream.terminate =
             quipu_iwarp::terminate::for_fault(crate::receive::stream::fault_of(refusal), &[]);
@@ -397,7 +407,7 @@ pub(crate) fn run_closing(
         return used;
     }
     while stream.terminate.is_some() && !stream.answers.is_empty() {
-        match answer_piece(stream, regions, last.pd, last.num, &mut out[used..]) {
+        match answer_piece(stream, regions, last.num, &mut out[used..]) {
             Ok(Some(staged)) => used += staged.bytes,
             Ok(None) => return used,
             Err(_) => stream.answers.clear(),

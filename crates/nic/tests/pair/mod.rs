@@ -284,6 +284,7 @@ impl Pair {
             | QpAttrMask::RQ_PSN
             | QpAttrMask::MAX_DEST_RD_ATOMIC
             | QpAttrMask::MIN_RNR_TIMER;
+        let mask = mask - self.foreign_attributes(host, qps[host]);
         self.hosts[host].adapter.modify_qp(self.now, qps[host], &attr, mask).unwrap();
     }
 
@@ -305,7 +306,21 @@ impl Pair {
             | QpAttrMask::RNR_RETRY
             | QpAttrMask::SQ_PSN
             | QpAttrMask::MAX_QP_RD_ATOMIC;
+        let mask = mask - self.foreign_attributes(host, qp);
         self.hosts[host].adapter.modify_qp(self.now, qp, &attr, mask).unwrap();
+    }
+
+    /// Attributes of a reliable connection that the queue pair's service does not have.
+    fn foreign_attributes(&self, host: usize, qp: QpId) -> QpAttrMask {
+        type M = QpAttrMask;
+        let asking = M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        let serving = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        match self.hosts[host].adapter.query_qp(qp).unwrap().qp_type {
+            QpType::Rc | QpType::Ud | QpType::Iwarp => M::empty(),
+            QpType::Uc => asking | serving | M::TIMEOUT,
+            QpType::XrcSend => serving,
+            QpType::XrcRecv(_) => asking,
+        }
     }
 
     pub fn send(&mut self, host: usize, qp: QpId, wr_id: u64, op: SendOp, sges: &[Sge]) {
@@ -572,6 +587,11 @@ impl Pair {
     /// The names that both ends have for the last stream.
     pub fn stream_ends(&self) -> [ConnId; 2] {
         self.wires.last().expect("a stream").ends.map(|end| end.expect("an open stream"))
+    }
+
+    /// How many streams there have been.
+    pub fn streams(&self) -> usize {
+        self.wires.len()
     }
 
     /// Puts bytes of an attacker on the stream towards `host`.
