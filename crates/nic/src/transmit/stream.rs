@@ -260,7 +260,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     if stage == 0 {
         state.msn = stream.tx.mark();
     }
-    let srq = qp_type.names_srq().then(|| wqe.srq);
+    let srq = qp_type.names_srq().then_some(wqe.srq);
     stream.outgoing = Some(compose(&mut stream.tx, &wqe, stage, srq));
     requester.started = requester.started.wrapping_add(1);
     requester.offset = 1;
