@@ -5,6 +5,7 @@
 )]
 
 mod bench;
+mod cm;
 mod errors;
 mod events;
 mod fork;
