@@ -122,7 +122,8 @@ pub struct EngineCmEvent {
 /// with the RTU. Datagrams: the side that connected gets ESTABLISHED, the other one no event.
 ///
 /// After `disconnect` of one side the other gets DISCONNECTED, and calls `disconnect` (or
-/// `destroy_id`) too, upon which the first side gets DISCONNECTED. TIMEWAIT_EXIT follows on both.
+/// `destroy_id`) too, upon which the first side gets DISCONNECTED. TIMEWAIT_EXIT follows on both, a
+/// second later. If the peer's process ends, DISCONNECTED comes at once.
 ///
 /// Asynchronous calls (`resolve_addr`, `resolve_route`, `connect`, `accept`, `disconnect`, `join`)
 /// return at once, and an event tells what became of them.
@@ -136,8 +137,9 @@ pub struct EngineCmApi {
     pub get_event: unsafe extern "C" fn(channel: CmChannelHandle, out: *mut EngineCmEvent) -> i32,
     pub create_id: unsafe extern "C" fn(init: *const EngineCmIdInit, out: *mut CmIdHandle) -> i32,
     /// Destroys an identifier in any state; its peer, if connected, is told. From its return on, no
-    /// event of it is handed out; `out` says how many were in its life. A child whose connect request
-    /// was not taken from the channel goes with its listener.
+    /// event of it is handed out; `out` says how many were in its life, where a connect request counts
+    /// as an event of the listener, and events of groups count in `leave` only. A child whose connect
+    /// request was not taken from the channel goes with its listener.
     pub destroy_id: unsafe extern "C" fn(id: CmIdHandle, out: *mut u32) -> i32,
     /// Names the identifier of a connect request for events to come.
     pub set_cookie: unsafe extern "C" fn(id: CmIdHandle, cookie: u64) -> i32,
