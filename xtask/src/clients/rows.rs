@@ -23,14 +23,15 @@ const QPS: Variant = ("16-qps", &["-s", "4096", "-q", "16"]);
 const EVENTS: Variant = ("events", &["-s", "4096", "-e"]);
 const INLINE: Variant = ("inline", &["-s", "64", "--inline_size=64"]);
 const MTU: Variant = ("mtu-1024", &["-s", "16384", "-m", "1024"]);
+const ODP: Variant = ("on-demand", &["-s", "65536", "--odp"]);
 const LARGE: Variant = ("large", &["-s", "1048576"]);
 
 /// Each program with the variants that it has. The atomic ones know one size, and no `-a`; only
 /// sends and writes can be inline; writes take no events, since nobody is told of one.
 const PERFTEST: [(&str, &[Variant]); 8] = [
-    ("ib_write_bw", &[PLAIN, ALL, BOTH, QPS, INLINE, MTU]),
-    ("ib_read_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, MTU]),
-    ("ib_send_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, INLINE, MTU]),
+    ("ib_write_bw", &[PLAIN, ALL, BOTH, QPS, INLINE, MTU, ODP]),
+    ("ib_read_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, MTU, ODP]),
+    ("ib_send_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, INLINE, MTU, ODP]),
     ("ib_atomic_bw", &[PLAIN, BOTH, QPS, EVENTS, MTU]),
     ("ib_write_lat", &[PLAIN, ALL, INLINE, MTU]),
     ("ib_read_lat", &[PLAIN, ALL, EVENTS, MTU]),
@@ -40,11 +41,16 @@ const PERFTEST: [(&str, &[Variant]); 8] = [
 
 /// `ibv_rc_pingpong` and its relative: name, program, options. The relative with one queue pair: with
 /// more, a side that has counted enough messages leaves while others are still under way to it.
-const PINGPONG: [(&str, &str, &[&str]); 6] = [
+const PINGPONG: [(&str, &str, &[&str]); 11] = [
     ("rc_pingpong/plain", "ibv_rc_pingpong", &["-g", "0"]),
     ("rc_pingpong/events", "ibv_rc_pingpong", &["-g", "0", "-e"]),
     ("rc_pingpong/checked", "ibv_rc_pingpong", &["-g", "0", "-c", "-s", "65536"]),
     ("rc_pingpong/new-send", "ibv_rc_pingpong", &["-g", "0", "-N"]),
+    ("rc_pingpong/on-demand", "ibv_rc_pingpong", &["-g", "0", "-c", "-o", "-P"]),
+    ("rc_pingpong/whole-address-space", "ibv_rc_pingpong", &["-g", "0", "-c", "-O", "-P"]),
+    ("rc_pingpong/time-stamps", "ibv_rc_pingpong", &["-g", "0", "-t"]),
+    ("rc_pingpong/device-memory", "ibv_rc_pingpong", &["-g", "0", "-c", "-j"]),
+    ("rc_pingpong/device-memory-new-send", "ibv_rc_pingpong", &["-g", "0", "-c", "-j", "-N"]),
     ("srq_pingpong/plain", "ibv_srq_pingpong", &["-g", "0", "-q", "1"]),
     ("srq_pingpong/events", "ibv_srq_pingpong", &["-g", "0", "-q", "1", "-e"]),
 ];
