@@ -6,6 +6,7 @@ use std::sync::Arc;
 use quipu_mem::{Regions, RegionsConfig, Withdrawn};
 
 use crate::connect::Conn;
+use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
@@ -162,6 +163,7 @@ pub(crate) enum Alarm {
 /// All that the processing of one queue pair touches beside the queue pair itself.
 pub(crate) struct Hub<P> {
     pub(crate) config: Config,
+    pub(crate) counters: AdapterCounters,
     pub(crate) probe: P,
     pub(crate) now: Time,
     pub(crate) regions: Regions,
@@ -213,6 +215,9 @@ impl<P: Probe> Hub<P> {
     #[inline]
     pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq) else { return true };
+        self.counters.completions += 1;
+        let status = (completion.status as usize).min(AdapterCounters::STATUSES - 1);
+        self.counters.by_status[status] += 1;
         let first_overrun = !queue.overran();
         match queue.push(completion, solicited, self.now) {
             Pushed::Quietly => true,
@@ -285,6 +290,7 @@ impl<P: Probe> Adapter<P> {
         Self {
             qps: Slab::new(slots(config.max_qp)),
             hub: Hub {
+                counters: AdapterCounters::default(),
                 probe,
                 now: Time::default(),
                 regions,

@@ -138,6 +138,13 @@ impl<P: Probe> Adapter<P> {
     /// Tells the adapter that requests were posted to `id`.
     #[inline]
     pub fn ring_doorbell(&mut self, now: Time, id: QpId) {
+        self.hub.counters.doorbells += 1;
+        self.look_at_queue(now, id);
+    }
+
+    /// Looks at the send queue of `id`, of which something may be due.
+    #[inline]
+    pub(crate) fn look_at_queue(&mut self, now: Time, id: QpId) {
         self.hub.now = now;
         if let Some((qp, hub)) = self.qp_and_hub(id) {
             hub.probe.stage(Stage::Doorbell, 0);

@@ -21,6 +21,7 @@ mod adapter;
 mod channel;
 mod completion_queues;
 mod connect;
+mod counters;
 mod cq;
 mod datagram;
 mod doorbell;
@@ -47,6 +48,9 @@ mod watch;
 mod xrc;
 
 pub use adapter::{Adapter, Config};
+pub use counters::{
+    AdapterCounters, PathKind, QpCounters, QpSummary, RequesterCounters, ResponderCounters,
+};
 pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM_MTU};
 pub use error::{Fault, Loss};
 pub use event::{Action, Event, StreamChange};

@@ -1,6 +1,7 @@
 //! A queue pair: its queues, its attributes, and where its messages travel.
 
 use crate::channel::ChannelPath;
+use crate::counters::{RequesterCounters, ResponderCounters};
 use crate::queue::{Receive, RecvQueue, SendQueue};
 use crate::stream::StreamPath;
 use crate::types::{
@@ -58,6 +59,7 @@ pub(crate) struct Requester {
     pub(crate) failing: Option<WcStatus>,
     /// Bytes that wait in the send queue.
     pub(crate) waiting_bytes: u64,
+    pub(crate) counters: RequesterCounters,
 }
 
 /// The responder's half: what the peer asked, and how far it is served.
@@ -77,6 +79,7 @@ pub(crate) struct Responder {
     pub(crate) write_len: u32,
     /// Whether the event for the first message in RTR was raised.
     pub(crate) established: bool,
+    pub(crate) counters: ResponderCounters,
 }
 
 /// What the end of a queue pair has still to show.

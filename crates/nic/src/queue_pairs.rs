@@ -59,6 +59,7 @@ impl<P: Probe> Adapter<P> {
         }
         self.use_domain(init.qp_type);
         self.hub.numbers.insert(num, id);
+        self.hub.counters.queue_pairs += 1;
         Ok((id, cap))
     }
 
@@ -127,9 +128,9 @@ impl<P: Probe> Adapter<P> {
             (QpState::Init, QpState::Rtr) => self.begin_connection(id),
             (QpState::Rtr, QpState::Rts) => {
                 connect::compare_psn(qp, hub);
-                self.ring_doorbell(now, id);
+                self.look_at_queue(now, id);
             }
-            (QpState::Sqd | QpState::Sqe, QpState::Rts) => self.ring_doorbell(now, id),
+            (QpState::Sqd | QpState::Sqe, QpState::Rts) => self.look_at_queue(now, id),
             (QpState::Rts, QpState::Sqd) if !qp.qp_type.is_plain() => {
                 qp.drain_owed =
                     mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify;
@@ -175,6 +176,7 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         qp.state = QpState::Err;
         connect::detach(qp, hub);
+        hub.counters.gone.add(&qp.counters());
         let (num, pd, qp_type) = (qp.num, qp.pd, qp.qp_type);
         let own_cqs = qp_type.own_cqs(qp.send_cq, qp.recv_cq);
         let srq = if qp_type.has_receives() { qp.srq } else { None };
@@ -210,6 +212,7 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.timer = None;
     qp.sq.clear();
     qp.rq.clear();
+    hub.counters.gone.add(&qp.counters());
     qp.requester = Requester::default();
     qp.responder = Responder::default();
     qp.attr = QpAttr::default();

@@ -57,6 +57,7 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         if !wqe.answered || !reached(qp.requester.acked, wqe.end_request) {
             break;
         }
+        qp.requester.counters.count(&wqe.op, wqe.length);
         let signaled = qp.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
         if signaled {
             let completion = Completion {
@@ -159,6 +160,7 @@ pub(crate) fn rewind(qp: &mut Qp, count: u32) -> bool {
     let wqe = qp.sq.wqe(position);
     let behind = qp.sq.next.wrapping_sub(position) + u32::from(current.is_some());
     qp.requester.redo = qp.requester.redo.max(behind);
+    qp.requester.counters.retransmitted += u64::from(behind);
     qp.requester.stage = count.wrapping_sub(wqe.first_request);
     qp.requester.started = count;
     // What stands behind fails in its turn, when it is reached again.
@@ -314,6 +316,7 @@ fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcSt
         hub.complete(qp.send_cq, completion, true);
         qp.sq.head = qp.sq.head.wrapping_add(1);
         if at_position {
+            qp.requester.counters.failed += 1;
             break;
         }
     }

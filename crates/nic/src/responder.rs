@@ -164,6 +164,12 @@ fn finish_from<P: Probe>(
     grh: bool,
 ) -> Result<(), Refusal> {
     qp.responder.receiving = false;
+    let counters = &mut qp.responder.counters;
+    counters.receives += 1;
+    // The bytes of a write are counted where they are written.
+    if finish.opcode == WcOpcode::Recv {
+        counters.bytes_in += u64::from(finish.byte_len);
+    }
     hub.probe.stage(Stage::Update, 0);
     let completion = Completion {
         wr_id: qp.responder.receive.wr_id,
@@ -181,6 +187,12 @@ fn finish_from<P: Probe>(
     } else {
         Err(Refusal::Failed)
     }
+}
+
+/// Counts a read that is answered.
+pub(crate) fn count_read(qp: &mut Qp, size: u32) {
+    qp.responder.counters.reads += 1;
+    qp.responder.counters.bytes_out += u64::from(size);
 }
 
 /// Counts a request as executed.
@@ -233,6 +245,7 @@ pub(crate) fn remote<'a, P>(
 /// status and everything else is flushed. Only where no completion reports the error, an event does (IBA
 /// 9.9.3 class C, 11.6.3.2). The caller has told the peer.
 pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    qp.responder.counters.refused += 1;
     let mut reported = false;
     if std::mem::take(&mut qp.responder.receiving) {
         let completion = Completion {

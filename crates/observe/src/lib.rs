@@ -1,7 +1,8 @@
 //! What an engine lets one see of it, as bytes for others to show.
 //!
 //! [`Capture`] turns the bytes of streams, and the messages of channels that no stream carries, into
-//! packets in a pcapng file that Wireshark decodes as iWARP.
+//! packets in a pcapng file that Wireshark decodes as iWARP. A [`Sample`] is what an engine did so far;
+//! [`prometheus()`] shows several.
 //!
 //! This crate does no I/O and reads no clock: what happened goes in, with its time; bytes come out.
 #![forbid(unsafe_code)]
@@ -11,8 +12,15 @@ mod flow;
 mod frame;
 mod packet;
 mod pcapng;
+mod prometheus;
+mod sample;
 
 pub use capture::{Capture, Limits, Message, Pair, StreamEnds, StreamId};
 pub use packet::Direction;
 pub use pcapng::Interface;
+pub use prometheus::{CONTENT_TYPE, prometheus};
 pub use quipu_iwarp::wire::hello::Hello;
+pub use sample::{
+    ENGINE, ENGINE_METRICS, MAX_BYTES, MAX_QUEUE_PAIRS, Metric, NoSample, PATHS, QueuePair, STATES,
+    STATUSES, Sample, WORK, WORK_METRICS,
+};

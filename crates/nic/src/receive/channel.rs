@@ -178,6 +178,7 @@ fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
     if stall.sequence != qp.requester.acked || qp.requester.rnr_until.is_some() {
         return;
     }
+    qp.requester.counters.rnr += 1;
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
         requester::fail_oldest(qp, hub, WcStatus::RnrRetryExcErr);
         return;
@@ -259,9 +260,11 @@ fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
         return Err(Refusal::NoReceive.into());
     }
     let stall = Stall { sequence: qp.responder.executed, timer: qp.attr.min_rnr_timer, attempt: 0 };
-    let path = path(qp)?;
+    let counters = &mut qp.responder.counters;
+    let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
     if !path.stalled {
         path.stalled = true;
+        counters.rnr += 1;
         path.channel.incoming.control.set_stall(Some(stall));
         transmit::channel::notify(qp, hub);
         if hub.probe.watches() {
@@ -501,6 +504,8 @@ fn place_write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
     }
     release(path(qp)?, carried, header.length)?;
     qp.responder.write_len = qp.responder.write_len.wrapping_add(header.length);
+    qp.responder.counters.bytes_in += u64::from(header.length);
+    qp.responder.counters.writes += u64::from(header.flags & flag::MORE == 0);
     Ok(true)
 }
 
@@ -588,6 +593,7 @@ fn read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<
     if hub.probe.watches() {
         watch::read_answered(qp, hub, (read.rkey, read.addr), read.size);
     }
+    responder::count_read(qp, read.size);
     responder::executed(qp);
     Ok(Front::Done)
 }
@@ -627,6 +633,7 @@ fn deliver_read<P: Probe>(
     if hub.probe.watches() {
         watch::read_answered(qp, hub, (header.rkey, header.raddr), header.length);
     }
+    responder::count_read(qp, header.length);
     responder::executed(qp);
     Ok(Front::Done)
 }
@@ -650,6 +657,7 @@ fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resul
     if hub.probe.watches() {
         watch::atomic_answered(qp, hub, header, [half(0), half(8)], original);
     }
+    qp.responder.counters.atomics += 1;
     responder::executed(qp);
     Ok(Front::Done)
 }

@@ -195,6 +195,9 @@ pub(super) fn execute<P: Probe>(
         Segment::Write { stag, to, last, payload } => {
             responder::note_arrival(qp, hub);
             write(qp, hub, stag.0, to, payload)?;
+            let counters = &mut qp.responder.counters;
+            counters.bytes_in += payload.len() as u64;
+            counters.writes += u64::from(last);
             if last {
                 executed(qp, payload.len());
             }
@@ -271,6 +274,7 @@ fn write<P: Probe>(
 fn not_ready<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     let nak = Control::RnrNak { count: qp.responder.executed, timer: qp.attr.min_rnr_timer & 31 };
     let reliable = qp.qp_type.is_reliable();
+    qp.responder.counters.rnr += 1;
     let Path::Stream(stream) = &mut qp.path else { return Err(End::Over) };
     if stream.plain.is_some() || !reliable {
         return Err(Refusal::NoReceive.into());
@@ -389,6 +393,7 @@ fn read_request<P: Probe>(
     responder::remote(qp, hub, rkey, addr, size, Access::REMOTE_READ)?;
     let pd = responder::remote_pd(qp, hub, rkey);
     let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
+    responder::count_read(qp, size);
     owe(qp, hub, Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg: None });
     Ok(())
 }
@@ -409,6 +414,7 @@ fn atomic_request<P: Probe>(
         }
         _ => return Err(Refusal::Invalid),
     };
+    qp.responder.counters.atomics += 1;
     owe(qp, hub, Answer::Atomic { id: request.id, original });
     Ok(())
 }
@@ -550,6 +556,7 @@ fn rnr_nak<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32, timer: u8) -> Re
     if !requester::acknowledge(qp, hub, count) || !requester::rewind(qp, count) {
         return Err(UNASKED);
     }
+    qp.requester.counters.rnr += 1;
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
         // Answers to what came before may still be on their way.
         requester::fail_next(qp, hub, WcStatus::RnrRetryExcErr);
