@@ -16,6 +16,7 @@ use std::path::PathBuf;
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
 /// | `QUIPU_ARENA_MB` | 1 to 65536, default 1024 | most shared memory (sparse, used as needed) for channels to peers on this host |
+/// | `QUIPU_COUNTERS` | `auto` (default), `never` | whether others of this user can read what the engine does |
 /// | `QUIPU_PCAP` | a file or folder; `%p` is the process | packets are captured there, as pcapng: see [`CaptureConfig`] |
 /// | `QUIPU_PCAP_MB` | 1 to 1048576, default 1024 | longest such file |
 /// | `QUIPU_PCAP_SNAPLEN` | 0 (default) to 65535 | most bytes of a packet that are kept; 0: all |
@@ -37,6 +38,8 @@ pub struct Config {
     pub arena_bytes: usize,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
+    /// Whether others of this user may read what the engine does (`quipu top`).
+    pub counters: bool,
     /// Where packets are captured, if anywhere.
     pub capture: Option<CaptureConfig>,
 }
@@ -85,6 +88,7 @@ impl Default for Config {
             congestion: None,
             arena_bytes: 1 << 30,
             log: None,
+            counters: true,
             capture: None,
         }
     }
@@ -148,6 +152,13 @@ impl Config {
         }
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
         config.log = lookup("QUIPU_LOG");
+        if let Some(value) = lookup("QUIPU_COUNTERS") {
+            config.counters = match value.trim() {
+                "auto" => true,
+                "never" => false,
+                _ => return Err(bad("QUIPU_COUNTERS", value, "auto or never")),
+            };
+        }
         config.capture = capture(&lookup)?;
         Ok(config)
     }
@@ -194,9 +205,12 @@ mod tests {
         let config = Config::from_lookup(|name| match name {
             "QUIPU_PCAP" => Some("/tmp/a b.pcapng".into()),
             "QUIPU_PCAP_MB" => Some("2".into()),
+            "QUIPU_COUNTERS" => Some("never".into()),
             _ => None,
         });
-        let capture = config.unwrap().capture.unwrap();
+        let config = config.unwrap();
+        assert!(!config.counters);
+        let capture = config.capture.unwrap();
         assert_eq!(capture.path, PathBuf::from("/tmp/a b.pcapng"));
         assert_eq!((capture.file_bytes, capture.snaplen), (2 << 20, 0));
         let error = Config::from_lookup(|n| (n == "QUIPU_PCAP_MB").then(|| "0".into()));

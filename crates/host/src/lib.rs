@@ -13,6 +13,7 @@
 //! | `link` | shared memory with engines on this host |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
+//! | [`counters`] | what engines did, for others to read |
 //! | `tap` | packets for who wants to see them |
 //! | `port` | whether the interface of the device is up |
 //! | [`Config`] | all settings, and the one place that reads the environment |
@@ -30,6 +31,7 @@ mod blank;
 mod clock;
 mod cm;
 mod config;
+pub mod counters;
 mod datagram;
 pub mod doctor;
 mod engine;

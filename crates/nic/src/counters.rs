@@ -69,6 +69,8 @@ pub struct AdapterCounters {
     pub doorbells: u64,
     /// Queue pairs created so far.
     pub queue_pairs: u64,
+    /// Changes of the attributes of queue pairs, and ends of them.
+    pub changes: u64,
     /// What the queue pairs did that are destroyed.
     pub gone: QpCounters,
 }

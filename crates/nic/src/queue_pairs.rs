@@ -109,6 +109,7 @@ impl<P: Probe> Adapter<P> {
         qp_state::check(qp.qp_type, from, to, mask)?;
         check_values(attr, mask, &hub.config)?;
         apply(&mut qp.attr, attr, mask);
+        hub.counters.changes += 1;
         match to {
             QpState::Reset => reset(qp, hub),
             QpState::Err => requester::to_error(qp, hub, None),
@@ -177,6 +178,7 @@ impl<P: Probe> Adapter<P> {
         qp.state = QpState::Err;
         connect::detach(qp, hub);
         hub.counters.gone.add(&qp.counters());
+        hub.counters.changes += 1;
         let (num, pd, qp_type) = (qp.num, qp.pd, qp.qp_type);
         let own_cqs = qp_type.own_cqs(qp.send_cq, qp.recv_cq);
         let srq = if qp_type.has_receives() { qp.srq } else { None };

@@ -264,6 +264,7 @@ fn stop_sending<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: 
 /// Takes the queue pair to error: its connection ends and everything posted is flushed.
 pub(crate) fn to_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: Option<AsyncEvent>) {
     let first = qp.state != QpState::Err;
+    hub.counters.changes += u64::from(first);
     qp.state = QpState::Err;
     if let Some(event) = event.filter(|_| first) {
         hub.raise(event);

@@ -9,6 +9,7 @@ use quipu_nic::{Action, Event, QpNum, Time};
 use super::events::{CompletionEvent, Events};
 use crate::clock::Clock;
 use crate::cm::Manager;
+use crate::counters::{Calls, Publisher};
 use crate::datagram::Datagrams;
 use crate::link::{Links, Reach, Waiting};
 use crate::net::Net;
@@ -51,6 +52,9 @@ pub(crate) struct Core {
     pub(crate) events: Events,
     /// `None` until a program manages connections.
     pub(crate) cm: Option<Box<Manager>>,
+    /// `None` where nobody may read them.
+    publisher: Option<Box<Publisher>>,
+    calls: Calls,
     /// `None` where nobody tells of changes.
     port: Option<Port>,
     pub(crate) helper: HelperMode,
@@ -77,6 +81,7 @@ pub(crate) struct Parts {
     pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
     pub(crate) port: Option<Port>,
+    pub(crate) publisher: Option<Box<Publisher>>,
     pub(crate) epoll: Arc<Epoll>,
     pub(crate) bell: Arc<EventFd>,
 }
@@ -91,6 +96,8 @@ impl Core {
             links: parts.links,
             events: Events::new(),
             cm: None,
+            publisher: parts.publisher,
+            calls: Calls::default(),
             port: parts.port,
             helper: HelperMode::Absent,
             driver: false,
@@ -131,10 +138,14 @@ impl Core {
         }
         if fresh {
             self.run_timers(now);
+            self.publish(now);
         }
+        self.calls.polls += 1;
         if any {
+            self.calls.rounds += 1;
             self.empty_polls = 0;
         } else {
+            self.calls.empty_polls += 1;
             self.empty_polls = self.empty_polls.wrapping_add(1);
         }
         // Acknowledgements wait for a message to travel with, as long as another poll is to be
@@ -165,6 +176,7 @@ impl Core {
     /// Asks epoll, without waiting.
     fn look(&mut self, now: Time) -> bool {
         self.polls_since_look = 0;
+        self.calls.looks += 1;
         let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
         // The set and the list are valid, so this cannot fail.
         let _ = self.epoll.wait(&mut ready, Some(Duration::ZERO));
@@ -181,6 +193,7 @@ impl Core {
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.look(now);
+        self.calls.rounds += u64::from(any);
         self.run_timers(now);
         if !any {
             self.adapter.release_acks();
@@ -399,7 +412,9 @@ impl Core {
         }
         let now = self.clock.now();
         self.settle(now);
-        let deadline = self.deadline();
+        self.publish(now);
+        let news = self.publisher.as_ref().and_then(|p| p.due(&self.adapter, &self.calls));
+        let deadline = [self.deadline(), news].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
     }
@@ -409,6 +424,7 @@ impl Core {
         self.stop_waiting();
         let now = self.clock.now();
         let any = self.dispatch(now, ready) | self.adapter.progress(now);
+        self.calls.rounds += u64::from(any);
         self.run_timers(now);
         if !any {
             self.adapter.release_acks();
@@ -455,5 +471,15 @@ impl Core {
         self.settle(now);
         self.net.shut_down(&mut self.adapter, now);
         self.adapter.probe_mut().finish();
+        self.publisher = None;
+    }
+
+    /// Lets others see what was done so far, if it is time to.
+    #[inline]
+    fn publish(&mut self, now: Time) {
+        if let Some(publisher) = &mut self.publisher {
+            (self.calls.sends, self.calls.receives) = self.net.calls();
+            publisher.publish(now, &self.adapter, &self.calls);
+        }
     }
 }

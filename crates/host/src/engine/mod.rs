@@ -21,6 +21,7 @@ use self::core::{Core, Parts};
 use self::helper::Helper;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::counters::Publisher;
 use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
 use crate::fork::Birthplace;
@@ -121,8 +122,13 @@ impl Engine {
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let port = watch_port(&address, &epoll);
+        let publisher = config.counters.then(|| Publisher::open(&address)).and_then(|opened| {
+            opened.inspect_err(|error| tracing::debug!(%error, "counters are not shown")).ok()
+        });
+        let publisher = publisher.map(Box::new);
         let epoll_share = Arc::clone(&epoll);
-        let parts = Parts { adapter, net, datagrams, links, port, epoll: epoll_share, bell };
+        let parts =
+            Parts { adapter, net, datagrams, links, port, publisher, epoll: epoll_share, bell };
         let inner = Inner {
             birthplace,
             core: Lock::new(Core::new(parts), !uniprocessor),

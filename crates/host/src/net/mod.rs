@@ -69,6 +69,8 @@ pub(crate) struct Net {
     held: Vec<Slot>,
     /// Streams that are being closed, in the order of their deadlines.
     closing: VecDeque<(Time, Slot)>,
+    /// System calls that sent, and that received.
+    calls: (u64, u64),
 }
 
 /// What looking at one stream brought.
@@ -96,6 +98,7 @@ impl Net {
             again: VecDeque::new(),
             held: Vec::new(),
             closing: VecDeque::new(),
+            calls: (0, 0),
         }
     }
 
@@ -377,6 +380,7 @@ impl Net {
             _ => return self.discard(adapter, now, slot),
         };
         let (mut buffer, mut filled) = stream.received.open(&mut self.pool);
+        self.calls.1 += 1;
         let outcome = sys::receive(&stream.fd, &mut buffer[filled.end..]);
         if let Ok(received) = outcome
             && received > 0
@@ -479,6 +483,7 @@ impl Net {
             }
             let mut buffer = self.pool.take();
             let filled = adapter.transmit(now, conn, &mut buffer[..TRANSMIT_BYTES]);
+            self.calls.0 += u64::from(filled > 0);
             let outcome =
                 if filled == 0 { Ok(0) } else { sys::send(&stream.fd, &buffer[..filled]) };
             let sent = match outcome {
@@ -630,6 +635,11 @@ impl Net {
                 self.lose(adapter, now, slot, Loss::Closed);
             }
         }
+    }
+
+    /// How many system calls sent, and how many received.
+    pub(crate) fn calls(&self) -> (u64, u64) {
+        self.calls
     }
 
     /// True if some streams' turn ended before they had sent everything.

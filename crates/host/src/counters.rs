@@ -1,0 +1,342 @@
+//! What engines did so far, for others of the same user to read.
+//!
+//! Each engine writes a sample of its counters into a file of its own, in a folder that only its user may
+//! enter: a few times a second while there is something new, and before it sleeps. The file is locked as
+//! long as the engine lives, so that one whose process was killed can be told, and is removed by whoever
+//! finds it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
+use quipu_observe::{
+    ENGINE, MAX_BYTES, MAX_QUEUE_PAIRS, NoSample, QueuePair, STATUSES, Sample, WORK,
+};
+
+pub use quipu_observe as observe;
+
+use crate::address::HostAddress;
+use crate::link::socket as link;
+use crate::tap::Adapter;
+
+/// Time between samples of an engine with few queue pairs; it grows with their number, so that samples
+/// take a small part of the time.
+const INTERVAL_NS: u64 = 200_000_000;
+/// Queue pairs for which a sample may take so much longer.
+const FEW_QUEUE_PAIRS: u64 = 64;
+/// How often a sample is read that is being written.
+const READS: usize = 20;
+/// Files of dead engines that one engine removes when it is opened.
+const REMOVED_AT_ONCE: usize = 64;
+
+/// Numbers the engines of this process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Writes samples.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    file: File,
+    path: PathBuf,
+    sample: Sample,
+    bytes: Vec<u8>,
+    /// When the next sample is due.
+    due: Time,
+    /// What the sum of all activity was at the last one.
+    shown: u64,
+}
+
+/// What the engine itself counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Calls {
+    pub(crate) polls: u64,
+    pub(crate) empty_polls: u64,
+    pub(crate) sends: u64,
+    pub(crate) receives: u64,
+    pub(crate) looks: u64,
+    /// How often somebody made progress.
+    pub(crate) rounds: u64,
+}
+
+impl Publisher {
+    /// A publisher for a new engine.
+    pub(crate) fn open(address: &HostAddress) -> io::Result<Self> {
+        let folder = own_folder()?;
+        remove_stale(&folder, REMOVED_AT_ONCE);
+        let process = std::process::id();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{process}.{number}"));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options.custom_flags(libc::O_NOFOLLOW).open(&path)?;
+        file.try_lock()?;
+        let program = std::env::current_exe().unwrap_or_default();
+        let sample = Sample {
+            process,
+            started: epoch_ns(),
+            taken: 0,
+            program: program.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            device: "quipu0".into(),
+            address: address.ip,
+            engine: [0; ENGINE],
+            statuses: [0; STATUSES.len()],
+            work: [0; WORK],
+            queue_pairs: Vec::new(),
+            omitted: 0,
+        };
+        Ok(Self { file, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
+    }
+
+    /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.
+    pub(crate) fn due(&self, adapter: &Adapter, calls: &Calls) -> Option<Time> {
+        (activity(adapter, calls) != self.shown).then_some(self.due)
+    }
+
+    /// Writes a sample if one is due.
+    #[inline]
+    pub(crate) fn publish(&mut self, now: Time, adapter: &Adapter, calls: &Calls) {
+        if now >= self.due {
+            self.write(now, adapter, calls);
+        }
+    }
+
+    #[cold]
+    fn write(&mut self, now: Time, adapter: &Adapter, calls: &Calls) {
+        let activity = activity(adapter, calls);
+        if activity == self.shown {
+            self.due = now.after(INTERVAL_NS);
+            return;
+        }
+        self.shown = activity;
+        self.fill(adapter, calls);
+        let queue_pairs = self.sample.queue_pairs.len() as u64;
+        self.due = now.after(INTERVAL_NS * (1 + queue_pairs / FEW_QUEUE_PAIRS));
+        self.sample.encode(&mut self.bytes);
+        if let Err(error) = self.file.write_all_at(&self.bytes, 0) {
+            tracing::debug!(%error, "counters are not shown");
+        }
+    }
+
+    fn fill(&mut self, adapter: &Adapter, calls: &Calls) {
+        let (sample, counters) = (&mut self.sample, adapter.counters());
+        sample.taken = epoch_ns();
+        let mut total = counters.gone;
+        sample.queue_pairs.clear();
+        sample.omitted = 0;
+        for summary in adapter.queue_pairs() {
+            total.add(&summary.counters);
+            if sample.queue_pairs.len() < MAX_QUEUE_PAIRS {
+                sample.queue_pairs.push(queue_pair(&summary));
+            } else {
+                sample.omitted += 1;
+            }
+        }
+        sample.work = work(&total);
+        sample.statuses = statuses(counters);
+        sample.engine = [
+            counters.completions,
+            counters.doorbells,
+            counters.queue_pairs,
+            calls.polls,
+            calls.empty_polls,
+            calls.sends,
+            calls.receives,
+            calls.looks,
+        ];
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        // Whoever finds it later removes it otherwise.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Differs whenever there is something new to show.
+fn activity(adapter: &Adapter, calls: &Calls) -> u64 {
+    let counters = adapter.counters();
+    // Not the calls that found nothing, or an engine that sleeps would be woken to show that it does.
+    [counters.completions, counters.doorbells, counters.changes, calls.rounds].iter().sum()
+}
+
+/// In the order of `WORK_METRICS`.
+fn work(counters: &QpCounters) -> [u64; WORK] {
+    let (asked, served) = (&counters.requester, &counters.responder);
+    [
+        asked.sends,
+        asked.writes,
+        asked.reads,
+        asked.atomics,
+        asked.bytes,
+        asked.retransmitted,
+        asked.rnr,
+        asked.failed,
+        served.receives,
+        served.writes,
+        served.reads,
+        served.atomics,
+        served.bytes_in,
+        served.bytes_out,
+        served.rnr,
+        served.refused,
+    ]
+}
+
+fn statuses(counters: &AdapterCounters) -> [u64; STATUSES.len()] {
+    let mut statuses = [0; STATUSES.len()];
+    for (status, count) in counters.by_status.iter().enumerate() {
+        statuses[status.min(STATUSES.len() - 1)] += count;
+    }
+    statuses
+}
+
+fn queue_pair(summary: &QpSummary) -> QueuePair {
+    let service = match summary.qp_type {
+        QpType::Rc | QpType::Iwarp => 2,
+        QpType::Uc => 3,
+        QpType::XrcSend => 9,
+        QpType::XrcRecv(_) => 10,
+    };
+    QueuePair {
+        number: summary.num.0,
+        service,
+        state: (summary.state as u8).min(7),
+        path: summary.path as u8,
+        peer: summary.peer.0,
+        peer_address: IpAddr::from(summary.peer_gid),
+        send_queue: summary.send_queue,
+        recv_queue: summary.recv_queue,
+        work: work(&summary.counters),
+    }
+}
+
+fn epoch_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Where this user's engines show their counters: the folder that the system gives each user who is
+/// logged in, else one in shared memory.
+fn folders() -> Vec<PathBuf> {
+    let user = link::own_user();
+    vec![format!("/run/user/{user}/quipu").into(), format!("/dev/shm/quipu-{user}").into()]
+}
+
+/// The first of the folders that there is, or that can be made.
+fn own_folder() -> io::Result<PathBuf> {
+    if !link::is_own_user(link::own_user()) {
+        return Err(io::Error::other("the user has no number of its own"));
+    }
+    let mut refusal = io::ErrorKind::NotFound.into();
+    for folder in folders() {
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                refusal = error;
+                continue;
+            }
+            _ => {}
+        }
+        if is_private(&folder) {
+            return Ok(folder);
+        }
+        refusal = io::ErrorKind::PermissionDenied.into();
+    }
+    Err(refusal)
+}
+
+/// Whether nobody but this user can have put anything there. In a folder where everybody may write,
+/// somebody else may have been first.
+fn is_private(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|data| {
+        data.is_dir() && data.uid() == link::own_user() && data.mode() & 0o077 == 0
+    })
+}
+
+/// The files in a folder.
+fn files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = is_private(folder).then(|| fs::read_dir(folder).ok()).flatten();
+    entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// Opens a file of an engine that lives; removes it if the engine is dead.
+fn open_live(path: &Path) -> Option<File> {
+    let file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    let file = file.ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Some(file),
+        Err(TryLockError::Error(_)) => None,
+        Ok(()) => {
+            let _ = fs::remove_file(path);
+            None
+        }
+    }
+}
+
+fn remove_stale(folder: &Path, most: usize) {
+    files(folder).take(most).for_each(|path| drop(open_live(&path)));
+}
+
+/// The last samples of all engines of this user on this machine, in the order of their processes.
+#[must_use]
+pub fn samples() -> Vec<Sample> {
+    let mut samples: Vec<Sample> =
+        folders().iter().flat_map(|folder| files(folder)).filter_map(|path| read(&path)).collect();
+    samples.sort_by_key(|sample| (sample.process, sample.started));
+    samples
+}
+
+fn read(path: &Path) -> Option<Sample> {
+    let file = open_live(path)?;
+    for _ in 0..READS {
+        let length = file.metadata().ok()?.len().min(MAX_BYTES as u64) as usize;
+        let mut bytes = vec![0; length];
+        let read = file.read_at(&mut bytes, 0).ok()?;
+        match Sample::decode(&bytes[..read]) {
+            Ok(sample) => return Some(sample),
+            Err(NoSample::Torn) => std::thread::yield_now(),
+            Err(NoSample::Version(version)) => {
+                tracing::info!(path = %path.display(), version, "of another version of Quipu");
+                return None;
+            }
+            Err(NoSample::Foreign) => return None,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_engine_is_removed_and_a_live_one_kept() {
+        let folder = std::env::temp_dir().join(format!("quipu-counters-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let (dead, live) = (folder.join("1.0"), folder.join("2.0"));
+        fs::write(&dead, b"x").unwrap();
+        let file = File::create(&live).unwrap();
+        file.try_lock().unwrap();
+        assert_eq!(read(&live), None, "no sample yet");
+        remove_stale(&folder, 10);
+        assert!(!dead.exists() && live.exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_can_enter_is_not_used() {
+        let folder = std::env::temp_dir().join(format!("quipu-open-{}", std::process::id()));
+        DirBuilder::new().mode(0o755).create(&folder).unwrap();
+        fs::write(folder.join("1.0"), b"x").unwrap();
+        assert!(!is_private(&folder));
+        assert_eq!(files(&folder).count(), 0);
+        let link = folder.join("link");
+        std::os::unix::fs::symlink("/root", &link).unwrap();
+        assert!(!is_private(&link));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
