@@ -22,6 +22,7 @@ pub use quipu_observe as observe;
 
 use crate::address::HostAddress;
 use crate::link::socket as link;
+use crate::sys;
 use crate::tap::Adapter;
 
 /// Time between samples of an engine with few queue pairs; it grows with their number, so that samples
@@ -72,7 +73,7 @@ impl Publisher {
         let path = folder.join(format!("{process}.{number}"));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = options.custom_flags(libc::O_NOFOLLOW).open(&path)?;
+        let file = sys::above_standard(options.custom_flags(libc::O_NOFOLLOW).open(&path)?)?;
         file.try_lock()?;
         let program = std::env::current_exe().unwrap_or_default();
         let sample = Sample {

@@ -3,6 +3,7 @@
 //! Every descriptor made here is close-on-exec and numbered 3 or above: a program that runs with
 //! standard input, output or error closed must not find our sockets there.
 
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -34,6 +35,14 @@ pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
         return Ok(owned);
     }
     duplicate(&owned)
+}
+
+/// A file whose descriptor is above the standard ones. Its locks stay.
+pub(crate) fn above_standard(file: File) -> io::Result<File> {
+    if file.as_raw_fd() >= LOWEST_FD {
+        return Ok(file);
+    }
+    duplicate(&file.into()).map(File::from)
 }
 
 /// Another descriptor for the same open file.

@@ -223,6 +223,7 @@ fn open_file(wanted: &Path) -> Result<(File, PathBuf), (PathBuf, io::Error)> {
 /// Opens a file to add to it, for this user only: packets hold what programs sent.
 fn append(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    let file = sys::above_standard(file)?;
     file.try_lock()?;
     Ok(file)
 }
