@@ -147,6 +147,7 @@ impl Publisher {
             calls.sends,
             calls.receives,
             calls.looks,
+            dropped(adapter),
         ];
     }
 }
@@ -163,6 +164,12 @@ fn activity(adapter: &Adapter, calls: &Calls) -> u64 {
     let counters = adapter.counters();
     // Not the calls that found nothing, or an engine that sleeps would be woken to show that it does.
     [counters.completions, counters.doorbells, counters.changes, calls.rounds].iter().sum()
+}
+
+/// Datagrams that were dropped, for any reason.
+fn dropped(adapter: &Adapter) -> u64 {
+    let drops = adapter.datagram_drops();
+    drops.malformed + drops.no_queue_pair + drops.qkey_violation + drops.no_receive
 }
 
 /// In the order of `WORK_METRICS`.
@@ -200,6 +207,7 @@ fn queue_pair(summary: &QpSummary) -> QueuePair {
     let service = match summary.qp_type {
         QpType::Rc | QpType::Iwarp => 2,
         QpType::Uc => 3,
+        QpType::Ud => 4,
         QpType::XrcSend => 9,
         QpType::XrcRecv(_) => 10,
     };

@@ -96,6 +96,19 @@ impl Tap {
         }
     }
 
+    /// A datagram passed.
+    #[inline]
+    pub(crate) fn datagram_passed(
+        &mut self,
+        outgoing: bool,
+        (from, to): (SocketAddr, SocketAddr),
+        bytes: &[u8],
+    ) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.datagram_passed(now(), outgoing, (from, to), bytes);
+        }
+    }
+
     /// Writes what passed.
     #[inline]
     pub(crate) fn flush(&mut self) {

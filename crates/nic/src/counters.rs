@@ -95,6 +95,8 @@ pub enum PathKind {
     Own,
     /// The connection is lost.
     Lost,
+    /// Each message is a datagram.
+    Datagrams,
 }
 
 /// A queue pair as a list of them shows it.
@@ -126,7 +128,9 @@ impl RequesterCounters {
     pub(crate) fn count(&mut self, op: &SendOp, length: u32) {
         match op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => self.sends += 1,
-            SendOp::Write { .. } | SendOp::WriteImm { .. } => self.writes += 1,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
+                self.writes += 1;
+            }
             SendOp::Read { .. } => self.reads += 1,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.atomics += 1,
             SendOp::LocalInv { .. } | SendOp::BindMw(_) => return,
@@ -173,6 +177,7 @@ impl Qp {
             Path::Channel(path) if matches!(path.other, Other::Own(_)) => PathKind::Own,
             Path::Channel(_) => PathKind::Link,
             Path::Lost => PathKind::Lost,
+            Path::Datagrams { .. } => PathKind::Datagrams,
         };
         QpSummary {
             num: self.num,

@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::datagram::Datagram;
 use quipu_iwarp::wire::hello::Hello;
 use quipu_iwarp::wire::mpa::{Enhanced, FrameKind, StartFrame};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
 use quipu_iwarp::{Negotiated, Sender};
 
 use crate::flow::{Flow, Sink};
-use crate::packet::Direction;
+use crate::packet::{Direction, udp_headers};
 use crate::pcapng::{self, Interface};
 
 /// Longest ULPDU of the messages that no stream carried: what the adapter sends on streams.
@@ -157,6 +158,27 @@ impl Capture {
         if let Some((flow, own)) = self.streams.remove(&id) {
             let from = if by_peer { own.reverse() } else { own };
             flow.close(&mut self.sink, time, from);
+        }
+    }
+
+    /// A datagram passed.
+    pub fn datagram_passed(
+        &mut self,
+        time: Duration,
+        outgoing: bool,
+        (from, to): (SocketAddr, SocketAddr),
+        bytes: &[u8],
+    ) {
+        // Longer ones are no datagrams of UDP.
+        if let Some(headers) = udp_headers(from, to, bytes) {
+            let comment = Datagram::parse(bytes).map_or_else(
+                |_| "no datagram of Quipu".to_owned(),
+                |header| {
+                    let Datagram { source_qpn, dest_qpn, .. } = header;
+                    format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: Datagram")
+                },
+            );
+            self.sink.packet(time, !outgoing, &headers, bytes, &comment);
         }
     }
 

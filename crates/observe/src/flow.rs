@@ -29,7 +29,15 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    fn packet(&mut self, time: Duration, inbound: bool, head: &[u8], body: &[u8], comment: &str) {
+    /// Adds a packet, as far as the limits allow.
+    pub(crate) fn packet(
+        &mut self,
+        time: Duration,
+        inbound: bool,
+        head: &[u8],
+        body: &[u8],
+        comment: &str,
+    ) {
         if self.full {
             return;
         }

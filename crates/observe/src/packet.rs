@@ -35,6 +35,8 @@ pub(crate) mod flag {
 }
 
 const TCP: u8 = 6;
+const UDP: u8 = 17;
+const UDP_LEN: usize = 8;
 const HOP_LIMIT: u8 = 64;
 const TCP_LEN: usize = 20;
 /// On a SYN: largest segment, and windows in units of 2^14, so that a window never seems full.
@@ -83,33 +85,7 @@ impl Segment {
         let options: &[u8] = if self.flags & flag::SYN != 0 { &SYN_OPTIONS } else { &[] };
         let tcp_len = TCP_LEN + options.len();
         let length = tcp_len + payload.len();
-        let mut out = Vec::with_capacity(64);
-        // The sum covers addresses, protocol and length as well (RFC 9293 3.1).
-        let mut sum = Checksum::default();
-        sum.add(&[0, TCP]);
-        sum.add(&(length as u32).to_be_bytes());
-        match (self.from.ip(), self.to.ip()) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let total = ((20 + length) as u16).to_be_bytes();
-                out.extend_from_slice(&[0x45, 0, total[0], total[1]]);
-                // Do not fragment.
-                out.extend_from_slice(&[0, 0, 0x40, 0, HOP_LIMIT, TCP, 0, 0]);
-                out.extend_from_slice(&from.octets());
-                out.extend_from_slice(&to.octets());
-                let mut header = Checksum::default();
-                header.add(&out);
-                out[10..12].copy_from_slice(&header.finish());
-                sum.add(&out[12..20]);
-            }
-            (from, to) => {
-                out.extend_from_slice(&[0x60, 0, 0, 0]);
-                out.extend_from_slice(&(length as u16).to_be_bytes());
-                out.extend_from_slice(&[TCP, HOP_LIMIT]);
-                out.extend_from_slice(&as_v6(from));
-                out.extend_from_slice(&as_v6(to));
-                sum.add(&out[8..40]);
-            }
-        }
+        let (mut out, mut sum) = ip_header(self.from.ip(), self.to.ip(), TCP, length);
         let tcp = out.len();
         out.extend_from_slice(&self.from.port().to_be_bytes());
         out.extend_from_slice(&self.to.port().to_be_bytes());
@@ -122,6 +98,57 @@ impl Segment {
         out[tcp + 16..tcp + 18].copy_from_slice(&sum.finish());
         out
     }
+}
+
+/// The IP header of a packet with `length` bytes behind it; and the beginning of their checksum, which covers
+/// addresses, protocol and length as well (RFC 9293 3.1, RFC 768).
+fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> (Vec<u8>, Checksum) {
+    let (mut out, mut sum) = (Vec::with_capacity(64), Checksum::default());
+    sum.add(&[0, protocol]);
+    sum.add(&(length as u32).to_be_bytes());
+    if let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) {
+        let total = ((20 + length) as u16).to_be_bytes();
+        out.extend_from_slice(&[0x45, 0, total[0], total[1]]);
+        // Do not fragment.
+        out.extend_from_slice(&[0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
+        out.extend_from_slice(&from.octets());
+        out.extend_from_slice(&to.octets());
+        let mut header = Checksum::default();
+        header.add(&out);
+        out[10..12].copy_from_slice(&header.finish());
+        sum.add(&out[12..20]);
+    } else {
+        out.extend_from_slice(&[0x60, 0, 0, 0]);
+        out.extend_from_slice(&(length as u16).to_be_bytes());
+        out.extend_from_slice(&[protocol, HOP_LIMIT]);
+        out.extend_from_slice(&as_v6(from));
+        out.extend_from_slice(&as_v6(to));
+        sum.add(&out[8..40]);
+    }
+    (out, sum)
+}
+
+/// The headers of the packet that carries `payload` as a datagram; `None` if it is too long for one.
+pub(crate) fn udp_headers(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
+    if payload.len() > MAX_PAYLOAD {
+        return None;
+    }
+    let length = UDP_LEN + payload.len();
+    let (mut out, mut sum) = ip_header(from.ip(), to.ip(), UDP, length);
+    let udp = out.len();
+    out.extend_from_slice(&from.port().to_be_bytes());
+    out.extend_from_slice(&to.port().to_be_bytes());
+    out.extend_from_slice(&(length as u16).to_be_bytes());
+    out.extend_from_slice(&[0; 2]);
+    sum.add(&out[udp..]);
+    sum.add(payload);
+    // 0 would mean that there is none.
+    let checksum = match sum.finish() {
+        [0, 0] => [0xff; 2],
+        checksum => checksum,
+    };
+    out[udp + 6..].copy_from_slice(&checksum);
+    Some(out)
 }
 
 fn as_v6(address: IpAddr) -> [u8; 16] {
@@ -163,5 +190,10 @@ mod tests {
         assert_eq!(v6.len(), 40 + 28);
         let pseudo = [0, 0, 0, 28, 0, 0, 0, TCP];
         assert!(verified(&[&v6[8..40], &pseudo, &v6[40..]]));
+        let (from, to) = ("[::1]:4000".parse().unwrap(), "[::2]:5000".parse().unwrap());
+        let udp = udp_headers(from, to, payload).unwrap();
+        let pseudo = [0, 0, 0, 11, 0, 0, 0, UDP];
+        assert!(verified(&[&udp[8..40], &pseudo, &udp[40..], payload]));
+        assert_eq!(udp_headers(from, to, &[0; MAX_PAYLOAD + 1]), None);
     }
 }

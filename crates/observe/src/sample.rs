@@ -57,7 +57,7 @@ pub const WORK_METRICS: [Metric; WORK] = [
 ];
 
 /// How many values there are of each engine.
-pub const ENGINE: usize = 8;
+pub const ENGINE: usize = 9;
 /// What is counted of each engine beside that, in the order of [`Sample::engine`].
 pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("completions", "Completions, those in error among them."),
@@ -68,6 +68,7 @@ pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("socket_sends", "System calls that sent to a socket."),
     metric("socket_receives", "System calls that received from a socket."),
     metric("epoll_looks", "Questions to epoll without waiting."),
+    metric("dropped_datagrams", "Datagrams that came and were dropped."),
 ];
 
 /// The statuses of completions that are counted, by their numbers in verbs; the last is all others.
@@ -98,7 +99,8 @@ pub const STATUSES: [&str; 23] = [
 ];
 
 /// How the messages of a queue pair travel, as numbers in a sample.
-pub const PATHS: [&str; 6] = ["-", "connecting", "tcp", "shared memory", "own process", "lost"];
+pub const PATHS: [&str; 7] =
+    ["-", "connecting", "tcp", "shared memory", "own process", "lost", "udp"];
 /// States of queue pairs, by their numbers in verbs.
 pub const STATES: [&str; 8] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR", "?"];
 

@@ -154,7 +154,16 @@ impl Datagrams {
         }
         let mut batch = self.outgoing.take().unwrap_or_else(|| Box::new(Outgoing::new()));
         batch.clear();
-        while !batch.is_full() && batch.add(|out| adapter.transmit_datagram(now, number, out)) {}
+        let port = self.sockets[index].port;
+        let from = SocketAddr::new(self.own.ip(), port);
+        while !batch.is_full()
+            && batch.add(|out| {
+                let departure = adapter.transmit_datagram(now, number, out)?;
+                let ends = (from, departure.to);
+                adapter.probe_mut().datagram_passed(true, ends, &out[..departure.len]);
+                Some(departure)
+            })
+        {}
         let may_have_more = batch.is_full();
         if batch.send(&self.sockets[index].fd, self.own) {
             self.outgoing = Some(batch);
@@ -238,6 +247,8 @@ impl Datagrams {
             Ok(received) if received > 0 => {
                 socket.misses = 0;
                 for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
+                    let ends = (arrival.from, SocketAddr::new(arrival.to, socket.port));
+                    adapter.probe_mut().datagram_passed(false, ends, bytes);
                     adapter.handle_datagram(now, &arrival, bytes);
                 }
                 true
