@@ -16,7 +16,7 @@ const SECOND: u64 = 1_000_000_000;
 /// How long a stranger may take to send its request.
 const REQUEST_NS: u64 = 10 * SECOND;
 /// How long a TCP connection may take to be made.
-const REACH_NS: u64 = 10 * SECOND;
+pub(crate) const REACH_NS: u64 = 10 * SECOND;
 /// How long a program may take to answer a request, and to say that the connection stands: the
 /// kernel's 4.3 s, repeated 15 times, come to this.
 const ANSWER_NS: u64 = 60 * SECOND;
@@ -81,6 +81,7 @@ impl Cm {
         if let Some(id) = self.ids.get_mut(key) {
             id.stream = Some(stream);
             id.own = Some(offer);
+            id.again.first.clone_from(&first);
             id.state = State::Connecting;
         }
         self.set_deadline(key, Some(now + REACH_NS));
@@ -294,7 +295,7 @@ impl Cm {
     }
 
     /// Connecting has failed.
-    fn fail(&mut self, key: IdKey, kind: EventKind, status: i32) {
+    pub(crate) fn fail(&mut self, key: IdKey, kind: EventKind, status: i32) {
         self.drop_stream(key, true);
         self.set_deadline(key, None);
         if let Some(id) = self.ids.get_mut(key) {
@@ -322,6 +323,9 @@ impl Cm {
 
     /// A deadline of an identifier has passed.
     pub(crate) fn time_out(&mut self, now: u64, key: IdKey) {
+        if self.connect_again(now, key) {
+            return;
+        }
         let Some(id) = self.ids.get_mut(key) else { return };
         match id.state {
             State::Connecting | State::Accepted => {
@@ -397,9 +401,7 @@ impl Cm {
             return;
         };
         match (state, loss) {
-            (State::Connecting, Loss::Refused) => {
-                self.fail(id, EventKind::Rejected, reason::INVALID_SERVICE_ID.into());
-            }
+            (State::Connecting, Loss::Refused) => self.refused(now, id, stream),
             (State::Connecting, Loss::TimedOut) => {
                 self.fail(id, EventKind::Unreachable, -errno::TIMEDOUT);
             }

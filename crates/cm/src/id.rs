@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use quipu_wire::cm::Offer;
 
+use crate::again::Again;
 use crate::keys::{ChannelKey, IdKey, StreamKey};
 use crate::types::{Event, Path, PortSpace, qp_type};
 
@@ -70,6 +71,8 @@ pub(crate) struct Search {
     pub(crate) number: u32,
     pub(crate) request: Vec<u8>,
     pub(crate) sent: u32,
+    /// Nobody had the port when it was sent before.
+    pub(crate) refused: bool,
 }
 
 /// A look-up of a peer.
@@ -117,6 +120,8 @@ pub(crate) struct Id {
     /// Of a connect request that was not taken: who listens.
     pub(crate) listener: Option<IdKey>,
     pub(crate) stream: Option<StreamKey>,
+    /// For connecting once more.
+    pub(crate) again: Again,
     /// Whether the peer asked for the connection.
     pub(crate) asked: bool,
     /// What this side said of itself, once it has.
@@ -147,6 +152,7 @@ impl Id {
             state: State::Idle,
             listener: None,
             stream: None,
+            again: Again::default(),
             asked: false,
             own: None,
             peer: None,

@@ -9,6 +9,7 @@
 //! | `id` | identifiers and their states |
 //! | `connect` | connections: REQ, REP, REJ, RTU, DREQ, DREP over a TCP stream |
 //! | `stream` | MPA start-up and frames in one stream |
+//! | `again` | connections that are refused |
 //! | `admission` | bounds for streams of strangers |
 //! | `lookup` | datagrams: SIDR_REQ and SIDR_REP over UDP |
 //! | `group` | multicast groups |
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod again;
 mod attr;
 mod connect;
 mod events;

@@ -52,7 +52,7 @@ impl Cm {
         let (port_space, data) = (id.space.code(), &param.private_data[..]);
         let request = Message::Request { port_space, id: number, gid, data }.to_bytes();
         let bytes = request.clone();
-        id.state = State::LookingUp(Search { number, request, sent: 1 });
+        id.state = State::LookingUp(Search { number, request, sent: 1, refused: false });
         self.set_deadline(key, Some(now + pause(1)));
         self.actions.push_back(Action::Datagram { via: key, from: None, to: dst, bytes });
         Ok(())
@@ -72,10 +72,14 @@ impl Cm {
         self.actions.push_back(Action::Datagram { via: key, from: None, to, bytes });
     }
 
-    /// Nobody has the port that a look-up went to.
+    /// Nobody has the port that a look-up went to. That counts if it lasts until the look-up is sent
+    /// again: as with connections, the program there may be about to listen.
     pub fn handle_refused(&mut self, key: IdKey) {
         let Some(id) = self.ids.get_mut(key) else { return };
-        if let State::LookingUp(_) = id.state {
+        if let State::LookingUp(search) = &mut id.state
+            && std::mem::replace(&mut search.refused, true)
+            && search.sent > 1
+        {
             id.state = State::Over;
             self.set_deadline(key, None);
             self.tell(key, EventKind::Unreachable, status::UNSUPPORTED.into());

@@ -272,8 +272,10 @@ fn why_there_is_no_connection() {
     for (loss, kind, status) in cases {
         let mut pair = Pair { refuse: Some(loss), ..Pair::default() };
         pair.connect(5000, &Param::default());
+        pair.pass(SECOND);
         assert_eq!(pair.expect(0, kind).status, status);
         pair.expect_nothing();
+        assert_eq!(pair.nodes[0].cm.load().streams + pair.nodes[0].cm.load().deadlines, 0);
     }
     // A listener of another port space is none.
     let mut pair = Pair::default();
@@ -359,4 +361,27 @@ fn queue_pairs_get_what_fits_the_other_side() {
     assert_eq!((a.path.traffic_class, b.path.traffic_class), (0x68, 0x68));
     assert_eq!((a.path.dgid[15], b.path.dgid[15]), (2, 1));
     assert!(a.remote_write && a.remote_read);
+}
+
+#[test]
+fn a_listener_may_be_a_moment_late() {
+    let mut pair = Pair::default();
+    let active = pair.connect(5000, &param(b"patience"));
+    pair.pass(SECOND / 20);
+    pair.expect_nothing();
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    pair.pass(SECOND / 10);
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(&request.private_data[..8], b"patience");
+    pair.nodes[1].cm.accept(pair.now, request.id, Some(&Param::default())).unwrap();
+    pair.run();
+    assert_eq!(pair.expect(0, EventKind::ConnectResponse).id, active);
+    // Whoever does not want to wait any more need not.
+    let mut pair = Pair::default();
+    let active = pair.connect(5000, &Param::default());
+    assert_eq!(pair.nodes[0].cm.load().deadlines, 1);
+    pair.nodes[0].cm.destroy_id(active).unwrap();
+    assert_eq!(pair.nodes[0].cm.load().deadlines, 0);
+    pair.pass(SECOND);
+    pair.expect_nothing();
 }

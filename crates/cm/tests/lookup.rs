@@ -128,6 +128,11 @@ fn refusals_and_wrong_services() {
 
     let mut pair = Pair::default();
     let id = asking(&mut pair);
+    for _ in 0..2 {
+        pair.nodes[0].cm.handle_refused(id);
+    }
+    pair.expect_nothing();
+    pair.pass(SECOND / 5);
     pair.nodes[0].cm.handle_refused(id);
     assert_eq!(pair.expect(0, EventKind::Unreachable).status, 1);
 }

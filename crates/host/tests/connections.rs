@@ -191,6 +191,20 @@ fn refusals_say_why() {
 }
 
 #[test]
+fn a_listener_may_be_a_moment_late() {
+    let engine = engine();
+    let [server, client] = [(); 2].map(|()| Program::new(&engine));
+    let id = server.id(PortSpace::Tcp);
+    engine.cm_bind_addr(id, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = engine.cm_route(id).unwrap().src.unwrap();
+    let active = client.connect(address, &Param::default());
+    engine.cm_listen(id, 0).unwrap();
+    let request = server.expect(EventKind::ConnectRequest);
+    let [seen, own] = [request.id, active].map(|id| engine.cm_route(id).unwrap());
+    assert_eq!(seen.dst, own.src, "from the same port");
+}
+
+#[test]
 fn ports_are_taken_once() {
     let engine = engine();
     let program = Program::new(&engine);

@@ -113,6 +113,14 @@ impl Manager {
         }
     }
 
+    /// A new socket for an identifier whose first one was used up.
+    pub(super) fn bind_again(&mut self, key: IdKey) -> io::Result<Socket> {
+        let wrong = |_| io::Error::from(io::ErrorKind::NotConnected);
+        let src = self.cm.bound(key).map_err(wrong)?.ok_or(io::ErrorKind::NotConnected)?;
+        let options = *self.cm.options(key).map_err(wrong)?;
+        Socket::bind(src, false, options)
+    }
+
     fn bind_source(&mut self, key: IdKey, src: SocketAddr) -> io::Result<SocketAddr> {
         match self.bind_addr(key, src) {
             Ok(()) => Ok(self.cm.bound(key).ok().flatten().unwrap_or(src)),

@@ -239,8 +239,11 @@ impl Manager {
         to: SocketAddr,
         first: Vec<u8>,
     ) -> io::Result<()> {
-        let socket = self.sockets.get_mut(id.index() as usize).and_then(Option::take);
-        let socket = socket.ok_or(io::ErrorKind::NotConnected)?;
+        let socket = match self.sockets.get_mut(id.index() as usize).and_then(Option::take) {
+            Some(socket) => socket,
+            // It was refused, and tries once more.
+            None => self.bind_again(id)?,
+        };
         let tos = self.cm.options(id).ok().and_then(|options| options.tos);
         stream::tune(&socket.fd, tos.map(|tos| (to, tos)))?;
         let mut stream = Stream::connect(key, socket.fd, to, first)?;
