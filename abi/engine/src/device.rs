@@ -127,6 +127,10 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_mw = int(limits.max_mr);
     attr.max_ah = int(limits.max_ah);
+    let (groups, members) = (limits.max_multicast_groups, limits.max_multicast_members);
+    attr.max_mcast_grp = int(groups);
+    attr.max_mcast_qp_attach = int(members);
+    attr.max_total_mcast_qp_attach = int(groups.saturating_mul(members));
     attr.max_srq = int(limits.max_srq);
     attr.max_srq_wr = int(limits.max_srq_wr);
     attr.max_srq_sge = int(limits.max_sge);
@@ -191,7 +195,10 @@ fn destroy_left(instance: &Instance, left: Vec<Object>) {
         let mut taken = 0;
         let mut reported = |events: quipu_host::EventsReported| taken = events.asynchronous;
         let destroyed = match object {
-            Object::Qp(qp) => engine.destroy_qp(qp).map(&mut reported),
+            Object::Qp(qp) => {
+                let detached = engine.detach_all(qp);
+                detached.and_then(|()| engine.destroy_qp(qp)).map(&mut reported)
+            }
             Object::Srq(srq) => engine.destroy_srq(srq).map(&mut reported),
             Object::Cq(cq) => engine.destroy_cq(cq).map(&mut reported),
             Object::Channel(channel) => engine.destroy_channel(channel),

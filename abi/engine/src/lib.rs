@@ -88,6 +88,8 @@ static API: EngineApi = EngineApi {
     find_mr: paging::find_mr,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
+    attach_mcast: queue::attach_mcast,
+    detach_mcast: queue::detach_mcast,
     cm: cm::API,
 };
 

@@ -355,7 +355,7 @@ fn wc(completion: &Completion) -> ibv_wc {
         wc_flags,
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: completion.sl,
         dlid_path_bits: 0,
     }
 }

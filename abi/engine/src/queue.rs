@@ -1,7 +1,7 @@
 //! Shared receive queues and queue pairs: creating, changing, destroying them.
 
 use quipu_abi_types::*;
-use quipu_nic::{QpAttrMask, QpCap, QpInit, QpType};
+use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType};
 
 use crate::attr;
 use crate::completion::reported;
@@ -156,5 +156,22 @@ entries! {
         instance.registry().remove(Object::Qp(qp), events.asynchronous);
         out.fill(reported(events));
         Ok(())
+    }
+
+    /// [`EngineApi::attach_mcast`]
+    fn attach_mcast(qp: QpHandle, gid: *const ibv_gid) {
+        // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
+        let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
+        let instance = current()?;
+        Ok(instance.engine.attach_multicast(instance.qp(qp), Gid(gid))?)
+    }
+
+    /// [`EngineApi::detach_mcast`]
+    fn detach_mcast(qp: QpHandle, gid: *const ibv_gid) {
+        // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
+        let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
+        let Some(instance) = for_destructor()? else { return Ok(()) };
+        let qp = instance.qp(qp);
+        instance.destroyed(instance.engine.detach_multicast(qp, Gid(gid)).map_err(Failure::from))
     }
 }

@@ -177,6 +177,26 @@ entry! {
         Ok(())
     }
 
+    /// `ibv_attach_mcast(3)`. On Ethernet the LID has no meaning.
+    fn ibv_attach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> IntErrno {
+        // SAFETY: the program passes a queue pair, and null or a valid pointer.
+        unsafe {
+            let qp = qp(raw)?;
+            check((qp.api.attach_mcast)(qp.handle, gid))?;
+        }
+        Ok(())
+    }
+
+    /// `ibv_detach_mcast(3)`
+    fn ibv_detach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> IntErrno {
+        // SAFETY: as for `ibv_attach_mcast`.
+        unsafe {
+            let qp = qp(raw)?;
+            check((qp.api.detach_mcast)(qp.handle, gid))?;
+        }
+        Ok(())
+    }
+
     /// `ibv_post_send(3)`
     fn post_send(raw: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> IntErrno {
         // SAFETY: the program passes a queue pair.

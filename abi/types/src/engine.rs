@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 3;
+pub const ENGINE_API_VERSION: u32 = 4;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -525,6 +525,13 @@ pub struct EngineApi {
     pub create_ah:
         unsafe extern "C" fn(pd: PdHandle, attr: *const ibv_ah_attr, out: *mut AhHandle) -> i32,
     pub destroy_ah: unsafe extern "C" fn(ah: AhHandle) -> i32,
+
+    // --- multicast -----------------------------------------------------------------------------
+    /// Attaches a datagram QP to the group of a multicast GID; twice is as good as once. A QP that is
+    /// attached cannot be destroyed: Busy. Another type of QP, or no multicast GID: Invalid.
+    pub attach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
+    /// Detaches it; Invalid if it is not attached.
+    pub detach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
 
     // --- connection management -----------------------------------------------------------------
     pub cm: EngineCmApi,

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 /// | `QUIPU_PCAP` | a file or folder; `%p` is the process | packets are captured there, as pcapng: see [`CaptureConfig`] |
 /// | `QUIPU_PCAP_MB` | 1 to 1048576, default 1024 | longest such file |
 /// | `QUIPU_PCAP_SNAPLEN` | 0 (default) to 65535 | most bytes of a packet that are kept; 0: all |
+/// | `QUIPU_MULTICAST_PORT` | 1 to 65535, default 20804 | UDP port of datagrams to multicast groups; the same everywhere |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -36,6 +37,8 @@ pub struct Config {
     /// Size in bytes of the shared memory that channels to peers on this host are cut from.
     /// Sparse: only what is used is backed by memory.
     pub arena_bytes: usize,
+    /// The UDP port of datagrams to multicast groups, the same at every host that is to be in one.
+    pub multicast_port: u16,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
     /// Whether others of this user may read what the engine does (`quipu top`).
@@ -87,6 +90,7 @@ impl Default for Config {
             peer_memory: PeerMemoryPolicy::Auto,
             congestion: None,
             arena_bytes: 1 << 30,
+            multicast_port: 20_804,
             log: None,
             counters: true,
             capture: None,
@@ -150,6 +154,11 @@ impl Config {
                 .ok_or_else(|| bad("QUIPU_ARENA_MB", value, "a number from 1 to 65536"))?;
             config.arena_bytes = megabytes << 20;
         }
+        if let Some(value) = lookup("QUIPU_MULTICAST_PORT") {
+            let port = value.trim().parse().ok().filter(|&port| port > 0);
+            config.multicast_port =
+                port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
+        }
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
         config.log = lookup("QUIPU_LOG");
         if let Some(value) = lookup("QUIPU_COUNTERS") {
@@ -193,13 +202,14 @@ mod tests {
             "QUIPU_ADDRESS" => Some(" ::1 ".into()),
             "QUIPU_SAME_HOST" => Some("never".into()),
             "QUIPU_ARENA_MB" => Some("16".into()),
+            "QUIPU_MULTICAST_PORT" => Some("7000".into()),
             "QUIPU_CONGESTION" => Some(String::new()),
             _ => None,
         })
         .unwrap();
         assert_eq!(config.address, Some("::1".parse().unwrap()));
         assert_eq!(config.same_host, SameHost::Never);
-        assert_eq!(config.arena_bytes, 16 << 20);
+        assert_eq!((config.arena_bytes, config.multicast_port), (16 << 20, 7000));
         assert_eq!(config.congestion, None);
         assert_eq!(config.capture, None);
         let config = Config::from_lookup(|name| match name {

@@ -175,6 +175,59 @@ pub(crate) fn tell_of_headers(fd: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     options.into_iter().try_for_each(|option| set_option(fd, level, option, 1))
 }
 
+/// What is to become of a membership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Membership {
+    /// It begins.
+    Join,
+    /// It ends.
+    Leave,
+}
+
+/// Has a socket join or leave a multicast group on an interface.
+pub(crate) fn change_membership(
+    fd: &OwnedFd,
+    group: IpAddr,
+    interface: u32,
+    change: Membership,
+) -> io::Result<()> {
+    let join = change == Membership::Join;
+    match group {
+        IpAddr::V4(group) => {
+            // struct ip_mreqn: group, local address (any), interface.
+            let mut request = [0; 12];
+            request[..4].copy_from_slice(&group.octets());
+            request[8..].copy_from_slice(&interface.to_ne_bytes());
+            let name = if join { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
+            set_option_bytes(fd, libc::IPPROTO_IP, name, &request)
+        }
+        IpAddr::V6(group) => {
+            // struct ipv6_mreq: group, interface.
+            let mut request = [0; 20];
+            request[..16].copy_from_slice(&group.octets());
+            request[16..].copy_from_slice(&interface.to_ne_bytes());
+            let name = if join { libc::IPV6_ADD_MEMBERSHIP } else { libc::IPV6_DROP_MEMBERSHIP };
+            set_option_bytes(fd, libc::IPPROTO_IPV6, name, &request)
+        }
+    }
+}
+
+/// Has what a socket for the family of `ip` sends to multicast groups leave by an interface.
+pub(crate) fn send_multicast_by(fd: &OwnedFd, ip: IpAddr, interface: u32) -> io::Result<()> {
+    match ip {
+        IpAddr::V4(_) => {
+            // struct ip_mreqn, as above.
+            let mut request = [0; 12];
+            request[8..].copy_from_slice(&interface.to_ne_bytes());
+            set_option_bytes(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
+        }
+        IpAddr::V6(_) => {
+            let index = interface.to_ne_bytes();
+            set_option_bytes(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, &index)
+        }
+    }
+}
+
 /// A non-blocking TCP socket for the family of `ip`.
 pub(crate) fn tcp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };

@@ -180,3 +180,82 @@ fn quipu_wire_header(qpn: u32) -> [u8; 20] {
     header[12..16].copy_from_slice(&QKEY.to_be_bytes());
     header
 }
+
+/// Two engines in one group, and one that is not; the bytes that arrive once at each that is.
+fn to_a_group(address_of_all: &str, group: &str) {
+    let engines: Vec<_> = (0..3).map(|_| engine(address_of_all, SameHost::Auto)).collect();
+    let nodes: Vec<Node> = engines.iter().map(node).collect();
+    let gid = Gid(group.parse::<std::net::Ipv6Addr>().unwrap().octets());
+    for node in &nodes[..2] {
+        node.engine.attach_multicast(node.qp, gid).unwrap();
+    }
+    for node in &nodes {
+        for wr_id in 0..2 {
+            node.receive(wr_id, &[node.sge(1000 * wr_id, 500)]);
+        }
+    }
+    let to = To::Datagram { ah: address(&nodes[2], gid, 0), qpn: 0x00ff_ffff, qkey: QKEY };
+    nodes[2].fill(4000, b"to all");
+    let wr = SendWr {
+        wr_id: 9,
+        to,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(&[nodes[2].sge(4000, 6)]),
+    };
+    nodes[2].engine.post_send(nodes[2].qp, &wr).unwrap();
+    assert_eq!(nodes[2].poll().wr_id, 9);
+    for node in &nodes[..2] {
+        let got = node.poll();
+        assert_eq!((got.wr_id, got.byte_len, got.src_qp), (0, 46, nodes[2].num));
+        assert_eq!(node.bytes(GRH as usize, 6), b"to all");
+    }
+    // Who leaves hears nothing more; the other one shows when it would have come.
+    nodes[0].engine.detach_multicast(nodes[0].qp, gid).unwrap();
+    nodes[2].engine.post_send(nodes[2].qp, &wr).unwrap();
+    assert_eq!(nodes[1].poll().wr_id, 1);
+    let mut none = [Completion::default()];
+    for node in [&nodes[0], &nodes[2]] {
+        while node.engine.progress().unwrap() {}
+        let found = node.engine.poll_cq(node.cq, &mut none).unwrap();
+        assert!(found == 0 || none[0].wr_id == 9, "{none:?}");
+    }
+    assert!(nodes[1].engine.destroy_qp(nodes[1].qp).is_err(), "it is still attached");
+    nodes[1].engine.detach_all(nodes[1].qp).unwrap();
+    nodes[1].engine.destroy_qp(nodes[1].qp).unwrap();
+}
+
+#[test]
+fn to_a_group_over_ipv4() {
+    to_a_group("127.0.0.1", "::ffff:239.77.1.2");
+}
+
+#[test]
+fn to_a_group_over_ipv6() {
+    if engine_is_refused("::1") {
+        return;
+    }
+    // Most kernels have no way to IPv6 groups over the loopback; then nobody is attached in vain.
+    let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
+    if socket.send_to(b"", "[ff0e::77:1:2%1]:9").is_ok() {
+        to_a_group("::1", "ff0e::77:1:2");
+    } else {
+        let node = node(&engine("::1", SameHost::Auto));
+        let gid = Gid("ff0e::77:1:2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        assert!(node.engine.attach_multicast(node.qp, gid).is_err());
+        node.engine.destroy_qp(node.qp).unwrap();
+    }
+}
+
+#[test]
+fn an_engine_may_be_in_more_groups_than_a_socket() {
+    let node = node(&engine("127.0.0.1", SameHost::Auto));
+    let gid = |last: u8| Gid::from(std::net::IpAddr::from([239, 78, 0, last]));
+    for last in 0..50 {
+        node.engine.attach_multicast(node.qp, gid(last)).unwrap();
+    }
+    for last in 0..50 {
+        node.engine.detach_multicast(node.qp, gid(last)).unwrap();
+    }
+    assert!(node.engine.detach_multicast(node.qp, gid(0)).is_err());
+}

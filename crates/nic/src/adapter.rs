@@ -1,6 +1,7 @@
 //! The adapter: all objects of one engine, and what its four state machines share.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_mem::{Regions, RegionsConfig, Withdrawn};
@@ -53,6 +54,12 @@ pub struct Config {
     pub datagram_mtu: u32,
     /// XRC domains.
     pub max_xrcd: u32,
+    /// Multicast groups that queue pairs may be attached to.
+    pub max_multicast_groups: u32,
+    /// Queue pairs that may be attached to one of them.
+    pub max_multicast_members: u32,
+    /// The UDP port of datagrams to multicast groups.
+    pub multicast_port: u16,
     /// Reads and atomics in flight, each way.
     pub max_rd_atomic: u8,
     /// Largest message in bytes.
@@ -89,6 +96,9 @@ impl Default for Config {
             max_ah: 1 << 16,
             datagram_mtu: 4096,
             max_xrcd: 1 << 16,
+            max_multicast_groups: 1024,
+            max_multicast_members: 1024,
+            multicast_port: 20_804,
             max_rd_atomic: 128,
             max_message: 1 << 31,
             max_half_open: 1024,
@@ -188,6 +198,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams_ready: VecDeque<QpId>,
     pub(crate) datagram_drops: DatagramDrops,
+    /// Multicast groups with those attached to them; none is empty.
+    pub(crate) groups: BTreeMap<IpAddr, Vec<QpId>>,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
     /// Connections of peers that are not yet known or not yet answered, the oldest first.
@@ -312,6 +324,7 @@ impl<P: Probe> Adapter<P> {
                 ready: VecDeque::new(),
                 datagrams_ready: VecDeque::new(),
                 datagram_drops: DatagramDrops::default(),
+                groups: BTreeMap::new(),
                 hot: Vec::new(),
                 half_open: VecDeque::new(),
                 nudged: VecDeque::new(),

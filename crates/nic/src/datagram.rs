@@ -12,6 +12,7 @@ use quipu_iwarp::wire::grh::{self, Route};
 
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
+use crate::multicast::multicast_group;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
@@ -26,6 +27,9 @@ pub const MAX_DATAGRAM_MTU: u32 = 4096;
 pub const MAX_DATAGRAM: usize = datagram::LEN + MAX_DATAGRAM_MTU as usize;
 /// A Q_Key with this bit stands for that of the queue pair itself (IBA 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
+/// What a completion says of the kind of route header: with UDP (8), and IPv6 (1) or IPv4 (2).
+const IPV6_ROUTE: u8 = 8 | 1;
+const IPV4_ROUTE: u8 = 8 | 2;
 
 /// A datagram that stands in the caller's buffer, and where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +209,9 @@ impl<P: Probe> Adapter<P> {
             return;
         };
         let message = &bytes[datagram::LEN..];
+        if header.dest_qpn == datagram::MULTICAST_QPN {
+            return self.deliver_to_group(&header, arrival, message);
+        }
         let id = self.hub.numbers.get(&QpNum(header.dest_qpn)).copied();
         match id.and_then(|id| self.qp_and_hub(id)) {
             Some((qp, hub)) => deliver(qp, hub, &header, arrival, message),
@@ -277,12 +284,16 @@ fn compose<P: Probe>(
     }
     hub.probe.stage(Stage::GetData, rest.len());
     let (traffic_class, hop_limit) = (to.av.traffic_class, to.av.hop_limit);
-    let to = SocketAddr::new(IpAddr::from(to.av.dgid), QpNum(to.qpn).port());
+    let config = &hub.config;
+    let to = match multicast_group(config.gid, to.av.dgid) {
+        Some(group) => SocketAddr::new(group, config.multicast_port),
+        None => SocketAddr::new(IpAddr::from(to.av.dgid), QpNum(to.qpn).port()),
+    };
     Ok(Some(Departure { from: qp.num, to, traffic_class, hop_limit, len }))
 }
 
 /// Gives a datagram to a queue pair, if that may have it and has a receive for it.
-fn deliver<P: Probe>(
+pub(crate) fn deliver<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     header: &Datagram,
@@ -312,7 +323,8 @@ fn deliver<P: Probe>(
             extra,
             solicited: header.solicited,
         };
-        responder::finish_datagram(qp, hub, finish, QpNum(header.source_qpn))
+        let sl = if arrival.from.is_ipv4() { IPV4_ROUTE } else { IPV6_ROUTE };
+        responder::finish_datagram(qp, hub, finish, QpNum(header.source_qpn), sl)
     });
     if let Err(refusal) = placed {
         responder::refuse(qp, hub, refusal);

@@ -171,9 +171,12 @@ impl<P: Probe> Adapter<P> {
     /// that were not polled are dropped.
     ///
     /// # Errors
-    /// No such queue pair.
+    /// No such queue pair, or [`Fault::Busy`] while it is attached to a multicast group.
     pub fn destroy_qp(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
+        if self.hub.groups.values().any(|members| members.contains(&id)) {
+            return Err(Fault::Busy);
+        }
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         qp.state = QpState::Err;
         connect::detach(qp, hub);

@@ -139,10 +139,11 @@ pub(crate) fn finish_receive<P: Probe>(
     finish: Finish,
 ) -> Result<(), Refusal> {
     let src_qp = QpNum(qp.attr.dest_qp_num);
-    finish_from(qp, hub, finish, src_qp, false)
+    finish_from(qp, hub, finish, src_qp, None)
 }
 
-/// Completes the receive in progress, which a datagram of `src_qp` has filled.
+/// Completes the receive in progress, which a datagram of `src_qp` has filled, with `sl` for the kind of its
+/// route header.
 ///
 /// # Errors
 /// As [`finish_receive`].
@@ -151,8 +152,9 @@ pub(crate) fn finish_datagram<P: Probe>(
     hub: &mut Hub<P>,
     finish: Finish,
     src_qp: QpNum,
+    sl: u8,
 ) -> Result<(), Refusal> {
-    finish_from(qp, hub, finish, src_qp, true)
+    finish_from(qp, hub, finish, src_qp, Some(sl))
 }
 
 #[inline]
@@ -161,7 +163,7 @@ fn finish_from<P: Probe>(
     hub: &mut Hub<P>,
     finish: Finish,
     src_qp: QpNum,
-    grh: bool,
+    route: Option<u8>,
 ) -> Result<(), Refusal> {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;
@@ -180,7 +182,8 @@ fn finish_from<P: Probe>(
         vendor_err: 0,
         qp_num: qp.num,
         src_qp,
-        grh,
+        grh: route.is_some(),
+        sl: route.unwrap_or(0),
     };
     if hub.complete(qp.recv_cq, completion, finish.solicited) {
         Ok(())

@@ -572,6 +572,9 @@ pub struct Completion {
     pub src_qp: QpNum,
     /// Whether 40 bytes of route header stand in front of what was received (datagrams).
     pub grh: bool,
+    /// Service level; of a datagram, the kind of route header: 9 for IPv6, 10 for IPv4. It is what adapters of
+    /// RoCE v2 say, and how UCX tells them apart.
+    pub sl: u8,
 }
 
 /// An asynchronous event about an object or the port.

@@ -85,6 +85,7 @@ fn a_message_arrives_behind_its_route_header() {
         qp_num: bench.pair.number(1, bench.qps[1]),
         src_qp: source,
         grh: true,
+        sl: 10,
     };
     assert_eq!(received, [expected]);
     assert_eq!(bench.there.bytes(GRH, 10), b"a datagram");
@@ -507,4 +508,80 @@ fn the_traffic_class_and_hop_limit_are_those_of_the_address() {
     };
     assert_eq!(departure, expected);
     assert_eq!(adapter.transmit_datagram(bench.pair.now, number, &mut out), None);
+}
+
+/// A group, and what host 0 sends to it.
+const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
+
+#[test]
+fn a_message_to_a_group_reaches_all_who_are_attached() {
+    let mut bench = Bench::new();
+    let others: Vec<QpId> = (0..3).map(|_| bench.pair.datagram_qp(1)).collect();
+    let group = IpAddr::V4(GROUP);
+    for &qp in &others[..2] {
+        bench.pair.hosts[1].adapter.attach_multicast(qp, group).unwrap();
+        bench.pair.hosts[1].adapter.attach_multicast(qp, group).unwrap();
+    }
+    for (wr_id, &qp) in others.iter().enumerate() {
+        for twice in 0..2 {
+            let sge = bench.there.sge(1000 * wr_id + 500 * twice, 200);
+            bench.pair.recv(1, qp, wr_id as u64, &[sge]);
+        }
+    }
+    let ah = bench.pair.ah_with(0, Gid::from(group), |av| av.hop_limit = 3);
+    bench.to = To::Datagram { ah, qpn: 0x00ff_ffff, qkey: QKEY };
+    bench.here.fill(0, b"to all");
+    bench.pair.full[0] = true;
+    bench.post(1, SendOp::Send, 6).unwrap();
+    let mut out = [0; MAX_DATAGRAM];
+    let host = &mut bench.pair.hosts[0];
+    let number = host.adapter.next_datagrams().unwrap();
+    let departure = host.adapter.transmit_datagram(bench.pair.now, number, &mut out).unwrap();
+    let port = host.adapter.config().multicast_port;
+    assert_eq!((departure.to, departure.hop_limit), (SocketAddr::new(group, port), 3));
+    let from = SocketAddr::new(IpAddr::V4(host.address), number.port());
+    let arrival = Arrival { from, to: group, traffic_class: 0, hop_limit: 3 };
+    let (now, there) = (bench.pair.now, &mut bench.pair.hosts[1].adapter);
+    there.handle_datagram(now, &arrival, &out[..departure.len]);
+    let mut received: Vec<u64> = bench.received().iter().map(|c| c.wr_id).collect();
+    received.sort_unstable();
+    assert_eq!(received, [0, 1]);
+    assert_eq!(bench.there.bytes(GRH + 1000, 6), b"to all");
+    assert_eq!(bench.there.bytes(36, 4), GROUP.octets(), "the destination is the group");
+    // A group that nobody is in, and one address with the number of a group.
+    let there = &mut bench.pair.hosts[1].adapter;
+    let strange = Ipv4Addr::new(239, 1, 2, 4).into();
+    there.handle_datagram(now, &Arrival { to: strange, ..arrival }, &out[..departure.len]);
+    let single = Ipv4Addr::new(10, 0, 0, 2).into();
+    there.handle_datagram(now, &Arrival { to: single, ..arrival }, &out[..departure.len]);
+    assert_eq!((there.datagram_drops().no_queue_pair, bench.received().len()), (2, 0));
+    // Those who left get nothing, and only they may go.
+    let there = &mut bench.pair.hosts[1].adapter;
+    assert_eq!(there.destroy_qp(now, others[0]), Err(Fault::Busy));
+    assert_eq!(there.detach_multicast(others[0], group), Ok(false));
+    assert!(there.detach_multicast(others[0], group).is_err());
+    assert_eq!(there.destroy_qp(now, others[0]), Ok(()));
+    there.handle_datagram(now, &arrival, &out[..departure.len]);
+    assert_eq!(bench.received().iter().map(|c| c.wr_id).collect::<Vec<_>>(), [1]);
+    let there = &mut bench.pair.hosts[1].adapter;
+    assert_eq!(there.groups_of(others[1]), [group]);
+    assert_eq!(there.detach_multicast(others[1], group), Ok(true));
+    assert!(!there.has_group(group));
+}
+
+#[test]
+fn groups_are_for_datagrams_and_limited() {
+    let mut pair = Pair::new(Way::Stream(usize::MAX));
+    let connected = pair.hosts[0].qp();
+    let datagrams = pair.datagram_qp(0);
+    let adapter = &mut pair.hosts[0].adapter;
+    let group = |number: u32| IpAddr::from((0xef00_0000 + number).to_be_bytes());
+    assert!(matches!(adapter.attach_multicast(connected, group(0)), Err(Fault::Invalid(_))));
+    let limit = adapter.config().max_multicast_groups;
+    for number in 0..limit {
+        adapter.attach_multicast(datagrams, group(number)).unwrap();
+    }
+    let refused = adapter.attach_multicast(datagrams, group(limit));
+    assert!(matches!(refused, Err(Fault::Exhausted(_))));
+    assert!(adapter.group_of(Gid::from(IpAddr::from([10, 0, 0, 2]))).is_err());
 }

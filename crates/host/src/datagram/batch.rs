@@ -130,6 +130,17 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) {
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
                 arrival.hop_limit = int().unwrap_or(0);
             }
+            // struct in_pktinfo ends with the address in the header; struct in6_pktinfo begins with it.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                if let Some(Some(octets)) = data.get(8..).map(|rest| rest.first_chunk::<4>()) {
+                    arrival.to = IpAddr::from(*octets);
+                }
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                if let Some(octets) = data.first_chunk::<16>() {
+                    arrival.to = IpAddr::from(*octets);
+                }
+            }
             _ => {}
         }
         // SAFETY: as for the first.
@@ -230,14 +241,25 @@ fn with_scope(mut to: SocketAddr, own: SocketAddr) -> SocketAddr {
 
 /// Writes the control messages for a datagram; how many bytes they take.
 fn write_control(departure: &Departure, control: &mut Control) -> usize {
-    if departure.traffic_class == 0 {
-        return 0;
-    }
-    let (level, kind) = match departure.to {
-        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
-        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    let (level, class, hops) = match departure.to {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
-    let value = c_int::from(departure.traffic_class);
+    let mut used = 0;
+    if departure.traffic_class != 0 {
+        used += put_int(&mut control.0[used..], level, class, departure.traffic_class);
+    }
+    // The route knows better how far a single address is.
+    if departure.to.ip().is_multicast() && departure.hop_limit != 0 {
+        used += put_int(&mut control.0[used..], level, hops, departure.hop_limit);
+    }
+    used
+}
+
+/// Writes a control message with an integer to the front of `out`, which is aligned for its header; the
+/// space it takes, which keeps what follows aligned.
+fn put_int(out: &mut [u8], level: c_int, kind: c_int, value: u8) -> usize {
+    let value = c_int::from(value);
     let header_len = size_of::<libc::cmsghdr>();
     // SAFETY: computes from an integer.
     let space = unsafe { libc::CMSG_SPACE(size_of::<c_int>() as u32) } as usize;
@@ -248,10 +270,11 @@ fn write_control(departure: &Departure, control: &mut Control) -> usize {
     header.cmsg_type = kind;
     // SAFETY: computes from an integer.
     header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<c_int>() as u32) } as _;
-    // SAFETY: the buffer is aligned for a header, and longer than the space of one with an integer; on
-    // 64-bit Linux the data stand right behind the header.
-    unsafe { control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(*header) };
-    control.0[header_len..header_len + size_of::<c_int>()].copy_from_slice(&value.to_ne_bytes());
+    // It panics rather than write beyond the end; on 64-bit Linux the data stand right behind the header.
+    let room = &mut out[..space];
+    // SAFETY: there is room for the space of a message with an integer, of which the header is a part.
+    unsafe { room.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(*header) };
+    room[header_len..header_len + size_of::<c_int>()].copy_from_slice(&value.to_ne_bytes());
     space
 }
 
@@ -274,6 +297,12 @@ mod tests {
         read_control(&header, &mut arrival);
         assert_eq!(arrival.traffic_class, 0xa8);
         departure.traffic_class = 0;
-        assert_eq!(write_control(&departure, &mut control), 0);
+        departure.hop_limit = 9;
+        assert_eq!(write_control(&departure, &mut control), 0, "the route's own for one address");
+        departure.traffic_class = 4;
+        departure.to = "[ff02::1]:1".parse().unwrap();
+        header.msg_controllen = write_control(&departure, &mut control) as _;
+        read_control(&header, &mut arrival);
+        assert_eq!((arrival.traffic_class, arrival.hop_limit), (4, 9));
     }
 }

@@ -5,9 +5,10 @@
 //! adapter and not taken by the kernel, a batch at most, is kept until it is.
 
 mod batch;
+mod groups;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use libc::c_int;
 use quipu_nic::{QpNum, Time};
 
 use self::batch::{Incoming, Outgoing};
+use self::groups::Groups;
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
 use crate::sys::{self, Epoll};
@@ -36,7 +38,8 @@ const WRITE: c_int = libc::EPOLLOUT;
 /// The socket of one port.
 struct Socket {
     fd: OwnedFd,
-    port: u16,
+    /// `None`: it receives what is sent to multicast groups, and sends nothing.
+    port: Option<u16>,
     /// What the kernel has not taken yet. While there is something, nothing more is sent.
     held: Option<Box<Outgoing>>,
     /// Looks in vain since the last datagram.
@@ -44,22 +47,30 @@ struct Socket {
 }
 
 impl Socket {
-    fn open(own: SocketAddr, port: u16) -> io::Result<Self> {
+    /// The socket of a port of queue pairs.
+    fn open(own: SocketAddr, interface: u32, port: u16) -> io::Result<Self> {
         let fd = sys::udp_socket(own.ip())?;
+        // Where that does not work, single addresses still do.
+        let _ = sys::send_multicast_by(&fd, own.ip(), interface);
+        let mut address = own;
+        address.set_port(port);
+        sys::bind(&fd, address)?;
+        Self::tuned(fd, own, Some(port))
+    }
+
+    fn tuned(fd: OwnedFd, own: SocketAddr, port: Option<u16>) -> io::Result<Self> {
         // Asking for more than the limit gives the limit; only the administrator may pass it.
         if sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BYTES).is_err() {
             sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
         }
         sys::tell_of_headers(&fd, own.ip())?;
-        let mut address = own;
-        address.set_port(port);
-        sys::bind(&fd, address)?;
         Ok(Self { fd, port, held: None, misses: PATIENCE })
     }
 
     /// The numbers of the queue pairs that send by this socket.
     fn numbers(&self) -> std::ops::RangeInclusive<QpNum> {
-        QpNum::new(self.port, 0)..=QpNum::new(self.port, u8::MAX)
+        let port = self.port.unwrap_or(0);
+        QpNum::new(port, 0)..=QpNum::new(port, u8::MAX)
     }
 }
 
@@ -67,7 +78,10 @@ impl Socket {
 pub(crate) struct Datagrams {
     /// The engine's address; port 0.
     own: SocketAddr,
+    /// The index of its interface.
+    interface: u32,
     epoll: Arc<Epoll>,
+    groups: Groups,
     sockets: Vec<Socket>,
     numbers: Numbers,
     /// Made with the first socket.
@@ -78,10 +92,12 @@ pub(crate) struct Datagrams {
 
 impl Datagrams {
     /// Without sockets yet.
-    pub(crate) fn new(own: SocketAddr, epoll: Arc<Epoll>) -> Self {
+    pub(crate) fn new(own: SocketAddr, interface: u32, epoll: Arc<Epoll>) -> Self {
         Self {
             own,
+            interface,
             epoll,
+            groups: Groups::default(),
             sockets: Vec::new(),
             numbers: Numbers::default(),
             incoming: None,
@@ -101,13 +117,48 @@ impl Datagrams {
     ///
     /// Somebody else has the port, or the kernel has no descriptors.
     pub(crate) fn open(&mut self, port: u16) -> io::Result<()> {
-        let socket = sys::with_more_descriptors(|| Socket::open(self.own, port))?;
-        let token = Token::Datagrams(self.sockets.len() as u32);
-        self.epoll.add(&socket.fd, READ, token.bits())?;
-        self.sockets.push(socket);
+        let (own, interface) = (self.own, self.interface);
+        let socket = sys::with_more_descriptors(|| Socket::open(own, interface, port))?;
+        self.add(socket)?;
         self.numbers.add_port(port);
-        self.incoming.get_or_insert_with(Incoming::new);
         Ok(())
+    }
+
+    /// Adds a socket; its position.
+    fn add(&mut self, socket: Socket) -> io::Result<usize> {
+        let index = self.sockets.len();
+        self.epoll.add(&socket.fd, READ, Token::Datagrams(index as u32).bits())?;
+        self.sockets.push(socket);
+        self.incoming.get_or_insert_with(Incoming::new);
+        Ok(index)
+    }
+
+    /// Joins a multicast group, to which datagrams are sent at `port`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no way to the group, or refuses it, or somebody has the port for himself.
+    pub(crate) fn join(&mut self, group: IpAddr, port: u16) -> io::Result<()> {
+        groups::check_route(self.own, self.interface, SocketAddr::new(group, port))?;
+        let (sockets, interface) = (&self.sockets, self.interface);
+        if self.groups.join(group, interface, |index| &sockets[index].fd)? {
+            return Ok(());
+        }
+        let own = self.own;
+        let fd = sys::with_more_descriptors(|| groups::open(own, port))?;
+        let index = self.add(Socket::tuned(fd, own, None)?)?;
+        self.groups.sockets.insert(0, index);
+        let sockets = &self.sockets;
+        match self.groups.join(group, interface, |index| &sockets[index].fd)? {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
+        }
+    }
+
+    /// Leaves a multicast group.
+    pub(crate) fn leave(&mut self, group: IpAddr) {
+        let sockets = &self.sockets;
+        self.groups.leave(group, self.interface, |index| &sockets[index].fd);
     }
 
     /// A number for a new queue pair.
@@ -126,7 +177,7 @@ impl Datagrams {
 
     /// The socket of a queue pair.
     fn position(&self, number: QpNum) -> Option<usize> {
-        self.sockets.iter().position(|socket| socket.port == number.port())
+        self.sockets.iter().position(|socket| socket.port == Some(number.port()))
     }
 
     /// Whether there are sockets.

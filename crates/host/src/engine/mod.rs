@@ -92,7 +92,7 @@ impl Engine {
 
         let own = socket_address(&address);
         let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
-        let datagrams = Datagrams::new(own, Arc::clone(&epoll));
+        let datagrams = Datagrams::new(own, address.index, Arc::clone(&epoll));
         let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
             .map_err(system("an identity for peers"))?;
         let tap = match &config.capture {
@@ -104,6 +104,7 @@ impl Engine {
             gid: Gid::from(address.ip),
             seed,
             datagram_mtu: address.datagram_mtu(),
+            multicast_port: config.multicast_port,
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use quipu_mem::{Access, RegionInfo, Segment, Vouched};
 use quipu_nic::{
-    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Key, MrId, MwId, PdId, QpAttr, QpAttrMask,
-    QpCap, QpId, QpInfo, QpInit, QpNum, QpType, Region, SrqId, Time, WindowType,
+    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, Key, MrId, MwId, PdId, QpAttr,
+    QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpType, Region, SrqId, Time, WindowType,
 };
 
 use super::core::Core;
@@ -503,6 +503,56 @@ impl Engine {
     /// No such handle.
     pub fn destroy_ah(&self, ah: AhId) -> Result<(), EngineError> {
         Ok(self.enter()?.adapter.destroy_ah(ah)?)
+    }
+
+    /// Attaches a datagram queue pair to the multicast group that a GID stands for, which the device's
+    /// interface then joins.
+    ///
+    /// # Errors
+    ///
+    /// No multicast GID, a queue pair of another service, a limit, or the kernel refuses the group.
+    pub fn attach_multicast(&self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        let group = core.adapter.group_of(mgid)?;
+        let known = core.adapter.has_group(group);
+        core.adapter.attach_multicast(qp, group)?;
+        if !known {
+            let port = core.adapter.config().multicast_port;
+            if let Err(error) = core.datagrams.join(group, port) {
+                core.adapter.detach_multicast(qp, group)?;
+                return Err(EngineError::system("a multicast group", error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches a queue pair from the multicast group that a GID stands for.
+    ///
+    /// # Errors
+    ///
+    /// It is not attached to it.
+    pub fn detach_multicast(&self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        let group = core.adapter.group_of(mgid)?;
+        if core.adapter.detach_multicast(qp, group)? {
+            core.datagrams.leave(group);
+        }
+        Ok(())
+    }
+
+    /// Detaches a queue pair from every multicast group.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn detach_all(&self, qp: QpId) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        for group in core.adapter.groups_of(qp) {
+            if core.adapter.detach_multicast(qp, group)? {
+                core.datagrams.leave(group);
+            }
+        }
+        Ok(())
     }
 
     /// Datagrams that were dropped so far.

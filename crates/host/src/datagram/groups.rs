@@ -1,0 +1,90 @@
+//! The multicast groups that the engine is in.
+//!
+//! Datagrams to groups come to one well-known port, which every engine of this host shares, so that each
+//! gets a copy. A socket of the kernel is in a limited number of groups; there are as many as needed.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use crate::sys::{self, Membership};
+
+/// Which socket is in which group.
+#[derive(Default)]
+pub(super) struct Groups {
+    joined: HashMap<IpAddr, usize>,
+    /// Positions of the sockets among all.
+    pub(super) sockets: Vec<usize>,
+}
+
+impl Groups {
+    /// Joins a group by one of the sockets that there are; `false` if none has room.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses the group.
+    pub(super) fn join<'a>(
+        &mut self,
+        group: IpAddr,
+        interface: u32,
+        socket: impl Fn(usize) -> &'a OwnedFd,
+    ) -> io::Result<bool> {
+        for &index in &self.sockets {
+            match sys::change_membership(socket(index), group, interface, Membership::Join) {
+                Ok(()) => {
+                    self.joined.insert(group, index);
+                    return Ok(true);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Leaves a group.
+    pub(super) fn leave<'a>(
+        &mut self,
+        group: IpAddr,
+        interface: u32,
+        socket: impl Fn(usize) -> &'a OwnedFd,
+    ) {
+        if let Some(index) = self.joined.remove(&group) {
+            // It was joined, so this fails only if the interface is gone, and the membership with it.
+            let _ = sys::change_membership(socket(index), group, interface, Membership::Leave);
+        }
+    }
+}
+
+/// Looks whether what is sent to a group finds a way: Linux has none for IPv6 groups over the loopback.
+pub(super) fn check_route(own: SocketAddr, interface: u32, group: SocketAddr) -> io::Result<()> {
+    let fd = sys::udp_socket(own.ip())?;
+    sys::send_multicast_by(&fd, own.ip(), interface)?;
+    sys::bind(&fd, own)?;
+    sys::connect(&fd, group)?;
+    Ok(())
+}
+
+/// A socket for what is sent to groups at `port`, in none of them yet.
+pub(super) fn open(own: SocketAddr, port: u16) -> io::Result<OwnedFd> {
+    let fd = sys::udp_socket(own.ip())?;
+    sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    let (level, all, info) = match own.ip() {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, libc::IP_PKTINFO),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, libc::IPV6_RECVPKTINFO),
+    };
+    // Groups that others on this host joined are not for this socket.
+    sys::set_option(&fd, level, all, 0)?;
+    // Which group a datagram came for.
+    sys::set_option(&fd, level, info, 1)?;
+    let any: IpAddr = match own.ip() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    sys::bind(&fd, SocketAddr::new(any, port))?;
+    Ok(fd)
+}
+
+/// `ipv6(7)`, since Linux 4.20.
+const IPV6_MULTICAST_ALL: libc::c_int = 29;

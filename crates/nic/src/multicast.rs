@@ -1,0 +1,165 @@
+//! Multicast groups (IBA 10.5): which datagram queue pairs are attached to which, by IP multicast.
+//!
+//! The world below joins and leaves the groups; datagrams to one come to a port of their own
+//! (`specs/quipu-datagram.md`, section 5).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use quipu_iwarp::wire::datagram::Datagram;
+
+use crate::adapter::Adapter;
+use crate::datagram::{Arrival, deliver};
+use crate::error::Fault;
+use crate::probe::Probe;
+use crate::types::{Gid, QpId, QpType};
+
+/// The first octet of the IPv4 groups that stand for IPv6 ones: of administrative scope (RFC 2365).
+const ADMINISTRATIVE: u8 = 239;
+
+/// The IP multicast group of a multicast GID, as an adapter whose own address is `own` uses it; `None` if the
+/// GID is no multicast address. IPv4 groups come as `::ffff:a.b.c.d` or `ff0e::ffff:a.b.c.d`, since RDMA
+/// connection managers write both. Groups of the other family are mapped, to the second form, or to
+/// 239.0.0.0/8 by a hash.
+#[must_use]
+pub fn multicast_group(own: Gid, mgid: Gid) -> Option<IpAddr> {
+    let octets = mgid.0;
+    let embedded = octets[10..12] == [0xff, 0xff] && octets[2..10] == [0; 8];
+    let v4 = Ipv4Addr::new(octets[12], octets[13], octets[14], octets[15]);
+    let prefix = [octets[0], octets[1]];
+    let v4 = Some(v4)
+        .filter(|v4| embedded && v4.is_multicast() && (prefix == [0, 0] || prefix == [0xff, 0x0e]));
+    match (IpAddr::from(own), v4) {
+        (IpAddr::V4(_), Some(v4)) => Some(v4.into()),
+        (IpAddr::V6(_), Some(v4)) => {
+            let [a, b, c, d] = v4.octets();
+            let mut octets = [0; 16];
+            octets[..2].copy_from_slice(&[0xff, 0x0e]);
+            octets[10..].copy_from_slice(&[0xff, 0xff, a, b, c, d]);
+            Some(Ipv6Addr::from(octets).into())
+        }
+        (_, None) if octets[0] != 0xff => None,
+        (IpAddr::V6(_), None) => Some(Ipv6Addr::from(octets).into()),
+        (IpAddr::V4(_), None) => {
+            // FNV-1a, 32 bits.
+            let hash = octets.iter().fold(0x811c_9dc5_u32, |hash, &octet| {
+                (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193)
+            });
+            let [_, b, c, d] = hash.to_be_bytes();
+            Some(Ipv4Addr::new(ADMINISTRATIVE, b, c, d).into())
+        }
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// The group that a multicast GID stands for.
+    ///
+    /// # Errors
+    /// It is no multicast address.
+    pub fn group_of(&self, mgid: Gid) -> Result<IpAddr, Fault> {
+        multicast_group(self.hub.config.gid, mgid)
+            .ok_or(Fault::Invalid("the GID is no multicast address"))
+    }
+
+    /// Attaches a datagram queue pair to a group, which the world below has joined. To do so twice changes
+    /// nothing (`ibv_attach_mcast(3)`).
+    ///
+    /// # Errors
+    /// No such queue pair, one of another service, or a limit is reached.
+    pub fn attach_multicast(&mut self, id: QpId, group: IpAddr) -> Result<(), Fault> {
+        let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
+        if qp.qp_type != QpType::Ud {
+            return Err(Fault::Invalid("only datagram queue pairs may be attached to a group"));
+        }
+        let (groups, config) = (&mut self.hub.groups, &self.hub.config);
+        if !groups.contains_key(&group) && groups.len() >= config.max_multicast_groups as usize {
+            return Err(Fault::Exhausted("multicast groups"));
+        }
+        let members = groups.entry(group).or_default();
+        if members.contains(&id) {
+            return Ok(());
+        }
+        if members.len() >= config.max_multicast_members as usize {
+            return Err(Fault::Exhausted("places in this multicast group"));
+        }
+        members.push(id);
+        Ok(())
+    }
+
+    /// Detaches a queue pair from a group. Whether it was the last one, so that the group is to be left.
+    ///
+    /// # Errors
+    /// It is not attached.
+    pub fn detach_multicast(&mut self, id: QpId, group: IpAddr) -> Result<bool, Fault> {
+        let refusal = Fault::Invalid("the queue pair is not attached to this group");
+        let members = self.hub.groups.get_mut(&group).ok_or(refusal)?;
+        let place = members.iter().position(|&member| member == id).ok_or(refusal)?;
+        members.remove(place);
+        let last = members.is_empty();
+        if last {
+            self.hub.groups.remove(&group);
+        }
+        Ok(last)
+    }
+
+    /// Whether any queue pair is attached to a group.
+    #[must_use]
+    pub fn has_group(&self, group: IpAddr) -> bool {
+        self.hub.groups.contains_key(&group)
+    }
+
+    /// The groups that a queue pair is attached to.
+    #[must_use]
+    pub fn groups_of(&self, id: QpId) -> Vec<IpAddr> {
+        let groups = self.hub.groups.iter();
+        groups.filter(|(_, members)| members.contains(&id)).map(|(&group, _)| group).collect()
+    }
+
+    /// Gives a datagram to every queue pair that is attached to its group.
+    pub(crate) fn deliver_to_group(
+        &mut self,
+        header: &Datagram,
+        arrival: &Arrival,
+        message: &[u8],
+    ) {
+        let mut index = 0;
+        while let Some(&id) = self.hub.groups.get(&arrival.to).and_then(|group| group.get(index)) {
+            if let Some((qp, hub)) = self.qp_and_hub(id) {
+                deliver(qp, hub, header, arrival, message);
+            }
+            index += 1;
+        }
+        if index == 0 {
+            self.hub.datagram_drops.no_queue_pair += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid(text.parse::<Ipv6Addr>().unwrap().octets())
+    }
+
+    fn group(own: &str, mgid: &str) -> Option<String> {
+        multicast_group(gid(own), gid(mgid)).map(|group| group.to_string())
+    }
+
+    #[test]
+    fn groups_of_all_kinds_of_names() {
+        let (v4, v6) = ("::ffff:10.0.0.1", "fe80::1");
+        assert_eq!(group(v4, "::ffff:239.1.2.3").as_deref(), Some("239.1.2.3"));
+        assert_eq!(group(v4, "ff0e::ffff:239.1.2.3").as_deref(), Some("239.1.2.3"));
+        assert_eq!(group(v6, "::ffff:239.1.2.3").as_deref(), Some("ff0e::ffff:ef01:203"));
+        assert_eq!(group(v6, "ff0e::ffff:239.1.2.3").as_deref(), Some("ff0e::ffff:ef01:203"));
+        assert_eq!(group(v6, "ff02::77").as_deref(), Some("ff02::77"));
+        let mapped = group(v4, "ff02::77").unwrap();
+        assert!(mapped.starts_with("239.") && mapped != group(v4, "ff02::78").unwrap());
+        for own in [v4, v6] {
+            for none in ["::ffff:10.0.0.2", "fe80::1", "::", "::1"] {
+                assert_eq!(group(own, none), None, "{none}");
+            }
+        }
+    }
+}
