@@ -38,8 +38,9 @@ const WRITE: c_int = libc::EPOLLOUT;
 /// The socket of one port.
 struct Socket {
     fd: OwnedFd,
-    /// `None`: it receives what is sent to multicast groups, and sends nothing.
-    port: Option<u16>,
+    port: u16,
+    /// It receives what is sent to multicast groups, and sends nothing.
+    of_groups: bool,
     /// What the kernel has not taken yet. While there is something, nothing more is sent.
     held: Option<Box<Outgoing>>,
     /// Looks in vain since the last datagram.
@@ -55,22 +56,21 @@ impl Socket {
         let mut address = own;
         address.set_port(port);
         sys::bind(&fd, address)?;
-        Self::tuned(fd, own, Some(port))
+        Self::tuned(fd, own, port, false)
     }
 
-    fn tuned(fd: OwnedFd, own: SocketAddr, port: Option<u16>) -> io::Result<Self> {
+    fn tuned(fd: OwnedFd, own: SocketAddr, port: u16, of_groups: bool) -> io::Result<Self> {
         // Asking for more than the limit gives the limit; only the administrator may pass it.
         if sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BYTES).is_err() {
             sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
         }
         sys::tell_of_headers(&fd, own.ip())?;
-        Ok(Self { fd, port, held: None, misses: PATIENCE })
+        Ok(Self { fd, port, of_groups, held: None, misses: PATIENCE })
     }
 
     /// The numbers of the queue pairs that send by this socket.
     fn numbers(&self) -> std::ops::RangeInclusive<QpNum> {
-        let port = self.port.unwrap_or(0);
-        QpNum::new(port, 0)..=QpNum::new(port, u8::MAX)
+        QpNum::new(self.port, 0)..=QpNum::new(self.port, u8::MAX)
     }
 }
 
@@ -146,7 +146,7 @@ impl Datagrams {
         }
         let own = self.own;
         let fd = sys::with_more_descriptors(|| groups::open(own, port))?;
-        let index = self.add(Socket::tuned(fd, own, None)?)?;
+        let index = self.add(Socket::tuned(fd, own, port, true)?)?;
         self.groups.sockets.insert(0, index);
         let sockets = &self.sockets;
         match self.groups.join(group, interface, |index| &sockets[index].fd)? {
@@ -177,7 +177,8 @@ impl Datagrams {
 
     /// The socket of a queue pair.
     fn position(&self, number: QpNum) -> Option<usize> {
-        self.sockets.iter().position(|socket| socket.port == Some(number.port()))
+        let port = number.port();
+        self.sockets.iter().position(|socket| socket.port == port && !socket.of_groups)
     }
 
     /// Whether there are sockets.
