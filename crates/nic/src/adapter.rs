@@ -166,6 +166,8 @@ pub(crate) struct Srq {
 pub(crate) enum Alarm {
     Qp(QpId),
     Conn(ConnId),
+    /// Completions that are to show up late.
+    Late(CqId),
     Endings,
     Cq(CqId),
 }
@@ -396,6 +398,7 @@ impl<P: Probe> Adapter<P> {
             match alarm {
                 Alarm::Qp(id) => self.qp_alarm(id),
                 Alarm::Conn(id) => self.conn_alarm(id),
+                Alarm::Late(id) => self.hub.release_completions(id),
                 Alarm::Endings => {
                     self.hub.endings_alarm = None;
                     self.finish_endings();

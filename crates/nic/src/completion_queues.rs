@@ -76,6 +76,7 @@ impl<P: Probe> Adapter<P> {
         }
         let mut alarm = self.cq(id)?.alarm;
         self.hub.set_alarm(&mut alarm, Alarm::Cq(id), None);
+        self.hub.forget_held(id);
         self.hub.cqs.remove(id);
         Ok(())
     }

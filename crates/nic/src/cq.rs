@@ -35,6 +35,13 @@ struct Moderation {
     held: u16,
 }
 
+/// A completion that does not show up before its time.
+struct Held {
+    at: Time,
+    completion: Completion,
+    solicited: bool,
+}
+
 /// A completion queue.
 pub(crate) struct Cq {
     queue: VecDeque<Completion>,
@@ -50,6 +57,10 @@ pub(crate) struct Cq {
     stamps: Option<VecDeque<Time>>,
     /// When an event that is held back comes at the latest.
     pub(crate) alarm: Option<Time>,
+    /// Completions that show up only at their times, which never fall, in the order in which they came.
+    held: VecDeque<Held>,
+    /// When the next completion shows up, if that is later than now.
+    hold: Option<Time>,
     /// Queue pairs that complete here.
     pub(crate) users: u32,
 }
@@ -68,6 +79,8 @@ impl Cq {
             moderation: None,
             stamps: None,
             alarm: None,
+            held: VecDeque::new(),
+            hold: None,
             users: 0,
         }
     }
@@ -76,9 +89,18 @@ impl Cq {
     /// receive that the peer marked so, or any error).
     #[inline]
     pub(crate) fn push(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
-        if self.queue.len() >= self.capacity && !self.make_room() {
+        if self.queue.len() + self.held.len() >= self.capacity && !self.make_room() {
             return Pushed::Overrun;
         }
+        if let Some(at) = self.hold {
+            self.held.push_back(Held { at, completion, solicited });
+            return Pushed::Quietly;
+        }
+        self.show(completion, solicited, now)
+    }
+
+    #[inline]
+    fn show(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
         self.queue.push_back(completion);
         if let Some(stamps) = &mut self.stamps {
             stamps.push_back(now);
@@ -134,6 +156,39 @@ impl Cq {
             stamps.pop_front();
         }
         true
+    }
+
+    /// What is pushed from now on shows up at `at`, or when what is held back already does if that is later.
+    pub(crate) fn hold(&mut self, at: Time) {
+        self.hold = self.hold.max(Some(at));
+    }
+
+    pub(crate) fn is_holding(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// When the next completion that is held back shows up.
+    pub(crate) fn held_until(&self) -> Option<Time> {
+        self.held.front().map(|held| held.at).or(self.hold)
+    }
+
+    /// Lets the next completion show up that is due; `None` if none is.
+    pub(crate) fn release(&mut self, now: Time) -> Option<Pushed> {
+        if self.held.front().is_some_and(|held| held.at <= now) {
+            let Held { at, completion, solicited } = self.held.pop_front()?;
+            return Some(self.show(completion, solicited, at));
+        }
+        if self.held.is_empty() {
+            self.hold = None;
+        }
+        None
+    }
+
+    /// The queue fails: nothing can be added, and once what it has is taken it is in error.
+    pub(crate) fn fail(&mut self) {
+        self.capacity = 0;
+        self.ignores_overrun = false;
+        self.overrun = true;
     }
 
     /// Takes completions out, oldest first; how many.
@@ -215,6 +270,7 @@ impl Cq {
             stamps.retain(|_| kept.next().unwrap_or(false));
         }
         self.queue.retain(|completion| completion.qp_num != qp_num);
+        self.held.retain(|held| held.completion.qp_num != qp_num);
     }
 }
 

@@ -63,7 +63,7 @@ fn names_srq(wr: &SendWr<'_>) -> bool {
 
 /// What a request is checked for before it is taken; the bytes of its payload.
 #[inline]
-fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
+pub(crate) fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
     if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
         return Err(Fault::WrongState);
     }

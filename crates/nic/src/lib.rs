@@ -27,6 +27,7 @@ mod datagram;
 mod doorbell;
 mod error;
 mod event;
+mod fate;
 mod link;
 mod management;
 mod multicast;
@@ -55,6 +56,7 @@ pub use counters::{
 pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM_MTU};
 pub use error::{Fault, Loss};
 pub use event::{Action, Event, StreamChange};
+pub use fate::Fate;
 pub use link::{Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};
 pub use management::Region;
 pub use multicast::multicast_group;

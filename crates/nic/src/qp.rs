@@ -1,7 +1,10 @@
 //! A queue pair: its queues, its attributes, and where its messages travel.
 
+use std::collections::VecDeque;
+
 use crate::channel::ChannelPath;
 use crate::counters::{RequesterCounters, ResponderCounters};
+use crate::fate::Fate;
 use crate::queue::{Receive, RecvQueue, SendQueue};
 use crate::stream::StreamPath;
 use crate::types::{
@@ -44,6 +47,10 @@ pub(crate) struct Requester {
     pub(crate) rnr_tries: u8,
     /// When to try again after an RNR refusal.
     pub(crate) rnr_until: Option<Time>,
+    /// That wait is one that the peer did not ask for (`fate`).
+    pub(crate) held: bool,
+    /// Nothing gets through to the peer, on purpose.
+    pub(crate) cut: bool,
     /// When to give up on a peer that cannot be reached.
     pub(crate) deadline: Option<Time>,
     /// Whether an unreliable peer could not be reached for so long that nothing waits for it any more.
@@ -114,6 +121,8 @@ pub(crate) struct Qp {
     pub(crate) responder: Responder,
     pub(crate) path: Path,
     pub(crate) ending: Ending,
+    /// What is to become of single requests of the send queue, by place.
+    pub(crate) fates: VecDeque<(u32, Fate)>,
     /// The PSN that the peer of the connection said it expects first, if it said one.
     pub(crate) peer_rq_psn: Option<u32>,
     /// Whether `SqDrained` is still owed to the current stay in SQD.
@@ -158,6 +167,7 @@ impl Qp {
             responder: Responder::default(),
             path: Path::first(init.qp_type),
             ending: Ending::default(),
+            fates: VecDeque::new(),
             peer_rq_psn: None,
             drain_owed: false,
             timer: None,

@@ -1,9 +1,12 @@
 //! Work queues: rings of fixed size, allocated when the queue pair is created and never after.
 
+use std::collections::VecDeque;
+
 use quipu_mem::Sge;
 
 use crate::datagram::Destination;
-use crate::types::{Payload, SendFlags, SendOp, SendWr, To};
+use crate::fate::Fate;
+use crate::types::{Payload, SendFlags, SendOp, SendWr, Time, To};
 
 /// A receive work request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +22,11 @@ pub(crate) struct RecvQueue {
     max_sge: usize,
     capacity: u32,
     head: u32,
+    /// The end of what is taken without a look at `fates`: the place of the first of those, or `tail`.
+    plain: u32,
     tail: u32,
+    /// What is to become of single requests, by place.
+    fates: VecDeque<(u32, Fate)>,
 }
 
 impl RecvQueue {
@@ -32,16 +39,14 @@ impl RecvQueue {
             max_sge: max_sge as usize,
             capacity,
             head: 0,
+            plain: 0,
             tail: 0,
+            fates: VecDeque::new(),
         }
     }
 
     pub(crate) fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head == self.tail
     }
 
     pub(crate) fn capacity(&self) -> u32 {
@@ -63,19 +68,55 @@ impl RecvQueue {
         let first = slot * self.max_sge;
         self.sges[first..first + sges.len()].copy_from_slice(sges);
         self.tail = self.tail.wrapping_add(1);
+        if self.fates.is_empty() {
+            self.plain = self.tail;
+        }
         true
     }
 
-    /// The oldest request, if there is one.
+    /// Settles what is to become of the request that was added last.
+    pub(crate) fn doom_last(&mut self, fate: Fate) {
+        let position = self.tail.wrapping_sub(1);
+        self.fates.push_back((position, fate));
+        self.find_plain();
+    }
+
+    fn find_plain(&mut self) {
+        self.plain = self.fates.front().map_or(self.tail, |&(position, _)| position);
+    }
+
+    /// When the first request that is held back is to be there; `None` if none is.
+    pub(crate) fn opens_at(&self) -> Option<Time> {
+        self.fates.iter().find_map(|(_, fate)| match fate {
+            Fate::From(at) => Some(*at),
+            _ => None,
+        })
+    }
+
+    /// The requests that were held back until `now` are there.
+    pub(crate) fn open(&mut self, now: Time) {
+        self.fates.retain(|(_, fate)| !matches!(fate, Fate::From(at) if *at <= now));
+        self.find_plain();
+    }
+
+    /// The oldest request that nothing particular is to become of, if it is the oldest of all.
     #[inline]
     pub(crate) fn front(&self) -> Option<(u64, &[Sge])> {
-        if self.is_empty() {
-            return None;
-        }
+        if self.head == self.plain { None } else { Some(self.oldest()) }
+    }
+
+    /// The request that is taken next, if there is one.
+    pub(crate) fn next(&self) -> Option<(u64, &[Sge])> {
+        let held = matches!(self.fates.front(), None | Some((_, Fate::From(_))));
+        if self.head == self.plain && held { None } else { Some(self.oldest()) }
+    }
+
+    #[inline]
+    fn oldest(&self) -> (u64, &[Sge]) {
         let slot = self.head as usize & (self.wqes.len() - 1);
         let wqe = &self.wqes[slot];
         let first = slot * self.max_sge;
-        Some((wqe.wr_id, &self.sges[first..first + wqe.num_sge as usize]))
+        (wqe.wr_id, &self.sges[first..first + wqe.num_sge as usize])
     }
 
     /// Drops the oldest request.
@@ -87,7 +128,10 @@ impl RecvQueue {
     /// Takes the oldest request out into `receive`; `false` if there is none.
     #[inline]
     pub(crate) fn take(&mut self, receive: &mut Receive) -> bool {
-        let Some((wr_id, sges)) = self.front() else { return false };
+        if self.head == self.plain {
+            return self.take_fated(receive);
+        }
+        let (wr_id, sges) = self.oldest();
         receive.wr_id = wr_id;
         receive.sges.clear();
         receive.sges.extend_from_slice(sges);
@@ -96,9 +140,31 @@ impl RecvQueue {
         true
     }
 
+    /// As [`take`](Self::take), where something particular is to become of the oldest request, or there is
+    /// none.
+    #[cold]
+    fn take_fated(&mut self, receive: &mut Receive) -> bool {
+        let fate = match self.fates.front() {
+            None | Some((_, Fate::From(_))) => return false,
+            Some(&(_, fate)) => fate,
+        };
+        self.fates.pop_front();
+        self.find_plain();
+        let taken = self.take(receive);
+        receive.fate = Some(fate);
+        taken
+    }
+
+    /// Nothing particular is to become of any request.
+    pub(crate) fn spare(&mut self) {
+        self.fates.clear();
+        self.plain = self.tail;
+    }
+
     /// Forgets everything posted.
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
+        self.spare();
     }
 
     /// A larger or smaller copy with the same contents; `None` if they do not fit.
@@ -113,6 +179,9 @@ impl RecvQueue {
             let first = slot * self.max_sge;
             let wqe = self.wqes[slot];
             new.push(wqe.wr_id, &self.sges[first..first + wqe.num_sge as usize]);
+            if let Some(&(_, fate)) = self.fates.iter().find(|&&(place, _)| place == position) {
+                new.doom_last(fate);
+            }
             position = position.wrapping_add(1);
         }
         Some(new)
@@ -126,6 +195,8 @@ pub(crate) struct Receive {
     pub(crate) sges: Vec<Sge>,
     /// Bytes placed so far.
     pub(crate) placed: u64,
+    /// What is to become of it, if that is settled.
+    pub(crate) fate: Option<Fate>,
 }
 
 impl Receive {

@@ -225,6 +225,7 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         qp.path = Path::None;
     }
     qp.ending = Ending::default();
+    qp.fates.clear();
     qp.peer_rq_psn = None;
     qp.drain_owed = false;
     qp.state = QpState::Reset;

@@ -2,9 +2,10 @@
 
 use crate::adapter::{Alarm, Hub};
 use crate::channel::Other;
+use crate::fate;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
-use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, WcOpcode, WcStatus};
+use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, Time, WcOpcode, WcStatus};
 
 /// The opcode that a completion of `op` carries.
 fn wc_opcode(op: &SendOp) -> WcOpcode {
@@ -57,9 +58,9 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         if !wqe.answered || !reached(qp.requester.acked, wqe.end_request) {
             break;
         }
+        let (flags, position) = (wqe.flags, qp.sq.head);
         qp.requester.counters.count(&wqe.op, wqe.length);
-        let signaled = qp.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED);
-        if signaled {
+        if qp.sq_sig_all || flags.contains(SendFlags::SIGNALED) {
             let completion = Completion {
                 wr_id: wqe.wr_id,
                 status: WcStatus::Success,
@@ -68,7 +69,13 @@ pub(crate) fn complete_done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
                 qp_num: qp.num,
                 ..Completion::default()
             };
-            if !hub.complete(qp.send_cq, completion, false) {
+            let late_ns =
+                if flags.contains(SendFlags::FATED) { fate::lateness(qp, position) } else { 0 };
+            let kept = match late_ns {
+                0 => hub.complete(qp.send_cq, completion, false),
+                late_ns => hub.complete_late(qp.send_cq, completion, false, late_ns),
+            };
+            if !kept {
                 to_error(qp, hub, Some(AsyncEvent::QpFatal(qp.id)));
                 return;
             }
@@ -205,9 +212,11 @@ pub(crate) fn start_over(qp: &mut Qp) {
 /// Sets the alarm of a queue pair for the first of the moments that it waits for.
 pub(crate) fn set_alarm<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let requester = &qp.requester;
-    let first = [requester.rnr_until, requester.deadline, requester.reconnect_at]
+    let held = qp.rq.opens_at();
+    let first = [requester.rnr_until, requester.deadline, requester.reconnect_at, held]
         .into_iter()
         .flatten()
+        .filter(|&at| at != Time::NEVER)
         .min();
     let mut timer = qp.timer;
     hub.set_alarm(&mut timer, Alarm::Qp(qp.id), first);
@@ -327,8 +336,12 @@ fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcSt
 fn silence(qp: &mut Qp) {
     qp.requester.failing = None;
     qp.requester.rnr_until = None;
+    qp.requester.held = false;
+    qp.requester.cut = false;
     qp.requester.deadline = None;
     qp.requester.reconnect_at = None;
+    qp.fates.clear();
+    qp.rq.spare();
 }
 
 /// The completion of a request that was flushed.
@@ -363,6 +376,7 @@ pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
     flush_sends(qp, hub);
     if qp.state != QpState::Sqe {
+        silence(qp);
         if std::mem::take(&mut qp.responder.receiving) {
             let wr_id = qp.responder.receive.wr_id;
             hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
@@ -371,7 +385,7 @@ pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             let wr_id = qp.responder.receive.wr_id;
             hub.complete(qp.recv_cq, flushed(qp, wr_id, WcOpcode::Recv), true);
         }
-        silence(qp);
+        qp.responder.receive.fate = None;
     }
     set_alarm(qp, hub);
 }

@@ -4,6 +4,7 @@
 use quipu_mem::{AccessError, Key, Span};
 
 use crate::adapter::Hub;
+use crate::fate::Fate;
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
 use crate::types::{
@@ -32,6 +33,8 @@ pub(crate) enum Refusal {
     CannotInvalidate,
     /// The range wraps around the end of the address space.
     ToWrap,
+    /// The own receive is to fail with this status, on purpose.
+    Fated(WcStatus),
 }
 
 impl Refusal {
@@ -39,8 +42,10 @@ impl Refusal {
     pub(crate) fn remote_status(self) -> WcStatus {
         match self {
             Self::Access(_) | Self::CannotInvalidate | Self::ToWrap => WcStatus::RemAccessErr,
-            Self::Invalid | Self::TooLong => WcStatus::RemInvReqErr,
-            Self::Local | Self::Failed | Self::TooManyReads => WcStatus::RemOpErr,
+            Self::Invalid | Self::TooLong | Self::Fated(WcStatus::LocLenErr) => {
+                WcStatus::RemInvReqErr
+            }
+            Self::Local | Self::Failed | Self::TooManyReads | Self::Fated(_) => WcStatus::RemOpErr,
             Self::NoReceive => WcStatus::RnrRetryExcErr,
         }
     }
@@ -54,6 +59,7 @@ impl Refusal {
                 WcStatus::LocAccessErr
             }
             Self::Failed | Self::NoReceive | Self::TooManyReads => WcStatus::LocQpOpErr,
+            Self::Fated(status) => status,
         }
     }
 
@@ -72,7 +78,7 @@ impl Refusal {
             Self::Invalid | Self::TooLong | Self::NoReceive | Self::TooManyReads => {
                 AsyncEvent::QpReqErr(qp.id)
             }
-            Self::Local | Self::Failed => AsyncEvent::QpFatal(qp.id),
+            Self::Local | Self::Failed | Self::Fated(_) => AsyncEvent::QpFatal(qp.id),
         }
     }
 }
@@ -116,7 +122,22 @@ pub(crate) fn next_capacity<P>(qp: &Qp, hub: &Hub<P>) -> Option<u64> {
         None => &qp.rq,
         Some(id) => &hub.srqs.get(id)?.queue,
     };
-    queue.front().map(|(_, sges)| quipu_mem::list_len(sges))
+    queue.next().map(|(_, sges)| quipu_mem::list_len(sges))
+}
+
+/// Whether the receive that was taken is to fail.
+///
+/// # Errors
+/// [`Refusal::Fated`].
+#[inline]
+pub(crate) fn spared(qp: &mut Qp) -> Result<(), Refusal> {
+    match qp.responder.receive.fate {
+        Some(Fate::Fail(status)) => {
+            qp.responder.receive.fate = None;
+            Err(Refusal::Fated(status))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a finished receive is told beside its bytes.
@@ -185,11 +206,15 @@ fn finish_from<P: Probe>(
         grh: route.is_some(),
         sl: route.unwrap_or(0),
     };
-    if hub.complete(qp.recv_cq, completion, finish.solicited) {
-        Ok(())
-    } else {
-        Err(Refusal::Failed)
-    }
+    let kept = match qp.responder.receive.fate {
+        None => hub.complete(qp.recv_cq, completion, finish.solicited),
+        Some(fate) => {
+            qp.responder.receive.fate = None;
+            let late_ns = if let Fate::Late(ns) = fate { ns } else { 0 };
+            hub.complete_late(qp.recv_cq, completion, finish.solicited, late_ns)
+        }
+    };
+    if kept { Ok(()) } else { Err(Refusal::Failed) }
 }
 
 /// Counts a read that is answered.

@@ -12,6 +12,9 @@ pub use quipu_mem::{Access, Sge};
 pub struct Time(pub u64);
 
 impl Time {
+    /// No time that comes.
+    pub const NEVER: Self = Self(u64::MAX);
+
     /// The time `ns` nanoseconds later, saturating.
     #[must_use]
     pub const fn after(self, ns: u64) -> Self {
@@ -502,14 +505,26 @@ pub enum WcStatus {
     RetryExcErr = 12,
     /// The peer had no receive for too long.
     RnrRetryExcErr = 13,
+    /// A reliable datagram broke its domain; not generated, as those below but for plans of faults.
+    LocRddViolErr = 14,
+    /// A reliable datagram's read was invalid.
+    RemInvRdReqErr = 15,
     /// The peer aborted.
     RemAbortErr = 16,
+    /// A reliable datagram's context number was invalid.
+    InvEecnErr = 17,
+    /// A reliable datagram's context was in another state.
+    InvEecStateErr = 18,
     /// Fatal.
     FatalErr = 19,
     /// No answer.
     RespTimeoutErr = 20,
     /// Anything else.
     GeneralErr = 21,
+    /// A tag matching error.
+    TmErr = 22,
+    /// A tag matching rendezvous that software must complete.
+    TmRndvIncomplete = 23,
 }
 
 /// What completed: the values of `ibv_wc_opcode`.
@@ -602,4 +617,21 @@ pub enum AsyncEvent {
     PortActive,
     /// The port went down.
     PortErr,
+    /// A queue pair has moved to its alternate path. The adapter has one path: only a plan of faults
+    /// raises this and those below.
+    PathMig(QpId),
+    /// A queue pair could not move to its alternate path.
+    PathMigErr(QpId),
+    /// The device is gone for good.
+    DeviceFatal,
+    /// The port's LID was changed.
+    LidChange,
+    /// The port's P_Key table was changed.
+    PkeyChange,
+    /// The port has another subnet manager.
+    SmChange,
+    /// The subnet manager asks for all registrations anew.
+    ClientReregister,
+    /// The port's GID table was changed.
+    GidChange,
 }

@@ -23,6 +23,7 @@ use quipu_mem::ring::Channel;
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::event::{Action, StreamChange};
+use crate::fate;
 use crate::link::{LinkEnd, LinkMessage};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
@@ -370,6 +371,7 @@ impl<P: Probe> Adapter<P> {
             _ => {}
         }
         match qp.path {
+            _ if qp.requester.cut => Match::Refused(Reason::NoSuchQp),
             Path::None if is_peer(qp, hello) && !initiates(qp, &self.hub) => Match::Ready(qp.id),
             _ => Match::Refused(Reason::Mismatch),
         }
@@ -434,21 +436,19 @@ impl<P: Probe> Adapter<P> {
     pub(crate) fn qp_alarm(&mut self, id: QpId) {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         qp.timer = None;
-        let due = |at: Option<Time>| at.is_some_and(|at| at <= hub.now);
+        let now = hub.now;
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
         let (rnr, reconnect, deadline) = (
             due(qp.requester.rnr_until),
             due(qp.requester.reconnect_at),
             due(qp.requester.deadline),
         );
         if rnr {
-            qp.requester.rnr_until = None;
-            match qp.path {
-                Path::Stream(_) => receive::stream::resume(qp, hub),
-                Path::Channel(_) => {
-                    receive::channel::run(qp, hub);
-                }
-                _ => {}
-            }
+            fate::resume(qp, hub);
+        }
+        if due(qp.rq.opens_at()) {
+            qp.rq.open(now);
+            hub.nudged.push_back(id);
         }
         if reconnect {
             qp.requester.reconnect_at = None;
@@ -456,13 +456,15 @@ impl<P: Probe> Adapter<P> {
         }
         if deadline {
             qp.requester.deadline = None;
+            let unreached = matches!(qp.path, Path::None | Path::Pending(_));
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
-            } else if matches!(qp.path, Path::None | Path::Pending(_)) && !qp.sq.is_empty() {
+            } else if (unreached || qp.requester.cut) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
             }
         }
         requester::set_alarm(qp, hub);
+        self.serve_nudged();
     }
 
     /// A connection took too long to be made, or its peer to finish what it said.
@@ -490,7 +492,7 @@ impl<P: Probe> Adapter<P> {
 
 /// Asks the world below to reach the peer of `qp`.
 fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if !matches!(qp.path, Path::None) || !qp.may_receive() {
+    if !matches!(qp.path, Path::None) || !qp.may_receive() || qp.requester.cut {
         return;
     }
     match hub.new_conn(Some(qp.id), Phase::Reaching) {
@@ -518,7 +520,9 @@ fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.path = path;
     qp.requester.away = false;
-    qp.requester.deadline = None;
+    if !qp.requester.cut {
+        qp.requester.deadline = None;
+    }
     qp.requester.reconnect_at = None;
     qp.requester.attempts = 0;
     requester::set_alarm(qp, hub);

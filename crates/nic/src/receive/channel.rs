@@ -298,6 +298,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
     if !responder::begin_receive(qp, hub) {
         return Ok(false);
     }
+    responder::spared(qp)?;
     let path = path(qp)?;
     if path.stalled {
         path.stalled = false;

@@ -42,8 +42,8 @@ pub(crate) fn fault_of(refusal: Refusal) -> RemoteFault {
         Refusal::Access(AccessError::Denied) => RemoteFault::AccessRights,
         Refusal::Access(_) => RemoteFault::BaseBounds,
         Refusal::Invalid => RemoteFault::InvalidRequest,
-        Refusal::TooLong => RemoteFault::MessageTooLong,
-        Refusal::Local | Refusal::Failed => RemoteFault::Catastrophic,
+        Refusal::TooLong | Refusal::Fated(WcStatus::LocLenErr) => RemoteFault::MessageTooLong,
+        Refusal::Local | Refusal::Failed | Refusal::Fated(_) => RemoteFault::Catastrophic,
         Refusal::NoReceive => RemoteFault::NoBuffer,
         Refusal::TooManyReads => RemoteFault::TooManyReads,
         Refusal::CannotInvalidate => RemoteFault::CannotInvalidate,
@@ -299,6 +299,7 @@ fn send<P: Probe>(
     if !qp.responder.receiving && !responder::begin_receive(qp, hub) {
         return not_ready(qp, hub);
     }
+    responder::spared(qp)?;
     place_receive(qp, hub, mo, payload)?;
     if !last {
         return Ok(());
@@ -353,6 +354,7 @@ fn receive_immediate<P: Probe>(
     if !qp.responder.receiving && !responder::begin_receive(qp, hub) {
         return not_ready(qp, hub);
     }
+    responder::spared(qp)?;
     executed(qp, 0);
     let finish = Finish {
         opcode: WcOpcode::RecvRdmaWithImm,
@@ -564,6 +566,7 @@ fn rnr_nak<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32, timer: u8) -> Re
     }
     qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
     qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(timer)));
+    qp.requester.held = false;
     requester::set_alarm(qp, hub);
     Ok(())
 }

@@ -8,6 +8,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
+use crate::fate::{self, Met};
 use crate::link::PeerMemory;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
@@ -199,6 +200,11 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         let position = qp.sq.next;
         let wqe = *qp.sq.wqe(position);
         hub.probe.stage(Stage::GetWr, 0);
+        match fate::meet(qp, hub, wqe.flags) {
+            Met::Nothing => {}
+            Met::Wait => return Step::Nothing,
+            Met::Failure(status) => return Step::Failed(status),
+        }
         if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
             return match requester::execute_local(qp, hub, &wqe.op) {
                 Ok(()) => {

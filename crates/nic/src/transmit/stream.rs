@@ -10,6 +10,7 @@ use quipu_iwarp::{Sender, Staged};
 use quipu_mem::{Key, Regions};
 
 use crate::adapter::Hub;
+use crate::fate::{self, Met};
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
@@ -211,6 +212,11 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     let position = qp.sq.next;
     let wqe = *qp.sq.wqe(position);
     hub.probe.stage(Stage::GetWr, 0);
+    match fate::meet(qp, hub, wqe.flags) {
+        Met::Nothing => {}
+        Met::Wait => return Step::Nothing,
+        Met::Failure(status) => return Step::Failed(status),
+    }
     if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
         // To go back behind a refused receive does not undo what concerned only this side.
         let done = if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
