@@ -31,6 +31,14 @@ fn describe(event: &AsyncEvent) -> (u32, Option<Object>) {
         AsyncEvent::SrqLimitReached(srq) => (IBV_EVENT_SRQ_LIMIT_REACHED, Some(Object::Srq(srq))),
         AsyncEvent::PortActive => (IBV_EVENT_PORT_ACTIVE, None),
         AsyncEvent::PortErr => (IBV_EVENT_PORT_ERR, None),
+        AsyncEvent::PathMig(qp) => (IBV_EVENT_PATH_MIG, Some(Object::Qp(qp))),
+        AsyncEvent::PathMigErr(qp) => (IBV_EVENT_PATH_MIG_ERR, Some(Object::Qp(qp))),
+        AsyncEvent::DeviceFatal => (IBV_EVENT_DEVICE_FATAL, None),
+        AsyncEvent::LidChange => (IBV_EVENT_LID_CHANGE, None),
+        AsyncEvent::PkeyChange => (IBV_EVENT_PKEY_CHANGE, None),
+        AsyncEvent::SmChange => (IBV_EVENT_SM_CHANGE, None),
+        AsyncEvent::ClientReregister => (IBV_EVENT_CLIENT_REREGISTER, None),
+        AsyncEvent::GidChange => (IBV_EVENT_GID_CHANGE, None),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_char, c_int};
 use quipu_abi_types::*;
 use quipu_host::HostAddress;
+use quipu_host::fault::Call;
 use quipu_nic::Config as Limits;
 
 use crate::entry::{Out, entries};
@@ -261,6 +262,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let engine = &engine_of(context)?.engine;
+        engine.note_call(Call::QueryDevice)?;
         out.fill(device_attributes(engine.address(), &engine.limits()?));
         Ok(())
     }
@@ -278,6 +280,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let engine = &engine_of(context)?.engine;
+        engine.note_call(Call::QueryPort)?;
         if port != 1 {
             return Err(INVALID);
         }
@@ -292,6 +295,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = engine_of(context)?;
+        instance.engine.note_call(Call::QueryGid)?;
         if port != 1 || index != 0 {
             return Err(INVALID);
         }

@@ -1,6 +1,7 @@
 //! Protection domains, memory regions, memory windows, address handles.
 
 use quipu_abi_types::*;
+use quipu_host::fault::Call;
 use quipu_mem::{Access, Vouched};
 use quipu_nic::{AhId, WindowType};
 
@@ -146,6 +147,7 @@ entries! {
         let (out, attr) = unsafe { (Out::new(out)?, attr.as_ref().ok_or(INVALID)?) };
         let av = attr::address_from(attr)?;
         let instance = current()?;
+        instance.engine.note_call(Call::CreateAh)?;
         let pd = instance.pd(pd);
         let context = instance.registry().context_of(Object::Pd(pd))?;
         let ah = instance.engine.create_ah(pd, &av)?;

@@ -64,6 +64,7 @@ impl From<EngineError> for Failure {
                 tracing::error!(%error, "a call failed");
                 Self(of_system(source))
             }
+            EngineError::Injected { errno, .. } => Self(planned(errno.number)),
             EngineError::WouldBlock => Self(S::WouldBlock),
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
@@ -95,7 +96,7 @@ impl From<&OpenError> for Failure {
     fn from(error: &OpenError) -> Self {
         use EngineStatus as S;
         Self(match error {
-            OpenError::Config(_) => S::Invalid,
+            OpenError::Config(_) | OpenError::Faults(_) => S::Invalid,
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
                 S::AddressNotAvailable
             }
@@ -103,6 +104,30 @@ impl From<&OpenError> for Failure {
             | OpenError::Capture { source, .. }
             | OpenError::System { source, .. } => of_system(source),
         })
+    }
+}
+
+/// The status that becomes the error number that a plan of faults names.
+fn planned(number: i32) -> EngineStatus {
+    use EngineStatus as S;
+    match number {
+        libc::EPERM => S::NotPermitted,
+        libc::ENOENT => S::NotFound,
+        libc::EINTR => S::Interrupted,
+        libc::EAGAIN => S::WouldBlock,
+        libc::ENOMEM => S::NoMemory,
+        libc::EFAULT => S::BadAddress,
+        libc::EBUSY => S::Busy,
+        libc::ENODEV => S::NoDevice,
+        libc::EINVAL => S::Invalid,
+        libc::EMFILE => S::NoDescriptor,
+        libc::EOPNOTSUPP => S::NotSupported,
+        libc::EADDRINUSE => S::AddressInUse,
+        libc::EADDRNOTAVAIL => S::AddressNotAvailable,
+        libc::ETIMEDOUT => S::TimedOut,
+        libc::ECONNREFUSED => S::Refused,
+        libc::EHOSTUNREACH => S::Unreachable,
+        _ => S::Internal,
     }
 }
 

@@ -153,6 +153,8 @@ words! {
     LocalInv = "local_inv",
     /// A window bound.
     BindMw = "bind_mw",
+    /// 8 bytes written at once.
+    AtomicWrite = "atomic_write",
 }
 
 impl From<&SendOp> for Opcode {
@@ -168,6 +170,7 @@ impl From<&SendOp> for Opcode {
             SendOp::FetchAdd { .. } => Self::FetchAdd,
             SendOp::LocalInv { .. } => Self::LocalInv,
             SendOp::BindMw(_) => Self::BindMw,
+            SendOp::AtomicWrite { .. } => Self::AtomicWrite,
         }
     }
 }

@@ -21,6 +21,9 @@ use std::path::PathBuf;
 /// | `QUIPU_PCAP_MB` | 1 to 1048576, default 1024 | longest such file |
 /// | `QUIPU_PCAP_SNAPLEN` | 0 (default) to 65535 | most bytes of a packet that are kept; 0: all |
 /// | `QUIPU_MULTICAST_PORT` | 1 to 65535, default 20804 | UDP port of datagrams to multicast groups; the same everywhere |
+/// | `QUIPU_FAULTS` | a file | a plan of faults to inject (`docs/faults.md`) |
+/// | `QUIPU_FAULT_LOG` | a file, `%p` in its name is the process | where injected faults are told, in JSON lines; by default on standard error |
+/// | `QUIPU_FAULT_REPLAY` | a file | such a log, whose faults are injected again instead of what the plan draws |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -39,6 +42,12 @@ pub struct Config {
     pub arena_bytes: usize,
     /// The UDP port of datagrams to multicast groups, the same at every host that is to be in one.
     pub multicast_port: u16,
+    /// A plan of faults to inject. `None`: none are.
+    pub faults: Option<PathBuf>,
+    /// Where injected faults are told, in JSON lines; `%p` is the process. `None`: on standard error.
+    pub fault_log: Option<PathBuf>,
+    /// The log of an earlier run, whose faults are injected again.
+    pub fault_replay: Option<PathBuf>,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
     /// Whether others of this user may read what the engine does (`quipu top`).
@@ -91,6 +100,9 @@ impl Default for Config {
             congestion: None,
             arena_bytes: 1 << 30,
             multicast_port: 20_804,
+            faults: None,
+            fault_log: None,
+            fault_replay: None,
             log: None,
             counters: true,
             capture: None,
@@ -160,6 +172,9 @@ impl Config {
                 port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
         }
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
+        config.faults = lookup("QUIPU_FAULTS").map(PathBuf::from);
+        config.fault_log = lookup("QUIPU_FAULT_LOG").map(PathBuf::from);
+        config.fault_replay = lookup("QUIPU_FAULT_REPLAY").map(PathBuf::from);
         config.log = lookup("QUIPU_LOG");
         if let Some(value) = lookup("QUIPU_COUNTERS") {
             config.counters = match value.trim() {

@@ -51,6 +51,9 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The plan of faults, its log or a log that is to be repeated.
+    #[error("{0}; correct it or unset QUIPU_FAULTS (see docs/faults.md)")]
+    Faults(String),
     /// The kernel refuses a descriptor or memory.
     #[error("cannot create {what}: {source}; {remedy}")]
     System {
@@ -91,6 +94,14 @@ pub enum EngineError {
          allocate it first, or register it without write access"
     )]
     BadAddress,
+    /// The plan of faults has it so.
+    #[error("{} is refused with {} by the plan of faults", call.name(), errno.name)]
+    Injected {
+        /// The call.
+        call: quipu_fault::Call,
+        /// What it is refused with.
+        errno: quipu_fault::Errno,
+    },
     /// No event is queued, and the descriptor is non-blocking.
     #[error("no event is queued")]
     WouldBlock,

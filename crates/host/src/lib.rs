@@ -36,6 +36,7 @@ mod datagram;
 pub mod doctor;
 mod engine;
 mod error;
+mod fault_log;
 mod fork;
 mod handle_map;
 mod link;
@@ -47,6 +48,7 @@ mod sys;
 mod tap;
 
 pub use quipu_cm as connection;
+pub use quipu_fault as fault;
 pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};

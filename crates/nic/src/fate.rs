@@ -355,6 +355,7 @@ fn spoil_key(op: &mut SendOp) -> bool {
         | SendOp::WriteImm { rkey, .. }
         | SendOp::Read { rkey, .. }
         | SendOp::CompareSwap { rkey, .. }
+        | SendOp::AtomicWrite { rkey, .. }
         | SendOp::FetchAdd { rkey, .. } => {
             *rkey = Key::NONE.0;
             true

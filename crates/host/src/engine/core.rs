@@ -7,6 +7,7 @@ use std::time::Duration;
 use quipu_nic::{Action, Event, QpNum, Time};
 
 use super::events::{CompletionEvent, Events};
+use super::faults::Faults;
 use crate::clock::Clock;
 use crate::cm::Manager;
 use crate::counters::{Calls, Publisher};
@@ -64,6 +65,8 @@ pub(crate) struct Core {
     pub(crate) drives: u64,
     /// When whoever waits for descriptors will wake by itself; `None` while nobody waits.
     pub(crate) wakes_at: Option<Time>,
+    /// What fails on purpose; `None` without a plan.
+    pub(crate) faults: Option<Box<Faults>>,
     clock: Clock,
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
@@ -103,6 +106,7 @@ impl Core {
             driver: false,
             drives: 0,
             wakes_at: None,
+            faults: None,
             clock: Clock::new(),
             epoll: parts.epoll,
             bell: parts.bell,
@@ -240,6 +244,9 @@ impl Core {
     #[inline]
     fn run_timers(&mut self, now: Time) {
         let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        if self.faults.is_some() {
+            self.run_faults(now);
+        }
         if due(self.adapter.poll_timeout()) {
             self.adapter.handle_timeout(now);
         }
@@ -400,7 +407,11 @@ impl Core {
         let cm = self.cm.as_ref().and_then(|cm| cm.poll_timeout()).map(Time);
         let (net, links) = (self.net.poll_timeout(), self.links.poll_timeout());
         let deadlines = [self.adapter.poll_timeout(), net, links, cm];
-        deadlines.into_iter().flatten().min()
+        let first = deadlines.into_iter().flatten().min();
+        match &self.faults {
+            None => first,
+            Some(faults) => [first, faults.poll_timeout()].into_iter().flatten().min(),
+        }
     }
 
     /// Gets ready to wait for descriptors, after [`run`](Self::run) has found nothing: how long at
@@ -466,6 +477,9 @@ impl Core {
     /// Ends everything as far as that is possible at once: the process or the engine ends.
     pub(crate) fn shut_down(&mut self) {
         let now = self.clock.now();
+        if let Some(faults) = &mut self.faults {
+            faults.sum_up();
+        }
         self.adapter.progress(now);
         self.adapter.release_acks();
         self.settle(now);

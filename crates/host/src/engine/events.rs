@@ -42,7 +42,7 @@ pub(crate) enum Object {
     Srq(SrqId),
 }
 
-/// The object that an event is about; `None` for the port.
+/// The object that an event is about; `None` for the port or the device.
 fn subject(event: &AsyncEvent) -> Option<Object> {
     Some(match *event {
         AsyncEvent::CqErr(cq) => Object::Cq(cq),
@@ -51,9 +51,18 @@ fn subject(event: &AsyncEvent) -> Option<Object> {
         | AsyncEvent::QpAccessErr(qp)
         | AsyncEvent::CommEst(qp)
         | AsyncEvent::SqDrained(qp)
+        | AsyncEvent::PathMig(qp)
+        | AsyncEvent::PathMigErr(qp)
         | AsyncEvent::QpLastWqeReached(qp) => Object::Qp(qp),
         AsyncEvent::SrqErr(srq) | AsyncEvent::SrqLimitReached(srq) => Object::Srq(srq),
-        AsyncEvent::PortActive | AsyncEvent::PortErr => return None,
+        AsyncEvent::PortActive
+        | AsyncEvent::PortErr
+        | AsyncEvent::DeviceFatal
+        | AsyncEvent::LidChange
+        | AsyncEvent::PkeyChange
+        | AsyncEvent::SmChange
+        | AsyncEvent::ClientReregister
+        | AsyncEvent::GidChange => return None,
     })
 }
 

@@ -3,6 +3,7 @@
 mod cm;
 mod core;
 mod events;
+mod faults;
 mod helper;
 mod post;
 mod verbs;
@@ -18,6 +19,7 @@ use quipu_mem::{Nothing, Segment};
 use quipu_nic::Gid;
 
 use self::core::{Core, Parts};
+use self::faults::Faults;
 use self::helper::Helper;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
@@ -130,9 +132,11 @@ impl Engine {
         let epoll_share = Arc::clone(&epoll);
         let parts =
             Parts { adapter, net, datagrams, links, port, publisher, epoll: epoll_share, bell };
+        let mut core = Core::new(parts);
+        core.faults = Faults::open(&config, core.now())?;
         let inner = Inner {
             birthplace,
-            core: Lock::new(Core::new(parts), !uniprocessor),
+            core: Lock::new(core, !uniprocessor),
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
@@ -155,7 +159,7 @@ impl Engine {
     /// Whether its interface is up now, has a carrier, and still has the address.
     #[must_use]
     pub fn port_is_up(&self) -> bool {
-        port::is_up(&self.inner.address)
+        port::is_up(&self.inner.address) && !self.port_is_cut()
     }
 
     /// The GID of the device: its address.

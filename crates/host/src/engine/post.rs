@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use quipu_fault::Call;
 use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time};
 
 use super::Engine;
@@ -43,7 +44,11 @@ impl Doorbell<'_> {
         if self.posted.is_some_and(|posted| posted != qp) {
             self.ring();
         }
-        self.core.adapter.post_send(qp, wr)?;
+        if self.core.faults.is_some() {
+            self.core.post_send_planned(qp, wr)?;
+        } else {
+            self.core.adapter.post_send(qp, wr)?;
+        }
         self.posted = Some(qp);
         Ok(())
     }
@@ -71,6 +76,9 @@ impl Doorbell<'_> {
     /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv).
     #[inline]
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        if self.core.faults.is_some() {
+            return self.core.post_recv_planned(qp, wr_id, sges);
+        }
         let now = self.core.recent();
         Ok(self.core.adapter.post_recv(now, qp, wr_id, sges)?)
     }
@@ -87,6 +95,9 @@ impl Doorbell<'_> {
         wr_id: u64,
         sges: &[Sge],
     ) -> Result<(), EngineError> {
+        if self.core.faults.is_some() {
+            return self.core.post_srq_recv_planned(srq, wr_id, sges);
+        }
         Ok(self.core.adapter.post_srq_recv(srq, wr_id, sges)?)
     }
 
@@ -164,7 +175,7 @@ impl Engine {
     /// No such queue.
     #[inline]
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::PollCq)?;
         self.inner.count_poll();
         let found = core.adapter.poll_cq(cq, out)?;
         if found > 0 {
@@ -187,7 +198,7 @@ impl Engine {
     ///
     /// As [`poll_cq`](Self::poll_cq).
     pub fn poll_cq_stamped(&self, cq: CqId) -> Result<Option<(Completion, Time)>, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::PollCq)?;
         self.inner.count_poll();
         let found = core.adapter.poll_cq_stamped(cq)?;
         if found.is_some() {

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use quipu_fault::{Call, Occasion};
 use quipu_mem::{Access, RegionInfo, Segment, Vouched};
 use quipu_nic::{
     AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, Key, MrId, MwId, PdId, QpAttr,
@@ -34,7 +35,15 @@ impl Engine {
     ///
     /// No descriptor is left.
     pub fn open_context(&self) -> Result<(ContextId, RawFd), EngineError> {
-        self.enter()?.events.open_context()
+        let mut core = self.enter_for(Call::OpenDevice)?;
+        let opened = core.events.open_context()?;
+        let planned = core.faults.is_some();
+        drop(core);
+        if planned {
+            // The clock may start a fault while the program does nothing.
+            Helper::start(&self.inner)?;
+        }
+        Ok(opened)
     }
 
     /// Closes a context and its descriptor. Its objects are to be destroyed before.
@@ -61,7 +70,7 @@ impl Engine {
     ///
     /// No room.
     pub fn alloc_pd(&self) -> Result<PdId, EngineError> {
-        Ok(self.enter()?.adapter.alloc_pd()?)
+        Ok(self.enter_for(Call::AllocPd)?.adapter.alloc_pd()?)
     }
 
     /// Destroys a protection domain.
@@ -70,7 +79,7 @@ impl Engine {
     ///
     /// It is in use, or there is none.
     pub fn dealloc_pd(&self, pd: PdId) -> Result<(), EngineError> {
-        Ok(self.enter()?.adapter.dealloc_pd(pd)?)
+        Ok(self.enter_for(Call::DeallocPd)?.adapter.dealloc_pd(pd)?)
     }
 
     /// Registers memory for which the caller vouches. Nothing is pinned.
@@ -86,7 +95,8 @@ impl Engine {
             }
             checked => checked.map(|()| memory)?,
         };
-        Ok(self.enter()?.adapter.reg_mr(pd, memory)?)
+        let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
+        Ok(self.enter_at(occasion, None)?.adapter.reg_mr(pd, memory)?)
     }
 
     /// Makes a region that reads as zeros and forgets what is written to it.
@@ -180,7 +190,7 @@ impl Engine {
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, EngineError> {
-        let old = self.enter()?.adapter.query_mr(mr)?;
+        let old = self.enter_for(Call::ReregMr)?.adapter.query_mr(mr)?;
         // What need not be there need not be looked for.
         let absent = memory.is_none() && old.on_demand;
         if (memory.is_some() || access.is_some()) && !absent {
@@ -201,7 +211,7 @@ impl Engine {
     ///
     /// Windows are bound to it, or there is none.
     pub fn dereg_mr(&self, mr: MrId) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::DeregMr)?;
         core.adapter.dereg_mr(mr)?;
         self.wait_quiet(core)
     }
@@ -233,7 +243,7 @@ impl Engine {
     ///
     /// No room.
     pub fn alloc_mw(&self, pd: PdId, window: WindowType) -> Result<(MwId, Key), EngineError> {
-        Ok(self.enter()?.adapter.alloc_mw(pd, window)?)
+        Ok(self.enter_for(Call::AllocMw)?.adapter.alloc_mw(pd, window)?)
     }
 
     /// The key that a memory window has now.
@@ -251,7 +261,7 @@ impl Engine {
     ///
     /// No such window.
     pub fn dealloc_mw(&self, mw: MwId) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::DeallocMw)?;
         core.adapter.dealloc_mw(mw)?;
         self.wait_quiet(core)
     }
@@ -263,7 +273,7 @@ impl Engine {
     ///
     /// No descriptor is left.
     pub fn create_channel(&self) -> Result<(ChannelId, RawFd), EngineError> {
-        self.enter()?.events.create_channel()
+        self.enter_for(Call::CreateCompChannel)?.events.create_channel()
     }
 
     /// Destroys a completion channel and closes its descriptor.
@@ -272,7 +282,7 @@ impl Engine {
     ///
     /// Completion queues use it, or there is none.
     pub fn destroy_channel(&self, channel: ChannelId) -> Result<(), EngineError> {
-        self.enter()?.events.destroy_channel(channel)
+        self.enter_for(Call::DestroyCompChannel)?.events.destroy_channel(channel)
     }
 
     /// Creates a completion queue of at least `cqe` entries; its handle and its size. `cookie`
@@ -288,12 +298,15 @@ impl Engine {
         channel: Option<ChannelId>,
         cookie: u64,
     ) -> Result<(CqId, u32), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateCq)?;
         if let Some(channel) = channel {
             core.events.channel_fd(channel)?;
         }
         let (cq, size) = core.adapter.create_cq(cqe, channel, cookie)?;
         core.events.add_object(Object::Cq(cq), context, channel);
+        if let Some(faults) = &mut core.faults {
+            faults.add_cq(cq);
+        }
         Ok((cq, size))
     }
 
@@ -303,7 +316,7 @@ impl Engine {
     ///
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
-        Ok(self.enter()?.adapter.resize_cq(cq, cqe)?)
+        Ok(self.enter_for(Call::ResizeCq)?.adapter.resize_cq(cq, cqe)?)
     }
 
     /// Has a completion queue note when completions are made, or lose the oldest rather than overrun.
@@ -343,7 +356,7 @@ impl Engine {
     ///
     /// Queue pairs use it, or there is none.
     pub fn destroy_cq(&self, cq: CqId) -> Result<EventsReported, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::DestroyCq)?;
         core.adapter.destroy_cq(cq)?;
         core.collect_events();
         Ok(core.events.remove_object(Object::Cq(cq)))
@@ -361,7 +374,7 @@ impl Engine {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<SrqId, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateSrq)?;
         let srq = core.adapter.create_srq(pd, max_wr, max_sge, 0)?;
         core.events.add_object(Object::Srq(srq), context, None);
         Ok(srq)
@@ -378,7 +391,7 @@ impl Engine {
         max_wr: Option<u32>,
         limit: Option<u32>,
     ) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::ModifySrq)?;
         core.adapter.modify_srq(srq, max_wr, limit)?;
         core.collect_events();
         Ok(())
@@ -390,7 +403,7 @@ impl Engine {
     ///
     /// No such queue.
     pub fn query_srq(&self, srq: SrqId) -> Result<(u32, u32, u32), EngineError> {
-        Ok(self.enter()?.adapter.query_srq(srq)?)
+        Ok(self.enter_for(Call::QuerySrq)?.adapter.query_srq(srq)?)
     }
 
     /// Destroys a shared receive queue. Events of it that were not taken vanish.
@@ -399,7 +412,7 @@ impl Engine {
     ///
     /// Queue pairs use it, or there is none.
     pub fn destroy_srq(&self, srq: SrqId) -> Result<EventsReported, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::DestroySrq)?;
         core.adapter.destroy_srq(srq)?;
         core.collect_events();
         Ok(core.events.remove_object(Object::Srq(srq)))
@@ -421,7 +434,7 @@ impl Engine {
             return Err(EngineError::EngineGone);
         }
         Helper::start(&self.inner)?;
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateQp)?;
         let number = if init.qp_type == QpType::Ud {
             core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?
         } else {
@@ -435,6 +448,9 @@ impl Engine {
         match core.adapter.create_qp(init, number) {
             Ok((qp, cap)) => {
                 core.events.add_object(Object::Qp(qp), context, None);
+                if let Some(faults) = &mut core.faults {
+                    faults.add_qp(qp, number, init);
+                }
                 Ok((qp, number, cap))
             }
             Err(fault) => {
@@ -450,7 +466,8 @@ impl Engine {
     ///
     /// An illegal transition or value; the queue pair is then unchanged.
     pub fn modify_qp(&self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let state = mask.contains(QpAttrMask::STATE).then_some(attr.state);
+        let mut core = self.enter_for_qp(Call::ModifyQp, qp, state)?;
         let now = core.now();
         core.adapter.modify_qp(now, qp, attr, mask)?;
         core.settle(now);
@@ -463,7 +480,7 @@ impl Engine {
     ///
     /// No such queue pair.
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, EngineError> {
-        Ok(self.enter()?.adapter.query_qp(qp)?)
+        Ok(self.enter_for_qp(Call::QueryQp, qp, None)?.adapter.query_qp(qp)?)
     }
 
     /// Destroys a queue pair. Events and completions of it that were not taken vanish. Waits as
@@ -473,7 +490,7 @@ impl Engine {
     ///
     /// No such queue pair.
     pub fn destroy_qp(&self, qp: QpId) -> Result<EventsReported, EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for_qp(Call::DestroyQp, qp, None)?;
         let now = core.now();
         let number = core.adapter.query_qp(qp)?.num;
         // What the peer still waits for, acknowledgements above all, goes out first.
@@ -482,6 +499,9 @@ impl Engine {
         core.adapter.destroy_qp(now, qp)?;
         core.settle(now);
         core.give_back_number(number);
+        if let Some(faults) = &mut core.faults {
+            faults.remove_qp(qp);
+        }
         let reported = core.events.remove_object(Object::Qp(qp));
         self.wait_quiet(core)?;
         Ok(reported)

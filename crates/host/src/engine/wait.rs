@@ -3,6 +3,7 @@
 
 use std::os::fd::RawFd;
 
+use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId};
 
 use super::core::{Core, HelperMode};
@@ -127,7 +128,7 @@ impl Engine {
     ///
     /// No such queue.
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::ReqNotifyCq)?;
         core.adapter.req_notify_cq(cq, solicited_only)?;
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.

@@ -1,0 +1,85 @@
+//! Where injected faults are told: to people on standard error, or to machines in a file of JSON lines.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use quipu_fault::{Header, Injector, Plan, Record, json};
+
+use crate::error::OpenError;
+
+/// So many of each `[[fault]]` are shown on standard error.
+const SHOWN: u32 = 20;
+
+/// The log of one process.
+pub(crate) struct FaultLog {
+    file: Option<File>,
+    /// How many of each `[[fault]]` were shown.
+    shown: HashMap<usize, u32>,
+    /// The plan and its seed.
+    plan: (String, u64),
+}
+
+impl FaultLog {
+    /// A log into `path`, in whose name `%p` stands for the process, or else to standard error.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub(crate) fn open(path: Option<&Path>, plan: &Plan, program: &str) -> Result<Self, OpenError> {
+        let pid = std::process::id();
+        let file = path.map(|path| {
+            let name = path.to_string_lossy().replace("%p", &pid.to_string());
+            let mut file = OpenOptions::new().create(true).append(true).open(&name)?;
+            writeln!(file, "{}", json(&Header::new(plan, pid, program)))?;
+            Ok(file)
+        });
+        let file = file.transpose().map_err(|error: std::io::Error| {
+            let path = path.unwrap_or(Path::new("")).display().to_string();
+            OpenError::Faults(format!("the log of faults cannot be written: {path}: {error}"))
+        })?;
+        let plan = (plan.file.clone(), plan.seed);
+        Ok(Self { file, shown: HashMap::new(), plan })
+    }
+
+    /// Writes one line.
+    pub(crate) fn write(&mut self, record: &Record) {
+        // A program goes on whose log cannot be written.
+        if let Some(file) = &mut self.file {
+            let _ = writeln!(file, "{}", json(record));
+            return;
+        }
+        let shown = self.shown.entry(record.rule).or_default();
+        *shown += 1;
+        let mut stderr = std::io::stderr();
+        if *shown <= SHOWN {
+            let _ = writeln!(stderr, "quipu: {record}");
+        }
+        if *shown == SHOWN {
+            let line = record.line;
+            let _ = writeln!(
+                stderr,
+                "quipu: further faults of line {line} are not shown; QUIPU_FAULT_LOG=FILE has all"
+            );
+        }
+    }
+
+    /// Says what was done, and which faults of the plan never were.
+    pub(crate) fn sum_up(&mut self, injector: &Injector) {
+        if self.file.is_some() {
+            return;
+        }
+        let (file, seed) = &self.plan;
+        let count = injector.injected();
+        let mut stderr = std::io::stderr();
+        let _ = writeln!(stderr, "quipu: {count} faults injected by {file}, seed {seed}");
+        for (line, name, matched, _) in injector.tallies().filter(|tally| tally.3 == 0) {
+            let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
+            let _ = writeln!(
+                stderr,
+                "quipu: line {line}{name} injected nothing; its filters met {matched} operations"
+            );
+        }
+    }
+}
