@@ -1,6 +1,7 @@
 //! Shared receive queues and queue pairs: creating, changing, destroying them.
 
 use quipu_abi_types::*;
+use quipu_host::fault::Call;
 use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType};
 
 use crate::attr;
@@ -66,6 +67,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
+        instance.engine.note_call(Call::QuerySrq)?;
         let (max_wr, max_sge, srq_limit) = instance.engine.query_srq(instance.srq(srq))?;
         out.fill(ibv_srq_attr { max_wr, max_sge, srq_limit });
         Ok(())

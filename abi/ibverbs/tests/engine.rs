@@ -29,3 +29,9 @@ fn forks_descriptors_and_threads_are_no_surprise() {
     let Some(program) = compiled("rc_process") else { return };
     printed(folder().run(program, &[]));
 }
+
+#[test]
+fn every_error_is_reached_through_a_plan_of_faults() {
+    let Some(program) = compiled("faults") else { return };
+    printed(folder().run(program, &[]));
+}

@@ -43,6 +43,18 @@ pub enum Fate {
     },
 }
 
+/// Whether something keeps a queue pair from its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Nothing does.
+    #[default]
+    Not,
+    /// Nothing gets through for now.
+    Off,
+    /// The peer is dead to it.
+    Dead,
+}
+
 impl SendFlags {
     /// A fate is noted for the request. Not among the flags that programs know.
     pub(crate) const FATED: Self = Self::from_bits_retain(1 << 31);
@@ -106,7 +118,7 @@ fn hold<P>(qp: &mut Qp, hub: &mut Hub<P>, at: Time) {
 
 /// A wait is over: goes on, and says so to a peer that asked for it.
 pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.requester.cut {
+    if qp.requester.cut != Cut::Not {
         qp.requester.rnr_until = Some(Time::NEVER);
         return;
     }
@@ -272,7 +284,9 @@ impl<P: Probe> Adapter<P> {
         if matches!(qp.state, QpState::Reset | QpState::Err) {
             return;
         }
-        qp.requester.cut = true;
+        if qp.requester.cut == Cut::Not {
+            qp.requester.cut = Cut::Off;
+        }
         hold(qp, hub, Time::NEVER);
         connect::start_deadline(qp, hub);
     }
@@ -282,14 +296,18 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         let stands = matches!(qp.path, Path::Stream(_) | Path::Channel(_));
-        if !std::mem::take(&mut qp.requester.cut) {
+        if qp.requester.cut != Cut::Off {
             return;
         }
+        qp.requester.cut = Cut::Not;
         if stands {
             qp.requester.deadline = None;
         }
         resume(qp, hub);
         requester::set_alarm(qp, hub);
+        if !stands && qp.may_receive() {
+            self.begin_connection(id);
+        }
     }
 
     /// The peer of a queue pair is dead to it, and it to the peer: the connection is gone, without a word.
@@ -302,6 +320,7 @@ impl<P: Probe> Adapter<P> {
         }
         connect::detach(qp, hub);
         qp.requester.reconnect_at = None;
+        qp.requester.cut = Cut::Dead;
         self.cut_off(now, id);
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::channel::ChannelPath;
 use crate::counters::{RequesterCounters, ResponderCounters};
-use crate::fate::Fate;
+use crate::fate::{Cut, Fate};
 use crate::queue::{Receive, RecvQueue, SendQueue};
 use crate::stream::StreamPath;
 use crate::types::{
@@ -49,8 +49,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_until: Option<Time>,
     /// That wait is one that the peer did not ask for (`fate`).
     pub(crate) held: bool,
-    /// Nothing gets through to the peer, on purpose.
-    pub(crate) cut: bool,
+    /// Whether nothing gets through to the peer, on purpose.
+    pub(crate) cut: Cut,
     /// When to give up on a peer that cannot be reached.
     pub(crate) deadline: Option<Time>,
     /// Whether an unreliable peer could not be reached for so long that nothing waits for it any more.

@@ -2,7 +2,7 @@
 
 use crate::adapter::{Alarm, Hub};
 use crate::channel::Other;
-use crate::fate;
+use crate::fate::{self, Cut};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, Time, WcOpcode, WcStatus};
@@ -337,7 +337,7 @@ fn silence(qp: &mut Qp) {
     qp.requester.failing = None;
     qp.requester.rnr_until = None;
     qp.requester.held = false;
-    qp.requester.cut = false;
+    qp.requester.cut = Cut::Not;
     qp.requester.deadline = None;
     qp.requester.reconnect_at = None;
     qp.fates.clear();

@@ -42,7 +42,7 @@ fn connected(way: Way) -> (Pair, [QpId; 2]) {
 
 fn fated_send(pair: &mut Pair, qp: QpId, wr_id: u64, op: SendOp, sges: &[Sge], fate: Fate) {
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(sges));
-    let wr = SendWr { wr_id, op, flags, payload };
+    let wr = SendWr { wr_id, op, flags, payload, to: To::Peer };
     let adapter = &mut pair.hosts[0].adapter;
     adapter.post_send_fated(pair.now, qp, &wr, fate).unwrap();
     adapter.ring_doorbell(pair.now, qp);
@@ -361,6 +361,30 @@ fn what_is_cut_off_waits_and_then_fails() {
         pair.run_until(start.after(PATIENCE + 1));
         assert_eq!(polled(&mut pair, 0), [(4, WcStatus::RetryExcErr)], "{way:?}");
         assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+    }
+}
+
+#[test]
+fn who_was_cut_off_before_the_connection_stood_connects_afterwards() {
+    for way in WAYS {
+        for cut in 0..2 {
+            let mut pair = Pair::new(way);
+            let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+            for host in 0..2 {
+                pair.to_rtr(host, qps, &|_| {});
+                pair.hosts[cut].adapter.cut_off(pair.now, qps[cut]);
+            }
+            for host in 0..2 {
+                pair.to_rts(host, qps[host], &|_| {});
+            }
+            pair.recv(1, qps[1], 50, &[]);
+            pair.send(0, qps[0], 1, SendOp::Send, &[]);
+            pair.run_until(pair.now.after(100 * MS));
+            assert_eq!(polled(&mut pair, 0), [], "{way:?}");
+            pair.hosts[cut].adapter.restore(pair.now, qps[cut]);
+            pair.run_until(pair.now.after(500 * MS));
+            assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?} {cut}");
+        }
     }
 }
 

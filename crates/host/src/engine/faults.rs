@@ -280,10 +280,11 @@ impl Core {
         let occasion = Occasion::of(Call::PostRecv).with_bytes(total(sges));
         let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, Some(qp))?;
         let now = self.now();
-        Ok(match fate {
+        match fate {
             Some(fate) => self.adapter.post_recv_fated(now, qp, wr_id, sges, fate)?,
             None => self.adapter.post_recv(now, qp, wr_id, sges)?,
-        })
+        }
+        Ok(())
     }
 
     /// Posts a receive to a shared queue under a plan.
@@ -300,10 +301,11 @@ impl Core {
     ) -> Result<(), EngineError> {
         let occasion = Occasion::of(Call::PostSrqRecv).with_bytes(total(sges));
         let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, None)?;
-        Ok(match fate {
+        match fate {
             Some(fate) => self.adapter.post_srq_recv_fated(srq, wr_id, sges, fate)?,
             None => self.adapter.post_srq_recv(srq, wr_id, sges)?,
-        })
+        }
+        Ok(())
     }
 }
 

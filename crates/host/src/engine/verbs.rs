@@ -403,7 +403,7 @@ impl Engine {
     ///
     /// No such queue.
     pub fn query_srq(&self, srq: SrqId) -> Result<(u32, u32, u32), EngineError> {
-        Ok(self.enter_for(Call::QuerySrq)?.adapter.query_srq(srq)?)
+        Ok(self.enter()?.adapter.query_srq(srq)?)
     }
 
     /// Destroys a shared receive queue. Events of it that were not taken vanish.

@@ -23,7 +23,7 @@ use quipu_mem::ring::Channel;
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::event::{Action, StreamChange};
-use crate::fate;
+use crate::fate::{self, Cut};
 use crate::link::{LinkEnd, LinkMessage};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
@@ -371,7 +371,8 @@ impl<P: Probe> Adapter<P> {
             _ => {}
         }
         match qp.path {
-            _ if qp.requester.cut => Match::Refused(Reason::NoSuchQp),
+            _ if qp.requester.cut == Cut::Dead => Match::Refused(Reason::NoSuchQp),
+            _ if qp.requester.cut == Cut::Off => Match::NotReady,
             Path::None if is_peer(qp, hello) && !initiates(qp, &self.hub) => Match::Ready(qp.id),
             _ => Match::Refused(Reason::Mismatch),
         }
@@ -459,7 +460,7 @@ impl<P: Probe> Adapter<P> {
             let unreached = matches!(qp.path, Path::None | Path::Pending(_));
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
-            } else if (unreached || qp.requester.cut) && !qp.sq.is_empty() {
+            } else if (unreached || qp.requester.cut != Cut::Not) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
             }
         }
@@ -492,7 +493,7 @@ impl<P: Probe> Adapter<P> {
 
 /// Asks the world below to reach the peer of `qp`.
 fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if !matches!(qp.path, Path::None) || !qp.may_receive() || qp.requester.cut {
+    if !matches!(qp.path, Path::None) || !qp.may_receive() || qp.requester.cut != Cut::Not {
         return;
     }
     match hub.new_conn(Some(qp.id), Phase::Reaching) {
@@ -520,7 +521,7 @@ fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.path = path;
     qp.requester.away = false;
-    if !qp.requester.cut {
+    if qp.requester.cut == Cut::Not {
         qp.requester.deadline = None;
     }
     qp.requester.reconnect_at = None;

@@ -8,6 +8,7 @@ mod doctor;
 mod elf;
 mod env;
 mod failure;
+mod faults;
 mod libraries;
 mod output;
 mod run;

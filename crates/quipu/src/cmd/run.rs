@@ -13,6 +13,7 @@ use super::capture::CaptureOptions;
 use super::elf::{self, Kind};
 use super::env::variables;
 use super::failure::Failure;
+use super::faults::FaultOptions;
 use super::libraries::Libraries;
 
 /// What to run, and how.
@@ -26,6 +27,8 @@ pub(crate) struct Options {
     log: Option<String>,
     #[command(flatten)]
     capture: CaptureOptions,
+    #[command(flatten)]
+    faults: FaultOptions,
     /// The program and its arguments.
     #[arg(
         required = true,
@@ -36,18 +39,35 @@ pub(crate) struct Options {
     program: Vec<OsString>,
 }
 
-const EXAMPLES: &str = "\
-Examples:
+const EXAMPLES: &str = r#"Examples:
   quipu run -- ibv_devinfo -v
   quipu run -- ib_write_bw                       server, on the default address
   quipu run -- ib_write_bw 192.0.2.7             client, on this machine or another one
   quipu run --address ::1 -- ibv_rc_pingpong -g 0
   quipu run --log debug -- python3 train.py
   quipu run --pcap %p.pcapng -- mpirun ...       packets of each process, for Wireshark
+  quipu run --fault plan.toml -- ./a.out         with faults, see FAULTS below
 
 The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
 of the programs it starts, which see the adapter too. Programs with more rights than their user
 (set-user-ID) and statically linked ones cannot be helped in this way.
+
+FAULTS: a plan says what fails on purpose, where and when, in an unmodified program:
+
+  seed = 42
+  [[fault]]
+  inject = "completion"          # delay slow_peer dead_peer rnr port_down device_removal event refuse
+  status = "rem_access_err"      # any ibv_wc_status, without IBV_WC_
+  opcode = "rdma_write"          # where: opcode, bytes, side, qp, qp_num, cq, program, env
+  nth = 100                      # when: nth, every, probability, after, count
+  [[fault]]
+  inject = "refuse"
+  call = "reg_mr"                # any call of verbs, without ibv_
+  errno = "ENOMEM"
+
+The same seed and the same calls of the program give the same faults. Each is told on standard error,
+or in the file of --fault-log, with which --fault-replay repeats exactly those. docs/faults.md has
+every key, examples and a tutorial. A plan that makes no sense is refused before the program starts.
 
 Exit codes of quipu itself: 125 quipu cannot do it, 126 the program cannot be run so, 127 there is
 no such program.
@@ -55,6 +75,8 @@ no such program.
 Variables of the environment:
   QUIPU_ADDRESS        address of the device, as --address
   QUIPU_LOG            what is logged, as --log
+  QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
+                       files, as --fault, --fault-log, --fault-replay
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
   QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
                        allow: and let theirs access ours; never: copy through shared memory
@@ -62,7 +84,7 @@ Variables of the environment:
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
   QUIPU_PCAP           where packets are captured, as --pcap; QUIPU_PCAP_MB as --pcap-size and
                        QUIPU_PCAP_SNAPLEN as --pcap-snaplen
-  QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
+  QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command"#;
 
 impl Options {
     /// The program and its arguments.
@@ -77,11 +99,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = find(name)?;
     check(&file)?;
+    options.faults.check()?;
     let libraries = Libraries::find()?;
     let mut command = Command::new(&file);
     command.arg0(name).args(args);
     command.envs(variables(&libraries, &options.device, options.log.as_deref()));
     command.envs(options.capture.variables()?);
+    command.envs(options.faults.variables());
     // It returns only if it fails.
     let error = command.exec();
     Err(Failure::new(format!("cannot run {}", file.display()), error, "").with_code(126))

@@ -1,0 +1,114 @@
+//! `quipu run --fault`: the plan is looked at before the program starts, and named in its environment.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use quipu_host::fault::{Plan, Replay};
+
+use super::failure::Failure;
+
+/// What fails on purpose.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct FaultOptions {
+    /// Plan of faults to inject: what fails on purpose, where and when.
+    #[arg(long = "fault", env = "QUIPU_FAULTS", value_name = "PLAN.toml")]
+    plan: Option<PathBuf>,
+    /// File for the log of injected faults, in JSON lines, instead of standard error.
+    ///
+    /// `%p` in its name is the process, for programs of several.
+    #[arg(long, env = "QUIPU_FAULT_LOG", value_name = "FILE")]
+    fault_log: Option<PathBuf>,
+    /// Repeat exactly the faults of such a log, whatever the plan would draw.
+    #[arg(long, env = "QUIPU_FAULT_REPLAY", value_name = "LOG")]
+    fault_replay: Option<PathBuf>,
+}
+
+impl FaultOptions {
+    /// Refuses a plan or log that makes no sense, and takes the log of an earlier run away.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let Some(path) = given(&self.plan) else { return Ok(()) };
+        let refused = |why: String| {
+            let remedy = "correct it; docs/faults.md has every key";
+            Failure::new("cannot inject faults", why, remedy).with_code(125)
+        };
+        let plan = Plan::parse(&read(path).map_err(&refused)?, &path.display().to_string())
+            .map_err(|error| refused(error.to_string()))?;
+        if let Some(log) = given(&self.fault_replay) {
+            let text = read(log).map_err(&refused)?;
+            Replay::parse(&text, &log.display().to_string(), &plan)
+                .map_err(|error| refused(error.to_string()))?;
+        }
+        let kept = given(&self.fault_replay);
+        if let Some(log) = given(&self.fault_log).filter(|log| Some(*log) != kept) {
+            // It may not be there.
+            let _ = fs::remove_file(log);
+        }
+        Ok(())
+    }
+
+    /// The variables to set. Paths are absolute, since a program may change its folder.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let named = [
+            ("QUIPU_FAULTS", &self.plan),
+            ("QUIPU_FAULT_LOG", &self.fault_log),
+            ("QUIPU_FAULT_REPLAY", &self.fault_replay),
+        ];
+        let set = named.into_iter().filter_map(|(name, path)| Some((name, given(path)?)));
+        set.map(|(name, path)| (name, absolute(path).into_os_string())).collect()
+    }
+}
+
+/// A path, unless it is empty, as a variable that is not set.
+fn given(path: &Option<PathBuf>) -> Option<&Path> {
+    path.as_deref().filter(|path| !path.as_os_str().is_empty())
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with that text.
+    fn file(name: &str, text: &str) -> PathBuf {
+        let name = format!("quipu-faults-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_plan_is_checked_before_the_program_starts() {
+        let good = file("good", "[[fault]]\ninject = \"dead_peer\"\nnth = 1\n");
+        let bad = file("bad", "[[fault]]\ninject = \"dead_peer\"\nnht = 1\n");
+        let log = file("log", "not a log");
+        let old = file("old", "of an earlier run");
+        let options = |plan: &Path, replay: Option<&Path>| FaultOptions {
+            plan: Some(plan.to_owned()),
+            fault_log: Some(old.clone()),
+            fault_replay: replay.map(Path::to_owned),
+        };
+        let error = options(&bad, None).check().unwrap_err().to_string();
+        assert!(error.contains(":3: unknown field `nht`"), "{error}");
+        let error = options(&good, Some(&log)).check().unwrap_err().to_string();
+        assert!(error.contains(":1: this is no log"), "{error}");
+        assert!(old.exists());
+        options(&good, None).check().unwrap();
+        assert!(!old.exists());
+        let error = options(Path::new("/nowhere"), None).check().unwrap_err().to_string();
+        assert!(error.contains("/nowhere: No such file"), "{error}");
+        let variables = options(Path::new("plan.toml"), None).variables();
+        assert!(variables.iter().all(|(_, path)| Path::new(path).is_absolute()));
+        assert_eq!(variables.len(), 2);
+        for path in [good, bad, log] {
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
