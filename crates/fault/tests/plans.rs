@@ -193,3 +193,37 @@ fn what_makes_no_sense_is_refused_with_its_line_and_what_is_allowed() {
         assert!(!error.to_string().contains('\n'));
     }
 }
+
+/// The documentation.
+fn documentation() -> String {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/faults.md");
+    std::fs::read_to_string(file).unwrap()
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_plans() {
+    let text = documentation();
+    let blocks = text.split("\n\n").filter(|block| {
+        let code = block.trim_start_matches('\n').starts_with("    ");
+        code && block.contains("[[fault]]")
+    });
+    let mut plans = 0;
+    for block in blocks {
+        if let Err(error) = parse(block) {
+            panic!("{error} in\n{block}");
+        }
+        plans += 1;
+    }
+    assert_eq!(plans, 11, "the tutorial's and ten");
+}
+
+#[test]
+fn the_documentation_names_every_word() {
+    let text = documentation();
+    let calls = Call::ALL.iter().map(|call| call.name());
+    let opcodes = Opcode::ALL.iter().map(|opcode| opcode.name());
+    let errnos = Errno::ALL.iter().map(|errno| errno.name);
+    for word in calls.chain(opcodes).chain(errnos) {
+        assert!(text.contains(word), "{word}");
+    }
+}

@@ -73,7 +73,8 @@ impl FaultLog {
         let (file, seed) = &self.plan;
         let count = injector.injected();
         let mut stderr = std::io::stderr();
-        let _ = writeln!(stderr, "quipu: {count} faults injected by {file}, seed {seed}");
+        let faults = if count == 1 { "fault" } else { "faults" };
+        let _ = writeln!(stderr, "quipu: {count} {faults} injected by {file}, seed {seed}");
         for (line, name, matched, _) in injector.tallies().filter(|tally| tally.3 == 0) {
             let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
             let _ = writeln!(

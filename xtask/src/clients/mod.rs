@@ -5,6 +5,7 @@ mod capture;
 mod faults;
 mod hosts;
 mod pair;
+mod planned;
 mod rows;
 mod single;
 mod suite;

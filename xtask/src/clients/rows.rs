@@ -4,7 +4,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
-use super::{Hosts, LIMIT, Row, capture, faults, single, suite};
+use super::{Hosts, LIMIT, Row, capture, faults, planned, single, suite};
 
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
@@ -70,6 +70,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(single::limits(staged));
     rows.extend(capture::rows(staged));
     rows.extend(suite::rows(staged));
+    rows.extend(planned::rows(staged));
     rows.extend(faults::one_host(staged));
     rows
 }
