@@ -113,7 +113,7 @@ impl Engine {
                 *self.inner.nothing.get_or_init(|| made)
             }
         };
-        Ok(self.enter()?.adapter.reg_null_mr(pd, nothing)?)
+        Ok(self.enter_for(Call::RegMr)?.adapter.reg_null_mr(pd, nothing)?)
     }
 
     /// The protection domain of a region, and what it is.
