@@ -12,6 +12,7 @@ use quipu_iwarp::wire::grh::{self, Route};
 
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
+use crate::fate::{self, Met};
 use crate::multicast::multicast_group;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
@@ -171,6 +172,15 @@ impl<P: Probe> Adapter<P> {
             return None;
         }
         while requester::may_begin(qp) {
+            let flags = qp.sq.wqe(qp.sq.next).flags;
+            match fate::meet(qp, hub, flags) {
+                Met::Nothing => {}
+                Met::Wait => return None,
+                Met::Failure(status) => {
+                    requester::send_queue_error(qp, hub, status);
+                    return None;
+                }
+            }
             match compose(qp, hub, out) {
                 Ok(departure) => {
                     requester::skip_local(qp, hub);
@@ -315,7 +325,8 @@ pub(crate) fn deliver<P: Probe>(
         hub.datagram_drops.no_receive += 1;
         return;
     }
-    let placed = place(qp, hub, arrival, message).and_then(|()| {
+    let spared = responder::spared(qp);
+    let placed = spared.and_then(|()| place(qp, hub, arrival, message)).and_then(|()| {
         let extra = header.imm.map_or(WcExtra::None, WcExtra::Imm);
         let finish = Finish {
             opcode: WcOpcode::Recv,

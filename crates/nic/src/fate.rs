@@ -11,6 +11,7 @@ use quipu_mem::{Key, Sge};
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::connect;
 use crate::cq::Pushed;
+use crate::datagram;
 use crate::doorbell;
 use crate::error::Fault;
 use crate::event::Event;
@@ -130,6 +131,7 @@ pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Channel(_) => {
             receive::channel::run(qp, hub);
         }
+        Path::Datagrams { .. } => datagram::kick(qp, hub),
         _ => {}
     }
 }
@@ -281,7 +283,7 @@ impl<P: Probe> Adapter<P> {
     pub fn cut_off(&mut self, now: Time, id: QpId) {
         self.hub.now = now;
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        if matches!(qp.state, QpState::Reset | QpState::Err) {
+        if !is_connected(qp) {
             return;
         }
         if qp.requester.cut == Cut::Not {
@@ -315,7 +317,7 @@ impl<P: Probe> Adapter<P> {
     pub fn lose_peer(&mut self, now: Time, id: QpId) {
         self.hub.now = now;
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        if matches!(qp.state, QpState::Reset | QpState::Err) {
+        if !is_connected(qp) {
             return;
         }
         connect::detach(qp, hub);
@@ -365,6 +367,11 @@ impl<P: Probe> Adapter<P> {
             }
         }
     }
+}
+
+/// Whether a queue pair has a peer, or will. Datagrams have none.
+fn is_connected(qp: &Qp) -> bool {
+    !matches!(qp.state, QpState::Reset | QpState::Err) && !matches!(qp.path, Path::Datagrams { .. })
 }
 
 /// Has a request name a key that no adapter gives out; `false` if it names none.

@@ -366,6 +366,7 @@ pub(crate) fn flush_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     requester.waiting_bytes = 0;
     requester.failing = None;
     requester.deadline = None;
+    qp.fates.clear();
 }
 
 /// Completes everything posted with a flush error: in SQE, only sends are.
