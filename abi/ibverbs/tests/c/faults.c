@@ -665,7 +665,7 @@ static const struct refusal {
 	int before; /* such calls that the set-up makes */
 } refusals[] = {
 	{ "open_device", open_again, 1 },
-	{ "query_device", query_device, 0 },
+	{ "query_device", query_device, 1 },
 	{ "query_port", query_port, 0 },
 	{ "query_gid", query_gid, 1 },
 	{ "alloc_pd", alloc_pd, 1 },
