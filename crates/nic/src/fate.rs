@@ -369,9 +369,9 @@ impl<P: Probe> Adapter<P> {
     }
 }
 
-/// Whether a queue pair has a peer, or will. Datagrams have none.
+/// Whether a queue pair waits for what its peer says.
 fn is_connected(qp: &Qp) -> bool {
-    !matches!(qp.state, QpState::Reset | QpState::Err) && !matches!(qp.path, Path::Datagrams { .. })
+    !matches!(qp.state, QpState::Reset | QpState::Err) && qp.qp_type.is_reliable()
 }
 
 /// Has a request name a key that no adapter gives out; `false` if it names none.
