@@ -704,7 +704,10 @@ static void refused(const void *argument)
 	const struct refusal *refusal = argument;
 	struct pair p = make_pair(1);
 	connect_pair(&p, 7);
-	SAME(refusal->call(&p), expected);
+	int result = refusal->call(&p);
+	if (result == 0 && refusal->call == query_device)
+		result = refusal->call(&p); /* opening a device may ask, or not */
+	SAME(result, expected);
 	SAME(refusal->call(&p), 0);
 	close_pair(&p);
 }
