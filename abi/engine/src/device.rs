@@ -262,7 +262,6 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let engine = &engine_of(context)?.engine;
-        engine.note_call(Call::QueryDevice)?;
         out.fill(device_attributes(engine.address(), &engine.limits()?));
         Ok(())
     }

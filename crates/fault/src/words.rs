@@ -44,8 +44,6 @@ words! {
     Call, "ibv_":
     /// `ibv_open_device`
     OpenDevice = "open_device",
-    /// `ibv_query_device` and `_ex`
-    QueryDevice = "query_device",
     /// `ibv_query_port`
     QueryPort = "query_port",
     /// `ibv_query_gid` and its relatives
