@@ -10,6 +10,7 @@ use quipu_facade::check;
 
 use crate::address::refresh;
 use crate::channel::Channel;
+use crate::children;
 use crate::id::{self, id};
 use crate::multicast::{self, Group};
 use crate::state::{to_error, to_rts};
@@ -62,8 +63,15 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
 ///
 /// The cookies are those of identifiers that live.
 unsafe fn understand(reported: &EngineCmEvent) -> Option<*mut rdma_cm_event> {
-    let request = reported.event == RDMA_CM_EVENT_CONNECT_REQUEST;
-    let owner = if request { reported.listener } else { reported.cookie } as *mut rdma_cm_id;
+    let owner = match (reported.event, reported.cookie) {
+        (RDMA_CM_EVENT_CONNECT_REQUEST, _) => reported.listener as *mut rdma_cm_id,
+        // Another thread has taken the request and is about to name its identifier.
+        (_, 0) => children::find(reported.id),
+        (_, cookie) => cookie as *mut rdma_cm_id,
+    };
+    if owner.is_null() {
+        return None;
+    }
     let public = rdma_cm_event {
         id: owner,
         listen_id: ptr::null_mut(),
@@ -263,13 +271,12 @@ unsafe fn fill(raw: *mut rdma_cm_event, reported: &EngineCmEvent) {
 pub(crate) unsafe fn acknowledge(raw: *mut rdma_cm_event) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     let event = unsafe { Event::take(raw) }?;
-    // SAFETY: neither is freed before this event is counted. The identifier is counted for last:
-    // memberships end with it.
+    // SAFETY: what the engine has counted the event for is not freed before it is acknowledged.
     unsafe {
-        if let Some(group) = event.group.as_ref() {
-            group.acks.add();
+        match event.group.as_ref() {
+            Some(group) => group.acks.add(),
+            None => id(event.owner)?.acks.add(),
         }
-        id(event.owner)?.acks.add();
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ use quipu_facade::{check, engine};
 use crate::acks::Acks;
 use crate::channel::{self, Channel};
 use crate::device::Device;
-use crate::event;
-use crate::multicast::Groups;
+use crate::multicast::{self, Groups};
+use crate::{children, event};
 
 /// The private part of an identifier.
 pub(crate) struct IdState {
@@ -152,7 +152,9 @@ pub(crate) unsafe fn adopt(
     let public = blank(public.channel, public.context, public.ps, public.qp_type);
     Id::create_with(public, IdState::new(api, handle, false), |raw, _| {
         // SAFETY: the handle came with the request.
-        check(unsafe { (api.cm.set_cookie)(handle, raw as u64) })
+        check(unsafe { (api.cm.set_cookie)(handle, raw as u64) })?;
+        children::add(handle, raw);
+        Ok(())
     })
 }
 
@@ -165,10 +167,14 @@ pub(crate) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     let state = unsafe { id(raw) }?;
     // SAFETY: as above.
-    unsafe { drop_event(raw) };
+    unsafe {
+        drop_event(raw);
+        multicast::leave_all(raw);
+    }
     let mut reported = 0;
     // SAFETY: `reported` is valid for the call.
     check(unsafe { (state.api.cm.destroy_id)(state.handle, &mut reported) })?;
+    children::remove(state.handle);
     state.acks.wait(reported);
     // SAFETY: passed on from the caller; the events that named it are acknowledged.
     let this = unsafe { Id::take(raw) }?;

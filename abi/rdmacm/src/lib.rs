@@ -11,13 +11,14 @@
 //! | `verbs` | the calls of libibverbs |
 //! | `device` | opened devices and their default protection domains, shared by all identifiers |
 //! | `channel`, `event` | event channels; what each event means for its identifier; acknowledging |
-//! | `id`, `address` | identifiers: life, channel, addresses, options |
+//! | `id`, `children`, `address` | identifiers: life, channel, addresses, options |
 //! | `qp`, `srq`, `state` | an identifier's queues; moving its queue pair through its states |
 //! | `connect` | connect, accept, reject, disconnect |
 //! | `endpoint` | `rdma_create_ep` and `rdma_get_request` |
 //! | `addrinfo` | `rdma_getaddrinfo` |
 //! | `multicast` | joining and leaving groups |
 //! | `ece` | enhanced connection establishment, which this adapter has no use for |
+//! | `rsocket` | the r* calls of rsocket.h |
 //! | `stub` | symbols that exist so that programs load |
 //!
 //! What is exported, under which version, is in `symbols.txt`; crate `quipu-abi-exports` says how.
@@ -32,6 +33,7 @@ mod acks;
 pub mod address;
 pub mod addrinfo;
 pub mod channel;
+mod children;
 pub mod connect;
 pub mod device;
 pub mod ece;
@@ -40,6 +42,7 @@ pub mod event;
 pub mod id;
 pub mod multicast;
 pub mod qp;
+pub mod rsocket;
 pub mod srq;
 mod state;
 pub mod stub;

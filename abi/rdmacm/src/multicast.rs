@@ -34,16 +34,6 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
-    fn drop(&mut self) {
-        for group in self.0.drain(..) {
-            // SAFETY: it came from Box::into_raw; with the identifier, whose events are all
-            // acknowledged, its memberships are over.
-            drop(unsafe { Box::from_raw(group) });
-        }
-    }
-}
-
 /// The bytes of an address.
 ///
 /// # Safety
@@ -112,28 +102,51 @@ pub(crate) unsafe fn joined(event: &mut rdma_cm_event, group: *mut Group) {
     }
 }
 
+/// Ends a membership that was taken from the list, waiting until its events are acknowledged.
+///
 /// # Safety
 ///
-/// `raw` is an identifier, `addr` null or an address.
-unsafe fn leave(raw: *mut rdma_cm_id, addr: *const sockaddr) -> Result<(), Errno> {
-    // SAFETY: passed on from the caller; what is taken from the list is this function's alone, but
-    // for events that it waits for.
+/// `raw` is an identifier, `group` was a membership of it.
+unsafe fn end(raw: *mut rdma_cm_id, group: *mut Group) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller: it is this function's alone, but for events that it waits
+    // for.
     unsafe {
         let state = id(raw)?;
-        let group = state.book().groups.take(&bytes(addr)?).ok_or(Errno::EADDRNOTAVAIL)?;
         let qp = (*raw).qp;
         if let (Some(gid), false) = ((*group).attached, qp.is_null()) {
             let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, &gid, 0));
         }
-        let mut reported = 0;
+        let (addr, mut reported) = ((*group).addr.as_ptr().cast(), 0);
         let left = check((state.api.cm.leave)(state.handle, addr, &mut reported));
-        if left.is_ok() {
-            (*group).acks.wait(reported);
-            drop(Box::from_raw(group));
-        } else {
-            state.book().groups.0.push(group);
-        }
+        (*group).acks.wait(reported);
+        drop(Box::from_raw(group));
         left
+    }
+}
+
+/// Ends all memberships of an identifier that is about to be destroyed.
+///
+/// # Safety
+///
+/// `raw` is an identifier.
+pub(crate) unsafe fn leave_all(raw: *mut rdma_cm_id) {
+    // SAFETY: passed on from the caller.
+    let Ok(state) = (unsafe { id(raw) }) else { return };
+    let groups = std::mem::take(&mut state.book().groups.0);
+    for group in groups {
+        // SAFETY: it was in the list; what cannot be left any more is gone with the engine's own.
+        let _ = unsafe { end(raw, group) };
+    }
+}
+
+/// # Safety
+///
+/// `raw` is an identifier, `addr` null or an address.
+unsafe fn leave(raw: *mut rdma_cm_id, addr: *const sockaddr) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let found = id(raw)?.book().groups.take(&bytes(addr)?);
+        end(raw, found.ok_or(Errno::EADDRNOTAVAIL)?)
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) unsafe fn create_cqs(raw: *mut rdma_cm_id, send: u32, recv: u32) -> R
 /// # Safety
 ///
 /// As [`create_cqs`].
-unsafe fn create_cq(
+pub(crate) unsafe fn create_cq(
     raw: *mut rdma_cm_id,
     size: u32,
 ) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {

@@ -50,6 +50,10 @@ verbs! {
     destroy_qp(*mut ibv_qp) -> c_int;
     attach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     detach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
+    reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    dereg_mr(*mut ibv_mr) -> c_int;
+    get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ack_cq_events(*mut ibv_cq, u32);
 }
 
 static VERBS: OnceLock<Option<Verbs>> = OnceLock::new();

@@ -1,0 +1,246 @@
+//! From `rsocket` to `rclose`.
+
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, sockaddr, socklen_t};
+use quipu_abi_types::rdma_cm_event;
+use quipu_cabi::{Errno, IntMinusOne, entry};
+
+use super::socket::{Entry, Phase, Socket, insert, known, remove, stream};
+use super::system;
+use crate::address::{bind_addr, length};
+use crate::connect::rdma_disconnect;
+
+/// Copies an address to where the program wants it, cut to the room there.
+///
+/// # Safety
+///
+/// `addr` has room for as many bytes as `len` says, or one of them is null.
+pub(crate) unsafe fn tell_address(
+    from: &libc::sockaddr_storage,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), Errno> {
+    let from: *const sockaddr = (&raw const *from).cast();
+    // SAFETY: passed on from the caller; the source has as many bytes as its family needs.
+    unsafe {
+        let Some(room) = len.as_mut() else { return Ok(()) };
+        if addr.is_null() {
+            return Ok(());
+        }
+        let needed = length(from)?;
+        let copied = needed.min(*room as usize);
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), addr.cast(), copied);
+        *room = needed as socklen_t;
+    }
+    Ok(())
+}
+
+/// Sends the end of the stream and waits until everything has arrived; a socket that does not block
+/// does not wait.
+fn finish(socket: &Socket, patient: bool) -> Result<(), Errno> {
+    socket.wait(patient, |state| {
+        let Ok(connection) = state.connected() else { return Some(Ok(())) };
+        (connection.end() && connection.is_flushed()).then_some(Ok(()))
+    })
+}
+
+entry! {
+    /// `rsocket`: as socket(2), `SOCK_STREAM` and `SOCK_DGRAM` of IPv4 and IPv6.
+    fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> IntMinusOne {
+        if domain != libc::AF_INET && domain != libc::AF_INET6 {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        let (flags, kind) = (kind & libc::SOCK_NONBLOCK, kind & 0xf);
+        match (kind, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+                let socket = Socket::new()?;
+                socket.nonblocking.store(flags != 0, Ordering::Relaxed);
+                let fd = socket.fd;
+                insert(fd, Entry::Stream(socket));
+                Ok(fd)
+            }
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+                let kind = kind | flags | libc::SOCK_CLOEXEC;
+                // SAFETY: socket(2).
+                let fd = system(unsafe { libc::socket(domain, kind, 0) } as isize)? as c_int;
+                insert(fd, Entry::Datagram);
+                Ok(fd)
+            }
+            _ => Err(Errno(libc::EPROTONOSUPPORT)),
+        }
+    }
+
+    /// `rbind`: as bind(2).
+    fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> IntMinusOne {
+        // SAFETY: the program passes an address of that length.
+        unsafe {
+            match known(fd)? {
+                Entry::Datagram => Ok(system(libc::bind(fd, addr, len) as isize)? as c_int),
+                Entry::Stream(socket) => {
+                    if length(addr)? > len as usize {
+                        return Err(Errno::EINVAL);
+                    }
+                    bind_addr(socket.lock().id, addr)?;
+                    Ok(0)
+                }
+            }
+        }
+    }
+
+    /// `rlisten`: as listen(2).
+    fn rlisten(fd: c_int, backlog: c_int) -> IntMinusOne {
+        let socket = stream(fd)?;
+        let mut state = socket.lock();
+        match state.phase {
+            Phase::Listening => return Ok(0),
+            Phase::Idle => {}
+            _ => return Err(Errno::EINVAL),
+        }
+        // SAFETY: the identifier is the socket's.
+        system(unsafe { crate::address::rdma_listen(state.id, backlog) } as isize)?;
+        state.phase = Phase::Listening;
+        Ok(0)
+    }
+
+    /// `raccept`: as accept(2).
+    fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> IntMinusOne {
+        let listener = stream(fd)?;
+        loop {
+            let patient = !listener.is_nonblocking(0);
+            let (request, options) = listener.wait(patient, |state| {
+                if state.phase != Phase::Listening {
+                    return Some(Err(Errno::EINVAL));
+                }
+                let request = state.requests.pop_front()?;
+                Some(Ok((request as usize, state.options)))
+            })?;
+            // SAFETY: it was taken from the list of requests.
+            let accepted = unsafe { Socket::accepted(request as *mut rdma_cm_event, options) };
+            let socket = match accepted {
+                Ok(socket) => socket,
+                // A peer that is no socket, or left again: the next one.
+                Err(Errno(libc::EPROTO | libc::ENOTCONN | libc::EINVAL)) => continue,
+                Err(errno) => return Err(errno),
+            };
+            // SAFETY: the identifier is the socket's; the program passes room for an address, or null.
+            unsafe { tell_address(&(*socket.lock().id).route.addr.dst_storage, addr, len) }?;
+            let fd = socket.fd;
+            insert(fd, Entry::Stream(socket));
+            return Ok(fd);
+        }
+    }
+
+    /// `rconnect`: as connect(2).
+    fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> IntMinusOne {
+        // SAFETY: the program passes an address of that length.
+        unsafe {
+            let socket = match known(fd)? {
+                Entry::Datagram => return Ok(system(libc::connect(fd, addr, len) as isize)? as c_int),
+                Entry::Stream(socket) => socket,
+            };
+            if length(addr)? > len as usize {
+                return Err(Errno::EINVAL);
+            }
+            socket.lock().connect(addr)?;
+            let connected = socket.wait(!socket.is_nonblocking(0), |state| match state.phase {
+                Phase::Connected => Some(Ok(0)),
+                Phase::Failed => Some(Err(state.error.take().unwrap_or(Errno::ECONNREFUSED))),
+                _ => None,
+            });
+            match connected {
+                Err(Errno::EAGAIN) => Err(Errno(libc::EINPROGRESS)),
+                other => other,
+            }
+        }
+    }
+
+    /// `rshutdown`: as shutdown(2).
+    fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
+        let socket = match known(fd)? {
+            // SAFETY: shutdown(2).
+            Entry::Datagram => return Ok(system(unsafe { libc::shutdown(fd, how) } as isize)? as c_int),
+            Entry::Stream(socket) => socket,
+        };
+        if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
+            return Err(Errno::EINVAL);
+        }
+        {
+            let mut state = socket.lock();
+            state.connected()?;
+            state.shut_read |= how != libc::SHUT_WR;
+        }
+        if how != libc::SHUT_RD {
+            finish(&socket, !socket.is_nonblocking(0))?;
+        }
+        Ok(0)
+    }
+
+    /// `rclose`: as close(2). What was sent arrives, or the connection is over, before it returns.
+    fn rclose(fd: c_int) -> IntMinusOne {
+        match remove(fd).ok_or(Errno(libc::EBADF))? {
+            // SAFETY: close(2) of a descriptor that is this library's.
+            Entry::Datagram => Ok(system(unsafe { libc::close(fd) } as isize)? as c_int),
+            Entry::Stream(socket) => {
+                while finish(&socket, true) == Err(Errno::EINTR) {}
+                let state = socket.lock();
+                if state.phase == Phase::Connected {
+                    // SAFETY: the identifier is the socket's.
+                    unsafe { rdma_disconnect(state.id) };
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    /// `rgetpeername`: as getpeername(2).
+    fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> IntMinusOne {
+        // SAFETY: the program passes room for an address.
+        unsafe {
+            match known(fd)? {
+                Entry::Datagram => Ok(system(libc::getpeername(fd, addr, len) as isize)? as c_int),
+                Entry::Stream(socket) => {
+                    let mut state = socket.lock();
+                    state.connected().map_err(|_| Errno::ENOTCONN)?;
+                    tell_address(&(*state.id).route.addr.dst_storage, addr, len)?;
+                    Ok(0)
+                }
+            }
+        }
+    }
+
+    /// `rgetsockname`: as getsockname(2).
+    fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> IntMinusOne {
+        // SAFETY: the program passes room for an address.
+        unsafe {
+            match known(fd)? {
+                Entry::Datagram => Ok(system(libc::getsockname(fd, addr, len) as isize)? as c_int),
+                Entry::Stream(socket) => {
+                    let state = socket.lock();
+                    tell_address(&(*state.id).route.addr.src_storage, addr, len)?;
+                    Ok(0)
+                }
+            }
+        }
+    }
+
+    /// `rfcntl`: as fcntl(2), `F_GETFL` and `F_SETFL`.
+    fn rfcntl(fd: c_int, command: c_int, argument: libc::c_long) -> IntMinusOne {
+        match (known(fd)?, command) {
+            (Entry::Datagram, _) => {
+                // SAFETY: fcntl(2), with the argument as the program gave it.
+                Ok(system(unsafe { libc::fcntl(fd, command, argument) } as isize)? as c_int)
+            }
+            (Entry::Stream(socket), libc::F_GETFL) => {
+                let nonblocking = socket.nonblocking.load(Ordering::Relaxed);
+                Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
+            }
+            (Entry::Stream(socket), libc::F_SETFL) => {
+                let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+                socket.nonblocking.store(nonblocking, Ordering::Relaxed);
+                Ok(0)
+            }
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+}

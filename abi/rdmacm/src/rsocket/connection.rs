@@ -1,0 +1,454 @@
+//! A connection: the stream protocol over a queue pair and its completion queue.
+
+use std::ptr;
+
+use libc::c_int;
+use quipu_abi_types::*;
+use quipu_cabi::Errno;
+
+use super::buffer::Buffer;
+use super::memory::Memory;
+use super::stream::{Incoming, Outgoing};
+use super::wire::{Greeting, Mapping, Message};
+use super::{Options, PIECE};
+use crate::qp;
+use crate::verbs::{number, pointer, verbs};
+
+/// Completions that are looked at in one go.
+const BATCH: usize = 32;
+/// Work request identifiers.
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+
+/// A connection's queue pair, memory and books. The identifier is the socket's, which drops this
+/// first.
+pub(crate) struct Connection {
+    id: *mut rdma_cm_id,
+    memory: Memory,
+    own: Greeting,
+    incoming: Incoming,
+    /// What is known once the peer has greeted.
+    peer: Option<(Greeting, Outgoing)>,
+    /// Bytes under way, behind the ring and the table in `memory`.
+    buffer: Buffer,
+    buffer_at: usize,
+    /// How many sends may be under way.
+    sends: usize,
+    /// Why nothing goes any more.
+    broken: Option<Errno>,
+    /// Whether this end has said that it sends no more.
+    pub(crate) end_told: bool,
+    /// Local regions that the peer writes to, by their place in its table.
+    pub(crate) mapped: Vec<Option<(*mut ibv_mr, Mapping)>>,
+}
+
+// SAFETY: the pointers are to objects of libibverbs and an identifier, which may be used from any
+// thread.
+unsafe impl Send for Connection {}
+
+impl Connection {
+    /// Makes queue pair and memory for an identifier that is bound to a device, and posts the receives.
+    ///
+    /// # Safety
+    ///
+    /// `id` is an identifier without a queue pair, which outlives this.
+    pub(crate) unsafe fn new(id: *mut rdma_cm_id, options: &Options) -> Result<Self, Errno> {
+        let Options { ring, buffer, sends, receives, mappings, .. } = *options;
+        let mut own = Greeting { addr: 0, rkey: 0, ring, receives, mappings };
+        let buffer_at = own.table() as usize + own.table_len() as usize;
+        // SAFETY: passed on from the caller; the domain is that of the device, which outlives it.
+        let memory = unsafe { Memory::new((*id).pd, buffer_at + buffer as usize) }?;
+        (own.addr, own.rkey) = (memory.addr(), memory.keys().1);
+        // SAFETY: passed on from the caller.
+        unsafe { create_queues(id, sends, receives) }?;
+        let mut this = Self {
+            id,
+            memory,
+            incoming: Incoming::new(&own),
+            own,
+            peer: None,
+            buffer: Buffer::new(buffer as usize),
+            buffer_at,
+            sends: sends as usize,
+            broken: None,
+            end_told: false,
+            mapped: Vec::new(),
+        };
+        this.post_receives(receives)?;
+        Ok(this)
+    }
+
+    pub(crate) fn greeting(&self) -> &Greeting {
+        &self.own
+    }
+
+    /// What the peer has said of itself.
+    pub(crate) fn greeted(&mut self, peer: Greeting) {
+        self.peer = Some((peer, Outgoing::new(&peer)));
+        self.mapped.resize_with(peer.mappings as usize, || None);
+    }
+
+    pub(crate) fn break_with(&mut self, errno: Errno) {
+        self.broken.get_or_insert(errno);
+    }
+
+    pub(crate) fn broken(&self) -> Option<Errno> {
+        self.broken
+    }
+
+    pub(crate) fn unread(&self) -> u64 {
+        self.incoming.unread()
+    }
+
+    /// Whether no more will come than is there.
+    pub(crate) fn ended(&self) -> bool {
+        self.incoming.ended() || self.broken.is_some()
+    }
+
+    /// Whether the peer has said that it sends no more, and all of it was taken.
+    pub(crate) fn has_end(&self) -> bool {
+        self.incoming.ended() && self.unread() == 0
+    }
+
+    /// Whether everything that was sent has arrived.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.buffer.pieces() == 0 || self.broken.is_some()
+    }
+
+    /// Whether at least one byte can be sent.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.room(1).is_some() && self.peer.as_ref().is_some_and(|(_, out)| out.room().len > 0)
+    }
+
+    /// Whether what is no data can be sent.
+    fn may_tell(&self) -> bool {
+        self.buffer.pieces() < self.sends
+            && self.peer.as_ref().is_some_and(|(_, out)| out.may_tell())
+    }
+
+    /// Place for a piece of at least so many bytes.
+    fn room(&self, least: usize) -> Option<(usize, usize)> {
+        if self.broken.is_some() || self.buffer.pieces() >= self.sends {
+            return None;
+        }
+        let (at, len) = self.buffer.room(least);
+        (len >= least).then_some((at, len))
+    }
+
+    /// Takes completions and does what they say.
+    pub(crate) fn progress(&mut self) {
+        // SAFETY: the structure consists of integers.
+        let mut done: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        loop {
+            let count = self.poll(&mut done);
+            let mut receives = 0;
+            for wc in &done[..count] {
+                if wc.status != IBV_WC_SUCCESS {
+                    self.break_with(Errno(libc::ECONNRESET));
+                } else if wc.wr_id == RECEIVE {
+                    receives += 1;
+                    self.received(u32::from_be(wc.imm_data));
+                }
+                if wc.wr_id == SEND {
+                    self.buffer.free();
+                }
+            }
+            if self.broken.is_none()
+                && receives > 0
+                && let Err(errno) = self.post_receives(receives)
+            {
+                self.break_with(errno);
+            }
+            self.tell();
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut [ibv_wc; BATCH]) -> usize {
+        // SAFETY: the queue is the identifier's, made by `create_queues`; the table is filled.
+        let count = unsafe {
+            let cq = (*self.id).recv_cq;
+            let Some(poll) = (*(*cq).context).ops.poll_cq else { return 0 };
+            poll(cq, BATCH as c_int, done.as_mut_ptr())
+        };
+        if count < 0 {
+            self.break_with(Errno::EIO);
+        }
+        usize::try_from(count).unwrap_or(0)
+    }
+
+    fn received(&mut self, immediate: u32) {
+        // The peer may send before this end has heard that the connection stands.
+        let result = match &mut self.peer {
+            Some((_, out)) => self.incoming.message(Message::decode(immediate), out),
+            None => Err(super::stream::Violation),
+        };
+        if result.is_err() {
+            self.break_with(Errno(libc::EPROTO));
+        }
+    }
+
+    /// Tells the peer what was taken, if that is due.
+    pub(crate) fn tell(&mut self) {
+        while let Some(message) = self.incoming.due()
+            && self.may_tell()
+        {
+            self.incoming.told(message);
+            if let Err(errno) = self.post_message(message, 0, 0, 0) {
+                self.break_with(errno);
+            }
+        }
+    }
+
+    /// Says that this end sends no more; false: not now.
+    pub(crate) fn end(&mut self) -> bool {
+        if self.end_told || self.broken.is_some() {
+            return true;
+        }
+        if !self.may_tell() {
+            return false;
+        }
+        self.end_told = true;
+        if let Err(errno) = self.post_message(Message::End, 0, 0, 0) {
+            self.break_with(errno);
+        }
+        true
+    }
+
+    /// Copies what is there to the program's memory, from `skip` bytes on, at most `len`; how much.
+    ///
+    /// # Safety
+    ///
+    /// `to` has room for `len` bytes.
+    pub(crate) unsafe fn copy_out(&self, skip: u64, to: *mut u8, len: usize) -> usize {
+        let mut copied = 0;
+        while copied < len && skip + (copied as u64) < self.unread() {
+            let span = self.incoming.readable(skip + copied as u64);
+            let piece = span.len.min(len - copied);
+            // SAFETY: passed on from the caller.
+            unsafe { self.memory.read(span.at, to.add(copied), piece) };
+            copied += piece;
+        }
+        copied
+    }
+
+    /// The program has got so many bytes.
+    pub(crate) fn take(&mut self, len: usize) {
+        self.incoming.take(len);
+        self.tell();
+    }
+
+    /// Sends a part of the program's bytes, as much as fits now; how much.
+    ///
+    /// # Safety
+    ///
+    /// `from` has `len` bytes.
+    pub(crate) unsafe fn send(&mut self, from: *const u8, len: usize) -> Result<usize, Errno> {
+        let mut sent = 0;
+        while sent < len {
+            let Some((peer, out)) = &self.peer else { break };
+            let span = out.room();
+            let Some((at, room)) = self.room(1) else { break };
+            let piece = span.len.min(room).min(len - sent).min(PIECE);
+            if piece == 0 {
+                break;
+            }
+            let remote = peer.addr + span.at as u64;
+            // SAFETY: passed on from the caller.
+            unsafe { self.memory.write(self.buffer_at + at, from.add(sent), piece) };
+            self.post_message(Message::Data(piece as u32), at, piece, remote)?;
+            sent += piece;
+        }
+        Ok(sent)
+    }
+
+    /// Sends a message; data lie in the buffer and go to the address in the peer's ring.
+    fn post_message(
+        &mut self,
+        message: Message,
+        at: usize,
+        len: usize,
+        remote: u64,
+    ) -> Result<(), Errno> {
+        let (peer, out) = self.peer.as_mut().ok_or(Errno::ENOTCONN)?;
+        out.sent(message);
+        let rkey = peer.rkey;
+        let remote = if len == 0 { peer.addr } else { remote };
+        self.post(Some(message), at, len, remote, rkey)
+    }
+
+    fn post(
+        &mut self,
+        message: Option<Message>,
+        at: usize,
+        len: usize,
+        remote: u64,
+        rkey: u32,
+    ) -> Result<(), Errno> {
+        let mut sge = ibv_sge {
+            addr: self.memory.addr() + (self.buffer_at + at) as u64,
+            length: len as u32,
+            lkey: self.memory.keys().0,
+        };
+        // SAFETY: the structure consists of integers, raw pointers and unions of those.
+        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = SEND;
+        wr.send_flags = IBV_SEND_SIGNALED;
+        wr.opcode = IBV_WR_RDMA_WRITE;
+        if let Some(message) = message {
+            wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.imm_data = message.encode().to_be();
+        }
+        if len > 0 {
+            (wr.sg_list, wr.num_sge) = (&mut sge, 1);
+        }
+        wr.wr.rdma = ibv_send_wr_rdma { remote_addr: remote, rkey };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is the identifier's, the table is filled, the request is copied.
+        let posted = unsafe {
+            let qp = (*self.id).qp;
+            let post = (*(*qp).context).ops.post_send.ok_or(Errno::EOPNOTSUPP)?;
+            number(post(qp, &mut wr, &mut bad))
+        };
+        if posted.is_ok() {
+            self.buffer.take(at, len);
+        }
+        posted
+    }
+
+    fn post_receives(&mut self, count: u32) -> Result<(), Errno> {
+        // SAFETY: the structure consists of integers and raw pointers.
+        let mut wr: ibv_recv_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = RECEIVE;
+        for _ in 0..count {
+            let mut bad = ptr::null_mut();
+            // SAFETY: as in `post`.
+            unsafe {
+                let qp = (*self.id).qp;
+                let post = (*(*qp).context).ops.post_recv.ok_or(Errno::EOPNOTSUPP)?;
+                number(post(qp, &mut wr, &mut bad))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for an event with the next completion.
+    pub(crate) fn arm(&mut self) {
+        // SAFETY: the queue is the identifier's.
+        unsafe {
+            let cq = (*self.id).recv_cq;
+            if let Some(arm) = (*(*cq).context).ops.req_notify_cq {
+                arm(cq, 0);
+            }
+        }
+    }
+
+    /// Takes the events that came.
+    pub(crate) fn drain_events(&mut self) {
+        let Ok(verbs) = verbs() else { return };
+        let (mut cq, mut context, mut count) = (ptr::null_mut(), ptr::null_mut(), 0);
+        // SAFETY: the channel is the identifier's and does not block.
+        unsafe {
+            let channel = (*self.id).recv_cq_channel;
+            while (verbs.get_cq_event)(channel, &mut cq, &mut context) == 0 {
+                count += 1;
+            }
+            if count > 0 {
+                (verbs.ack_cq_events)((*self.id).recv_cq, count);
+            }
+        }
+    }
+
+    /// Writes an entry of the peer's table; false: not now.
+    pub(crate) fn write_mapping(&mut self, index: usize, mapping: &Mapping) -> Result<bool, Errno> {
+        let Some((peer, _)) = &self.peer else { return Err(Errno::ENOTCONN) };
+        let remote = peer.addr + u64::from(peer.table()) + (index * Mapping::LEN) as u64;
+        let rkey = peer.rkey;
+        let Some((at, _)) = self.room(Mapping::LEN) else { return Ok(false) };
+        let bytes = mapping.encode();
+        // SAFETY: the array has that many bytes.
+        unsafe { self.memory.write(self.buffer_at + at, bytes.as_ptr(), bytes.len()) };
+        self.post(None, at, bytes.len(), remote, rkey)?;
+        Ok(true)
+    }
+
+    /// Writes to memory that the peer has mapped, as much as fits now; how much.
+    ///
+    /// # Safety
+    ///
+    /// `from` has `len` bytes.
+    pub(crate) unsafe fn write_mapped(
+        &mut self,
+        from: *const u8,
+        len: usize,
+        offset: u64,
+    ) -> Result<usize, Errno> {
+        let table = self.own.table() as usize;
+        let entries = (0..self.own.mappings as usize).map(|at| self.memory.mapping(table, at));
+        let mut found =
+            entries.filter_map(|entry| Some((entry.rkey, entry.reach(offset, len as u64)?)));
+        let (rkey, (remote, len)) = found.next().ok_or(Errno::EINVAL)?;
+        drop(found);
+        let Some((at, room)) = self.room(1) else { return Ok(0) };
+        let piece = (len as usize).min(room).min(PIECE);
+        // SAFETY: passed on from the caller.
+        unsafe { self.memory.write(self.buffer_at + at, from, piece) };
+        self.post(None, at, piece, remote, rkey)?;
+        Ok(piece)
+    }
+
+    /// Registers the program's memory for the peer to write to.
+    ///
+    /// # Safety
+    ///
+    /// `addr` has `len` bytes until they are unmapped.
+    pub(crate) unsafe fn register(&self, addr: *mut u8, len: usize) -> Result<*mut ibv_mr, Errno> {
+        let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+        // SAFETY: passed on from the caller; the domain is that of the device.
+        pointer(unsafe { (verbs()?.reg_mr)((*self.id).pd, addr.cast(), len, access) })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The queue pair goes first: then nobody reaches the memory any more.
+        // SAFETY: the identifier outlives this; the regions are of `register`.
+        unsafe {
+            let _ = qp::destroy(self.id);
+            if let Ok(verbs) = verbs() {
+                for (mr, _) in self.mapped.drain(..).flatten() {
+                    (verbs.dereg_mr)(mr);
+                }
+            }
+        }
+    }
+}
+
+/// A queue pair with one completion queue for both directions, whose channel does not block.
+///
+/// # Safety
+///
+/// `id` is an identifier that is bound to a device.
+unsafe fn create_queues(id: *mut rdma_cm_id, sends: u32, receives: u32) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller; the structure consists of integers and raw pointers.
+    unsafe {
+        let (channel, cq) = qp::create_cq(id, sends + receives)?;
+        ((*id).recv_cq_channel, (*id).send_cq_channel) = (channel, channel);
+        ((*id).recv_cq, (*id).send_cq) = (cq, cq);
+        super::set_nonblocking((*channel).fd);
+        let mut init: ibv_qp_init_attr = std::mem::zeroed();
+        init.qp_type = IBV_QPT_RC;
+        init.sq_sig_all = 1;
+        init.cap.max_send_wr = sends;
+        init.cap.max_recv_wr = receives;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        let made = qp::create_plain(id, ptr::null_mut(), &mut init);
+        if made.is_err() {
+            qp::destroy_cqs(id);
+        }
+        made
+    }
+}

@@ -1,0 +1,82 @@
+//! The r* calls of rsocket.h: sockets whose streams go over queue pairs. The protocol is in
+//! `specs/rsocket.md`.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `wire`, `stream`, `buffer` | the protocol and its books: numbers alone |
+//! | `memory`, `connection` | one connection: registered memory, a queue pair, completions |
+//! | `socket` | sockets by descriptor, their states, waiting |
+//! | `calls` | from `rsocket` to `rclose` |
+//! | `transfer`, `poll`, `options`, `iomap` | the other calls |
+//!
+//! Sockets for datagrams are the UDP sockets of the system: that is what datagrams of this adapter
+//! travel in anyway.
+
+mod buffer;
+pub mod calls;
+mod connection;
+pub mod iomap;
+mod memory;
+pub mod options;
+pub mod poll;
+mod socket;
+mod stream;
+pub mod transfer;
+mod wire;
+
+use libc::c_int;
+use quipu_cabi::{CReturn, Errno};
+
+/// The longest message, so that a long transfer is under way while its rest is still copied.
+const PIECE: usize = 64 << 10;
+
+/// Sizes of a connection, which options set.
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    /// Bytes that the peer may have sent without this end's program having got them.
+    ring: u32,
+    /// Bytes that may be under way to the peer.
+    buffer: u32,
+    sends: u32,
+    receives: u32,
+    /// Entries of the table of mappings.
+    mappings: u32,
+    /// Asked for and given back; nothing depends on it.
+    inline: c_int,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (ring, buffer) = (1 << 17, 1 << 17);
+        Self { ring, buffer, sends: 384, receives: 384, mappings: 0, inline: 64 }
+    }
+}
+
+/// Returns a number of 0 or above, or -1 with `errno` set, in a type as wide as a pointer.
+pub struct Wide;
+
+impl CReturn for Wide {
+    type Value = isize;
+    type Raw = isize;
+    fn success(value: isize) -> isize {
+        value
+    }
+    fn failure(errno: Errno) -> isize {
+        errno.set();
+        -1
+    }
+}
+
+/// The result of a call of the C library that reports failure as -1.
+fn system(result: isize) -> Result<isize, Errno> {
+    if result < 0 { Err(Errno::last()) } else { Ok(result) }
+}
+
+/// Makes a descriptor of this library's own non-blocking.
+fn set_nonblocking(fd: c_int) {
+    // SAFETY: fcntl(2) on a descriptor.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+    }
+}

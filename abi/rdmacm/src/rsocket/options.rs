@@ -1,0 +1,167 @@
+//! Options of sockets.
+
+use libc::{c_int, c_void, socklen_t};
+use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
+use quipu_cabi::{Errno, IntMinusOne, entry};
+
+use super::socket::{Entry, Phase, State, known};
+use super::system;
+use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
+use crate::address::rdma_set_option;
+
+const SOL_RDMA: c_int = 0x10000;
+const RDMA_SQSIZE: c_int = 0;
+const RDMA_RQSIZE: c_int = 1;
+const RDMA_INLINE: c_int = 2;
+const RDMA_IOMAPSIZE: c_int = 3;
+
+/// The smallest ring and buffer.
+const LEAST: u32 = 4096;
+
+/// Options that programs of TCP set, remembered and told again. What they ask for is the adapter's
+/// way anyway (`TCP_NODELAY`) or its affair (`SO_KEEPALIVE`: lost peers are found by its connections).
+const REMEMBERED: [(c_int, c_int); 8] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
+
+/// What an identifier is asked for by an option of the system.
+fn of_identifier(option: (c_int, c_int)) -> Option<c_int> {
+    match option {
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => Some(RDMA_OPTION_ID_REUSEADDR),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Some(RDMA_OPTION_ID_AFONLY),
+        _ => None,
+    }
+}
+
+/// The size that an option is about, with its bounds.
+fn size(state: &mut State, option: (c_int, c_int)) -> Option<(&mut u32, u32, u32)> {
+    let options = &mut state.options;
+    match option {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some((&mut options.ring, LEAST, MAX_RING)),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some((&mut options.buffer, LEAST, MAX_RING)),
+        (SOL_RDMA, RDMA_SQSIZE) => Some((&mut options.sends, 2, MAX_RECEIVES)),
+        (SOL_RDMA, RDMA_RQSIZE) => Some((&mut options.receives, LEAST_RECEIVES, MAX_RECEIVES)),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => Some((&mut options.mappings, 0, MAX_MAPPINGS)),
+        _ => None,
+    }
+}
+
+fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Errno> {
+    let early = state.connection.is_none() && state.phase != Phase::Connecting;
+    if let Some((size, least, most)) = size(state, option) {
+        let wanted = u32::try_from(value).map_err(|_| Errno::EINVAL)?;
+        // Buffers of a connection that stands stay as they are, as a system may keep its own.
+        if early {
+            *size = wanted.clamp(least, most);
+        } else if option.0 == SOL_RDMA {
+            return Err(Errno::EINVAL);
+        }
+        return Ok(());
+    }
+    if option == (SOL_RDMA, RDMA_INLINE) {
+        state.options.inline = value.max(0);
+        return Ok(());
+    }
+    if !REMEMBERED.contains(&option) {
+        return Err(Errno(libc::ENOPROTOOPT));
+    }
+    if let Some(name) = of_identifier(option) {
+        let mut on = value;
+        let at = (&raw mut on).cast();
+        // SAFETY: the identifier is the socket's; the option is an int.
+        system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) } as isize)?;
+    }
+    state.settings.insert(option, value);
+    Ok(())
+}
+
+fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
+    state.progress();
+    match option {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => return Ok(state.error.take().map_or(0, |e| e.0)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => return Ok(libc::SOCK_STREAM),
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => return Ok(super::PIECE as c_int),
+        (SOL_RDMA, RDMA_INLINE) => return Ok(state.options.inline),
+        _ => {}
+    }
+    if let Some((size, ..)) = size(state, option) {
+        return Ok(*size as c_int);
+    }
+    if !REMEMBERED.contains(&option) {
+        return Err(Errno(libc::ENOPROTOOPT));
+    }
+    let nodelay = c_int::from(option == (libc::IPPROTO_TCP, libc::TCP_NODELAY));
+    Ok(state.settings.get(&option).copied().unwrap_or(nodelay))
+}
+
+entry! {
+    /// `rsetsockopt`: as setsockopt(2), and level `SOL_RDMA`.
+    fn rsetsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        len: socklen_t,
+    ) -> IntMinusOne {
+        let int = size_of::<c_int>();
+        // SAFETY: the program passes that many bytes.
+        unsafe {
+            match known(fd)? {
+                // Sizes of queues that there are not.
+                Entry::Datagram if level == SOL_RDMA => Ok(0),
+                Entry::Datagram => {
+                    Ok(system(libc::setsockopt(fd, level, name, value, len) as isize)? as c_int)
+                }
+                Entry::Stream(socket) => {
+                    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+                        return Ok(0);
+                    }
+                    if value.is_null() || (len as usize) < int {
+                        return Err(Errno::EINVAL);
+                    }
+                    let value = value.cast::<c_int>().read_unaligned();
+                    set(&mut socket.lock(), (level, name), value)?;
+                    Ok(0)
+                }
+            }
+        }
+    }
+
+    /// `rgetsockopt`: as getsockopt(2), and level `SOL_RDMA`.
+    fn rgetsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: *mut socklen_t,
+    ) -> IntMinusOne {
+        // SAFETY: the program passes room for as many bytes as it says.
+        unsafe {
+            match known(fd)? {
+                Entry::Datagram => {
+                    Ok(system(libc::getsockopt(fd, level, name, value, len) as isize)? as c_int)
+                }
+                Entry::Stream(socket) => {
+                    let room = len.as_mut().ok_or(Errno::EFAULT)?;
+                    if value.is_null() || (*room as usize) < size_of::<c_int>() {
+                        return Err(Errno::EINVAL);
+                    }
+                    let told = get(&mut socket.lock(), (level, name))?;
+                    value.cast::<c_int>().write_unaligned(told);
+                    *room = size_of::<c_int>() as socklen_t;
+                    Ok(0)
+                }
+            }
+        }
+    }
+}
+
+/// Bounds of the sizes fit each other: a mapping can be sent through the smallest buffer.
+const _: () = assert!(Mapping::LEN < LEAST as usize);

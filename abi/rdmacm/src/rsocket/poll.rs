@@ -1,0 +1,235 @@
+//! `rpoll` and `rselect`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
+use quipu_cabi::{Errno, IntMinusOne, entry};
+
+use super::socket::{Entry, Socket, entry};
+use super::system;
+
+/// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
+/// the other.
+const SHARED: Duration = Duration::from_millis(10);
+
+/// The sockets among polled descriptors, by their place.
+struct Watched {
+    sockets: Vec<(usize, Arc<Socket>)>,
+    shared: bool,
+}
+
+impl Watched {
+    fn new(fds: &[pollfd]) -> Self {
+        let stream = |(at, fd): (usize, &pollfd)| match entry(fd.fd)? {
+            Entry::Stream(socket) => Some((at, socket)),
+            Entry::Datagram => None,
+        };
+        let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
+        let mut shared = false;
+        for (_, socket) in &sockets {
+            let mut state = socket.lock();
+            state.pollers += 1;
+            shared |= state.pollers > 1;
+        }
+        Self { sockets, shared }
+    }
+
+    /// Looks at each socket; how many have something to say.
+    fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
+        let mut ready = 0;
+        for (at, socket) in &self.sockets {
+            let mut state = socket.lock();
+            if arm {
+                state.arm();
+            }
+            state.progress();
+            self.shared |= state.pollers > 1;
+            let always = libc::POLLERR | libc::POLLHUP;
+            fds[*at].revents = state.events() & (fds[*at].events | always);
+            ready += usize::from(fds[*at].revents != 0);
+        }
+        ready
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        for (_, socket) in &self.sockets {
+            socket.lock().pollers -= 1;
+        }
+    }
+}
+
+/// Asks the system about the descriptors that are not sockets of this library, and sleeps until one of
+/// all has something to say; how many of the system's have.
+fn system_poll(
+    fds: &mut [pollfd],
+    watched: &Watched,
+    timeout: Option<Duration>,
+) -> Result<usize, Errno> {
+    let mut all = fds.to_vec();
+    for (at, _) in &watched.sockets {
+        all[*at].events = libc::POLLIN;
+    }
+    let limit = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
+    // SAFETY: ppoll(2) with as many entries as there are.
+    system(unsafe {
+        libc::ppoll(all.as_mut_ptr(), all.len() as nfds_t, limit, std::ptr::null()) as isize
+    })?;
+    for (at, socket) in &watched.sockets {
+        if all[*at].revents != 0 {
+            socket.woken(&mut socket.lock());
+        }
+        all[*at].revents = 0;
+    }
+    let mut ready = 0;
+    for (fd, seen) in fds.iter_mut().zip(&all) {
+        if seen.revents != 0 {
+            fd.revents = seen.revents;
+            ready += 1;
+        }
+    }
+    Ok(ready)
+}
+
+fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    fds.iter_mut().for_each(|fd| fd.revents = 0);
+    let mut watched = Watched::new(fds);
+    let mut arm = false;
+    loop {
+        let ready = watched.look(fds, arm);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let over = left.is_some_and(|left| left.is_zero());
+        // Armed and looked again: only now it is safe to sleep.
+        let pause = match (ready > 0 || over || !arm, watched.shared) {
+            (true, _) => Some(Duration::ZERO),
+            (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
+            _ => left,
+        };
+        let others = system_poll(fds, &watched, pause)?;
+        if ready + others > 0 || over {
+            return Ok(ready + others);
+        }
+        arm = true;
+    }
+}
+
+/// Whether a descriptor is in a set that may be null.
+///
+/// # Safety
+///
+/// `set` is null or a set, `fd` below `FD_SETSIZE`.
+unsafe fn has(set: *mut fd_set, fd: c_int) -> bool {
+    // SAFETY: passed on from the caller.
+    !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+}
+
+entry! {
+    /// `rpoll`: as poll(2), also of descriptors that are not of this library.
+    fn rpoll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> IntMinusOne {
+        let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        if fds.is_null() && count > 0 {
+            return Err(Errno::EFAULT);
+        }
+        let mut none = [];
+        let fds: &mut [pollfd] = if count == 0 {
+            &mut none
+        } else {
+            // SAFETY: the program passes so many entries.
+            unsafe { std::slice::from_raw_parts_mut(fds, count) }
+        };
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        Ok(poll(fds, timeout)? as c_int)
+    }
+
+    /// `rselect`: as select(2), also of descriptors that are not of this library.
+    fn rselect(
+        count: c_int,
+        read: *mut fd_set,
+        write: *mut fd_set,
+        except: *mut fd_set,
+        timeout: *mut timeval,
+    ) -> IntMinusOne {
+        if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the program passes null or sets, and null or a time.
+        unsafe {
+            let timeout = match timeout.as_ref() {
+                Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return Err(Errno::EINVAL),
+                Some(timeout) => Some(
+                    Duration::from_secs(timeout.tv_sec as u64)
+                        .saturating_add(Duration::from_micros(timeout.tv_usec as u64)),
+                ),
+                None => None,
+            };
+            let mut fds = Vec::new();
+            for fd in 0..count {
+                let mut events = 0;
+                for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {
+                    events |= if has(set, fd) { event } else { 0 };
+                }
+                if events != 0 {
+                    fds.push(pollfd { fd, events, revents: 0 });
+                }
+            }
+            poll(&mut fds, timeout)?;
+            if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+                return Err(Errno(libc::EBADF));
+            }
+            let mut ready = 0;
+            let (over, wrong) = (libc::POLLHUP | libc::POLLERR, libc::POLLERR);
+            for (set, asked, told) in [
+                (read, libc::POLLIN, libc::POLLIN | over),
+                (write, libc::POLLOUT, libc::POLLOUT | wrong),
+                (except, libc::POLLPRI, libc::POLLPRI),
+            ] {
+                for fd in fds.iter().filter(|fd| fd.events & asked != 0) {
+                    if fd.revents & told != 0 {
+                        ready += 1;
+                    } else {
+                        libc::FD_CLR(fd.fd, set);
+                    }
+                }
+            }
+            Ok(ready)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_of_the_system_are_polled_too() {
+        let mut pipe = [0; 2];
+        // SAFETY: pipe(2), write(2), close(2) on descriptors made here.
+        unsafe {
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            let mut fds = [pollfd { fd: pipe[0], events: libc::POLLIN, revents: 9 }];
+            assert_eq!(rpoll(fds.as_mut_ptr(), 1, 0), 0);
+            assert_eq!(fds[0].revents, 0);
+            assert_eq!(libc::write(pipe[1], [1u8].as_ptr().cast(), 1), 1);
+            assert_eq!(rpoll(fds.as_mut_ptr(), 1, -1), 1);
+            assert_eq!(fds[0].revents, libc::POLLIN);
+            let mut set: fd_set = std::mem::zeroed();
+            libc::FD_SET(pipe[0], &mut set);
+            libc::FD_SET(pipe[1], &mut set);
+            let null = std::ptr::null_mut();
+            let mut soon = timeval { tv_sec: 0, tv_usec: 1 };
+            assert_eq!(rselect(pipe[1] + 1, &mut set, null, null, &mut soon), 1);
+            assert!(libc::FD_ISSET(pipe[0], &set) && !libc::FD_ISSET(pipe[1], &set));
+            assert_eq!(rselect(-1, null, null, null, &mut soon), -1);
+            libc::close(pipe[0]);
+            libc::close(pipe[1]);
+            assert_eq!(rpoll(std::ptr::null_mut(), 1, 0), -1);
+        }
+    }
+}

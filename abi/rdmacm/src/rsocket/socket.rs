@@ -1,0 +1,493 @@
+//! Sockets: found by their descriptor, moved by the events of their identifier, waited for.
+//!
+//! The descriptor of a socket is an epoll set of the identifier's channel and the completion channel, so
+//! that it is readable when one of the two has something to say.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+
+use libc::c_int;
+use quipu_abi_types::*;
+use quipu_cabi::Errno;
+
+use super::connection::Connection;
+use super::wire::Greeting;
+use super::{Options, set_nonblocking, system};
+use crate::channel;
+use crate::connect::{rdma_connect, rdma_reject};
+use crate::event;
+use crate::id;
+use crate::{address, connect};
+
+/// How long addresses and routes may take to be resolved, in ms.
+const RESOLVE_MS: c_int = 10_000;
+
+/// What a descriptor stands for.
+#[derive(Clone)]
+pub(crate) enum Entry {
+    Stream(Arc<Socket>),
+    /// A UDP socket of the system.
+    Datagram,
+}
+
+static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
+
+/// What a descriptor stands for, if it is one of this library's.
+pub(crate) fn entry(fd: c_int) -> Option<Entry> {
+    TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&fd).cloned()
+}
+
+/// As [`entry`]; EBADF if it is none.
+pub(crate) fn known(fd: c_int) -> Result<Entry, Errno> {
+    entry(fd).ok_or(Errno(libc::EBADF))
+}
+
+/// The stream of a descriptor.
+///
+/// # Errors
+///
+/// EBADF if it is none of this library's, EOPNOTSUPP for datagrams.
+pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
+    match known(fd)? {
+        Entry::Stream(socket) => Ok(socket),
+        Entry::Datagram => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+pub(crate) fn insert(fd: c_int, entry: Entry) {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
+}
+
+pub(crate) fn remove(fd: c_int) -> Option<Entry> {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd)
+}
+
+/// How far a socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Idle,
+    Listening,
+    /// Resolving, or waiting for the peer's answer.
+    Connecting,
+    Connected,
+    /// It could not be connected.
+    Failed,
+}
+
+/// A stream socket.
+pub(crate) struct Socket {
+    pub(crate) fd: c_int,
+    pub(crate) nonblocking: AtomicBool,
+    state: Mutex<State>,
+    /// Told when a waiting thread has looked at what came.
+    turn: Condvar,
+}
+
+/// What changes in a socket.
+pub(crate) struct State {
+    pub(crate) id: *mut rdma_cm_id,
+    fd: c_int,
+    pub(crate) phase: Phase,
+    /// What `SO_ERROR` tells once.
+    pub(crate) error: Option<Errno>,
+    pub(crate) connection: Option<Connection>,
+    pub(crate) options: Options,
+    /// Requests that `raccept` has not taken.
+    pub(crate) requests: VecDeque<*mut rdma_cm_event>,
+    pub(crate) shut_read: bool,
+    /// Settings that are told as they were set.
+    pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
+    /// A thread waits at the descriptor and will take the events.
+    led: bool,
+    /// Threads in `rpoll` with this socket.
+    pub(crate) pollers: u32,
+}
+
+// SAFETY: the pointers are to an identifier and its events, which may be used from any thread.
+unsafe impl Send for State {}
+
+impl Socket {
+    /// A socket without addresses.
+    pub(crate) fn new() -> Result<Arc<Self>, Errno> {
+        let channel = channel::create()?;
+        // SAFETY: the channel was just made.
+        let made = unsafe { id::create(channel, std::ptr::null_mut(), RDMA_PS_TCP, None) };
+        let id = made.inspect_err(|_| {
+            // SAFETY: nothing uses it.
+            let _ = unsafe { channel::destroy(channel) };
+        })?;
+        // SAFETY: the identifier was just made, with a channel of its own.
+        unsafe { Self::around(id, Options::default()) }
+    }
+
+    /// A socket around an identifier, which is destroyed if that fails.
+    ///
+    /// # Safety
+    ///
+    /// `id` is an identifier with a channel of its own.
+    unsafe fn around(id: *mut rdma_cm_id, options: Options) -> Result<Arc<Self>, Errno> {
+        // SAFETY: epoll_create1(2); passed on from the caller.
+        let made = unsafe {
+            system(libc::epoll_create1(libc::EPOLL_CLOEXEC) as isize).and_then(|fd| {
+                set_nonblocking((*(*id).channel).fd);
+                watch(fd as c_int, (*(*id).channel).fd).map(|()| fd as c_int)
+            })
+        };
+        let fd = made.inspect_err(|_| {
+            // SAFETY: nothing else knows it.
+            unsafe { destroy(id) };
+        })?;
+        let state = State {
+            id,
+            fd,
+            phase: Phase::Idle,
+            error: None,
+            connection: None,
+            options,
+            requests: VecDeque::new(),
+            shut_read: false,
+            settings: BTreeMap::new(),
+            led: false,
+            pollers: 0,
+        };
+        let nonblocking = AtomicBool::new(false);
+        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Condvar::new() };
+        Ok(Arc::new(socket))
+    }
+
+    /// Makes the socket of a request and accepts it.
+    ///
+    /// # Safety
+    ///
+    /// `request` is a connect request, which this acknowledges.
+    pub(crate) unsafe fn accepted(
+        request: *mut rdma_cm_event,
+        options: Options,
+    ) -> Result<Arc<Self>, Errno> {
+        // SAFETY: passed on from the caller; the identifier of a request is this function's.
+        unsafe {
+            let (id, greeting) = ((*request).id, greeting_of(&*request));
+            let _ = event::acknowledge(request);
+            let Some(greeting) = greeting else {
+                rdma_reject(id, std::ptr::null(), 0);
+                let _ = id::destroy(id);
+                return Err(Errno(libc::EPROTO));
+            };
+            let channel = channel::create();
+            let moved = channel.and_then(|channel| id::migrate(id, channel));
+            if let Err(errno) = moved {
+                let _ = id::destroy(id);
+                return Err(errno);
+            }
+            let socket = Self::around(id, options)?;
+            {
+                let mut state = socket.lock();
+                state.open()?;
+                if let Some(connection) = &mut state.connection {
+                    connection.greeted(greeting);
+                }
+                state.say_hello(connect::rdma_accept)?;
+                state.phase = Phase::Connected;
+            }
+            Ok(socket)
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT != 0 || self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Makes progress until `done` has an answer.
+    ///
+    /// # Errors
+    ///
+    /// EAGAIN where `patient` is false and there is none yet; EINTR.
+    pub(crate) fn wait<T>(
+        &self,
+        patient: bool,
+        mut done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let mut state = self.lock();
+        loop {
+            state.progress();
+            if let Some(result) = done(&mut state) {
+                return result;
+            }
+            if !patient {
+                return Err(Errno::EAGAIN);
+            }
+            if state.led {
+                state = self.turn.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.led = true;
+            state.arm();
+            state.progress();
+            let result = done(&mut state);
+            let mut slept = Ok(0);
+            if result.is_none() {
+                drop(state);
+                let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
+                // SAFETY: poll(2) with one entry.
+                slept = system(unsafe { libc::poll(&mut fds, 1, -1) } as isize);
+                state = self.lock();
+                state.drain_events();
+            }
+            state.led = false;
+            self.turn.notify_all();
+            if let Some(result) = result {
+                return result;
+            }
+            slept?;
+        }
+    }
+
+    /// Takes the completion events after waiting at the descriptor, unless another thread waits there
+    /// and will.
+    pub(crate) fn woken(&self, state: &mut State) {
+        if !state.led {
+            state.drain_events();
+        }
+        state.progress();
+        self.turn.notify_all();
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: nobody uses the socket any more; requests that were not accepted end with it.
+        unsafe {
+            for request in state.requests.drain(..) {
+                let child = (*request).id;
+                let _ = event::acknowledge(request);
+                let _ = id::destroy(child);
+            }
+            state.connection = None;
+            destroy(state.id);
+            libc::close(self.fd);
+        }
+    }
+}
+
+/// Destroys an identifier and the channel that is its own.
+///
+/// # Safety
+///
+/// `id` is an identifier that is used no more.
+unsafe fn destroy(id: *mut rdma_cm_id) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let channel = (*id).channel;
+        let _ = id::destroy(id);
+        let _ = channel::destroy(channel);
+    }
+}
+
+/// Has an epoll set watch a descriptor.
+fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: epoll_ctl(2); `event` is valid for the call.
+    system(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) } as isize)
+        .map(|_| ())
+}
+
+/// The greeting in the private data of an event.
+fn greeting_of(event: &rdma_cm_event) -> Option<Greeting> {
+    // SAFETY: events of these identifiers have the form of connections; all of its bytes were written.
+    let param = unsafe { event.param.conn };
+    if param.private_data.is_null() {
+        return None;
+    }
+    let length = usize::from(param.private_data_len);
+    // SAFETY: the event has that many bytes.
+    Greeting::decode(unsafe { std::slice::from_raw_parts(param.private_data.cast(), length) })
+}
+
+impl State {
+    /// Does what came.
+    pub(crate) fn progress(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.progress();
+        }
+        loop {
+            // SAFETY: the channel is the identifier's own and does not block.
+            let Ok(taken) = (unsafe { event::take((*self.id).channel) }) else { return };
+            // SAFETY: it was just taken.
+            unsafe { self.act(taken) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `taken` is an event of this socket's identifier.
+    unsafe fn act(&mut self, taken: *mut rdma_cm_event) {
+        // SAFETY: passed on from the caller.
+        let event = unsafe { &*taken };
+        let stepped = match event.event {
+            RDMA_CM_EVENT_CONNECT_REQUEST => {
+                self.requests.push_back(taken);
+                return;
+            }
+            // SAFETY: the identifier is this socket's.
+            RDMA_CM_EVENT_ADDR_RESOLVED => unsafe {
+                address::resolve_route(self.id, RESOLVE_MS).map(|_| ())
+            },
+            RDMA_CM_EVENT_ROUTE_RESOLVED => self.open().and_then(|()| self.say_hello(rdma_connect)),
+            RDMA_CM_EVENT_ESTABLISHED => self.established(greeting_of(event)),
+            RDMA_CM_EVENT_DISCONNECTED | RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                self.disconnected();
+                Ok(())
+            }
+            RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
+            RDMA_CM_EVENT_ADDR_ERROR
+            | RDMA_CM_EVENT_ROUTE_ERROR
+            | RDMA_CM_EVENT_UNREACHABLE
+            | RDMA_CM_EVENT_CONNECT_ERROR => Err(match event.status {
+                0 => Errno::EHOSTUNREACH,
+                status => Errno(status.saturating_abs()),
+            }),
+            _ => Ok(()),
+        };
+        if let Err(errno) = stepped {
+            self.fail(errno);
+        }
+        // SAFETY: passed on from the caller; it is used no more.
+        let _ = unsafe { event::acknowledge(taken) };
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.error = Some(errno);
+        match (&mut self.connection, self.phase) {
+            (Some(connection), Phase::Connected) => connection.break_with(errno),
+            _ => self.phase = Phase::Failed,
+        }
+    }
+
+    fn established(&mut self, greeting: Option<Greeting>) -> Result<(), Errno> {
+        if self.phase != Phase::Connecting {
+            return Ok(());
+        }
+        let (Some(connection), Some(greeting)) = (&mut self.connection, greeting) else {
+            return Err(Errno(libc::EPROTO));
+        };
+        connection.greeted(greeting);
+        connection.progress();
+        self.phase = Phase::Connected;
+        Ok(())
+    }
+
+    /// The peer has closed, or is gone. Whatever it sent before is there by now.
+    fn disconnected(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.progress();
+            connection.break_with(Errno(libc::ECONNRESET));
+        }
+    }
+
+    /// Makes the connection's queues.
+    fn open(&mut self) -> Result<(), Errno> {
+        // SAFETY: the identifier is this socket's and bound to a device; the connection is dropped
+        // before it.
+        let connection = unsafe { Connection::new(self.id, &self.options) }?;
+        // SAFETY: the identifier has its completion channel now.
+        watch(self.fd, unsafe { (*(*self.id).recv_cq_channel).fd })?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    /// Connects or accepts, with the greeting as private data.
+    fn say_hello(
+        &mut self,
+        call: unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
+    ) -> Result<(), Errno> {
+        let connection = self.connection.as_ref().ok_or(Errno::ENOTCONN)?;
+        let bytes = connection.greeting().encode();
+        let mut param = rdma_conn_param {
+            private_data: bytes.as_ptr().cast(),
+            private_data_len: bytes.len() as u8,
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: 1,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: 0,
+            qp_num: 0,
+        };
+        // SAFETY: the identifier is this socket's; `param` and what it names are valid for the call.
+        system(unsafe { call(self.id, &mut param) } as isize).map(|_| ())
+    }
+
+    /// Asks to be woken by the next completion.
+    pub(crate) fn arm(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.arm();
+        }
+    }
+
+    fn drain_events(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.drain_events();
+        }
+    }
+
+    /// Begins to connect.
+    ///
+    /// # Safety
+    ///
+    /// `addr` is an address.
+    pub(crate) unsafe fn connect(&mut self, addr: *const libc::sockaddr) -> Result<(), Errno> {
+        match self.phase {
+            Phase::Idle => {}
+            Phase::Connecting => return Err(Errno(libc::EALREADY)),
+            Phase::Connected => return Err(Errno::EISCONN),
+            Phase::Listening | Phase::Failed => return Err(Errno::EINVAL),
+        }
+        // SAFETY: the identifier is this socket's; passed on from the caller.
+        unsafe { address::resolve(self.id, std::ptr::null(), addr, RESOLVE_MS) }?;
+        self.phase = Phase::Connecting;
+        Ok(())
+    }
+
+    /// The connection, if it stands.
+    pub(crate) fn connected(&mut self) -> Result<&mut Connection, Errno> {
+        match (self.phase, &mut self.connection) {
+            (Phase::Connected, Some(connection)) => Ok(connection),
+            (Phase::Connecting, _) => Err(Errno::EAGAIN),
+            _ => Err(Errno::ENOTCONN),
+        }
+    }
+
+    /// What poll(2) would say of it.
+    pub(crate) fn events(&self) -> i16 {
+        let all = libc::POLLOUT | libc::POLLHUP;
+        match (self.phase, &self.connection) {
+            (Phase::Idle, _) => all,
+            (Phase::Listening, _) if self.requests.is_empty() => 0,
+            (Phase::Listening, _) => libc::POLLIN,
+            (Phase::Connecting, _) => 0,
+            (Phase::Failed, _) => all | libc::POLLIN | libc::POLLERR,
+            (Phase::Connected, None) => 0,
+            (Phase::Connected, Some(connection)) => {
+                let readable = connection.unread() > 0 || connection.ended() || self.shut_read;
+                let over = connection.broken().is_some();
+                let mut events = if readable { libc::POLLIN } else { 0 };
+                if connection.is_writable() || over {
+                    events |= libc::POLLOUT;
+                }
+                if over || (connection.ended() && connection.end_told) {
+                    events |= libc::POLLHUP;
+                }
+                if self.error.is_some() {
+                    events |= libc::POLLERR;
+                }
+                events
+            }
+        }
+    }
+}
