@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use common::{Node, PATIENCE, engine, pair};
@@ -217,6 +218,26 @@ fn sleepers_wake_over_tcp() {
 #[test]
 fn sleepers_wake_over_links() {
     sleeping_ping_pong(SameHost::Auto);
+}
+
+#[test]
+fn a_sleeper_wakes_when_another_thread_finds_what_it_waits_for() {
+    let engine = engine("127.0.0.1", SameHost::Auto);
+    let (a, b) = pair(&engine, &engine, 4096);
+    let channel = b.channel;
+    let (tell, woken) = std::sync::mpsc::channel();
+    let sleeper = Arc::clone(&engine);
+    std::thread::spawn(move || while tell.send(sleeper.wait_channel(channel).is_ok()).is_ok() {});
+    for round in 0..20 {
+        b.receive(round, &[b.sge(0, 8)]);
+        engine.req_notify_cq(b.cq, false).unwrap();
+        // Long enough to be asleep, most often; it must wake in any case.
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        a.post(round, SendOp::Send, &[a.sge(0, 8)]);
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(true), "round {round}");
+        assert_eq!(b.poll().wr_id, round);
+        a.poll();
+    }
 }
 
 #[test]

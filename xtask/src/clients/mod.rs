@@ -6,6 +6,7 @@ mod faults;
 mod hosts;
 mod pair;
 mod planned;
+mod rdmacm;
 mod rows;
 mod single;
 mod suite;

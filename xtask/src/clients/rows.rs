@@ -4,7 +4,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
-use super::{Hosts, LIMIT, Row, capture, faults, planned, single, suite};
+use super::{Hosts, LIMIT, Row, capture, faults, planned, rdmacm, single, suite};
 
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
@@ -67,6 +67,8 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
         let pairing = Pairing::one_host(staged, Family::V4).with_env(variable, value);
         rows.extend(few(name, &pairing));
     }
+    rows.extend(rdmacm::rows(Hosts::One, |family| Pairing::one_host(staged, family)));
+    rows.extend(rdmacm::over_tcp(staged));
     rows.extend(single::limits(staged));
     rows.extend(capture::rows(staged));
     rows.extend(suite::rows(staged));
@@ -78,6 +80,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
 /// Rows for two hosts; to be run where they exist.
 pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     let mut rows = programs(Hosts::Two, full, |family| Pairing::two_hosts(staged, family));
+    rows.extend(rdmacm::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
     rows.extend(faults::two_hosts(staged));
     rows
 }
