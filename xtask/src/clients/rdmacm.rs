@@ -29,7 +29,7 @@ const fn test(
     Test { name, program: [program, program], server, client, prints }
 }
 
-const TESTS: [Test; 14] = [
+static TESTS: [Test; 27] = [
     test(
         "rping/validated",
         "rping",
@@ -116,6 +116,91 @@ const TESTS: [Test; 14] = [
         &["-R", "-z", "-F", "-n", "200", "@"],
         "65536      200",
     ),
+    test(
+        "rstream/plain",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20"],
+        &["-s", "@", "-I", "10", "-C", "20"],
+        "custom",
+    ),
+    test(
+        "rstream/async",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "a"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "a"],
+        "custom",
+    ),
+    test(
+        "rstream/blocking",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "b"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "b"],
+        "custom",
+    ),
+    test(
+        "rstream/nonblocking",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "n"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "n"],
+        "custom",
+    ),
+    test(
+        "rstream/verified",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "v"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "v"],
+        "custom",
+    ),
+    test(
+        "rstream/resolved",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "r"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "r"],
+        "custom",
+    ),
+    test(
+        "rstream/sockets",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "s"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "s"],
+        "custom",
+    ),
+    test(
+        "rstream/fork",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "f"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "f"],
+        "custom",
+    ),
+    test(
+        "rstream/async-nonblocking-verified",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "a", "-T", "n", "-T", "v"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "a", "-T", "n", "-T", "v"],
+        "custom",
+    ),
+    test(
+        "rstream/small-buffers",
+        "rstream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"],
+        "custom",
+    ),
+    test(
+        "rstream/all-sizes",
+        "rstream",
+        &["-b", "*", "-I", "2", "-C", "2", "-S", "all"],
+        &["-s", "@", "-I", "2", "-C", "2", "-S", "all"],
+        "custom",
+    ),
+    test(
+        "riostream/verified",
+        "riostream",
+        &["-b", "*", "-I", "10", "-C", "20", "-T", "v"],
+        &["-s", "@", "-I", "10", "-C", "20", "-T", "v"],
+        "custom",
+    ),
+    test("udpong/plain", "udpong", &["-b", "*", "-C", "20"], &["-s", "@", "-C", "20"], "custom"),
 ];
 
 /// The server's address as the client's side sees it.
@@ -140,7 +225,7 @@ impl Test {
 
     /// Whether the server goes on when its client has left.
     fn is_endless(&self) -> bool {
-        self.program[0] == "cmtime"
+        ["cmtime", "udpong"].contains(&self.program[0])
     }
 
     /// The arguments of one side.
@@ -217,6 +302,10 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         let place = format!("{}/{}", hosts.name(), family.name());
         rows.extend(rows_at(&place, hosts, family, &pairing(family)));
         rows.push(persistent(&place, hosts, family, pairing(family)));
+        // It takes what is behind the first colon for the name of a file.
+        if family == Family::V4 {
+            rows.push(copied(&place, hosts, family, pairing(family)));
+        }
     }
     rows
 }
@@ -233,9 +322,8 @@ pub(super) fn rows_at<'a>(
         let run = move || test.run(&pairing, hosts, family);
         Row { name: format!("{place}/cm/{}", test.name), run: Box::new(run) }
     };
-    static ALL: [Test; 14] = TESTS;
     let fits = |test: &&'static Test| family == Family::V4 || !test.is_perftest();
-    ALL.iter().filter(fits).map(row).collect()
+    TESTS.iter().filter(fits).map(row).collect()
 }
 
 /// Rows by TCP on one host.
@@ -275,4 +363,29 @@ fn persistent<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -
         if over { Err(server.text("server")) } else { Ok(()) }
     };
     Row { name: format!("{place}/cm/rping/persistent"), run: Box::new(run) }
+}
+
+/// Copies a file to a server that goes on afterwards. (Its options come last, and it has no address to listen
+/// on, so it listens on all.)
+fn copied<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row<'a> {
+    let run = move || {
+        let failed = |error: anyhow::Error| format!("{error:#}");
+        let port = free_port().map_err(failed)?;
+        let folder = crate::target_dir().join("quipu");
+        let (from, to) = (folder.join("bin/quipu"), folder.join(format!("copy-{port}")));
+        let options = ["-p".to_owned(), port.to_string()];
+        let server = pairing.command(&pairing.server, "rcopy", &options);
+        let mut server = Running::start(server).map_err(failed)?;
+        let id = server.id();
+        wait_until(Instant::now() + LIMIT, || listens(id, port) || server.has_ended());
+        let target = format!("{}:{}", address(hosts, family), to.display());
+        let args = [&[from.display().to_string(), target], &options[..]].concat();
+        let client = capture(pairing.command(&pairing.client, "rcopy", &args), LIMIT);
+        server.kill();
+        let pair = Pair { server: server.finish(soon()), client: client.map_err(failed)? };
+        let same = std::fs::read(&from).ok() == std::fs::read(&to).ok();
+        let _ = std::fs::remove_file(&to);
+        if pair.client.success() && same { Ok(()) } else { Err(pair.text()) }
+    };
+    Row { name: format!("{place}/cm/rcopy"), run: Box::new(run) }
 }

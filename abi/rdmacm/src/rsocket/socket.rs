@@ -480,7 +480,9 @@ impl State {
                 if connection.is_writable() || over {
                     events |= libc::POLLOUT;
                 }
-                if over || (connection.ended() && connection.end_told) {
+                // Programs take this for the end even where there is something to read.
+                if (over || (connection.ended() && connection.end_told)) && connection.unread() == 0
+                {
                     events |= libc::POLLHUP;
                 }
                 if self.error.is_some() {
