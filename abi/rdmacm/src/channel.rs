@@ -1,5 +1,8 @@
 //! Event channels.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, Null, Tagged, Void, entry};
 use quipu_facade::{check, engine};
@@ -8,6 +11,8 @@ use quipu_facade::{check, engine};
 pub(crate) struct ChannelState {
     pub(crate) api: &'static EngineApi,
     pub(crate) handle: CmChannelHandle,
+    /// Set when the channel is destroyed: for threads that wait in it at that moment.
+    pub(crate) closed: Arc<AtomicBool>,
 }
 
 impl Tagged for ChannelState {
@@ -24,7 +29,8 @@ pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
     // SAFETY: `made` is valid for the call.
     check(unsafe { (api.cm.create_channel)(&mut made) })?;
     let public = rdma_event_channel { fd: made.fd };
-    Ok(Channel::create(public, ChannelState { api, handle: made.channel }))
+    let closed = Arc::new(AtomicBool::new(false));
+    Ok(Channel::create(public, ChannelState { api, handle: made.channel, closed }))
 }
 
 /// Ends a channel. While identifiers use it, nothing happens: the manual page forbids it, and their
@@ -36,8 +42,11 @@ pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
 pub(crate) unsafe fn destroy(raw: *mut rdma_event_channel) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     let channel = unsafe { Channel::get(raw) }?;
+    channel.closed.store(true, Ordering::Release);
     // SAFETY: the handle came from the engine.
-    check(unsafe { (channel.api.cm.destroy_channel)(channel.handle) })?;
+    let destroyed = check(unsafe { (channel.api.cm.destroy_channel)(channel.handle) });
+    channel.closed.store(destroyed.is_ok(), Ordering::Release);
+    destroyed?;
     // SAFETY: passed on from the caller.
     drop(unsafe { Channel::take(raw) }?);
     Ok(())

@@ -2,6 +2,8 @@
 
 use std::ffi::CStr;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use libc::{c_char, c_int};
 use quipu_abi_types::*;
@@ -43,16 +45,31 @@ type Event = Handle<rdma_cm_event, EventState>;
 pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: passed on from the caller.
     let channel = unsafe { Channel::get(raw) }?;
+    // The channel itself may be gone when the wait ends.
+    let (api, handle, closed) = (channel.api, channel.handle, Arc::clone(&channel.closed));
     loop {
         // SAFETY: the structure consists of integers.
         let mut reported: EngineCmEvent = unsafe { std::mem::zeroed() };
         // SAFETY: `reported` is valid for the call.
-        check(unsafe { (channel.api.cm.get_event)(channel.handle, &mut reported) })?;
+        let got = check(unsafe { (api.cm.get_event)(handle, &mut reported) });
+        if got.is_err() && closed.load(Ordering::Acquire) {
+            wait_for_ever();
+        }
+        got?;
         // SAFETY: the cookies in it are addresses of identifiers, which live until this event is
         // acknowledged.
         if let Some(event) = unsafe { understand(&reported) } {
             return Ok(event);
         }
+    }
+}
+
+/// What becomes of a thread that waits in a channel that is destroyed: it goes on waiting, as a read of a
+/// descriptor does that another thread closes. Programs that end (rping) count on it.
+fn wait_for_ever() -> ! {
+    loop {
+        // SAFETY: pause(2); it returns when a signal was handled.
+        unsafe { libc::pause() };
     }
 }
 

@@ -158,14 +158,23 @@ fn sh(script: &str) -> Result<()> {
 
 /// Whether a process listens on a TCP port, as its own network namespace shows it.
 pub(super) fn listens(process: u32, port: u16) -> bool {
+    // State 0A is LISTEN.
+    has_port(process, port, ["tcp", "tcp6"], "0A")
+}
+
+/// Whether a process has bound a UDP port and connected it to no peer.
+pub(super) fn receives(process: u32, port: u16) -> bool {
+    has_port(process, port, ["udp", "udp6"], "07")
+}
+
+fn has_port(process: u32, port: u16, tables: [&str; 2], state: &str) -> bool {
     let wanted = format!(":{port:04X}");
-    ["tcp", "tcp6"].iter().any(|table| {
+    tables.iter().any(|table| {
         let text = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
         text.lines().skip(1).any(|line| {
             let mut words = line.split_whitespace().skip(1);
             let local = words.next().unwrap_or_default();
-            // State 0A is LISTEN.
-            local.ends_with(&wanted) && words.nth(1) == Some("0A")
+            local.ends_with(&wanted) && words.nth(1) == Some(state)
         })
     })
 }
@@ -181,6 +190,8 @@ mod tests {
         assert!(listens(std::process::id(), port));
         drop(listener);
         assert!(!listens(std::process::id(), port));
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(receives(std::process::id(), socket.local_addr().unwrap().port()));
     }
 
     #[test]

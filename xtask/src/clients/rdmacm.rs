@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::process::{Ended, Running, capture, wait_until};
 use crate::stage::Staged;
 
-use super::hosts::{Family, listens};
+use super::hosts::{Family, listens, receives};
 use super::pair::{Pair, Pairing, free_port};
 use super::{Hosts, LIMIT, Row};
 
@@ -262,7 +262,9 @@ impl Test {
         let server = pairing.command(&pairing.server, self.program[0], &server);
         let mut server = Running::start(server).map_err(failed)?;
         let id = server.id();
-        wait_until(deadline, || listens(id, port) || server.has_ended());
+        let udp = self.program[0] == "udpong";
+        let is_there = || if udp { receives(id, port) } else { listens(id, port) };
+        wait_until(deadline, || is_there() || server.has_ended());
         let client = self.args(1, port, hosts, family);
         let client = pairing.command(&pairing.client, self.program[1], &client);
         let client = capture(client, deadline.saturating_duration_since(Instant::now()));

@@ -6,8 +6,8 @@ use libc::{c_int, sockaddr, socklen_t};
 use quipu_abi_types::rdma_cm_event;
 use quipu_cabi::{Errno, IntMinusOne, entry};
 
+use super::called;
 use super::socket::{Entry, Phase, Socket, insert, known, remove, stream};
-use super::system;
 use crate::address::{bind_addr, length};
 use crate::connect::rdma_disconnect;
 
@@ -63,7 +63,7 @@ entry! {
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
                 let kind = kind | flags | libc::SOCK_CLOEXEC;
                 // SAFETY: socket(2).
-                let fd = system(unsafe { libc::socket(domain, kind, 0) } as isize)? as c_int;
+                let fd = called(unsafe { libc::socket(domain, kind, 0) })? as c_int;
                 insert(fd, Entry::Datagram);
                 Ok(fd)
             }
@@ -76,7 +76,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => Ok(system(libc::bind(fd, addr, len) as isize)? as c_int),
+                Entry::Datagram => called(libc::bind(fd, addr, len)),
                 Entry::Stream(socket) => {
                     if length(addr)? > len as usize {
                         return Err(Errno::EINVAL);
@@ -98,7 +98,7 @@ entry! {
             _ => return Err(Errno::EINVAL),
         }
         // SAFETY: the identifier is the socket's.
-        system(unsafe { crate::address::rdma_listen(state.id, backlog) } as isize)?;
+        called(unsafe { crate::address::rdma_listen(state.id, backlog) })?;
         state.phase = Phase::Listening;
         Ok(0)
     }
@@ -136,7 +136,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             let socket = match known(fd)? {
-                Entry::Datagram => return Ok(system(libc::connect(fd, addr, len) as isize)? as c_int),
+                Entry::Datagram => return called(libc::connect(fd, addr, len)),
                 Entry::Stream(socket) => socket,
             };
             if length(addr)? > len as usize {
@@ -159,7 +159,7 @@ entry! {
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
         let socket = match known(fd)? {
             // SAFETY: shutdown(2).
-            Entry::Datagram => return Ok(system(unsafe { libc::shutdown(fd, how) } as isize)? as c_int),
+            Entry::Datagram => return called(unsafe { libc::shutdown(fd, how) }),
             Entry::Stream(socket) => socket,
         };
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
@@ -180,7 +180,7 @@ entry! {
     fn rclose(fd: c_int) -> IntMinusOne {
         match remove(fd).ok_or(Errno(libc::EBADF))? {
             // SAFETY: close(2) of a descriptor that is this library's.
-            Entry::Datagram => Ok(system(unsafe { libc::close(fd) } as isize)? as c_int),
+            Entry::Datagram => called(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
                 while finish(&socket, true) == Err(Errno::EINTR) {}
                 let state = socket.lock();
@@ -198,7 +198,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => Ok(system(libc::getpeername(fd, addr, len) as isize)? as c_int),
+                Entry::Datagram => called(libc::getpeername(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let mut state = socket.lock();
                     state.connected().map_err(|_| Errno::ENOTCONN)?;
@@ -214,7 +214,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => Ok(system(libc::getsockname(fd, addr, len) as isize)? as c_int),
+                Entry::Datagram => called(libc::getsockname(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let state = socket.lock();
                     tell_address(&(*state.id).route.addr.src_storage, addr, len)?;
@@ -229,7 +229,7 @@ entry! {
         match (known(fd)?, command) {
             (Entry::Datagram, _) => {
                 // SAFETY: fcntl(2), with the argument as the program gave it.
-                Ok(system(unsafe { libc::fcntl(fd, command, argument) } as isize)? as c_int)
+                called(unsafe { libc::fcntl(fd, command, argument) })
             }
             (Entry::Stream(socket), libc::F_GETFL) => {
                 let nonblocking = socket.nonblocking.load(Ordering::Relaxed);

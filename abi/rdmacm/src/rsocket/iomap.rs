@@ -43,7 +43,8 @@ entry! {
         offset: off_t,
     ) -> Wide {
         let socket = stream(fd)?;
-        if buf.is_null() || len == 0 || flags != 0 || prot & !(libc::PROT_WRITE | libc::PROT_NONE) != 0 {
+        let rights = libc::PROT_WRITE | libc::PROT_NONE;
+        if buf.is_null() || len == 0 || flags != 0 || prot & !rights != 0 {
             return Err(Errno::EINVAL);
         }
         let offset = if offset == -1 { buf as u64 } else { offset as u64 };

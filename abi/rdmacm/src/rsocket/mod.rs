@@ -72,6 +72,11 @@ fn system(result: isize) -> Result<isize, Errno> {
     if result < 0 { Err(Errno::last()) } else { Ok(result) }
 }
 
+/// As [`system`], of calls that return an int.
+fn called(result: c_int) -> Result<c_int, Errno> {
+    if result < 0 { Err(Errno::last()) } else { Ok(result) }
+}
+
 /// Makes a descriptor of this library's own non-blocking.
 fn set_nonblocking(fd: c_int) {
     // SAFETY: fcntl(2) on a descriptor.

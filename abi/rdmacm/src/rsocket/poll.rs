@@ -162,7 +162,7 @@ entry! {
         // SAFETY: the program passes null or sets, and null or a time.
         unsafe {
             let timeout = match timeout.as_ref() {
-                Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return Err(Errno::EINVAL),
+                Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => return Err(Errno::EINVAL),
                 Some(timeout) => Some(
                     Duration::from_secs(timeout.tv_sec as u64)
                         .saturating_add(Duration::from_micros(timeout.tv_usec as u64)),
@@ -172,7 +172,9 @@ entry! {
             let mut fds = Vec::new();
             for fd in 0..count {
                 let mut events = 0;
-                for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {
+                let all =
+                    [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)];
+                for (set, event) in all {
                     events |= if has(set, fd) { event } else { 0 };
                 }
                 if events != 0 {

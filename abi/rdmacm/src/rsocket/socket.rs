@@ -13,7 +13,7 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::wire::Greeting;
-use super::{Options, set_nonblocking, system};
+use super::{Options, called, set_nonblocking};
 use crate::channel;
 use crate::connect::{rdma_connect, rdma_reject};
 use crate::event;
@@ -129,9 +129,9 @@ impl Socket {
     unsafe fn around(id: *mut rdma_cm_id, options: Options) -> Result<Arc<Self>, Errno> {
         // SAFETY: epoll_create1(2); passed on from the caller.
         let made = unsafe {
-            system(libc::epoll_create1(libc::EPOLL_CLOEXEC) as isize).and_then(|fd| {
+            called(libc::epoll_create1(libc::EPOLL_CLOEXEC)).and_then(|fd| {
                 set_nonblocking((*(*id).channel).fd);
-                watch(fd as c_int, (*(*id).channel).fd).map(|()| fd as c_int)
+                watch(fd, (*(*id).channel).fd).map(|()| fd as c_int)
             })
         };
         let fd = made.inspect_err(|_| {
@@ -234,7 +234,7 @@ impl Socket {
                 drop(state);
                 let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
                 // SAFETY: poll(2) with one entry.
-                slept = system(unsafe { libc::poll(&mut fds, 1, -1) } as isize);
+                slept = called(unsafe { libc::poll(&mut fds, 1, -1) });
                 state = self.lock();
                 state.drain_events();
             }
@@ -293,8 +293,7 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
 fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: epoll_ctl(2); `event` is valid for the call.
-    system(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) } as isize)
-        .map(|_| ())
+    called(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(|_| ())
 }
 
 /// The greeting in the private data of an event.
@@ -420,7 +419,7 @@ impl State {
             qp_num: 0,
         };
         // SAFETY: the identifier is this socket's; `param` and what it names are valid for the call.
-        system(unsafe { call(self.id, &mut param) } as isize).map(|_| ())
+        called(unsafe { call(self.id, &mut param) }).map(|_| ())
     }
 
     /// Asks to be woken by the next completion.

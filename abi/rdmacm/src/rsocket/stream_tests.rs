@@ -97,7 +97,8 @@ proptest! {
         for (end, step, size) in steps {
             match step {
                 0 | 1 => {
-                    let data: Vec<u8> = (sent[end]..sent[end] + size).map(|n| byte(end, n)).collect();
+                    let fresh = sent[end]..sent[end] + size;
+                    let data: Vec<u8> = fresh.map(|n| byte(end, n)).collect();
                     sent[end] += send(&mut ends, end, &data);
                 }
                 2 => deliver(&mut ends, end),
