@@ -188,10 +188,9 @@ pub(crate) unsafe fn create_plain(
         let mut extended: ibv_qp_init_attr_ex = std::mem::zeroed();
         let begin: *mut ibv_qp_init_attr = (&raw mut extended).cast();
         begin.write(*attr);
-        if !pd.is_null() {
-            extended.comp_mask = IBV_QP_INIT_ATTR_PD;
-            extended.pd = pd;
-        }
+        // Where the plain attributes end in padding, of whatever value, the extended ones go on.
+        extended.comp_mask = if pd.is_null() { 0 } else { IBV_QP_INIT_ATTR_PD };
+        extended.pd = pd;
         create(raw, &mut extended)?;
         *attr = (&raw const extended).cast::<ibv_qp_init_attr>().read();
     }

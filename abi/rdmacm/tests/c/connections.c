@@ -1,0 +1,146 @@
+/* Connections between two channels of one process. */
+#include "common.h"
+
+static struct rdma_event_channel *here, *there;
+
+static void *acknowledge_late(void *event)
+{
+	usleep(50000);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	return NULL;
+}
+
+static struct rdma_cm_id *request(const char *data)
+{
+	struct rdma_cm_event *event = expect(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = event->id;
+	CHECK(child != event->listen_id && child->verbs && child->channel == there);
+	CHECK(child->context == event->listen_id->context);
+	CHECK(strcmp(event->param.conn.private_data, data) == 0);
+	CHECK(event->param.conn.private_data_len == 56);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	return child;
+}
+
+static void both_ways(int port)
+{
+	struct rdma_conn_param param = { .private_data = "hello", .private_data_len = 6,
+		.responder_resources = 3, .initiator_depth = 2, .retry_count = 7, .rnr_retry_count = 7 };
+	struct rdma_conn_param answer = { .private_data = "welcome", .private_data_len = 8,
+		.responder_resources = RDMA_MAX_RESP_RES, .initiator_depth = RDMA_MAX_INIT_DEPTH };
+	struct ibv_qp_init_attr init = queues();
+	struct ibv_qp_attr attr;
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	struct rdma_cm_event *event;
+	struct rdma_event_channel *other;
+	pthread_t thread;
+
+	CHECK(rdma_create_qp(active, NULL, &init) == 0);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("hello");
+	init = queues();
+	CHECK(rdma_create_qp(passive, NULL, &init) == 0);
+	CHECK(rdma_accept(passive, &answer) == 0);
+	event = expect(here, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == active && active->context == (void *)0x77);
+	CHECK(strcmp(event->param.conn.private_data, "welcome") == 0);
+	CHECK(event->param.conn.qp_num == passive->qp->qp_num);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(ibv_query_qp(active->qp, &attr, IBV_QP_STATE, &init) == 0);
+	CHECK(attr.qp_state == IBV_QPS_RTS && attr.dest_qp_num == passive->qp->qp_num);
+	CHECK(attr.max_dest_rd_atomic == 3 && attr.max_rd_atomic == 2);
+	CHECK(ibv_query_qp(passive->qp, &attr, IBV_QP_STATE, &init) == 0);
+	CHECK(attr.max_dest_rd_atomic == 2 && attr.max_rd_atomic == 3);
+
+	/* An identifier and its events move to another channel. */
+	other = rdma_create_event_channel();
+	CHECK(rdma_migrate_id(passive, other) == 0 && passive->channel == other);
+	CHECK(rdma_disconnect(active) == 0);
+	pass(other, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(ibv_query_qp(active->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+	CHECK(rdma_disconnect(passive) == 0);
+	/* Destruction waits for the acknowledgement. */
+	event = expect(here, RDMA_CM_EVENT_DISCONNECTED);
+	rdma_destroy_qp(active);
+	CHECK(pthread_create(&thread, NULL, acknowledge_late, event) == 0);
+	CHECK(rdma_destroy_id(active) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	rdma_destroy_qp(passive);
+	CHECK(rdma_destroy_id(passive) == 0);
+	rdma_destroy_event_channel(other);
+}
+
+static void refused(int port)
+{
+	struct rdma_conn_param param = { .private_data = "please", .private_data_len = 7, .qp_num = 5 };
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	struct rdma_cm_event *event;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("please");
+	CHECK(rdma_reject(passive, "no", 3) == 0);
+	CHECK(rdma_destroy_id(passive) == 0);
+	event = expect(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 28 && strcmp(event->param.conn.private_data, "no") == 0);
+	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(active) == 0);
+
+	/* Nobody listens there. */
+	active = resolved(here, RDMA_PS_TCP, htons(1));
+	CHECK(rdma_connect(active, &param) == 0);
+	event = expect(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 8);
+	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(active) == 0);
+}
+
+/* The program's own queue pair: it hears of the answer and completes the connection. */
+static void established(int port)
+{
+	struct rdma_conn_param param = { .private_data = "mine", .private_data_len = 5, .qp_num = 77 };
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("mine");
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	/* The end of one side is told to the other one. */
+	CHECK(rdma_destroy_id(active) == 0);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_destroy_id(passive) == 0);
+}
+
+/* A request that nobody takes goes with its listener. */
+static void not_taken(void)
+{
+	struct rdma_conn_param param = { .qp_num = 1 };
+	int port;
+	struct rdma_cm_id *id = listener(there, RDMA_PS_TCP, &port);
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port);
+	struct rdma_cm_event *event;
+	struct pollfd fds = { .fd = there->fd, .events = POLLIN };
+	CHECK(rdma_connect(active, &param) == 0);
+	CHECK(poll(&fds, 1, 10000) == 1);
+	CHECK(rdma_destroy_id(id) == 0);
+	CHECK(poll(&fds, 1, 0) == 0);
+	CHECK(rdma_get_cm_event(here, &event) == 0);
+	CHECK(event->event == RDMA_CM_EVENT_REJECTED || event->event == RDMA_CM_EVENT_UNREACHABLE ||
+	      event->event == RDMA_CM_EVENT_CONNECT_ERROR);
+	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(active) == 0);
+}
+
+int main(void)
+{
+	struct rdma_cm_id *id;
+	int port;
+	here = rdma_create_event_channel();
+	there = rdma_create_event_channel();
+	id = listener(there, RDMA_PS_TCP, &port);
+	both_ways(port);
+	refused(port);
+	established(port);
+	not_taken();
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+	return 0;
+}

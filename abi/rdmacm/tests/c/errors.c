@@ -1,0 +1,134 @@
+/* What calls answer to careless programs. */
+#include "common.h"
+
+static void channels(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	CHECK(channel && channel->fd > 2);
+	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(rdma_get_cm_event(channel, &event), EAGAIN);
+	FAILS(rdma_get_cm_event(channel, NULL), EINVAL);
+	FAILS(rdma_get_cm_event(NULL, &event), EINVAL);
+	FAILS(rdma_ack_cm_event(NULL), EINVAL);
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(NULL);
+}
+
+static void identifiers(struct rdma_event_channel *channel)
+{
+	struct sockaddr_in in;
+	struct sockaddr_storage ib = { .ss_family = 27 };
+	struct rdma_cm_id *id, *other, *child;
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_conn_param param = { 0 };
+	struct ibv_ece ece = { 0 };
+	int on = 1, port;
+
+	FAILS(rdma_create_id(channel, NULL, NULL, RDMA_PS_TCP), EINVAL);
+	FAILS(rdma_create_id(channel, &id, NULL, 0x999), EINVAL);
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(id->verbs == NULL && id->ps == RDMA_PS_TCP && id->qp_type == IBV_QPT_RC);
+	FAILS(rdma_bind_addr(id, NULL), EINVAL);
+	FAILS(rdma_bind_addr(id, (struct sockaddr *)&ib), EAFNOSUPPORT);
+	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 1), EAFNOSUPPORT);
+	FAILS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);
+	FAILS(rdma_resolve_route(id, 1), EINVAL);
+	loopback(&in, 0);
+	in.sin_addr.s_addr = htonl(0xc0000201);
+	FAILS(rdma_bind_addr(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	FAILS(rdma_create_qp(id, NULL, NULL), EINVAL);
+	FAILS(rdma_connect(id, NULL), EINVAL);
+	FAILS(rdma_connect(id, &param), EINVAL);
+	FAILS(rdma_accept(id, &param), EINVAL);
+	FAILS(rdma_reject(id, NULL, 0), EINVAL);
+	FAILS(rdma_disconnect(id), EINVAL);
+	FAILS(rdma_establish(id), EINVAL);
+	FAILS(rdma_get_request(id, &child), EINVAL);
+	FAILS(rdma_set_option(id, RDMA_OPTION_ID, 99, &on, sizeof on), EOPNOTSUPP);
+	FAILS(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, NULL, 4), EINVAL);
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof on) == 0);
+	FAILS(rdma_set_local_ece(id, &ece), EINVAL);
+	CHECK(rdma_get_remote_ece(id, &ece) == 0 && ece.vendor_id == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+
+	id = listener(channel, RDMA_PS_TCP, &port);
+	CHECK(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_bind_addr(other, loopback(&in, port)), EADDRINUSE);
+	CHECK(rdma_destroy_id(other) == 0 && rdma_destroy_id(id) == 0);
+	FAILS(rdma_destroy_id(NULL), EINVAL);
+}
+
+static void queue_pairs(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_id *id = resolved(channel, RDMA_PS_TCP, htons(1));
+	struct ibv_qp_init_attr init = queues();
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	struct rdma_conn_param param = { .responder_resources = 0xfe };
+	struct ibv_context **devices;
+	int count, mask;
+
+	/* The device is open once, whoever asks. */
+	devices = rdma_get_devices(&count);
+	CHECK(devices && count >= 1 && devices[count] == NULL && devices[0] == id->verbs);
+	rdma_free_devices(devices);
+
+	init.cap.max_send_wr = 1 << 30;
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	CHECK(!id->qp && !id->send_cq && !id->recv_cq_channel);
+	init = queues();
+	CHECK(rdma_create_qp(id, NULL, &init) == 0);
+	CHECK(id->qp->qp_context == NULL && id->qp->pd == id->pd && id->qp->state == IBV_QPS_INIT);
+	CHECK(init.send_cq == id->send_cq && id->send_cq->cq_context == id && id->recv_cq_channel);
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	FAILS(rdma_establish(id), EINVAL);
+	FAILS(rdma_init_qp_attr(id, NULL, &mask), EINVAL);
+	CHECK(rdma_init_qp_attr(id, &attr, &mask) == 0);
+	CHECK(mask == (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	FAILS(rdma_connect(id, &param), EINVAL);
+	rdma_destroy_qp(id);
+	CHECK(!id->qp && !id->send_cq && !id->send_cq_channel);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
+static void multicast(struct rdma_event_channel *channel)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_join_mc_attr_ex attr = { .comp_mask = 1 << 9 };
+	struct rdma_cm_id *id;
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0 && id->qp_type == IBV_QPT_UD);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	FAILS(rdma_join_multicast(id, NULL, NULL), EINVAL);
+	FAILS(rdma_join_multicast(id, loopback(&in, 0), NULL), EINVAL);
+	FAILS(rdma_join_multicast_ex(id, NULL, NULL), EINVAL);
+	FAILS(rdma_join_multicast_ex(id, &attr, NULL), EOPNOTSUPP);
+	attr.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS;
+	FAILS(rdma_join_multicast_ex(id, &attr, NULL), EINVAL);
+	FAILS(rdma_leave_multicast(id, loopback(&in, 0)), EADDRNOTAVAIL);
+	loopback(&in, 0);
+	in.sin_addr.s_addr = htonl(0xefc00001);
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, &in) == 0);
+	struct rdma_cm_event *event = expect(channel, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(event->param.ud.private_data == &in && event->param.ud.qp_num == 0xffffff);
+	CHECK(event->param.ud.qkey == RDMA_UDP_QKEY && event->id == id);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&in) == 0);
+	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
+	/* Destroying leaves what was joined. */
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, &in) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
+int main(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	CHECK(channel);
+	channels();
+	identifiers(channel);
+	queue_pairs(channel);
+	multicast(channel);
+	rdma_destroy_event_channel(channel);
+	return 0;
+}

@@ -1,0 +1,77 @@
+/* Identifiers without a channel, made by rdma_create_ep, and the calls of rdma_verbs.h. */
+#include "common.h"
+
+static struct rdma_addrinfo *address(const char *port, int flags)
+{
+	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP }, *res;
+	CHECK(rdma_getaddrinfo("127.0.0.1", port, &hints, &res) == 0);
+	return res;
+}
+
+static void *serve(void *listening)
+{
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+	char text[64];
+	CHECK(rdma_get_request(listening, &id) == 0);
+	CHECK(id->qp && id->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK((mr = rdma_reg_msgs(id, text, sizeof text)) != NULL);
+	CHECK(rdma_post_recv(id, NULL, text, sizeof text, mr) == 0);
+	CHECK(rdma_accept(id, NULL) == 0);
+	CHECK(id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(strcmp(text, "ping") == 0);
+	CHECK(rdma_post_send(id, NULL, "pong", 5, NULL, IBV_SEND_INLINE) == 0);
+	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+int main(void)
+{
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_addrinfo *res = address("0", RAI_PASSIVE);
+	struct rdma_cm_id *listening, *id;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+	char text[64] = "ping", port[16];
+	pthread_t thread;
+
+	init.cap.max_inline_data = 16;
+	CHECK(rdma_create_ep(&listening, res, NULL, &init) == 0);
+	rdma_freeaddrinfo(res);
+	CHECK(rdma_listen(listening, 0) == 0);
+	snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listening)));
+	FAILS(rdma_get_request(listening, NULL), EINVAL);
+	CHECK(pthread_create(&thread, NULL, serve, listening) == 0);
+
+	res = address(port, 0);
+	init = queues();
+	FAILS(rdma_create_ep(NULL, res, NULL, &init), EINVAL);
+	CHECK(rdma_create_ep(&id, res, NULL, &init) == 0);
+	CHECK((mr = rdma_reg_msgs(id, text, sizeof text)) != NULL);
+	CHECK(rdma_connect(id, NULL) == 0);
+	CHECK(id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_post_recv(id, NULL, text + 32, 32, mr) == 0);
+	CHECK(rdma_post_send(id, (void *)5, text, 5, mr, 0) == 0);
+	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.wr_id == 5 && wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(strcmp(text + 32, "pong") == 0);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listening);
+
+	/* Nobody listens any more. */
+	init = queues();
+	CHECK(rdma_create_ep(&id, res, NULL, &init) == 0);
+	FAILS(rdma_connect(id, NULL), ECONNREFUSED);
+	CHECK(id->event->event == RDMA_CM_EVENT_REJECTED);
+	rdma_destroy_ep(id);
+	rdma_freeaddrinfo(res);
+	return 0;
+}

@@ -1,0 +1,74 @@
+//! C programs over this library, libibverbs and the engine, in one process each.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::{env, fs};
+
+#[path = "../../types/testing/cdylib.rs"]
+mod cdylib;
+
+/// A folder with the libraries under the names that programs look for.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rdmacm");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        for (package, name, file) in [
+            ("quipu-rdmacm", "rdmacm", "librdmacm.so.1"),
+            ("quipu-ibverbs", "ibverbs", "libibverbs.so.1"),
+            ("quipu-engine", "quipu_engine", "libquipu_engine.so"),
+        ] {
+            // Files, not links: the libraries look for each other where they were loaded from.
+            fs::copy(cdylib::built(&["-p", package], name), folder.join(file)).unwrap();
+        }
+        symlink("librdmacm.so.1", folder.join("librdmacm.so")).unwrap();
+        folder
+    })
+}
+
+/// Compiles `c/<name>.c` and runs it; it says itself what is wrong.
+fn run(name: &str) {
+    if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
+        eprintln!("skipped: the headers of librdmacm are not installed");
+        return;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let arguments = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"];
+    let mut compile = Command::new("cc");
+    compile.args(arguments).arg(&program).arg(source).args(["-lrdmacm", "-libverbs", "-lpthread"]);
+    assert!(compile.status().expect("cc").success());
+    let preload = ["libibverbs.so.1", "librdmacm.so.1"].map(|file| folder().join(file));
+    let preload = preload.map(|file| file.display().to_string()).join(":");
+    let output = Command::new(program)
+        .env("LD_LIBRARY_PATH", folder())
+        .env("LD_PRELOAD", preload)
+        .env("QUIPU_ADDRESS", "127.0.0.1")
+        .output()
+        .expect("the program starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{complaint}", output.status);
+}
+
+#[test]
+fn calls_fail_as_their_manual_pages_say() {
+    run("errors");
+}
+
+#[test]
+fn connections_are_made_refused_and_ended() {
+    run("connections");
+}
+
+#[test]
+fn synchronous_identifiers_wait_for_their_events() {
+    run("synchronous");
+}
+
+#[test]
+fn streams_over_queue_pairs_behave_as_sockets() {
+    run("sockets");
+}
