@@ -285,3 +285,46 @@ fn options_have_exact_sizes() {
     program.event(RDMA_CM_EVENT_ROUTE_RESOLVED);
     assert_eq!(program.route(id).num_paths, 1);
 }
+
+/// What a child of fork finds; its exit status is the number of the first that is not as it should be.
+fn child(parent: &Program, listener: CmIdHandle) -> Result<(), i32> {
+    use EngineStatus as S;
+    let expect = |number: i32, code: i32, wanted: S| {
+        if code == wanted.code() { Ok(()) } else { Err(number) }
+    };
+    let mut count = 9;
+    expect(1, unsafe { (parent.cm.listen)(listener, 1) }, S::NoDevice)?;
+    expect(2, unsafe { (parent.cm.destroy_id)(listener, &mut count) }, S::Ok)?;
+    expect(3, unsafe { (parent.cm.destroy_channel)(parent.channel.channel) }, S::Ok)?;
+    // An engine of its own, which does not know the parent's.
+    let own = made(|out| unsafe { (parent.cm.create_channel)(out) }).map_err(|_| 4)?;
+    let own = Program { cm: parent.cm, channel: own };
+    let id = own.create(RDMA_PS_TCP, IBV_QPT_RC, 1).map_err(|_| 5)?;
+    expect(6, unsafe { (own.cm.bind_addr)(id, raw(&ipv4(0, LOOPBACK))) }, S::Ok)?;
+    expect(7, unsafe { (own.cm.listen)(listener, 1) }, S::Invalid)?;
+    expect(8, unsafe { (own.cm.listen)(id, 1) }, S::Ok)?;
+    expect(9, unsafe { (own.cm.destroy_id)(id, &mut count) }, S::Ok)?;
+    if count == 0 { Ok(()) } else { Err(10) }
+}
+
+#[test]
+fn a_child_of_fork_has_none_of_it_and_may_have_its_own() {
+    let [server, client] = [(); 2].map(|()| Program::new());
+    let (listener, port) = server.listen(RDMA_PS_TCP, IBV_QPT_RC);
+    // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let status = child(&server, listener).err().unwrap_or(0);
+        // SAFETY: ends the child without running the parent's handlers.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    // The parent does not notice.
+    let active = client.resolve(RDMA_PS_TCP, IBV_QPT_RC, port);
+    let nobody = EngineQp { qp: QpHandle::NONE, qp_num: 1, cap: blank() };
+    done(unsafe { (client.cm.connect)(active, &param(nobody, b"")) }).unwrap();
+    server.event(RDMA_CM_EVENT_CONNECT_REQUEST);
+}
