@@ -321,3 +321,20 @@ fn strangers_that_say_nothing_keep_nobody_waiting() {
     assert!(begin.elapsed() < Duration::from_secs(5));
     drop(silent);
 }
+
+#[test]
+fn the_end_of_an_engine_disconnects_its_peers() {
+    let server = Program::new(&engine());
+    let client = Program::new(&engine());
+    let (_, address) = server.listen(PortSpace::Tcp, "127.0.0.1:0");
+    let active = client.connect(address, &Param::default());
+    let passive = server.expect(EventKind::ConnectRequest).id;
+    server.engine.cm_accept(passive, Some(&Param::default())).unwrap();
+    client.expect(EventKind::ConnectResponse);
+    client.engine.cm_accept(active, None).unwrap();
+    server.expect(EventKind::Established);
+    drop(client);
+    assert_eq!(server.expect(EventKind::Disconnected).id, passive);
+    server.engine.cm_disconnect(passive).unwrap();
+    server.expect(EventKind::TimewaitExit);
+}

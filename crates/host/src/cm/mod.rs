@@ -203,6 +203,9 @@ impl Manager {
             && socket.watched
         {
             self.epoll.remove(&socket.fd);
+            if !socket.datagram {
+                stream::disconnect(&socket.fd);
+            }
         }
     }
 
@@ -397,5 +400,18 @@ impl Manager {
     pub(crate) fn handle_timeout(&mut self, now: u64) {
         self.cm.handle_timeout(now);
         self.settle(now);
+    }
+
+    /// Ends all streams and stops listening: the process is about to exit, and children of fork that
+    /// have the descriptors are not to keep them alive.
+    pub(crate) fn shut_down(&mut self) {
+        for socket in self.sockets.drain(..).flatten() {
+            if !socket.datagram {
+                stream::disconnect(&socket.fd);
+            }
+        }
+        for stream in self.streams.drain(..).flatten() {
+            stream.close(false);
+        }
     }
 }

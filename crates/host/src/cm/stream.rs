@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::c_int;
 use quipu_cm::{Loss, StreamKey};
@@ -122,12 +122,76 @@ impl Stream {
         Ok(())
     }
 
-    /// Closes it: by a reset, or in the usual way.
+    /// Closes it: by a reset, or in the usual way. Of either the peer hears at once, also where a child
+    /// of fork still has the descriptor, and closing it alone would do nothing.
     pub(super) fn close(self, reset: bool) {
         if reset {
-            // SO_LINGER with a time of 0.
-            let linger = [1_i32.to_ne_bytes(), 0_i32.to_ne_bytes()].concat();
-            let _ = sys::set_option_bytes(&self.fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+            disconnect(&self.fd);
+        } else {
+            // The one possible error is that the connection is over.
+            let _ = sys::shutdown_write(&self.fd);
         }
+    }
+}
+
+/// Takes a TCP socket out of its connection, which is reset, or makes it listen no more.
+pub(super) fn disconnect(fd: &OwnedFd) {
+    // SAFETY: sockaddr is plain data, for which all zeroes is a valid value: the family AF_UNSPEC.
+    let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of_val(&nowhere) as libc::socklen_t;
+    // SAFETY: the address is a live structure of `len` bytes. A socket without a connection stays as
+    // it is.
+    unsafe { libc::connect(fd.as_raw_fd(), &raw const nowhere, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// Both ends of a connection, and what listened for it.
+    fn pair() -> (OwnedFd, Stream, Stream) {
+        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = sys::tcp_socket(own.ip()).unwrap();
+        sys::bind(&listener, own).unwrap();
+        sys::listen(&listener, 1).unwrap();
+        let to = sys::local_address(&listener).unwrap();
+        let fd = sys::tcp_socket(own.ip()).unwrap();
+        let key = StreamKey::new(0, 0);
+        let near = Stream::connect(key, fd, to, b"first".to_vec()).unwrap();
+        assert!(!near.connecting, "on one host a connection stands at once");
+        let far = Stream::accepted(key, sys::accept(&listener).unwrap().0);
+        (listener, near, far)
+    }
+
+    #[test]
+    fn a_peer_hears_of_the_end_though_a_child_of_fork_has_the_descriptor() {
+        for reset in [false, true] {
+            let (_listener, mut near, far) = pair();
+            let child = near.fd.try_clone().unwrap();
+            near.send(b" last").unwrap();
+            near.close(reset);
+            let mut buffer = [0; 64];
+            let len = sys::receive(&far.fd, &mut buffer).unwrap();
+            assert_eq!(&buffer[..len], b"first last", "what was sent before is not lost");
+            let end = sys::receive(&far.fd, &mut buffer).map_err(|e| e.raw_os_error().unwrap());
+            assert_eq!(end, if reset { Err(libc::ECONNRESET) } else { Ok(0) });
+            drop(child);
+        }
+    }
+
+    #[test]
+    fn a_listener_that_a_child_of_fork_has_listens_no_more() {
+        let (listener, ..) = pair();
+        let to = sys::local_address(&listener).unwrap();
+        let child = listener.try_clone().unwrap();
+        disconnect(&listener);
+        drop(listener);
+        let fd = sys::tcp_socket(to.ip()).unwrap();
+        let refused = Stream::connect(StreamKey::new(0, 0), fd, to, b"?".to_vec());
+        let error = refused.err().and_then(|error| error.raw_os_error());
+        assert_eq!(error, Some(libc::ECONNREFUSED));
+        drop(child);
     }
 }

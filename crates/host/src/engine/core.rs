@@ -484,6 +484,9 @@ impl Core {
         self.adapter.release_acks();
         self.settle(now);
         self.net.shut_down(&mut self.adapter, now);
+        if let Some(cm) = &mut self.cm {
+            cm.shut_down();
+        }
         self.adapter.probe_mut().finish();
         self.publisher = None;
     }
