@@ -29,7 +29,7 @@ const fn test(
     Test { name, program: [program, program], server, client, prints }
 }
 
-static TESTS: [Test; 27] = [
+static TESTS: [Test; 29] = [
     test(
         "rping/validated",
         "rping",
@@ -201,7 +201,18 @@ static TESTS: [Test; 27] = [
         "custom",
     ),
     test("udpong/plain", "udpong", &["-b", "*", "-C", "20"], &["-s", "@", "-C", "20"], "custom"),
+    test("udaddy/plain", "udaddy", &["-b", "*"], &["-s", "@"], "return status 0"),
+    test(
+        "udaddy/many",
+        "udaddy",
+        &["-b", "*", "-c", "5", "-C", "20", "-S", "900", "-t", "32"],
+        &["-s", "@", "-c", "5", "-C", "20", "-S", "900", "-t", "32"],
+        "return status 0",
+    ),
 ];
+
+/// The port that `udaddy` uses, whatever one tells it.
+const UDADDY_PORT: u16 = 7174;
 
 /// The server's address as the client's side sees it.
 fn address(hosts: Hosts, family: Family) -> &'static str {
@@ -223,6 +234,10 @@ impl Test {
         self.program[0].starts_with("ib_")
     }
 
+    fn is_udaddy(&self) -> bool {
+        self.program[0] == "udaddy"
+    }
+
     /// Whether the server goes on when its client has left.
     fn is_endless(&self) -> bool {
         ["cmtime", "udpong"].contains(&self.program[0])
@@ -235,34 +250,23 @@ impl Test {
             "*" => wildcard(family),
             other => other,
         });
-        let mut args = vec!["-p".to_owned(), port.to_string()];
+        let mut args = match self.is_udaddy() {
+            true => Vec::new(),
+            false => vec!["-p".to_owned(), port.to_string()],
+        };
         args.extend(words.map(str::to_owned));
         args
     }
 
-    /// perftest connects twice, to a port that its server listens on anew meanwhile, and does not try
-    /// again if that was too early. So it is run again.
     fn run(&self, pairing: &Pairing, hosts: Hosts, family: Family) -> Result<(), String> {
-        let early = |why: &str| self.is_perftest() && why.contains("EVENT_REJECTED; error: 8");
-        let mut result = self.run_once(pairing, hosts, family);
-        for _ in 0..5 {
-            match &result {
-                Err(why) if early(why) => result = self.run_once(pairing, hosts, family),
-                _ => break,
-            }
-        }
-        result
-    }
-
-    fn run_once(&self, pairing: &Pairing, hosts: Hosts, family: Family) -> Result<(), String> {
         let failed = |error: anyhow::Error| format!("{error:#}");
-        let port = free_port().map_err(failed)?;
+        let port = if self.is_udaddy() { UDADDY_PORT } else { free_port().map_err(failed)? };
         let deadline = Instant::now() + LIMIT;
         let server = self.args(0, port, hosts, family);
         let server = pairing.command(&pairing.server, self.program[0], &server);
         let mut server = Running::start(server).map_err(failed)?;
         let id = server.id();
-        let udp = self.program[0] == "udpong";
+        let udp = self.program[0].starts_with("ud");
         let is_there = || if udp { receives(id, port) } else { listens(id, port) };
         wait_until(deadline, || is_there() || server.has_ended());
         let client = self.args(1, port, hosts, family);
@@ -304,6 +308,7 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         let place = format!("{}/{}", hosts.name(), family.name());
         rows.extend(rows_at(&place, hosts, family, &pairing(family)));
         rows.push(persistent(&place, hosts, family, pairing(family)));
+        rows.push(group(&place, hosts, family, pairing(family)));
         // It takes what is behind the first colon for the name of a file.
         if family == Family::V4 {
             rows.push(copied(&place, hosts, family, pairing(family)));
@@ -390,4 +395,31 @@ fn copied<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Ro
         if pair.client.success() && same { Ok(()) } else { Err(pair.text()) }
     };
     Row { name: format!("{place}/cm/rcopy"), run: Box::new(run) }
+}
+
+/// The UDP port of datagrams to groups (`QUIPU_MULTICAST_PORT`).
+const GROUP_PORT: u16 = 20804;
+
+/// One process receives what another one sends to a group.
+fn group<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row<'a> {
+    let run = move || {
+        let failed = |error: anyhow::Error| format!("{error:#}");
+        let group = if family == Family::V4 { "239.77.1.2" } else { "ff05::77:1" };
+        let other = match hosts {
+            Hosts::One => family.loopback(),
+            Hosts::Two => family.of_host(1),
+        };
+        let own = [address(hosts, family), other];
+        let args = |own: &str| ["-m", group, "-b", own].map(str::to_owned).to_vec();
+        let receiver = pairing.command(&pairing.server, "mckey", &args(own[0]));
+        let mut receiver = Running::start(receiver).map_err(failed)?;
+        let id = receiver.id();
+        let deadline = Instant::now() + LIMIT;
+        wait_until(deadline, || receives(id, GROUP_PORT) || receiver.has_ended());
+        let sending = [args(own[1]), vec!["-s".into()]].concat();
+        let sender = capture(pairing.command(&pairing.client, "mckey", &sending), LIMIT);
+        let pair = Pair { server: receiver.finish(soon()), client: sender.map_err(failed)? };
+        if pair.both_succeeded() { Ok(()) } else { Err(pair.text()) }
+    };
+    Row { name: format!("{place}/cm/mckey"), run: Box::new(run) }
 }
