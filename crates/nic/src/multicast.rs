@@ -15,6 +15,9 @@ use crate::types::{Gid, QpId, QpType};
 
 /// The first octet of the IPv4 groups that stand for IPv6 ones: of administrative scope (RFC 2365).
 const ADMINISTRATIVE: u8 = 239;
+/// Scopes of IPv6 groups (RFC 4291 2.7).
+const INTERFACE_LOCAL: u8 = 1;
+const LINK_LOCAL: u8 = 2;
 
 /// The IP multicast group of a multicast GID, as an adapter whose own address is `own` uses it; `None` if the
 /// GID is no multicast address. IPv4 groups come as `::ffff:a.b.c.d` or `ff0e::ffff:a.b.c.d`, since RDMA
@@ -38,7 +41,14 @@ pub fn multicast_group(own: Gid, mgid: Gid) -> Option<IpAddr> {
             Some(Ipv6Addr::from(octets).into())
         }
         (_, None) if octets[0] != 0xff => None,
-        (IpAddr::V6(_), None) => Some(Ipv6Addr::from(octets).into()),
+        (IpAddr::V6(_), None) => {
+            // What is of the scope of one interface would not leave this host: the next wider scope.
+            let mut octets = octets;
+            if octets[1] & 0x0f == INTERFACE_LOCAL {
+                octets[1] = octets[1] & 0xf0 | LINK_LOCAL;
+            }
+            Some(Ipv6Addr::from(octets).into())
+        }
         (IpAddr::V4(_), None) => {
             // FNV-1a, 32 bits.
             let hash = octets.iter().fold(0x811c_9dc5_u32, |hash, &octet| {
@@ -154,6 +164,7 @@ mod tests {
         assert_eq!(group(v6, "::ffff:239.1.2.3").as_deref(), Some("ff0e::ffff:ef01:203"));
         assert_eq!(group(v6, "ff0e::ffff:239.1.2.3").as_deref(), Some("ff0e::ffff:ef01:203"));
         assert_eq!(group(v6, "ff02::77").as_deref(), Some("ff02::77"));
+        assert_eq!(group(v6, "ff01::77").as_deref(), Some("ff02::77"));
         let mapped = group(v4, "ff02::77").unwrap();
         assert!(mapped.starts_with("239.") && mapped != group(v4, "ff02::78").unwrap());
         for own in [v4, v6] {

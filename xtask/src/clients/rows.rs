@@ -4,7 +4,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
-use super::{Hosts, LIMIT, Row, capture, faults, planned, rdmacm, single, suite};
+use super::{Hosts, LIMIT, Row, capture, datagrams, faults, planned, rdmacm, single, suite};
 
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
@@ -59,6 +59,7 @@ const PINGPONG: [(&str, &str, &[&str]); 11] = [
 pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     let mut rows = single::rows(staged);
     rows.extend(programs(Hosts::One, full, |family| Pairing::one_host(staged, family)));
+    rows.extend(datagrams::rows(Hosts::One, |family| Pairing::one_host(staged, family)));
     // The two ways that same-host peers fall back to.
     for (name, variable, value) in [
         ("one-host-tcp", "QUIPU_SAME_HOST", "never"),
@@ -81,6 +82,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
 pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     let mut rows = programs(Hosts::Two, full, |family| Pairing::two_hosts(staged, family));
     rows.extend(rdmacm::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
+    rows.extend(datagrams::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
     rows.extend(faults::two_hosts(staged));
     rows
 }
@@ -179,7 +181,7 @@ impl Perftest {
 }
 
 /// The lines of perftest that hold a result: size, number of exchanges.
-fn results(output: &str) -> Vec<(u64, u64)> {
+pub(super) fn results(output: &str) -> Vec<(u64, u64)> {
     let numbers = |line: &str| {
         let mut words = line.split_whitespace();
         let (size, iters) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
@@ -221,7 +223,7 @@ fn no_gid<'a>(name: String, pairing: Pairing) -> Row<'a> {
     }
 }
 
-fn run(pairing: &Pairing, program: &str, args: &[String]) -> Result<Pair, String> {
+pub(super) fn run(pairing: &Pairing, program: &str, args: &[String]) -> Result<Pair, String> {
     run_pair(pairing, program, args, LIMIT).map_err(|error| format!("{error:#}"))
 }
 

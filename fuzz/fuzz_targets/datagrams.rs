@@ -1,0 +1,247 @@
+//! An adapter with datagram queue pairs: the input is a program that posts, and a network that delivers
+//! anything, from anywhere, to anybody.
+#![no_main]
+
+#[path = "adapter/input.rs"]
+mod input;
+
+use std::net::{IpAddr, SocketAddr};
+
+use input::Input;
+use libfuzzer_sys::fuzz_target;
+use quipu_iwarp::wire::datagram::Datagram;
+use quipu_nic::mem::{Access, Segment, Sge};
+use quipu_nic::*;
+
+const STEPS: usize = 200;
+/// Bytes of the region that receives may name, with as many before and behind it that nobody may touch.
+const LEN: usize = 4096;
+const PATTERN: u8 = 0x5a;
+const PORT: u16 = 4005;
+const OWN: [u8; 4] = [10, 0, 0, 5];
+const GROUP: [u8; 4] = [239, 0, 0, 5];
+const QKEY: u32 = 0x1111_1111;
+const QPS: u8 = 3;
+
+struct World {
+    adapter: Adapter,
+    cq: CqId,
+    srq: SrqId,
+    qps: Vec<QpId>,
+    ahs: [AhId; 2],
+    region: Region,
+    open: Segment,
+    around: Segment,
+    posted: u64,
+    completed: u64,
+}
+
+const NOW: Time = Time(1_000_000);
+
+impl World {
+    fn new() -> Self {
+        let own = Gid::from(IpAddr::from(OWN));
+        let mut adapter = Adapter::new(Config { gid: own, max_sge: 4, ..Config::default() });
+        let pd = adapter.alloc_pd().unwrap();
+        let (cq, _) = adapter.create_cq(64, None, 7).unwrap();
+        let srq = adapter.create_srq(pd, 16, 4, 0).unwrap();
+        let around = Segment::heap(3 * LEN);
+        around.write(0, &[PATTERN; 3 * LEN]).unwrap();
+        let open = around.slice(LEN, LEN).unwrap();
+        let region = adapter.reg_segment(pd, &open, None, Access::LOCAL_WRITE).unwrap();
+        let ahs = [OWN, GROUP].map(|to| {
+            let dgid = Gid::from(IpAddr::from(to));
+            let av =
+                AddressVector { dgid, is_global: true, port_num: 1, ..AddressVector::default() };
+            adapter.create_ah(pd, &av).unwrap()
+        });
+        let cap = QpCap {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
+        let qps = (0..QPS).map(|index| {
+            let init = QpInit {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                srq: (index == 1).then_some(srq),
+                cap,
+                qp_type: QpType::Ud,
+                sq_sig_all: index == 2,
+            };
+            adapter.create_qp(&init, QpNum::new(PORT, index)).unwrap().0
+        });
+        let qps = qps.collect();
+        Self { adapter, cq, srq, qps, ahs, region, open, around, posted: 0, completed: 0 }
+    }
+
+    fn modify(&mut self, index: usize, state: QpState, extra: QpAttrMask) {
+        type M = QpAttrMask;
+        let attr = QpAttr { state, port_num: 1, qkey: QKEY, ..QpAttr::default() };
+        let mask = match state {
+            QpState::Init => M::PKEY_INDEX | M::PORT | M::QKEY,
+            QpState::Rts => M::SQ_PSN,
+            _ => M::empty(),
+        };
+        let _ = self.adapter.modify_qp(NOW, self.qps[index], &attr, mask ^ extra | M::STATE);
+    }
+
+    /// Elements in the region and beyond it, with the right key or another one.
+    fn sges(&self, input: &mut Input<'_>) -> Vec<Sge> {
+        let base = self.open.addr() as u64;
+        let sge = |input: &mut Input<'_>| Sge {
+            addr: if input.byte() == 0xfe { input.long() } else { base + u64::from(input.count()) },
+            len: input.count(),
+            lkey: Key(self.region.key.0 ^ u32::from(input.byte() == 0xff)),
+        };
+        (0..input.byte() % 5).map(|_| sge(input)).collect()
+    }
+
+    fn send(&mut self, input: &mut Input<'_>) {
+        let id = self.qps[usize::from(input.byte()) % self.qps.len()];
+        let ah = match input.byte() % 4 {
+            0 => AhId(input.word()),
+            which => self.ahs[usize::from(which) % 2],
+        };
+        let qpn = match input.byte() % 4 {
+            0 => input.word(),
+            1 => 0x00ff_ffff,
+            which => QpNum::new(PORT, which).0,
+        };
+        let to = match input.byte() % 8 {
+            0 => To::Peer,
+            _ => To::Datagram { ah, qpn, qkey: input.pick(&[QKEY, 0, 1 << 31]) },
+        };
+        let op = input.pick(&[SendOp::Send, SendOp::SendImm(7), SendOp::SendInv(1)]);
+        let flags = SendFlags::from_bits_truncate(input.byte().into()) - SendFlags::INLINE;
+        let sges = self.sges(input);
+        let inline = input.flag();
+        let payload = if inline { Payload::Inline(input.bytes()) } else { Payload::Sges(&sges) };
+        let wr = SendWr { wr_id: 1, to, op, flags, payload };
+        let expected = self.adapter.check_send(id, &wr, 0);
+        let posted = self.adapter.post_send(id, &wr);
+        assert_eq!(posted, expected, "what is checked is what is refused");
+        self.posted += u64::from(posted.is_ok());
+        self.adapter.ring_doorbell(NOW, id);
+    }
+
+    fn receive(&mut self, input: &mut Input<'_>) {
+        let index = usize::from(input.byte()) % self.qps.len();
+        let sges = self.sges(input);
+        let posted = match index {
+            1 => self.adapter.post_srq_recv(self.srq, 2, &sges),
+            _ => self.adapter.post_recv(NOW, self.qps[index], 2, &sges),
+        };
+        self.posted += u64::from(posted.is_ok());
+    }
+
+    fn deliver(&mut self, input: &mut Input<'_>) {
+        let source = 4242_u16;
+        let dest_qpn = match input.byte() % 8 {
+            0 => input.word() & 0x00ff_ffff,
+            1 | 2 => 0x00ff_ffff,
+            which => QpNum::new(PORT, which % QPS).0,
+        };
+        let header = Datagram {
+            dest_qpn,
+            source_qpn: QpNum::new(source, input.byte()).0,
+            qkey: input.pick(&[QKEY, QKEY, 0]),
+            imm: input.flag().then_some(9),
+            solicited: input.flag(),
+        };
+        let mut bytes = header.to_bytes().to_vec();
+        bytes.extend(input.bytes());
+        bytes.resize(bytes.len() + usize::from(input.byte() / 64) * 1300, 0x33);
+        match input.byte() % 8 {
+            0 => bytes.truncate(input.byte().into()),
+            1 => {
+                let at = usize::from(input.byte()) % bytes.len();
+                bytes[at] ^= input.byte();
+            }
+            _ => {}
+        }
+        let from = SocketAddr::from(([10, 0, 0, 9], source ^ u16::from(input.byte() == 0)));
+        let to = IpAddr::from(input.pick(&[OWN, GROUP, [239, 0, 0, 6]]));
+        let arrival = Arrival { from, to, traffic_class: input.byte(), hop_limit: input.byte() };
+        self.adapter.handle_datagram(NOW, &arrival, &bytes);
+    }
+
+    fn manage(&mut self, input: &mut Input<'_>) {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+        let index = usize::from(input.byte()) % self.qps.len();
+        let (id, group) = (self.qps[index], IpAddr::from(GROUP));
+        match input.byte() % 4 {
+            0 => drop(self.adapter.attach_multicast(id, group)),
+            1 => drop(self.adapter.detach_multicast(id, group)),
+            2 => {
+                let bit = QpAttrMask::from_bits_truncate(1 << (input.byte() % 32));
+                self.modify(index, input.pick(&[Reset, Init, Rtr, Rts, Sqd, Err]), bit);
+            }
+            _ => self.modify(
+                index,
+                input.pick(&[Reset, Init, Rtr, Rts, Rts, Sqd]),
+                QpAttrMask::empty(),
+            ),
+        }
+    }
+
+    /// Sends what is to be sent; `full` sockets take nothing.
+    fn settle(&mut self, full: bool) {
+        let mut out = [0; MAX_DATAGRAM];
+        let mut turns = 0;
+        while let Some(number) = self.adapter.next_datagrams() {
+            turns += 1;
+            assert!(turns < 1000, "it never stops talking");
+            while !full
+                && let Some(departure) = self.adapter.transmit_datagram(NOW, number, &mut out)
+            {
+                let header = Datagram::parse(&out[..departure.len]).expect("a datagram of its own");
+                assert_eq!((header.source_qpn, departure.from), (number.0, number));
+            }
+        }
+        if !full {
+            self.adapter.resume_datagrams(QpNum::new(PORT, 0)..=QpNum::new(PORT, 255));
+        }
+        while self.adapter.poll_event().is_some() {}
+    }
+
+    fn check(&mut self) {
+        let mut out = [Completion::default(); 16];
+        while let Ok(found @ 1..) = self.adapter.poll_cq(self.cq, &mut out) {
+            self.completed += found as u64;
+        }
+        assert!(self.completed <= self.posted, "more completions than requests");
+        for offset in [0, 2 * LEN] {
+            let mut bytes = [0; LEN];
+            self.around.read(offset, &mut bytes).unwrap();
+            assert!(bytes == [PATTERN; LEN], "out of bounds");
+        }
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input(data);
+    let mut world = World::new();
+    for index in 0..world.qps.len() {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            world.modify(index, state, QpAttrMask::empty());
+        }
+    }
+    for _ in 0..STEPS {
+        if input.is_over() {
+            break;
+        }
+        match input.byte() % 8 {
+            0 | 1 => world.send(&mut input),
+            2 | 3 => world.receive(&mut input),
+            4..=6 => world.deliver(&mut input),
+            _ => world.manage(&mut input),
+        }
+        let full = input.byte() % 4 == 0;
+        world.settle(full);
+    }
+    world.check();
+});
