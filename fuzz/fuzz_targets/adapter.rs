@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::mpa::{CRC_LEN, crc32c, fpdu_len};
 use quipu_iwarp::wire::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
+    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp, queue,
 };
 use quipu_iwarp::wire::{Payload as WirePayload, Stag};
 use quipu_nic::mem::Access;
@@ -108,7 +108,8 @@ fn send(world: &mut World, input: &mut Input<'_>) {
     let flags = SendFlags::from_bits_truncate(input.byte().into()) - SendFlags::INLINE;
     let inline = input.byte() % 8 == 0;
     let payload = if inline { Payload::Inline(input.bytes()) } else { Payload::Sges(&lists) };
-    let wr = SendWr { wr_id: 1, to: To::Peer, op, flags, payload };
+    let to = world.carriage.to(input.byte() % 16);
+    let wr = SendWr { wr_id: 1, to, op, flags, payload };
     let expected = world.adapter.check_send(id, &wr, 0);
     let posted = world.adapter.post_send(id, &wr);
     assert_eq!(posted, expected, "what is checked is what is refused");
@@ -240,6 +241,10 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
     let (which, turn, bit) = (input.byte() % 16, input.byte(), input.byte());
     let number = input.count();
     let bytes = input.bytes();
+    let srq = match world.carriage.to(bit % 16) {
+        To::Srq(number) => Some(number),
+        _ => None,
+    };
     let Some(wire) = world.wires.get_mut(at) else { return };
     let sender = &mut wire.sender;
     let mut out = vec![0; 2000];
@@ -249,34 +254,34 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
     };
     let untagged = [Op::Send, Op::SendSe, Op::SendImm, Op::SendInvalidate, Op::Terminate];
     let used = match which {
-        0..=4 => data(&mut sender.begin_untagged(untagged[usize::from(which)], stag), sender),
+        0..=4 => data(&mut begin(sender, untagged[usize::from(which)], stag, srq), sender),
         5 | 6 => data(&mut sender.begin_tagged(TaggedOp::Write, Stag(stag), to), sender),
         // The sink of a read is its position in the queue.
         7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0), sender),
         8 | 9 => {
             let (sink_stag, source_stag) = (Stag(number), Stag(stag));
             let ask = ReadRequest { sink_stag, sink_to: to, size, source_stag, source_to: to };
-            whole(sender, Op::ReadRequest, &ask, &mut out)
+            whole(sender, Op::ReadRequest, &ask, srq, &mut out)
         }
         10 => {
             let op = AtomicOp::FetchAdd { add: 1, mask: 0 };
             let ask = AtomicRequest { id: number, stag: Stag(stag), to: to & !7, op };
-            whole(sender, Op::AtomicRequest, &ask, &mut out)
+            whole(sender, Op::AtomicRequest, &ask, srq, &mut out)
         }
         11 => {
             let answer = AtomicResponse { id: number, original: 5 };
-            whole(sender, Op::AtomicResponse, &answer, &mut out)
+            whole(sender, Op::AtomicResponse, &answer, srq, &mut out)
         }
         12 => {
             let immediate = Immediate { imm: 3, write_len: size };
-            whole(sender, Op::Immediate, &immediate, &mut out)
+            whole(sender, Op::Immediate, &immediate, srq, &mut out)
         }
-        13 | 14 => whole(sender, Op::Control, &Control::Ack { count: number }, &mut out),
+        13 | 14 => whole(sender, Op::Control, &Control::Ack { count: number }, srq, &mut out),
         _ => {
             let count = number;
             let nak = Control::RnrNak { count, timer: bit & 31 };
             let say = if bit & 32 == 0 { nak } else { Control::Resume { count } };
-            whole(sender, Op::Control, &say, &mut out)
+            whole(sender, Op::Control, &say, srq, &mut out)
         }
     };
     let Some(used) = used else { return };
@@ -289,13 +294,27 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
     world.say(at, &out);
 }
 
+/// Begins a message; those that may name a shared receive queue do so where connections have some.
+fn begin(
+    sender: &mut quipu_iwarp::Sender,
+    op: UntaggedOp,
+    ulp: u32,
+    srq: Option<u32>,
+) -> quipu_iwarp::Message {
+    match srq {
+        Some(srq) if op.queue() == queue::SEND => sender.begin_shared(op, ulp, srq),
+        _ => sender.begin_untagged(op, ulp),
+    }
+}
+
 fn whole(
     sender: &mut quipu_iwarp::Sender,
     op: UntaggedOp,
     payload: &impl WirePayload,
+    srq: Option<u32>,
     out: &mut [u8],
 ) -> Option<usize> {
-    let mut msg = sender.begin_untagged(op, 0);
+    let mut msg = begin(sender, op, 0, srq);
     sender.whole(&mut msg, out, payload)
 }
 
@@ -352,7 +371,7 @@ fn slot(world: &mut World, input: &mut Input<'_>) {
         imm: input.pick(&[0, 9, 10, 5]),
         raddr: address(world, input),
         rkey: key(world, input),
-        ack: input.count(),
+        ack: if input.flag() { world::SRQ_NUMBER } else { input.count() },
     };
     let answers = input.byte() % 3 == 0;
     let mut payload = input.bytes();

@@ -36,9 +36,7 @@ fuzz_target!(|input: &[u8]| {
         match responder.handle(piece) {
             Ok((used, None)) => assert_eq!(used, piece.len()),
             Ok((_, Some(_))) => {
-                responder
-                    .accept(Params::default(), b"yes")
-                    .expect("a request is there");
+                responder.accept(Params::default(), b"yes").expect("a request is there");
                 let mut out = [0; MAX_FRAME_LEN];
                 assert!(responder.poll_transmit(&mut out) > 0);
                 break;

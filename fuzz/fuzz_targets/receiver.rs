@@ -30,21 +30,11 @@ fuzz_target!(|input: &[u8]| {
     let Some((&flags, input)) = input.split_first() else {
         return;
     };
-    let negotiated = Negotiated {
-        crc: flags & 1 != 0,
-        ..Negotiated::plain()
-    };
-    let extensions = Extensions {
-        rfc7306: flags & 2 != 0,
-        quipu: flags & 4 != 0,
-        xrc: flags & 32 != 0,
-    };
+    let negotiated = Negotiated { crc: flags & 1 != 0, ..Negotiated::plain() };
+    let extensions =
+        Extensions { rfc7306: flags & 2 != 0, quipu: flags & 4 != 0, xrc: flags & 32 != 0 };
     let refuse = flags & 8 != 0;
-    let stream = if flags & 16 != 0 {
-        framed(input)
-    } else {
-        input.to_vec()
-    };
+    let stream = if flags & 16 != 0 { framed(input) } else { input.to_vec() };
 
     let mut receiver = Receiver::new(&negotiated, extensions);
     let mut rest = &stream[..];

@@ -36,6 +36,7 @@ const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_RC_RNR_NAK_GEN
     | IBV_DEVICE_SRQ_RESIZE
     | IBV_DEVICE_MEM_WINDOW
+    | IBV_DEVICE_XRC
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
     | IBV_DEVICE_MEM_MGT_EXTENSIONS;
 
@@ -253,6 +254,7 @@ entries! {
         let removed = instance.registry().remove_context(instance.context(context));
         instance.destroyed(removed.and_then(|(id, left)| {
             destroy_left(instance, left);
+            crate::xrc::close_left(instance, instance.context(context));
             instance.engine.close_context(id).map_err(Failure::from)
         }))
     }

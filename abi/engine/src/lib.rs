@@ -35,6 +35,7 @@ mod post;
 mod queue;
 mod registry;
 mod status;
+mod xrc;
 
 #[cfg(test)]
 mod tests;
@@ -86,6 +87,8 @@ static API: EngineApi = EngineApi {
     read_clock: device::read_clock,
     find_pd: paging::find_pd,
     find_mr: paging::find_mr,
+    open_xrcd: xrc::open_xrcd,
+    close_xrcd: xrc::close_xrcd,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
     attach_mcast: queue::attach_mcast,

@@ -118,8 +118,11 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
 /// The pointers in `wr` are valid for the service.
 #[inline]
 unsafe fn addressee(service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
-    if service != Some(QpType::Ud) {
-        return Ok(To::Peer);
+    match service {
+        Some(QpType::Ud) => {}
+        // SAFETY: the service says that this part of the union is in use; it consists of an integer.
+        Some(QpType::XrcSend) => return Ok(To::Srq(unsafe { wr.qp_type.xrc.remote_srqn })),
+        _ => return Ok(To::Peer),
     }
     // SAFETY: the service says that this part of the union is in use, and that its pointer is null or
     // valid.

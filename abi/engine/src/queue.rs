@@ -2,26 +2,32 @@
 
 use quipu_abi_types::*;
 use quipu_host::fault::Call;
-use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType};
+use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType, XrcdId};
 
 use crate::attr;
 use crate::completion::reported;
 use crate::entry::{Out, entries};
-use crate::instance::{current, for_destructor};
-use crate::registry::Object;
+use crate::instance::{Instance, current, for_destructor};
+use crate::registry::{ContextNumber, Object};
 use crate::status::{Failure, INVALID, Outcome};
 
 /// The service that a program asks for.
-fn qp_type(kind: u32) -> Outcome<QpType> {
+fn qp_type(kind: u32, xrcd: Option<XrcdId>) -> Outcome<QpType> {
     match kind {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
-        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
-            Err(EngineStatus::NotSupported.into())
-        }
+        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv(xrcd.ok_or(INVALID)?)),
+        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
         _ => Err(INVALID),
     }
+}
+
+/// The XRC domain that a context has open.
+fn xrcd_of(instance: &Instance, handle: XrcdHandle, context: ContextNumber) -> Outcome<XrcdId> {
+    let (xrcd, opener) = instance.registry().xrc.find(handle)?;
+    if opener == context { Ok(xrcd) } else { Err(INVALID) }
 }
 
 entries! {
@@ -37,14 +43,22 @@ entries! {
             (context, registry.context(context)?)
         };
         let engine = &instance.engine;
-        let srq = engine.create_srq(id, pd, init.attr.max_wr, init.attr.max_sge)?;
+        let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
+        let (srq, srq_num) = if init.xrcd == XrcdHandle::NONE {
+            let srq = engine.create_srq(id, pd, max_wr, max_sge)?;
+            // The slot of its handle: no two live ones share it.
+            (srq, srq.0 as u32)
+        } else {
+            let (xrcd, cq) = (xrcd_of(instance, init.xrcd, context)?, instance.cq(init.cq));
+            instance.registry().expect(Object::Cq(cq), context)?;
+            engine.create_xrc_srq(id, pd, xrcd, cq, max_wr, max_sge)?
+        };
         instance.registry().add(Object::Srq(srq), context, init.cookie);
         let (max_wr, max_sge, srq_limit) = engine.query_srq(srq)?;
         out.fill(EngineSrq {
             srq: instance.srq_handle(srq),
             attr: ibv_srq_attr { max_wr, max_sge, srq_limit },
-            // The slot of its handle: no two live ones share it.
-            srq_num: srq.0 as u32,
+            srq_num,
         });
         Ok(())
     }
@@ -92,23 +106,35 @@ entries! {
     fn create_qp(pd: PdHandle, init: *const EngineQpInit, out: *mut EngineQp) {
         // SAFETY: the table demands valid pointers.
         let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
-        let qp_type = qp_type(init.qp_type)?;
         if init.create_flags != 0 {
             return Err(EngineStatus::NotSupported.into());
         }
         let instance = current()?;
         let pd = instance.pd(pd);
         let (send_cq, recv_cq) = (instance.cq(init.send_cq), instance.cq(init.recv_cq));
-        let srq = (init.srq != SrqHandle::NONE).then(|| instance.srq(init.srq));
-        let (context, id) = {
+        let (sends, receives) =
+            (init.qp_type != IBV_QPT_XRC_RECV, init.qp_type != IBV_QPT_XRC_SEND);
+        // What has no receives of its own has no shared ones either.
+        let own_receives = sends && receives;
+        let srq = (own_receives && init.srq != SrqHandle::NONE).then(|| instance.srq(init.srq));
+        let (qp_type, context, id) = {
             let registry = instance.registry();
-            let context = registry.context_of(Object::Pd(pd))?;
-            registry.expect(Object::Cq(send_cq), context)?;
-            registry.expect(Object::Cq(recv_cq), context)?;
+            let (xrcd, context) = if sends {
+                (None, registry.context_of(Object::Pd(pd))?)
+            } else {
+                let (xrcd, context) = registry.xrc.find(init.xrcd)?;
+                (Some(xrcd), context)
+            };
+            if sends {
+                registry.expect(Object::Cq(send_cq), context)?;
+            }
+            if own_receives {
+                registry.expect(Object::Cq(recv_cq), context)?;
+            }
             if let Some(srq) = srq {
                 registry.expect(Object::Srq(srq), context)?;
             }
-            (context, registry.context(context)?)
+            (qp_type(init.qp_type, xrcd)?, context, registry.context(context)?)
         };
         let cap = QpCap {
             max_send_wr: init.cap.max_send_wr,

@@ -49,6 +49,8 @@ pub(crate) struct Registry {
     regions: HashMap<u32, MrId>,
     /// Windows by the upper 24 bits of their keys.
     windows: HashMap<u32, MwId>,
+    /// XRC domains.
+    pub(crate) xrc: crate::xrc::Domains,
     last_context: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::engine::check;
 use crate::import::{Opened, command_fd};
 use crate::object::Blank;
 use crate::stub::{no_int, no_pointer, null};
-use crate::{cq, cq_ex, dm, mr, pd, qp, qp_ex, query, srq};
+use crate::{cq, cq_ex, dm, mr, pd, qp, qp_ex, query, srq, xrcd};
 
 /// The private part of a context.
 pub(crate) struct ContextState {
@@ -107,6 +107,8 @@ fn tables(verbs: &mut verbs_context) {
     verbs.create_qp_ex = Some(qp_ex::create_qp_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_srq_ex = Some(srq::create_srq_ex);
+    verbs.open_xrcd = Some(xrcd::open_xrcd);
+    verbs.close_xrcd = Some(xrcd::close_xrcd);
     unsupported(verbs);
 }
 
@@ -137,8 +139,6 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.ibv_create_flow = pointer;
     verbs.ABI_placeholder1 = int;
     verbs.open_qp = pointer;
-    verbs.open_xrcd = pointer;
-    verbs.close_xrcd = int;
 }
 
 /// Makes a context of an opened device, with descriptors of its own.

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `engine` | finding the engine, statuses to `errno` (crate `quipu-facade`) |
 //! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
-//! | `pd`, `mr`, `dm`, `cq`, `srq`, `qp`, `ah` | objects |
+//! | `pd`, `xrcd`, `mr`, `dm`, `cq`, `srq`, `qp`, `ah` | objects |
 //! | `mapping`, `import` | regions over files, objects found by their numbers |
 //! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
 //! | `event`, `acks` | completion and asynchronous events, and waiting for their acknowledgement |
@@ -43,6 +43,7 @@ pub mod srq;
 pub mod stub;
 pub mod sysfs;
 pub mod text;
+pub mod xrcd;
 
 use quipu_facade as engine;
 

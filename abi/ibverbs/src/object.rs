@@ -30,6 +30,7 @@ blank!(
     verbs_context,
     ibv_pd,
     ibv_td,
+    ibv_xrcd,
     ibv_mr,
     ibv_mw,
     ibv_ah,

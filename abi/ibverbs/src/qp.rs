@@ -14,6 +14,7 @@ use crate::object::Blank;
 use crate::pd::{Member, pd};
 use crate::qp_ex::Builder;
 use crate::srq::srq;
+use crate::xrcd::xrcd;
 
 /// The private part of a queue pair. What posting needs comes first.
 pub(crate) struct QpState {
@@ -23,7 +24,7 @@ pub(crate) struct QpState {
     pub(crate) builder: Option<Box<Builder>>,
     sq_sig_all: c_int,
     pub(crate) acks: Acks,
-    _member: Member,
+    _member: Option<Member>,
 }
 
 impl Tagged for QpState {
@@ -44,16 +45,63 @@ pub(crate) unsafe fn qp<'a>(raw: *const ibv_qp) -> Result<&'a Qp, Errno> {
     unsafe { Qp::get(raw.cast()) }
 }
 
-/// The handles of the queues that a new queue pair names.
+/// The handles of the queues that a new queue pair names. Those that its service does not have are not
+/// looked at.
 ///
 /// # Safety
 ///
 /// The pointers of `init` are null or objects of the program.
 unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHandle), Errno> {
+    let none = (CqHandle::NONE, CqHandle::NONE, SrqHandle::NONE);
     // SAFETY: passed on from the caller.
     unsafe {
+        if init.qp_type == IBV_QPT_XRC_RECV {
+            return Ok(none);
+        }
+        let sends = cq(init.send_cq)?.handle;
+        if init.qp_type == IBV_QPT_XRC_SEND {
+            return Ok((sends, none.1, none.2));
+        }
         let shared = if init.srq.is_null() { SrqHandle::NONE } else { srq(init.srq)?.handle };
-        Ok((cq(init.send_cq)?.handle, cq(init.recv_cq)?.handle, shared))
+        Ok((sends, cq(init.recv_cq)?.handle, shared))
+    }
+}
+
+/// The domain in which a queue pair is made: a protection domain, or that of an XRC responder.
+pub(crate) enum Home {
+    Pd(*mut ibv_pd),
+    Xrcd(*mut ibv_xrcd),
+}
+
+/// What a queue pair has of its home.
+struct Lodging {
+    api: &'static EngineApi,
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    pd_handle: PdHandle,
+    xrcd: XrcdHandle,
+    member: Option<Member>,
+}
+
+impl Home {
+    /// # Safety
+    ///
+    /// The pointer is null or a domain of the program.
+    unsafe fn enter(self) -> Result<Lodging, Errno> {
+        match self {
+            Self::Pd(raw) => {
+                // SAFETY: passed on from the caller; a domain that is found is live.
+                let (pd, context) = unsafe { (pd(raw)?, (*raw).context) };
+                let (api, pd_handle, member) = (pd.api, pd.handle, Some(pd.enter()));
+                Ok(Lodging { api, context, pd: raw, pd_handle, xrcd: XrcdHandle::NONE, member })
+            }
+            Self::Xrcd(raw) => {
+                // SAFETY: as above.
+                let (xrcd, context) = unsafe { (xrcd(raw)?, (*raw).context) };
+                let (api, pd, pd_handle) = (xrcd.api, ptr::null_mut(), PdHandle::NONE);
+                Ok(Lodging { api, context, pd, pd_handle, xrcd: xrcd.handle, member: None })
+            }
+        }
     }
 }
 
@@ -61,33 +109,33 @@ unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHand
 ///
 /// # Safety
 ///
-/// `raw` is a domain of the program, and the pointers of `init` are null or objects of it.
+/// The pointers of `home` and `init` are null or objects of the program.
 pub(crate) unsafe fn create(
-    raw: *mut ibv_pd,
+    home: Home,
     init: &mut ibv_qp_init_attr,
     create_flags: u32,
     builder: Option<Box<Builder>>,
 ) -> Result<*mut ibv_qp_ex, Errno> {
     // SAFETY: passed on from the caller.
-    let (pd, (send_cq, recv_cq, shared)) = unsafe { (pd(raw)?, queues(init)?) };
+    let (home, (send_cq, recv_cq, shared)) = unsafe { (home.enter()?, queues(init)?) };
     let mut public = ibv_qp_ex::blank();
     let base = &mut public.qp_base;
-    // SAFETY: a live object of the program.
-    base.context = unsafe { (*raw).context };
+    base.context = home.context;
     base.qp_context = init.qp_context;
-    base.pd = raw;
+    base.pd = home.pd;
     base.send_cq = init.send_cq;
     base.recv_cq = init.recv_cq;
     base.srq = init.srq;
     base.qp_type = init.qp_type;
     base.state = IBV_QPS_RESET;
     let sq_sig_all = init.sq_sig_all;
-    let (api, handle, acks) = (pd.api, QpHandle::NONE, Acks::default());
-    let state = QpState { api, handle, builder, sq_sig_all, acks, _member: pd.enter() };
+    let (api, handle, acks) = (home.api, QpHandle::NONE, Acks::default());
+    let state = QpState { api, handle, builder, sq_sig_all, acks, _member: home.member };
     let made = Qp::create_with(public, state, |public, state| {
         let wanted = EngineQpInit {
             send_cq,
             recv_cq,
+            xrcd: home.xrcd,
             srq: shared,
             cap: init.cap,
             qp_type: init.qp_type,
@@ -97,7 +145,7 @@ pub(crate) unsafe fn create(
         };
         let mut made = EngineQp { qp: QpHandle::NONE, qp_num: 0, cap: init.cap };
         // SAFETY: both structures are valid for the call.
-        check(unsafe { (pd.api.create_qp)(pd.handle, &wanted, &mut made) })?;
+        check(unsafe { (api.create_qp)(home.pd_handle, &wanted, &mut made) })?;
         state.handle = made.qp;
         init.cap = made.cap;
         // SAFETY: the allocation is ours until it is returned.
@@ -115,7 +163,8 @@ entry! {
     fn ibv_create_qp(raw: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Null<ibv_qp> {
         // SAFETY: the program passes a domain, and null or a valid pointer.
         unsafe {
-            let qp = create(raw, init.as_mut().ok_or(Errno::EINVAL)?, 0, None)?;
+            let init = init.as_mut().ok_or(Errno::EINVAL)?;
+            let qp = create(Home::Pd(raw), init, 0, None)?;
             crate::qp_ex::fill(qp);
             Ok(qp.cast())
         }

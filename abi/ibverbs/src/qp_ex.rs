@@ -14,7 +14,7 @@ use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void, entry};
 use crate::context::context;
 use crate::engine::check;
 use crate::object::Blank;
-use crate::qp::{Qp, create};
+use crate::qp::{Home, Qp, create};
 
 /// The operations that `send_ops_flags` may ask for.
 const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
@@ -258,14 +258,18 @@ entry! {
         };
         let has = |bit: u32| init.comp_mask & bit != 0;
         let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_XRCD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
             | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         if init.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if !has(IBV_QP_INIT_ATTR_PD) {
-            return Err(Errno::EINVAL);
-        }
+        let home = match init.qp_type {
+            IBV_QPT_XRC_RECV if has(IBV_QP_INIT_ATTR_XRCD) => Home::Xrcd(init.xrcd),
+            IBV_QPT_XRC_RECV => return Err(Errno::EINVAL),
+            _ if has(IBV_QP_INIT_ATTR_PD) => Home::Pd(init.pd),
+            _ => return Err(Errno::EINVAL),
+        };
         let builds = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
         if builds && init.send_ops_flags & !KNOWN_OPERATIONS != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -273,12 +277,11 @@ entry! {
         let create_flags =
             if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
         let builder = builds.then(Box::<Builder>::default);
-        let pd = init.pd;
         // SAFETY: the extended structure begins as the plain one does; the program passes a domain,
         // and null or objects of its own.
         unsafe {
             let plain = &mut *ptr::from_mut(init).cast::<ibv_qp_init_attr>();
-            let qp = create(pd, plain, create_flags, builder)?;
+            let qp = create(home, plain, create_flags, builder)?;
             fill(qp);
             Ok(qp.cast())
         }

@@ -8,9 +8,11 @@ use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
 
 use crate::acks::Acks;
 use crate::context::context;
+use crate::cq::cq;
 use crate::engine::check;
 use crate::object::Blank;
 use crate::pd::{Member, pd};
+use crate::xrcd::xrcd;
 
 /// The private part of a shared receive queue.
 pub(crate) struct SrqState {
@@ -47,6 +49,7 @@ unsafe fn create(
     raw: *mut ibv_pd,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,
+    (xrcd, cq): (XrcdHandle, CqHandle),
 ) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: passed on from the caller.
     let pd = unsafe { pd(raw) }?;
@@ -59,7 +62,7 @@ unsafe fn create(
     let acks = Acks::default();
     let state = SrqState { api: pd.api, handle, number, acks, _member: pd.enter() };
     let made = Srq::create_with(public, state, |public, state| {
-        let init = EngineSrqInit { attr: *attr, cookie: public as u64 };
+        let init = EngineSrqInit { attr: *attr, xrcd, cq, cookie: public as u64 };
         let mut made = EngineSrq { srq: SrqHandle::NONE, attr: *attr, srq_num: 0 };
         // SAFETY: both structures are valid for the call.
         check(unsafe { (pd.api.create_srq)(pd.handle, &init, &mut made) })?;
@@ -72,17 +75,20 @@ unsafe fn create(
     Ok(made)
 }
 
+/// XRC domain and completion queue of a basic queue.
+const BASIC: (XrcdHandle, CqHandle) = (XrcdHandle::NONE, CqHandle::NONE);
+
 entry! {
     /// `ibv_create_srq(3)`
     fn ibv_create_srq(raw: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Null<ibv_srq> {
         // SAFETY: the program passes a domain, and null or a valid pointer.
         unsafe {
             let init = init.as_mut().ok_or(Errno::EINVAL)?;
-            create(raw, init.srq_context, &mut init.attr)
+            create(raw, init.srq_context, &mut init.attr, BASIC)
         }
     }
 
-    /// `ibv_create_srq_ex(3)`: basic ones; XRC and tag matching are not supported.
+    /// `ibv_create_srq_ex(3)`: basic ones and those of XRC; tag matching is not supported.
     fn create_srq_ex(raw: *mut ibv_context, init: *mut ibv_srq_init_attr_ex) -> Null<ibv_srq> {
         // SAFETY: the program passes a context, and null or a valid pointer; a domain if the mask
         // says so.
@@ -93,11 +99,23 @@ entry! {
             if !has(IBV_SRQ_INIT_ATTR_PD) {
                 return Err(Errno::EINVAL);
             }
-            let basic = !has(IBV_SRQ_INIT_ATTR_TYPE) || init.srq_type == IBV_SRQT_BASIC;
-            if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE) != 0 {
+            let known = IBV_SRQ_INIT_ATTR_PD
+                | IBV_SRQ_INIT_ATTR_TYPE
+                | IBV_SRQ_INIT_ATTR_XRCD
+                | IBV_SRQ_INIT_ATTR_CQ;
+            let kind = if has(IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { IBV_SRQT_BASIC };
+            if init.comp_mask & !known != 0 {
                 return Err(Errno::EOPNOTSUPP);
             }
-            create(init.pd, init.srq_context, &mut init.attr)
+            let belongings = match kind {
+                IBV_SRQT_BASIC => BASIC,
+                IBV_SRQT_XRC if has(IBV_SRQ_INIT_ATTR_XRCD) && has(IBV_SRQ_INIT_ATTR_CQ) => {
+                    (xrcd(init.xrcd)?.handle, cq(init.cq)?.handle)
+                }
+                IBV_SRQT_XRC => return Err(Errno::EINVAL),
+                _ => return Err(Errno::EOPNOTSUPP),
+            };
+            create(init.pd, init.srq_context, &mut init.attr, belongings)
         }
     }
 

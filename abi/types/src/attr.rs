@@ -65,6 +65,15 @@ pub struct ibv_srq_init_attr_ex {
     pub tm_cap: ibv_tm_cap,
 }
 
+/// See `ibv_open_xrcd(3)`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_xrcd_init_attr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+
 /// Sizes of the queues of a QP: entries, scatter/gather elements per entry, inline bytes per send.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -139,6 +139,8 @@ handles! {
     /// An address handle. 32 bits, since it travels in `ibv_ah.handle`, where the engine finds it
     /// when a datagram is posted (`wr.ud.ah->handle`).
     AhHandle(u32),
+    /// An XRC domain, as one call of `open_xrcd` opened it.
+    XrcdHandle(u64),
     /// An event channel of connection management.
     CmChannelHandle(u64),
     /// An identifier of connection management.
@@ -254,6 +256,10 @@ pub struct EngineCq {
 pub struct EngineSrqInit {
     /// Sizes; `srq_limit` is ignored at creation.
     pub attr: ibv_srq_attr,
+    /// The XRC domain whose queue pairs reach it (`IBV_SRQT_XRC`), or none for a basic one.
+    pub xrcd: XrcdHandle,
+    /// Where its receives complete, if it has an XRC domain.
+    pub cq: CqHandle,
     /// Returned in events of this SRQ.
     pub cookie: u64,
 }
@@ -273,8 +279,12 @@ pub struct EngineSrq {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EngineQpInit {
+    /// None for an XRC responder.
     pub send_cq: CqHandle,
+    /// None for either end of an XRC connection.
     pub recv_cq: CqHandle,
+    /// The domain of an XRC responder, which has no protection domain; none for all others.
+    pub xrcd: XrcdHandle,
     /// The SRQ it receives from, or none; with one, `cap.max_recv_*` are ignored and come back 0.
     pub srq: SrqHandle,
     pub cap: ibv_qp_cap,
@@ -532,6 +542,20 @@ pub struct EngineApi {
     pub attach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
     /// Detaches it; Invalid if it is not attached.
     pub detach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
+
+    // --- extended reliable connections ---------------------------------------------------------
+    /// Opens an XRC domain (`ibv_open_xrcd(3)`): a new one if `fd` is -1, else the one of the inode
+    /// behind `fd` in this process. There is none yet and `oflag` has no `O_CREAT`: WouldBlock; there is
+    /// one and it has `O_EXCL`: Invalid.
+    pub open_xrcd: unsafe extern "C" fn(
+        context: ContextHandle,
+        fd: c_int,
+        oflag: c_int,
+        out: *mut XrcdHandle,
+    ) -> i32,
+    /// Closes an XRC domain, and destroys it with the last that opened it: Busy while queue pairs or
+    /// shared receive queues belong to it.
+    pub close_xrcd: unsafe extern "C" fn(xrcd: XrcdHandle) -> i32,
 
     // --- connection management -----------------------------------------------------------------
     pub cm: EngineCmApi,

@@ -101,6 +101,7 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(), Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        let mask = mask - qp.qp_type.ignores();
         let from = qp.state;
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
         if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_state != from {

@@ -89,6 +89,12 @@ impl QpType {
         }
     }
 
+    /// Those of them that may be given all the same: programs set both ends of an XRC connection up alike, as
+    /// the kernel's verbs let them.
+    pub(crate) const fn ignores(self) -> M {
+        if self.names_srq() { self.lacks() } else { M::empty() }
+    }
+
     /// What the queue pair's end of a connection is called in a hello.
     pub(crate) const fn wire(self) -> Service {
         match self {

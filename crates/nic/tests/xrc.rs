@@ -271,6 +271,23 @@ fn each_end_has_one_direction() {
     assert_eq!(cap(1), QpCap::default());
 }
 
+/// Attributes of the other direction are not looked at, in whichever state they come.
+#[test]
+fn attributes_of_the_other_direction_are_ignored() {
+    type M = QpAttrMask;
+    let mut xrc = Xrc::new(Way::Link);
+    let attr = QpAttr { min_rnr_timer: 99, retry_cnt: 99, ..QpAttr::default() };
+    for (host, foreign, own) in
+        [(0, M::MIN_RNR_TIMER, M::RETRY_CNT), (1, M::RETRY_CNT, M::MIN_RNR_TIMER)]
+    {
+        let (qp, now) = (xrc.qps[host], xrc.pair.now);
+        let adapter = &mut xrc.pair.hosts[host].adapter;
+        assert_eq!(adapter.modify_qp(now, qp, &attr, foreign), Ok(()));
+        assert!(adapter.modify_qp(now, qp, &attr, own).is_err());
+        assert_ne!(adapter.query_qp(qp).unwrap().attr.min_rnr_timer, 99);
+    }
+}
+
 /// A peer that makes requests of a requester is refused, whatever rights that grants.
 #[test]
 fn a_requester_executes_nothing() {

@@ -94,12 +94,46 @@ impl Neighbour {
     }
 }
 
+/// The number of the shared receive queue that peers can name.
+pub const SRQ_NUMBER: u32 = 1;
+
+/// How the queue pairs carry messages.
+#[derive(Clone, Copy)]
+pub enum Carriage {
+    Reliable,
+    Unreliable,
+    /// Those with even numbers ask, the others serve.
+    Extended(XrcdId),
+}
+
+impl Carriage {
+    fn qp_type(self, index: u8) -> QpType {
+        match (self, index) {
+            (Self::Unreliable, _) => QpType::Uc,
+            (Self::Extended(_), 0 | 2) => QpType::XrcSend,
+            (Self::Extended(domain), 1 | 3) => QpType::XrcRecv(domain),
+            _ => QpType::Rc,
+        }
+    }
+
+    /// Whom a request addresses: mostly somebody that there is.
+    pub fn to(self, choice: u8) -> To {
+        match (self, choice) {
+            (Self::Extended(_), 0) => To::Srq(SRQ_NUMBER + 1),
+            (Self::Extended(_), _) => To::Srq(SRQ_NUMBER),
+            _ => To::Peer,
+        }
+    }
+}
+
 pub struct World {
     pub adapter: Adapter,
     pub now: Time,
     pub pd: PdId,
     pub cq: CqId,
     pub srq: SrqId,
+    /// How the queue pairs carry messages.
+    pub carriage: Carriage,
     pub qps: Vec<QpId>,
     pub region: Option<Region>,
     pub window: (MwId, Key),
@@ -136,7 +170,19 @@ impl World {
         let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(64, Some(ChannelId(1)), 7).unwrap();
-        let srq = adapter.create_srq(pd, 16, 4, 0).unwrap();
+        let carriage = match kind / 4 % 3 {
+            0 => Carriage::Reliable,
+            1 => Carriage::Unreliable,
+            _ => Carriage::Extended(adapter.alloc_xrcd().unwrap()),
+        };
+        let srq = match carriage {
+            Carriage::Extended(domain) => {
+                let (srq, number) = adapter.create_xrc_srq(pd, domain, cq, 16, 4).unwrap();
+                assert_eq!(number, SRQ_NUMBER);
+                srq
+            }
+            _ => adapter.create_srq(pd, 16, 4, 0).unwrap(),
+        };
         let directory = Segment::heap(4096);
         adapter.publish_regions(&directory).unwrap();
         let around = Segment::heap(3 * LEN);
@@ -153,6 +199,7 @@ impl World {
             pd,
             cq,
             srq,
+            carriage,
             qps: Vec::new(),
             region: Some(region),
             window,
@@ -184,16 +231,10 @@ impl World {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        let (pd, cq, srq) = (self.pd, self.cq, (index == 1).then_some(self.srq));
-        let init = QpInit {
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq,
-            cap,
-            qp_type: QpType::Rc,
-            sq_sig_all: index == 3,
-        };
+        let (pd, cq, qp_type) = (self.pd, self.cq, self.carriage.qp_type(index));
+        let srq = (index == 1 && !matches!(qp_type, QpType::XrcRecv(_))).then_some(self.srq);
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq, cap, qp_type, sq_sig_all: index == 3 };
         self.adapter.create_qp(&init, QpNum::new(4005, index)).unwrap().0
     }
 
@@ -241,7 +282,17 @@ impl World {
             QpState::Sqd => M::EN_SQD_ASYNC_NOTIFY,
             _ => M::empty(),
         };
-        (attr, mask | M::STATE)
+        let (asking, serving) = (
+            M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
+            M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+        );
+        let lacks = match self.carriage.qp_type(index as u8) {
+            QpType::Uc => asking | serving | M::TIMEOUT,
+            QpType::XrcSend => serving,
+            QpType::XrcRecv(_) => asking,
+            _ => M::empty(),
+        };
+        (attr, (mask - lacks) | M::STATE)
     }
 
     /// Takes the queue pairs to RTS and connects them: over streams (0), over a link with access to
@@ -289,7 +340,8 @@ impl World {
             let asked = [SendOp::Send, SendOp::Read { addr, rkey }, add];
             for op in asked.into_iter().filter(|_| index < 2) {
                 let payload = Payload::Sges(std::slice::from_ref(&word));
-                let wr = SendWr { wr_id: 1, to: To::Peer, op, flags: SendFlags::SIGNALED, payload };
+                let (to, flags) = (self.carriage.to(1), SendFlags::SIGNALED);
+                let wr = SendWr { wr_id: 1, to, op, flags, payload };
                 let posted = self.adapter.post_send(id, &wr);
                 self.posted += u64::from(posted.is_ok());
             }
@@ -308,7 +360,11 @@ impl World {
             source_qpn: PEER_QPN,
             rq_psn: 7,
             sq_psn: 7,
-            service: Service::Rc,
+            service: match self.carriage {
+                Carriage::Reliable => Service::Rc,
+                Carriage::Unreliable => Service::Uc,
+                Carriage::Extended(_) => Service::XrcRequester,
+            },
             source_gid: gid(last).0,
             dest_gid: gid(OWN).0,
         }

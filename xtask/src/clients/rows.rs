@@ -25,23 +25,28 @@ const INLINE: Variant = ("inline", &["-s", "64", "--inline_size=64"]);
 const MTU: Variant = ("mtu-1024", &["-s", "16384", "-m", "1024"]);
 const ODP: Variant = ("on-demand", &["-s", "65536", "--odp"]);
 const LARGE: Variant = ("large", &["-s", "1048576"]);
+const UC: Variant = ("uc", &["-s", "16384", "-c", "UC"]);
+const UC_QPS: Variant = ("uc-16-qps", &["-s", "4096", "-c", "UC", "-q", "16"]);
+const XRC: Variant = ("xrc", &["-s", "16384", "-c", "XRC"]);
+const XRC_QPS: Variant = ("xrc-4-qps", &["-s", "4096", "-c", "XRC", "-q", "4"]);
+const XRC_EVENTS: Variant = ("xrc-events", &["-s", "4096", "-c", "XRC", "-e"]);
 
 /// Each program with the variants that it has. The atomic ones know one size, and no `-a`; only
 /// sends and writes can be inline; writes take no events, since nobody is told of one.
 const PERFTEST: [(&str, &[Variant]); 8] = [
-    ("ib_write_bw", &[PLAIN, ALL, BOTH, QPS, INLINE, MTU, ODP]),
-    ("ib_read_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, MTU, ODP]),
-    ("ib_send_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, INLINE, MTU, ODP]),
-    ("ib_atomic_bw", &[PLAIN, BOTH, QPS, EVENTS, MTU]),
-    ("ib_write_lat", &[PLAIN, ALL, INLINE, MTU]),
-    ("ib_read_lat", &[PLAIN, ALL, EVENTS, MTU]),
-    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU]),
-    ("ib_atomic_lat", &[PLAIN, EVENTS, MTU]),
+    ("ib_write_bw", &[PLAIN, ALL, BOTH, QPS, INLINE, MTU, ODP, UC, UC_QPS, XRC]),
+    ("ib_read_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, MTU, ODP, XRC]),
+    ("ib_send_bw", &[PLAIN, ALL, BOTH, QPS, EVENTS, INLINE, MTU, ODP, UC, UC_QPS, XRC, XRC_QPS]),
+    ("ib_atomic_bw", &[PLAIN, BOTH, QPS, EVENTS, MTU, XRC]),
+    ("ib_write_lat", &[PLAIN, ALL, INLINE, MTU, UC, XRC]),
+    ("ib_read_lat", &[PLAIN, ALL, EVENTS, MTU, XRC]),
+    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU, UC, XRC, XRC_EVENTS]),
+    ("ib_atomic_lat", &[PLAIN, EVENTS, MTU, XRC]),
 ];
 
-/// `ibv_rc_pingpong` and its relative: name, program, options. The relative with one queue pair: with
-/// more, a side that has counted enough messages leaves while others are still under way to it.
-const PINGPONG: [(&str, &str, &[&str]); 11] = [
+/// `ibv_rc_pingpong` and its relatives: name, program, options. The one of shared receive queues with one
+/// queue pair: with more, a side that has counted enough messages leaves while others are still under way to it.
+const PINGPONG: [(&str, &str, &[&str]); 16] = [
     ("rc_pingpong/plain", "ibv_rc_pingpong", &["-g", "0"]),
     ("rc_pingpong/events", "ibv_rc_pingpong", &["-g", "0", "-e"]),
     ("rc_pingpong/checked", "ibv_rc_pingpong", &["-g", "0", "-c", "-s", "65536"]),
@@ -53,6 +58,11 @@ const PINGPONG: [(&str, &str, &[&str]); 11] = [
     ("rc_pingpong/device-memory-new-send", "ibv_rc_pingpong", &["-g", "0", "-c", "-j", "-N"]),
     ("srq_pingpong/plain", "ibv_srq_pingpong", &["-g", "0", "-q", "1"]),
     ("srq_pingpong/events", "ibv_srq_pingpong", &["-g", "0", "-q", "1", "-e"]),
+    ("uc_pingpong/plain", "ibv_uc_pingpong", &["-g", "0"]),
+    ("uc_pingpong/events", "ibv_uc_pingpong", &["-g", "0", "-e"]),
+    ("uc_pingpong/checked", "ibv_uc_pingpong", &["-g", "0", "-c", "-s", "65536"]),
+    ("xsrq_pingpong/plain", "ibv_xsrq_pingpong", &["-g", "0"]),
+    ("xsrq_pingpong/events", "ibv_xsrq_pingpong", &["-g", "0", "-e", "-s", "65536"]),
 ];
 
 /// Rows for two processes on one host.
@@ -117,12 +127,17 @@ fn programs<'a>(hosts: Hosts, full: bool, pairing: impl Fn(Family) -> Pairing) -
 
 /// One row of each program.
 fn few<'a>(place: &'a str, pairing: &Pairing) -> Vec<Row<'a>> {
-    let row = |(program, _): &(&'static str, &[Variant])| {
-        let variant = if program.starts_with("ib_atomic") { PLAIN } else { LARGE };
+    let row = |program, variant| {
         let test = Perftest { program, variant, old: false, family: Family::V4 };
         test.row(place, pairing.clone())
     };
-    PERFTEST.iter().map(row).collect()
+    let mut rows = Vec::new();
+    for (program, variants) in PERFTEST {
+        let basic = if program.starts_with("ib_atomic") { PLAIN } else { LARGE };
+        let services = variants.iter().copied().filter(|variant| [UC, XRC].contains(variant));
+        rows.extend([basic].into_iter().chain(services).map(|variant| row(program, variant)));
+    }
+    rows
 }
 
 /// One run of a program of perftest.
@@ -203,7 +218,9 @@ fn pingpong<'a>(
         name,
         run: Box::new(move || {
             let pair = run(&pairing, program, &args)?;
-            let counted = pair.client.stdout.contains("iters in");
+            // The one of extended reliable connections does not count.
+            let counted =
+                ["iters in", "success"].iter().any(|end| pair.client.stdout.contains(end));
             // With -c it says so, and goes on, where a byte is wrong.
             let wrong = pair.text().contains("invalid data");
             if pair.both_succeeded() && counted && !wrong { Ok(()) } else { Err(pair.text()) }

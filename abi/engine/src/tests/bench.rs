@@ -128,6 +128,7 @@ impl Bench {
         EngineQpInit {
             send_cq: self.cq,
             recv_cq: self.cq,
+            xrcd: XrcdHandle::NONE,
             srq: SrqHandle::NONE,
             cap: ibv_qp_cap {
                 max_send_wr: 8,
@@ -194,6 +195,11 @@ impl Bench {
 
     /// RTR to RTS.
     pub(super) fn to_rts(&self, qp: QpHandle) -> Said {
+        self.to_rts_without(qp, 0)
+    }
+
+    /// The same for a service that lacks some of the attributes.
+    pub(super) fn to_rts_without(&self, qp: QpHandle, lacks: u32) -> Said {
         let mut attr: ibv_qp_attr = blank();
         attr.qp_state = IBV_QPS_RTS;
         attr.timeout = 14;
@@ -206,7 +212,7 @@ impl Bench {
             | IBV_QP_RNR_RETRY
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(qp, &attr, mask)
+        self.modify(qp, &attr, mask & !lacks)
     }
 
     /// Two queue pairs in RTS that are each other's peers.
@@ -315,6 +321,11 @@ impl Drop for Bench {
 /// A registration of memory under its own address, with all rights.
 pub(super) fn registration(addr: u64, length: u64) -> EngineMrInit {
     EngineMrInit { addr, length, iova: addr, access: ALL_RIGHTS }
+}
+
+/// How a basic shared receive queue is wanted.
+pub(super) fn srq_init(attr: ibv_srq_attr, cookie: u64) -> EngineSrqInit {
+    EngineSrqInit { attr, xrcd: XrcdHandle::NONE, cq: CqHandle::NONE, cookie }
 }
 
 /// A signalled send request.

@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, CQ_COOKIE, Said, done, made, receive, send, status};
+use super::bench::{Bench, CQ_COOKIE, Said, done, made, receive, send, srq_init, status};
 
 /// Whether a descriptor is readable now.
 fn readable(fd: i32) -> bool {
@@ -112,7 +112,7 @@ fn the_limit_of_a_shared_queue_raises_an_event_with_its_cookie() {
     set_non_blocking(bench.async_fd);
     assert_eq!(async_event(&bench), Err(EngineStatus::WouldBlock));
     let attr = ibv_srq_attr { max_wr: 8, max_sge: 1, srq_limit: 0 };
-    let init = EngineSrqInit { attr, cookie: 77 };
+    let init = srq_init(attr, 77);
     let srq: EngineSrq =
         made(|out| unsafe { (bench.api.create_srq)(bench.pd, &init, out) }).unwrap();
     let mut qp_init = bench.qp_init();

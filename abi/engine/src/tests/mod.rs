@@ -12,3 +12,4 @@ mod fork;
 mod objects;
 mod paging;
 mod traffic;
+mod xrc;

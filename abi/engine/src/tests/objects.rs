@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, MEMORY, Said, api, blank, done, made, registration};
+use super::bench::{Bench, MEMORY, Said, api, blank, done, made, registration, srq_init};
 
 #[test]
 fn the_table_is_of_this_build_and_lists_one_device() {
@@ -179,7 +179,7 @@ fn queues_have_the_sizes_that_were_asked_for_or_more() {
     assert!(actual >= 100_u32);
 
     let attr = ibv_srq_attr { max_wr: 5, max_sge: 2, srq_limit: 9 };
-    let init = EngineSrqInit { attr, cookie: 1 };
+    let init = srq_init(attr, 1);
     let srq: EngineSrq = made(|out| unsafe { (api.create_srq)(bench.pd, &init, out) }).unwrap();
     assert!(srq.attr.max_wr >= 5 && srq.attr.max_sge >= 2);
     assert_eq!(srq.attr.srq_limit, 0);

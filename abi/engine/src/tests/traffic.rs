@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, blank, made, receive, send};
+use super::bench::{Bench, blank, made, receive, send, srq_init};
 
 const IMM: u32 = 0x0102_0304_u32.to_be();
 
@@ -238,7 +238,7 @@ fn null_region() -> ibv_mr {
 fn a_shared_receive_queue_serves_whoever_is_sent_to() {
     let bench = Bench::new();
     let attr = ibv_srq_attr { max_wr: 8, max_sge: 2, srq_limit: 0 };
-    let init = EngineSrqInit { attr, cookie: 0 };
+    let init = srq_init(attr, 0);
     let srq: EngineSrq =
         made(|out| unsafe { (bench.api.create_srq)(bench.pd, &init, out) }).unwrap();
     let mut qp_init = bench.qp_init();

@@ -10,6 +10,7 @@ use quipu_mem::{Access, RegionInfo, Segment, Vouched};
 use quipu_nic::{
     AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, Key, MrId, MwId, PdId, QpAttr,
     QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpType, Region, SrqId, Time, WindowType,
+    XrcdId,
 };
 
 use super::core::Core;
@@ -378,6 +379,45 @@ impl Engine {
         let srq = core.adapter.create_srq(pd, max_wr, max_sge, 0)?;
         core.events.add_object(Object::Srq(srq), context, None);
         Ok(srq)
+    }
+
+    /// Creates an XRC domain.
+    ///
+    /// # Errors
+    ///
+    /// No room.
+    pub fn alloc_xrcd(&self) -> Result<XrcdId, EngineError> {
+        Ok(self.enter()?.adapter.alloc_xrcd()?)
+    }
+
+    /// Destroys an XRC domain.
+    ///
+    /// # Errors
+    ///
+    /// It is in use, or there is none.
+    pub fn dealloc_xrcd(&self, xrcd: XrcdId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.dealloc_xrcd(xrcd)?)
+    }
+
+    /// Creates a shared receive queue that peers name over the queue pairs of an XRC domain, and whose
+    /// receives complete in `cq`; its handle and number. Its events come to `context`.
+    ///
+    /// # Errors
+    ///
+    /// A size out of range, an object that does not exist, or no room.
+    pub fn create_xrc_srq(
+        &self,
+        context: ContextId,
+        pd: PdId,
+        xrcd: XrcdId,
+        cq: CqId,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<(SrqId, u32), EngineError> {
+        let mut core = self.enter()?;
+        let (srq, number) = core.adapter.create_xrc_srq(pd, xrcd, cq, max_wr, max_sge)?;
+        core.events.add_object(Object::Srq(srq), context, None);
+        Ok((srq, number))
     }
 
     /// Resizes a shared receive queue, or sets the limit below which it raises an event.
