@@ -29,7 +29,6 @@ const UC: Variant = ("uc", &["-s", "16384", "-c", "UC"]);
 const UC_QPS: Variant = ("uc-16-qps", &["-s", "4096", "-c", "UC", "-q", "16"]);
 const XRC: Variant = ("xrc", &["-s", "16384", "-c", "XRC"]);
 const XRC_QPS: Variant = ("xrc-4-qps", &["-s", "4096", "-c", "XRC", "-q", "4"]);
-const XRC_EVENTS: Variant = ("xrc-events", &["-s", "4096", "-c", "XRC", "-e"]);
 
 /// Each program with the variants that it has. The atomic ones know one size, and no `-a`; only
 /// sends and writes can be inline; writes take no events, since nobody is told of one.
@@ -40,7 +39,7 @@ const PERFTEST: [(&str, &[Variant]); 8] = [
     ("ib_atomic_bw", &[PLAIN, BOTH, QPS, EVENTS, MTU, XRC]),
     ("ib_write_lat", &[PLAIN, ALL, INLINE, MTU, UC, XRC]),
     ("ib_read_lat", &[PLAIN, ALL, EVENTS, MTU, XRC]),
-    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU, UC, XRC, XRC_EVENTS]),
+    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU, UC, XRC]),
     ("ib_atomic_lat", &[PLAIN, EVENTS, MTU, XRC]),
 ];
 
