@@ -16,6 +16,8 @@ use crate::verbs::{number, pointer, verbs};
 
 /// Completions that are looked at in one go.
 const BATCH: usize = 32;
+/// How often that is done before the program gets its turn.
+const BATCHES: usize = 16;
 /// Work request identifiers.
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -135,11 +137,12 @@ impl Connection {
         (len >= least).then_some((at, len))
     }
 
-    /// Takes completions and does what they say.
-    pub(crate) fn progress(&mut self) {
+    /// Takes completions and does what they say. True if there may be more: a peer that never stops is not
+    /// to keep the program here.
+    pub(crate) fn progress(&mut self) -> bool {
         // SAFETY: the structure consists of integers.
         let mut done: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        loop {
+        for _ in 0..BATCHES {
             let count = self.poll(&mut done);
             let mut receives = 0;
             for wc in &done[..count] {
@@ -161,9 +164,10 @@ impl Connection {
             }
             self.tell();
             if count < BATCH {
-                return;
+                return false;
             }
         }
+        true
     }
 
     fn poll(&mut self, done: &mut [ibv_wc; BATCH]) -> usize {

@@ -17,6 +17,8 @@ const SHARED: Duration = Duration::from_millis(10);
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
     shared: bool,
+    /// Not everything was looked at.
+    more: bool,
 }
 
 impl Watched {
@@ -32,18 +34,19 @@ impl Watched {
             state.pollers += 1;
             shared |= state.pollers > 1;
         }
-        Self { sockets, shared }
+        Self { sockets, shared, more: false }
     }
 
     /// Looks at each socket; how many have something to say.
     fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
         let mut ready = 0;
+        self.more = false;
         for (at, socket) in &self.sockets {
             let mut state = socket.lock();
             if arm {
                 state.arm();
             }
-            state.progress();
+            self.more |= state.progress();
             self.shared |= state.pollers > 1;
             let always = libc::POLLERR | libc::POLLHUP;
             fds[*at].revents = state.events() & (fds[*at].events | always);
@@ -107,7 +110,7 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let over = left.is_some_and(|left| left.is_zero());
         // Armed and looked again: only now it is safe to sleep.
-        let pause = match (ready > 0 || over || !arm, watched.shared) {
+        let pause = match (ready > 0 || over || !arm || watched.more, watched.shared) {
             (true, _) => Some(Duration::ZERO),
             (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
             _ => left,

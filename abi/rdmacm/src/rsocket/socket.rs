@@ -23,6 +23,9 @@ use crate::{address, connect};
 /// How long addresses and routes may take to be resolved, in ms.
 const RESOLVE_MS: c_int = 10_000;
 
+/// Requests that a listener takes from its backlog before they are accepted.
+const MAX_REQUESTS: usize = 16;
+
 /// What a descriptor stands for.
 #[derive(Clone)]
 pub(crate) enum Entry {
@@ -227,10 +230,10 @@ impl Socket {
             }
             state.led = true;
             state.arm();
-            state.progress();
+            let more = state.progress();
             let result = done(&mut state);
             let mut slept = Ok(0);
-            if result.is_none() {
+            if result.is_none() && !more {
                 drop(state);
                 let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
                 // SAFETY: poll(2) with one entry.
@@ -309,17 +312,17 @@ fn greeting_of(event: &rdma_cm_event) -> Option<Greeting> {
 }
 
 impl State {
-    /// Does what came.
-    pub(crate) fn progress(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            connection.progress();
-        }
-        loop {
+    /// Does what came. True if there may be more, so that nobody should sleep.
+    pub(crate) fn progress(&mut self) -> bool {
+        let more = self.connection.as_mut().is_some_and(Connection::progress);
+        // Those that `raccept` has no time for are left to the listener's backlog.
+        while self.requests.len() < MAX_REQUESTS {
             // SAFETY: the channel is the identifier's own and does not block.
-            let Ok(taken) = (unsafe { event::take((*self.id).channel) }) else { return };
+            let Ok(taken) = (unsafe { event::take((*self.id).channel) }) else { break };
             // SAFETY: it was just taken.
             unsafe { self.act(taken) };
         }
+        more
     }
 
     /// # Safety
@@ -333,6 +336,8 @@ impl State {
                 self.requests.push_back(taken);
                 return;
             }
+            // Of a request that its sender has given up. Accepting it will fail.
+            _ if event.id != self.id => Ok(()),
             // SAFETY: the identifier is this socket's.
             RDMA_CM_EVENT_ADDR_RESOLVED => unsafe {
                 address::resolve_route(self.id, RESOLVE_MS).map(|_| ())
@@ -384,8 +389,9 @@ impl State {
     /// The peer has closed, or is gone. Whatever it sent before is there by now.
     fn disconnected(&mut self) {
         if let Some(connection) = &mut self.connection {
-            connection.progress();
+            // Broken, it posts no receives any more, so that this ends.
             connection.break_with(Errno(libc::ECONNRESET));
+            while connection.progress() {}
         }
     }
 

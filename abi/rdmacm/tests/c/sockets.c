@@ -48,7 +48,7 @@ static int bound(struct sockaddr_in *in)
 	int rs = rsocket(AF_INET, SOCK_STREAM, 0);
 	CHECK(rs > 2);
 	CHECK(rbind(rs, loopback(in, 0), sizeof *in) == 0);
-	CHECK(rlisten(rs, 5) == 0);
+	CHECK(rlisten(rs, 50) == 0);
 	CHECK(rgetsockname(rs, (struct sockaddr *)in, &length) == 0 && in->sin_port != 0);
 	return rs;
 }
@@ -137,6 +137,45 @@ static void mapped(void)
 	CHECK(rclose(peer) == 0 && rclose(rs) == 0 && rclose(listening) == 0);
 }
 
+/* Peers that are no sockets, or leave before they are accepted, do a listener no harm. */
+static void strangers(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_conn_param param = { .private_data = "GET /", .private_data_len = 6, .qp_num = 9 };
+	struct rdma_cm_id *gone, *stranger;
+	struct sockaddr_in in;
+	int listening = bound(&in), rs[20], peers[20];
+	struct pollfd fds = { .fd = listening, .events = POLLIN };
+	char byte;
+
+	gone = resolved(channel, RDMA_PS_TCP, in.sin_port);
+	CHECK(rdma_connect(gone, &param) == 0);
+	CHECK(rpoll(&fds, 1, 10000) == 1);
+	CHECK(rdma_destroy_id(gone) == 0);
+	stranger = resolved(channel, RDMA_PS_TCP, in.sin_port);
+	CHECK(rdma_connect(stranger, &param) == 0);
+	/* More than are taken from the backlog at once. */
+	for (int i = 0; i < 20; i++) {
+		CHECK((rs[i] = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+		CHECK(rfcntl(rs[i], F_SETFL, O_NONBLOCK) == 0);
+		FAILS(rconnect(rs[i], (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	}
+	for (int i = 0; i < 20; i++) {
+		CHECK((peers[i] = raccept(listening, NULL, NULL)) > 2);
+		CHECK(rsend(peers[i], "a", 1, 0) == 1);
+	}
+	pass(channel, RDMA_CM_EVENT_REJECTED);
+	for (int i = 0; i < 20; i++) {
+		fds.fd = rs[i];
+		CHECK(rpoll(&fds, 1, 10000) == 1 && fds.revents == POLLIN);
+		CHECK(rrecv(rs[i], &byte, 1, 0) == 1 && byte == 'a');
+		CHECK(rclose(rs[i]) == 0 && rclose(peers[i]) == 0);
+	}
+	CHECK(rdma_destroy_id(stranger) == 0);
+	rdma_destroy_event_channel(channel);
+	CHECK(rclose(listening) == 0);
+}
+
 static void errors(void)
 {
 	struct sockaddr_in in;
@@ -166,5 +205,6 @@ int main(void)
 	both_ways();
 	without_blocking();
 	mapped();
+	strangers();
 	return 0;
 }
