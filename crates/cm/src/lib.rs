@@ -235,7 +235,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Finds the route, which is known as soon as the address is. An event says so.
+    /// Finds the route, which is known as soon as the address is. An event says so. A path that the
+    /// program gives (`RDMA_OPTION_IB_PATH`) is the same one.
     ///
     /// # Errors
     ///
@@ -248,15 +249,6 @@ impl Cm {
         id.state = State::RouteResolved;
         self.tell(key, EventKind::RouteResolved, 0);
         Ok(())
-    }
-
-    /// The path is known otherwise (`RDMA_OPTION_IB_PATH`): as `resolve_route`.
-    ///
-    /// # Errors
-    ///
-    /// The address is not resolved.
-    pub fn set_path(&mut self, key: IdKey) -> Result<(), CallError> {
-        self.resolve_route(key)
     }
 
     /// Begins to take requests: `backlog` of them may wait for the program, 0 or less for as many
