@@ -587,8 +587,8 @@ pub struct Completion {
     pub src_qp: QpNum,
     /// Whether 40 bytes of route header stand in front of what was received (datagrams).
     pub grh: bool,
-    /// Service level; of a datagram, the kind of route header: 9 for IPv6, 10 for IPv4. Adapters of RoCE v2 say
-    /// it so, and UCX tells them apart by it.
+    /// Service level; of a datagram, the kind of route header: 9 for IPv6, 10 for IPv4. Adapters of RoCE v2
+    /// say it so, and UCX tells them apart by it.
     pub sl: u8,
 }
 
