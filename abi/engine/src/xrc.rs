@@ -1,4 +1,5 @@
-//! XRC domains: which call opened which, and which belongs to an inode. They are shared within the process only.
+//! XRC domains: which call opened which, and which belongs to an inode. They are shared within the
+//! process only.
 
 use std::collections::HashMap;
 use std::fs;

@@ -35,8 +35,11 @@ entry! {
         // SAFETY: the program passes a context, and null or a valid pointer.
         let (context, init) = unsafe { (context(raw)?, init.as_ref().ok_or(Errno::EINVAL)?) };
         let needed = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+        if init.comp_mask & !needed != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if init.comp_mask != needed {
-            return Err(if init.comp_mask & !needed == 0 { Errno::EINVAL } else { Errno::EOPNOTSUPP });
+            return Err(Errno::EINVAL);
         }
         let (api, mut handle) = (context.api, XrcdHandle::NONE);
         // SAFETY: `handle` is valid for the call.

@@ -43,8 +43,9 @@ const PERFTEST: [(&str, &[Variant]); 8] = [
     ("ib_atomic_lat", &[PLAIN, EVENTS, MTU, XRC]),
 ];
 
-/// `ibv_rc_pingpong` and its relatives: name, program, options. The one of shared receive queues with one
-/// queue pair: with more, a side that has counted enough messages leaves while others are still under way to it.
+/// `ibv_rc_pingpong` and its relatives: name, program, options. The one of shared receive queues has one
+/// queue pair: with more, a side that has counted enough messages leaves while others are still under way
+/// to it.
 const PINGPONG: [(&str, &str, &[&str]); 16] = [
     ("rc_pingpong/plain", "ibv_rc_pingpong", &["-g", "0"]),
     ("rc_pingpong/events", "ibv_rc_pingpong", &["-g", "0", "-e"]),

@@ -1,5 +1,5 @@
-//! Reception of unreliable connections (IBA 9.8.2): a message that cannot be executed is dropped from there to
-//! its end, and nobody is told.
+//! Reception of unreliable connections (IBA 9.8.2): a message that cannot be executed is dropped from there
+//! to its end, and nobody is told.
 
 use quipu_iwarp::Segment;
 use quipu_mem::ring::SlotHeader;
