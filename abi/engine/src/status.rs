@@ -96,7 +96,7 @@ impl From<&OpenError> for Failure {
     fn from(error: &OpenError) -> Self {
         use EngineStatus as S;
         Self(match error {
-            OpenError::Config(_) | OpenError::Faults(_) => S::Invalid,
+            OpenError::Config(_) | OpenError::Faults(_) | OpenError::StrictLog(_) => S::Invalid,
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
                 S::AddressNotAvailable
             }

@@ -35,3 +35,9 @@ fn every_error_is_reached_through_a_plan_of_faults() {
     let Some(program) = compiled("faults") else { return };
     printed(folder().run(program, &[]));
 }
+
+#[test]
+fn the_strict_mode_finds_what_hardware_would_punish() {
+    let Some(program) = compiled("strict") else { return };
+    printed(folder().run(program, &[]));
+}

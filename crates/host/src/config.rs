@@ -24,6 +24,8 @@ use std::path::PathBuf;
 /// | `QUIPU_FAULTS` | a file | a plan of faults to inject (`docs/faults.md`) |
 /// | `QUIPU_FAULT_LOG` | a file, `%p` in its name is the process | where injected faults are told, in JSON lines; by default on standard error |
 /// | `QUIPU_FAULT_REPLAY` | a file | such a log, whose faults are injected again instead of what the plan draws |
+/// | `QUIPU_STRICT` | `report` or `1`, `fail`, `abort`; `0` | the strict mode: see [`StrictMode`] |
+/// | `QUIPU_STRICT_LOG` | a file, `%p` in its name is the process | its reports, in JSON lines; by default on standard error |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -48,6 +50,10 @@ pub struct Config {
     pub fault_log: Option<PathBuf>,
     /// The log of an earlier run, whose faults are injected again.
     pub fault_replay: Option<PathBuf>,
+    /// Whether what hardware would punish is reported, and with which consequence.
+    pub strict: Option<StrictMode>,
+    /// Where it is reported, in JSON lines; `%p` is the process. `None`: on standard error.
+    pub strict_log: Option<PathBuf>,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
     /// Whether others of this user may read what the engine does (`quipu top`).
@@ -78,6 +84,17 @@ pub enum SameHost {
     Never,
 }
 
+/// What follows when the strict mode finds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrictMode {
+    /// It is reported.
+    Report,
+    /// And the program's exit code is 86.
+    Fail,
+    /// And the program aborts at once.
+    Abort,
+}
+
 /// Whether the memory of peers on this host is accessed directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerMemoryPolicy {
@@ -103,6 +120,8 @@ impl Default for Config {
             faults: None,
             fault_log: None,
             fault_replay: None,
+            strict: None,
+            strict_log: None,
             log: None,
             counters: true,
             capture: None,
@@ -175,6 +194,16 @@ impl Config {
         config.faults = lookup("QUIPU_FAULTS").map(PathBuf::from);
         config.fault_log = lookup("QUIPU_FAULT_LOG").map(PathBuf::from);
         config.fault_replay = lookup("QUIPU_FAULT_REPLAY").map(PathBuf::from);
+        if let Some(value) = lookup("QUIPU_STRICT") {
+            config.strict = match value.trim() {
+                "1" | "report" => Some(StrictMode::Report),
+                "fail" => Some(StrictMode::Fail),
+                "abort" => Some(StrictMode::Abort),
+                "0" => None,
+                _ => return Err(bad("QUIPU_STRICT", value, "report, fail, abort or 0")),
+            };
+        }
+        config.strict_log = lookup("QUIPU_STRICT_LOG").map(PathBuf::from);
         config.log = lookup("QUIPU_LOG");
         if let Some(value) = lookup("QUIPU_COUNTERS") {
             config.counters = match value.trim() {

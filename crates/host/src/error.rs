@@ -51,6 +51,9 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The log of the strict mode.
+    #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
+    StrictLog(String),
     /// The plan of faults, its log or a log that is to be repeated.
     #[error("{0}; correct it or unset QUIPU_FAULTS (see docs/faults.md)")]
     Faults(String),

@@ -220,6 +220,8 @@ pub(crate) struct Hub<P> {
     pub(crate) endings_alarm: Option<Time>,
     /// Memory taken back that same-host peers may still be in the middle of an access to.
     pub(crate) withdrawn: Vec<Withdrawn>,
+    /// Queue pairs for which a message came and no receive, if somebody asked for them.
+    pub(crate) starved: Option<Vec<QpId>>,
     /// Scratch space for lists of addresses.
     pub(crate) scratch: Vec<(usize, usize)>,
 }
@@ -337,6 +339,7 @@ impl<P: Probe> Adapter<P> {
                 endings_since: Time(0),
                 endings_alarm: None,
                 withdrawn: Vec::new(),
+                starved: None,
                 scratch: Vec::new(),
                 config,
             },

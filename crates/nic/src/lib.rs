@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod audit;
 mod channel;
 mod completion_queues;
 mod connect;

@@ -113,7 +113,17 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
         },
     };
     qp.responder.receiving = taken;
+    if !taken && hub.starved.is_some() {
+        note_starved(qp, hub);
+    }
     taken
+}
+
+#[cold]
+fn note_starved<P>(qp: &Qp, hub: &mut Hub<P>) {
+    if let Some(starved) = hub.starved.as_mut().filter(|starved| !starved.contains(&qp.id)) {
+        starved.push(qp.id);
+    }
 }
 
 /// Bytes that the next receive has room for; `None` if there is none.

@@ -8,6 +8,7 @@ use quipu_nic::{Action, Event, QpNum, Time};
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
+use super::strict::Strict;
 use crate::clock::Clock;
 use crate::cm::Manager;
 use crate::counters::{Calls, Publisher};
@@ -67,6 +68,10 @@ pub(crate) struct Core {
     pub(crate) wakes_at: Option<Time>,
     /// What fails on purpose; `None` without a plan.
     pub(crate) faults: Option<Box<Faults>>,
+    /// What the strict mode knows of the program; `None` without it.
+    pub(crate) strict: Option<Box<Strict>>,
+    /// Whether there is either of them, so that posts and polls are looked at.
+    pub(crate) watched: bool,
     clock: Clock,
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
@@ -107,6 +112,8 @@ impl Core {
             drives: 0,
             wakes_at: None,
             faults: None,
+            strict: None,
+            watched: false,
             clock: Clock::new(),
             epoll: parts.epoll,
             bell: parts.bell,

@@ -6,6 +6,7 @@ mod events;
 mod faults;
 mod helper;
 mod post;
+mod strict;
 mod verbs;
 mod wait;
 
@@ -21,6 +22,7 @@ use quipu_nic::Gid;
 use self::core::{Core, Parts};
 use self::faults::Faults;
 use self::helper::Helper;
+use self::strict::Strict;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
 use crate::counters::Publisher;
@@ -134,6 +136,7 @@ impl Engine {
             Parts { adapter, net, datagrams, links, port, publisher, epoll: epoll_share, bell };
         let mut core = Core::new(parts);
         core.faults = Faults::open(&config, core.now())?;
+        core.watch_by(Strict::open(&config)?);
         let inner = Inner {
             birthplace,
             core: Lock::new(core, !uniprocessor),

@@ -44,8 +44,8 @@ impl Doorbell<'_> {
         if self.posted.is_some_and(|posted| posted != qp) {
             self.ring();
         }
-        if self.core.faults.is_some() {
-            self.core.post_send_planned(qp, wr)?;
+        if self.core.watched {
+            self.core.post_send_watched(qp, wr)?;
         } else {
             self.core.adapter.post_send(qp, wr)?;
         }
@@ -76,8 +76,8 @@ impl Doorbell<'_> {
     /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv).
     #[inline]
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
-        if self.core.faults.is_some() {
-            return self.core.post_recv_planned(qp, wr_id, sges);
+        if self.core.watched {
+            return self.core.post_recv_watched(qp, wr_id, sges);
         }
         let now = self.core.recent();
         Ok(self.core.adapter.post_recv(now, qp, wr_id, sges)?)
@@ -180,10 +180,16 @@ impl Engine {
         let found = core.adapter.poll_cq(cq, out)?;
         if found > 0 {
             core.poll_hit();
+            if core.watched {
+                core.watch_poll(cq, &out[..found]);
+            }
             return Ok(found);
         }
         let empty_polls = core.poll();
         let found = core.adapter.poll_cq(cq, out)?;
+        if core.watched {
+            core.watch_poll(cq, &out[..found]);
+        }
         drop(core);
         if found == 0 {
             self.let_others_run(empty_polls);
@@ -201,12 +207,18 @@ impl Engine {
         let mut core = self.enter_for(Call::PollCq)?;
         self.inner.count_poll();
         let found = core.adapter.poll_cq_stamped(cq)?;
-        if found.is_some() {
+        if let Some((completion, _)) = found {
             core.poll_hit();
+            if core.watched {
+                core.watch_poll(cq, &[completion]);
+            }
             return Ok(found);
         }
         let empty_polls = core.poll();
         let found = core.adapter.poll_cq_stamped(cq)?;
+        if let Some((completion, _)) = found.filter(|_| core.watched) {
+            core.watch_poll(cq, &[completion]);
+        }
         drop(core);
         if found.is_none() {
             self.let_others_run(empty_polls);

@@ -97,7 +97,10 @@ impl Engine {
             checked => checked.map(|()| memory)?,
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
-        Ok(self.enter_at(occasion, None)?.adapter.reg_mr(pd, memory)?)
+        let mut core = self.enter_at(occasion, None)?;
+        let region = core.adapter.reg_mr(pd, memory)?;
+        core.watch_region(region.id);
+        Ok(region)
     }
 
     /// Makes a region that reads as zeros and forgets what is written to it.
@@ -201,6 +204,7 @@ impl Engine {
         }
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
+        core.watch_region(mr);
         self.wait_quiet(core)?;
         Ok(region)
     }
@@ -213,6 +217,7 @@ impl Engine {
     /// Windows are bound to it, or there is none.
     pub fn dereg_mr(&self, mr: MrId) -> Result<(), EngineError> {
         let mut core = self.enter_for(Call::DeregMr)?;
+        core.watch_dereg(mr);
         core.adapter.dereg_mr(mr)?;
         self.wait_quiet(core)
     }
@@ -305,6 +310,9 @@ impl Engine {
         }
         let (cq, size) = core.adapter.create_cq(cqe, channel, cookie)?;
         core.events.add_object(Object::Cq(cq), context, channel);
+        if let Some(strict) = &mut core.strict {
+            strict.checker.cq_sized(cq, size);
+        }
         if let Some(faults) = &mut core.faults {
             faults.add_cq(cq);
         }
@@ -317,7 +325,12 @@ impl Engine {
     ///
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
-        Ok(self.enter_for(Call::ResizeCq)?.adapter.resize_cq(cq, cqe)?)
+        let mut core = self.enter_for(Call::ResizeCq)?;
+        let size = core.adapter.resize_cq(cq, cqe)?;
+        if let Some(strict) = &mut core.strict {
+            strict.checker.cq_sized(cq, size);
+        }
+        Ok(size)
     }
 
     /// Has a completion queue note when completions are made, or lose the oldest rather than overrun.
@@ -359,6 +372,9 @@ impl Engine {
     pub fn destroy_cq(&self, cq: CqId) -> Result<EventsReported, EngineError> {
         let mut core = self.enter_for(Call::DestroyCq)?;
         core.adapter.destroy_cq(cq)?;
+        if let Some(strict) = &mut core.strict {
+            strict.checker.cq_destroyed(cq);
+        }
         core.collect_events();
         Ok(core.events.remove_object(Object::Cq(cq)))
     }
@@ -488,6 +504,9 @@ impl Engine {
         match core.adapter.create_qp(init, number) {
             Ok((qp, cap)) => {
                 core.events.add_object(Object::Qp(qp), context, None);
+                if let Some(strict) = &mut core.strict {
+                    strict.checker.qp_created(qp, number, init, cap);
+                }
                 if let Some(faults) = &mut core.faults {
                     faults.add_qp(qp, number, init);
                 }
@@ -509,7 +528,8 @@ impl Engine {
         let state = mask.contains(QpAttrMask::STATE).then_some(attr.state);
         let mut core = self.enter_for_qp(Call::ModifyQp, qp, state)?;
         let now = core.now();
-        core.adapter.modify_qp(now, qp, attr, mask)?;
+        let outcome = core.watch_modify(now, qp, attr, mask);
+        outcome?;
         core.settle(now);
         self.wait_quiet(core)
     }
@@ -536,6 +556,7 @@ impl Engine {
         // What the peer still waits for, acknowledgements above all, goes out first.
         core.adapter.release_acks();
         core.settle(now);
+        core.watch_destroy(qp);
         core.adapter.destroy_qp(now, qp)?;
         core.settle(now);
         core.give_back_number(number);

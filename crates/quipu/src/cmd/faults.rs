@@ -1,4 +1,4 @@
-//! `quipu run --fault`: the plan is looked at before the program starts, and named in its environment.
+//! `quipu run --fault` and `--strict`: the plan is looked at before the program starts, and named in its environment.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,6 +22,22 @@ pub(crate) struct FaultOptions {
     /// Repeat exactly the faults of such a log, whatever the plan would draw.
     #[arg(long, env = "QUIPU_FAULT_REPLAY", value_name = "LOG")]
     fault_replay: Option<PathBuf>,
+    /// Report what hardware would punish although software forgives it.
+    ///
+    /// `--strict=fail`: and end with exit code 86; `--strict=abort`: and abort at once.
+    #[arg(
+        long,
+        env = "QUIPU_STRICT",
+        value_name = "MODE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "report",
+        value_parser = ["report", "fail", "abort", "1", "0", ""]
+    )]
+    strict: Option<String>,
+    /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
+    #[arg(long, env = "QUIPU_STRICT_LOG", value_name = "FILE")]
+    strict_log: Option<PathBuf>,
 }
 
 impl FaultOptions {
@@ -53,9 +69,11 @@ impl FaultOptions {
             ("QUIPU_FAULTS", &self.plan),
             ("QUIPU_FAULT_LOG", &self.fault_log),
             ("QUIPU_FAULT_REPLAY", &self.fault_replay),
+            ("QUIPU_STRICT_LOG", &self.strict_log),
         ];
         let set = named.into_iter().filter_map(|(name, path)| Some((name, given(path)?)));
-        set.map(|(name, path)| (name, absolute(path).into_os_string())).collect()
+        let paths = set.map(|(name, path)| (name, absolute(path).into_os_string()));
+        paths.chain(self.strict.as_ref().map(|mode| ("QUIPU_STRICT", mode.into()))).collect()
     }
 }
 
@@ -94,6 +112,7 @@ mod tests {
             plan: Some(plan.to_owned()),
             fault_log: Some(old.clone()),
             fault_replay: replay.map(Path::to_owned),
+            ..FaultOptions::default()
         };
         let error = options(&bad, None).check().unwrap_err().to_string();
         assert!(error.contains(":3: unknown field `nht`"), "{error}");

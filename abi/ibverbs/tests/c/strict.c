@@ -1,0 +1,265 @@
+/* What the strict mode finds: for each kind a program that does it, and one that does nothing wrong. Each
+ * is a process of its own, whose log is looked at afterwards. Over the real engine. */
+#include "rc.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char log_file[64];
+
+/* Runs a program in the strict mode; its status. */
+static int strictly(const char *mode, void (*run)(void))
+{
+	unlink(log_file);
+	fflush(NULL);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		setenv("QUIPU_STRICT", mode, 1);
+		setenv("QUIPU_STRICT_LOG", log_file, 1);
+		run();
+		exit(0);
+	}
+	int status;
+	SAME(waitpid(child, &status, 0), child);
+	return status;
+}
+
+/* How many lines of the log have a text. */
+static int lines_with(const char *text)
+{
+	static char line[1 << 16];
+	int count = 0;
+	FILE *file = fopen(log_file, "r");
+	if (!file)
+		return 0;
+	while (fgets(line, sizeof(line), file))
+		count += strstr(line, text) != NULL;
+	fclose(file);
+	return count;
+}
+
+/* One report of that kind, and none of another. */
+static void finds(const char *kind, void (*run)(void))
+{
+	char text[64];
+	SAME(strictly("1", run), 0);
+	snprintf(text, sizeof(text), "\"kind\":\"%s\"", kind);
+	if (lines_with(text) != 1 || lines_with("\"kind\"") != 1) {
+		fprintf(stderr, "expected one %s:\n", kind);
+		char command[128];
+		snprintf(command, sizeof(command), "cat %s >&2", log_file);
+		CHECK(system(command) == 0);
+		exit(1);
+	}
+}
+
+static struct ibv_send_wr write_to_b(struct pair *p, uint64_t id, struct ibv_sge *sge)
+{
+	struct ibv_send_wr wr = work(id, IBV_WR_RDMA_WRITE, sge, 1);
+	wr.wr.rdma.remote_addr = (uintptr_t)p->b.buffer;
+	wr.wr.rdma.rkey = p->b.mr->rkey;
+	return wr;
+}
+
+static void nothing_wrong(void)
+{
+	struct pair p = connected_pair();
+	for (int i = 0; i < 3 * DEPTH; i++) {
+		struct ibv_sge sge = piece(&p.a, 0, 100);
+		struct ibv_send_wr wr = work(i, i % 2 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, &sge, 1);
+		wr.send_flags = i % 4 == 3 ? IBV_SEND_SIGNALED : 0;
+		post_recv(&p.b, i, 1000, 100);
+		post_send(&p.a, &wr);
+		if (i % 4 == 3)
+			done(&p.a, i, IBV_WC_SUCCESS);
+		done(&p.b, i, IBV_WC_SUCCESS);
+		if (i % 4 == 3)
+			fill(&p.a, 0, 100, i);
+	}
+	struct ibv_sge sge = piece(&p.a, 0, 4096);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	wr.opcode = IBV_WR_RDMA_READ; /* what it reads changes the buffer, of course */
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
+static void use_after_dereg(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, 0);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	SAME(ibv_dereg_mr(mr), 0);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_LOC_PROT_ERR);
+	close_pair(&p);
+}
+
+static void wrong_key(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_sge sge = piece(&p.a, BYTES - 4, 8);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_LOC_PROT_ERR);
+	close_pair(&p);
+}
+
+static void dereg_in_use(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, 0);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	SAME(ibv_dereg_mr(mr), 0);
+	next_wc(&p.a);
+	close_pair(&p);
+}
+
+static void buffer_changed(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_sge sge = piece(&p.a, 0, 100);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	p.a.buffer[50] ^= 1;
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
+static void send_queue_overflow(void)
+{
+	struct pair p = connected_pair();
+	for (int i = 0; i < 2 * DEPTH; i++) {
+		struct ibv_sge sge = piece(&p.a, 0, 8);
+		struct ibv_send_wr wr = write_to_b(&p, i, &sge);
+		wr.send_flags = i == 2 * DEPTH - 1 ? IBV_SEND_SIGNALED : 0;
+		struct ibv_send_wr *bad;
+		struct ibv_wc wc;
+		/* Progress is made, but nothing is ever signalled. */
+		SAME(ibv_poll_cq(p.a.cq, 1, &wc), 0);
+		SAME(ibv_post_send(p.a.qp, &wr, &bad), 0);
+		usleep(100);
+	}
+	done(&p.a, 2 * DEPTH - 1, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
+static void cq_too_small(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_cq *cq = ibv_create_cq(p.context, 2, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = init_attr(cq, NULL);
+	struct ibv_qp *qp = ibv_create_qp(p.pd, &init);
+	SAME(to_init(qp), 0);
+	for (int i = 0; i < 3; i++) {
+		struct ibv_recv_wr wr = { .wr_id = i }, *bad;
+		SAME(ibv_post_recv(qp, &wr, &bad), 0);
+	}
+	SAME(ibv_destroy_qp(qp), 0);
+	SAME(ibv_destroy_cq(cq), 0);
+	close_pair(&p);
+}
+
+static void missing_receive(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, NULL, 0);
+	post_send(&p.a, &wr);
+	double until = seconds() + 0.05;
+	struct ibv_wc wc;
+	while (seconds() < until)
+		SAME(ibv_poll_cq(p.b.cq, 1, &wc), 0);
+	post_recv(&p.b, 10, 0, 8);
+	done(&p.b, 10, IBV_WC_SUCCESS);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
+static void illegal_transition(void)
+{
+	struct pair p = make_pair(0);
+	SAME(to_rts(p.a.qp, 14, 7, 7), EINVAL);
+	close_pair(&p);
+}
+
+static void refused_post(void)
+{
+	struct pair p = connected_pair();
+	char text[100] = "";
+	struct ibv_sge sge = { .addr = (uintptr_t)text, .length = sizeof(text) };
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, &sge, 1), *bad;
+	wr.send_flags |= IBV_SEND_INLINE; /* 64 bytes are granted */
+	SAME(ibv_post_send(p.a.qp, &wr, &bad), EINVAL);
+	close_pair(&p);
+}
+
+static void destroyed_in_use(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_sge sge = piece(&p.a, 0, 8);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	close_pair(&p);
+}
+
+static void the_innocent(void)
+{
+	SAME(strictly("1", nothing_wrong), 0);
+	SAME(lines_with("\"kind\""), 0);
+	SAME(strictly("fail", nothing_wrong), 0);
+}
+
+static void every_kind(void)
+{
+	finds("use-after-dereg", use_after_dereg);
+	finds("wrong-key", wrong_key);
+	finds("dereg-in-use", dereg_in_use);
+	finds("buffer-changed", buffer_changed);
+	finds("send-queue-overflow", send_queue_overflow);
+	finds("cq-too-small", cq_too_small);
+	finds("missing-receive", missing_receive);
+	finds("illegal-transition", illegal_transition);
+	finds("refused-post", refused_post);
+	finds("destroyed-in-use", destroyed_in_use);
+}
+
+/* A report names the functions of the program. */
+static void traces(void)
+{
+	SAME(strictly("1", use_after_dereg), 0);
+	SAME(lines_with("use_after_dereg"), 1);
+	SAME(lines_with("ibv_dereg_mr"), 1);
+}
+
+static void modes(void)
+{
+	int status = strictly("fail", buffer_changed);
+	CHECK(WIFEXITED(status));
+	SAME(WEXITSTATUS(status), 86);
+	status = strictly("abort", buffer_changed);
+	CHECK(WIFSIGNALED(status));
+	SAME(WTERMSIG(status), SIGABRT);
+	SAME(lines_with("buffer-changed"), 1);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test tests[] = {
+		{ "the_innocent", the_innocent },
+		{ "every_kind", every_kind },
+		{ "traces", traces },
+		{ "modes", modes },
+		{ NULL, NULL },
+	};
+	snprintf(log_file, sizeof(log_file), "/tmp/quipu-strict-%d.log", (int)getpid());
+	int result = run_tests(tests, argc, argv);
+	unlink(log_file);
+	return result;
+}

@@ -1,0 +1,241 @@
+//! The strict mode at work: tells the checker of the calls of the program, and gives out what it finds.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+
+use quipu_nic::{
+    Completion, CqId, Fault, MrId, Payload, QpAttr, QpAttrMask, QpId, SendWr, Sge, Time,
+};
+use quipu_strict::{Checker, Report};
+
+use super::core::Core;
+use crate::config::{Config, StrictMode};
+use crate::error::{EngineError, OpenError};
+
+/// A checker, and where its reports go.
+pub(crate) struct Strict {
+    pub(crate) checker: Checker,
+    mode: StrictMode,
+    log: Option<File>,
+    /// The keys of regions.
+    keys: HashMap<MrId, u32>,
+}
+
+impl Strict {
+    /// The strict mode, if `config` asks for it.
+    ///
+    /// # Errors
+    ///
+    /// Its log cannot be written.
+    pub(crate) fn open(config: &Config) -> Result<Option<Box<Self>>, OpenError> {
+        let Some(mode) = config.strict else { return Ok(None) };
+        let log = config.strict_log.as_ref().map(|path| {
+            let name = path.to_string_lossy().replace("%p", &std::process::id().to_string());
+            let file = OpenOptions::new().create(true).append(true).open(&name);
+            file.map_err(|error| OpenError::StrictLog(format!("{name}: {error}")))
+        });
+        let log = log.transpose()?;
+        Ok(Some(Box::new(Self { checker: Checker::default(), mode, log, keys: HashMap::new() })))
+    }
+
+    /// Gives out what was found.
+    pub(crate) fn give_out(&mut self) {
+        while let Some(report) = self.checker.poll_report() {
+            self.write(&report);
+            if self.mode == StrictMode::Abort {
+                std::process::abort();
+            }
+        }
+    }
+
+    fn write(&mut self, report: &Report) {
+        // A program goes on whose log cannot be written.
+        let _ = match &mut self.log {
+            Some(file) => writeln!(file, "{}", report.json()),
+            None => writeln!(std::io::stderr(), "{report}"),
+        };
+    }
+
+    /// Says at the end of the process what was found; whether that is to be its exit code.
+    pub(crate) fn sum_up(&mut self) -> bool {
+        let tally = self.checker.tally();
+        if self.log.is_none() {
+            let _ = writeln!(std::io::stderr(), "quipu: strict: {tally}");
+        }
+        self.mode == StrictMode::Fail && tally.total() > 0
+    }
+}
+
+/// The adapter's refusal in the outcome of a call; `None` if it was refused by somebody else.
+fn judged(outcome: &Result<(), EngineError>) -> Option<Result<(), &Fault>> {
+    match outcome {
+        Ok(()) => Some(Ok(())),
+        Err(EngineError::Fault(fault)) => Some(Err(fault)),
+        Err(_) => None,
+    }
+}
+
+impl Core {
+    /// Begins to watch the program, if there is anything to watch it by.
+    pub(crate) fn watch_by(&mut self, strict: Option<Box<Strict>>) {
+        if strict.is_some() {
+            self.adapter.watch_starved();
+        }
+        self.strict = strict;
+        self.watched = self.strict.is_some() || self.faults.is_some();
+    }
+
+    /// Posts a send while faults are planned or the program is watched.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_send`](quipu_nic::Adapter::post_send), or what a plan says.
+    #[cold]
+    pub(crate) fn post_send_watched(
+        &mut self,
+        qp: QpId,
+        wr: &SendWr<'_>,
+    ) -> Result<(), EngineError> {
+        let mut fingerprint = None;
+        if let Some(strict) = &self.strict {
+            fingerprint = self.adapter.fingerprint(qp, strict.checker.to_read(wr));
+            if let Payload::Sges(sges) = wr.payload {
+                self.learn_keys(sges);
+            }
+        }
+        let outcome = if self.faults.is_some() {
+            self.post_send_planned(qp, wr)
+        } else {
+            self.adapter.post_send(qp, wr).map_err(EngineError::from)
+        };
+        if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
+            strict.checker.posted_send(qp, wr, fingerprint, judged);
+            strict.give_out();
+        }
+        outcome
+    }
+
+    /// Posts a receive while faults are planned or the program is watched.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv), or what a plan says.
+    #[cold]
+    pub(crate) fn post_recv_watched(
+        &mut self,
+        qp: QpId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), EngineError> {
+        self.learn_keys(sges);
+        let outcome = if self.faults.is_some() {
+            self.post_recv_planned(qp, wr_id, sges)
+        } else {
+            let now = self.now();
+            self.adapter.post_recv(now, qp, wr_id, sges).map_err(EngineError::from)
+        };
+        if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
+            strict.checker.posted_recv(qp, wr_id, sges, judged);
+            strict.give_out();
+        }
+        outcome
+    }
+
+    /// Regions that were made in other ways than by `ibv_reg_mr` are met first when they are used.
+    fn learn_keys(&mut self, sges: &[Sge]) {
+        let Some(strict) = &mut self.strict else { return };
+        for sge in sges {
+            if !strict.checker.knows(sge.lkey.0)
+                && let Some(info) = self.adapter.region_of(sge.lkey)
+            {
+                strict.checker.registered(sge.lkey.0, info.iova, info.len);
+            }
+        }
+    }
+
+    /// Notes a registration, or its new shape.
+    #[cold]
+    pub(crate) fn watch_region(&mut self, mr: MrId) {
+        let Some(strict) = &mut self.strict else { return };
+        let Ok(info) = self.adapter.query_mr(mr) else { return };
+        let key = info.key.0;
+        if let Some(old) = strict.keys.insert(mr, key).filter(|&old| old != key) {
+            strict.checker.deregistered(old);
+        }
+        strict.checker.registered(key, info.iova, info.len);
+        strict.give_out();
+    }
+
+    /// Notes that a registration is about to end.
+    #[cold]
+    pub(crate) fn watch_dereg(&mut self, mr: MrId) {
+        let Some(strict) = &mut self.strict else { return };
+        if let Some(key) = strict.keys.remove(&mr) {
+            strict.checker.deregistered(key);
+            strict.give_out();
+        }
+    }
+
+    /// Changes a queue pair, and notes how that went.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::modify_qp`](quipu_nic::Adapter::modify_qp).
+    pub(crate) fn watch_modify(
+        &mut self,
+        now: Time,
+        qp: QpId,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+    ) -> Result<(), Fault> {
+        let before = self.strict.as_ref().and_then(|_| self.adapter.query_qp(qp).ok());
+        let outcome = self.adapter.modify_qp(now, qp, attr, mask);
+        if let (Some(strict), Some(before)) = (&mut self.strict, before) {
+            let from = before.attr.state;
+            let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
+            match &outcome {
+                Ok(()) => strict.checker.qp_modified(qp, to),
+                Err(fault) => strict.checker.modify_refused(qp, from, to, fault),
+            }
+            strict.give_out();
+        }
+        outcome
+    }
+
+    /// Notes that a queue pair is about to be destroyed.
+    #[cold]
+    pub(crate) fn watch_destroy(&mut self, qp: QpId) {
+        let Some(strict) = &mut self.strict else { return };
+        if let Ok(info) = self.adapter.query_qp(qp) {
+            strict.checker.qp_destroyed(qp, info.attr.state);
+            strict.give_out();
+        }
+    }
+
+    /// Notes that completions were polled, and looks for messages that found no receive.
+    #[cold]
+    pub(crate) fn watch_poll(&mut self, cq: CqId, completions: &[Completion]) {
+        let Some(strict) = &mut self.strict else { return };
+        for qp in self.adapter.take_starved() {
+            strict.checker.starved(qp);
+        }
+        for completion in completions {
+            for wanted in strict.checker.polled(cq, completion) {
+                let now = self.adapter.fingerprint(wanted.qp, wanted.sges());
+                strict.checker.compare(wanted, now);
+            }
+        }
+        strict.give_out();
+    }
+}
+
+impl super::Engine {
+    /// Says what the strict mode has found, at the end of the process; whether that is to be its exit
+    /// code.
+    #[must_use]
+    pub fn strict_verdict(&self) -> bool {
+        let Ok(mut core) = self.enter() else { return false };
+        core.strict.as_mut().is_some_and(|strict| strict.sum_up())
+    }
+}

@@ -1,0 +1,405 @@
+//! The books of what a program has made and posted, and what they tell.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use quipu_nic::{
+    Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, SendFlags, SendOp,
+    SendWr, Sge, WcOpcode, WcStatus,
+};
+
+use crate::report::{Kind, Report, Tally};
+use crate::trace::Trace;
+
+/// So many reports of a kind are given in full; further ones are counted.
+const FULL: u64 = 10;
+/// Registrations that have ended are remembered for so many more.
+const REMEMBERED: usize = 4096;
+
+/// A registration.
+struct Region {
+    addr: u64,
+    len: u64,
+    made: Trace,
+    ended: Option<Trace>,
+}
+
+/// A send that no polled completion has shown to be done.
+pub struct Posted {
+    wr_id: u64,
+    signaled: bool,
+    sges: Vec<Sge>,
+    /// Of the payload that the adapter reads; `None` where it reads none.
+    fingerprint: Option<u64>,
+    trace: Trace,
+}
+
+/// A fingerprint that is to be compared: of whose memory, and what it was.
+pub struct Wanted {
+    /// The queue pair.
+    pub qp: QpId,
+    /// The request.
+    pub posted: Posted,
+}
+
+impl Wanted {
+    /// The memory.
+    #[must_use]
+    pub fn sges(&self) -> &[Sge] {
+        &self.posted.sges
+    }
+}
+
+struct Qp {
+    num: QpNum,
+    cap: QpCap,
+    send_cq: CqId,
+    recv_cq: CqId,
+    own_receives: bool,
+    sq_sig_all: bool,
+    sends: VecDeque<Posted>,
+    receives: u32,
+    made: Trace,
+}
+
+struct Cq {
+    cqe: u32,
+    /// Completions that may still come, or wait to be polled.
+    due: u32,
+}
+
+/// Keeps the books of one process.
+#[derive(Default)]
+pub struct Checker {
+    regions: HashMap<u32, Region>,
+    ended: VecDeque<u32>,
+    qps: BTreeMap<QpId, Qp>,
+    numbers: HashMap<QpNum, QpId>,
+    cqs: HashMap<CqId, Cq>,
+    /// What was reported of an object, and is not again.
+    told: HashSet<(Kind, u64)>,
+    tally: Tally,
+    reports: VecDeque<Report>,
+}
+
+/// The payload that the adapter reads from memory for a request, and that is to stay as it is.
+fn read_from<'a>(wr: &SendWr<'a>) -> &'a [Sge] {
+    let sends = matches!(
+        wr.op,
+        SendOp::Send
+            | SendOp::SendImm(_)
+            | SendOp::SendInv(_)
+            | SendOp::Write { .. }
+            | SendOp::AtomicWrite { .. }
+            | SendOp::WriteImm { .. }
+    );
+    match wr.payload {
+        Payload::Sges(sges) if sends => sges,
+        _ => &[],
+    }
+}
+
+impl Checker {
+    /// The next report that was not given yet.
+    pub fn poll_report(&mut self) -> Option<Report> {
+        self.reports.pop_front()
+    }
+
+    /// How often each kind was found so far.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    fn report(&mut self, kind: Kind, what: String, related: Vec<(&'static str, Trace)>) {
+        let count = self.tally.0.entry(kind).or_default();
+        *count += 1;
+        if *count > FULL {
+            return;
+        }
+        let number = self.tally.total();
+        self.reports.push_back(Report { number, kind, what, here: Trace::here(), related });
+    }
+
+    /// As [`report`](Self::report), once for an object.
+    fn report_once(
+        &mut self,
+        kind: Kind,
+        object: u64,
+        what: String,
+        related: Vec<(&'static str, Trace)>,
+    ) {
+        if self.told.insert((kind, object)) {
+            self.report(kind, what, related);
+        }
+    }
+
+    /// Whether anything was registered under `key`.
+    #[must_use]
+    pub fn knows(&self, key: u32) -> bool {
+        self.regions.contains_key(&key)
+    }
+
+    /// Memory was registered under `key`: `addr` is the address by which requests name its first byte.
+    pub fn registered(&mut self, key: u32, addr: u64, len: u64) {
+        self.regions.insert(key, Region { addr, len, made: Trace::here(), ended: None });
+    }
+
+    /// A registration is about to end.
+    pub fn deregistered(&mut self, key: u32) {
+        let mut using = Vec::new();
+        for qp in self.qps.values() {
+            let names = |posted: &&Posted| posted.sges.iter().any(|sge| sge.lkey.0 == key);
+            if let Some(posted) = qp.sends.iter().find(names) {
+                using.push((qp.num.0, posted.wr_id, posted.trace.clone()));
+            }
+        }
+        for (num, wr_id, trace) in using {
+            let what = format!(
+                "the region with lkey {key:#x} is deregistered while request {wr_id:#x} of queue \
+                 pair {num:#08x} is outstanding"
+            );
+            self.report(Kind::DeregInUse, what, vec![("the request was posted here", trace)]);
+        }
+        let Some(region) = self.regions.get_mut(&key) else { return };
+        region.ended = Some(Trace::here());
+        self.ended.push_back(key);
+        if self.ended.len() > REMEMBERED
+            && let Some(oldest) = self.ended.pop_front()
+            && self.regions.get(&oldest).is_some_and(|region| region.ended.is_some())
+        {
+            self.regions.remove(&oldest);
+        }
+    }
+
+    /// A completion queue was created, or got another size.
+    pub fn cq_sized(&mut self, id: CqId, cqe: u32) {
+        self.cqs.entry(id).and_modify(|cq| cq.cqe = cqe).or_insert(Cq { cqe, due: 0 });
+    }
+
+    /// A completion queue was destroyed.
+    pub fn cq_destroyed(&mut self, id: CqId) {
+        self.cqs.remove(&id);
+    }
+
+    /// A queue pair was created.
+    pub fn qp_created(&mut self, id: QpId, num: QpNum, init: &QpInit, cap: QpCap) {
+        self.numbers.insert(num, id);
+        let qp = Qp {
+            num,
+            cap,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            own_receives: init.srq.is_none(),
+            sq_sig_all: init.sq_sig_all,
+            sends: VecDeque::new(),
+            receives: 0,
+            made: Trace::here(),
+        };
+        self.qps.insert(id, qp);
+    }
+
+    /// A queue pair is about to be destroyed, in a state.
+    pub fn qp_destroyed(&mut self, id: QpId, state: QpState) {
+        let Some(qp) = self.qps.remove(&id) else { return };
+        self.forget_due(&qp);
+        self.numbers.remove(&qp.num);
+        let busy = matches!(state, QpState::Rts | QpState::Sqd);
+        if let Some(posted) = qp.sends.front().filter(|_| busy) {
+            let what = format!(
+                "queue pair {:#08x} is destroyed while {} requests are outstanding",
+                qp.num.0,
+                qp.sends.len()
+            );
+            let related = vec![
+                ("the oldest was posted here", posted.trace.clone()),
+                ("created here", qp.made),
+            ];
+            self.report(Kind::DestroyedInUse, what, related);
+        }
+    }
+
+    /// A queue pair went to a state: in RESET nothing is posted any more.
+    pub fn qp_modified(&mut self, id: QpId, to: QpState) {
+        if to != QpState::Reset {
+            return;
+        }
+        let Some(mut qp) = self.qps.remove(&id) else { return };
+        self.forget_due(&qp);
+        qp.sends.clear();
+        qp.receives = 0;
+        self.qps.insert(id, qp);
+    }
+
+    /// A change of a queue pair was refused.
+    pub fn modify_refused(&mut self, id: QpId, from: QpState, to: QpState, fault: &Fault) {
+        let Fault::Transition(why) = fault else { return };
+        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let what = format!("queue pair {num:#08x} from {from:?} to {to:?}: {why}");
+        self.report(Kind::IllegalTransition, what, Vec::new());
+    }
+
+    fn forget_due(&mut self, qp: &Qp) {
+        let signaled = qp.sends.iter().filter(|posted| posted.signaled).count() as u32;
+        for (cq, count) in [(qp.send_cq, signaled), (qp.recv_cq, qp.receives)] {
+            if let Some(cq) = self.cqs.get_mut(&cq) {
+                cq.due = cq.due.saturating_sub(count);
+            }
+        }
+    }
+
+    /// Looks at the elements of a request.
+    fn check_keys(&mut self, what: &str, wr_id: u64, num: u32, sges: &[Sge]) {
+        for sge in sges.iter().filter(|sge| sge.len > 0) {
+            let key = sge.lkey.0;
+            let request = format!("{what} {wr_id:#x} of queue pair {num:#08x}");
+            let Some(region) = self.regions.get(&key) else {
+                let what = format!("{request} names lkey {key:#x}, which is of no region");
+                self.report(Kind::WrongKey, what, Vec::new());
+                continue;
+            };
+            let made = ("registered here", region.made.clone());
+            if let Some(ended) = region.ended.clone() {
+                let what = format!("{request} names lkey {key:#x}, whose registration has ended");
+                self.report(Kind::UseAfterDereg, what, vec![made, ("deregistered here", ended)]);
+                continue;
+            }
+            let offset = sge.addr.wrapping_sub(region.addr);
+            let inside = offset.checked_add(sge.len.into()).is_some_and(|end| end <= region.len);
+            if !inside {
+                let what = format!(
+                    "{request} names {} bytes at {:#x}, which are not in the region of lkey \
+                     {key:#x}: {} bytes at {:#x}",
+                    sge.len, sge.addr, region.len, region.addr
+                );
+                self.report(Kind::WrongKey, what, vec![made]);
+            }
+        }
+    }
+
+    fn count_due(&mut self, id: CqId) {
+        let Some(cq) = self.cqs.get_mut(&id) else { return };
+        cq.due += 1;
+        if cq.due > cq.cqe {
+            let what = format!(
+                "{} completions may come to a completion queue of {} entries",
+                cq.due, cq.cqe
+            );
+            self.report_once(Kind::CqTooSmall, id.0, what, Vec::new());
+        }
+    }
+
+    /// A send is about to be posted: the memory that the adapter will read for it.
+    pub fn to_read<'a>(&self, wr: &SendWr<'a>) -> &'a [Sge] {
+        read_from(wr)
+    }
+
+    /// A send was posted, or refused. `fingerprint` is of the memory that [`to_read`](Self::to_read) names.
+    pub fn posted_send(
+        &mut self,
+        id: QpId,
+        wr: &SendWr<'_>,
+        fingerprint: Option<u64>,
+        outcome: Result<(), &Fault>,
+    ) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let (num, max, made) = (qp.num.0, qp.cap.max_send_wr, qp.made.clone());
+        if let Err(fault) = outcome {
+            let what = format!("send {:#x} of queue pair {num:#08x}: {fault}", wr.wr_id);
+            self.report(Kind::RefusedPost, what, Vec::new());
+            return;
+        }
+        let sges = if let Payload::Sges(sges) = wr.payload { sges } else { &[] };
+        self.check_keys("send", wr.wr_id, num, sges);
+        let Some(qp) = self.qps.get_mut(&id) else { return };
+        let signaled = qp.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
+        let posted = Posted {
+            wr_id: wr.wr_id,
+            signaled,
+            sges: sges.to_vec(),
+            fingerprint: fingerprint.filter(|_| !read_from(wr).is_empty()),
+            trace: Trace::here(),
+        };
+        qp.sends.push_back(posted);
+        let (count, cq) = (qp.sends.len(), qp.send_cq);
+        // A program that never polls must not fill the memory.
+        if count > 2 * max as usize + 1 {
+            qp.sends.pop_front();
+        }
+        if count > max as usize {
+            let none = qp.sends.iter().all(|posted| !posted.signaled);
+            let how = if none { ", none of them signalled" } else { "" };
+            let what = format!(
+                "queue pair {num:#08x} has {count} requests outstanding{how}, and a send queue of \
+                 {max}"
+            );
+            self.report_once(Kind::SendQueueOverflow, id.0, what, vec![("created here", made)]);
+        }
+        if signaled {
+            self.count_due(cq);
+        }
+    }
+
+    /// A receive was posted, or refused.
+    pub fn posted_recv(&mut self, id: QpId, wr_id: u64, sges: &[Sge], outcome: Result<(), &Fault>) {
+        let Some(qp) = self.qps.get_mut(&id) else { return };
+        let num = qp.num.0;
+        if let Err(fault) = outcome {
+            let what = format!("receive {wr_id:#x} of queue pair {num:#08x}: {fault}");
+            self.report(Kind::RefusedPost, what, Vec::new());
+            return;
+        }
+        qp.receives += 1;
+        let cq = qp.recv_cq;
+        self.count_due(cq);
+        self.check_keys("receive", wr_id, num, sges);
+    }
+
+    /// A completion was polled: the payloads that are to be compared with what they were.
+    pub fn polled(&mut self, cq: CqId, completion: &Completion) -> Vec<Wanted> {
+        if let Some(cq) = self.cqs.get_mut(&cq) {
+            cq.due = cq.due.saturating_sub(1);
+        }
+        let mut wanted = Vec::new();
+        let Some(&id) = self.numbers.get(&completion.qp_num) else { return wanted };
+        let Some(qp) = self.qps.get_mut(&id) else { return wanted };
+        if matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
+            qp.receives -= u32::from(qp.own_receives && qp.receives > 0);
+            return wanted;
+        }
+        let failed = completion.status != WcStatus::Success;
+        while let Some(posted) = qp.sends.pop_front() {
+            let last = posted.wr_id == completion.wr_id && (posted.signaled || failed);
+            if posted.fingerprint.is_some() && !failed {
+                wanted.push(Wanted { qp: id, posted });
+            }
+            if last {
+                break;
+            }
+        }
+        wanted
+    }
+
+    /// What the memory of a request is like at its completion.
+    pub fn compare(&mut self, wanted: Wanted, fingerprint: Option<u64>) {
+        let posted = wanted.posted;
+        if fingerprint.is_none() || fingerprint == posted.fingerprint {
+            return;
+        }
+        let num = self.qps.get(&wanted.qp).map_or(0, |qp| qp.num.0);
+        let what = format!(
+            "the payload of send {:#x} of queue pair {num:#08x} was changed before its completion \
+             was polled",
+            posted.wr_id
+        );
+        self.report(Kind::BufferChanged, what, vec![("the request was posted here", posted.trace)]);
+    }
+
+    /// A message for a queue pair found no receive.
+    pub fn starved(&mut self, id: QpId) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let what =
+            format!("a message came for queue pair {:#08x}, which had no receive posted", qp.num.0);
+        let made = qp.made.clone();
+        self.report_once(Kind::MissingReceive, id.0, what, vec![("created here", made)]);
+    }
+}

@@ -1,0 +1,17 @@
+//! The strict mode: finds what a program does that hardware would punish although software forgives it,
+//! and says what, where, why, and what to do instead.
+//!
+//! The checker is told of the calls of a program and of the completions that it polls, keeps its own
+//! books of them, and answers with [`Report`]s. It does not touch the memory of a program itself: whoever
+//! tells it of a request says what the payload's fingerprint is. It contains no I/O and no unsafe code.
+//!
+//! What is found, and what is not, is in `docs/strict.md`.
+#![forbid(unsafe_code)]
+
+mod checker;
+mod report;
+mod trace;
+
+pub use checker::{Checker, Posted, Wanted};
+pub use report::{Kind, Report, Tally};
+pub use trace::Trace;

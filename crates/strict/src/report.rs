@@ -1,0 +1,179 @@
+//! What is reported: kinds, words, and how often.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::trace::Trace;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $why:literal, $fix:literal;)*) => {
+        /// What a program did.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {$(
+            $(#[$doc])*
+            $variant,
+        )*}
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// Its name in reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What hardware does about it, and where that is said.
+            #[must_use]
+            pub const fn why(self) -> &'static str {
+                match self { $(Self::$variant => $why,)* }
+            }
+
+            /// What to do instead.
+            #[must_use]
+            pub const fn fix(self) -> &'static str {
+                match self { $(Self::$variant => $fix,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A request names memory whose registration has ended.
+    UseAfterDereg = "use-after-dereg",
+        "an adapter that still reaches the memory reads or writes pages that have another use by now; \
+         one that does not fails the request (IBA 10.6.6, 10.6.7.2)",
+        "deregister memory only when no request that names it is outstanding, and post no more of them";
+    /// A request names a key that is of no region, or a range that is not in the region.
+    WrongKey = "wrong-key",
+        "the request fails with a protection error, and the queue pair with it (IBA 10.6.4, 11.6.2)",
+        "use the lkey of the region that the whole buffer lies in";
+    /// Memory was deregistered while a request that names it was outstanding.
+    DeregInUse = "dereg-in-use",
+        "the adapter may still read or write the memory, or fails the request (IBA 10.6.6.2)",
+        "poll the completion of the request, or of a signalled one behind it, before ibv_dereg_mr";
+    /// The payload of a send was not the same at its completion as when it was posted.
+    BufferChanged = "buffer-changed",
+        "an adapter reads the buffer any time until the request completes, and again when it \
+         retransmits: the peer gets a mixture of old and new bytes (IBA 10.7.2.2)",
+        "write to a buffer only after the completion of its request was polled, or post it inline";
+    /// More requests are outstanding than the send queue holds.
+    SendQueueOverflow = "send-queue-overflow",
+        "an entry of the send queue is free only once a completion of it, or of one behind it, was \
+         polled; ibv_post_send fails with ENOMEM (IBA 10.8.6, 10.7.3.1)",
+        "signal at least one request in each max_send_wr, and poll it before posting more";
+    /// The completions that may come do not fit their queue.
+    CqTooSmall = "cq-too-small",
+        "a completion queue that overruns is lost, with all its queue pairs (IBA 11.6.3.1: CQ error)",
+        "create the queue with an entry for each signalled send and each receive that may be \
+         outstanding at once, or poll it before posting more";
+    /// A message found no receive.
+    MissingReceive = "missing-receive",
+        "the sender is told to wait and try again, which costs milliseconds, and after rnr_retry \
+         times its request fails (IBA 9.7.5.2.8)",
+        "post receives before the peer can know that it may send, and keep enough of them posted";
+    /// A queue pair was asked for a transition that does not exist.
+    IllegalTransition = "illegal-transition",
+        "ibv_modify_qp fails with EINVAL, and which of its attributes an adapter has taken is not \
+         said (IBA 11.2.5.2, table 91)",
+        "go through INIT, RTR and RTS with the attributes that ibv_modify_qp(3) demands for each";
+    /// A request was refused when it was posted.
+    RefusedPost = "refused-post",
+        "ibv_post_send and ibv_post_recv fail on every adapter; some write the request before they \
+         find out (IBA 11.4.1)",
+        "stay within the queue pair's caps (max_send_sge, max_inline_data), post only in states that \
+         allow it, and look at the result of the call";
+    /// A queue pair was destroyed while sends were outstanding.
+    DestroyedInUse = "destroyed-in-use",
+        "whether the requests are still executed is not known, and no completion will tell; their \
+         buffers may be accessed until the adapter has stopped (IBA 10.2.4.5)",
+        "poll the completions of what was sent, or go to the error state and poll the flushed \
+         requests, before ibv_destroy_qp";
+}
+
+/// Something that a program did.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its number in this process, from 1.
+    pub number: u64,
+    /// Of which kind.
+    pub kind: Kind,
+    /// What exactly.
+    pub what: String,
+    /// Where it was noticed.
+    pub here: Trace,
+    /// Other places that have to do with it, with what was done there.
+    pub related: Vec<(&'static str, Trace)>,
+}
+
+/// A report as a line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    report: u64,
+    kind: &'static str,
+    what: &'a str,
+    why: &'static str,
+    fix: &'static str,
+    here: Vec<String>,
+    related: BTreeMap<&'static str, Vec<String>>,
+}
+
+impl Report {
+    /// A line of JSON.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let related = self.related.iter().map(|(label, trace)| (*label, trace.frames()));
+        let line = Line {
+            report: self.number,
+            kind: self.kind.name(),
+            what: &self.what,
+            why: self.kind.why(),
+            fix: self.kind.fix(),
+            here: self.here.frames(),
+            related: related.collect(),
+        };
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frames = |f: &mut fmt::Formatter<'_>, trace: &Trace| {
+            trace.frames().iter().try_for_each(|frame| writeln!(f, "quipu:     {frame}"))
+        };
+        writeln!(f, "quipu: strict {}: {}: {}", self.number, self.kind.name(), self.what)?;
+        frames(f, &self.here)?;
+        for (label, trace) in &self.related {
+            writeln!(f, "quipu:   {label}:")?;
+            frames(f, trace)?;
+        }
+        writeln!(f, "quipu:   on hardware: {}", self.kind.why())?;
+        write!(f, "quipu:   instead: {}", self.kind.fix())
+    }
+}
+
+/// How often each kind was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally(pub BTreeMap<Kind, u64>);
+
+impl Tally {
+    /// Of all kinds together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nothing found");
+        }
+        let counts: Vec<String> =
+            self.0.iter().map(|(kind, count)| format!("{} {count}", kind.name())).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
