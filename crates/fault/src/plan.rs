@@ -358,7 +358,7 @@ impl Reader<'_> {
         for (key, span) in raw.keys() {
             if !COMMON.contains(&key) && !kind.keys.contains(&key) {
                 let what = format!(
-                    "{key} means nothing with inject = {:?}, which takes: {}, and of all faults: {}",
+                    "{key} means nothing with inject = {:?}, which takes: {}, and as all do: {}",
                     kind.name,
                     listed(kind.keys),
                     listed(COMMON.iter().filter(|key| **key != "inject")),

@@ -4,7 +4,10 @@ use quipu_nic::{QpState, SendOp, WcStatus};
 
 /// Defines an enumeration whose values have names.
 macro_rules! words {
-    ($(#[$meta:meta])* $name:ident $(, $prefix:literal)?: $($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+    (
+        $(#[$meta:meta])* $name:ident $(, $prefix:literal)?:
+        $($(#[$doc:meta])* $variant:ident = $text:literal,)*
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $name {$(

@@ -44,12 +44,12 @@ macro_rules! kinds {
 kinds! {
     /// A request names memory whose registration has ended.
     UseAfterDereg = "use-after-dereg",
-        "an adapter that still reaches the memory reads or writes pages that have another use by now; \
-         one that does not fails the request (IBA 10.6.6, 10.6.7.2)",
-        "deregister memory only when no request that names it is outstanding, and post no more of them";
+        "an adapter that still reaches the memory reads or writes pages that have another use by \
+         now; one that does not fails the request (IBA 10.6.6, 10.6.7.2)",
+        "deregister memory only when no request that names it is outstanding";
     /// A request names a key that is of no region, or a range that is not in the region.
     WrongKey = "wrong-key",
-        "the request fails with a protection error, and the queue pair with it (IBA 10.6.4, 11.6.2)",
+        "the request fails with a protection error, and the queue pair with it (IBA 10.6.4)",
         "use the lkey of the region that the whole buffer lies in";
     /// Memory was deregistered while a request that names it was outstanding.
     DeregInUse = "dereg-in-use",
@@ -67,7 +67,7 @@ kinds! {
         "signal at least one request in each max_send_wr, and poll it before posting more";
     /// The completions that may come do not fit their queue.
     CqTooSmall = "cq-too-small",
-        "a completion queue that overruns is lost, with all its queue pairs (IBA 11.6.3.1: CQ error)",
+        "a completion queue that overruns is lost, with all its queue pairs (IBA 11.6.3.1)",
         "create the queue with an entry for each signalled send and each receive that may be \
          outstanding at once, or poll it before posting more";
     /// A message found no receive.
@@ -84,8 +84,8 @@ kinds! {
     RefusedPost = "refused-post",
         "ibv_post_send and ibv_post_recv fail on every adapter; some write the request before they \
          find out (IBA 11.4.1)",
-        "stay within the queue pair's caps (max_send_sge, max_inline_data), post only in states that \
-         allow it, and look at the result of the call";
+        "stay within the queue pair's caps (max_send_sge, max_inline_data), post only in states \
+         that allow it, and look at the result of the call";
     /// A queue pair was destroyed while sends were outstanding.
     DestroyedInUse = "destroyed-in-use",
         "whether the requests are still executed is not known, and no completion will tell; their \
