@@ -7,7 +7,7 @@ use libc::{c_char, c_int};
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, Null, Void, entry};
 
-use crate::verbs::{number, pointer, text, verbs};
+use crate::verbs::{extended, number, pointer, text, verbs};
 
 /// An opened device.
 pub(crate) struct Device {
@@ -19,6 +19,9 @@ pub(crate) struct Device {
     /// An RNIC: its connections and queue pairs are one, so that the engine moves the queue pairs.
     pub(crate) is_rnic: bool,
     domain: Mutex<Domain>,
+    /// The default domain of extended reliable connections, once it was asked for. It stays open with
+    /// the device.
+    xrcd: Mutex<*mut ibv_xrcd>,
 }
 
 /// The default protection domain, and how many identifiers use it.
@@ -113,6 +116,7 @@ unsafe fn open(raw: *mut ibv_device) -> Result<&'static Device, Errno> {
         max_initiator_depth: byte(attr.max_qp_init_rd_atom),
         is_rnic: node_type == IBV_NODE_RNIC,
         domain: Mutex::new(Domain { pd: std::ptr::null_mut(), users: 0 }),
+        xrcd: Mutex::new(std::ptr::null_mut()),
     })))
 }
 
@@ -126,6 +130,24 @@ impl Device {
         }
         domain.users += 1;
         Ok(domain.pd)
+    }
+
+    /// The default domain of extended reliable connections: one of this process alone.
+    pub(crate) fn xrcd(&self) -> Result<*mut ibv_xrcd, Errno> {
+        let mut xrcd = self.xrcd.lock().unwrap_or_else(PoisonError::into_inner);
+        if xrcd.is_null() {
+            let mut init = ibv_xrcd_init_attr {
+                comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+                fd: -1,
+                oflags: libc::O_CREAT,
+            };
+            // SAFETY: the context stays open; `init` is valid for the call.
+            *xrcd = unsafe {
+                let open = extended(self.context).open_xrcd.ok_or(Errno::EOPNOTSUPP)?;
+                pointer(open(self.context, &mut init))?
+            };
+        }
+        Ok(*xrcd)
     }
 
     /// The inverse of [`Device::enter_domain`]. The last one frees the domain, unless the program

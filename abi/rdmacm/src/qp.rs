@@ -10,6 +10,9 @@ use crate::id::id;
 use crate::state::{datagrams_to_rts, to_init};
 use crate::verbs::{extended, pointer, verbs};
 
+/// The inline data that every queue pair is granted, in bytes.
+const LEAST_INLINE: u32 = 64;
+
 /// Makes completion queues of the identifier's own, each with a channel, where a size is not 0. Their
 /// context is the identifier, as rdma_verbs.h expects.
 ///
@@ -124,6 +127,13 @@ pub(crate) unsafe fn create(
         } else if (*attr.pd).context != public.verbs {
             return Err(Errno::EINVAL);
         }
+        if attr.qp_type == IBV_QPT_XRC_RECV && attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+            let device = id(raw)?.book().device.ok_or(Errno::EINVAL)?;
+            attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+            attr.xrcd = device.xrcd()?;
+        }
+        // Adapters grant more than they are asked for, and programs (rdma_xclient) make use of it.
+        attr.cap.max_inline_data = attr.cap.max_inline_data.max(LEAST_INLINE);
         let (send, recv) = missing(public, attr);
         create_cqs(raw, send, recv)?;
         let public = &mut *raw;

@@ -27,6 +27,11 @@ unsafe fn create(raw: *mut rdma_cm_id, attr: &mut ibv_srq_init_attr_ex) -> Resul
         }
         let typed = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
         let xrc = typed && attr.srq_type == IBV_SRQT_XRC;
+        if xrc && (attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null()) {
+            let device = id(raw)?.book().device.ok_or(Errno::EINVAL)?;
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+            attr.xrcd = device.xrcd()?;
+        }
         let own_cq = xrc && (attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null());
         if own_cq {
             create_cqs(raw, 0, attr.attr.max_wr)?;

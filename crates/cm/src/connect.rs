@@ -9,7 +9,7 @@ use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Incoming, Owner, Stream};
-use crate::types::{Action, CallError, EventKind, Loss, Param, Peer};
+use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, qp_type};
 use crate::{Clocked, Cm, errno};
 
 const SECOND: u64 = 1_000_000_000;
@@ -466,7 +466,7 @@ impl Cm {
             return self.refuse_stream(key, &full);
         }
         let (channel, space) = (listener.channel, listener.space);
-        let mut child = Id::new(channel, space, offer.qp_type, 0);
+        let mut child = Id::new(channel, space, qp_type::of_peer(offer.qp_type), 0);
         child.src = Some(local);
         child.dst = Some(peer);
         child.state = State::Requested;

@@ -72,6 +72,17 @@ impl PortSpace {
 /// `IBV_QPT_*` as far as they matter here.
 pub(crate) mod qp_type {
     pub(crate) const UD: u8 = 4;
+    const XRC_SEND: u8 = 9;
+    const XRC_RECV: u8 = 10;
+
+    /// The type at the other end of a connection: extended connections have two kinds of ends.
+    pub(crate) fn of_peer(own: u8) -> u8 {
+        match own {
+            XRC_SEND => XRC_RECV,
+            XRC_RECV => XRC_SEND,
+            other => other,
+        }
+    }
 }
 
 /// `enum rdma_cm_event_type`, with its numbers.
@@ -261,5 +272,16 @@ pub fn gid_of(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::qp_type::{UD, of_peer};
+
+    #[test]
+    fn extended_connections_have_two_kinds_of_ends() {
+        const RC: u8 = 2;
+        assert_eq!([9, 10, RC, UD].map(of_peer), [10, 9, RC, UD]);
     }
 }

@@ -10,7 +10,8 @@ use super::pair::{Pair, Pairing, free_port};
 use super::{Hosts, LIMIT, Row};
 
 /// A program with a server's and a client's options, and what the client must print. `@` in an option
-/// stands for the server's address, `*` for a wildcard of its family. perftest connects by IPv4 alone.
+/// stands for the server's address, `*` for a wildcard of its family. perftest connects by IPv4 alone,
+/// and `rdma_xserver` listens there.
 struct Test {
     name: &'static str,
     program: [&'static str; 2],
@@ -29,7 +30,7 @@ const fn test(
     Test { name, program: [program, program], server, client, prints }
 }
 
-static TESTS: [Test; 29] = [
+static TESTS: [Test; 31] = [
     test(
         "rping/validated",
         "rping",
@@ -209,6 +210,20 @@ static TESTS: [Test; 29] = [
         &["-s", "@", "-c", "5", "-C", "20", "-S", "900", "-t", "32"],
         "return status 0",
     ),
+    Test {
+        name: "rdma_xclient/reliable",
+        program: ["rdma_xserver", "rdma_xclient"],
+        server: &["-c", "r"],
+        client: &["-s", "@", "-c", "r"],
+        prints: "end 0",
+    },
+    Test {
+        name: "rdma_xclient/extended",
+        program: ["rdma_xserver", "rdma_xclient"],
+        server: &["-c", "x"],
+        client: &["-s", "@", "-c", "x"],
+        prints: "end 0",
+    },
 ];
 
 /// The port that `udaddy` uses, whatever one tells it.
@@ -230,8 +245,8 @@ fn wildcard(family: Family) -> &'static str {
 }
 
 impl Test {
-    fn is_perftest(&self) -> bool {
-        self.program[0].starts_with("ib_")
+    fn is_of_ipv4(&self) -> bool {
+        self.program[0].starts_with("ib_") || self.program[0] == "rdma_xserver"
     }
 
     fn is_udaddy(&self) -> bool {
@@ -329,7 +344,7 @@ pub(super) fn rows_at<'a>(
         let run = move || test.run(&pairing, hosts, family);
         Row { name: format!("{place}/cm/{}", test.name), run: Box::new(run) }
     };
-    let fits = |test: &&'static Test| family == Family::V4 || !test.is_perftest();
+    let fits = |test: &&'static Test| family == Family::V4 || !test.is_of_ipv4();
     TESTS.iter().filter(fits).map(row).collect()
 }
 
