@@ -13,6 +13,7 @@ mod libraries;
 mod output;
 mod run;
 mod sim;
+mod top;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,8 @@ enum Task {
     Devices(devices::Options),
     /// Find out what works on this machine, what does not, and what to do about it.
     Doctor(doctor::Options),
+    /// Show what the engines of this user do: queue pairs, messages, bytes, errors.
+    Top(top::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
@@ -80,6 +83,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Env(options) => env::run(&options),
         Task::Devices(options) => devices::run(&options),
         Task::Doctor(options) => doctor::run(&options),
+        Task::Top(options) => top::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),

@@ -1,0 +1,100 @@
+//! `quipu top --listen`: a page for Prometheus, by HTTP.
+//!
+//! One request at a time, of which only the first line counts; each gets a moment.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use quipu_host::counters::observe::{CONTENT_TYPE, prometheus};
+use quipu_host::counters::samples;
+
+use super::super::failure::Failure;
+
+/// How long a request may take to come, and its answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest request.
+const REQUEST_MAX: usize = 8192;
+
+/// Serves until the process is ended.
+pub(super) fn serve(address: SocketAddr) -> Result<(), Failure> {
+    let refuse = |error: io::Error| {
+        Failure::new(format!("cannot listen at {address}"), error, "choose another address")
+    };
+    let listener = TcpListener::bind(address).map_err(refuse)?;
+    let address = listener.local_addr().map_err(refuse)?;
+    println!("http://{address}/metrics");
+    for stream in listener.incoming() {
+        // What is wrong with one visitor is no matter of the next.
+        let _ = stream.and_then(|stream| answer(stream, || prometheus(&samples())));
+    }
+    Ok(())
+}
+
+fn answer(mut stream: TcpStream, page: impl FnOnce() -> String) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let request = read_request(&mut stream)?;
+    let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|&byte| byte == b' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (status, kind, body) = match (method, path) {
+        (b"GET", b"/metrics" | b"/") => ("200 OK", CONTENT_TYPE, page()),
+        (b"GET", _) => ("404 Not Found", "text/plain", "the page is /metrics\n".into()),
+        _ => ("405 Method Not Allowed", "text/plain", "GET /metrics\n".into()),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    )?;
+    stream.flush()
+}
+
+/// Reads up to the empty line that ends a request without a body.
+fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let end = Instant::now() + PATIENCE;
+    let mut request = Vec::new();
+    let mut piece = [0; 1024];
+    while !request.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || request.len() > REQUEST_MAX {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            count => request.extend_from_slice(&piece[..count]),
+        }
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a visitor gets who says this.
+    fn visit(request: &[u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut visitor = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        visitor.write_all(request).unwrap();
+        visitor.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = answer(listener.accept().unwrap().0, || "quipu_info{} 1\n".into());
+        let mut text = String::new();
+        // One who said too much is cut off.
+        let _ = visitor.read_to_string(&mut text);
+        text
+    }
+
+    #[test]
+    fn the_page_is_served_and_nothing_else() {
+        let page = visit(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"));
+        assert!(page.ends_with("\r\n\r\nquipu_info{} 1\n"));
+        assert!(visit(b"GET /etc/passwd HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert!(visit(b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+        assert!(visit(b"\xff\xfe").starts_with("HTTP/1.1 405"));
+        assert_eq!(visit(&[b'a'; 20_000]), "");
+    }
+}

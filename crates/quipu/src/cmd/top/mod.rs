@@ -1,0 +1,132 @@
+//! `quipu top`: what all engines of the user on this machine do.
+
+mod listen;
+mod model;
+mod screen;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use quipu_host::counters::observe::prometheus;
+use quipu_host::counters::samples;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use self::model::Model;
+use super::failure::Failure;
+
+/// What to show, and how.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// Print the numbers once, as a table, and end.
+    #[arg(long, group = "how")]
+    once: bool,
+    /// Print everything once, as JSON.
+    #[arg(long, group = "how")]
+    json: bool,
+    /// Print everything once, in the text format of Prometheus.
+    #[arg(long, group = "how")]
+    prometheus: bool,
+    /// Serve http://ADDRESS/metrics for Prometheus until interrupted, such as 127.0.0.1:9400.
+    #[arg(long, group = "how", value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Seconds between two looks.
+    #[arg(long, short, default_value = "1", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u16).range(1..=3600))]
+    interval: u16,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu top                                 a table of engines and queue pairs, until q is pressed
+  quipu top --once                          the same once, for scripts and terminals without screen
+  quipu top --json | jq '.[].queue_pairs'
+  quipu top --listen 127.0.0.1:9400         for Prometheus
+
+An engine is a process that has opened a device. Only your own are shown, those of this machine (or
+container). Keys: q ends, up and down choose what of a long list is seen.";
+
+/// Shows it.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    if options.prometheus {
+        print!("{}", prometheus(&samples()));
+    } else if options.json {
+        println!("{}", model::json(&samples()));
+    } else if options.once {
+        print!("{}", Model::new(samples(), &[]).text());
+    } else if let Some(address) = options.listen {
+        listen::serve(address)?;
+    } else {
+        watch(Duration::from_secs(options.interval.into())).map_err(|error| {
+            Failure::new("cannot use the terminal", error, "use --once, --json or --prometheus")
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fills the terminal until the user has seen enough.
+fn watch(interval: Duration) -> std::io::Result<()> {
+    let mut terminal = ratatui::try_init()?;
+    let outcome = (|| {
+        let mut model = Model::new(samples(), &[]);
+        let (mut next, mut scroll) = (Instant::now() + interval, 0);
+        loop {
+            let mut end = 0;
+            terminal.draw(|frame| end = screen::draw(frame, &model, scroll))?;
+            scroll = scroll.min(end);
+            let patience = next.saturating_duration_since(Instant::now());
+            if event::poll(patience)? {
+                match key(&event::read()?) {
+                    Some(Key::Quit) => return Ok(()),
+                    Some(Key::Up) => scroll = scroll.saturating_sub(1),
+                    Some(Key::Down) => scroll = (scroll + 1).min(end),
+                    None => {}
+                }
+            } else {
+                model = Model::new(samples(), &model.samples);
+                next = Instant::now() + interval;
+            }
+        }
+    })();
+    ratatui::restore();
+    outcome
+}
+
+/// A key that means something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Quit,
+    Up,
+    Down,
+}
+
+fn key(event: &Event) -> Option<Key> {
+    let Event::Key(key) = event else { return None };
+    if key.kind == KeyEventKind::Release {
+        return None;
+    }
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Key::Quit),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
+        KeyCode::Up | KeyCode::Char('k') => Some(Key::Up),
+        KeyCode::Down | KeyCode::Char('j') => Some(Key::Down),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::crossterm::event::KeyEvent;
+
+    use super::*;
+
+    #[test]
+    fn keys_do_what_they_say() {
+        let press = |code, modifiers| key(&Event::Key(KeyEvent::new(code, modifiers)));
+        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Key::Quit));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), None);
+        assert_eq!(press(KeyCode::Down, KeyModifiers::NONE), Some(Key::Down));
+    }
+}
