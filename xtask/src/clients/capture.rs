@@ -22,9 +22,27 @@ const PROGRAMS: [(&str, &[&str], Messages); 4] = [
     ("ib_atomic_bw", &["-n", "50", "-A", "FETCH_AND_ADD"], &[(0xa, 50), (0xb, 50)]),
 ];
 
+/// A datagram and its answer, over and over: of each as many, and all with right checksums.
+fn datagrams(staged: &Staged) -> Result<(), String> {
+    let options = ["-g", "0", "-n", "50"];
+    let pairing = Pairing::one_host(staged, Family::V4);
+    captured(&pairing, "ibv_ud_pingpong", &options, |file| {
+        let complaints =
+            fields(file, "_ws.malformed || !udp || udp.checksum.status == 0", &["frame.number"])?;
+        if !complaints.is_empty() {
+            return Err(format!("tshark complains of packets {complaints}"));
+        }
+        let count = fields(file, "udp", &["frame.number"])?.lines().count();
+        if count == 100 { Ok(()) } else { Err(format!("{count} packets, not 100")) }
+    })
+}
+
 /// Every program over TCP and through shared memory.
 pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
-    let mut rows = Vec::new();
+    let mut rows = vec![Row {
+        name: "one-host/v4/pcap/datagrams".into(),
+        run: Box::new(move || datagrams(staged)),
+    }];
     for (path, same_host) in [("tcp", "never"), ("same-host", "auto")] {
         for family in [Family::V4, Family::V6] {
             for (program, options, messages) in PROGRAMS {
@@ -33,7 +51,8 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
                     run: Box::new(move || {
                         let pairing = Pairing::one_host(staged, family)
                             .with_env("QUIPU_SAME_HOST", same_host);
-                        check(&pairing, program, options, messages)
+                        let options = [&["-F"], options].concat();
+                        captured(&pairing, program, &options, |file| look(file, messages))
                     }),
                 });
             }
@@ -42,22 +61,23 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
     rows
 }
 
-fn check(
+/// Runs a server and a client whose packets are captured, and has the capture looked at.
+fn captured(
     pairing: &Pairing,
     program: &str,
     options: &[&str],
-    messages: Messages,
+    look: impl Fn(&Path) -> Result<(), String>,
 ) -> Result<(), String> {
     let file = crate::target_dir().join(format!("capture-{}.pcapng", std::process::id()));
     let mut pairing = pairing.clone();
     let behind = pairing.client.iter().position(|word| word == "--").unwrap_or_default();
     pairing.client.splice(behind..behind, ["--pcap".into(), file.display().to_string()]);
-    let args: Vec<String> = ["-F"].iter().chain(options).map(|word| (*word).to_owned()).collect();
+    let args: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
     let pair = run_pair(&pairing, program, &args, LIMIT).map_err(|error| format!("{error:#}"))?;
     if !pair.both_succeeded() {
         return Err(pair.text());
     }
-    let outcome = look(&file, messages);
+    let outcome = look(&file);
     if outcome.is_ok() {
         let _ = std::fs::remove_file(&file);
     }
@@ -70,7 +90,7 @@ fn look(file: &Path, messages: Messages) -> Result<(), String> {
     // decoder does not know.
     let complaints = fields(
         file,
-        "_ws.malformed || tcp.analysis.flags || (iwarp_mpa.fpdu && _ws.expert.severity >= 0x600000)",
+        "_ws.malformed || tcp.checksum.status == 0 || tcp.analysis.flags || (iwarp_mpa.fpdu && _ws.expert.severity >= 0x600000)",
         &["frame.number", "_ws.expert.message"],
     )?;
     if !complaints.is_empty() {
@@ -108,6 +128,7 @@ fn fields(file: &Path, filter: &str, names: &[&str]) -> Result<String, String> {
 
 fn tshark(file: &Path, filter: &str, options: &[&str]) -> Result<String, String> {
     let mut command = Command::new("tshark");
+    command.args(["-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]);
     command.arg("-r").arg(file).args(["-Y", filter]).args(options);
     let ended = process::capture(command, LIMIT).map_err(|error| format!("{error:#}"))?;
     if ended.success() { Ok(ended.stdout.trim().to_owned()) } else { Err(ended.text("tshark")) }

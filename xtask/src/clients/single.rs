@@ -2,12 +2,13 @@
 //! circumstances.
 
 use std::process::Command;
+use std::time::Instant;
 
 use crate::process::{Ended, capture};
 use crate::stage::Staged;
 
 use super::hosts::Family;
-use super::pair::{Pairing, run_pair};
+use super::pair::{Pairing, Server, run_pair};
 use super::{LIMIT, Row};
 
 /// A check of one program: name, address, words behind `quipu run --address A --`, what its output
@@ -85,12 +86,40 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         command.args(["devices", "--json", "--address", "127.0.0.1"]);
         contains(&run(command)?, &["\"quipu0\"", "::ffff:127.0.0.1"])
     }));
+    rows.push(row("command/top", move || top(staged)));
     rows.push(row("command/doctor", move || {
         let mut command = Command::new(&staged.quipu);
         command.args(["doctor"]);
         contains(&run(command)?, &["ib_write_bw"])
     }));
     rows
+}
+
+/// `quipu top` sees a program that has opened the device, and does not any more once it was killed.
+fn top(staged: &Staged) -> Result<(), String> {
+    let deadline = Instant::now() + LIMIT;
+    let ask = |how: &str| {
+        let mut command = Command::new(&staged.quipu);
+        command.args(["top", how]);
+        run(command)
+    };
+    let pairing = Pairing::one_host(staged, Family::V4);
+    let server = Server::start(&pairing, "ib_send_bw", &[], deadline)
+        .map_err(|error| format!("{error:#}"))?
+        .map_err(|ended| ended.text("server"))?;
+    let process = server.running.id();
+    let named = format!("quipu_info{{process=\"{process}\",program=\"ib_send_bw\"");
+    let mut seen = ask("--prometheus")?;
+    while !seen.stdout.contains(&named) && Instant::now() < deadline {
+        seen = ask("--prometheus")?;
+    }
+    let outcome = contains(&seen, &[&named])
+        .and_then(|()| contains(&ask("--json")?, &[&format!("\"process\":{process}")]))
+        .and_then(|()| contains(&ask("--once")?, &["PROGRAM", "ib_send_bw", "127.0.0.1"]));
+    server.running.finish(Instant::now());
+    outcome?;
+    let after = ask("--prometheus")?;
+    if after.stdout.contains(&named) { Err(after.text("after the end")) } else { Ok(()) }
 }
 
 /// Pairs in circumstances that programs meet: what a shell does first, and whether output is left.

@@ -82,6 +82,7 @@ Variables of the environment:
                        allow: and let theirs access ours; never: copy through shared memory
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
+  QUIPU_COUNTERS       never: `quipu top` does not see the program
   QUIPU_PCAP           where packets are captured, as --pcap; QUIPU_PCAP_MB as --pcap-size and
                        QUIPU_PCAP_SNAPLEN as --pcap-snaplen
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command"#;
