@@ -54,6 +54,8 @@ fn send(a: &Node, b: &Node, count: u64) {
 fn a_sample_shows_what_was_done() {
     const OWN: &str = "127.0.0.71";
     let (a, b) = (engine(OWN, true), engine("127.0.0.72", true));
+    // It is seen before it does anything.
+    assert_eq!(sample(OWN).unwrap().queue_pairs, []);
     let nodes = pair(&a, &b, 4096);
     send(&nodes.0, &nodes.1, 20);
     // Nobody polls any more: the helper shows it.

@@ -97,7 +97,7 @@ pub(crate) struct Parts {
 impl Core {
     /// A core with nothing going on.
     pub(crate) fn new(parts: Parts) -> Self {
-        Self {
+        let mut core = Self {
             adapter: parts.adapter,
             net: parts.net,
             datagrams: parts.datagrams,
@@ -120,7 +120,11 @@ impl Core {
             ready: None,
             empty_polls: 0,
             polls_since_look: 0,
-        }
+        };
+        // That it is there is worth knowing, though it may do nothing for long.
+        let now = core.clock.now();
+        core.publish(now);
+        core
     }
 
     /// The time now.
