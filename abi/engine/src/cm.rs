@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use quipu_abi_types::*;
+use quipu_host::Device;
 use quipu_host::connection::{Event, Param, Path, PortSpace, QpParams};
 
 use crate::entry::{Out, entries};
-use crate::identity::DEVICE_NAME;
 use crate::instance::{self, current, for_destructor, opened};
 use crate::status::{Failure, INVALID, Outcome};
 
@@ -203,6 +203,11 @@ fn qp_attr_of(params: &QpParams, state: u32, attr: &mut ibv_qp_attr) -> u32 {
             attr.qp_access_flags = right(params.remote_write, IBV_ACCESS_REMOTE_WRITE)
                 | right(params.remote_read, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
             mask |= IBV_QP_ACCESS_FLAGS;
+        }
+        // The engine connects it; the kernel names the port here, too.
+        _ if params.plain => {
+            attr.port_num = 1;
+            return IBV_QP_PORT;
         }
         IBV_QPS_RTR if params.datagram => {}
         IBV_QPS_RTR => {
@@ -434,7 +439,8 @@ entries! {
         let route = instance.engine.cm_route(instance.cm_id(id))?;
         let mut device = [0; 64];
         if route.has_device {
-            crate::device::put_text(&mut device, DEVICE_NAME);
+            let which = if route.plain { Device::QuipuIw0 } else { Device::Quipu0 };
+            crate::device::put_text(&mut device, which.name());
         }
         out.fill(EngineCmRoute {
             src: storage(route.src),

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_char, c_int};
 use quipu_abi_types::*;
-use quipu_host::HostAddress;
 use quipu_host::fault::Call;
+use quipu_host::{Device, HostAddress};
 use quipu_nic::Config as Limits;
 
 use crate::entry::{Out, entries};
-use crate::identity::{self, DEVICE_NAME};
+use crate::identity;
 use crate::instance::{self, Instance, current, for_destructor};
 use crate::registry::Object;
 use crate::status::{Failure, INVALID, Outcome};
@@ -84,21 +84,30 @@ pub(crate) fn put_text(to: &mut [c_char], text: &str) {
     }
 }
 
-fn device(address: &HostAddress) -> EngineDevice {
+fn device(which: Device, address: &HostAddress) -> EngineDevice {
+    let (node_type, transport_type) = identity::kind(which);
     let mut device = EngineDevice {
         name: [0; 64],
-        guid: identity::guid(address.ip),
-        node_type: IBV_NODE_CA,
-        transport_type: IBV_TRANSPORT_IB,
+        guid: identity::guid(which, address.ip),
+        node_type,
+        transport_type,
         num_comp_vectors: 1,
-        index: 0,
-        gid: identity::gid_entry(address),
+        index: which as i32,
+        gid: identity::gid_entry(which, address),
     };
-    put_text(&mut device.name, DEVICE_NAME);
+    put_text(&mut device.name, which.name());
     device
 }
 
-fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_ex {
+/// The devices that programs see.
+fn devices() -> Vec<Device> {
+    match current() {
+        Ok(instance) => instance.engine.devices().to_vec(),
+        Err(_) => identity::prospective_devices(),
+    }
+}
+
+fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> ibv_device_attr_ex {
     // A limit that the type of the attribute cannot hold is cut.
     let int = |number: u32| c_int::try_from(number).unwrap_or(c_int::MAX);
     let per_qp = u32::from(limits.max_rd_atomic);
@@ -106,7 +115,7 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     let mut all: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
     let attr = &mut all.orig_attr;
     put_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
-    attr.node_guid = identity::guid(address.ip);
+    attr.node_guid = identity::guid(device, address.ip);
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = MAX_MR_SIZE;
     attr.page_size_cap = PAGE_SIZES;
@@ -146,7 +155,20 @@ fn device_attributes(address: &HostAddress, limits: &Limits) -> ibv_device_attr_
     all.hca_core_clock = CLOCK_KHZ;
     all.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
     all.phys_port_cnt_ex = 1;
+    if device == Device::QuipuIw0 {
+        of_rnic(&mut all);
+    }
     all
+}
+
+/// What an RNIC does not do: atomics, address handles, waiting for a receive.
+fn of_rnic(all: &mut ibv_device_attr_ex) {
+    let attr = &mut all.orig_attr;
+    attr.vendor_part_id = 2;
+    attr.atomic_cap = IBV_ATOMIC_NONE;
+    attr.max_ah = 0;
+    attr.device_cap_flags &= !(IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD);
+    all.device_cap_flags_ex = attr.device_cap_flags.into();
 }
 
 fn port_attributes(
@@ -183,11 +205,11 @@ fn port_attributes(
     }
 }
 
-/// The engine, if `context` is one of its contexts.
-fn engine_of(context: ContextHandle) -> Outcome<&'static Instance> {
+/// The engine, if `context` is one of its contexts, and the device that it is of.
+fn engine_of(context: ContextHandle) -> Outcome<(&'static Instance, Device)> {
     let instance = current()?;
-    instance.registry().context(instance.context(context))?;
-    Ok(instance)
+    let device = instance.registry().device(instance.context(context))?;
+    Ok((instance, device))
 }
 
 /// Destroys what is left in a context that is closed.
@@ -221,12 +243,16 @@ entries! {
     fn list_devices(out: *mut EngineDevice, max: u32, count: *mut u32) {
         // SAFETY: the table demands a valid pointer.
         let count = unsafe { Out::new(count) }?;
-        let address = address();
-        if let Some(address) = address.as_ref().filter(|_| max > 0) {
-            // SAFETY: the table demands room for `max`, of which there is one.
-            unsafe { Out::new(out) }?.fill(device(address));
+        let Some(address) = address() else {
+            count.fill(0);
+            return Ok(());
+        };
+        let devices = devices();
+        for (place, which) in devices.iter().take(max as usize).enumerate() {
+            // SAFETY: the table demands room for `max`, and `place` is below that.
+            unsafe { Out::new(out.wrapping_add(place)) }?.fill(device(*which, &address));
         }
-        count.fill(address.is_some().into());
+        count.fill(devices.len() as u32);
         Ok(())
     }
 
@@ -238,12 +264,14 @@ entries! {
             return Err(INVALID);
         }
         // SAFETY: the table demands a zero-terminated string.
-        if unsafe { CStr::from_ptr(name) }.to_bytes() != DEVICE_NAME.as_bytes() {
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID)?;
+        let device = Device::named(name).ok_or(Failure(EngineStatus::NotFound))?;
+        let instance = instance::open()?;
+        if !instance.engine.devices().contains(&device) {
             return Err(EngineStatus::NotFound.into());
         }
-        let instance = instance::open()?;
         let (id, async_fd) = instance.engine.open_context()?;
-        let number = instance.registry().add_context(id);
+        let number = instance.registry().add_context(id, device);
         out.fill(EngineOpened { context: instance.context_handle(number), async_fd });
         Ok(())
     }
@@ -263,8 +291,9 @@ entries! {
     fn query_device(context: ContextHandle, out: *mut ibv_device_attr_ex) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
-        let engine = &engine_of(context)?.engine;
-        out.fill(device_attributes(engine.address(), &engine.limits()?));
+        let (instance, device) = engine_of(context)?;
+        let engine = &instance.engine;
+        out.fill(device_attributes(device, engine.address(), &engine.limits()?));
         Ok(())
     }
 
@@ -272,7 +301,7 @@ entries! {
     fn read_clock(context: ContextHandle, out: *mut u64) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
-        out.fill(engine_of(context)?.engine.now()?.0);
+        out.fill(engine_of(context)?.0.engine.now()?.0);
         Ok(())
     }
 
@@ -280,7 +309,7 @@ entries! {
     fn query_port(context: ContextHandle, port: u32, out: *mut ibv_port_attr) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
-        let engine = &engine_of(context)?.engine;
+        let engine = &engine_of(context)?.0.engine;
         engine.note_call(Call::QueryPort)?;
         if port != 1 {
             return Err(INVALID);
@@ -295,12 +324,12 @@ entries! {
     fn query_gid(context: ContextHandle, port: u32, index: u32, out: *mut ibv_gid_entry) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
-        let instance = engine_of(context)?;
+        let (instance, device) = engine_of(context)?;
         instance.engine.note_call(Call::QueryGid)?;
         if port != 1 || index != 0 {
             return Err(INVALID);
         }
-        out.fill(identity::gid_entry(instance.engine.address()));
+        out.fill(identity::gid_entry(device, instance.engine.address()));
         Ok(())
     }
 }

@@ -4,11 +4,23 @@ use std::fs;
 use std::net::IpAddr;
 
 use quipu_abi_types::*;
-use quipu_host::{Config, HostAddress, OpenError, default_address, find_address, host_addresses};
+use quipu_host::{
+    Config, Device, HostAddress, OpenError, default_address, find_address, host_addresses,
+};
 use quipu_nic::Gid;
 
-/// The name of the one device.
-pub(crate) const DEVICE_NAME: &str = "quipu0";
+/// The devices that an engine would have if it were opened now; none if it could not be.
+pub(crate) fn prospective_devices() -> Vec<Device> {
+    Config::from_env().map(|config| config.devices).unwrap_or_default()
+}
+
+/// Node type and transport of a device.
+pub(crate) const fn kind(device: Device) -> (i32, i32) {
+    match device {
+        Device::Quipu0 => (IBV_NODE_CA, IBV_TRANSPORT_IB),
+        Device::QuipuIw0 => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
+    }
+}
 
 /// The address that an engine would have if it were opened now, without opening one.
 ///
@@ -30,21 +42,33 @@ pub(crate) fn prospective_address() -> Result<HostAddress, OpenError> {
     }
 }
 
-/// The one row of the GID table.
-pub(crate) fn gid_entry(address: &HostAddress) -> ibv_gid_entry {
+/// The one row of the GID table. That of an RNIC holds a hardware address, which nobody connects to: Linux
+/// shows the MAC address of the interface, and its type as that of InfiniBand.
+pub(crate) fn gid_entry(device: Device, address: &HostAddress) -> ibv_gid_entry {
+    let (raw, gid_type) = match device {
+        Device::Quipu0 => (Gid::from(address.ip).0, IBV_GID_TYPE_ROCE_V2),
+        Device::QuipuIw0 => {
+            let mut raw = [0; 16];
+            raw[..6].copy_from_slice(&guid(device, address.ip).to_ne_bytes()[..6]);
+            (raw, IBV_GID_TYPE_IB)
+        }
+    };
     ibv_gid_entry {
-        gid: ibv_gid { raw: Gid::from(address.ip).0 },
+        gid: ibv_gid { raw },
         gid_index: 0,
         port_num: 1,
-        gid_type: IBV_GID_TYPE_ROCE_V2,
+        gid_type,
         ndev_ifindex: address.index,
     }
 }
 
 /// The node GUID of an address, big endian: the same in every process of this machine that has it,
 /// and another one on other machines, also for addresses that each machine has (127.0.0.1).
-pub(crate) fn guid(ip: IpAddr) -> u64 {
-    let machine = fs::read("/etc/machine-id").unwrap_or_default();
+pub(crate) fn guid(device: Device, ip: IpAddr) -> u64 {
+    let mut machine = fs::read("/etc/machine-id").unwrap_or_default();
+    if device != Device::Quipu0 {
+        machine.extend(device.name().bytes());
+    }
     // FNV-1a, 64 bits.
     let bytes = machine.iter().chain(&Gid::from(ip).0).copied().collect::<Vec<u8>>();
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
@@ -98,9 +122,11 @@ mod tests {
 
     #[test]
     fn guids_tell_addresses_apart_and_are_local() {
-        let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|ip| guid(ip.parse().unwrap()));
+        let of = |device, ip: &str| guid(device, ip.parse().unwrap());
+        let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|ip| of(Device::Quipu0, ip));
         assert_ne!(a, b);
-        assert_eq!(a, guid("10.0.0.1".parse().unwrap()));
+        assert_eq!(a, of(Device::Quipu0, "10.0.0.1"));
+        assert_ne!(a, of(Device::QuipuIw0, "10.0.0.1"));
         assert_eq!(u64::from_be(a) >> 56 & 3, 2);
     }
 

@@ -1,6 +1,7 @@
 //! Protection domains, memory regions, memory windows, address handles.
 
 use quipu_abi_types::*;
+use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_mem::{Access, Vouched};
 use quipu_nic::{AhId, WindowType};
@@ -149,7 +150,14 @@ entries! {
         let instance = current()?;
         instance.engine.note_call(Call::CreateAh)?;
         let pd = instance.pd(pd);
-        let context = instance.registry().context_of(Object::Pd(pd))?;
+        let context = {
+            let registry = instance.registry();
+            let context = registry.context_of(Object::Pd(pd))?;
+            if registry.device(context)? == Device::QuipuIw0 {
+                return Err(EngineStatus::NotSupported.into());
+            }
+            context
+        };
         let ah = instance.engine.create_ah(pd, &av)?;
         instance.registry().add(Object::Ah(ah), context, 0);
         out.fill(AhHandle(ah.0));

@@ -1,6 +1,7 @@
 //! Shared receive queues and queue pairs: creating, changing, destroying them.
 
 use quipu_abi_types::*;
+use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType, XrcdId};
 
@@ -12,8 +13,8 @@ use crate::registry::{ContextNumber, Object};
 use crate::status::{Failure, INVALID, Outcome};
 
 /// The service that a program asks for.
-fn qp_type(kind: u32, xrcd: Option<XrcdId>) -> Outcome<QpType> {
-    match kind {
+fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
+    let all = match kind {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
@@ -21,6 +22,11 @@ fn qp_type(kind: u32, xrcd: Option<XrcdId>) -> Outcome<QpType> {
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv(xrcd.ok_or(INVALID)?)),
         IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
         _ => Err(INVALID),
+    };
+    match (device, all?) {
+        (Device::Quipu0, qp_type) => Ok(qp_type),
+        (Device::QuipuIw0, QpType::Rc) => Ok(QpType::Iwarp),
+        (Device::QuipuIw0, _) => Err(EngineStatus::NotSupported.into()),
     }
 }
 
@@ -134,7 +140,8 @@ entries! {
             if let Some(srq) = srq {
                 registry.expect(Object::Srq(srq), context)?;
             }
-            (qp_type(init.qp_type, xrcd)?, context, registry.context(context)?)
+            let kind = qp_type(init.qp_type, registry.device(context)?, xrcd)?;
+            (kind, context, registry.context(context)?)
         };
         let cap = QpCap {
             max_send_wr: init.cap.max_send_wr,

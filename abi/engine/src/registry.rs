@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use quipu_host::ContextId;
+use quipu_host::{ContextId, Device};
 use quipu_nic::{AhId, ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
 
 use crate::status::{INVALID, Outcome};
@@ -43,7 +43,7 @@ struct Record {
 /// All objects that the facades created.
 #[derive(Default)]
 pub(crate) struct Registry {
-    contexts: HashMap<ContextNumber, ContextId>,
+    contexts: HashMap<ContextNumber, (ContextId, Device)>,
     objects: HashMap<Object, Record>,
     /// Regions by lkey.
     regions: HashMap<u32, MrId>,
@@ -55,17 +55,22 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Notes a context.
-    pub(crate) fn add_context(&mut self, id: ContextId) -> ContextNumber {
+    /// Notes a context of a device.
+    pub(crate) fn add_context(&mut self, id: ContextId, device: Device) -> ContextNumber {
         self.last_context += 1;
         let number = ContextNumber(self.last_context);
-        self.contexts.insert(number, id);
+        self.contexts.insert(number, (id, device));
         number
     }
 
     /// The engine's name of a context.
     pub(crate) fn context(&self, number: ContextNumber) -> Outcome<ContextId> {
-        self.contexts.get(&number).copied().ok_or(INVALID)
+        self.contexts.get(&number).map(|&(id, _)| id).ok_or(INVALID)
+    }
+
+    /// The device that a context is of.
+    pub(crate) fn device(&self, number: ContextNumber) -> Outcome<Device> {
+        self.contexts.get(&number).map(|&(_, device)| device).ok_or(INVALID)
     }
 
     /// Forgets a context, and tells what is left in it, in the order in which to destroy it.
@@ -73,7 +78,7 @@ impl Registry {
         &mut self,
         number: ContextNumber,
     ) -> Outcome<(ContextId, Vec<Object>)> {
-        let id = self.contexts.remove(&number).ok_or(INVALID)?;
+        let (id, _) = self.contexts.remove(&number).ok_or(INVALID)?;
         let left = self.objects.iter().filter(|(_, record)| record.context == number);
         let mut left: Vec<Object> =
             left.filter(|(_, record)| record.owed.is_none()).map(|(object, _)| *object).collect();

@@ -37,6 +37,7 @@ impl From<&Fault> for Failure {
             Fault::NoSuchObject
             | Fault::Invalid(_)
             | Fault::Transition(_)
+            | Fault::ConnectedElsewhere
             | Fault::WrongState
             | Fault::Access(_) => S::Invalid,
             Fault::Busy => S::Busy,
@@ -55,6 +56,11 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         use EngineStatus as S;
         match &error {
+            // People who choose the wrong device would look for the reason for long.
+            EngineError::Fault(fault @ Fault::ConnectedElsewhere) => {
+                tracing::error!(%error, "a call is refused");
+                fault.into()
+            }
             EngineError::Fault(fault) => {
                 tracing::debug!(%error, "a call is refused");
                 fault.into()

@@ -62,7 +62,13 @@ fn open_listing(folder: Folder) -> *mut DIR {
 fn entry(folder: Folder, index: usize) -> Option<(&'static [u8], u8)> {
     match folder {
         Folder::Fixed(at) => {
-            let entry = FOLDERS.get(at)?.entries.get(index)?;
+            let folder = FOLDERS.get(at)?;
+            let mut entries = folder.entries.iter();
+            let entry = if folder.shared {
+                entries.filter(|entry| live::is_shown(entry.name)).nth(index)?
+            } else {
+                entries.nth(index)?
+            };
             let kind = if entry.is_folder() {
                 libc::DT_DIR
             } else if entry.is_device() {

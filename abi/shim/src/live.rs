@@ -10,7 +10,7 @@ use quipu_abi_types::{
 };
 use quipu_cabi::symbol_beside;
 
-use crate::tree::Text;
+use crate::tree::{DEVICES, Text};
 
 /// Room for the text of any file.
 pub(crate) const TEXT: usize = 64;
@@ -41,11 +41,17 @@ impl Write for Buffer {
     }
 }
 
-/// What is shown of the device.
+/// What is shown of the devices.
 struct Facts {
+    devices: [Option<Fact>; DEVICES.len()],
+    interface: Option<[c_char; libc::IF_NAMESIZE]>,
+}
+
+/// What is shown of one of them.
+#[derive(Clone, Copy)]
+struct Fact {
     guid: u64,
     gid: [u8; 16],
-    interface: Option<[c_char; libc::IF_NAMESIZE]>,
 }
 
 static FACTS: OnceLock<Option<Facts>> = OnceLock::new();
@@ -64,19 +70,42 @@ fn ask() -> Option<Facts> {
     };
     let api: &EngineApi = api.filter(|api| api.is_of_this_build())?;
     // SAFETY: the structure consists of integers.
-    let mut device: EngineDevice = unsafe { core::mem::zeroed() };
+    let mut listed: [EngineDevice; DEVICES.len()] = unsafe { core::mem::zeroed() };
     let mut count = 0;
-    // SAFETY: `device` has room for one.
-    let status = unsafe { (api.list_devices)(&mut device, 1, &mut count) };
+    // SAFETY: `listed` has room for so many.
+    let status =
+        unsafe { (api.list_devices)(listed.as_mut_ptr(), DEVICES.len() as u32, &mut count) };
     if status != EngineStatus::Ok.code() || count == 0 {
         return None;
     }
+    let listed = listed.get(..count as usize)?;
     let mut name = [0; libc::IF_NAMESIZE];
+    let interface = listed.first()?.gid.ndev_ifindex;
     // SAFETY: if_indextoname(3) writes at most IF_NAMESIZE bytes.
-    let named = unsafe { libc::if_indextoname(device.gid.ndev_ifindex, name.as_mut_ptr()) };
-    // SAFETY: every bit pattern is a GID.
-    let gid = unsafe { device.gid.gid.raw };
-    Some(Facts { guid: device.guid, gid, interface: (!named.is_null()).then_some(name) })
+    let named = unsafe { libc::if_indextoname(interface, name.as_mut_ptr()) };
+    let devices = DEVICES.map(|name| {
+        let is_it = |device: &&EngineDevice| {
+            // SAFETY: the engine closes the name with a zero.
+            unsafe { CStr::from_ptr(device.name.as_ptr()) }.to_bytes() == name.as_bytes()
+        };
+        let fact = |device: &EngineDevice| {
+            // SAFETY: every bit pattern is a GID.
+            let gid = unsafe { device.gid.gid.raw };
+            Fact { guid: device.guid, gid }
+        };
+        listed.iter().find(is_it).map(fact)
+    });
+    Some(Facts { devices, interface: (!named.is_null()).then_some(name) })
+}
+
+fn fact(which: usize) -> Option<&'static Fact> {
+    facts()?.devices.get(which)?.as_ref()
+}
+
+/// Whether the device of that name is one that programs see. All are if none can be asked for.
+pub(crate) fn is_shown(name: &str) -> bool {
+    let which = DEVICES.iter().position(|device| *device == name);
+    which.is_none_or(|which| facts().is_none() || fact(which).is_some())
 }
 
 /// The name of the network interface that has the device's address.
@@ -91,9 +120,9 @@ pub(crate) fn text(text: Text) -> Option<Buffer> {
     let mut buffer = Buffer::new();
     let written = match text {
         Text::Fixed(text) => buffer.write_str(text),
-        Text::Gid => groups(&mut buffer, &facts()?.gid),
+        Text::Gid(which) => groups(&mut buffer, &fact(which)?.gid),
         // The GUID is kept big endian: its bytes in memory are in the order of writing.
-        Text::Guid => groups(&mut buffer, &facts()?.guid.to_ne_bytes()),
+        Text::Guid(which) => groups(&mut buffer, &fact(which)?.guid.to_ne_bytes()),
         Text::Interface => writeln!(buffer, "{}", interface()?.to_str().ok()?),
     };
     written.ok()?;

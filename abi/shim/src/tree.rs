@@ -27,10 +27,10 @@ pub(crate) enum Folder {
 pub(crate) enum Text {
     /// Always the same.
     Fixed(&'static str),
-    /// The GID, as eight groups of hexadecimal digits.
-    Gid,
-    /// The node GUID, as four groups.
-    Guid,
+    /// The GID of the device of that number, as eight groups of hexadecimal digits.
+    Gid(usize),
+    /// Its node GUID, as four groups.
+    Guid(usize),
     /// The name of the network interface that has the device's address.
     Interface,
 }
@@ -72,60 +72,97 @@ const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
     Fixed { path, entries, shared: true }
 }
 
-/// Every folder of which the content is known beforehand.
-pub(crate) static FOLDERS: [Fixed; 13] = [
-    shared("/dev/infiniband", &[Entry { name: "quipu0", kind: Kind::Device }]),
-    shared("/sys/class/infiniband", &[folder("quipu0")]),
-    shared("/sys/class/infiniband_verbs", &[folder("quipu0")]),
-    at(
-        "/sys/class/infiniband_verbs/quipu0",
-        &[text("ibdev", "quipu0\n"), text("abi_version", "1\n"), text("dev", "231:192\n")],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0",
-        &[
-            folder("device"),
-            folder("ports"),
-            text("board_id", "QUIPU\n"),
-            text("fw_ver", concat!(env!("CARGO_PKG_VERSION"), "\n")),
-            text("hca_type", "Quipu\n"),
-            text("hw_rev", "1\n"),
-            text("node_desc", "quipu0\n"),
-            live("node_guid", Text::Guid),
-            text("node_type", "1: CA\n"),
-            live("sys_image_guid", Text::Guid),
-        ],
-    ),
-    at(
-        "/sys/class/infiniband/quipu0/device",
-        &[Entry { name: "net", kind: Kind::Interfaces }, text("numa_node", "-1\n")],
-    ),
-    at("/sys/class/infiniband/quipu0/ports", &[folder("1")]),
-    at(
-        "/sys/class/infiniband/quipu0/ports/1",
-        &[
-            text("cap_mask", "0x04010000\n"),
-            folder("gid_attrs"),
-            folder("gids"),
-            text("lid", "0x0\n"),
-            text("lid_mask_count", "0\n"),
-            text("link_layer", "Ethernet\n"),
-            text("phys_state", "5: LinkUp\n"),
-            folder("pkeys"),
-            text("rate", "100 Gb/sec (4X EDR)\n"),
-            text("sm_lid", "0x0\n"),
-            text("sm_sl", "0\n"),
-            text("state", "4: ACTIVE\n"),
-        ],
-    ),
-    at("/sys/class/infiniband/quipu0/ports/1/gids", &[live("0", Text::Gid)]),
-    at("/sys/class/infiniband/quipu0/ports/1/pkeys", &[text("0", "0xffff\n")]),
-    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs", &[folder("ndevs"), folder("types")]),
-    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs/ndevs", &[live("0", Text::Interface)]),
-    at("/sys/class/infiniband/quipu0/ports/1/gid_attrs/types", &[text("0", "RoCE v2\n")]),
-];
+/// The devices, in the order in which the engine lists them by default: name, number, type of node, type of
+/// GID.
+macro_rules! devices {
+    ($($name:literal: $which:literal $dev:literal $node:literal $gid:literal;)*) => {
+        /// Their names.
+        pub(crate) const DEVICES: [&str; 2] = [$($name),*];
 
-const INTERFACES: &[u8] = b"/sys/class/infiniband/quipu0/device/net";
+        /// The folders of their network interfaces.
+        const INTERFACES: [&str; 2] =
+            [$(concat!("/sys/class/infiniband/", $name, "/device/net")),*];
+
+        /// Every folder of which the content is known beforehand.
+        pub(crate) static FOLDERS: [Fixed; 23] = [
+            shared("/dev/infiniband", &[$(Entry { name: $name, kind: Kind::Device }),*]),
+            shared("/sys/class/infiniband", &[$(folder($name)),*]),
+            shared("/sys/class/infiniband_verbs", &[$(folder($name)),*]),
+            $(
+            at(
+                concat!("/sys/class/infiniband_verbs/", $name),
+                &[
+                    text("ibdev", concat!($name, "\n")),
+                    text("abi_version", "1\n"),
+                    text("dev", $dev),
+                ],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name),
+                &[
+                    folder("device"),
+                    folder("ports"),
+                    text("board_id", "QUIPU\n"),
+                    text("fw_ver", concat!(env!("CARGO_PKG_VERSION"), "\n")),
+                    text("hca_type", "Quipu\n"),
+                    text("hw_rev", "1\n"),
+                    text("node_desc", concat!($name, "\n")),
+                    live("node_guid", Text::Guid($which)),
+                    text("node_type", $node),
+                    live("sys_image_guid", Text::Guid($which)),
+                ],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/device"),
+                &[Entry { name: "net", kind: Kind::Interfaces }, text("numa_node", "-1\n")],
+            ),
+            at(concat!("/sys/class/infiniband/", $name, "/ports"), &[folder("1")]),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1"),
+                &[
+                    text("cap_mask", "0x04010000\n"),
+                    folder("gid_attrs"),
+                    folder("gids"),
+                    text("lid", "0x0\n"),
+                    text("lid_mask_count", "0\n"),
+                    text("link_layer", "Ethernet\n"),
+                    text("phys_state", "5: LinkUp\n"),
+                    folder("pkeys"),
+                    text("rate", "100 Gb/sec (4X EDR)\n"),
+                    text("sm_lid", "0x0\n"),
+                    text("sm_sl", "0\n"),
+                    text("state", "4: ACTIVE\n"),
+                ],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1/gids"),
+                &[live("0", Text::Gid($which))],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1/pkeys"),
+                &[text("0", "0xffff\n")],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs"),
+                &[folder("ndevs"), folder("types")],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/ndevs"),
+                &[live("0", Text::Interface)],
+            ),
+            at(
+                concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/types"),
+                &[text("0", $gid)],
+            ),
+            )*
+        ];
+    };
+}
+
+devices! {
+    "quipu0": 0 "231:192\n" "1: CA\n" "RoCE v2\n";
+    "quipu_iw0": 1 "231:193\n" "4: RNIC\n" "IB/RoCE v1\n";
+}
 
 /// The longest path that can be ours, with what a careless writer adds to it.
 const LONGEST: usize = 256;
@@ -135,12 +172,14 @@ const LONGEST: usize = 256;
 pub(crate) fn find(path: &[u8]) -> Option<Node> {
     let mut buffer = [0u8; LONGEST];
     let path = simplify(path, &mut buffer)?;
-    if path == INTERFACES {
-        return Some(Node::Folder(Folder::Interfaces));
-    }
-    if path.len() > INTERFACES.len() + 1 && path.starts_with(INTERFACES) {
-        let deeper = path.iter().skip(INTERFACES.len() + 1).any(|byte| *byte == b'/');
-        return (!deeper).then_some(Node::Folder(Folder::Interface));
+    for net in INTERFACES {
+        match path.strip_prefix(net.as_bytes()) {
+            Some(b"") => return Some(Node::Folder(Folder::Interfaces)),
+            Some([b'/', name @ ..]) if !name.is_empty() => {
+                return (!name.contains(&b'/')).then_some(Node::Folder(Folder::Interface));
+            }
+            _ => {}
+        }
     }
     if let Some(index) = FOLDERS.iter().position(|folder| folder.path.as_bytes() == path) {
         return Some(Node::Folder(Folder::Fixed(index)));
@@ -211,6 +250,8 @@ mod tests {
         let path = b"/sys//class/./infiniband/quipu0/ports/1/gid_attrs/types/0/";
         assert_eq!(find(path), types);
         assert_eq!(find(b"/dev/infiniband/quipu0"), Some(Node::Device));
+        let other = b"/sys/class/infiniband/quipu_iw0/node_type";
+        assert_eq!(find(other), Some(Node::File(Text::Fixed("4: RNIC\n"))));
         assert_eq!(find(b"/dev/infiniband/../../dev/infiniband/quipu0"), Some(Node::Device));
         for other in [
             &b"/dev/infiniband/uverbs0"[..],

@@ -21,6 +21,8 @@ pub struct Route {
     pub dst: Option<SocketAddr>,
     /// Whether the identifier belongs to the device.
     pub has_device: bool,
+    /// Whether that is the device of plain iWARP.
+    pub plain: bool,
     /// Whether the path to the peer is known.
     pub has_path: bool,
     /// Where the own queue pairs are.
@@ -40,6 +42,8 @@ pub struct QpParams {
     pub qp_type: u8,
     /// Whether it is for datagrams.
     pub datagram: bool,
+    /// Whether it is one of plain iWARP, which the engine connects by itself.
+    pub plain: bool,
     /// INIT: the peer may write.
     pub remote_write: bool,
     /// INIT: the peer may read, and use atomics.
@@ -84,6 +88,7 @@ impl Cm {
             src: id.src,
             dst: id.dst,
             has_device: id.has_device(),
+            plain: id.plain,
             has_path: !before,
             sgid: self.config.gid,
             dgid: id.peer.map_or(of_address, |peer| peer.gid),
@@ -111,8 +116,9 @@ impl Cm {
         Ok(QpParams {
             qp_type: id.own.map_or(id.qp_type, |own| own.qp_type),
             datagram: id.is_datagram(),
-            remote_write: id.own.is_some() || id.peer.is_some(),
-            remote_read: answers.max(asked) > 0,
+            plain: id.plain,
+            remote_write: id.plain || id.own.is_some() || id.peer.is_some(),
+            remote_read: id.plain || answers.max(asked) > 0,
             qkey: crate::lookup::UDP_QKEY,
             sq_psn: id.own.map_or(0, |own| own.psn),
             ..QpParams::default()
@@ -129,6 +135,9 @@ impl Cm {
         let init = self.init_params(key)?;
         let own_psn = self.draw_psn();
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        if init.plain {
+            return Ok(init);
+        }
         if init.datagram {
             return Ok(QpParams { sq_psn: own_psn, ..init });
         }

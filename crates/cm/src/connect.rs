@@ -8,7 +8,7 @@ use quipu_wire::cm::{self as wire, Frame, Offer, Setup};
 use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
-use crate::stream::{Incoming, Owner, Stream};
+use crate::stream::{Incoming, MPA, Owner, Stream};
 use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, qp_type};
 use crate::{Clocked, Cm, errno};
 
@@ -19,9 +19,9 @@ const REQUEST_NS: u64 = 10 * SECOND;
 pub(crate) const REACH_NS: u64 = 10 * SECOND;
 /// How long a program may take to answer a request, and to say that the connection stands: the
 /// kernel's 4.3 s, repeated 15 times, come to this.
-const ANSWER_NS: u64 = 60 * SECOND;
+pub(crate) const ANSWER_NS: u64 = 60 * SECOND;
 /// How long a peer may take to agree to the end of a connection.
-const DISCONNECT_NS: u64 = 10 * SECOND;
+pub(crate) const DISCONNECT_NS: u64 = 10 * SECOND;
 /// How long after its end nothing is under way any more.
 const TIMEWAIT_NS: u64 = SECOND;
 
@@ -44,7 +44,7 @@ pub(crate) fn padded(data: &[u8], size: usize) -> Box<[u8]> {
 }
 
 /// What the other side makes of an offer: what one has outstanding, the other answers.
-fn seen_by_peer(offer: &Offer) -> Peer {
+pub(crate) fn seen_by_peer(offer: &Offer) -> Peer {
     Peer {
         responder_resources: offer.initiator_depth,
         initiator_depth: offer.responder_resources,
@@ -70,13 +70,29 @@ impl Cm {
         if id.is_datagram() {
             return self.look_up(now, key, param, dst);
         }
+        if id.plain {
+            return self.connect_plain(now, key, param, src, dst);
+        }
         if param.private_data.len() > wire::REQ_DATA {
             return Err(CallError::Invalid("the length of the private data"));
         }
         let offer = self.offer(key, param)?;
         let request = Setup::Request(offer, &param.private_data).to_bytes();
-        let (stream, first) = Stream::initiator(key, src, dst, &request)
+        let (stream, first) = Stream::initiator(key, src, dst, MPA, &request)
             .map_err(|_| CallError::Invalid("the length of the private data"))?;
+        self.begin_connect(now, key, offer, stream, first);
+        Ok(())
+    }
+
+    pub(crate) fn begin_connect(
+        &mut self,
+        now: u64,
+        key: IdKey,
+        offer: Offer,
+        stream: Stream,
+        first: Vec<u8>,
+    ) {
+        let to = stream.peer;
         let stream = self.streams.insert(stream);
         if let Some(id) = self.ids.get_mut(key) {
             id.stream = Some(stream);
@@ -85,12 +101,11 @@ impl Cm {
             id.state = State::Connecting;
         }
         self.set_deadline(key, Some(now + REACH_NS));
-        self.actions.push_back(Action::Connect { stream, id: key, to: dst, first });
-        Ok(())
+        self.actions.push_back(Action::Connect { stream, id: key, to, first });
     }
 
     /// What this side says of itself.
-    fn offer(&mut self, key: IdKey, param: &Param) -> Result<Offer, CallError> {
+    pub(crate) fn offer(&mut self, key: IdKey, param: &Param) -> Result<Offer, CallError> {
         let psn = self.draw_psn();
         let (gid, path_mtu) = (self.config.gid, self.config.path_mtu);
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
@@ -122,6 +137,7 @@ impl Cm {
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         match (&id.state, param) {
             (State::Responded, _) => self.say_ready(key),
+            (State::Requested, Some(param)) if id.plain => self.accept_plain(now, key, param),
             (State::Requested, Some(param)) => self.reply(now, key, param),
             (&State::Asked(question), Some(param)) => self.answer(key, question, param),
             _ => Err(CallError::WrongState),
@@ -136,8 +152,8 @@ impl Cm {
         let reply = Setup::Reply(offer, &param.private_data).to_bytes();
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let stream = id.stream.ok_or(CallError::WrongState)?;
-        let accepted = self.streams.get_mut(stream).map(|stream| stream.accept(&reply));
-        let Some(Ok(bytes)) = accepted else { return Err(CallError::WrongState) };
+        let accepted = self.streams.get_mut(stream).map(|stream| stream.accept(MPA, &reply));
+        let Some(Ok((_, bytes))) = accepted else { return Err(CallError::WrongState) };
         id.own = Some(offer);
         id.state = State::Accepted;
         self.actions.push_back(Action::Send { stream, bytes });
@@ -179,14 +195,17 @@ impl Cm {
     }
 
     /// Refuses the request of an identifier in the name of the program, and closes its stream.
-    fn refuse(&mut self, key: IdKey, data: &[u8]) {
-        let reject = Setup::Reject(reason::CONSUMER, data);
-        if let Some(stream) = self.ids.get_mut(key).and_then(|id| id.stream.take()) {
-            self.refuse_stream(stream, &reject.to_bytes());
+    pub(crate) fn refuse(&mut self, key: IdKey, data: &[u8]) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(stream) = id.stream.take() else { return };
+        if id.plain {
+            return self.refuse_stream(stream, data);
         }
+        let reject = Setup::Reject(reason::CONSUMER, data);
+        self.refuse_stream(stream, &reject.to_bytes());
     }
 
-    fn refuse_stream(&mut self, stream: StreamKey, reject: &[u8]) {
+    pub(crate) fn refuse_stream(&mut self, stream: StreamKey, reject: &[u8]) {
         let refused = self.streams.get_mut(stream).map(|stream| stream.reject(reject));
         if let Some(Ok(bytes)) = refused {
             self.actions.push_back(Action::Send { stream, bytes });
@@ -203,6 +222,9 @@ impl Cm {
     /// There is none, or this side has ended it before.
     pub fn disconnect(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        if id.plain {
+            return self.disconnect_plain(now, key);
+        }
         match id.state {
             State::Established => {
                 id.state = State::Disconnecting;
@@ -227,7 +249,7 @@ impl Cm {
     pub fn establish(&mut self, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Accepted => {
+            State::Accepted if !id.plain => {
                 id.state = State::Established;
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Established, 0);
@@ -252,7 +274,7 @@ impl Cm {
         self.drop_stream(key, reset);
     }
 
-    fn drop_stream(&mut self, key: IdKey, reset: bool) {
+    pub(crate) fn drop_stream(&mut self, key: IdKey, reset: bool) {
         if let Some(stream) = self.ids.get_mut(key).and_then(|id| id.stream.take()) {
             self.close(stream, reset);
         }
@@ -265,7 +287,7 @@ impl Cm {
         }
     }
 
-    fn forget(&mut self, key: StreamKey) -> Option<Stream> {
+    pub(crate) fn forget(&mut self, key: StreamKey) -> Option<Stream> {
         let stream = self.streams.remove(key)?;
         self.admit_no_more(key, &stream);
         Some(stream)
@@ -311,6 +333,9 @@ impl Cm {
         let Some(id) = self.ids.get(key) else { return };
         match id.state {
             State::Requested => self.refuse(key, &[]),
+            State::Accepted | State::Established | State::Disconnecting if id.plain => {
+                self.actions.push_back(Action::EndPlain { id: key });
+            }
             State::Responded | State::Accepted => {
                 self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
             }
@@ -328,7 +353,11 @@ impl Cm {
         }
         let Some(id) = self.ids.get_mut(key) else { return };
         match id.state {
+            State::Disconnecting if id.plain => self.handle_plain_ended(key),
             State::Connecting | State::Accepted => {
+                if id.plain {
+                    self.actions.push_back(Action::EndPlain { id: key });
+                }
                 self.fail(key, EventKind::Unreachable, -errno::TIMEDOUT);
             }
             State::Disconnecting => self.finish_disconnect(now, key, -errno::TIMEDOUT),
@@ -381,10 +410,16 @@ impl Cm {
             let owner = stream.owner;
             match (stream.next(&mut bytes), owner) {
                 (Ok(Some(Incoming::Request(request))), _) => self.requested(key, &request),
+                (Ok(Some(Incoming::Outcome(outcome))), Owner::Id(id)) if self.is_plain(id) => {
+                    return self.answered_plain(id, outcome, bytes);
+                }
                 (Ok(Some(Incoming::Outcome(outcome))), Owner::Id(id)) => self.ended(id, &outcome),
                 (Ok(Some(Incoming::Frame(frame))), Owner::Id(id)) => self.framed(now, id, frame),
                 (Ok(None), _) => {}
-                (_, Owner::Id(id)) => self.broken(now, id, -errno::PROTO),
+                (_, Owner::Id(id)) => {
+                    self.say_last_words(key);
+                    self.broken(now, id, -errno::PROTO);
+                }
                 (_, Owner::Nobody { .. }) => self.close(key, true),
             }
         }
@@ -450,7 +485,7 @@ impl Cm {
         let Owner::Nobody { listener: by, .. } = stream.owner else { return };
         let (local, peer) = (stream.local, stream.peer);
         if !wire::is_cm(&request.private_data) {
-            return self.refuse_stream(key, &[]);
+            return self.requested_plain(key, request);
         }
         let no_such_service = Setup::Reject(reason::INVALID_SERVICE_ID, &[]).to_bytes();
         let Some(listener) = self.ids.get(by) else { return self.close(key, true) };
@@ -476,14 +511,18 @@ impl Cm {
         child.options.tos = listener.options.tos;
         child.options.ack_timeout = listener.options.ack_timeout;
         let child = self.add_child(by, child);
-        if let Some(stream) = self.streams.get_mut(key) {
-            let owner = std::mem::replace(&mut stream.owner, Owner::Id(child));
-            let Owner::Nobody { listener, number, deadline } = owner else { return };
-            self.admission.remove(listener, Origin::from(peer.ip()), number);
-            self.deadlines.remove(&(deadline, Clocked::Stream(key)));
-        }
+        self.give_stream(key, child);
         let data = padded(data, wire::REQ_DATA);
         self.tell_data(child, EventKind::ConnectRequest, 0, data, seen_by_peer(&offer));
+    }
+
+    /// A stream has sent its request, and belongs to its identifier from now on.
+    pub(crate) fn give_stream(&mut self, key: StreamKey, child: IdKey) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let (owner, peer) = (std::mem::replace(&mut stream.owner, Owner::Id(child)), stream.peer);
+        let Owner::Nobody { listener, number, deadline } = owner else { return };
+        self.admission.remove(listener, Origin::from(peer.ip()), number);
+        self.deadlines.remove(&(deadline, Clocked::Stream(key)));
     }
 
     /// Adds the identifier of a request to its listener and channel.

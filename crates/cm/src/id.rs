@@ -128,6 +128,10 @@ pub(crate) struct Id {
     pub(crate) own: Option<Offer>,
     /// What the peer did.
     pub(crate) peer: Option<Offer>,
+    /// Whether its connection is one of plain iWARP, and so its device the second one.
+    pub(crate) plain: bool,
+    /// Plain iWARP: what the peer's program said in its reply.
+    pub(crate) reply: Vec<u8>,
     /// The first PSN of this side, once it was drawn.
     pub(crate) psn: Option<u32>,
     pub(crate) deadline: Option<u64>,
@@ -156,6 +160,8 @@ impl Id {
             asked: false,
             own: None,
             peer: None,
+            plain: false,
+            reply: Vec::new(),
             psn: None,
             deadline: None,
             groups: Vec::new(),

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `id` | identifiers and their states |
 //! | `connect` | connections: REQ, REP, REJ, RTU, DREQ, DREP over a TCP stream |
+//! | `plain` | connections with plain iWARP adapters |
 //! | `stream` | MPA start-up and frames in one stream |
 //! | `again` | connections that are refused |
 //! | `admission` | bounds for streams of strangers |
@@ -28,6 +29,7 @@ mod group;
 mod id;
 mod keys;
 mod lookup;
+mod plain;
 mod stream;
 mod types;
 
@@ -48,13 +50,15 @@ pub use id::Options;
 pub use keys::{ChannelKey, IdKey, StreamKey};
 pub use lookup::UDP_QKEY;
 pub use types::{
-    Action, CallError, Config, Event, EventKind, Loss, Param, Path, Peer, PortSpace, gid_of,
+    Action, CallError, Config, Event, EventKind, HandOver, Loss, Param, Path, Peer, PortSpace,
+    gid_of,
 };
 
 /// Linux's error numbers, as events report them.
 mod errno {
     pub(crate) const PROTO: i32 = 71;
     pub(crate) const CONNRESET: i32 = 104;
+    pub(crate) const CONNREFUSED: i32 = 111;
     pub(crate) const TIMEDOUT: i32 = 110;
 }
 
@@ -191,10 +195,17 @@ impl Cm {
     /// As [`check_unbound`](Self::check_unbound).
     pub fn bind(&mut self, key: IdKey, src: SocketAddr) -> Result<(), CallError> {
         self.check_unbound(key)?;
+        self.set_source(key, src);
+        Ok(())
+    }
+
+    /// An identifier gets its address, and with it its device.
+    fn set_source(&mut self, key: IdKey, src: SocketAddr) {
+        let asks_plain = self.config.asks_plain;
         if let Some(id) = self.ids.get_mut(key) {
             id.src = Some(src);
+            id.plain = asks_plain && id.space == PortSpace::Tcp;
         }
-        Ok(())
     }
 
     /// Whether the way to a peer may be asked for.
@@ -226,8 +237,8 @@ impl Cm {
         id.dst = Some(dst);
         match src {
             Ok(src) => {
-                id.src = Some(src);
                 id.state = State::AddressResolved;
+                self.set_source(key, src);
                 self.tell(key, EventKind::AddrResolved, 0);
             }
             Err(errno) => self.tell(key, EventKind::AddrError, -errno),

@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 
 use quipu_iwarp::setup::{Outcome, Request};
-use quipu_iwarp::{Initiator, Params, Responder, SetupError};
+use quipu_iwarp::{Initiator, Negotiated, Params, Responder, SetupError};
 use quipu_wire::WireError;
 use quipu_wire::cm::Frame;
 
 use crate::keys::IdKey;
 
-/// The MPA parameters of both ends: no FPDU will follow, so nothing needs to be negotiated.
+/// The MPA parameters of both ends between two Quipus: no FPDU will follow, so nothing needs to be
+/// negotiated.
 pub(crate) const MPA: Params = Params { revision: 1, crc: true, enhanced: None };
 
 /// Longer than any start-up frame.
@@ -47,6 +48,8 @@ pub(crate) struct Stream {
     phase: Phase,
     /// A frame that is not whole.
     partial: Vec<u8>,
+    /// What is said before the stream is closed over a reply that cannot be accepted.
+    pub(crate) last_words: Vec<u8>,
 }
 
 /// What has come in a stream.
@@ -86,18 +89,20 @@ impl Stream {
         id: IdKey,
         local: SocketAddr,
         peer: SocketAddr,
+        params: Params,
         request: &[u8],
     ) -> Result<(Self, Vec<u8>), SetupError> {
-        let mut initiator = Initiator::new(MPA, request)?;
+        let mut initiator = Initiator::new(params, request)?;
         let first = drain(|out| initiator.poll_transmit(out));
         let (owner, phase) = (Owner::Id(id), Phase::Initiator(initiator));
-        Ok((Self { owner, local, peer, phase, partial: Vec::new() }, first))
+        let (partial, last_words) = (Vec::new(), Vec::new());
+        Ok((Self { owner, local, peer, phase, partial, last_words }, first))
     }
 
     /// A stream that the peer has opened.
     pub(crate) fn responder(owner: Owner, local: SocketAddr, peer: SocketAddr) -> Self {
         let phase = Phase::Responder(Responder::new());
-        Self { owner, local, peer, phase, partial: Vec::new() }
+        Self { owner, local, peer, phase, partial: Vec::new(), last_words: Vec::new() }
     }
 
     /// Takes from the front of `bytes` what belongs to the next message; that message, if it is
@@ -105,7 +110,9 @@ impl Stream {
     pub(crate) fn next(&mut self, bytes: &mut &[u8]) -> Result<Option<Incoming>, Broken> {
         match &mut self.phase {
             Phase::Initiator(initiator) => {
-                let (used, outcome) = initiator.handle(bytes)?;
+                let (used, outcome) = initiator.handle(bytes).inspect_err(|error| {
+                    self.last_words = initiator.last_words(error);
+                })?;
                 *bytes = &bytes[used..];
                 if outcome.is_some() {
                     self.phase = Phase::Frames;
@@ -140,13 +147,17 @@ impl Stream {
         Ok(None)
     }
 
-    /// The reply that accepts the peer's request.
-    pub(crate) fn accept(&mut self, reply: &[u8]) -> Result<Vec<u8>, Broken> {
+    /// The reply that accepts the peer's request, and what holds from now on.
+    pub(crate) fn accept(
+        &mut self,
+        params: Params,
+        reply: &[u8],
+    ) -> Result<(Negotiated, Vec<u8>), Broken> {
         let Phase::Responder(responder) = &mut self.phase else { return Err(Broken) };
-        responder.accept(MPA, reply)?;
+        let negotiated = responder.accept(params, reply)?;
         let bytes = drain(|out| responder.poll_transmit(out));
         self.phase = Phase::Frames;
-        Ok(bytes)
+        Ok((negotiated, bytes))
     }
 
     /// The reply that refuses the peer's request.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use quipu_iwarp::Negotiated;
 use thiserror::Error;
 
 use crate::keys::{IdKey, StreamKey};
@@ -19,6 +20,10 @@ pub struct Config {
     pub half_open: usize,
     /// And those among them from one address (IPv6: from one network of 64 bits).
     pub half_open_per_address: usize,
+    /// Whether requests of plain iWARP adapters are shown to listeners of `RDMA_PS_TCP`.
+    pub takes_plain: bool,
+    /// Whether connections of `RDMA_PS_TCP` are asked for as a plain iWARP adapter does.
+    pub asks_plain: bool,
 }
 
 impl Default for Config {
@@ -29,6 +34,8 @@ impl Default for Config {
             seed: [0; 32],
             half_open: 2048,
             half_open_per_address: 512,
+            takes_plain: true,
+            asks_plain: false,
         }
     }
 }
@@ -71,6 +78,7 @@ impl PortSpace {
 
 /// `IBV_QPT_*` as far as they matter here.
 pub(crate) mod qp_type {
+    pub(crate) const RC: u8 = 2;
     pub(crate) const UD: u8 = 4;
     const XRC_SEND: u8 = 9;
     const XRC_RECV: u8 = 10;
@@ -226,9 +234,39 @@ pub enum Loss {
     Failed(i32),
 }
 
+/// A stream of plain iWARP whose start-up is over: the queue pair speaks on it from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// The stream, whose name means nothing afterwards.
+    pub stream: StreamKey,
+    /// Whose connection it is.
+    pub id: IdKey,
+    /// The number of its queue pair, as the program has said.
+    pub qpn: u32,
+    /// Where the peer is.
+    pub peer: SocketAddr,
+    /// Whether this side opened it.
+    pub initiator: bool,
+    /// What start-up agreed on.
+    pub negotiated: Negotiated,
+    /// Reads that this side answers at a time.
+    pub ird: u16,
+    /// What has come behind the start-up frame.
+    pub rest: Vec<u8>,
+}
+
 /// What the world is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
+    /// Send what was given, and give the stream to the adapter; then tell what becomes of it:
+    /// [`Cm::handle_plain_established`](crate::Cm::handle_plain_established) and
+    /// [`Cm::handle_plain_ended`](crate::Cm::handle_plain_ended), once at most each.
+    HandOver(Box<HandOver>),
+    /// End the stream that was handed over for this identifier.
+    EndPlain {
+        /// This one.
+        id: IdKey,
+    },
     /// Open a TCP connection from the socket of `id` and send `first` once it stands.
     Connect {
         /// Its name from now on.

@@ -12,6 +12,8 @@ use std::path::PathBuf;
 /// | variable | values | meaning |
 /// |---|---|---|
 /// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
+/// | `QUIPU_DEVICES` | `quipu0`, `quipu_iw0`, or both with a comma between them (default) | which devices programs see, in that order |
+/// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, or plain iWARP |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
@@ -32,6 +34,10 @@ pub struct Config {
     /// The address of the device. `None`: the first address of an interface that is up and not the
     /// loopback, IPv4 before global IPv6; without one, 127.0.0.1.
     pub address: Option<IpAddr>,
+    /// The devices that programs see, in the order in which they are listed. Not empty.
+    pub devices: Vec<Device>,
+    /// The one from which connection management connects; one of those.
+    pub cm_device: Device,
     /// How peers on this host are reached.
     pub same_host: SameHost,
     /// Whether the memory of peers on this host is accessed directly.
@@ -60,6 +66,35 @@ pub struct Config {
     pub counters: bool,
     /// Where packets are captured, if anywhere.
     pub capture: Option<CaptureConfig>,
+}
+
+/// What a program may take the engine for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A channel adapter on Ethernet, as of RoCE v2.
+    Quipu0,
+    /// An RNIC: plain iWARP.
+    QuipuIw0,
+}
+
+impl Device {
+    /// All, in the usual order: the first is the one that most programs take.
+    pub const ALL: [Self; 2] = [Self::Quipu0, Self::QuipuIw0];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Quipu0 => "quipu0",
+            Self::QuipuIw0 => "quipu_iw0",
+        }
+    }
+
+    /// The device of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|device| device.name() == name)
+    }
 }
 
 /// Where packets are captured, and how many.
@@ -112,6 +147,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             address: None,
+            devices: Device::ALL.to_vec(),
+            cm_device: Device::Quipu0,
             same_host: SameHost::Auto,
             peer_memory: PeerMemoryPolicy::Auto,
             congestion: None,
@@ -190,6 +227,7 @@ impl Config {
             config.multicast_port =
                 port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
         }
+        (config.devices, config.cm_device) = devices(&lookup)?;
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
         config.faults = lookup("QUIPU_FAULTS").map(PathBuf::from);
         config.fault_log = lookup("QUIPU_FAULT_LOG").map(PathBuf::from);
@@ -215,6 +253,32 @@ impl Config {
         config.capture = capture(&lookup)?;
         Ok(config)
     }
+}
+
+/// Which devices programs see, and from which one connection management connects.
+fn devices(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+) -> Result<(Vec<Device>, Device), ConfigError> {
+    let expected = "quipu0, quipu_iw0, or both with a comma between them";
+    let shown = match lookup("QUIPU_DEVICES") {
+        None => Device::ALL.to_vec(),
+        Some(value) => {
+            let named: Option<Vec<_>> =
+                value.split(',').map(|name| Device::named(name.trim())).collect();
+            let twice = |named: &[Device]| named.len() == 2 && named[0] == named[1];
+            let named = named.filter(|named| named.len() <= 2 && !twice(named));
+            named.ok_or_else(|| bad("QUIPU_DEVICES", value, expected))?
+        }
+    };
+    let cm = match lookup("QUIPU_CM_DEVICE") {
+        None if shown.contains(&Device::Quipu0) => Device::Quipu0,
+        None => shown[0],
+        Some(value) => {
+            let named = Device::named(value.trim()).filter(|named| shown.contains(named));
+            named.ok_or_else(|| bad("QUIPU_CM_DEVICE", value, "one of the devices shown"))?
+        }
+    };
+    Ok((shown, cm))
 }
 
 /// Where packets are captured.
@@ -267,6 +331,21 @@ mod tests {
         let capture = config.capture.unwrap();
         assert_eq!(capture.path, PathBuf::from("/tmp/a b.pcapng"));
         assert_eq!((capture.file_bytes, capture.snaplen), (2 << 20, 0));
+        let devices = |shown: &'static str, cm: &'static str| {
+            Config::from_lookup(move |name| match name {
+                "QUIPU_DEVICES" => Some(shown.into()),
+                "QUIPU_CM_DEVICE" => Some(cm.into()),
+                _ => None,
+            })
+            .map(|config| (config.devices, config.cm_device))
+        };
+        let (ca, rnic) = (Device::Quipu0, Device::QuipuIw0);
+        assert_eq!(devices("", "").unwrap(), (vec![ca, rnic], ca));
+        assert_eq!(devices("quipu0", "").unwrap(), (vec![ca], ca));
+        assert_eq!(devices("quipu_iw0", "").unwrap(), (vec![rnic], rnic));
+        assert_eq!(devices("quipu_iw0, quipu0", "quipu_iw0").unwrap(), (vec![rnic, ca], rnic));
+        assert!(devices("quipu1", "").is_err() && devices("quipu0,quipu0", "").is_err());
+        assert!(devices("quipu0", "quipu_iw0").is_err());
         let error = Config::from_lookup(|n| (n == "QUIPU_PCAP_MB").then(|| "0".into()));
         assert!(error.unwrap_err().to_string().contains("from 1 to 1048576"));
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));

@@ -52,6 +52,8 @@ pub use quipu_fault as fault;
 pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
-pub use config::{CaptureConfig, Config, ConfigError, PeerMemoryPolicy, SameHost, StrictMode};
+pub use config::{
+    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, StrictMode,
+};
 pub use engine::{CompletionEvent, ContextId, Doorbell, Engine, EventsReported};
 pub use error::{EngineError, OpenError};

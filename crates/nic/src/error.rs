@@ -17,6 +17,11 @@ pub enum Fault {
     /// A state machine has no such transition, or a needed attribute is missing from it.
     #[error("illegal queue pair transition: {0}")]
     Transition(&'static str),
+    /// The queue pair is one of plain iWARP, which connection management connects.
+    #[error(
+        "an iWARP queue pair is connected by rdma_connect and rdma_accept, not by ibv_modify_qp"
+    )]
+    ConnectedElsewhere,
     /// The queue pair's state forbids the call.
     #[error("the queue pair's state does not allow this")]
     WrongState,

@@ -150,6 +150,12 @@ impl<P: Probe> Adapter<P> {
         self.qps.get(id).map(|qp| qp.qp_type)
     }
 
+    /// The queue pair of that number.
+    #[must_use]
+    pub fn find_qp(&self, num: QpNum) -> Option<QpId> {
+        self.hub.numbers.get(&num).copied()
+    }
+
     /// What a queue pair is.
     ///
     /// # Errors

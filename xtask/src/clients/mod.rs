@@ -5,6 +5,7 @@ mod capture;
 mod datagrams;
 mod faults;
 mod hosts;
+mod iwarp;
 mod pair;
 mod planned;
 mod rdmacm;

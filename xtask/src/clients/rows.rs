@@ -4,7 +4,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
-use super::{Hosts, LIMIT, Row, capture, datagrams, faults, planned, rdmacm, single, suite};
+use super::{Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, planned, rdmacm, single, suite};
 
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
@@ -84,6 +84,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(capture::rows(staged));
     rows.extend(suite::rows(staged));
     rows.extend(planned::rows(staged));
+    rows.extend(iwarp::one_host(staged));
     rows.extend(faults::one_host(staged));
     rows
 }
@@ -93,6 +94,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     let mut rows = programs(Hosts::Two, full, |family| Pairing::two_hosts(staged, family));
     rows.extend(rdmacm::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
     rows.extend(datagrams::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
+    rows.extend(iwarp::two_hosts(staged));
     rows.extend(faults::two_hosts(staged));
     rows
 }

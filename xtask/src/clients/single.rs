@@ -41,7 +41,12 @@ const CHECKS: [Check; 6] = [
         &["ibv_devinfo", "-v"],
         &["hca_id:\tquipu0", "PORT_ACTIVE", "::1", "RoCE v2"],
     ),
-    ("ibv_devinfo-list", Family::V4, &["ibv_devinfo", "-l"], &["1 HCA found", "quipu0"]),
+    (
+        "ibv_devinfo-list",
+        Family::V4,
+        &["ibv_devinfo", "-l"],
+        &["2 HCAs found", "quipu0", "quipu_iw0"],
+    ),
     (
         "python-loads-one-copy",
         Family::V4,

@@ -1,5 +1,6 @@
 //! The table as safe calls, and a pair of connected queue pairs.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -101,9 +102,12 @@ pub(super) type Qp = EngineQp;
 
 impl Bench {
     pub(super) fn new() -> Self {
+        Self::of(c"quipu0")
+    }
+
+    pub(super) fn of(device: &CStr) -> Self {
         let api = api();
-        let opened: EngineOpened =
-            made(|out| unsafe { (api.open)(c"quipu0".as_ptr(), out) }).unwrap();
+        let opened: EngineOpened = made(|out| unsafe { (api.open)(device.as_ptr(), out) }).unwrap();
         let context = opened.context;
         let pd = made(|out| unsafe { (api.alloc_pd)(context, out) }).unwrap();
         let channel: EngineChannel =

@@ -7,21 +7,26 @@ use quipu_abi_types::*;
 use super::bench::{Bench, MEMORY, Said, api, blank, done, made, registration, srq_init};
 
 #[test]
-fn the_table_is_of_this_build_and_lists_one_device() {
+fn the_table_is_of_this_build_and_lists_the_devices() {
     let api = api();
     assert!(api.is_of_this_build());
     let mut devices = [blank::<EngineDevice>(); 2];
     let mut count = 0;
     done(unsafe { (api.list_devices)(devices.as_mut_ptr(), 2, &mut count) }).unwrap();
-    assert_eq!(count, 1);
+    assert_eq!(count, 2);
     // SAFETY: names end with a zero.
-    let name = unsafe { CStr::from_ptr(devices[0].name.as_ptr()) };
-    assert_eq!(name, c"quipu0");
+    let names = devices.each_ref().map(|d| unsafe { CStr::from_ptr(d.name.as_ptr()) });
+    assert_eq!(names, [c"quipu0", c"quipu_iw0"], "most programs take the first");
+    let rnic = (devices[1].node_type, devices[1].transport_type);
+    assert_eq!(rnic, (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP));
+    assert!(devices[1].guid != 0 && devices[1].guid != devices[0].guid);
     assert_eq!((devices[0].node_type, devices[0].transport_type), (IBV_NODE_CA, IBV_TRANSPORT_IB));
     assert!(devices[0].guid != 0 && devices[0].num_comp_vectors >= 1);
     // Without room only the number is told.
     done(unsafe { (api.list_devices)(std::ptr::null_mut(), 0, &mut count) }).unwrap();
-    assert_eq!(count, 1);
+    assert_eq!(count, 2);
+    done(unsafe { (api.list_devices)(devices.as_mut_ptr(), 1, &mut count) }).unwrap();
+    assert_eq!(count, 2);
     let other = made(|out| unsafe { (api.open)(c"quipu9".as_ptr(), out) });
     assert_eq!(other.err(), Some(EngineStatus::NotFound));
 }
@@ -54,6 +59,34 @@ fn device_port_and_gid_are_those_of_a_roce_adapter() {
     }
     let port = made::<ibv_port_attr>(|out| unsafe { (api.query_port)(bench.context, 2, out) });
     assert_eq!(port.err(), Some(EngineStatus::Invalid));
+}
+
+/// It has no atomics and no datagrams, and only connection management connects its queue pairs.
+#[test]
+fn the_second_device_is_an_rnic() {
+    let other = Bench::new();
+    let bench = Bench::of(c"quipu_iw0");
+    let api = bench.api;
+    let device: ibv_device_attr_ex =
+        made(|out| unsafe { (api.query_device)(bench.context, out) }).unwrap();
+    assert_eq!((device.orig_attr.atomic_cap, device.orig_attr.max_ah), (IBV_ATOMIC_NONE, 0));
+    assert!(device.orig_attr.max_srq > 0);
+    let row: ibv_gid_entry =
+        made(|out| unsafe { (api.query_gid)(bench.context, 1, 0, out) }).unwrap();
+    assert_eq!(row.gid_type, IBV_GID_TYPE_IB);
+    let qp = bench.create_qp(&bench.qp_init()).unwrap();
+    bench.to_init(qp.qp).unwrap();
+    let (attr, mask) = bench.rtr(qp.qp_num);
+    assert_eq!(bench.modify(qp.qp, &attr, mask), Err(EngineStatus::Invalid));
+    let mut init = bench.qp_init();
+    init.qp_type = IBV_QPT_UD;
+    assert_eq!(bench.create_qp(&init).err(), Some(EngineStatus::NotSupported));
+    init.qp_type = IBV_QPT_UC;
+    assert_eq!(bench.create_qp(&init).err(), Some(EngineStatus::NotSupported));
+    // Objects belong to the context, and so to the device, in which they were made.
+    let mut init = bench.qp_init();
+    init.recv_cq = other.cq;
+    assert_eq!(bench.create_qp(&init).err(), Some(EngineStatus::Invalid));
 }
 
 #[test]

@@ -223,6 +223,7 @@ impl Pair {
                 let from = self.nodes[node].cm.route(id).unwrap().src.unwrap();
                 self.make(node, stream, from, to, &first);
             }
+            Action::HandOver(_) | Action::EndPlain { .. } => panic!("see the tests of plain iWARP"),
             Action::Send { stream, bytes } => self.send(node, stream, &bytes),
             Action::Close { stream, reset } => {
                 self.closed.push((node, stream, reset));

@@ -5,6 +5,7 @@
 //! `rdma_cm` are those of TCP and UDP, and the kernel keeps two from taking the same.
 
 mod address;
+mod plain;
 mod socket;
 mod stream;
 mod udp;
@@ -16,6 +17,8 @@ use std::sync::Arc;
 
 use quipu_cm::{Action, CallError, ChannelKey, Cm, Event, IdKey, Loss, StreamKey};
 
+pub(crate) use self::plain::Given;
+use self::plain::Plain;
 use self::socket::Socket;
 use self::stream::Stream;
 use crate::error::EngineError;
@@ -51,6 +54,8 @@ pub(crate) struct Manager {
     streams: Vec<Option<Stream>>,
     /// By the index of the channel.
     signals: Vec<Option<Signal>>,
+    /// Streams that the adapter has, or is to get.
+    plain: Plain,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelKey>,
 }
@@ -87,6 +92,7 @@ impl Manager {
             sockets: Vec::new(),
             streams: Vec::new(),
             signals: Vec::new(),
+            plain: Plain::default(),
             attended: None,
         })
     }
@@ -226,6 +232,8 @@ impl Manager {
                     self.cm.handle_lost(now, stream, stream::loss(&error));
                 }
             }
+            Action::HandOver(given) => self.give(*given),
+            Action::EndPlain { id } => self.plain.end(id),
             Action::Send { stream, bytes } => self.send(stream, &bytes),
             Action::Close { stream, reset } => self.close(stream, reset),
             Action::Datagram { via, from, to, bytes } => {
@@ -286,13 +294,17 @@ impl Manager {
     }
 
     fn close(&mut self, key: StreamKey, reset: bool) {
-        if self.stream(key).is_none() {
-            return;
-        }
-        if let Some(stream) = self.streams[key.index() as usize].take() {
-            self.epoll.remove(&stream.fd);
+        if let Some(stream) = self.take_stream(key) {
             stream.close(reset);
         }
+    }
+
+    /// Takes a stream away from here.
+    fn take_stream(&mut self, key: StreamKey) -> Option<Stream> {
+        self.stream(key)?;
+        let stream = self.streams[key.index() as usize].take()?;
+        self.epoll.remove(&stream.fd);
+        Some(stream)
     }
 
     /// A socket of an identifier has something to read.

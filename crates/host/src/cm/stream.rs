@@ -107,6 +107,11 @@ impl Stream {
         if self.connecting { Ok(()) } else { self.flush() }
     }
 
+    /// Whether the socket has taken everything.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.unsent.is_empty()
+    }
+
     /// Sends what was not sent yet, as far as the socket takes it.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {

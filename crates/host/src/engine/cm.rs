@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use quipu_cm::{CallError, ChannelKey, Cm, Event, IdKey, Param, PortSpace, QpParams, Route};
-use quipu_nic::Gid;
+use quipu_nic::{Gid, Time};
 
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
 use super::wait::is_non_blocking;
 use super::{Engine, socket_address};
 use crate::cm::Manager;
+use crate::config::Device;
 use crate::error::EngineError;
 use crate::sys;
 
@@ -32,6 +33,9 @@ impl Engine {
         let manager = core.manager()?;
         let outcome = call(manager, now);
         manager.settle(now);
+        if manager.has_output() {
+            core.settle(Time(now));
+        }
         // There may be an earlier deadline than whoever waits knows of.
         core.call_waiter();
         outcome
@@ -62,7 +66,14 @@ impl Engine {
             sys::random(&mut seed).map_err(|e| EngineError::system("random numbers", e))?;
             let gid = Gid::from(address.ip).0;
             let path_mtu = address.active_mtu();
-            let config = quipu_cm::Config { gid, path_mtu, seed, ..quipu_cm::Config::default() };
+            let config = quipu_cm::Config {
+                gid,
+                path_mtu,
+                seed,
+                takes_plain: self.inner.config.devices.contains(&Device::QuipuIw0),
+                asks_plain: self.inner.config.cm_device == Device::QuipuIw0,
+                ..quipu_cm::Config::default()
+            };
             let epoll = std::sync::Arc::clone(&self.inner.epoll);
             let manager = Manager::new(config, socket_address(address), epoll)
                 .map_err(|e| EngineError::system("a descriptor in reserve", e))?;

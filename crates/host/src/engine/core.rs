@@ -4,13 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quipu_nic::{Action, Event, QpNum, Time};
+use quipu_nic::{
+    Action, Adoption, Event, Fault, QpAttr, QpAttrMask, QpId, QpNum, QpState, Role, Time,
+};
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
 use super::strict::Strict;
 use crate::clock::Clock;
-use crate::cm::Manager;
+use crate::cm::{Given, Manager};
 use crate::counters::{Calls, Publisher};
 use crate::datagram::Datagrams;
 use crate::link::{Links, Reach, Waiting};
@@ -362,8 +364,12 @@ impl Core {
                 Event::Completion { channel, cq, context } => {
                     self.events.completion(channel, CompletionEvent { cq, context });
                 }
-                // Only connection management hands streams over.
-                Event::Stream { .. } => {}
+                Event::Stream { qp, change, .. } => {
+                    let now = self.clock.recent().0;
+                    if let Some(cm) = &mut self.cm {
+                        cm.stream_changed(now, qp, change);
+                    }
+                }
             }
         }
     }
@@ -375,11 +381,56 @@ impl Core {
             any = true;
             self.carry_out(now, action);
         }
+        if self.cm.as_ref().is_some_and(|cm| cm.has_output()) {
+            any = true;
+            self.serve_plain(now);
+        }
         while let Some(waiting) = self.links.take_given_up() {
             any = true;
             self.connect_stream(now, waiting);
         }
         any
+    }
+
+    /// Gives streams of plain iWARP to the adapter, and ends others.
+    #[cold]
+    fn serve_plain(&mut self, now: Time) {
+        while let Some(given) = self.cm.as_mut().and_then(|cm| cm.take_given()) {
+            let id = given.what.id;
+            let qp = self.hand_over(now, given);
+            if let Some(cm) = &mut self.cm {
+                cm.given(now.0, id, qp);
+            }
+        }
+        while let Some(qp) = self.cm.as_mut().and_then(|cm| cm.take_end()) {
+            let attr = QpAttr { state: QpState::Sqd, ..QpAttr::default() };
+            // One that is in error already has no stream any more.
+            let _ = self.adapter.modify_qp(now, qp, &attr, QpAttrMask::STATE);
+        }
+    }
+
+    /// Gives a stream to its queue pair, which has it then.
+    fn hand_over(&mut self, now: Time, given: Given) -> Option<QpId> {
+        let what = given.what;
+        let role = if what.initiator { Role::Initiator } else { Role::Responder };
+        let adoption =
+            Adoption { role, negotiated: what.negotiated, ird: what.ird, rfc7306: false };
+        let taken = self
+            .adapter
+            .find_qp(QpNum(what.qpn))
+            .ok_or(Fault::NoSuchObject)
+            .and_then(|qp| Ok((qp, self.adapter.adopt_stream(now, qp, &adoption)?)));
+        match taken {
+            Ok((qp, conn)) => {
+                let stream = (conn, what.peer, what.initiator);
+                self.net.adopt(&mut self.adapter, now, stream, given.fd, &what.rest);
+                Some(qp)
+            }
+            Err(error) => {
+                tracing::error!(qpn = what.qpn, %error, "the queue pair cannot be connected");
+                None
+            }
+        }
     }
 
     fn carry_out(&mut self, now: Time, action: Action) {

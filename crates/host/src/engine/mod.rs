@@ -24,7 +24,7 @@ use self::faults::Faults;
 use self::helper::Helper;
 use self::strict::Strict;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
-use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::config::{Config, Device, PeerMemoryPolicy, SameHost};
 use crate::counters::Publisher;
 use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
@@ -157,6 +157,12 @@ impl Engine {
     #[must_use]
     pub fn address(&self) -> &HostAddress {
         &self.inner.address
+    }
+
+    /// The devices that programs see, in the order in which they are listed.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.inner.config.devices
     }
 
     /// Whether its interface is up now, has a carrier, and still has the address.

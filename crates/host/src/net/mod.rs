@@ -15,6 +15,7 @@ pub(crate) mod token;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
@@ -270,6 +271,32 @@ impl Net {
             }
         }
         any
+    }
+
+    /// Takes over a stream to `peer` that stands, and on which `rest` has come already. `own`: this side has
+    /// opened it.
+    pub(crate) fn adopt(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        (conn, peer, own): (ConnId, SocketAddr, bool),
+        fd: OwnedFd,
+        rest: &[u8],
+    ) {
+        let slot = match self.add(Stream::new(fd, conn, peer, Phase::Open, READ)) {
+            Ok(slot) => slot,
+            Err(error) => {
+                tracing::warn!(%error, "a connection is turned away");
+                return adapter.handle_lost(now, conn, Loss::Unavailable);
+            }
+        };
+        self.show(adapter, slot, own);
+        let Some(stream) = self.streams.get_mut(slot) else { return };
+        let (mut buffer, mut filled) = stream.received.open(&mut self.pool);
+        buffer[..rest.len()].copy_from_slice(rest);
+        filled.end = rest.len();
+        filled.start = adapter.handle_stream(now, conn, rest);
+        stream.received.close(&mut self.pool, buffer, filled);
     }
 
     /// Looks at a stream that epoll named.

@@ -1,10 +1,10 @@
 //! `quipu devices`: what programs see.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::process::ExitCode;
 
-use quipu_host::{Config, Engine};
+use quipu_host::{Config, Device, Engine};
 use serde_json::json;
 
 use super::DeviceOptions;
@@ -28,36 +28,43 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     config.address = options.device.address.or(config.address);
     // Opened as programs do, so what would refuse them is found here.
     let engine = Engine::open(config).map_err(|error| refused(&error))?;
-    let address = engine.address();
-    let gid = match address.ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    };
-    let state = if address.up { "active" } else { "down" };
+    let lines: Vec<Line> = engine.devices().iter().map(|&device| line(device, &engine)).collect();
     if options.json {
-        print_json(address, gid, state);
+        let devices: Vec<_> = lines.iter().map(as_json).collect();
+        println!("{:#}", json!(devices));
     } else {
-        let heading = ["device", "state", "gid", "address", "interface"].map(str::to_owned);
-        let line = [
-            "quipu0".into(),
-            state.to_owned(),
-            gid.to_string(),
-            address.ip.to_string(),
-            address.interface.clone(),
-        ];
-        table(&mut io::stdout().lock(), &[heading.into(), line.into()])?;
+        let heading = ["device", "transport", "state", "gid", "address", "interface"];
+        let mut rows = vec![heading.map(str::to_owned).into()];
+        rows.extend(lines.into_iter().map(|line| line.into()));
+        table(&mut io::stdout().lock(), &rows)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_json(address: &quipu_host::HostAddress, gid: Ipv6Addr, state: &str) {
-    let devices = json!([{
-        "device": "quipu0",
+/// Name, transport, state, GID, address and interface.
+type Line = [String; 6];
+
+fn line(device: Device, engine: &Engine) -> Line {
+    let address = engine.address();
+    // An RNIC is reached by addresses only.
+    let (transport, gid) = match (device, address.ip) {
+        (Device::Quipu0, IpAddr::V4(v4)) => ("InfiniBand", v4.to_ipv6_mapped().to_string()),
+        (Device::Quipu0, IpAddr::V6(v6)) => ("InfiniBand", v6.to_string()),
+        (Device::QuipuIw0, _) => ("iWARP", "-".to_owned()),
+    };
+    let state = if address.up { "active" } else { "down" };
+    let (ip, interface) = (address.ip.to_string(), address.interface.clone());
+    [device.name().into(), transport.into(), state.into(), gid, ip, interface]
+}
+
+fn as_json([device, transport, state, gid, address, interface]: &Line) -> serde_json::Value {
+    json!({
+        "device": device,
+        "transport": transport,
         "link_layer": "Ethernet",
         "state": state,
-        "gid": gid.to_string(),
-        "address": address.ip.to_string(),
-        "interface": address.interface,
-    }]);
-    println!("{devices:#}");
+        "gid": if gid == "-" { None } else { Some(gid) },
+        "address": address,
+        "interface": interface,
+    })
 }

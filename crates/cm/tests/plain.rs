@@ -1,0 +1,208 @@
+//! Connections with plain iWARP adapters: what programs are told, and what becomes of streams. The bytes
+//! behind the start-up are the adapter's.
+
+use quipu_cm::{
+    Action, CallError, ChannelKey, Cm, Config, Event, EventKind, HandOver, IdKey, Param, PortSpace,
+    StreamKey,
+};
+
+const RC: u8 = 2;
+const SECOND: u64 = 1_000_000_000;
+/// IRD 4, ORD 2, peer-to-peer mode by a Write; private data `abc`.
+const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\0\x07\x80\x04\x80\x02abc";
+
+struct World {
+    cm: Cm,
+    channel: ChannelKey,
+    listener: IdKey,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let mut cm = Cm::new(config);
+        let channel = cm.create_channel();
+        let listener = cm.create_id(channel, PortSpace::Tcp, RC, 7).unwrap();
+        cm.bind(listener, "10.0.0.1:4444".parse().unwrap()).unwrap();
+        cm.listen(listener, 1).unwrap();
+        Self { cm, channel, listener }
+    }
+
+    fn arrive(&mut self, bytes: &[u8]) -> StreamKey {
+        let (own, peer) = ("10.0.0.1:4444".parse().unwrap(), "10.0.0.9:999".parse().unwrap());
+        let stream = self.cm.handle_accepted(SECOND, self.listener, own, peer).unwrap();
+        self.cm.handle_bytes(SECOND, stream, bytes);
+        stream
+    }
+
+    fn event(&mut self) -> Event {
+        self.cm.take_event(self.channel).unwrap().expect("an event")
+    }
+
+    fn kinds(&mut self) -> Vec<(EventKind, i32)> {
+        let taken = std::iter::from_fn(|| self.cm.take_event(self.channel).unwrap());
+        taken.map(|event| (event.kind, event.status)).collect()
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.cm.poll_action()).collect()
+    }
+
+    /// A request, accepted; the stream that was handed over.
+    fn accepted(&mut self) -> HandOver {
+        self.arrive(REQUEST);
+        let id = self.event().id;
+        let param =
+            Param { qpn: 5, responder_resources: 2, initiator_depth: 9, ..Param::default() };
+        self.cm.accept(SECOND, id, Some(&param)).unwrap();
+        match &self.actions()[..] {
+            [Action::Send { bytes, .. }, Action::HandOver(given)] => {
+                assert_eq!(bytes[..], b"MPA ID Rep Frame\x50\x02\0\x04\x80\x02\x80\x04"[..]);
+                (**given).clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A stream that asks, with everything before its request done.
+fn asking() -> (World, IdKey, StreamKey) {
+    let mut world = World::new(Config { asks_plain: true, ..Config::default() });
+    let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
+    let own = Ok("10.0.0.1:888".parse().unwrap());
+    world.cm.resolved(id, "10.0.0.9:4444".parse().unwrap(), own).unwrap();
+    world.cm.resolve_route(id).unwrap();
+    assert!(world.cm.route(id).unwrap().plain && world.cm.init_params(id).unwrap().remote_write);
+    let param = Param { private_data: b"who".to_vec(), qpn: 5, ..Param::default() };
+    world.cm.connect(SECOND, id, &param).unwrap();
+    world.kinds();
+    let actions = world.actions();
+    let [Action::Connect { stream, first, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(first[..], b"MPA ID Req Frame\x50\x02\0\x07\xc0\0\xc0\0who"[..]);
+    (world, id, *stream)
+}
+
+#[test]
+fn a_request_has_its_private_data_and_depths() {
+    let mut world = World::new(Config::default());
+    world.arrive(REQUEST);
+    let event = world.event();
+    assert_eq!(
+        (event.kind, event.listener, &*event.private_data),
+        (EventKind::ConnectRequest, 7, &b"abc"[..])
+    );
+    assert_eq!((event.peer.responder_resources, event.peer.initiator_depth), (2, 4));
+    assert!(world.cm.route(event.id).unwrap().plain);
+    // Of revision 1: the depths are not said.
+    world.arrive(b"MPA ID Req Frame\x40\x01\0\0");
+    let event = world.event();
+    assert_eq!((event.peer.responder_resources, event.peer.initiator_depth), (128, 128));
+    // FPDUs before the reply: the stream is of no use.
+    world.arrive(b"MPA ID Req Frame\x40\x01\0\0\0");
+    assert!(world.actions().iter().any(|a| matches!(a, Action::Close { reset: true, .. })));
+}
+
+#[test]
+fn a_full_queue_and_a_device_that_is_not_shown_refuse() {
+    let mut world = World::new(Config::default());
+    world.arrive(REQUEST);
+    world.arrive(REQUEST);
+    let refused = |world: &mut World| {
+        let actions = world.actions();
+        let [Action::Send { bytes, .. }, Action::Close { reset: false, .. }] = &actions[..] else {
+            panic!("{actions:?}")
+        };
+        assert_eq!(bytes[16] & 0x20, 0x20);
+    };
+    refused(&mut world);
+    assert_eq!(world.kinds(), [(EventKind::ConnectRequest, 0)]);
+    let mut world = World::new(Config { takes_plain: false, ..Config::default() });
+    world.arrive(REQUEST);
+    refused(&mut world);
+    assert_eq!(world.kinds(), []);
+}
+
+#[test]
+fn a_connection_lives_as_long_as_its_stream() {
+    let mut world = World::new(Config::default());
+    let given = world.accepted();
+    assert_eq!((given.qpn, given.ird, given.initiator), (5, 2, false));
+    assert_eq!(world.cm.establish(given.id), Err(CallError::WrongState), "the adapter says so");
+    world.cm.handle_plain_established(given.id);
+    world.cm.handle_plain_established(given.id);
+    assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
+    world.cm.disconnect(SECOND, given.id).unwrap();
+    world.cm.disconnect(SECOND, given.id).unwrap();
+    assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
+    world.cm.handle_plain_ended(given.id);
+    world.cm.handle_plain_ended(given.id);
+    assert_eq!(world.kinds(), [(EventKind::Disconnected, 0)]);
+    world.cm.disconnect(SECOND, given.id).unwrap();
+    world.cm.destroy_id(given.id).unwrap();
+    assert_eq!(world.actions(), []);
+    assert_eq!(world.cm.load().deadlines, 0);
+}
+
+#[test]
+fn an_identifier_takes_its_stream_with_it() {
+    for established in [false, true] {
+        let mut world = World::new(Config::default());
+        let given = world.accepted();
+        if established {
+            world.cm.handle_plain_established(given.id);
+        }
+        world.cm.destroy_id(given.id).unwrap();
+        assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
+        world.cm.handle_plain_ended(given.id);
+    }
+}
+
+#[test]
+fn a_stream_that_the_adapter_does_not_want_or_loses_at_once_is_an_error() {
+    let mut world = World::new(Config::default());
+    let given = world.accepted();
+    world.cm.handle_plain_ended(given.id);
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+    let given = world.accepted();
+    world.cm.handle_timeout(100 * SECOND);
+    assert_eq!(world.kinds(), [(EventKind::Unreachable, -110)]);
+    assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
+}
+
+#[test]
+fn a_reply_hands_the_stream_over_with_what_follows() {
+    let (mut world, id, stream) = asking();
+    world.cm.handle_reached(SECOND, stream);
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Fr");
+    world.cm.handle_bytes(SECOND, stream, b"ame\x50\x02\0\x06\x80\0\x80\0mexyz");
+    let actions = world.actions();
+    let [Action::HandOver(given)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((given.id, &given.rest[..], given.initiator), (id, &b"xyz"[..], true));
+    world.cm.handle_plain_established(id);
+    let event = world.event();
+    assert_eq!((event.kind, &*event.private_data), (EventKind::Established, &b"me"[..]));
+    assert_eq!(world.cm.load().streams, 0);
+}
+
+#[test]
+fn replies_that_refuse_or_cannot_be_accepted() {
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Frame\x60\x02\0\x02no");
+    let event = world.event();
+    assert_eq!(
+        (event.kind, event.status, &*event.private_data),
+        (EventKind::Rejected, -111, &b"no"[..])
+    );
+    // Nothing that this side answers is asked for, but one Read is (RFC 6581 9.1): it says so.
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Frame\x50\x02\0\x04\x80\0\x80\x01");
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
+    let actions = world.actions();
+    let [Action::Send { bytes, .. }, Action::Close { reset: false, .. }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(bytes[20..22], [0x20, 0x06]);
+    // What is no reply at all.
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"HTTP/1.1 400 Bad Request");
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
+}

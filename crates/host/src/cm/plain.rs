@@ -1,0 +1,91 @@
+//! Streams of plain iWARP: they begin here, and belong to the adapter once their start-up is over.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+
+use quipu_cm::{HandOver, IdKey};
+use quipu_nic::{QpId, StreamChange};
+
+use super::Manager;
+
+/// A stream for the adapter.
+pub(crate) struct Given {
+    pub(crate) fd: OwnedFd,
+    pub(crate) what: HandOver,
+}
+
+/// What is known of such streams.
+#[derive(Default)]
+pub(super) struct Plain {
+    /// Those that the adapter is to get.
+    given: VecDeque<Given>,
+    /// Queue pairs whose streams are to end.
+    ends: VecDeque<QpId>,
+    /// Who has a stream that the adapter has.
+    by_qp: HashMap<QpId, IdKey>,
+    by_id: HashMap<IdKey, QpId>,
+}
+
+impl Plain {
+    /// The stream of an identifier is to end, be it on its way to the adapter.
+    pub(super) fn end(&mut self, id: IdKey) {
+        self.given.retain(|given| given.what.id != id);
+        self.ends.extend(self.by_id.get(&id));
+    }
+}
+
+impl Manager {
+    /// Puts a stream where [`take_given`](Self::take_given) finds it.
+    pub(super) fn give(&mut self, what: HandOver) {
+        // A few hundred bytes are in a socket that was empty, so nothing is left unsent.
+        match self.take_stream(what.stream).filter(|stream| stream.is_flushed()) {
+            Some(stream) => self.plain.given.push_back(Given { fd: stream.fd, what }),
+            None => self.cm.handle_plain_ended(what.id),
+        }
+    }
+
+    /// Whether there is something for the adapter.
+    pub(crate) fn has_output(&self) -> bool {
+        !self.plain.given.is_empty() || !self.plain.ends.is_empty()
+    }
+
+    /// The next stream for the adapter.
+    pub(crate) fn take_given(&mut self) -> Option<Given> {
+        self.plain.given.pop_front()
+    }
+
+    /// The next queue pair whose stream is to end.
+    pub(crate) fn take_end(&mut self) -> Option<QpId> {
+        self.plain.ends.pop_front()
+    }
+
+    /// The adapter has taken the stream of an identifier, for a queue pair; or it has not.
+    pub(crate) fn given(&mut self, now: u64, id: IdKey, qp: Option<QpId>) {
+        match qp {
+            Some(qp) => {
+                self.plain.by_qp.insert(qp, id);
+                self.plain.by_id.insert(id, qp);
+            }
+            None => self.cm.handle_plain_ended(id),
+        }
+        self.settle(now);
+    }
+
+    /// Something has happened to the stream of a queue pair.
+    pub(crate) fn stream_changed(&mut self, now: u64, qp: QpId, change: StreamChange) {
+        match change {
+            StreamChange::Established => {
+                if let Some(&id) = self.plain.by_qp.get(&qp) {
+                    self.cm.handle_plain_established(id);
+                }
+            }
+            StreamChange::Ended => {
+                if let Some(id) = self.plain.by_qp.remove(&qp) {
+                    self.plain.by_id.remove(&id);
+                    self.cm.handle_plain_ended(id);
+                }
+            }
+        }
+        self.settle(now);
+    }
+}
