@@ -1,4 +1,5 @@
-//! `quipu run --fault` and `--strict`: the plan is looked at before the program starts, and named in its environment.
+//! `quipu run --fault` and `--strict`: the plan is looked at before the program starts, and named in its
+//! environment.
 
 use std::ffi::OsString;
 use std::fs;

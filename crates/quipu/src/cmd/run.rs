@@ -65,9 +65,10 @@ FAULTS: a plan says what fails on purpose, where and when, in an unmodified prog
   call = "reg_mr"                # any call of verbs, without ibv_
   errno = "ENOMEM"
 
-The same seed and the same calls of the program give the same faults. Each is told on standard error,
-or in the file of --fault-log, with which --fault-replay repeats exactly those. docs/faults.md has
-every key, examples and a tutorial. A plan that makes no sense is refused before the program starts.
+The same seed and the same calls of the program give the same faults. Each is told on standard
+error, or in the file of --fault-log, with which --fault-replay repeats exactly those.
+docs/faults.md has every key, examples and a tutorial. A plan that makes no sense is refused
+before the program starts.
 
 Exit codes of quipu itself: 125 quipu cannot do it, 126 the program cannot be run so, 127 there is
 no such program.
