@@ -41,9 +41,31 @@ const MULTICAST: [(&str, &str, &[&str]); 2] = [
 const GROUP_V4: [&str; 2] = ["-M", "0:0:0:0:0:0:0:0:0:0:255:255:239:77:1:1"];
 const GROUP_V6: [&str; 3] = ["--ipv6", "-M", "255:14:0:0:0:0:0:0:0:0:0:0:0:119:1:1"];
 
-/// Tests of `ucx_perftest`: those of the transport alone, and those of the layer above it, which makes
-/// everything else of its active messages.
-const UCX_TRANSPORT: [&str; 2] = ["am_lat", "am_bw"];
+/// A way of UCX: its name here, its transport, the transports that it may use, and tests of the first
+/// alone. Reliable connections are wired up by datagrams.
+struct UcxWay {
+    name: &'static str,
+    transport: &'static str,
+    allowed: &'static str,
+    tests: &'static [&'static str],
+}
+
+const UCX_WAYS: [UcxWay; 2] = [
+    UcxWay {
+        name: "ucx-ud",
+        transport: "ud_verbs",
+        allowed: "ud_verbs",
+        tests: &["am_lat", "am_bw"],
+    },
+    UcxWay {
+        name: "ucx-rc",
+        transport: "rc_verbs",
+        allowed: "rc_verbs,ud_verbs",
+        tests: &["am_lat", "am_bw", "put_lat", "put_bw", "add_lat", "fadd", "cswap"],
+    },
+];
+
+/// Tests of `ucx_perftest` for the layer above the transports, which makes what they lack.
 const UCX_PROTOCOLS: [&str; 15] = [
     "tag_lat",
     "tag_bw",
@@ -94,16 +116,17 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
                 done,
             ));
         }
-        rows.extend(ucx(&place, &pairing(family), hosts == Hosts::One && family == Family::V4));
+        let all = hosts == Hosts::One && family == Family::V4;
+        rows.extend(UCX_WAYS.iter().flat_map(|way| ucx(way, &place, &pairing(family), all)));
     }
     rows
 }
 
 /// Rows of UCX: `all` of its tests, or one of each kind.
-fn ucx<'a>(place: &str, pairing: &Pairing, all: bool) -> Vec<Row<'a>> {
+fn ucx<'a>(way: &UcxWay, place: &str, pairing: &Pairing, all: bool) -> Vec<Row<'a>> {
     let few = |tests: &'static [&'static str]| if all { tests } else { &tests[..1] };
-    let alone = ["-d", "quipu0:1", "-x", "ud_verbs"];
-    let transport = few(&UCX_TRANSPORT).iter().map(|test| (*test, alone.as_slice()));
+    let alone = ["-d", "quipu0:1", "-x", way.transport];
+    let transport = few(way.tests).iter().map(|test| (*test, alone.as_slice()));
     let protocols = few(&UCX_PROTOCOLS).iter().map(|test| (*test, [].as_slice()));
     let kinds = transport.chain(protocols);
     kinds
@@ -111,10 +134,11 @@ fn ucx<'a>(place: &str, pairing: &Pairing, all: bool) -> Vec<Row<'a>> {
             let args = words(&[&["-t", test, "-n", EXCHANGES, "-w", "20"], options].concat());
             let pairing = pairing
                 .clone()
-                .with_env("UCX_TLS", "ud_verbs")
+                .with_env("UCX_TLS", way.allowed)
                 .with_env("UCX_NET_DEVICES", "quipu0:1");
             let done = |output: &str| output.contains("Final:");
-            row(format!("{place}/ucx-ud/{test}"), pairing, "ucx_perftest", args, done)
+            let name = format!("{place}/{}/{test}", way.name);
+            row(name, pairing, "ucx_perftest", args, done)
         })
         .collect()
 }
