@@ -9,7 +9,7 @@ use libc::{
 };
 use libc::{sockaddr, socklen_t};
 use quipu_abi_types::*;
-use quipu_cabi::{CReturn, Errno, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void, entry};
 
 const AF_IB: c_int = 27;
 /// `EAI_QPTYPE` of the manual page, for which there is no number but that of its like.
@@ -23,21 +23,6 @@ enum Failure {
     Errno(Errno),
     /// A code of getaddrinfo(3).
     Code(c_int),
-}
-
-/// Returns 0, -1 with `errno` set, or a code of getaddrinfo(3).
-pub struct Code;
-
-impl CReturn for Code {
-    type Value = c_int;
-    type Raw = c_int;
-    fn success(value: c_int) -> c_int {
-        value
-    }
-    fn failure(errno: Errno) -> c_int {
-        errno.set();
-        -1
-    }
 }
 
 /// The service and the port space, each from the other where it is missing.
@@ -213,7 +198,7 @@ entry! {
         service: *const c_char,
         hints: *const rdma_addrinfo,
         out: *mut *mut rdma_addrinfo,
-    ) -> Code {
+    ) -> IntMinusOne {
         // SAFETY: the program passes null or valid pointers, texts among them.
         unsafe {
             let out = out.as_mut().ok_or(Errno::EINVAL)?;

@@ -51,20 +51,23 @@ impl CReturn for ErrorNumber {
     }
 }
 
-/// Returns a value of 0 or above, or -1 with `errno` set. Events and table look-ups of verbs.
-pub struct IntMinusOne;
+/// Returns a number, or -1 with `errno` set.
+pub struct MinusOne<T>(PhantomData<T>);
 
-impl CReturn for IntMinusOne {
-    type Value = c_int;
-    type Raw = c_int;
-    fn success(value: c_int) -> c_int {
+impl<T: From<i8>> CReturn for MinusOne<T> {
+    type Value = T;
+    type Raw = T;
+    fn success(value: T) -> T {
         value
     }
-    fn failure(errno: Errno) -> c_int {
+    fn failure(errno: Errno) -> T {
         errno.set();
-        -1
+        T::from(-1)
     }
 }
+
+/// Returns a value of 0 or above, or -1 with `errno` set. Events and table look-ups of verbs.
+pub type IntMinusOne = MinusOne<c_int>;
 
 /// Returns a pointer, or NULL with `errno` set.
 pub struct Null<T>(PhantomData<T>);

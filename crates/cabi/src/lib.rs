@@ -20,7 +20,7 @@ mod handle;
 mod library;
 mod lock;
 
-pub use entry::{CReturn, ErrorNumber, IntErrno, IntMinusOne, Null, Plain, Void, wall};
+pub use entry::{CReturn, ErrorNumber, IntErrno, IntMinusOne, MinusOne, Null, Plain, Void, wall};
 pub use errno::Errno;
 pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;

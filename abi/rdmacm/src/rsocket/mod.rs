@@ -25,7 +25,7 @@ pub mod transfer;
 mod wire;
 
 use libc::c_int;
-use quipu_cabi::{CReturn, Errno};
+use quipu_cabi::{Errno, MinusOne};
 
 /// The longest message, so that a long transfer is under way while its rest is still copied.
 const PIECE: usize = 64 << 10;
@@ -53,19 +53,7 @@ impl Default for Options {
 }
 
 /// Returns a number of 0 or above, or -1 with `errno` set, in a type as wide as a pointer.
-pub struct Wide;
-
-impl CReturn for Wide {
-    type Value = isize;
-    type Raw = isize;
-    fn success(value: isize) -> isize {
-        value
-    }
-    fn failure(errno: Errno) -> isize {
-        errno.set();
-        -1
-    }
-}
+pub type Wide = MinusOne<isize>;
 
 /// The result of a call of the C library that reports failure as -1.
 fn system(result: isize) -> Result<isize, Errno> {
