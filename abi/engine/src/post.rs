@@ -10,8 +10,7 @@ use quipu_cabi::wall;
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
-    AhId, BindMw, Completion, CqId, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To,
-    WcExtra,
+    AhId, BindMw, Completion, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To, WcExtra,
 };
 
 use crate::entry::{Count, entries};
@@ -29,8 +28,6 @@ const _: () = {
 
 /// Room for the inline data of a request: what the adapter allows at most.
 const MAX_INLINE: usize = 1024;
-/// Completions that are taken out of the engine in one go.
-const BATCH: usize = 8;
 
 /// The scatter/gather list of a work request.
 ///
@@ -363,55 +360,22 @@ fn wc(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// Moves up to `N` completions to `out`; how many.
-///
-/// # Safety
-///
-/// `out` is valid for writes of `max` completions.
-#[inline]
-unsafe fn take<const N: usize>(
-    instance: &Instance,
-    cq: CqId,
-    max: usize,
-    out: *mut ibv_wc,
-) -> Outcome<usize> {
-    let mut batch = [Completion::default(); N];
-    let found = instance.engine.poll_cq(cq, &mut batch[..max.min(N)])?;
-    for (index, completion) in batch.iter().enumerate().take(found) {
-        // SAFETY: the engine finds no more than `max`, for which there is room.
-        unsafe { out.add(index).write(wc(completion)) };
-    }
-    Ok(found)
-}
-
 /// # Safety
 ///
 /// As the table demands of `poll_cq`.
 #[inline]
 unsafe fn poll(cq: CqHandle, max: i32, out: *mut ibv_wc) -> Outcome<usize> {
     let instance = opened()?;
-    let cq = instance.cq(cq);
-    if max <= 1 {
-        // SAFETY: there is room for `max`.
-        return if max == 1 { unsafe { take::<1>(instance, cq, 1, out) } } else { Ok(0) };
-    }
-    let max = max as usize;
-    let mut done = 0;
-    while done < max {
-        // SAFETY: there is room for `max`, of which `done` are filled, and that is fewer.
-        match unsafe { take::<BATCH>(instance, cq, max - done, out.add(done)) } {
-            Ok(found) => {
-                done += found;
-                // A batch that is not full says that the queue is empty.
-                if found < BATCH {
-                    break;
-                }
-            }
-            Err(failure) if done == 0 => return Err(failure),
-            Err(_) => break,
+    let mut next = out;
+    let max = usize::try_from(max).unwrap_or(0);
+    let found = instance.engine.poll_cq_each(instance.cq(cq), max, |completion| {
+        // SAFETY: the engine hands out no more than `max`, for which there is room.
+        unsafe {
+            next.write(wc(completion));
+            next = next.add(1);
         }
-    }
-    Ok(done)
+    })?;
+    Ok(found)
 }
 
 /// [`EngineApi::poll_cq_stamped`]

@@ -197,7 +197,7 @@ fn work(counters: &QpCounters) -> [u64; WORK] {
 
 fn statuses(counters: &AdapterCounters) -> [u64; STATUSES.len()] {
     let mut statuses = [0; STATUSES.len()];
-    for (status, count) in counters.by_status.iter().enumerate() {
+    for (status, count) in counters.by_status().iter().enumerate() {
         statuses[status.min(STATUSES.len() - 1)] += count;
     }
     statuses

@@ -231,9 +231,7 @@ impl<P: Probe> Hub<P> {
     #[inline]
     pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq) else { return true };
-        self.counters.completions += 1;
-        let status = (completion.status as usize).min(AdapterCounters::STATUSES - 1);
-        self.counters.by_status[status] += 1;
+        self.counters.count_completion(completion.status);
         let first_overrun = !queue.overran();
         match queue.push(completion, solicited, self.now) {
             Pushed::Quietly => true,
@@ -367,6 +365,13 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.hub.events.pop_front()
+    }
+
+    /// Whether there is an event.
+    #[inline]
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.hub.events.is_empty()
     }
 
     /// The next thing the world below must do, if any.

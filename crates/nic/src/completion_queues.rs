@@ -119,18 +119,36 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// Takes completions out of a queue, oldest first; how many. It does not look for new ones: call
-    /// [`progress`](Self::progress) for that.
+    /// Takes up to `max` completions out of a queue, oldest first, and hands each to `taker`; how many. It
+    /// does not look for new ones: call [`progress`](Self::progress) for that.
     ///
     /// # Errors
     /// No such queue; or it is empty and has overrun (IBA 11.6.3.1: it is in error from then on).
     #[inline]
-    pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
+    pub fn poll_cq_each(
+        &mut self,
+        id: CqId,
+        max: usize,
+        taker: impl FnMut(&Completion),
+    ) -> Result<usize, Fault> {
         let cq = self.hub.cqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        match cq.pop(out) {
-            0 if cq.overran() && !out.is_empty() => Err(Fault::Overrun),
+        match cq.pop(max, taker) {
+            0 if cq.overran() && max > 0 => Err(Fault::Overrun),
             count => Ok(count),
         }
+    }
+
+    /// As [`poll_cq_each`](Self::poll_cq_each), into a list.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
+        let (max, mut free) = (out.len(), out.iter_mut());
+        self.poll_cq_each(id, max, |completion| {
+            if let Some(slot) = free.next() {
+                *slot = *completion;
+            }
+        })
     }
 
     /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was made.

@@ -4,7 +4,7 @@ use crate::adapter::Adapter;
 use crate::channel::Other;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
-use crate::types::{Gid, QpNum, QpState, QpType, SendOp};
+use crate::types::{Gid, QpNum, QpState, QpType, SendOp, WcStatus};
 
 /// What a queue pair asked of its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub struct QpCounters {
 pub struct AdapterCounters {
     /// Completions, those in error among them.
     pub completions: u64,
-    /// Completions of each status (by its number; those that have none here are the last).
-    pub by_status: [u64; Self::STATUSES],
+    /// Completions in error, by status.
+    failures: [u64; Self::STATUSES],
     /// Doorbells rung.
     pub doorbells: u64,
     /// Queue pairs created so far.
@@ -78,6 +78,23 @@ pub struct AdapterCounters {
 impl AdapterCounters {
     /// One more than the greatest number of a status that the adapter gives.
     pub const STATUSES: usize = 23;
+
+    /// Counts a completion; nearly all are successes, which cost one addition.
+    #[inline]
+    pub(crate) fn count_completion(&mut self, status: WcStatus) {
+        self.completions += 1;
+        if status != WcStatus::Success {
+            self.failures[(status as usize).min(Self::STATUSES - 1)] += 1;
+        }
+    }
+
+    /// Completions of each status (by its number; those that have none here are the last).
+    #[must_use]
+    pub fn by_status(&self) -> [u64; Self::STATUSES] {
+        let mut all = self.failures;
+        all[WcStatus::Success as usize] = self.completions - self.failures.iter().sum::<u64>();
+        all
+    }
 }
 
 /// How the messages of a queue pair travel.

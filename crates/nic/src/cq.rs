@@ -191,12 +191,15 @@ impl Cq {
         self.overrun = true;
     }
 
-    /// Takes completions out, oldest first; how many.
+    /// Takes up to `max` completions out, oldest first, and hands each to `taker`; how many.
     #[inline]
-    pub(crate) fn pop(&mut self, out: &mut [Completion]) -> usize {
-        let count = out.len().min(self.queue.len());
-        for (slot, completion) in out.iter_mut().zip(self.queue.drain(..count)) {
-            *slot = completion;
+    pub(crate) fn pop(&mut self, max: usize, mut taker: impl FnMut(&Completion)) -> usize {
+        let mut count = 0;
+        while count < max
+            && let Some(completion) = self.queue.pop_front()
+        {
+            taker(&completion);
+            count += 1;
         }
         if let Some(stamps) = &mut self.stamps {
             stamps.drain(..count);
@@ -302,8 +305,7 @@ mod tests {
         let mut cq = Cq::new(1, None, 0);
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly);
         assert_eq!(cq.push(completion(1), false, NOW), Pushed::Overrun);
-        let mut out = [Completion::default(); 4];
-        assert_eq!(cq.pop(&mut out), 1);
+        assert_eq!(cq.pop(4, |_| {}), 1);
         assert!(cq.overran());
     }
 
@@ -331,8 +333,7 @@ mod tests {
             cq.push(of(wr_id, qp), false, Time(10 + wr_id));
         }
         cq.forget(crate::types::QpNum(1));
-        let mut out = [Completion::default()];
-        assert_eq!((cq.pop(&mut out), out[0].wr_id), (1, 2));
+        assert_eq!(cq.pop(1, |completion| assert_eq!(completion.wr_id, 2)), 1);
         assert_eq!(cq.pop_stamped(), Some((of(4, 2), Time(14))));
     }
 

@@ -111,11 +111,11 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        let length = acceptable(qp, wr, self.hub.config.max_message)?;
-        let to = destination(qp, &self.hub, wr)?;
-        if transmit::channel::express(qp, &mut self.hub, wr, length) {
+        if transmit::channel::express(qp, &mut self.hub, wr) {
             return Ok(());
         }
+        let length = acceptable(qp, wr, self.hub.config.max_message)?;
+        let to = destination(qp, &self.hub, wr)?;
         if !qp.sq.push(wr, length) {
             return Err(Fault::QueueFull);
         }

@@ -50,8 +50,12 @@ impl<P: Probe> Adapter<P> {
                 index += 1;
             }
         }
-        busy |= self.serve_nudged();
-        busy |= self.finish_endings();
+        if !(self.hub.nudged.is_empty() && self.hub.orphans.is_empty()) {
+            busy |= self.serve_nudged();
+        }
+        if !self.hub.endings.is_empty() {
+            busy |= self.finish_endings();
+        }
         busy
     }
 
@@ -62,7 +66,7 @@ impl<P: Probe> Adapter<P> {
             self.hub.hot.retain(|&hot| hot != id);
             return false;
         };
-        let busy = receive::channel::run(qp, hub);
+        let busy = !receive::channel::is_quiet(qp) && receive::channel::run(qp, hub);
         let Path::Channel(path) = &mut qp.path else { return busy };
         if busy {
             path.idle = 0;
@@ -82,8 +86,14 @@ impl<P: Probe> Adapter<P> {
         false
     }
 
-    /// Puts the channels that peers rang for among the hot ones.
+    /// Puts the channels that peers rang for among the hot ones; whether there were any.
+    #[inline]
     fn answer_bells(&mut self) -> bool {
+        self.hub.links.iter().any(|(_, link)| link.rung()) && self.heat_rung()
+    }
+
+    #[cold]
+    fn heat_rung(&mut self) -> bool {
         let mut rung = Vec::new();
         for (_, link) in self.hub.links.iter_mut() {
             if link.rung() {

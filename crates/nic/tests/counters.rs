@@ -57,7 +57,7 @@ fn work_is_counted_at_both_ends() {
         // A read that the initiator executes by itself is not noticed.
         assert!(served.reads <= 1 && served.bytes_out == 500 * served.reads, "{way:?}");
         let adapter = pair.hosts[0].adapter.counters();
-        assert_eq!((adapter.completions, adapter.by_status[0]), (6, 6));
+        assert_eq!((adapter.completions, adapter.by_status()[0]), (6, 6));
         assert_eq!((adapter.doorbells, adapter.queue_pairs), (6, 1));
         let summary = pair.hosts[0].adapter.queue_pairs().next().unwrap();
         let peer = pair.hosts[1].adapter.queue_pairs().next().unwrap();
@@ -94,7 +94,7 @@ fn refusals_are_counted_at_both_ends() {
         assert_eq!(of(&pair, 1).responder.refused, 1, "{way:?}");
         let adapter = &mut pair.hosts[0].adapter;
         let status =
-            |adapter: &Adapter, status: WcStatus| adapter.counters().by_status[status as usize];
+            |adapter: &Adapter, status: WcStatus| adapter.counters().by_status()[status as usize];
         assert_eq!(status(adapter, WcStatus::RemAccessErr), 1);
         assert_eq!(status(adapter, WcStatus::WrFlushErr), 1);
         // What a queue pair did is not forgotten with it.

@@ -279,30 +279,45 @@ impl Core {
     /// Carries out what the adapter asks for, transmits everything, and queues events.
     #[inline]
     pub(crate) fn settle(&mut self, now: Time) {
-        for _ in 0..ROUNDS {
-            let acted = self.act(now);
-            let sent = self.net.transmit(&mut self.adapter, now)
-                | self.datagrams.transmit(&mut self.adapter, now);
-            if !acted && !sent && !self.stay_armed(now) {
-                break;
-            }
+        if self.has_work() || self.net.holds_bytes() {
+            self.work(now, Net::transmit);
         }
-        self.collect_events();
-        self.adapter.probe_mut().flush();
-        self.call_waiter();
+        self.finish_call();
     }
 
     /// As [`settle`](Self::settle), for posts: bytes that had better wait for more of their kind do.
     #[inline]
     pub(crate) fn settle_posts(&mut self, now: Time) {
+        if self.has_work() {
+            self.work(now, Net::transmit_urgent);
+        }
+        self.finish_call();
+    }
+
+    /// Whether there is anything to carry out, or for the streams of a plain queue pair, or to transmit.
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.adapter.has_output()
+            || self.links.has_given_up()
+            || self.cm.as_ref().is_some_and(|cm| cm.has_output())
+            || self.is_owed_arming()
+    }
+
+    /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
+    fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
-            let sent = self.net.transmit_urgent(&mut self.adapter, now)
+            let sent = transmit(&mut self.net, &mut self.adapter, now)
                 | self.datagrams.transmit(&mut self.adapter, now);
             if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
         }
+    }
+
+    /// What every call ends with: events are where programs find them, and whoever waits knows.
+    #[inline]
+    fn finish_call(&mut self) {
         self.collect_events();
         self.adapter.probe_mut().flush();
         self.call_waiter();
@@ -316,7 +331,6 @@ impl Core {
 
     /// While somebody waits for descriptors, every channel must ring. Whoever else made progress
     /// has woken some, and arms them again. True if that found something to do.
-    #[inline]
     fn stay_armed(&mut self, now: Time) -> bool {
         if !self.is_owed_arming() {
             return false;
@@ -358,6 +372,12 @@ impl Core {
     /// Queues the adapter's events where programs find them.
     #[inline]
     pub(crate) fn collect_events(&mut self) {
+        if self.adapter.has_events() {
+            self.hand_out_events();
+        }
+    }
+
+    fn hand_out_events(&mut self) {
         while let Some(event) = self.adapter.poll_event() {
             match event {
                 Event::Async(event) => self.events.asynchronous(event),
@@ -374,7 +394,6 @@ impl Core {
         }
     }
 
-    #[inline]
     fn act(&mut self, now: Time) -> bool {
         let mut any = false;
         while let Some(action) = self.adapter.poll_action() {
@@ -515,15 +534,19 @@ impl Core {
     #[inline]
     pub(crate) fn call_waiter(&mut self) {
         if let Some(wakes_at) = self.wakes_at {
-            let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
-            // What it waits for has come, by a call of another thread.
-            let served = self.events.attended_waits()
-                || self.cm.as_ref().is_some_and(|cm| cm.attended_waits());
-            if early || served || self.net.wants_turn() || self.adapter.hot_channels() > 0 {
-                // Once is enough: it computes its next deadline anew.
-                self.wakes_at = Some(Time(0));
-                self.bell.set();
-            }
+            self.call_before(wakes_at);
+        }
+    }
+
+    fn call_before(&mut self, wakes_at: Time) {
+        let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
+        // What it waits for has come, by a call of another thread.
+        let served =
+            self.events.attended_waits() || self.cm.as_ref().is_some_and(|cm| cm.attended_waits());
+        if early || served || self.net.wants_turn() || self.adapter.hot_channels() > 0 {
+            // Once is enough: it computes its next deadline anew.
+            self.wakes_at = Some(Time(0));
+            self.bell.set();
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use quipu_fault::Call;
+use quipu_fault::{Call, Occasion};
 use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time};
 
 use super::Engine;
@@ -115,14 +115,12 @@ impl Doorbell<'_> {
 impl Drop for Doorbell<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.ring();
-        // A receive may set going what waited for it, and one of a queue pair in error completes at once.
-        if self.core.adapter.has_output() || self.core.is_owed_arming() {
-            let now = self.core.recent();
-            self.core.settle_posts(now);
-        } else {
-            self.core.collect_events();
+        if self.posted.is_some() {
+            return self.ring();
         }
+        // A receive may set going what waited for it, and one of a queue pair in error completes at once.
+        let now = self.core.recent();
+        self.core.settle_posts(now);
     }
 }
 
@@ -167,34 +165,79 @@ impl Engine {
         self.doorbell()?.post_srq_recv(srq, wr_id, sges)
     }
 
-    /// Takes completions out of a queue, oldest first; how many. If there are none, makes progress
-    /// on everything and looks again.
+    /// Takes up to `max` completions out of a queue, oldest first, and hands each to `taker`, which must
+    /// not call the engine; how many. If there are none, makes progress on everything and looks again.
     ///
     /// # Errors
     ///
     /// No such queue.
     #[inline]
-    pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, EngineError> {
-        let mut core = self.enter_for(Call::PollCq)?;
+    pub fn poll_cq_each(
+        &self,
+        cq: CqId,
+        max: usize,
+        mut taker: impl FnMut(&Completion),
+    ) -> Result<usize, EngineError> {
+        let mut core = self.enter()?;
         self.inner.count_poll();
-        let found = core.adapter.poll_cq(cq, out)?;
+        if core.watched {
+            return self.poll_watched(core, cq, max, &mut taker);
+        }
+        let found = core.adapter.poll_cq_each(cq, max, &mut taker)?;
         if found > 0 {
             core.poll_hit();
-            if core.watched {
-                core.watch_poll(cq, &out[..found]);
-            }
             return Ok(found);
         }
         let empty_polls = core.poll();
-        let found = core.adapter.poll_cq(cq, out)?;
-        if core.watched {
-            core.watch_poll(cq, &out[..found]);
+        if empty_polls == 0 {
+            return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
         }
         drop(core);
-        if found == 0 {
+        self.let_others_run(empty_polls);
+        Ok(0)
+    }
+
+    /// The same, where a plan of faults or the strict mode looks on.
+    #[cold]
+    fn poll_watched(
+        &self,
+        mut core: Guard<'_, Core>,
+        cq: CqId,
+        max: usize,
+        taker: &mut dyn FnMut(&Completion),
+    ) -> Result<usize, EngineError> {
+        core.consult(Occasion::of(Call::PollCq), None)?;
+        let mut found = Vec::new();
+        let mut empty_polls = 0;
+        core.adapter.poll_cq_each(cq, max, |completion| found.push(*completion))?;
+        if found.is_empty() {
+            empty_polls = core.poll();
+            core.adapter.poll_cq_each(cq, max, |completion| found.push(*completion))?;
+        } else {
+            core.poll_hit();
+        }
+        core.watch_poll(cq, &found);
+        drop(core);
+        found.iter().for_each(taker);
+        if found.is_empty() {
             self.let_others_run(empty_polls);
         }
-        Ok(found)
+        Ok(found.len())
+    }
+
+    /// As [`poll_cq_each`](Self::poll_cq_each), into a list.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[inline]
+    pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, EngineError> {
+        let (max, mut free) = (out.len(), out.iter_mut());
+        self.poll_cq_each(cq, max, |completion| {
+            if let Some(slot) = free.next() {
+                *slot = *completion;
+            }
+        })
     }
 
     /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was

@@ -451,7 +451,13 @@ impl Links {
         self.in_setup.retain(|&other| other != slot);
     }
 
-    /// The next connection that must go by TCP after all.
+    /// Whether there are connections that must go by TCP after all.
+    #[inline]
+    pub(crate) fn has_given_up(&self) -> bool {
+        !self.given_up.is_empty()
+    }
+
+    /// The next of them.
     pub(crate) fn take_given_up(&mut self) -> Option<Waiting> {
         self.given_up.pop()
     }

@@ -471,6 +471,12 @@ impl Net {
         any
     }
 
+    /// Whether bytes wait for others of their kind, or for their turn.
+    #[inline]
+    pub(crate) fn holds_bytes(&self) -> bool {
+        !self.held.is_empty() || !self.again.is_empty()
+    }
+
     /// Transmits for all streams that have something to send, each in its turn. True if any had.
     #[inline]
     pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {

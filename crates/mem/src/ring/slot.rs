@@ -266,10 +266,10 @@ impl SlotConsumer {
         self.head
     }
 
-    /// A copy of the next message's header, if there is one. The slots of a ring that was never used
+    /// The first word of the next message's slot, if there is one. The slots of a ring that was never used
     /// are not touched.
     #[inline]
-    pub fn peek(&mut self) -> Option<SlotHeader> {
+    fn start(&mut self) -> Option<u64> {
         if !self.started {
             if self.started_word.load(Ordering::Acquire) == 0 {
                 return None;
@@ -278,10 +278,24 @@ impl SlotConsumer {
         }
         let first = self.geometry.first_word(self.head);
         let start = self.words.at(first).load(Ordering::Acquire);
-        if start as u32 != self.geometry.tag(self.head) {
-            self.backlog = false;
-            return None;
+        if start as u32 == self.geometry.tag(self.head) {
+            return Some(start);
         }
+        self.backlog = false;
+        None
+    }
+
+    /// Whether there is a message.
+    #[inline]
+    pub fn is_filled(&mut self) -> bool {
+        self.start().is_some()
+    }
+
+    /// A copy of the next message's header, if there is one.
+    #[inline]
+    pub fn peek(&mut self) -> Option<SlotHeader> {
+        let start = self.start()?;
+        let first = self.geometry.first_word(self.head);
         self.seen = true;
         let rest = |i: usize| self.words.at(first + i).load(Ordering::Relaxed);
         Some(SlotHeader::unpack([start, rest(1), rest(2), rest(3)]))

@@ -60,6 +60,19 @@ pub(super) fn path(qp: &mut Qp) -> Result<&mut ChannelPath, End> {
     }
 }
 
+/// Whether [`run`] would find nothing, as most looks do: this is what a fruitless poll costs.
+#[inline]
+pub(crate) fn is_quiet(qp: &mut Qp) -> bool {
+    let Path::Channel(path) = &mut qp.path else { return true };
+    let incoming = &mut path.channel.incoming;
+    if incoming.requests.is_filled() || incoming.responses.is_filled() || qp.sq.has_waiting() {
+        return false;
+    }
+    let acked = qp.requester.acked;
+    let control = &path.channel.outgoing.control;
+    acked == qp.requester.started || (control.executed() == acked && control.stall().is_none())
+}
+
 /// Serves what the peer has put into the rings; whether there was anything.
 #[inline]
 pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {

@@ -12,9 +12,9 @@ use crate::fate::{self, Met};
 use crate::link::PeerMemory;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::queue::SendWqe;
+use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
-use crate::types::{Access, Payload, QpState, SendFlags, SendOp, SendWr, WcStatus};
+use crate::types::{Access, Payload, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus};
 use crate::watch;
 
 /// What one step of transmission did.
@@ -80,16 +80,24 @@ fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
     }
 }
 
-/// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
-/// its bytes go through the send queue. `false` if that is not possible; the peer is told when the
-/// doorbell rings.
+/// Bytes of a small payload; `None` if it is larger than a slot, or than the queue allows.
 #[inline]
-pub(crate) fn express<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    wr: &SendWr<'_>,
-    length: u32,
-) -> bool {
+fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
+    let (length, fits) = match payload {
+        Payload::Sges([sge]) => (sge.len as usize, sq.max_sge() > 0),
+        Payload::Sges(list) => {
+            (list.iter().map(|sge| sge.len as usize).sum(), list.len() <= sq.max_sge())
+        }
+        Payload::Inline(bytes) => (bytes.len(), bytes.len() <= sq.max_inline()),
+    };
+    (fits && length <= INLINE_MAX).then_some(length)
+}
+
+/// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
+/// its bytes go through the send queue. `false` if that is not possible, for this or any other reason: the
+/// caller finds out which. The peer is told when the doorbell rings.
+#[inline]
+pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
     let (opcode, imm) = match wr.op {
         SendOp::Send => (request::SEND, 0),
         SendOp::SendImm(imm) => (request::SEND_IMM, imm),
@@ -100,17 +108,21 @@ pub(crate) fn express<P: Probe>(
         return false;
     };
     let waits = sq.has_waiting()
-        || qp_type.names_srq()
+        || !matches!((*qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
         || sq.is_full()
         || *state != QpState::Rts
         || requester.rnr_until.is_some()
         || requester.failing.is_some()
         || (wr.flags.contains(SendFlags::FENCE) && requester.reads > 0);
-    if waits || length as usize > INLINE_MAX {
+    if waits {
+        return false;
+    }
+    let Some(length) = small_len(sq, wr.payload) else { return false };
+    if length > hub.config.max_message as usize {
         return false;
     }
     let Ok(slot) = path.channel.outgoing.requests.reserve() else { return false };
-    let place = slot.payload().sub(0, length as usize);
+    let place = slot.payload().sub(0, length);
     match wr.payload {
         Payload::Inline(bytes) => place.write_from(0, bytes),
         Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
@@ -123,6 +135,7 @@ pub(crate) fn express<P: Probe>(
             }
         }
     }
+    let (bytes, length) = (length, length as u32);
     slot.commit(&SlotHeader {
         opcode,
         flags: if wr.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 },
@@ -139,7 +152,7 @@ pub(crate) fn express<P: Probe>(
     if hub.probe.watches() {
         watch::posted_express(qp, hub, wr, length);
     }
-    hub.probe.stage(Stage::GetData, length as usize);
+    hub.probe.stage(Stage::GetData, bytes);
     true
 }
 
