@@ -1,8 +1,9 @@
 //! Address handles.
 
 use libc::c_int;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, IntMinusOne, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, IntMinusOne, Null, Tagged};
 
 use crate::context::context;
 use crate::engine::check;

@@ -5,8 +5,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use libc::c_int;
+use quipu_abi_trace::{entry, fill};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void, entry};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void};
 
 use crate::device::device;
 use crate::engine::check;
@@ -67,7 +68,7 @@ fn tables(verbs: &mut verbs_context) {
         bind_mw: Some(qp::bind_mw),
         dealloc_mw: Some(mr::dealloc_mw),
         _compat_create_cq: compat,
-        poll_cq: Some(cq::poll_cq),
+        poll_cq: None,
         req_notify_cq: Some(cq::req_notify_cq),
         _compat_cq_event: compat,
         _compat_resize_cq: compat,
@@ -76,19 +77,22 @@ fn tables(verbs: &mut verbs_context) {
         _compat_modify_srq: compat,
         _compat_query_srq: compat,
         _compat_destroy_srq: compat,
-        post_srq_recv: Some(srq::post_srq_recv),
+        post_srq_recv: None,
         _compat_create_qp: compat,
         _compat_query_qp: compat,
         _compat_modify_qp: compat,
         _compat_destroy_qp: compat,
-        post_send: Some(qp::post_send),
-        post_recv: Some(qp::post_recv),
+        post_send: None,
+        post_recv: None,
         _compat_create_ah: compat,
         _compat_destroy_ah: compat,
         _compat_attach_mcast: compat,
         _compat_detach_mcast: compat,
         _compat_async_event: compat,
     };
+    fill!(ops, crate::cq: poll_cq);
+    fill!(ops, crate::srq: post_srq_recv);
+    fill!(ops, crate::qp: post_send post_recv);
     verbs.free_buf = Some(free_buf);
     verbs.reg_mr_ex = Some(mr::ibv_reg_mr_ex);
     verbs.query_port = Some(query::query_port);

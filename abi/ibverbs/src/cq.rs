@@ -4,8 +4,9 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void};
+use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, IntMinusOne, Null, SpinLock, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, IntMinusOne, Null, SpinLock, Tagged};
 
 use crate::acks::Acks;
 use crate::context::{Context, context};
@@ -211,15 +212,6 @@ entry! {
         Ok(())
     }
 
-    /// `ibv_poll_cq(3)`: how many completions, or -1.
-    fn poll_cq(raw: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> IntMinusOne {
-        // SAFETY: the program passes a completion queue.
-        let cq = unsafe { cq(raw) }?;
-        // SAFETY: the program passes room for `max` completions.
-        let polled = unsafe { (cq.api.poll_cq)(cq.handle, max, wc) };
-        if polled >= 0 { Ok(polled) } else { Err(errno_of(-polled)) }
-    }
-
     /// `ibv_req_notify_cq(3)`
     fn req_notify_cq(raw: *mut ibv_cq, solicited_only: c_int) -> IntErrno {
         // SAFETY: the program passes a completion queue.
@@ -241,5 +233,16 @@ entry! {
         let (count, period) = (attr.moderate.cq_count.into(), attr.moderate.cq_period.into());
         // SAFETY: the handle came from the engine.
         check(unsafe { (cq.api.moderate_cq)(cq.handle, count, period) })
+    }
+}
+
+quick_entry! {
+    /// `ibv_poll_cq(3)`: how many completions, or -1.
+    fn poll_cq(raw: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> IntMinusOne {
+        // SAFETY: the program passes a completion queue.
+        let cq = unsafe { cq(raw) }?;
+        // SAFETY: the program passes room for `max` completions.
+        let polled = unsafe { (cq.api.poll_cq)(cq.handle, max, wc) };
+        if polled >= 0 { Ok(polled) } else { Err(errno_of(-polled)) }
     }
 }

@@ -6,8 +6,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use libc::c_uint;
+use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, ErrorNumber, Null, Plain, Void, entry};
+use quipu_cabi::{Errno, ErrorNumber, Null, Plain, Void};
 
 use crate::context::context;
 use crate::cq::{Cq, Wanted, create};
@@ -26,24 +27,11 @@ const KNOWN_FIELDS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
 pub(crate) fn fill(cq: *mut ibv_cq_ex) {
     // SAFETY: called with a queue that was just made and that no other thread knows.
     let cq = unsafe { &mut *cq };
-    cq.start_poll = Some(start_poll);
-    cq.next_poll = Some(next_poll);
-    cq.end_poll = Some(end_poll);
-    cq.read_opcode = Some(read_opcode);
-    cq.read_vendor_err = Some(read_vendor_err);
-    cq.read_byte_len = Some(read_byte_len);
-    cq.read_imm_data = Some(read_imm_data);
-    cq.read_qp_num = Some(read_qp_num);
-    cq.read_src_qp = Some(read_src_qp);
-    cq.read_wc_flags = Some(read_wc_flags);
-    cq.read_slid = Some(read_slid);
-    cq.read_sl = Some(read_sl);
-    cq.read_dlid_path_bits = Some(read_dlid_path_bits);
-    cq.read_completion_ts = Some(read_completion_ts);
-    cq.read_cvlan = Some(read_cvlan);
-    cq.read_flow_tag = Some(read_flow_tag);
-    cq.read_tm_info = Some(read_tm_info);
-    cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+    quipu_abi_trace::fill!(cq, crate::cq_ex:
+        start_poll next_poll end_poll read_opcode read_vendor_err read_byte_len read_imm_data
+        read_qp_num read_src_qp read_wc_flags read_slid read_sl read_dlid_path_bits
+        read_completion_ts read_cvlan read_flow_tag read_tm_info read_completion_wallclock_ns
+    );
 }
 
 /// Takes the next completion into the queue's private part; ENOENT if there is none.
@@ -133,7 +121,9 @@ entry! {
         fill(cq);
         Ok(cq)
     }
+}
 
+quick_entry! {
     /// `ibv_start_poll`: takes the first completion, and the queue for this thread; ENOENT if there
     /// is none.
     fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> ErrorNumber {

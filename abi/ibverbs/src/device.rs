@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use libc::{c_char, c_int};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Plain, Tagged, Void, entry};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Plain, Tagged, Void};
 
 use crate::engine::{check, engine};
 use crate::object::Blank;

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use libc::c_void;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, Void, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, Void};
 
 use crate::context::{Context, context};
 use crate::object::Blank;

@@ -1,8 +1,9 @@
 //! Completion events and asynchronous events.
 
 use libc::{c_uint, c_void};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void};
 
 use crate::context::context;
 use crate::cq::{Channel, cq};

@@ -2,8 +2,9 @@
 //! kept from it.
 
 use libc::c_void;
+use quipu_abi_trace::entry;
 use quipu_abi_types::IBV_FORK_UNNEEDED;
-use quipu_cabi::{IntErrno, Plain, entry};
+use quipu_cabi::{IntErrno, Plain};
 
 entry! {
     /// `ibv_fork_init(3)`: always possible.

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use libc::c_int;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Null, Void, entry};
+use quipu_cabi::{Errno, Null, Void};
 
 use crate::context::{self, Context, context};
 use crate::dm::MAX_DM_SIZE;

@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_int, c_uint, c_void};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::dm::{Dm, DmMemory};
 use crate::engine::check;

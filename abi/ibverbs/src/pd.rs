@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::context::context;
 use crate::engine::check;

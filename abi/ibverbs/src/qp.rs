@@ -3,8 +3,9 @@
 use std::ptr;
 
 use libc::c_int;
+use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged};
 
 use crate::acks::Acks;
 use crate::cq::cq;
@@ -246,34 +247,6 @@ entry! {
         Ok(())
     }
 
-    /// `ibv_post_send(3)`
-    fn post_send(raw: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> IntErrno {
-        // SAFETY: the program passes a queue pair.
-        let qp = unsafe { qp(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (qp.api.post_send)(qp.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
-        }
-        check(status)
-    }
-
-    /// `ibv_post_recv(3)`
-    fn post_recv(raw: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
-        // SAFETY: the program passes a queue pair.
-        let qp = unsafe { qp(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (qp.api.post_recv)(qp.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
-        }
-        check(status)
-    }
-
     /// `ibv_bind_mw(3)`: of a window of type 1, for which the library chooses the new key.
     fn bind_mw(raw: *mut ibv_qp, window: *mut ibv_mw, bind: *mut ibv_mw_bind) -> IntErrno {
         // SAFETY: the program passes a queue pair and a window, and null or a valid pointer.
@@ -326,6 +299,36 @@ entry! {
         // SAFETY: the program passes a queue pair.
         unsafe { qp(raw) }?;
         Err(Errno::EOPNOTSUPP)
+    }
+}
+
+quick_entry! {
+    /// `ibv_post_send(3)`
+    fn post_send(raw: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> IntErrno {
+        // SAFETY: the program passes a queue pair.
+        let qp = unsafe { qp(raw) }?;
+        let mut first_bad = ptr::null();
+        // SAFETY: the program passes a list of valid work requests.
+        let status = unsafe { (qp.api.post_send)(qp.handle, wr, &mut first_bad) };
+        if status != 0 && !bad.is_null() {
+            // SAFETY: the program passes a valid pointer.
+            unsafe { *bad = first_bad.cast_mut() };
+        }
+        check(status)
+    }
+
+    /// `ibv_post_recv(3)`
+    fn post_recv(raw: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
+        // SAFETY: the program passes a queue pair.
+        let qp = unsafe { qp(raw) }?;
+        let mut first_bad = ptr::null();
+        // SAFETY: the program passes a list of valid work requests.
+        let status = unsafe { (qp.api.post_recv)(qp.handle, wr, &mut first_bad) };
+        if status != 0 && !bad.is_null() {
+            // SAFETY: the program passes a valid pointer.
+            unsafe { *bad = first_bad.cast_mut() };
+        }
+        check(status)
     }
 }
 

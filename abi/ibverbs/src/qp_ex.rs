@@ -8,8 +8,9 @@ use std::cell::UnsafeCell;
 use std::{ptr, slice};
 
 use libc::{c_int, c_void};
+use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void, entry};
+use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void};
 
 use crate::context::context;
 use crate::engine::check;
@@ -152,28 +153,12 @@ impl Batch {
 pub(crate) unsafe fn fill(qp: *mut ibv_qp_ex) {
     // SAFETY: passed on from the caller.
     let qp = unsafe { &mut *qp };
-    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
-    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
-    qp.wr_bind_mw = Some(wr_bind_mw);
-    qp.wr_local_inv = Some(wr_local_inv);
-    qp.wr_rdma_read = Some(wr_rdma_read);
-    qp.wr_rdma_write = Some(wr_rdma_write);
-    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
-    qp.wr_send = Some(wr_send);
-    qp.wr_send_imm = Some(wr_send_imm);
-    qp.wr_send_inv = Some(wr_send_inv);
-    qp.wr_send_tso = Some(wr_send_tso);
-    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
-    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
-    qp.wr_set_inline_data = Some(wr_set_inline_data);
-    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-    qp.wr_set_sge = Some(wr_set_sge);
-    qp.wr_set_sge_list = Some(wr_set_sge_list);
-    qp.wr_start = Some(wr_start);
-    qp.wr_complete = Some(wr_complete);
-    qp.wr_abort = Some(wr_abort);
-    qp.wr_atomic_write = Some(wr_atomic_write);
-    qp.wr_flush = Some(wr_flush);
+    quipu_abi_trace::fill!(qp, crate::qp_ex:
+        wr_atomic_cmp_swp wr_atomic_fetch_add wr_bind_mw wr_local_inv wr_rdma_read wr_rdma_write
+        wr_rdma_write_imm wr_send wr_send_imm wr_send_inv wr_send_tso wr_set_ud_addr
+        wr_set_xrc_srqn wr_set_inline_data wr_set_inline_data_list wr_set_sge wr_set_sge_list
+        wr_start wr_complete wr_abort wr_atomic_write wr_flush
+    );
 }
 
 /// The builder of a queue pair.
@@ -286,7 +271,10 @@ entry! {
             Ok(qp.cast())
         }
     }
+}
 
+// SAFETY (of every `unsafe` below): as above.
+quick_entry! {
     /// `ibv_wr_start`: begins a batch, and takes the send queue for this thread.
     fn wr_start(raw: *mut ibv_qp_ex) -> Void {
         // SAFETY: see above.

@@ -3,8 +3,9 @@
 use std::ptr;
 
 use libc::{c_int, ssize_t};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{CReturn, Errno, IntErrno, IntMinusOne, entry};
+use quipu_cabi::{CReturn, Errno, IntErrno, IntMinusOne};
 
 use crate::context::{Context, context};
 use crate::engine::check;

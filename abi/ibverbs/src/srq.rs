@@ -3,8 +3,9 @@
 use std::ptr;
 
 use libc::{c_int, c_void};
+use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::acks::Acks;
 use crate::context::context;
@@ -161,7 +162,9 @@ entry! {
         }
         Ok(())
     }
+}
 
+quick_entry! {
     /// `ibv_post_srq_recv(3)`
     fn post_srq_recv(
         raw: *mut ibv_srq,

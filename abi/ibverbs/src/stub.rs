@@ -5,7 +5,8 @@
 //! These functions take whatever arguments the C ABI passes and ignore them.
 
 use libc::{c_int, c_uint, c_void};
-use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null, Plain, Void, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null, Plain, Void};
 
 entry! {
     /// For functions that return an error number: EOPNOTSUPP.

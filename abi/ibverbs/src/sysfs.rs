@@ -7,8 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use libc::{c_char, c_int};
+use quipu_abi_trace::entry;
 use quipu_abi_types::ibv_device;
-use quipu_cabi::{Errno, IntMinusOne, Null, entry};
+use quipu_cabi::{Errno, IntMinusOne, Null};
 
 use crate::device::device;
 

@@ -1,7 +1,8 @@
 //! Names of constants, and the rates of links.
 
 use libc::{c_char, c_int};
-use quipu_cabi::{Null, Plain, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::{Null, Plain};
 
 /// Looks a name up by the value of a constant. The texts are those that the C library prints, since
 /// scripts read them.

@@ -1,7 +1,8 @@
 //! XRC domains.
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::context::context;
 use crate::engine::check;

@@ -1,8 +1,9 @@
 //! Addresses of identifiers: binding, resolving, listening, options.
 
 use libc::{c_int, c_void, sockaddr};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Plain, entry};
+use quipu_cabi::{Errno, IntMinusOne, Plain};
 use quipu_facade::check;
 
 use crate::device::{Device, device};

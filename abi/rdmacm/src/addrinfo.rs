@@ -8,8 +8,9 @@ use libc::{
     EAI_BADFLAGS, EAI_FAMILY, EAI_MEMORY, EAI_SOCKTYPE, EAI_SYSTEM, addrinfo, c_char, c_int,
 };
 use libc::{sockaddr, socklen_t};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void};
 
 const AF_IB: c_int = 27;
 /// `EAI_QPTYPE` of the manual page, for which there is no number but that of its like.

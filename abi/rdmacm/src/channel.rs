@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, Null, Tagged, Void, entry};
+use quipu_cabi::{Errno, Handle, Null, Tagged, Void};
 use quipu_facade::{check, engine};
 
 /// The private part of a channel.

@@ -1,8 +1,9 @@
 //! Connecting and what ends it.
 
 use libc::c_void;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 use quipu_facade::check;
 
 use crate::device::Device;

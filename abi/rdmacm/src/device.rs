@@ -4,8 +4,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_char, c_int};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Null, Void, entry};
+use quipu_cabi::{Errno, Null, Void};
 
 use crate::verbs::{extended, number, pointer, text, verbs};
 

@@ -1,8 +1,9 @@
 //! Enhanced connection establishment: options of vendors that both ends of a connection may use. This
 //! adapter has none. What a program sets is checked and goes nowhere; of the peer there are none.
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 
 use crate::id::id;
 

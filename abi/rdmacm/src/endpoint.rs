@@ -1,8 +1,9 @@
 //! Identifiers made of the results of `rdma_getaddrinfo`.
 
 use libc::c_int;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void};
 use quipu_facade::check;
 
 use crate::address::{bind_addr, resolve, resolve_route};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libc::{c_char, c_int};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 use quipu_facade::check;
 
 use crate::address::refresh;

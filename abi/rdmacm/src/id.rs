@@ -4,8 +4,9 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_int, c_void};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntMinusOne, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Tagged};
 use quipu_facade::{check, engine};
 
 use crate::acks::Acks;

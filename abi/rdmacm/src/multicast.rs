@@ -1,8 +1,9 @@
 //! Multicast groups: an identifier's memberships.
 
 use libc::{c_void, sockaddr};
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 use quipu_facade::check;
 
 use crate::acks::Acks;

@@ -3,8 +3,9 @@
 use std::ptr;
 
 use libc::c_int;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void};
 
 use crate::id::id;
 use crate::state::{datagrams_to_rts, to_init};

@@ -2,8 +2,9 @@
 
 use std::ptr;
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, Void, entry};
+use quipu_cabi::{Errno, IntMinusOne, Void};
 
 use crate::id::id;
 use crate::qp::{create_cqs, destroy_cqs};

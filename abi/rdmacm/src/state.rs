@@ -1,8 +1,9 @@
 //! Moving an identifier's queue pair through its states, with what the engine knows of the peer.
 
 use libc::c_int;
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 use quipu_facade::check;
 
 use crate::id::id;

@@ -1,6 +1,7 @@
 //! What stands behind symbols that need services which do not exist here.
 
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::{Errno, IntMinusOne};
 
 entry! {
     /// For functions that return -1 on failure, with EOPNOTSUPP in `errno`. It takes whatever

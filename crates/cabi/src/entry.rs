@@ -18,6 +18,16 @@ pub trait CReturn {
     fn success(value: Self::Value) -> Self::Raw;
     /// The C value of a failure; sets `errno` too.
     fn failure(errno: Errno) -> Self::Raw;
+    /// Whether a value that C just got says that the function failed, and why; none where the value
+    /// cannot tell.
+    fn error(_raw: &Self::Raw) -> Option<Errno> {
+        None
+    }
+}
+
+/// An error number, if it is one.
+fn number(raw: c_int) -> Option<Errno> {
+    (raw != 0).then_some(Errno(raw))
 }
 
 /// Returns 0, or the error number (which `errno` gets too). Most of verbs.
@@ -32,6 +42,9 @@ impl CReturn for IntErrno {
     fn failure(errno: Errno) -> c_int {
         errno.set();
         errno.0
+    }
+    fn error(raw: &c_int) -> Option<Errno> {
+        number(*raw)
     }
 }
 
@@ -49,12 +62,15 @@ impl CReturn for ErrorNumber {
     fn failure(errno: Errno) -> c_int {
         errno.0
     }
+    fn error(raw: &c_int) -> Option<Errno> {
+        number(*raw)
+    }
 }
 
 /// Returns a number, or -1 with `errno` set.
 pub struct MinusOne<T>(PhantomData<T>);
 
-impl<T: From<i8>> CReturn for MinusOne<T> {
+impl<T: From<i8> + PartialEq> CReturn for MinusOne<T> {
     type Value = T;
     type Raw = T;
     fn success(value: T) -> T {
@@ -63,6 +79,9 @@ impl<T: From<i8>> CReturn for MinusOne<T> {
     fn failure(errno: Errno) -> T {
         errno.set();
         T::from(-1)
+    }
+    fn error(raw: &T) -> Option<Errno> {
+        (*raw == T::from(-1)).then(Errno::last)
     }
 }
 
@@ -81,6 +100,9 @@ impl<T> CReturn for Null<T> {
     fn failure(errno: Errno) -> *mut T {
         errno.set();
         std::ptr::null_mut()
+    }
+    fn error(raw: &*mut T) -> Option<Errno> {
+        raw.is_null().then(Errno::last)
     }
 }
 

@@ -12,6 +12,7 @@ mod rdmacm;
 mod rows;
 mod single;
 mod suite;
+mod trace;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -4,7 +4,9 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
-use super::{Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, planned, rdmacm, single, suite};
+use super::{
+    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, planned, rdmacm, single, suite, trace,
+};
 
 /// Exchanges of a row with one size.
 const ITERS: u64 = 200;
@@ -82,6 +84,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(rdmacm::over_tcp(staged));
     rows.extend(single::limits(staged));
     rows.extend(capture::rows(staged));
+    rows.extend(trace::rows(staged));
     rows.extend(suite::rows(staged));
     rows.extend(planned::rows(staged));
     rows.extend(iwarp::one_host(staged));

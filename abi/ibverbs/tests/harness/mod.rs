@@ -33,11 +33,17 @@ impl Folder {
         &self.0
     }
 
-    /// Runs a program with our library in place of the system's.
-    pub fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Output {
+    /// Has a program find our library in place of the system's.
+    pub fn put_in_front(&self, command: &mut Command) {
         let preload = self.0.join("libibverbs.so.1");
+        command.env("LD_LIBRARY_PATH", &self.0).env("LD_PRELOAD", preload);
+    }
+
+    /// Runs a program with our library in place of the system's.
+    #[allow(dead_code)] // As above.
+    pub fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Output {
         let mut command = Command::new(program.as_ref());
-        command.args(arguments).env("LD_LIBRARY_PATH", &self.0).env("LD_PRELOAD", preload);
+        self.put_in_front(command.args(arguments));
         command.output().expect("the program starts")
     }
 }

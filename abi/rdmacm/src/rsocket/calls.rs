@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, sockaddr, socklen_t};
+use quipu_abi_trace::entry;
 use quipu_abi_types::rdma_cm_event;
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 
 use super::called;
 use super::socket::{Entry, Phase, Socket, insert, known, remove, stream};

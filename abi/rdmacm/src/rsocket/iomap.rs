@@ -1,7 +1,8 @@
 //! Memory of the program that the peer writes to directly.
 
 use libc::{c_int, c_void, off_t, size_t};
-use quipu_cabi::{Errno, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::Errno;
 
 use super::Wide;
 use super::socket::{Socket, stream};

@@ -1,8 +1,9 @@
 //! Options of sockets.
 
 use libc::{c_int, c_void, socklen_t};
+use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_cabi::{Errno, IntMinusOne};
 
 use super::called;
 use super::socket::{Entry, Phase, State, known};

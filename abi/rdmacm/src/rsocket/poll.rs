@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
-use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::{Errno, IntMinusOne};
 
 use super::socket::{Entry, Socket, entry};
 use super::system;

@@ -1,7 +1,8 @@
 //! Receiving and sending.
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use quipu_cabi::{Errno, entry};
+use quipu_abi_trace::entry;
+use quipu_cabi::Errno;
 
 use super::calls::tell_address;
 use super::socket::{Entry, Socket, State, known};

@@ -1,13 +1,13 @@
-//! `quipu run --pcap`: where the program's packets are captured.
+//! `quipu run --pcap` and `--trace`: where the program's packets are captured, and its calls traced.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf, absolute};
 
 use super::failure::Failure;
 
-/// Whether packets are captured, and how many.
+/// Whether packets are captured, and how many; whether calls are traced.
 #[derive(clap::Args)]
 pub(crate) struct CaptureOptions {
     /// Capture packets in this file, as pcapng: Wireshark shows them as iWARP, also those that went
@@ -23,30 +23,49 @@ pub(crate) struct CaptureOptions {
     #[arg(long, value_name = "BYTES", requires = "pcap",
           value_parser = clap::value_parser!(u32).range(0..=65_535))]
     pcap_snaplen: Option<u32>,
+    /// Write each call of verbs and rdma_cm that the program makes into this file, as strace does:
+    /// arguments, result, errno, time and duration. `-` is standard error; `%p` stands for the number
+    /// of the process; a name that ends in .json or .jsonl asks for JSON lines.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 impl CaptureOptions {
-    /// The variables that ask for it. A capture of an earlier run in that file is removed.
+    /// The variables that ask for it. Files of that name of an earlier run are emptied.
     pub(crate) fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
-        let Some(path) = &self.pcap else { return Ok(Vec::new()) };
-        let refuse = |error: std::io::Error| {
-            let what = format!("cannot capture packets in {}", path.display());
-            Failure::new(what, error, "give --pcap a file that you can write")
-        };
-        // The program may be in another folder when it opens the device.
-        let path = absolute(path).map_err(refuse)?;
-        begin(&path).map_err(refuse)?;
-        let mut set = vec![("QUIPU_PCAP", path.into_os_string())];
-        let numbers =
-            [("QUIPU_PCAP_MB", self.pcap_size), ("QUIPU_PCAP_SNAPLEN", self.pcap_snaplen)];
-        for (name, number) in numbers {
-            set.extend(number.map(|number| (name, number.to_string().into())));
+        let mut set = Vec::new();
+        if let Some(path) = &self.pcap {
+            set.push(("QUIPU_PCAP", prepared(path, "--pcap", "capture packets")?));
+            let numbers =
+                [("QUIPU_PCAP_MB", self.pcap_size), ("QUIPU_PCAP_SNAPLEN", self.pcap_snaplen)];
+            for (name, number) in numbers {
+                set.extend(number.map(|number| (name, number.to_string().into())));
+            }
+        }
+        match &self.trace {
+            Some(path) if path == Path::new("-") => set.push(("QUIPU_TRACE", "-".into())),
+            Some(path) => set.push(("QUIPU_TRACE", prepared(path, "--trace", "trace calls")?)),
+            None => {}
         }
         Ok(set)
     }
 }
 
-/// Checks that the file can be written, and empties it.
+/// The absolute path of a file, since the program may be in another folder when it opens the device,
+/// after it was begun.
+fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> {
+    let begun = absolute(path).and_then(|path| {
+        begin(&path)?;
+        Ok(path.into_os_string())
+    });
+    begun.map_err(|error| {
+        let what = format!("cannot {what} in {}", path.display());
+        Failure::new(what, error, format!("give {option} a file that you can write"))
+    })
+}
+
+/// Checks that the file can be written, and empties it. A program is none, lest a word that was
+/// forgotten before it empties the program.
 fn begin(path: &Path) -> std::io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -55,6 +74,40 @@ fn begin(path: &Path) -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         return fs::metadata(folder).map(|_| ());
     }
+    let is_program = |data: &fs::Metadata| data.is_file() && data.mode() & 0o111 != 0;
+    if fs::metadata(path).is_ok_and(|data| is_program(&data)) {
+        return Err(std::io::Error::other("it is a program"));
+    }
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600).open(path).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(trace: &Path) -> CaptureOptions {
+        let trace = Some(trace.to_owned());
+        CaptureOptions { pcap: None, pcap_size: None, pcap_snaplen: None, trace }
+    }
+
+    #[test]
+    fn a_trace_of_an_earlier_run_is_emptied_and_a_program_is_not() {
+        let name = format!("quipu-trace-{}.txt", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        fs::write(&file, "an earlier run").unwrap();
+        let set = options(&file).variables().unwrap();
+        assert_eq!(set, [("QUIPU_TRACE", file.clone().into_os_string())]);
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        fs::remove_file(&file).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let error = options(&program).variables().unwrap_err().to_string();
+        assert!(error.contains("it is a program"), "{error}");
+        assert!(fs::metadata(&program).unwrap().len() > 0);
+    }
+
+    #[test]
+    fn a_dash_is_standard_error() {
+        assert_eq!(options(Path::new("-")).variables().unwrap(), [("QUIPU_TRACE", "-".into())]);
+    }
 }

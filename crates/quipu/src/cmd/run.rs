@@ -46,6 +46,7 @@ const EXAMPLES: &str = r#"Examples:
   quipu run --address ::1 -- ibv_rc_pingpong -g 0
   quipu run --log debug -- python3 train.py
   quipu run --pcap %p.pcapng -- mpirun ...       packets of each process, for Wireshark
+  quipu run --trace calls.txt -- ./a.out         each call of verbs and rdma_cm
   quipu run --fault plan.toml -- ./a.out         with faults, see FAULTS below
 
 The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
@@ -86,6 +87,7 @@ Variables of the environment:
   QUIPU_COUNTERS       never: `quipu top` does not see the program
   QUIPU_PCAP           where packets are captured, as --pcap; QUIPU_PCAP_MB as --pcap-size and
                        QUIPU_PCAP_SNAPLEN as --pcap-snaplen
+  QUIPU_TRACE          where calls are traced, as --trace
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command"#;
 
 impl Options {

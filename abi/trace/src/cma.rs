@@ -1,0 +1,173 @@
+//! The structures of rdma_cma.h, and addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libc::{c_void, sockaddr, sockaddr_in, sockaddr_in6};
+use quipu_abi_types::*;
+
+use crate::call::Call;
+use crate::show::{Pointee, opaque};
+use crate::value::Value;
+use crate::verbs::{ah_attr, hex, number};
+use crate::words::{self, word};
+
+opaque!(rdma_event_channel);
+
+/// An address and a port.
+///
+/// # Safety
+///
+/// `this` is null, or an address as long as its family says.
+unsafe fn socket_address(this: *const sockaddr) -> Value {
+    // SAFETY: passed on from the caller.
+    let Some(family) = (unsafe { this.as_ref() }).map(|this| i32::from(this.sa_family)) else {
+        return Value::Null;
+    };
+    let address = match family {
+        libc::AF_INET => {
+            // SAFETY: the family says so.
+            let v4 = unsafe { this.cast::<sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says so.
+            let v6 = unsafe { this.cast::<sockaddr_in6>().read_unaligned() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
+        }
+        other => return Value::Record(vec![("family", number(other))]),
+    };
+    Value::Word(address.to_string())
+}
+
+impl Pointee for sockaddr {
+    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+        // SAFETY: passed on from the caller.
+        Some(unsafe { socket_address(this) })
+    }
+}
+
+impl Pointee for rdma_cm_id {}
+
+/// Bytes for the peer.
+///
+/// # Safety
+///
+/// `data` is null, or `length` bytes.
+unsafe fn private_data(data: *const c_void, length: u8) -> Value {
+    if data.is_null() || length == 0 {
+        return Value::Null;
+    }
+    // SAFETY: passed on from the caller.
+    Value::Bytes(unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }.to_vec())
+}
+
+/// # Safety
+///
+/// As [`private_data`] of what is in it.
+unsafe fn connection(param: &rdma_conn_param) -> Vec<(&'static str, Value)> {
+    vec![
+        // SAFETY: passed on from the caller.
+        ("private_data", unsafe { private_data(param.private_data, param.private_data_len) }),
+        ("responder_resources", number(param.responder_resources)),
+        ("initiator_depth", number(param.initiator_depth)),
+        ("flow_control", number(param.flow_control)),
+        ("retry_count", number(param.retry_count)),
+        ("rnr_retry_count", number(param.rnr_retry_count)),
+        ("srq", number(param.srq)),
+        ("qp_num", hex(param.qp_num)),
+    ]
+}
+
+impl Pointee for rdma_conn_param {
+    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+        // SAFETY: passed on from the caller.
+        Some(Value::Record(unsafe { connection(&*this) }))
+    }
+}
+
+impl Pointee for rdma_cm_event {
+    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+        // SAFETY: passed on from the caller; an event names live identifiers.
+        let (this, id, listen_id) = unsafe { (&*this, (*this).id, (*this).listen_id) };
+        let mut fields = vec![
+            ("event", word(words::CM_EVENTS, this.event)),
+            ("status", number(this.status)),
+            ("id", crate::verbs::address(id)),
+        ];
+        if !listen_id.is_null() {
+            fields.push(("listen_id", crate::verbs::address(listen_id)));
+        }
+        // SAFETY: as above.
+        let space = unsafe { id.as_ref() }.map(|id| id.ps);
+        let datagram = matches!(space, Some(RDMA_PS_UDP | RDMA_PS_IPOIB));
+        let joined =
+            matches!(this.event, RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR);
+        match this.event {
+            RDMA_CM_EVENT_CONNECT_REQUEST
+            | RDMA_CM_EVENT_CONNECT_RESPONSE
+            | RDMA_CM_EVENT_REJECTED
+            | RDMA_CM_EVENT_ESTABLISHED
+                if !datagram =>
+            {
+                // SAFETY: the event and the port space say that this part of the union is in use.
+                fields.push(("param", Value::Record(unsafe { connection(&this.param.conn) })));
+            }
+            RDMA_CM_EVENT_CONNECT_REQUEST | RDMA_CM_EVENT_ESTABLISHED => {
+                // SAFETY: as above.
+                fields.push(("param", unsafe { datagrams(&this.param.ud) }));
+            }
+            _ if joined => {
+                // SAFETY: events of groups use this part.
+                fields.push(("param", unsafe { datagrams(&this.param.ud) }));
+            }
+            _ => {}
+        }
+        Some(Value::Record(fields))
+    }
+}
+
+/// # Safety
+///
+/// As [`private_data`] of what is in it.
+unsafe fn datagrams(param: &rdma_ud_param) -> Value {
+    Value::Record(vec![
+        // SAFETY: passed on from the caller.
+        ("private_data", unsafe { private_data(param.private_data, param.private_data_len) }),
+        ("ah_attr", ah_attr(param.ah_attr)),
+        ("qp_num", hex(param.qp_num)),
+        ("qkey", hex(param.qkey)),
+    ])
+}
+
+impl Pointee for rdma_addrinfo {
+    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+        // SAFETY: passed on from the caller.
+        let this = unsafe { &*this };
+        let mut fields = vec![
+            ("ai_flags", hex(this.ai_flags as u32)),
+            ("ai_family", number(this.ai_family)),
+            ("ai_qp_type", word(words::QP_TYPES, this.ai_qp_type as u32)),
+            ("ai_port_space", word(words::PORT_SPACES, this.ai_port_space as u32)),
+        ];
+        // SAFETY: passed on from the caller: each is null or an address.
+        let (src, dst) =
+            unsafe { (socket_address(this.ai_src_addr), socket_address(this.ai_dst_addr)) };
+        fields.extend([("ai_src_addr", src), ("ai_dst_addr", dst)]);
+        Some(Value::Record(fields))
+    }
+}
+
+impl Pointee for rdma_cm_join_mc_attr_ex {
+    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+        // SAFETY: passed on from the caller.
+        let this = unsafe { &*this };
+        let addr = match this.comp_mask & RDMA_CM_JOIN_MC_ATTR_ADDRESS {
+            0 => Value::Null,
+            // SAFETY: as above: the mask says that there is one.
+            _ => unsafe { socket_address(this.addr) },
+        };
+        Some(Value::Record(vec![("addr", addr), ("join_flags", hex(this.join_flags))]))
+    }
+}

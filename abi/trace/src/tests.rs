@@ -1,0 +1,169 @@
+//! Lines of calls, as text and as JSON.
+
+use std::time::Duration;
+
+use quipu_abi_types::*;
+use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null};
+
+use crate::call::Finished;
+use crate::show::Show;
+use crate::value::Value;
+
+fn line(result: Option<Value>, errno: Option<Errno>) -> Finished<'static> {
+    let record = Value::Record(vec![("b", Value::Hex(16)), ("c", Value::Word("NAME".into()))]);
+    let args = vec![
+        ("list", Value::List(vec![record, Value::Null])),
+        ("text", Value::Text("say \"hi\"\n".into())),
+        ("data", Value::Bytes(vec![1, 0xab])),
+    ];
+    Finished {
+        function: "ibv_test",
+        args,
+        result,
+        errno,
+        began: Duration::from_micros(12_000_034),
+        lasted: Duration::from_nanos(1_500),
+        times: 1,
+    }
+}
+
+#[test]
+fn a_line_of_text_reads_like_that_of_strace() {
+    let text = line(Some(Value::Number(-1)), Some(Errno::EAGAIN)).text();
+    let (time, rest) = text.split_once(' ').unwrap();
+    assert_eq!(time, "12.000034");
+    let (who, rest) = rest.split_once(' ').unwrap();
+    assert_eq!(who.split('/').next().unwrap(), std::process::id().to_string());
+    assert_eq!(
+        rest,
+        "ibv_test(list=[{b=0x10, c=NAME}, NULL], text=\"say \\\"hi\\\"\\n\", data=01ab) = -1 EAGAIN \
+         <0.000001>\n"
+    );
+}
+
+#[test]
+fn a_line_of_json_is_json() {
+    let json = line(None, None).json();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["call"], "ibv_test");
+    assert_eq!(json["time"], 12.000034);
+    assert_eq!(json["args"]["list"], serde_json::json!([{ "b": "0x10", "c": "NAME" }, null]));
+    assert_eq!(json["args"]["text"], "say \"hi\"\n");
+    assert_eq!(json["args"]["data"], "01ab");
+    assert_eq!(json["duration_ns"], 1500);
+    assert!(json.get("result").is_none() && json.get("errno").is_none());
+    let failed = line(Some(Value::Null), Some(Errno::ENOMEM)).json();
+    let failed: serde_json::Value = serde_json::from_str(&failed).unwrap();
+    assert_eq!((&failed["result"], &failed["errno"]), (&serde_json::Value::Null, &"ENOMEM".into()));
+}
+
+crate::entry! {
+    /// Fails with an error number of its argument.
+    fn fails(number: i32) -> IntErrno {
+        if number == 0 { Ok(()) } else { Err(Errno(number)) }
+    }
+    /// As above.
+    fn minus_one(number: i32) -> IntMinusOne {
+        if number >= 0 { Ok(number) } else { Err(Errno::EBUSY) }
+    }
+    /// As above.
+    fn null(object: *mut ibv_qp) -> Null<ibv_qp> {
+        if object.is_null() { Err(Errno::ENOMEM) } else { Ok(object) }
+    }
+}
+
+#[test]
+fn tracing_leaves_results_and_errno_alone() {
+    let calls = |number: i32| -> i32 {
+        Errno(77).set();
+        let args = crate::args!(number: i32);
+        // SAFETY: the arguments are numbers.
+        unsafe { crate::traced::<IntErrno>("fails", args, || fails(number)) }
+    };
+    assert_eq!((calls(0), Errno::last()), (0, Errno(77)));
+    assert_eq!((calls(libc::EBUSY), Errno::last()), (libc::EBUSY, Errno::EBUSY));
+}
+
+#[test]
+fn errors_are_told_from_results_by_the_convention() {
+    use quipu_cabi::CReturn;
+    assert_eq!(IntErrno::error(&0), None);
+    assert_eq!(IntErrno::error(&libc::EINVAL), Some(Errno::EINVAL));
+    // SAFETY: the arguments are numbers and null.
+    unsafe {
+        assert_eq!(IntMinusOne::error(&minus_one(3)), None);
+        assert_eq!(IntMinusOne::error(&minus_one(-3)), Some(Errno::EBUSY));
+        assert_eq!(Null::error(&null(std::ptr::null_mut())), Some(Errno::ENOMEM));
+    }
+}
+
+/// What is shown of an argument of `function` before the call, or after it.
+fn shown(
+    value: &dyn Show,
+    function: &str,
+    args: &[crate::Arg<'_>],
+    result: Option<i128>,
+) -> String {
+    let call = crate::Call::new(function, args, result, false);
+    // SAFETY: the tests pass what is valid.
+    unsafe { value.show(&call, "") }.to_string()
+}
+
+#[test]
+fn work_requests_are_shown_with_what_their_opcode_uses() {
+    let mut sge = ibv_sge { addr: 0x1000, length: 8, lkey: 7 };
+    let mut second = request();
+    (second.wr_id, second.opcode, second.imm_data) = (2, IBV_WR_SEND_WITH_IMM, 5u32.to_be());
+    let mut first = request();
+    (first.wr_id, first.opcode, first.next) = (1, IBV_WR_RDMA_WRITE, &mut second);
+    (first.sg_list, first.num_sge) = (&mut sge, 1);
+    first.send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE;
+    first.wr.rdma = ibv_send_wr_rdma { remote_addr: 0x2000, rkey: 9 };
+    let list: *mut ibv_send_wr = &mut first;
+    assert_eq!(
+        shown(&list, "ibv_post_send", &[], None),
+        "[{wr_id=0x1, opcode=IBV_WR_RDMA_WRITE, send_flags=IBV_SEND_FENCE|IBV_SEND_SIGNALED, \
+         sg_list=[{addr=0x1000, length=8, lkey=0x7}], remote_addr=0x2000, rkey=0x9}, \
+         {wr_id=0x2, opcode=IBV_WR_SEND_WITH_IMM, sg_list=NULL, imm_data=0x5}]"
+    );
+}
+
+fn request() -> ibv_send_wr {
+    // SAFETY: all fields are numbers and pointers, for which zeros are valid.
+    unsafe { std::mem::zeroed() }
+}
+
+#[test]
+fn completions_are_shown_as_many_as_were_found() {
+    // SAFETY: all fields are numbers.
+    let mut wc: [ibv_wc; 2] = unsafe { std::mem::zeroed() };
+    wc[0].wr_id = 3;
+    wc[0].status = IBV_WC_WR_FLUSH_ERR;
+    wc[0].qp_num = 0x11;
+    let list: *mut ibv_wc = wc.as_mut_ptr();
+    assert_eq!(
+        shown(&list, "ibv_poll_cq", &[], Some(1)),
+        "[{wr_id=0x3, status=IBV_WC_WR_FLUSH_ERR, qp_num=0x11, vendor_err=0x0}]"
+    );
+    assert_eq!(shown(&list, "ibv_poll_cq", &[], Some(0)), "[]");
+}
+
+#[test]
+fn attributes_are_shown_that_the_mask_names() {
+    // SAFETY: all fields are numbers.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    (attr.qp_state, attr.port_num, attr.timeout) = (IBV_QPS_INIT, 1, 14);
+    let mask = (IBV_QP_STATE | IBV_QP_PORT) as i32;
+    let attr: *mut ibv_qp_attr = &mut attr;
+    let args = crate::args!(mask: i32);
+    let text = shown(&attr, "ibv_modify_qp", args, None);
+    assert_eq!(text, "{qp_state=IBV_QPS_INIT, port_num=1}");
+}
+
+#[test]
+fn what_a_function_ends_is_not_followed() {
+    let dangling = std::ptr::without_provenance_mut::<rdma_cm_event>(0x40);
+    assert_eq!(shown(&dangling, "rdma_ack_cm_event", &[], None), "0x40");
+    let nothing: *mut ibv_send_wr = std::ptr::null_mut();
+    assert_eq!(shown(&nothing, "ibv_post_send", &[], None), "NULL");
+}
