@@ -8,8 +8,8 @@ use crate::value::Value;
 type Table = [(u64, &'static str)];
 
 macro_rules! tables {
-    ($($(#[$meta:meta])* $table:ident: $($name:ident)*;)*) => {
-        $($(#[$meta])* pub(crate) const $table: &Table = &[$(($name as u64, stringify!($name))),*];)*
+    ($($table:ident: $($name:ident)*;)*) => {
+        $(pub(crate) const $table: &Table = &[$(($name as u64, stringify!($name))),*];)*
     };
 }
 
