@@ -21,8 +21,11 @@
 //! | `memory` | the address spaces of hosts, and access between those on one machine |
 //! | `world` | hosts: what serves an adapter |
 //! | `plan` | what a seed draws: features, weights, faults |
-//! | `setup`, `load`, `drive`, `faults` | the programs |
-//! | `model`, `check` | the oracle |
+//! | `datagrams` | simulated UDP |
+//! | `startup` | the start-up of plain iWARP, in the place of connection management |
+//! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
+//! | `model`, `check` | their oracle |
+//! | `services` | programs on all other services, and their oracle |
 //!
 //! What is checked: every work request completes exactly once, in order and with the right status, or is
 //! flushed after an error that has a cause; unsignalled ones without a completion; every byte of
@@ -33,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod datagrams;
 mod drive;
 mod faults;
 mod flow;
@@ -45,10 +49,12 @@ mod options;
 mod plan;
 mod rng;
 mod run;
+mod services;
 mod setup;
+mod startup;
 mod trace;
 mod world;
 
-pub use options::{Failure, Options, Report};
+pub use options::{Failure, Options, Report, Service};
 pub use run::{run, run_many};
 pub use world::Counters;

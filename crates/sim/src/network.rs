@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use quipu_nic::{ConnId, Loss};
 
 use crate::flow::{Flow, FlowConfig, Segment};
+use crate::startup::Startup;
 use crate::world::{World, WorldEvent};
 
 /// What a link does to packets, in each direction.
@@ -67,6 +68,8 @@ pub struct End {
     pub host: Option<usize>,
     /// The adapter's name for the stream while the adapter has it.
     pub conn: Option<ConnId>,
+    /// Connection management has the end until its start-up is over (plain iWARP).
+    pub startup: Option<Box<Startup>>,
     /// The adapter has asked for the end; what it still transmits is sent before.
     pub closing: bool,
     /// The adapter may have more to transmit than the socket took.
@@ -85,12 +88,37 @@ pub struct Stream {
     /// The end that connected, then the one that accepted.
     pub ends: [End; 2],
     pub phase: Phase,
-    flows: [Flow; 2],
+    pub flows: [Flow; 2],
     /// When the link is free again, in each direction.
     busy_until: [u64; 2],
     opened_at: u64,
     /// A bit of it was flipped.
     pub damaged: bool,
+}
+
+impl End {
+    /// Whether somebody has this end.
+    pub fn is_held(&self) -> bool {
+        self.conn.is_some() || self.startup.is_some()
+    }
+}
+
+impl Stream {
+    /// A stream that the first host opens to the second.
+    pub fn new(hosts: [usize; 2], config: FlowConfig, now: u64) -> Self {
+        Self::between([end(Some(hosts[0]), None, now), end(Some(hosts[1]), None, now)], config, now)
+    }
+
+    fn between(ends: [End; 2], config: FlowConfig, now: u64) -> Self {
+        Self {
+            ends,
+            phase: Phase::Opening,
+            flows: [Flow::new(config), Flow::new(config)],
+            busy_until: [0; 2],
+            opened_at: now,
+            damaged: false,
+        }
+    }
 }
 
 /// A time in which two hosts cannot reach each other.
@@ -148,10 +176,14 @@ impl Network {
         self.silent.clear();
     }
 
-    fn cut(&self, now: u64, a: Option<usize>, b: Option<usize>) -> bool {
+    pub(crate) fn cut(&self, now: u64, a: Option<usize>, b: Option<usize>) -> bool {
         let silent = |h: Option<usize>| h.is_none_or(|h| self.silent.contains(&h));
         if silent(a) || silent(b) {
             return true;
+        }
+        // What a host sends to itself does not leave it.
+        if a == b {
+            return false;
         }
         self.partitions.iter().any(|partition| {
             let concerned = partition.hosts.is_none_or(|hosts| {
@@ -159,6 +191,12 @@ impl Network {
             });
             concerned && (partition.from..partition.to).contains(&now)
         })
+    }
+
+    /// From now on an adapter has this end of a stream.
+    pub fn hold(&mut self, stream: usize, side: usize, h: usize, conn: ConnId) {
+        self.streams[stream].ends[side].conn = Some(conn);
+        self.by_conn.insert((h, conn), (stream, side));
     }
 
     fn retransmit_ns(&self, backoff: u32) -> u64 {
@@ -173,6 +211,7 @@ fn end(host: Option<usize>, conn: Option<ConnId>, now: u64) -> End {
     End {
         host,
         conn,
+        startup: None,
         closing: false,
         blocked: false,
         read_scheduled: false,
@@ -190,14 +229,8 @@ impl World {
         self.counters.streams += 1;
         let config = self.net.profile.flow;
         let stream = self.net.streams.len();
-        self.net.streams.push(Stream {
-            ends: [end(Some(h), Some(conn), now), end(target, None, now)],
-            phase: Phase::Opening,
-            flows: [Flow::new(config), Flow::new(config)],
-            busy_until: [0; 2],
-            opened_at: now,
-            damaged: false,
-        });
+        let ends = [end(Some(h), Some(conn), now), end(target, None, now)];
+        self.net.streams.push(Stream::between(ends, config, now));
         self.net.by_conn.insert((h, conn), (stream, 0));
         self.syn_retry(stream, 0);
     }
@@ -205,10 +238,12 @@ impl World {
     pub(crate) fn syn_retry(&mut self, stream: usize, attempt: u32) {
         let now = self.kernel.now();
         let state = &self.net.streams[stream];
-        if state.phase != Phase::Opening || state.ends[0].conn.is_none() {
+        if state.phase != Phase::Opening || !state.ends[0].is_held() {
             return;
         }
-        if now.saturating_sub(state.opened_at) >= self.net.profile.connect_timeout_ns {
+        // Connection management has patience of its own.
+        let late = now.saturating_sub(state.opened_at) >= self.net.profile.connect_timeout_ns;
+        if late && state.ends[0].startup.is_none() {
             return self.lose(stream, 0, Loss::TimedOut);
         }
         self.send(stream, 0, Packet::Syn);
@@ -217,7 +252,7 @@ impl World {
     }
 
     /// Puts a packet on the link from `side`.
-    fn send(&mut self, stream: usize, side: usize, mut packet: Packet) {
+    pub(crate) fn send(&mut self, stream: usize, side: usize, mut packet: Packet) {
         let now = self.kernel.now();
         let hosts = [0, 1].map(|side| self.net.streams[stream].ends[side].host);
         let profile = self.net.profile;
@@ -317,7 +352,7 @@ impl World {
         if state.phase == Phase::Gone || state.ends[1].dead {
             return self.send(stream, 1, Packet::Refuse);
         }
-        if state.ends[1].conn.is_some() || state.ends[1].closing || state.phase == Phase::Open {
+        if state.ends[1].is_held() || state.ends[1].closing || state.phase == Phase::Open {
             return self.send(stream, 1, Packet::SynAck);
         }
         if !self.hosts[h].alive || !self.hosts[h].listening {
@@ -347,7 +382,10 @@ impl World {
             return;
         }
         state.phase = Phase::Open;
-        let Some(conn) = state.ends[0].conn else {
+        if self.begin_startup(stream) {
+            return;
+        }
+        let Some(conn) = self.net.streams[stream].ends[0].conn else {
             return self.send(stream, 0, Packet::Reset);
         };
         if self.answer_connect(h, conn) {
@@ -421,7 +459,7 @@ impl World {
     }
 
     /// Sends what the window allows.
-    fn push_segments(&mut self, stream: usize, side: usize) {
+    pub(crate) fn push_segments(&mut self, stream: usize, side: usize) {
         let now = self.kernel.now();
         while let Some(segment) = self.net.streams[stream].flows[side].next_segment() {
             self.send(stream, side, Packet::Data(segment));
@@ -477,7 +515,7 @@ impl World {
         }
     }
 
-    fn schedule_read(&mut self, stream: usize, side: usize) {
+    pub(crate) fn schedule_read(&mut self, stream: usize, side: usize) {
         let delay = self.rng.below(self.net.profile.read_ns + 1);
         let end = &mut self.net.streams[stream].ends[side];
         if !std::mem::replace(&mut end.read_scheduled, true) {
@@ -492,6 +530,10 @@ impl World {
         let Some(h) = end.host else { return };
         if end.dead || !self.hosts[h].alive {
             return;
+        }
+        if end.startup.is_some() {
+            self.startup_read(stream, side, h);
+            return self.after_read(stream, side);
         }
         let Some(conn) = end.conn else {
             // The adapter has let go; the host reads to the end so that the peer can finish.
@@ -543,7 +585,7 @@ impl World {
     pub fn describe_streams(&self) -> String {
         let mut text = String::new();
         for (index, stream) in self.net.streams.iter().enumerate() {
-            if stream.phase == Phase::Gone {
+            if stream.phase == Phase::Gone || !stream.ends.iter().any(End::is_held) {
                 continue;
             }
             text += &format!("\n  stream {index} {:?}", stream.phase);
@@ -591,9 +633,7 @@ impl World {
             self.net.by_conn.remove(&(h, conn));
         }
         let ends = &self.net.streams[stream].ends;
-        if ends[0].conn.is_none()
-            && ends[1].conn.is_none()
-            && self.net.streams[stream].phase == Phase::Open
+        if !ends[0].is_held() && !ends[1].is_held() && self.net.streams[stream].phase == Phase::Open
         {
             self.net.streams[stream].phase = Phase::Gone;
         }
@@ -601,7 +641,7 @@ impl World {
 
     /// An end of a stream is lost: its adapter is told, and its socket exists no more, except that what
     /// it has still to say after the peer's end is said.
-    fn lose(&mut self, stream: usize, side: usize, loss: Loss) {
+    pub(crate) fn lose(&mut self, stream: usize, side: usize, loss: Loss) {
         let now = self.kernel.now();
         self.trace.line(now, || format!("stream {stream} side {side}: {loss}"));
         let graceful = loss == Loss::Closed && self.net.streams[stream].flows[1 - side].at_end();
@@ -611,6 +651,7 @@ impl World {
         } else {
             end.dead = true;
         }
+        self.startup_lost(stream, side);
         let end = &self.net.streams[stream].ends[side];
         let Some((h, conn)) = end.host.zip(end.conn) else { return };
         self.release(stream, side);
@@ -639,7 +680,8 @@ impl World {
                     continue;
                 }
                 end.dead = true;
-                let had = end.conn.is_some();
+                let had = end.is_held();
+                end.startup = None;
                 self.release(stream, side);
                 if had && !silent {
                     self.send(stream, side, Packet::Reset);

@@ -1,10 +1,51 @@
 //! What a run is asked to be, and what it says of itself afterwards.
 
+use crate::rng::Rng;
 use crate::world::Counters;
+
+/// The transport service whose queue pairs the programs of a run use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connections.
+    Rc,
+    /// Unreliable connections.
+    Uc,
+    /// Unreliable datagrams, to one or to a multicast group.
+    Ud,
+    /// Extended reliable connections.
+    Xrc,
+    /// Plain iWARP.
+    Iwarp,
+}
+
+impl Service {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp];
+
+    /// The service that a seed draws: more often than not reliable connections, which can do most.
+    #[must_use]
+    pub fn of(seed: u64) -> Self {
+        Self::ALL[Rng::new(seed, 4).weighted(&[6, 1, 1, 1, 1])]
+    }
+
+    /// Its name in lower case.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Ud => "ud",
+            Self::Xrc => "xrc",
+            Self::Iwarp => "iwarp",
+        }
+    }
+}
 
 /// What runs are made of. The default is what `quipu sim` does: everything that the seed draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// The service; `None`: the seed draws it.
+    pub service: Option<Service>,
     /// Work requests that one run posts at most, receives not counted.
     pub max_ops: u32,
     /// Payload bytes that one run moves at most.
@@ -29,6 +70,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            service: None,
             max_ops: 100,
             max_bytes: 1 << 20,
             max_hosts: 4,
@@ -47,6 +89,8 @@ impl Default for Options {
 pub struct Report {
     /// The seed.
     pub seed: u64,
+    /// The service that its programs used.
+    pub service: Service,
     /// A hash of all that happened: the same seed and options always give the same.
     pub trace_hash: u64,
     /// Events of the simulator.
@@ -75,6 +119,8 @@ pub struct Report {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
+    /// The service, if it was not the seed that drew it.
+    pub service: Option<Service>,
     /// What is not as it must be.
     pub what: String,
     /// When it was noticed, in virtual time.
@@ -87,6 +133,7 @@ impl Failure {
     /// The command that shows it again, with the default options.
     #[must_use]
     pub fn replay(&self) -> String {
-        format!("quipu sim --seed {}", self.seed)
+        let service = self.service.map(|service| format!(" --service {}", service.name()));
+        format!("quipu sim --seed {}{}", self.seed, service.unwrap_or_default())
     }
 }

@@ -6,30 +6,67 @@ use quipu_nic::QpState;
 
 use crate::load::Load;
 use crate::model::Stage;
-use crate::options::{Failure, Options, Report};
+use crate::options::{Failure, Options, Report, Service};
 use crate::plan::Plan;
 use crate::rng::Rng;
+use crate::services::{self, Services, Tally};
 use crate::trace::Trace;
 use crate::world::{World, WorldEvent};
 
 /// How long after the last disturbance everything must have come to an end, in virtual time. It covers
 /// the longest back-off of reconnecting and retransmission, several times over.
-const PATIENCE_NS: u64 = 20_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 20_000_000_000;
 /// As long as an adapter waits for the rest of an FPDU, whose length may have been damaged.
-const DAMAGE_PATIENCE_NS: u64 = 200_000_000_000;
+pub(crate) const DAMAGE_PATIENCE_NS: u64 = 200_000_000_000;
 /// How long what was destroyed may take to be gone.
-const FAREWELL_NS: u64 = 5_000_000_000;
+pub(crate) const FAREWELL_NS: u64 = 5_000_000_000;
 /// More events than any run needs.
-const MOST_EVENTS: u64 = 5_000_000;
+pub(crate) const MOST_EVENTS: u64 = 5_000_000;
 
 /// Runs a seed. The same seed and options always give the same report.
 #[must_use]
 pub fn run(seed: u64, options: &Options) -> Report {
-    let mut plan_rng = Rng::new(seed, 1);
-    let plan = Plan::draw(&mut plan_rng, options);
+    let plan = Plan::draw(&mut Rng::new(seed, 1), options);
     let mut world = World::new(Rng::new(seed, 2), plan.profile, Trace::new(options.log_lines));
-    let mut load = Load::new(plan, Rng::new(seed, 3), options);
-    let outcome = catch_unwind(AssertUnwindSafe(|| go(&mut world, &mut load)));
+    let rng = Rng::new(seed, 3);
+    let service = options.service.unwrap_or_else(|| Service::of(seed));
+    let tally = if service == Service::Rc {
+        let mut load = Load::new(plan, rng, options);
+        guard(&mut world, |world| go(world, &mut load));
+        let Load { ops, completions, errors, bytes, faults_done: faults, .. } = load;
+        Tally { ops, completions, errors, bytes, faults }
+    } else {
+        let mut load = Services::new(plan, service, rng, options);
+        guard(&mut world, |world| services::go(world, &mut load));
+        load.tally
+    };
+    let at_ns = world.kernel.now();
+    let (trace_hash, violation) = (world.trace.hash(), world.violation.take());
+    Report {
+        seed,
+        service,
+        trace_hash,
+        events: world.kernel.scheduled(),
+        virtual_ns: at_ns,
+        ops: tally.ops,
+        completions: tally.completions,
+        errors: tally.errors,
+        bytes: tally.bytes,
+        faults: tally.faults,
+        counters: world.counters,
+        failure: violation.map(|violation| Failure {
+            seed,
+            service: options.service,
+            what: violation.0,
+            at_ns,
+            log: world.trace.into_lines(),
+        }),
+    }
+}
+
+/// Runs programs; a panic is a violation.
+fn guard(world: &mut World, programs: impl FnOnce(&mut World)) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| programs(world)));
     if let Err(panic) = outcome {
         let text = panic
             .downcast_ref::<String>()
@@ -37,26 +74,6 @@ pub fn run(seed: u64, options: &Options) -> Report {
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("no message");
         world.violate(|| format!("panic: {text}"));
-    }
-    let at_ns = world.kernel.now();
-    let (trace_hash, violation) = (world.trace.hash(), world.violation.take());
-    Report {
-        seed,
-        trace_hash,
-        events: world.kernel.scheduled(),
-        virtual_ns: at_ns,
-        ops: load.ops,
-        completions: load.completions,
-        errors: load.errors,
-        bytes: load.bytes,
-        faults: load.faults_done,
-        counters: world.counters,
-        failure: violation.map(|violation| Failure {
-            seed,
-            what: violation.0,
-            at_ns,
-            log: world.trace.into_lines(),
-        }),
     }
 }
 

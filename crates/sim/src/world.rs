@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use quipu_nic::mem::Segment;
 use quipu_nic::{
-    Action, Adapter, Config, ConnId, Event as NicEvent, Gid, Link, LinkId, LinkMessage, Loss, Time,
+    Action, Adapter, Arrival, Config, ConnId, Event as NicEvent, Gid, Link, LinkId, LinkMessage,
+    Loss, QpId, QpNum, Time,
 };
 
+use crate::datagrams::Udp;
 use crate::kernel::Kernel;
 use crate::memory::{Reach, SharedSpace};
 use crate::network::{Network, Packet, Profile};
@@ -93,6 +95,12 @@ pub enum WorldEvent {
     ReachedLink { host: usize, conn: ConnId, peer: usize },
     /// A control message arrives.
     Linked { host: usize, from: usize, message: LinkMessage },
+    /// The start-up of a stream of plain iWARP has taken too long.
+    StartupLate { stream: usize, side: usize },
+    /// A datagram arrives.
+    Datagram { host: usize, arrival: Arrival, bytes: Arc<[u8]> },
+    /// The socket of a datagram queue pair is full no more.
+    SocketRoom { host: usize, from: QpNum },
     /// A sleeping host is woken.
     Bell { host: usize },
     /// A host begins to accept connections.
@@ -116,6 +124,8 @@ pub enum LoadEvent {
     Rebirth { end: usize },
     /// A fault of the plan happens.
     Fault { index: usize },
+    /// A program posts receives.
+    Refill { pool: usize },
 }
 
 /// How a run goes wrong.
@@ -127,6 +137,8 @@ pub struct Violation(pub String);
 pub struct Counters {
     /// Segments sent over streams.
     pub segments: u64,
+    /// Datagrams sent, one for each host that it is for.
+    pub datagrams: u64,
     /// Of those, lost to chance or partition.
     pub lost: u64,
     /// Delivered twice.
@@ -154,12 +166,15 @@ pub struct World {
     pub kernel: Kernel<WorldEvent>,
     pub hosts: Vec<Host>,
     pub net: Network,
+    pub udp: Udp,
     pub rng: Rng,
     pub trace: Trace,
     pub counters: Counters,
     pub violation: Option<Violation>,
     /// Connections of strangers, by host.
     pub strangers: BTreeSet<(usize, ConnId)>,
+    /// Queue pairs, by host, whose streams were lost before the adapter had them.
+    pub failed_startups: Vec<(usize, QpId)>,
     pub(crate) scratch: Vec<u8>,
 }
 
@@ -173,11 +188,13 @@ impl World {
             kernel: Kernel::default(),
             hosts: Vec::new(),
             net: Network::new(profile),
+            udp: Udp::default(),
             rng,
             trace,
             counters: Counters::default(),
             violation: None,
             strangers: BTreeSet::new(),
+            failed_startups: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -284,6 +301,9 @@ impl World {
             }
             WorldEvent::ReachedLink { host, conn, peer } => self.reached_link(host, conn, peer),
             WorldEvent::Linked { host, from, message } => self.linked(host, from, message),
+            WorldEvent::StartupLate { stream, side } => self.startup_late(stream, side),
+            WorldEvent::Datagram { host, arrival, bytes } => self.datagram(host, &arrival, &bytes),
+            WorldEvent::SocketRoom { host, from } => self.socket_room(host, from),
             WorldEvent::Bell { host } => {
                 self.counters.bells += 1;
                 self.wake(host);
@@ -313,6 +333,7 @@ impl World {
                 busy = true;
                 self.transmit(h, conn);
             }
+            busy |= self.transmit_datagrams(h);
             let now = self.time();
             let host = &mut self.hosts[h];
             busy |= host.adapter.progress(now);

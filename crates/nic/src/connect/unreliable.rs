@@ -17,6 +17,8 @@ pub(crate) fn lose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     detach(qp, hub);
     qp.path = Path::None;
     if qp.requester.offset > 0 {
+        // It is over with the messages of it that have begun.
+        qp.sq.wqe_mut(qp.sq.next).end_request = qp.requester.started;
         requester::transmitted(qp);
     }
     requester::complete_sent(qp, hub);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use quipu_sim::{Failure as SimFailure, Options as RunOptions, Report};
+use quipu_sim::{Failure as SimFailure, Options as RunOptions, Report, Service};
 use serde_json::json;
 
 use super::failure::Failure;
@@ -29,6 +29,9 @@ pub(crate) struct Options {
     /// Run this one seed, and show the last lines of its log if it fails.
     #[arg(long, conflicts_with_all = ["seeds", "minutes", "from"])]
     seed: Option<u64>,
+    /// Only programs that use this transport service, whatever the seeds draw.
+    #[arg(long, value_name = "SERVICE", value_parser = service)]
+    service: Option<Service>,
     /// Run each seed twice, and fail if the two differ in anything.
     #[arg(long)]
     twice: bool,
@@ -45,6 +48,7 @@ Examples:
   quipu sim                       1000 seeds
   quipu sim --minutes 60          for an hour
   quipu sim --seed 4711           one seed again, with its log if it fails
+  quipu sim --service ud          datagrams only; others are rc, uc, xrc and iwarp
 
 A seed decides the network, its faults and everything that programs do on it. The same seed gives
 the same run, to the last byte. A run that breaks a rule is named with the command that replays it.";
@@ -53,6 +57,12 @@ the same run, to the last byte. A run that breaks a rule is named with the comma
 const LOG_LINES: usize = 200;
 /// So many failures are enough to stop.
 const MAX_FAILURES: usize = 10;
+
+/// The service of a name.
+fn service(name: &str) -> Result<Service, String> {
+    let found = Service::ALL.into_iter().find(|service| service.name() == name);
+    found.ok_or_else(|| "give one of rc, uc, ud, xrc and iwarp".into())
+}
 
 /// Sums over all runs.
 #[derive(Default)]
@@ -86,7 +96,7 @@ impl Sum {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let begun = Instant::now();
     let sum = match options.seed {
-        Some(seed) => one(seed, options.twice),
+        Some(seed) => one(seed, options),
         None => many(options, begun)?,
     };
     if options.json {
@@ -97,10 +107,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(if sum.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn one(seed: u64, twice: bool) -> Sum {
-    let options = RunOptions { log_lines: LOG_LINES, ..RunOptions::default() };
+fn one(seed: u64, options: &Options) -> Sum {
+    let service = options.service;
+    let run = RunOptions { log_lines: LOG_LINES, service, ..RunOptions::default() };
     let mut sum = Sum::default();
-    sum.add(run_seed(seed, &options, twice));
+    sum.add(run_seed(seed, &run, options.twice));
     sum
 }
 
@@ -113,6 +124,7 @@ fn run_seed(seed: u64, options: &RunOptions, twice: bool) -> Report {
             let (first, second) = (report.trace_hash, again.trace_hash);
             report.failure = Some(SimFailure {
                 seed,
+                service: options.service,
                 what: format!("two runs differ: trace hash {first:016x} and {second:016x}"),
                 at_ns: report.virtual_ns,
                 log: Vec::new(),
@@ -139,7 +151,7 @@ fn many(options: &Options, begun: Instant) -> Result<Sum, Failure> {
     Ok(thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             let (send, next, stop) = (send.clone(), &next, &stop);
-            scope.spawn(move || work(&send, next, last, stop, options.twice));
+            scope.spawn(move || work(&send, next, last, stop, options));
         }
         drop(send);
         let progress = progress(options, limit);
@@ -156,11 +168,11 @@ fn duration(minutes: f64) -> Result<Duration, Failure> {
 }
 
 /// Takes seeds until there are no more.
-fn work(send: &Sender<Report>, next: &AtomicU64, last: u64, stop: &AtomicBool, twice: bool) {
-    let options = RunOptions::default();
+fn work(send: &Sender<Report>, next: &AtomicU64, last: u64, stop: &AtomicBool, options: &Options) {
+    let run = RunOptions { service: options.service, ..RunOptions::default() };
     while !stop.load(Ordering::Relaxed) {
         let seed = next.fetch_add(1, Ordering::Relaxed);
-        if seed >= last || send.send(run_seed(seed, &options, twice)).is_err() {
+        if seed >= last || send.send(run_seed(seed, &run, options.twice)).is_err() {
             return;
         }
     }
