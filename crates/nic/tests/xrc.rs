@@ -134,6 +134,35 @@ fn messages_reach_the_queue_that_they_name() {
     }
 }
 
+/// A program answers over another connection: there, its answer would reach the requester before an
+/// acknowledgement that waits for something to travel with. `ib_send_lat -c XRC -e` takes it for granted that
+/// its send has completed when the answer is there.
+#[test]
+fn the_acknowledgement_is_on_its_way_before_the_program_can_answer() {
+    let mut xrc = Xrc::new(Way::Stream(usize::MAX));
+    let ends = xrc.pair.stream_ends();
+    let number = xrc.numbers[0];
+    xrc.recv(0, 10, &[]);
+    xrc.send(1, number, SendOp::Send, &[]);
+    let now = xrc.pair.now;
+    let pass = |xrc: &mut Xrc, from: usize| {
+        let mut bytes = vec![0; 4096];
+        assert_eq!(xrc.pair.hosts[from].adapter.next_transmit(), Some(ends[from]));
+        let count = xrc.pair.hosts[from].adapter.transmit(now, ends[from], &mut bytes);
+        let used = xrc.pair.hosts[1 - from].adapter.handle_stream(
+            now,
+            ends[1 - from],
+            &bytes[..count],
+        );
+        assert_eq!((count > 0, used), (true, count));
+    };
+    pass(&mut xrc, 0);
+    assert_eq!(statuses(&xrc.arrived(0)), [(10, Success)]);
+    // Nobody has released acknowledgements.
+    pass(&mut xrc, 1);
+    assert_eq!(xrc.sent(), [(1, Success)]);
+}
+
 /// An empty queue is waited for, whatever the other one has.
 #[test]
 fn an_empty_queue_is_not_ready() {

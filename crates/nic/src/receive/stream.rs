@@ -164,14 +164,18 @@ fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
     }
 }
 
-/// Has the acknowledgement of what was executed sent, at once if much is, else when it is released.
+/// Has the acknowledgement of what was executed sent, at once if much is, else when it is released. No
+/// message of its own will ever carry that of a queue pair without a send queue; and the program's answer,
+/// over another connection, is not to overtake it.
 fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let executed = qp.responder.executed;
     let waiting = qp.sq.has_waiting();
+    let alone = !qp.qp_type.requests();
     let Path::Stream(stream) = &mut qp.path else { return };
-    if stream.has_urgent() || stream.ack_is_urgent(executed) || waiting {
+    let owed = stream.acked != executed;
+    if stream.has_urgent() || stream.ack_is_urgent(executed) || waiting || (alone && owed) {
         stream.make_ready(&mut hub.ready);
-    } else if stream.acked != executed && !stream.owes_ack {
+    } else if owed && !stream.owes_ack {
         stream.owes_ack = true;
         hub.ack_due.push(qp.id);
     }
