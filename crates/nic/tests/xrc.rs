@@ -149,11 +149,8 @@ fn the_acknowledgement_is_on_its_way_before_the_program_can_answer() {
         let mut bytes = vec![0; 4096];
         assert_eq!(xrc.pair.hosts[from].adapter.next_transmit(), Some(ends[from]));
         let count = xrc.pair.hosts[from].adapter.transmit(now, ends[from], &mut bytes);
-        let used = xrc.pair.hosts[1 - from].adapter.handle_stream(
-            now,
-            ends[1 - from],
-            &bytes[..count],
-        );
+        let used =
+            xrc.pair.hosts[1 - from].adapter.handle_stream(now, ends[1 - from], &bytes[..count]);
         assert_eq!((count > 0, used), (true, count));
     };
     pass(&mut xrc, 0);
