@@ -132,6 +132,15 @@ enum Broken {
     System(#[from] io::Error),
 }
 
+/// The process at the other end of a socket, if it is of the same user.
+fn check_user(fd: &OwnedFd) -> io::Result<libc::pid_t> {
+    let (pid, uid) = socket::peer_credentials(fd)?;
+    if !socket::is_own_user(uid) {
+        return Err(io::Error::other("the peer belongs, or may belong, to another user"));
+    }
+    Ok(pid)
+}
+
 /// Access to this process's own memory, if the kernel allows even that.
 pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
     probe::on_oneself().ok()?;
@@ -222,9 +231,11 @@ impl Links {
         Reach::Pending
     }
 
-    /// Calls the engine that listens at `target`.
+    /// Calls the engine that listens at `target`. Anybody may listen there, so nothing is said before it is
+    /// known who does.
     fn call(&mut self, now: Time, target: SocketAddr) -> io::Result<Slot> {
         let fd = socket::connect(target)?;
+        check_user(&fd)?;
         socket::send(&fd, &Message::Knock(self.identity.engine).encode(), &[])?;
         let slot = self.add(now, fd, State::AwaitHello, Some(target))?;
         self.by_target.insert(target, slot);
@@ -238,10 +249,7 @@ impl Links {
         state: State,
         target: Option<SocketAddr>,
     ) -> io::Result<Slot> {
-        let (pid, uid) = socket::peer_credentials(&fd)?;
-        if !socket::is_own_user(uid) {
-            return Err(io::Error::other("the peer belongs, or may belong, to another user"));
-        }
+        let pid = check_user(&fd)?;
         let epoll = &self.epoll;
         let slot = self.peers.insert_with(|slot| {
             epoll.add(&fd, READ, Token::Link(slot).bits())?;
