@@ -30,6 +30,7 @@ const LARGE: Variant = ("large", &["-s", "1048576"]);
 const UC: Variant = ("uc", &["-s", "16384", "-c", "UC"]);
 const UC_QPS: Variant = ("uc-16-qps", &["-s", "4096", "-c", "UC", "-q", "16"]);
 const XRC: Variant = ("xrc", &["-s", "16384", "-c", "XRC"]);
+const XRC_EVENTS: Variant = ("xrc-events", &["-s", "4096", "-c", "XRC", "-e"]);
 const XRC_QPS: Variant = ("xrc-4-qps", &["-s", "4096", "-c", "XRC", "-q", "4"]);
 
 /// Each program with the variants that it has. The atomic ones know one size, and no `-a`; only
@@ -41,7 +42,7 @@ const PERFTEST: [(&str, &[Variant]); 8] = [
     ("ib_atomic_bw", &[PLAIN, BOTH, QPS, EVENTS, MTU, XRC]),
     ("ib_write_lat", &[PLAIN, ALL, INLINE, MTU, UC, XRC]),
     ("ib_read_lat", &[PLAIN, ALL, EVENTS, MTU, XRC]),
-    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU, UC, XRC]),
+    ("ib_send_lat", &[PLAIN, ALL, EVENTS, INLINE, MTU, UC, XRC, XRC_EVENTS]),
     ("ib_atomic_lat", &[PLAIN, EVENTS, MTU, XRC]),
 ];
 
@@ -142,7 +143,8 @@ fn few<'a>(place: &'a str, pairing: &Pairing) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
     for (program, variants) in PERFTEST {
         let basic = if program.starts_with("ib_atomic") { PLAIN } else { LARGE };
-        let services = variants.iter().copied().filter(|variant| [UC, XRC].contains(variant));
+        let services =
+            variants.iter().copied().filter(|variant| [UC, XRC, XRC_EVENTS].contains(variant));
         rows.extend([basic].into_iter().chain(services).map(|variant| row(program, variant)));
     }
     rows
