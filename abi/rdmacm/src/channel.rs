@@ -1,7 +1,9 @@
 //! Event channels.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
@@ -22,6 +24,22 @@ impl Tagged for ChannelState {
 
 /// An event channel.
 pub(crate) type Channel = Handle<rdma_event_channel, ChannelState>;
+
+/// The channels that were destroyed last, and who did it.
+static DESTROYED: Mutex<VecDeque<(usize, ThreadId)>> = Mutex::new(VecDeque::new());
+/// How many of them are remembered.
+const REMEMBERED: usize = 16;
+
+fn destroyed() -> MutexGuard<'static, VecDeque<(usize, ThreadId)>> {
+    DESTROYED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether another thread has destroyed the channel that was here, of late. The caller was about to wait in
+/// it, and is as good as waiting.
+pub(crate) fn is_destroyed_by_another(raw: *mut rdma_event_channel) -> bool {
+    let me = thread::current().id();
+    destroyed().iter().any(|&(channel, by)| channel == raw.addr() && by != me)
+}
 
 /// Makes a channel.
 pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
@@ -45,9 +63,15 @@ pub(crate) unsafe fn destroy(raw: *mut rdma_event_channel) -> Result<(), Errno> 
     let channel = unsafe { Channel::get(raw) }?;
     channel.closed.store(true, Ordering::Release);
     // SAFETY: the handle came from the engine.
-    let destroyed = check(unsafe { (channel.api.cm.destroy_channel)(channel.handle) });
-    channel.closed.store(destroyed.is_ok(), Ordering::Release);
-    destroyed?;
+    let ended = check(unsafe { (channel.api.cm.destroy_channel)(channel.handle) });
+    channel.closed.store(ended.is_ok(), Ordering::Release);
+    ended?;
+    let mut last = destroyed();
+    if last.len() == REMEMBERED {
+        last.pop_front();
+    }
+    last.push_back((raw.addr(), thread::current().id()));
+    drop(last);
     // SAFETY: passed on from the caller.
     drop(unsafe { Channel::take(raw) }?);
     Ok(())

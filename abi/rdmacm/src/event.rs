@@ -12,7 +12,7 @@ use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 use quipu_facade::check;
 
 use crate::address::refresh;
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::children;
 use crate::id::{self, id};
 use crate::multicast::{self, Group};
@@ -45,7 +45,10 @@ type Event = Handle<rdma_cm_event, EventState>;
 /// `raw` is a channel.
 pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: passed on from the caller.
-    let channel = unsafe { Channel::get(raw) }?;
+    let channel = match unsafe { Channel::get(raw) } {
+        Err(_) if channel::is_destroyed_by_another(raw) => wait_for_ever(),
+        channel => channel?,
+    };
     // The channel itself may be gone when the wait ends.
     let (api, handle, closed) = (channel.api, channel.handle, Arc::clone(&channel.closed));
     loop {
@@ -65,8 +68,9 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
     }
 }
 
-/// What becomes of a thread that waits in a channel that is destroyed: it goes on waiting, as a read of a
-/// descriptor does that another thread closes. Programs that end (rping) count on it.
+/// What becomes of a thread that waits in a channel that is destroyed, or that comes to wait a moment too
+/// late: it goes on waiting, as a read of a descriptor does that another thread closes. Programs that end
+/// (rping) count on it.
 fn wait_for_ever() -> ! {
     loop {
         // SAFETY: pause(2); it returns when a signal was handled.
@@ -250,7 +254,8 @@ unsafe fn fill(raw: *mut rdma_cm_event, reported: &EngineCmEvent) {
     // SAFETY: passed on from the caller.
     let (event, state) = unsafe { (&mut *raw, Event::get(raw)) };
     let Ok(state) = state else { return };
-    let length = reported.private_data_len.min(CM_PRIVATE_DATA_MAX as u32) as u8;
+    // A peer of plain iWARP may send more than the program can be told of.
+    let length = u8::try_from(reported.private_data_len).unwrap_or(u8::MAX);
     let private_data = if length == 0 { ptr::null() } else { state.private_data.as_ptr().cast() };
     // SAFETY: as above: the identifier lives.
     let datagrams = unsafe { (*event.id).qp_type } == IBV_QPT_UD;

@@ -72,3 +72,8 @@ fn synchronous_identifiers_wait_for_their_events() {
 fn streams_over_queue_pairs_behave_as_sockets() {
     run("sockets");
 }
+
+#[test]
+fn peers_that_break_the_rules_harm_nobody() {
+    run("hostile");
+}

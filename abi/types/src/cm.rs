@@ -8,8 +8,7 @@ use libc::{c_int, c_void, sockaddr, sockaddr_storage};
 
 use crate::*;
 
-/// The most private data of an event: iWARP's 512 bytes less what RFC 6581 and Quipu put before it
-/// never exceed this.
+/// The most private data of an event. Plain iWARP has up to 512 bytes, of which a program can be told 255.
 pub const CM_PRIVATE_DATA_MAX: usize = 256;
 
 /// An event channel and its descriptor.

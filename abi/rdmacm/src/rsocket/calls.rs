@@ -1,6 +1,7 @@
 //! From `rsocket` to `rclose`.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use libc::{c_int, sockaddr, socklen_t};
 use quipu_abi_trace::entry;
@@ -37,10 +38,10 @@ pub(crate) unsafe fn tell_address(
     Ok(())
 }
 
-/// Sends the end of the stream and waits until everything has arrived; a socket that does not block
-/// does not wait.
-fn finish(socket: &Socket, patient: bool) -> Result<(), Errno> {
-    socket.wait(patient, |state| {
+/// Sends the end of the stream and waits until everything has arrived, at most until `deadline`; a socket
+/// that does not block does not wait.
+fn finish(socket: &Socket, patient: bool, deadline: Option<Instant>) -> Result<(), Errno> {
+    socket.wait_until(patient, deadline, |state| {
         let Ok(connection) = state.connected() else { return Some(Ok(())) };
         (connection.end() && connection.is_flushed()).then_some(Ok(()))
     })
@@ -172,18 +173,20 @@ entry! {
             state.shut_read |= how != libc::SHUT_WR;
         }
         if how != libc::SHUT_RD {
-            finish(&socket, !socket.is_nonblocking(0))?;
+            finish(&socket, !socket.is_nonblocking(0), None)?;
         }
         Ok(0)
     }
 
-    /// `rclose`: as close(2). What was sent arrives, or the connection is over, before it returns.
+    /// `rclose`: as close(2). What was sent arrives, or the connection is over, before it returns; a peer
+    /// that takes nothing for as long as `SO_LINGER` says, or half a minute, loses the connection.
     fn rclose(fd: c_int) -> IntMinusOne {
         match remove(fd).ok_or(Errno(libc::EBADF))? {
             // SAFETY: close(2) of a descriptor that is this library's.
             Entry::Datagram => called(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
-                while finish(&socket, true) == Err(Errno::EINTR) {}
+                let deadline = Instant::now().checked_add(socket.lock().linger);
+                while finish(&socket, true, deadline) == Err(Errno::EINTR) {}
                 let state = socket.lock();
                 if state.phase == Phase::Connected {
                     // SAFETY: the identifier is the socket's.

@@ -1,12 +1,14 @@
 //! Options of sockets.
 
+use std::time::Duration;
+
 use libc::{c_int, c_void, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 use quipu_cabi::{Errno, IntMinusOne};
 
 use super::called;
-use super::socket::{Entry, Phase, State, known};
+use super::socket::{Entry, LINGER, Phase, State, known};
 use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
 use crate::address::rdma_set_option;
 
@@ -83,6 +85,14 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
     Ok(())
 }
 
+/// `SO_LINGER` (socket(7)). Off, closing is left to this library, as it is by default.
+fn linger(state: &mut State, value: &libc::linger) {
+    state.linger = match value.l_onoff {
+        0 => LINGER,
+        _ => Duration::from_secs(value.l_linger.max(0).unsigned_abs().into()),
+    };
+}
+
 fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
     state.progress();
     match option {
@@ -122,6 +132,10 @@ entry! {
                 }
                 Entry::Stream(socket) => {
                     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+                        if value.is_null() || (len as usize) < size_of::<libc::linger>() {
+                            return Err(Errno::EINVAL);
+                        }
+                        linger(&mut socket.lock(), &value.cast::<libc::linger>().read_unaligned());
                         return Ok(0);
                     }
                     if value.is_null() || (len as usize) < int {

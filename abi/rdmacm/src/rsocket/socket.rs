@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use libc::c_int;
 use quipu_abi_types::*;
@@ -25,6 +26,10 @@ const RESOLVE_MS: c_int = 10_000;
 
 /// Requests that a listener takes from its backlog before they are accepted.
 const MAX_REQUESTS: usize = 16;
+
+/// How long `rclose` waits for what was sent to arrive: about as long as a queue pair waits for a peer that
+/// is gone. A peer that is there and takes nothing could hold a program up for ever.
+pub(crate) const LINGER: Duration = Duration::from_secs(30);
 
 /// What a descriptor stands for.
 #[derive(Clone)]
@@ -99,6 +104,8 @@ pub(crate) struct State {
     /// Requests that `raccept` has not taken.
     pub(crate) requests: VecDeque<*mut rdma_cm_event>,
     pub(crate) shut_read: bool,
+    /// How long `rclose` waits for the peer at most.
+    pub(crate) linger: Duration,
     /// Settings that are told as they were set.
     pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
     /// A thread waits at the descriptor and will take the events.
@@ -150,6 +157,7 @@ impl Socket {
             options,
             requests: VecDeque::new(),
             shut_read: false,
+            linger: LINGER,
             settings: BTreeMap::new(),
             led: false,
             pollers: 0,
@@ -213,6 +221,20 @@ impl Socket {
     pub(crate) fn wait<T>(
         &self,
         patient: bool,
+        done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        self.wait_until(patient, None, done)
+    }
+
+    /// As [`wait`](Self::wait); not beyond `deadline`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait); EAGAIN also at the deadline.
+    pub(crate) fn wait_until<T>(
+        &self,
+        patient: bool,
+        deadline: Option<Instant>,
         mut done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         let mut state = self.lock();
@@ -221,11 +243,12 @@ impl Socket {
             if let Some(result) = done(&mut state) {
                 return result;
             }
-            if !patient {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if !patient || left == Some(Duration::ZERO) {
                 return Err(Errno::EAGAIN);
             }
             if state.led {
-                state = self.turn.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.wait_turn(state, left);
                 continue;
             }
             state.led = true;
@@ -237,7 +260,7 @@ impl Socket {
                 drop(state);
                 let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
                 // SAFETY: poll(2) with one entry.
-                slept = called(unsafe { libc::poll(&mut fds, 1, -1) });
+                slept = called(unsafe { libc::poll(&mut fds, 1, millis(left)) });
                 state = self.lock();
                 state.drain_events();
             }
@@ -250,6 +273,20 @@ impl Socket {
         }
     }
 
+    /// Waits until a thread that waits at the descriptor has looked at what came, at most for the time left.
+    fn wait_turn<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        left: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        match left {
+            None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => {
+                self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
     /// Takes the completion events after waiting at the descriptor, unless another thread waits there
     /// and will.
     pub(crate) fn woken(&self, state: &mut State) {
@@ -259,6 +296,11 @@ impl Socket {
         state.progress();
         self.turn.notify_all();
     }
+}
+
+/// A time as poll(2) takes it, rounded up; -1 for ever.
+fn millis(left: Option<Duration>) -> c_int {
+    left.map_or(-1, |left| c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
 }
 
 impl Drop for Socket {

@@ -1,0 +1,135 @@
+/* Peers that do what no library does. */
+#define _GNU_SOURCE
+#include "common.h"
+#include <sys/socket.h>
+#include <time.h>
+
+/* The greeting of specs/rsocket.md 1: a ring of 4096 bytes and 32 receives, of which there is none. */
+static void greet(unsigned char *bytes, void *ring, uint32_t key)
+{
+	uint32_t words[8] = { 0x52534b31, 1 << 16, (uint64_t)(uintptr_t)ring >> 32,
+		(uint32_t)(uintptr_t)ring, key, 4096, 32, 0 };
+	for (int i = 0; i < 8; i++)
+		words[i] = htonl(words[i]);
+	memcpy(bytes, words, sizeof words);
+}
+
+static void *serve(void *listening)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
+	struct timespec begin, end;
+	int rs = raccept(*(int *)listening, NULL, NULL);
+	CHECK(rs > 2);
+	FAILS(rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, 4), EINVAL);
+	CHECK(rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	CHECK(rsend(rs, "nobody takes it", 16, 0) == 16);
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	CHECK(rclose(rs) == 0);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	CHECK(end.tv_sec - begin.tv_sec >= 1);
+	return NULL;
+}
+
+/* A peer that takes nothing does not keep a program in rclose. */
+static void takes_nothing(void)
+{
+	static unsigned char ring[4096], greeting[32];
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting,
+		.responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct ibv_qp_init_attr init = queues();
+	struct sockaddr_in in;
+	socklen_t length = sizeof in;
+	int listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	pthread_t server;
+
+	CHECK(rbind(listening, loopback(&in, 0), sizeof in) == 0 && rlisten(listening, 5) == 0);
+	CHECK(rgetsockname(listening, (struct sockaddr *)&in, &length) == 0);
+	CHECK(pthread_create(&server, NULL, serve, &listening) == 0);
+	id = resolved(channel, RDMA_PS_TCP, in.sin_port);
+	CHECK(rdma_create_qp(id, NULL, &init) == 0);
+	mr = rdma_reg_write(id, ring, sizeof ring);
+	CHECK(mr != NULL);
+	greet(greeting, ring, mr->rkey);
+	CHECK(rdma_connect(id, &param) == 0);
+	pass(channel, RDMA_CM_EVENT_ESTABLISHED);
+	/* The server has closed, and this end hears of it. */
+	pass(channel, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(pthread_join(server, NULL) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+	CHECK(rclose(listening) == 0);
+}
+
+/* An MPA request (RFC 5044 7.1.1) may have 512 bytes of private data; a program is told of 255 at most. */
+static void says_much(int amount, int told)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	unsigned char frame[20 + 512] = "MPA ID Req Frame";
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *listening, *child;
+	struct sockaddr_in in;
+	int port, fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	listening = listener(channel, RDMA_PS_TCP, &port);
+	frame[17] = 1;
+	frame[18] = amount >> 8;
+	frame[19] = amount & 255;
+	for (int i = 0; i < amount; i++)
+		frame[20 + i] = i * 7;
+	CHECK(connect(fd, loopback(&in, port), sizeof in) == 0);
+	CHECK(send(fd, frame, 20 + amount, 0) == 20 + amount);
+	event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->param.conn.private_data_len == told);
+	CHECK(!event->param.conn.private_data == !told);
+	CHECK(told == 0 || memcmp(event->param.conn.private_data, frame + 20, told) == 0);
+	child = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(child) == 0 && rdma_destroy_id(listening) == 0);
+	rdma_destroy_event_channel(channel);
+	close(fd);
+}
+
+static void *wait_in(void *channel)
+{
+	struct rdma_cm_event *event;
+	rdma_get_cm_event(channel, &event);
+	CHECK(!"a thread that comes too late waits, as one that came in time does");
+	return NULL;
+}
+
+/* A thread takes an event, and is about to wait for the next one when another thread destroys the channel. */
+static void waits_too_late(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct timespec soon;
+	pthread_t thread;
+
+	rdma_destroy_event_channel(channel);
+	/* Who has destroyed it himself knows. */
+	FAILS(rdma_get_cm_event(channel, &event), EINVAL);
+	CHECK(pthread_create(&thread, NULL, wait_in, channel) == 0);
+	clock_gettime(CLOCK_REALTIME, &soon);
+	soon.tv_nsec += 300000000;
+	soon.tv_sec += soon.tv_nsec / 1000000000;
+	soon.tv_nsec %= 1000000000;
+	CHECK(pthread_timedjoin_np(thread, NULL, &soon) == ETIMEDOUT);
+}
+
+int main(void)
+{
+	/* What hangs fails. */
+	alarm(60);
+	takes_nothing();
+	says_much(0, 0);
+	says_much(255, 255);
+	says_much(256, 255);
+	says_much(512, 255);
+	waits_too_late();
+	return 0;
+}
