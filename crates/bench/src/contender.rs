@@ -57,8 +57,10 @@ impl Pace {
     pub(crate) fn count(&self, size: u64, slice_ns: f64) -> u64 {
         let fixed = match self.kind {
             Kind::Latency => 5_000.0,
-            Kind::Stream => 1_000.0,
+            Kind::Stream | Kind::Crowd => 1_000.0,
             Kind::Wake => 60_000.0,
+            // How many connections there are is the size.
+            Kind::Connect => 1.0,
         };
         let ns = self.ns.get(&size).copied().unwrap_or(fixed + size as f64 / 2.0);
         (slice_ns / ns.max(1.0)).clamp(*MESSAGES.start(), *MESSAGES.end()) as u64

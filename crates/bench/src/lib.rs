@@ -10,7 +10,7 @@
 //! | `run` | the rounds |
 //! | `contender` | what can be measured |
 //! | `pair`, `worker` | Quipu and the floors: two processes of this program's own |
-//! | `peers` | UCX, libfabric, Open MPI, perftest over Quipu: programs that are started |
+//! | `peers` | UCX, libfabric, Open MPI; perftest, cmtime, UCX, Open MPI over Quipu: programs that are started |
 //! | `results`, `targets` | medians, ratios, and which targets are reached |
 //! | `report` | the tables and the plot |
 
@@ -46,6 +46,9 @@ pub struct Options {
     /// Write results.json, results.txt and plot.svg into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Say who would take part in what, and what is not installed; measure nothing.
+    #[arg(long)]
+    list: bool,
     /// Print the results as JSON instead of tables, and no progress.
     #[arg(long)]
     json: bool,
@@ -61,10 +64,12 @@ const EXAMPLES: &str = "\
 Examples:
   quipu bench --quick                     a minute's look
   quipu bench --out bench/results         the whole plan; tables, JSON and plot into a folder
+  quipu bench --list                      who would take part in what
 
-Two processes, pinned to two processors, send to each other by shared memory and by TCP over the
-loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are installed,
-take turns with Quipu. Leave the machine alone meanwhile: whatever else runs is in the numbers.";
+Two processes, pinned to two processors, send to each other by shared memory, and by TCP and UDP over
+the loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are installed,
+take turns with Quipu, and with perftest, cmtime, UCX and Open MPI that run over Quipu. Leave the machine
+alone meanwhile: whatever else runs is in the numbers.";
 
 /// Runs the benchmark and prints what came out.
 ///
@@ -86,6 +91,10 @@ pub fn run(options: &Options) -> Result<()> {
         program: std::env::current_exe().context("cannot find this program")?,
         arguments: vec!["bench".into(), "--worker".into()],
     };
+    if options.list {
+        print!("{}", run::list(&plan, &options.only, &launcher)?);
+        return Ok(());
+    }
     let results = run::run(plan, &options.only, &launcher, options.json)?;
     let json = serde_json::to_string_pretty(&results)? + "\n";
     let text = report::text(&results);

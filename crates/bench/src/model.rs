@@ -16,6 +16,10 @@ pub enum Kind {
     Stream,
     /// As latency, with both ends asleep until something arrives.
     Wake,
+    /// Many connections made at once, used by nobody, and broken again; sizes count connections.
+    Connect,
+    /// A stream over each of many connections between two processes, all of them at once.
+    Crowd,
 }
 
 /// The operation.
@@ -34,6 +38,8 @@ pub enum Op {
     CompareSwap,
     /// A copy within one process, in the place where a message would be.
     Copy,
+    /// A connection: address, route, queue pair, handshake, disconnect.
+    Connection,
 }
 
 /// Between which ends.
@@ -44,6 +50,8 @@ pub enum Path {
     SameHost,
     /// TCP over the loopback interface.
     Tcp,
+    /// UDP over the loopback interface: datagrams (UD) always travel so.
+    Udp,
 }
 
 /// What a contender is in the comparison.
@@ -64,6 +72,8 @@ impl fmt::Display for Kind {
             Self::Latency => "latency",
             Self::Stream => "stream",
             Self::Wake => "wake",
+            Self::Connect => "connect",
+            Self::Crowd => "crowd",
         })
     }
 }
@@ -77,6 +87,7 @@ impl fmt::Display for Op {
             Self::FetchAdd => "fetch-add",
             Self::CompareSwap => "compare-swap",
             Self::Copy => "copy",
+            Self::Connection => "connection",
         })
     }
 }
@@ -86,6 +97,7 @@ impl fmt::Display for Path {
         f.write_str(match self {
             Self::SameHost => "same host",
             Self::Tcp => "TCP loopback",
+            Self::Udp => "UDP loopback",
         })
     }
 }
@@ -99,8 +111,27 @@ pub struct Test {
     pub op: Op,
 }
 
-/// One size measured in one round: nanoseconds per message, as [`Kind`] says.
-pub type Sample = (u64, f64);
+/// Numbers that go with a sample, by name.
+pub type Also = Vec<(String, f64)>;
+
+/// One size measured in one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Bytes of a message, or how many connections.
+    pub size: u64,
+    /// Nanoseconds per message or connection, as [`Kind`] says.
+    pub ns: f64,
+    /// What else was found out, by name: the same names in the same order in each round.
+    pub also: Also,
+}
+
+impl Sample {
+    /// A sample of which nothing else is known.
+    #[must_use]
+    pub fn new(size: u64, ns: f64) -> Self {
+        Self { size, ns, also: Vec::new() }
+    }
+}
 
 /// All that one contender did in one test.
 #[derive(Clone, Debug, Serialize)]
@@ -131,6 +162,20 @@ pub struct Point {
     pub messages_per_s: f64,
     /// Bytes a second, from the median.
     pub bytes_per_s: f64,
+    /// What else was found out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<Detail>,
+}
+
+/// A number that goes with a point.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Detail {
+    /// What, and its unit.
+    pub name: String,
+    /// In the rounds that succeeded.
+    pub rounds: Vec<f64>,
+    /// Their median.
+    pub median: f64,
 }
 
 /// A contender against another: above 1 the first is better.

@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::contender::{Contender, Pace, Round};
-use crate::model::{Footprint, Kind, Op, Overhead, Path, Role, Sample, Test};
+use crate::model::{Also, Footprint, Kind, Op, Overhead, Path, Role, Sample, Test};
 use crate::sys;
-use crate::worker::{Command, Reply, Setup, Slice, What};
+use crate::worker::{CROWD_MESSAGES, Command, MAX_CROWD_SIZE, Reply, Setup, Slice, What};
 
 /// A worker that says nothing for so long is given up. Workers give up on each other before.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -169,7 +169,7 @@ impl Pair {
         Ok((first, Some(second)))
     }
 
-    fn slice(&mut self, slice: Slice) -> Result<f64> {
+    fn slice(&mut self, slice: Slice) -> Result<Sample> {
         let (first, second) = self.workers()?;
         let command = Command::Run(slice);
         if let Some(second) = second {
@@ -178,11 +178,16 @@ impl Pair {
         }
         first.tell(&command)?;
         first.hear()?;
-        let Reply::Done { ns } = first.hear()? else { bail!("an answer to another question") };
+        let (ns, mut cpu_ns, mut also) = done(first.hear()?)?;
         if let Some(second) = second {
-            second.hear()?;
+            cpu_ns += done(second.hear()?)?.1;
         }
-        Ok(ns as f64 / (slice.count * legs(self.what, slice.test)) as f64)
+        let legs = legs(self.what, slice.test);
+        if matches!((slice.test.kind, slice.test.op), (Kind::Latency | Kind::Wake, Op::Send)) {
+            let us = cpu_ns as f64 / 1e3 / ((slice.warmup + slice.count) * legs) as f64;
+            also.push((CPU.to_owned(), us));
+        }
+        Ok(Sample { size: slice.size, ns: ns as f64 / (slice.count * legs) as f64, also })
     }
 
     /// Drops workers that failed: the next slice starts new ones.
@@ -238,6 +243,17 @@ impl Pair {
     }
 }
 
+/// What a sample of messages one at a time says of both ends' processors.
+pub(crate) const CPU: &str = "CPU us a message";
+
+/// The time of a slice, the processor time of the end that answers, and what else it found out.
+fn done(reply: Reply) -> Result<(u64, u64, Also)> {
+    match reply {
+        Reply::Done { ns, cpu_ns, also } => Ok((ns, cpu_ns, also)),
+        _ => bail!("an answer to another question"),
+    }
+}
+
 /// How many messages one of a slice stands for: in a ping-pong each is answered by another one.
 fn legs(what: What, test: Test) -> u64 {
     let answered =
@@ -259,38 +275,55 @@ impl Contender for Pair {
     }
 
     fn sizes(&self, test: Test, sizes: &[u64]) -> Vec<u64> {
+        let single = matches!(test.kind, Kind::Latency | Kind::Stream | Kind::Wake);
         let takes_part = match self.what {
-            What::Quipu(_) => test.op != Op::Copy,
-            What::Socket => test.op == Op::Send,
-            What::Memory => match test.kind {
-                Kind::Latency => test.op == Op::Write,
-                Kind::Stream => test.op == Op::Copy,
-                Kind::Wake => false,
-            },
-            What::KernelCopy => test.kind != Kind::Wake && matches!(test.op, Op::Write | Op::Read),
+            What::Crowd(_) => test.kind == Kind::Crowd,
+            What::Socket => test.kind == Kind::Connect || (test.op == Op::Send && single),
+            What::Quipu(Path::Udp) | What::UdpSocket => test.op == Op::Send && single,
+            What::Quipu(_) => test.op != Op::Copy && single,
+            What::Memory => matches!(
+                (test.kind, test.op),
+                (Kind::Latency, Op::Write) | (Kind::Stream, Op::Copy)
+            ),
+            What::KernelCopy => {
+                test.kind != Kind::Wake && single && matches!(test.op, Op::Write | Op::Read)
+            }
         };
-        // A cache line goes back and forth with at most 64 bytes.
-        let line = self.what == What::Memory && test.kind == Kind::Latency;
-        let legal = |size: &&u64| takes_part && (!line || **size <= 64);
+        let most = match (self.what, test.kind) {
+            // A cache line goes back and forth.
+            (What::Memory, Kind::Latency) => 64,
+            (What::Crowd(_), _) => MAX_CROWD_SIZE,
+            _ if self.path == Path::Udp => 4096,
+            _ => u64::MAX,
+        };
+        let legal = |size: &&u64| takes_part && **size <= most;
         sizes.iter().filter(legal).copied().collect()
     }
 
     fn run(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Result<Vec<Sample>> {
         self.guarded(|pair| {
             let mut samples = Vec::new();
+            // Each of many needs some messages, or nothing could be said of their shares.
+            let least =
+                if test.kind == Kind::Crowd { pair.setup.crowd * CROWD_MESSAGES } else { 1 };
             for &size in sizes {
+                if test.kind == Kind::Connect {
+                    samples.push(pair.slice(Slice { test, size, warmup: 0, count: size })?);
+                    continue;
+                }
                 let pace = pair.paces.entry(test).or_insert_with(|| Pace::new(test));
                 if !pace.knows(size) {
                     // A first look, to know how many messages make a slice.
                     let count = (pace.count(size, round.slice_ns) / 8).max(2);
-                    let ns = pair.slice(Slice { test, size, warmup: count / 2, count })?;
+                    let ns = pair.slice(Slice { test, size, warmup: count / 2, count })?.ns;
                     pair.paces.entry(test).or_insert_with(|| Pace::new(test)).learn(size, ns);
                 }
                 let pace = pair.paces.entry(test).or_insert_with(|| Pace::new(test));
-                let count = pace.count(size, round.slice_ns);
-                let ns = pair.slice(Slice { test, size, warmup: (count / 10).max(1), count })?;
-                pair.paces.entry(test).or_insert_with(|| Pace::new(test)).learn(size, ns);
-                samples.push((size, ns));
+                let count = pace.count(size, round.slice_ns).max(least);
+                let warmup = (count / 10).max(1);
+                let sample = pair.slice(Slice { test, size, warmup, count })?;
+                pair.paces.entry(test).or_insert_with(|| Pace::new(test)).learn(size, sample.ns);
+                samples.push(sample);
             }
             Ok(samples)
         })

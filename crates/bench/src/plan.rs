@@ -14,6 +14,12 @@ const DEFAULT: &str = include_str!("../../../bench/plan.toml");
 /// The largest message a plan may ask for: both ends keep a few buffers of that size.
 const MAX_SIZE: u64 = 64 << 20;
 
+/// The most connections that a plan may make at once: each needs descriptors in one process.
+const MAX_CONNECTIONS: u64 = 10_000;
+
+/// The most queue pairs that a plan may have busy at once.
+const MAX_CROWD: u64 = 10_000;
+
 /// A whole plan: the thorough one and the quick one.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,12 +48,17 @@ pub struct Plan {
     pub idle_queue_pairs: u64,
     /// The tests.
     pub test: Vec<PlannedTest>,
-    /// The few points measured with programs that run through `quipu run`.
+    /// Queue pairs between two processes that all have work at the same time.
+    pub crowd_queue_pairs: u64,
+    /// The few of these points measured with perftest, through `quipu run`.
     #[serde(default)]
     pub perftest: Vec<PlannedTest>,
+    /// The few of these points measured with UCX and Open MPI over Quipu.
+    #[serde(default)]
+    pub middleware: Vec<PlannedTest>,
 }
 
-/// A test with its sizes.
+/// A test with its sizes: bytes of a message, or connections at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedTest {
@@ -55,7 +66,7 @@ pub struct PlannedTest {
     pub kind: Kind,
     /// Of what.
     pub op: Op,
-    /// Bytes of a message.
+    /// Bytes of a message, or connections.
     pub sizes: Vec<u64>,
 }
 
@@ -65,6 +76,13 @@ impl PlannedTest {
     pub fn test(&self) -> Test {
         Test { kind: self.kind, op: self.op }
     }
+}
+
+/// Those of the sizes that the list has for the test.
+pub(crate) fn listed(list: &[PlannedTest], test: Test, sizes: &[u64]) -> Vec<u64> {
+    let planned = list.iter().find(|planned| planned.test() == test);
+    let wanted = planned.map_or(&[][..], |planned| &planned.sizes);
+    sizes.iter().filter(|size| wanted.contains(size)).copied().collect()
 }
 
 impl Plan {
@@ -94,12 +112,24 @@ impl Plan {
             "signal_every must be from 1 to depth"
         );
         ensure!(!plan.test.is_empty(), "there is no [[test]]");
-        for test in plan.test.iter().chain(&plan.perftest) {
+        let crowd = 1..=MAX_CROWD;
+        ensure!(
+            crowd.contains(&plan.crowd_queue_pairs),
+            "crowd_queue_pairs must be from 1 to {MAX_CROWD}"
+        );
+        for test in plan.test.iter().chain(&plan.perftest).chain(&plan.middleware) {
             ensure!(!test.sizes.is_empty(), "{} {} has no sizes", test.kind, test.op);
             let legal = test.sizes.iter().all(|size| (1..=MAX_SIZE).contains(size));
             ensure!(legal, "{} {}: sizes must be from 1 to {MAX_SIZE}", test.kind, test.op);
             let atomic = matches!(test.op, Op::FetchAdd | Op::CompareSwap);
             ensure!(!atomic || test.sizes == [8], "{} {}: the size is 8", test.kind, test.op);
+            let connects = test.kind == Kind::Connect;
+            let most = test.sizes.iter().max().is_some_and(|most| *most > MAX_CONNECTIONS);
+            ensure!(
+                connects == (test.op == Op::Connection) && !(connects && most),
+                "connections, at most {MAX_CONNECTIONS}, are measured by the kind \"connect\", \
+                 and nothing else is"
+            );
         }
         Ok(plan)
     }
@@ -107,7 +137,8 @@ impl Plan {
     /// The largest message.
     #[must_use]
     pub fn max_size(&self) -> u64 {
-        self.test.iter().flat_map(|test| test.sizes.iter().copied()).max().unwrap_or(8).max(4096)
+        let messages = self.test.iter().filter(|test| test.kind != Kind::Connect);
+        messages.flat_map(|test| test.sizes.iter().copied()).max().unwrap_or(8).max(4096)
     }
 }
 
@@ -128,5 +159,20 @@ mod tests {
         let text = DEFAULT.replace("rounds = ", "rounds = 0 #");
         let error = Plan::parse(&text, true).unwrap_err();
         assert!(error.to_string().contains("rounds"), "{error}");
+        let text = DEFAULT.replace("op = \"connection\"", "op = \"send\"");
+        let error = Plan::parse(&text, true).unwrap_err();
+        assert!(error.to_string().contains("connections"), "{error}");
+        let text = DEFAULT.replace("crowd_queue_pairs = 1000", "crowd_queue_pairs = 0");
+        let error = Plan::parse(&text, true).unwrap_err();
+        assert!(error.to_string().contains("crowd_queue_pairs"), "{error}");
+    }
+
+    #[test]
+    fn a_list_picks_of_the_sizes_of_its_test() {
+        let plan = Plan::load(None, true).unwrap();
+        let test = |kind, op| Test { kind, op };
+        let picked = listed(&plan.middleware, test(Kind::Latency, Op::Send), &[8, 9, 1 << 20]);
+        assert_eq!(picked, [8, 1 << 20]);
+        assert!(listed(&plan.middleware, test(Kind::Connect, Op::Connection), &[8]).is_empty());
     }
 }

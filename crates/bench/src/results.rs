@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::contender::Contender;
 use crate::machine::Machine;
-use crate::model::{Footprint, Kind, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
+use crate::model::{Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
 use crate::plan::Plan;
 use crate::stats;
 use crate::targets::Verdict;
@@ -68,9 +68,12 @@ impl Collector {
         });
         for &size in sizes {
             let point = self.series[index].points.entry(size).or_default();
-            let sample = samples.iter().find(|(sampled, _)| *sampled == size);
+            let sample = samples.iter().find(|sample| sample.size == size);
             point.rounds_ns.resize(round as usize, None);
-            point.rounds_ns.push(sample.map(|(_, ns)| *ns));
+            point.rounds_ns.push(sample.map(|sample| sample.ns));
+            for (name, value) in sample.iter().flat_map(|sample| &sample.also) {
+                detail(&mut point.also, name).rounds.push(*value);
+            }
         }
     }
 
@@ -85,12 +88,22 @@ impl Collector {
     }
 }
 
+/// The detail of that name, which is added if there is none.
+fn detail<'a>(also: &'a mut Vec<Detail>, name: &str) -> &'a mut Detail {
+    let index = also.iter().position(|detail| detail.name == name).unwrap_or_else(|| {
+        also.push(Detail { name: name.to_owned(), rounds: Vec::new(), median: f64::NAN });
+        also.len() - 1
+    });
+    &mut also[index]
+}
+
 fn summarize(size: u64, point: &mut Point) {
     let samples: Vec<_> = point.rounds_ns.iter().flatten().copied().collect();
     point.median_ns = stats::median(&samples);
     point.quartiles_ns = stats::quartiles(&samples);
     point.messages_per_s = 1e9 / point.median_ns;
     point.bytes_per_s = point.messages_per_s * size as f64;
+    point.also.iter_mut().for_each(|detail| detail.median = stats::median(&detail.rounds));
 }
 
 /// The point of a contender in a test.
@@ -149,18 +162,13 @@ pub(crate) fn ratios(series: &[Series]) -> Vec<Ratio> {
 /// The paths that were measured in a test.
 pub(crate) fn paths(series: &[Series], test: Test) -> Vec<Path> {
     let measured = |path: &Path| series.iter().any(|s| s.path == *path && s.test == test);
-    [Path::SameHost, Path::Tcp].into_iter().filter(measured).collect()
+    [Path::SameHost, Path::Tcp, Path::Udp].into_iter().filter(measured).collect()
 }
 
 /// The tests that were measured, latencies first.
 pub(crate) fn tests(series: &[Series]) -> Vec<Test> {
     let mut tests: Vec<_> = series.iter().map(|s| s.test).collect();
-    let rank = |kind| match kind {
-        Kind::Latency => 0,
-        Kind::Stream => 1,
-        Kind::Wake => 2,
-    };
-    tests.sort_by_key(|test| (rank(test.kind), test.op));
+    tests.sort();
     tests.dedup();
     tests
 }
@@ -168,7 +176,7 @@ pub(crate) fn tests(series: &[Series]) -> Vec<Test> {
 #[cfg(test)]
 pub(crate) mod tests_support {
     use super::*;
-    use crate::model::Op;
+    use crate::model::{Kind, Op};
 
     /// Series of two contenders with the given medians at 8 bytes.
     pub(crate) fn series(ours: &[f64], theirs: &[f64]) -> Vec<Series> {

@@ -10,9 +10,10 @@ use crate::contender::{Contender, Round};
 use crate::machine::Machine;
 use crate::model::{Footprint, Overhead, Path, Role};
 use crate::pair::{Launcher, Pair};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedTest};
+use crate::report::{self, Listed};
 use crate::results::{Collector, Results, ratios};
-use crate::targets::{QUIPU, QUIPU_TCP, SOCKET, judge};
+use crate::targets::{CROWD, CROWD_TCP, QUIPU, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge};
 use crate::worker::{Setup, What};
 use crate::{peers, sys};
 
@@ -30,6 +31,88 @@ struct Field {
     notes: Vec<String>,
 }
 
+/// The processors of the two ends, and how many there are.
+fn processors() -> Result<([usize; 2], usize)> {
+    let processors = sys::processors().context("asking for the processors")?;
+    match *processors {
+        [] => bail!("there is no processor"),
+        [only] => Ok(([only, only], 1)),
+        [first, second, ..] => Ok(([first, second], processors.len())),
+    }
+}
+
+/// Makes contenders of pairs of workers.
+struct Pairs<'a> {
+    plan: &'a Plan,
+    cpus: [usize; 2],
+    launcher: &'a Launcher,
+}
+
+impl Pairs<'_> {
+    fn make(&self, name: &str, role: Role, path: Path, what: What) -> Pair {
+        let plan = self.plan;
+        let setup = Setup {
+            what,
+            first: true,
+            cpu: self.cpus[0],
+            other_cpu: self.cpus[1],
+            max_size: plan.max_size(),
+            depth: plan.depth,
+            signal_every: plan.signal_every,
+            crowd: plan.crowd_queue_pairs,
+        };
+        Pair::new(name, role, path, self.launcher, setup)
+    }
+
+    /// All contenders with one of `only` in their names, or all, and a word about those that are
+    /// not there.
+    fn contenders(&self, only: &[String]) -> (Vec<Box<dyn Contender>>, Vec<String>) {
+        let (peers, missing) = peers::installed(self.plan);
+        let own = [
+            (QUIPU, Role::Quipu, Path::SameHost, What::Quipu(Path::SameHost)),
+            (QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp)),
+            (QUIPU_UD, Role::Quipu, Path::Udp, What::Quipu(Path::Udp)),
+            (CROWD, Role::Quipu, Path::SameHost, What::Crowd(Path::SameHost)),
+            (CROWD_TCP, Role::Quipu, Path::Tcp, What::Crowd(Path::Tcp)),
+            (SOCKET, Role::Floor, Path::Tcp, What::Socket),
+            (UDP_SOCKET, Role::Floor, Path::Udp, What::UdpSocket),
+            ("memory", Role::Floor, Path::SameHost, What::Memory),
+            ("process_vm", Role::Floor, Path::SameHost, What::KernelCopy),
+        ];
+        let pair = |(name, role, path, what)| {
+            Box::new(self.make(name, role, path, what)) as Box<dyn Contender>
+        };
+        let mut contenders: Vec<_> = own.into_iter().map(pair).collect();
+        contenders.extend(peers);
+        contenders.retain(|contender| wanted(only, contender.name()));
+        (contenders, missing)
+    }
+}
+
+/// Whether the name has one of `only` in it, if there are any.
+fn wanted(only: &[String], name: &str) -> bool {
+    only.is_empty() || only.iter().any(|part| name.contains(part.as_str()))
+}
+
+/// Who would take part in what.
+///
+/// # Errors
+///
+/// The machine cannot be measured at all.
+pub(crate) fn list(plan: &Plan, only: &[String], launcher: &Launcher) -> Result<String> {
+    let (contenders, missing) = Pairs { plan, cpus: processors()?.0, launcher }.contenders(only);
+    let part = |contender: &dyn Contender, planned: &PlannedTest| {
+        let sizes = contender.sizes(planned.test(), &planned.sizes);
+        (!sizes.is_empty()).then(|| format!("{} {}", planned.op, planned.kind))
+    };
+    let lines = contenders.iter().map(|contender| Listed {
+        name: contender.name().to_owned(),
+        path: contender.path(),
+        tests: plan.test.iter().filter_map(|test| part(contender.as_ref(), test)).collect(),
+    });
+    Ok(report::list(&lines.collect::<Vec<_>>(), &missing))
+}
+
 /// Runs a plan with the contenders whose names have one of `only` in them, or all of them. `quiet`:
 /// no progress on the terminal.
 ///
@@ -43,51 +126,28 @@ pub(crate) fn run(
     quiet: bool,
 ) -> Result<Results> {
     let began = Instant::now();
-    let processors = sys::processors().context("asking for the processors")?;
-    let (cpus, alone) = match *processors {
-        [] => bail!("there is no processor"),
-        [only] => ([only, only], true),
-        [first, second, ..] => ([first, second], false),
-    };
-    let setup = |what| Setup {
-        what,
-        first: true,
-        cpu: cpus[0],
-        other_cpu: cpus[1],
-        max_size: plan.max_size(),
-        depth: plan.depth,
-        signal_every: plan.signal_every,
-    };
-    let pair = |name, role, path, what| Pair::new(name, role, path, launcher, setup(what));
+    let (cpus, count) = processors()?;
+    let pairs = Pairs { plan: &plan, cpus, launcher };
     let bar = progress_bar(quiet, &plan);
 
     bar.set_message("looking for peers");
-    let (peers, missing) = peers::installed(&plan);
-    let mut contenders: Vec<Box<dyn Contender>> = vec![
-        Box::new(pair(QUIPU, Role::Quipu, Path::SameHost, What::Quipu(Path::SameHost))),
-        Box::new(pair(QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp))),
-        Box::new(pair(SOCKET, Role::Floor, Path::Tcp, What::Socket)),
-        Box::new(pair("memory", Role::Floor, Path::SameHost, What::Memory)),
-        Box::new(pair("process_vm", Role::Floor, Path::SameHost, What::KernelCopy)),
-    ];
-    contenders.extend(peers);
-    if !only.is_empty() {
-        let wanted = |name: &str| only.iter().any(|part| name.contains(part.as_str()));
-        contenders.retain(|contender| wanted(contender.name()));
-    }
+    let (contenders, missing) = pairs.contenders(only);
     let mut field = Field { contenders, failures: BTreeMap::new(), notes: missing };
-    if alone {
+    if count == 1 {
         field.notes.push("There is one processor only: both ends share it.".into());
     }
 
-    let mut machine = Machine::describe(processors.len(), cpus);
+    let mut machine = Machine::describe(count, cpus);
     if !machine.optimized {
         field.notes.push("Quipu was built without optimization: the numbers mean nothing.".into());
     }
     machine.peers.sort();
 
-    let mut extra = |path| pair("extra", Role::Quipu, path, What::Quipu(path));
-    let (overhead, memory) = costs(&plan, &mut extra, &bar, &mut field.notes);
+    let mut extra = |path| pairs.make("extra", Role::Quipu, path, What::Quipu(path));
+    let (overhead, memory) = match [QUIPU, QUIPU_TCP].iter().any(|name| wanted(only, name)) {
+        true => costs(&plan, &mut extra, &bar, &mut field.notes),
+        false => (Vec::new(), Vec::new()),
+    };
     let (collector, rounds) = all_rounds(&plan, cpus, &mut field, &bar, began);
     bar.finish_and_clear();
 

@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 /// Processors that this process may run on.
 ///
@@ -99,7 +100,7 @@ pub(crate) fn end(child: &mut Child, patience_ms: u64) {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     // It may have ended meanwhile, and then there is nothing to kill.
     let _ = child.kill();
@@ -121,6 +122,23 @@ pub(crate) fn cycles() -> u64 {
     use std::time::Instant;
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Processor time that all threads of this process have used.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn cpu_time() -> io::Result<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec.
+    let rc = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let seconds = u64::try_from(time.tv_sec).map_err(io::Error::other)?;
+    let nanos = u32::try_from(time.tv_nsec).map_err(io::Error::other)?;
+    Ok(Duration::new(seconds, nanos))
 }
 
 /// Sets a socket's congestion control.

@@ -1,9 +1,12 @@
 //! What Quipu is to reach, and whether it does. Ratios are of medians within one run.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
-use crate::model::{Footprint, Kind, Op, Overhead, Path, Series, Test};
+use crate::model::{Footprint, Kind, Op, Overhead, Path, Role, Series, Test};
 use crate::results::{point, speed};
+use crate::worker::SLOWEST;
 
 /// A target and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,13 +33,34 @@ const SEND_WAKE: Test = Test { kind: Kind::Wake, op: Op::Send };
 pub(crate) const QUIPU: &str = "Quipu";
 pub(crate) const QUIPU_TCP: &str = "Quipu tcp";
 pub(crate) const SOCKET: &str = "raw socket";
+pub(crate) const QUIPU_UD: &str = "Quipu ud";
+pub(crate) const UDP_SOCKET: &str = "UDP socket";
+pub(crate) const CROWD: &str = "Quipu, crowd";
+pub(crate) const CROWD_TCP: &str = "Quipu tcp, crowd";
 const MPI: &str = "Open MPI shm";
 const UCX: &str = "UCX posix+cma";
 const UCX_TCP: &str = "UCX tcp";
+const MPI_TCP: &str = "Open MPI tcp";
+
+/// What runs over Quipu, and the same by its own transports: shared memory, then TCP.
+const OVER_QUIPU: [(&str, [&str; 2], [&str; 2]); 2] = [
+    ("UCX", ["Quipu, UCX", UCX], ["Quipu tcp, UCX", UCX_TCP]),
+    ("Open MPI", ["Quipu, Open MPI", MPI], ["Quipu tcp, Open MPI", MPI_TCP]),
+];
+/// Programs over Quipu may be so many times slower than by their own shared memory.
+const SLOWER: f64 = 1.3;
+
+/// Connections a second by rdma_cm.
+const CONNECTIONS: f64 = 2000.0;
+const CONNECT: Test = Test { kind: Kind::Connect, op: Op::Connection };
+
+/// What the slowest of many queue pairs is to get, of what the median does.
+const SHARE: f64 = 0.5;
+const CROWD_SENDS: Test = Test { kind: Kind::Crowd, op: Op::Send };
 
 /// A target about speed: so many times faster than another.
 struct Faster {
-    metric: &'static str,
+    metric: Cow<'static, str>,
     ours: (&'static str, Test),
     theirs: (&'static str, Test),
     size: u64,
@@ -52,7 +76,7 @@ const fn faster(
     size: u64,
     at_least: f64,
 ) -> Faster {
-    Faster { metric, ours, theirs, size, at_least, as_time: false }
+    Faster { metric: Cow::Borrowed(metric), ours, theirs, size, at_least, as_time: false }
 }
 
 const fn no_slower(
@@ -62,7 +86,14 @@ const fn no_slower(
     size: u64,
     at_most: f64,
 ) -> Faster {
-    Faster { metric, ours, theirs, size, at_least: 1.0 / at_most, as_time: true }
+    Faster {
+        metric: Cow::Borrowed(metric),
+        ours,
+        theirs,
+        size,
+        at_least: 1.0 / at_most,
+        as_time: true,
+    }
 }
 
 const SPEEDS: &[Faster] = &[
@@ -129,6 +160,9 @@ pub(crate) fn judge(
     let write = point(series, QUIPU, WRITE_LATENCY, 8).map(|p| p.median_ns / 1e3);
     let metric = "same host, 8 B write, target only looks";
     all.insert(1, at_most(metric, write, 0.7, "us", "any memory"));
+    all.extend(over_quipu().iter().map(|target| judge_speed(target, series)));
+    all.extend([Path::SameHost, Path::Tcp].map(|path| judge_connections(series, path)));
+    all.extend([CROWD, CROWD_TCP].map(|name| judge_crowd(series, name)));
     let cost = overhead.iter().find(|o| o.path == Path::SameHost && o.size == 64);
     let cost = cost.map(|o| o.post_send.ns + o.poll_send.ns);
     all.push(at_most("same host, 64 B send: post + poll", cost, OVERHEAD_NS, "ns", "one message"));
@@ -149,6 +183,53 @@ pub(crate) fn judge(
     all
 }
 
+/// Of what runs over Quipu and has shared memory and TCP of its own.
+fn over_quipu() -> Vec<Faster> {
+    let mut all = Vec::new();
+    for (who, same_host, tcp) in OVER_QUIPU {
+        for (path, [ours, theirs], slower) in [("same host", same_host, SLOWER), ("TCP", tcp, 1.0)]
+        {
+            for (what, test) in
+                [("send", SEND_LATENCY), ("write", WRITE_LATENCY), ("sends", SEND_STREAM)]
+            {
+                // Open MPI is measured with messages only.
+                if who == "Open MPI" && test == WRITE_LATENCY {
+                    continue;
+                }
+                let (how, sizes) = match test.kind {
+                    Kind::Stream => ("", [8, 1 << 20]),
+                    _ => (", half round trip", [8, 1 << 20]),
+                };
+                for size in sizes {
+                    let bytes = if size == 8 { "8 B" } else { "1 MB" };
+                    let metric = format!("{path}, {who} over Quipu, {bytes} {what}{how}");
+                    let target = no_slower("", (ours, test), (theirs, test), size, slower);
+                    all.push(Faster { metric: Cow::Owned(metric), ..target });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The largest number of connections at once that was measured counts.
+fn judge_connections(series: &[Series], path: Path) -> Verdict {
+    let quipu = |s: &&Series| s.role == Role::Quipu && s.path == path && s.test == CONNECT;
+    let last = series.iter().find(quipu).and_then(|series| series.points.last_key_value());
+    let rate = last.map(|(_, point)| point.messages_per_s);
+    let metric = format!("connections by rdma_cm, {path}");
+    at_least(&metric, rate, CONNECTIONS, "a second", "made and broken")
+}
+
+/// Sizes are judged together: the least counts.
+fn judge_crowd(series: &[Series], name: &str) -> Verdict {
+    let series = series.iter().find(|s| s.contender == name && s.test == CROWD_SENDS);
+    let details = series.iter().flat_map(|series| series.points.values().flat_map(|p| &p.also));
+    let shares = details.filter(|detail| detail.name == SLOWEST).map(|detail| detail.median);
+    let least = shares.reduce(f64::min);
+    at_least(&format!("{name}: slowest of many QPs"), least, SHARE, "of the median", "messages")
+}
+
 fn judge_speed(target: &Faster, series: &[Series]) -> Verdict {
     let found = speed(series, target.ours, target.theirs, target.size);
     let against = target.theirs.0;
@@ -164,7 +245,17 @@ fn judge_speed(target: &Faster, series: &[Series]) -> Verdict {
         format!("{:.2} x ({low:.2} to {high:.2})", value.unwrap_or(f64::NAN))
     });
     let reached = found.map(|(speed, _)| speed >= target.at_least);
-    Verdict { metric: target.metric.into(), target: wanted, value, shown, reached }
+    Verdict { metric: target.metric.to_string(), target: wanted, value, shown, reached }
+}
+
+fn at_least(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) -> Verdict {
+    Verdict {
+        metric: metric.into(),
+        target: format!(">= {limit} {unit}, {of}"),
+        value,
+        shown: value.map_or("not measured".into(), |value| format!("{value:.2} {unit}")),
+        reached: value.map(|value| value >= limit),
+    }
 }
 
 fn at_most(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) -> Verdict {
@@ -180,6 +271,7 @@ fn at_most(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Detail, Point};
     use crate::results::tests_support::series;
 
     #[test]
@@ -190,5 +282,45 @@ mod tests {
         assert!(verdicts[1..].iter().all(|verdict| verdict.reached.is_none()));
         let verdicts = judge(&series(&[120.0], &[110.0]), &[], &[], 10);
         assert_eq!(verdicts[0].reached, Some(false));
+    }
+
+    fn verdict(series: &[Series], metric: &str) -> Verdict {
+        let verdicts = judge(series, &[], &[], 10);
+        verdicts.into_iter().find(|verdict| verdict.metric == metric).unwrap()
+    }
+
+    #[test]
+    fn what_runs_over_quipu_may_be_a_little_slower() {
+        let mut series = series(&[120.0], &[100.0]);
+        series[0].contender = "Quipu, Open MPI".into();
+        let metric = "same host, Open MPI over Quipu, 8 B send, half round trip";
+        assert_eq!(verdict(&series, metric).reached, Some(true));
+        series[0].points.iter_mut().for_each(|(_, point)| point.median_ns = 131.0);
+        assert_eq!(verdict(&series, metric).reached, Some(false));
+    }
+
+    #[test]
+    fn the_most_connections_at_once_are_judged() {
+        let mut series = series(&[100.0], &[100.0]);
+        series[0].test = CONNECT;
+        let few = series[0].points[&8].clone();
+        series[0].points.insert(1000, Point { messages_per_s: 1999.0, ..few });
+        let metric = "connections by rdma_cm, same host";
+        assert_eq!(verdict(&series, metric).reached, Some(false));
+        assert_eq!(verdict(&series, metric).value, Some(1999.0));
+        series.clear();
+        assert_eq!(verdict(&series, metric).reached, None);
+    }
+
+    #[test]
+    fn the_least_share_of_a_crowd_is_judged() {
+        let mut series = series(&[100.0], &[100.0]);
+        (series[0].contender, series[0].test) = (CROWD.into(), CROWD_SENDS);
+        let share = |median| Detail { name: SLOWEST.into(), rounds: vec![median], median };
+        let point = series[0].points[&8].clone();
+        series[0].points.insert(8, Point { also: vec![share(0.9)], ..point.clone() });
+        series[0].points.insert(4096, Point { also: vec![share(0.4)], ..point });
+        let found = verdict(&series, "Quipu, crowd: slowest of many QPs");
+        assert_eq!((found.value, found.reached), (Some(0.4), Some(false)));
     }
 }

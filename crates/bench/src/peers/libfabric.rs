@@ -38,7 +38,7 @@ impl Contender for Libfabric {
     fn name(&self) -> &str {
         match self.path {
             Path::SameHost => "libfabric shm",
-            Path::Tcp => "libfabric tcp",
+            _ => "libfabric tcp",
         }
     }
 
@@ -60,7 +60,7 @@ impl Contender for Libfabric {
     fn run(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Result<Vec<Sample>> {
         let (provider, domain) = match self.path {
             Path::SameHost => ("shm", "shm"),
-            Path::Tcp => ("tcp", "lo"),
+            _ => ("tcp", "lo"),
         };
         let mut samples = Vec::new();
         for (size, count) in self.paces.counts(round, test, sizes) {
@@ -76,7 +76,7 @@ impl Contender for Libfabric {
             let output = server_and_client(&mut server, &mut client, port.parse()?, round.cpus)
                 .with_context(|| format!("{size} bytes"))?;
             let ns = parse(&output).with_context(|| format!("{size} bytes: no result"))?;
-            samples.push((size, ns));
+            samples.push(Sample::new(size, ns));
         }
         self.paces.learn(test, &samples);
         Ok(samples)

@@ -1,5 +1,6 @@
 //! Other software that moves messages, if it is installed: found, started, and its output read.
 
+mod cmtime;
 mod libfabric;
 mod mpi;
 mod perftest;
@@ -7,14 +8,15 @@ mod ucx;
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::contender::{Contender, Pace, Round};
-use crate::model::{Sample, Test};
+use crate::model::{Path, Sample, Test};
 use crate::plan::Plan;
 use crate::sys;
 
@@ -34,6 +36,9 @@ pub(crate) fn installed(plan: &Plan) -> (Vec<Box<dyn Contender>>, Vec<String>) {
     look("libfabric", libfabric::find());
     look("Open MPI", mpi::find());
     look("perftest over Quipu", perftest::find(plan));
+    look("UCX over Quipu", ucx::over_quipu(plan));
+    look("Open MPI over Quipu", mpi::over_quipu(plan));
+    look("rdma_cm over Quipu", cmtime::find());
     (found, missing)
 }
 
@@ -54,7 +59,35 @@ impl Paces {
 
     fn learn(&mut self, test: Test, samples: &[Sample]) {
         let pace = self.pace(test);
-        samples.iter().for_each(|&(size, ns)| pace.learn(size, ns));
+        samples.iter().for_each(|sample| pace.learn(sample.size, sample.ns));
+    }
+}
+
+/// Programs that run over Quipu, unmodified: `quipu run` in front of them.
+#[derive(Clone)]
+struct Through {
+    quipu: PathBuf,
+}
+
+impl Through {
+    /// The command that this process is.
+    fn find() -> Result<Self> {
+        let quipu = std::env::current_exe().context("this program's place")?;
+        ensure!(
+            quipu.file_stem().is_some_and(|name| name == "quipu"),
+            "it needs the command quipu"
+        );
+        Ok(Self { quipu })
+    }
+
+    /// `program` on the loopback address. Datagrams travel the same way on any path.
+    fn command(&self, path: Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(&self.quipu);
+        if path == Path::Tcp {
+            command.env("QUIPU_SAME_HOST", "never");
+        }
+        command.args(["run", "--address", "127.0.0.1", "--"]).arg(program);
+        command
     }
 }
 

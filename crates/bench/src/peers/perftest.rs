@@ -1,38 +1,36 @@
 //! Quipu as programs see it: perftest's programs, unmodified, through `quipu run`.
 
-use std::path::PathBuf;
-use std::process::Command;
+use anyhow::{Context, Result};
 
-use anyhow::{Context, Result, ensure};
-
-use super::{Paces, server_and_client};
+use super::{Paces, Through, server_and_client};
 use crate::contender::{Contender, Round};
 use crate::model::{Kind, Op, Path, Role, Sample, Test};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedTest, listed};
 use crate::sys;
 
+/// The largest datagram.
+const MTU: u64 = 4096;
+
 struct Perftest {
-    quipu: PathBuf,
+    through: Through,
     path: Path,
-    planned: Vec<(Test, Vec<u64>)>,
+    points: Vec<PlannedTest>,
     paces: Paces,
 }
 
 pub(super) fn find(plan: &Plan) -> Result<Vec<Box<dyn Contender>>> {
     sys::find_program("ib_send_lat").context("there is no ib_send_lat; Debian: perftest")?;
-    let quipu = std::env::current_exe().context("this program's place")?;
-    ensure!(quipu.file_stem().is_some_and(|name| name == "quipu"), "it needs the command quipu");
-    let planned: Vec<_> = plan.perftest.iter().map(|t| (t.test(), t.sizes.clone())).collect();
+    let through = Through::find()?;
     let make = |path| {
-        let (quipu, planned) = (quipu.clone(), planned.clone());
-        Box::new(Perftest { quipu, path, planned, paces: Paces::default() }) as Box<dyn Contender>
+        let (through, points) = (through.clone(), plan.perftest.clone());
+        Box::new(Perftest { through, path, points, paces: Paces::default() }) as Box<dyn Contender>
     };
-    Ok(vec![make(Path::SameHost), make(Path::Tcp)])
+    Ok(vec![make(Path::SameHost), make(Path::Tcp), make(Path::Udp)])
 }
 
 fn program(test: Test) -> Option<&'static str> {
     Some(match (test.kind, test.op) {
-        (Kind::Latency, Op::Send) => "ib_send_lat",
+        (Kind::Latency | Kind::Wake, Op::Send) => "ib_send_lat",
         (Kind::Latency, Op::Write) => "ib_write_lat",
         (Kind::Latency, Op::Read) => "ib_read_lat",
         (Kind::Latency, Op::FetchAdd | Op::CompareSwap) => "ib_atomic_lat",
@@ -40,7 +38,9 @@ fn program(test: Test) -> Option<&'static str> {
         (Kind::Stream, Op::Write) => "ib_write_bw",
         (Kind::Stream, Op::Read) => "ib_read_bw",
         (Kind::Stream, Op::FetchAdd | Op::CompareSwap) => "ib_atomic_bw",
-        (Kind::Wake, _) | (_, Op::Copy) => return None,
+        (Kind::Wake | Kind::Connect | Kind::Crowd, _) | (_, Op::Copy | Op::Connection) => {
+            return None;
+        }
     })
 }
 
@@ -52,7 +52,7 @@ fn parse(output: &str, kind: Kind) -> Option<f64> {
     }
     Some(match kind {
         Kind::Stream => 1e3 / number,
-        Kind::Latency | Kind::Wake => number * 1e3,
+        _ => number * 1e3,
     })
 }
 
@@ -61,11 +61,14 @@ impl Perftest {
         let program = program(test).context("not measured")?;
         let port = sys::free_port()?;
         let command = |to: &[&str]| {
-            let mut command = Command::new(&self.quipu);
-            if self.path == Path::Tcp {
-                command.env("QUIPU_SAME_HOST", "never");
+            let mut command = self.through.command(self.path, program);
+            command.args(["-d", "quipu0", "-F"]);
+            if self.path == Path::Udp {
+                command.args(["-c", "UD"]);
             }
-            command.args(["run", "--address", "127.0.0.1", "--", program, "-d", "quipu0", "-F"]);
+            if test.kind == Kind::Wake {
+                command.arg("--events");
+            }
             let number = if test.kind == Kind::Stream { "message_rate" } else { "latency" };
             command.arg(format!("--output={number}"));
             command.args(["-p", &port.to_string(), "-n", &count.to_string()]);
@@ -87,6 +90,7 @@ impl Contender for Perftest {
         match self.path {
             Path::SameHost => "Quipu, perftest",
             Path::Tcp => "Quipu tcp, perftest",
+            Path::Udp => "Quipu ud, perftest",
         }
     }
 
@@ -99,16 +103,18 @@ impl Contender for Perftest {
     }
 
     fn sizes(&self, test: Test, sizes: &[u64]) -> Vec<u64> {
-        let planned = self.planned.iter().find(|(planned, _)| *planned == test);
-        let wanted = planned.map_or(&[][..], |(_, sizes)| sizes);
-        sizes.iter().filter(|size| wanted.contains(size)).copied().collect()
+        let mut sizes = listed(&self.points, test, sizes);
+        if self.path == Path::Udp {
+            sizes.retain(|size| test.op == Op::Send && *size <= MTU);
+        }
+        sizes
     }
 
     fn run(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for (size, count) in self.paces.counts(round, test, sizes) {
             // Fewer than that perftest does not do.
-            samples.push((size, self.measure(round, test, size, count.max(8))?));
+            samples.push(Sample::new(size, self.measure(round, test, size, count.max(8))?));
         }
         self.paces.learn(test, &samples);
         Ok(samples)
@@ -124,5 +130,7 @@ mod tests {
         assert_eq!(parse(" WARNING: BW peak won't be measured\n1.25\n", Kind::Stream), Some(800.0));
         assert_eq!(parse("0.50\n", Kind::Latency), Some(500.0));
         assert_eq!(parse("", Kind::Latency), None);
+        let ud = " WARNING: BW peak won't be measured in this run.\n0.081506\n";
+        assert!(parse(ud, Kind::Stream).is_some_and(|ns| (ns - 12_269.0).abs() < 1.0));
     }
 }

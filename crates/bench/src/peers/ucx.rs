@@ -1,4 +1,5 @@
-//! UCX: `ucx_perftest`, which runs a list of tests from a file.
+//! UCX: `ucx_perftest`, which runs a list of tests from a file; by its own transports, and over Quipu
+//! as the verbs adapter that it takes Quipu for.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -6,27 +7,44 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Paces, server_and_client};
+use super::{Paces, Through, server_and_client};
 use crate::contender::{Contender, Round};
 use crate::model::{Kind, Op, Path, Role, Sample, Test};
+use crate::plan::{Plan, PlannedTest, listed};
 use crate::scratch::Scratch;
 use crate::sys;
 
 struct Ucx {
     program: PathBuf,
     path: Path,
+    /// What carries it, and the points that are measured then; nothing if its own transports do.
+    quipu: Option<(Through, Vec<PlannedTest>)>,
     paces: Paces,
 }
 
+/// By its own transports.
 pub(super) fn find() -> Result<Vec<Box<dyn Contender>>> {
+    both(None)
+}
+
+/// Over Quipu.
+pub(super) fn over_quipu(plan: &Plan) -> Result<Vec<Box<dyn Contender>>> {
+    both(Some((Through::find()?, plan.middleware.clone())))
+}
+
+fn both(quipu: Option<(Through, Vec<PlannedTest>)>) -> Result<Vec<Box<dyn Contender>>> {
     let program = sys::find_program("ucx_perftest")
         .context("there is no ucx_perftest; Debian has it in ucx-utils")?;
     let make = |path| {
-        Box::new(Ucx { program: program.clone(), path, paces: Paces::default() })
-            as Box<dyn Contender>
+        let (program, quipu) = (program.clone(), quipu.clone());
+        Box::new(Ucx { program, path, quipu, paces: Paces::default() }) as Box<dyn Contender>
     };
     Ok(vec![make(Path::SameHost), make(Path::Tcp)])
 }
+
+/// The transports that are Quipu's, and the device.
+pub(super) const OVER_QUIPU: [(&str, &str); 2] =
+    [("UCX_TLS", "rc_verbs,ud_verbs,self"), ("UCX_NET_DEVICES", "quipu0:1")];
 
 /// The name of the test, and what goes with it.
 fn test_name(test: Test) -> Option<&'static str> {
@@ -42,7 +60,9 @@ fn test_name(test: Test) -> Option<&'static str> {
         (Kind::Stream, Op::Read) => "ucp_get",
         (Kind::Stream, Op::FetchAdd) => "ucp_fadd",
         (Kind::Stream, Op::CompareSwap) => "ucp_cswap",
-        (Kind::Wake, _) | (_, Op::Copy) => return None,
+        (Kind::Wake | Kind::Connect | Kind::Crowd, _) | (_, Op::Copy | Op::Connection) => {
+            return None;
+        }
     })
 }
 
@@ -62,16 +82,39 @@ fn parse(line: &str, kind: Kind) -> Option<Sample> {
     let size = fields.first()?.strip_prefix('s')?.parse().ok()?;
     let number = |index: usize| fields.get(index)?.parse::<f64>().ok().filter(|n| *n > 0.0);
     match kind {
-        Kind::Stream => number(8).map(|rate| (size, 1e9 / rate)),
-        Kind::Latency | Kind::Wake => number(4).map(|us| (size, us * 1e3)),
+        Kind::Stream => number(8).map(|rate| Sample::new(size, 1e9 / rate)),
+        _ => number(4).map(|us| Sample::new(size, us * 1e3)),
+    }
+}
+
+impl Ucx {
+    /// `ucx_perftest` with the transports that this contender is about.
+    fn command(&self) -> Command {
+        let mut command = match &self.quipu {
+            Some((through, _)) => {
+                let mut command = through.command(self.path, &self.program);
+                command.envs(OVER_QUIPU);
+                command
+            }
+            None => Command::new(&self.program),
+        };
+        match (&self.quipu, self.path) {
+            (Some(_), _) => &mut command,
+            (None, Path::SameHost) => command.env("UCX_TLS", "posix,cma"),
+            (None, _) => command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo"),
+        };
+        command.env("UCX_LOG_LEVEL", "error");
+        command
     }
 }
 
 impl Contender for Ucx {
     fn name(&self) -> &str {
-        match self.path {
-            Path::SameHost => "UCX posix+cma",
-            Path::Tcp => "UCX tcp",
+        match (&self.quipu, self.path) {
+            (None, Path::SameHost) => "UCX posix+cma",
+            (None, _) => "UCX tcp",
+            (Some(_), Path::SameHost) => "Quipu, UCX",
+            (Some(_), _) => "Quipu tcp, UCX",
         }
     }
 
@@ -80,11 +123,15 @@ impl Contender for Ucx {
     }
 
     fn role(&self) -> Role {
-        Role::Peer
+        if self.quipu.is_some() { Role::Quipu } else { Role::Peer }
     }
 
     fn sizes(&self, test: Test, sizes: &[u64]) -> Vec<u64> {
-        test_name(test).map_or(Vec::new(), |_| sizes.to_vec())
+        match (test_name(test), &self.quipu) {
+            (None, _) => Vec::new(),
+            (Some(_), Some((_, points))) => listed(points, test, sizes),
+            (Some(_), None) => sizes.to_vec(),
+        }
     }
 
     fn run(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Result<Vec<Sample>> {
@@ -94,12 +141,8 @@ impl Contender for Ucx {
         let file = scratch.write("tests", batch(name, &counts).as_bytes())?;
         let port = sys::free_port()?;
         let command = |to: &[&str]| {
-            let mut command = Command::new(&self.program);
-            match self.path {
-                Path::SameHost => command.env("UCX_TLS", "posix,cma"),
-                Path::Tcp => command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo"),
-            };
-            command.env("UCX_LOG_LEVEL", "error").args(to).args(["-p", &port.to_string()]);
+            let mut command = self.command();
+            command.args(to).args(["-p", &port.to_string()]);
             command.arg("-b").arg(&file).args(["-v", "-f"]);
             command
         };
@@ -119,9 +162,11 @@ mod tests {
     #[test]
     fn reads_what_it_prints() {
         let line = "s8, 1000,0.569,7.473,7.475,1.02,1.02,133815,133000";
-        assert_eq!(parse(line, Kind::Latency), Some((8, 7475.0)));
-        assert_eq!(parse(line, Kind::Stream), Some((8, 1e9 / 133_000.0)));
+        assert_eq!(parse(line, Kind::Latency), Some(Sample::new(8, 7475.0)));
+        assert_eq!(parse(line, Kind::Stream), Some(Sample::new(8, 1e9 / 133_000.0)));
         assert_eq!(parse("tests,iterations,50.0_percentile_lat", Kind::Latency), None);
+        let over_quipu = "s1048576,  100,124.768,137.925,137.925,7250.31,7250.31,7250,7250";
+        assert_eq!(parse(over_quipu, Kind::Latency), Some(Sample::new(1 << 20, 137_925.0)));
     }
 
     #[test]

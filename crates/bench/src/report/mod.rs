@@ -5,7 +5,7 @@ mod svg;
 mod table;
 
 pub(crate) use svg::plot;
-pub(crate) use table::text;
+pub(crate) use table::{Listed, list, text};
 
 /// A size: bytes with the largest unit that leaves a whole number.
 fn size(bytes: u64) -> String {

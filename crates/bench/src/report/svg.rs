@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::chart::{Chart, Line, Style, escape};
 use crate::model::{Kind, Op, Path, Point, Role, Series};
 use crate::results::Results;
-use crate::targets::{QUIPU, QUIPU_TCP};
+use crate::targets::{QUIPU, QUIPU_TCP, QUIPU_UD, UDP_SOCKET};
 
 const WIDTH: f64 = 1000.0;
 const CHART_HEIGHT: f64 = 300.0;
@@ -20,7 +20,7 @@ pub(crate) fn plot(results: &Results) -> String {
         for (row, kind) in [Kind::Latency, Kind::Stream].into_iter().enumerate() {
             let (what, unit) = match kind {
                 Kind::Stream => ("bandwidth, GB/s", "GB/s"),
-                Kind::Latency | Kind::Wake => ("half round trip, us", "us"),
+                _ => ("half round trip, us", "us"),
             };
             charts.push(Chart {
                 title: format!("{path}: {what}"),
@@ -75,10 +75,12 @@ fn caption(results: &Results) -> String {
 fn lines(results: &Results, path: Path, kind: Kind) -> Vec<Line> {
     let value: fn(&Point) -> f64 = match kind {
         Kind::Stream => |point| point.bytes_per_s / 1e9,
-        Kind::Latency | Kind::Wake => |point| point.median_ns / 1e3,
+        _ => |point| point.median_ns / 1e3,
     };
     let mut lines = Vec::new();
-    for series in results.series.iter().filter(|s| s.path == path && s.test.kind == kind) {
+    // Datagrams are drawn beside what else crosses the loopback interface.
+    let shown = |of: Path| of == path || (of == Path::Udp && path == Path::Tcp);
+    for series in results.series.iter().filter(|s| shown(s.path) && s.test.kind == kind) {
         if let Some(style) = style(series) {
             let points = series.points.iter().map(|(&size, point)| (size as f64, value(point)));
             lines.push(Line { style, points: points.collect() });
@@ -108,7 +110,16 @@ fn style(series: &Series) -> Option<Style> {
             }
             _ => None,
         },
+        (Role::Quipu, Op::Send) if *name == QUIPU_UD => {
+            Some(style("Quipu send, datagrams".into(), "#e8909f", 2.0, ""))
+        }
+        // What runs over Quipu, in the color of what it is beside.
+        (Role::Quipu, Op::Send) => {
+            let (_, over) = name.split_once(", ").filter(|(_, over)| *over != "perftest")?;
+            Some(style(format!("{over} over Quipu"), peer_color(over), 1.8, "1 3"))
+        }
         (Role::Quipu, _) => None,
+        (Role::Floor, _) if *name == UDP_SOCKET => Some(style(name.clone(), "#8a8a8a", 1.6, "5 3")),
         (Role::Floor, op) => {
             let label = if op == Op::Copy { "memcpy".into() } else { name.clone() };
             Some(style(label, "#8a8a8a", 1.6, ""))

@@ -1,10 +1,32 @@
 //! Tables for the terminal.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{digits, size};
 use crate::model::{Kind, Path, Point, Role, Series, Test};
 use crate::results::{Results, paths, tests};
+
+/// A contender, and the tests in which it takes part.
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    pub(crate) path: Path,
+    pub(crate) tests: Vec<String>,
+}
+
+/// Who takes part in what, and a word about those who are not there.
+pub(crate) fn list(contenders: &[Listed], missing: &[String]) -> String {
+    let mut out = String::new();
+    let lines = contenders
+        .iter()
+        .filter(|listed| !listed.tests.is_empty())
+        .map(|listed| vec![listed.name.clone(), listed.path.to_string(), listed.tests.join(", ")]);
+    aligned(&mut out, &lines.collect::<Vec<_>>(), false);
+    missing.iter().for_each(|note| {
+        let _ = writeln!(out, "{note}");
+    });
+    out
+}
 
 /// Everything as text.
 pub(crate) fn text(results: &Results) -> String {
@@ -20,6 +42,7 @@ pub(crate) fn text(results: &Results) -> String {
             for view in views(test) {
                 numbers(&mut out, results, test, path, view);
             }
+            details(&mut out, results, test, path);
         }
     }
     costs(&mut out, results);
@@ -49,6 +72,14 @@ fn views(test: Test) -> Vec<View> {
         }
         Kind::Latency => vec![view("from posting to completion, us", 0..=u64::MAX, us)],
         Kind::Wake => vec![view("half round trip with both ends asleep, us", 0..=u64::MAX, us)],
+        Kind::Connect => {
+            let rate: fn(&Point) -> f64 = |point| point.messages_per_s;
+            vec![view("made and broken, so many at once: per second", 0..=u64::MAX, rate)]
+        }
+        Kind::Crowd => {
+            let rate: fn(&Point) -> f64 = |point| point.messages_per_s / 1e6;
+            vec![view("many queue pairs at once, million messages a second", 0..=u64::MAX, rate)]
+        }
         Kind::Stream => vec![
             view("million messages a second", 0..=1023, |point| point.messages_per_s / 1e6),
             view("GB a second", 1024..=u64::MAX, |point| point.bytes_per_s / 1e9),
@@ -77,10 +108,11 @@ fn numbers(out: &mut String, results: &Results, test: Test, path: Path, view: Vi
         return;
     }
     let _ = writeln!(out, "{} over {path}: {}", test.op, view.title);
-    let mut lines = vec![vec!["size".to_owned()]];
+    let counted = if test.kind == Kind::Connect { "at once" } else { "size" };
+    let mut lines = vec![vec![counted.to_owned()]];
     lines[0].extend(columns.iter().map(|series| series.contender.clone()));
     for bytes in sizes {
-        let mut line = vec![size(bytes)];
+        let mut line = vec![amount(test, bytes)];
         line.extend(columns.iter().map(|series| {
             series.points.get(&bytes).map_or("-".into(), |point| digits((view.value)(point)))
         }));
@@ -88,6 +120,62 @@ fn numbers(out: &mut String, results: &Results, test: Test, path: Path, view: Vi
     }
     aligned(out, &lines, true);
     out.push('\n');
+}
+
+/// The size of a test: bytes, or a number of connections.
+fn amount(test: Test, value: u64) -> String {
+    if test.kind == Kind::Connect { value.to_string() } else { size(value) }
+}
+
+/// What else was found out: a line for each contender and size. What sleeping costs and gains is
+/// seen beside what spinning does.
+fn details(out: &mut String, results: &Results, test: Test, path: Path) {
+    let (title, tests) = match test.kind {
+        // The table of the test itself says enough.
+        Kind::Latency | Kind::Stream => return,
+        Kind::Wake => (
+            "half round trip, us, and CPU time of both ends",
+            vec![(test, "asleep"), (Test { kind: Kind::Latency, ..test }, "spinning")],
+        ),
+        Kind::Connect => ("us of each step", vec![(test, "")]),
+        Kind::Crowd => ("messages of a queue pair in a slice of time", vec![(test, "")]),
+    };
+    let sizes = sizes_of(results, test, path);
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    for (test, how) in tests {
+        let legal = |s: &&Series| s.test == test && s.path == path;
+        for series in results.series.iter().filter(legal) {
+            let points = series.points.iter();
+            for (&bytes, point) in
+                points.filter(|(size, p)| sizes.contains(size) && !p.also.is_empty())
+            {
+                let names = point.also.iter().map(|detail| detail.name.clone());
+                let time = (!how.is_empty()).then(|| digits(point.median_ns / 1e3));
+                if lines.is_empty() {
+                    let head = ["", ""].into_iter().chain(time.as_ref().map(|_| "us"));
+                    lines.push(head.map(str::to_owned).chain(names).collect());
+                }
+                let label = match how {
+                    "" => series.contender.clone(),
+                    how => format!("{}, {how}", series.contender),
+                };
+                let values = point.also.iter().map(|detail| digits(detail.median));
+                let row = [label, amount(test, bytes)].into_iter().chain(time).chain(values);
+                lines.push(row.collect());
+            }
+        }
+    }
+    if !lines.is_empty() {
+        let _ = writeln!(out, "{} over {path}: {title}", test.op);
+        aligned(out, &lines, true);
+        out.push('\n');
+    }
+}
+
+/// The sizes that anybody was measured with.
+fn sizes_of(results: &Results, test: Test, path: Path) -> BTreeSet<u64> {
+    let legal = |s: &&Series| s.test == test && s.path == path;
+    results.series.iter().filter(legal).flat_map(|s| s.points.keys().copied()).collect()
 }
 
 fn costs(out: &mut String, results: &Results) {
@@ -166,6 +254,20 @@ fn aligned(out: &mut String, lines: &[Vec<String>], right: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_has_a_line_for_everybody_who_takes_part() {
+        let listed = |name: &str, tests: &[&str]| Listed {
+            name: name.into(),
+            path: Path::Udp,
+            tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+        };
+        let contenders = [listed("a", &["send latency", "send wake"]), listed("idle", &[])];
+        let text = list(&contenders, &["UCX is not measured: it is away".into()]);
+        let expected =
+            "  a  UDP loopback  send latency, send wake\nUCX is not measured: it is away\n";
+        assert_eq!(text, expected);
+    }
 
     #[test]
     fn columns_line_up() {

@@ -136,7 +136,7 @@ impl End for Memory {
                 Ok(self.copies(size, slice.count))
             }
             Kind::Latency => line_ping_pong(slice.count + 1, self.other_cpu),
-            Kind::Wake => bail!("memory does not sleep"),
+            _ => bail!("memory neither sleeps nor connects"),
         }
     }
 }

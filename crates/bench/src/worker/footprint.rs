@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail, ensure};
 use quipu_host::Engine;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
-    Access, Completion, CqId, Gid, Payload, QpId, QpNum, Region, SendFlags, SendOp, SendWr, Sge,
-    To, WcOpcode, WcStatus,
+    Access, Completion, CqId, Gid, Payload, QpId, QpNum, QpType, Region, SendFlags, SendOp, SendWr,
+    Sge, To, WcOpcode, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,7 @@ impl Crowd {
         let (before, began) = (sys::resident_bytes()?, Instant::now());
         let mut qps = Vec::with_capacity(usize::try_from(count)?);
         for number in 0..count {
-            let qp = create_qp(&engine, context, pd, cq, (1, 1));
+            let qp = create_qp(&engine, QpType::Rc, (context, pd, cq), (1, 1));
             qps.push(qp.with_context(|| format!("after {number} queue pairs"))?);
         }
         Ok(Self { engine, cq, qps, memory, region, before, began })

@@ -2,12 +2,15 @@
 //! connection; the command that started them tells them over their standard input what to do, line
 //! by line, and reads the answers from their standard output.
 
+mod crowd;
+mod datagrams;
 mod floors;
 mod footprint;
 mod overhead;
 mod quipu;
 mod quipu_slices;
 mod socket;
+mod udp;
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -15,7 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Footprint, Overhead, Path, Test};
+pub(crate) use crowd::{MAX_SIZE as MAX_CROWD_SIZE, MESSAGES as CROWD_MESSAGES, SLOWEST};
+
+use crate::model::{Also, Footprint, Overhead, Path, Test};
 use crate::sys;
 
 /// What a worker is to be; the first line it reads.
@@ -35,6 +40,8 @@ pub(crate) struct Setup {
     pub(crate) depth: u32,
     /// One send in so many is signalled in a stream.
     pub(crate) signal_every: u32,
+    /// Connections of a crowd.
+    pub(crate) crowd: u64,
 }
 
 /// What a worker measures.
@@ -42,8 +49,12 @@ pub(crate) struct Setup {
 pub(crate) enum What {
     /// Quipu, between these ends.
     Quipu(Path),
+    /// Many queue pairs of Quipu, all with work.
+    Crowd(Path),
     /// A plain TCP socket.
     Socket,
+    /// A plain UDP socket.
+    UdpSocket,
     /// Memory: copies, and a cache line that goes back and forth. Needs no second end.
     Memory,
     /// Copies by the kernel from process to process (`process_vm_writev`), one after the other.
@@ -98,6 +109,10 @@ pub(crate) enum Reply {
     Done {
         /// Nanoseconds for all timed messages.
         ns: u64,
+        /// Processor time of this end, in nanoseconds, from the start of the slice to its end.
+        cpu_ns: u64,
+        /// What else this end found out.
+        also: Also,
     },
     /// The cost of messages, as far as this end sees it.
     Overhead(Box<Overhead>),
@@ -116,6 +131,10 @@ trait End {
     /// Runs a slice. `armed` is to be called when the other end may start; only after that may
     /// this one wait for it.
     fn run(&mut self, slice: &Slice, armed: &mut dyn FnMut() -> Result<()>) -> Result<Duration>;
+    /// What else the last slice showed.
+    fn also(&self) -> Also {
+        Vec::new()
+    }
     /// Measures what a message costs.
     fn overhead(
         &mut self,
@@ -179,7 +198,9 @@ pub(crate) fn main() -> Result<()> {
 fn build(setup: &Setup) -> Result<Box<dyn End>> {
     Ok(match setup.what {
         What::Quipu(path) => Box::new(quipu::Node::new(setup, path)?),
+        What::Crowd(path) => Box::new(crowd::Crowd::new(setup, path)?),
         What::Socket => Box::new(socket::SocketEnd::new(setup)?),
+        What::UdpSocket => Box::new(udp::UdpEnd::new(setup)?),
         What::Memory => Box::new(floors::Memory::new(setup)),
         What::KernelCopy => Box::new(floors::KernelCopy::new(setup)),
     })
@@ -198,8 +219,11 @@ fn obey(
             Reply::Armed
         }
         Command::Run(slice) => {
+            let before = sys::cpu_time()?;
             let took = end.run(&slice, &mut armed)?;
-            Reply::Done { ns: u64::try_from(took.as_nanos())? }
+            let cpu = sys::cpu_time()?.saturating_sub(before);
+            let (ns, cpu_ns) = (u64::try_from(took.as_nanos())?, u64::try_from(cpu.as_nanos())?);
+            Reply::Done { ns, cpu_ns, also: end.also() }
         }
         Command::Overhead { size, burst, rounds } => {
             Reply::Overhead(Box::new(end.overhead((size, burst, rounds), &mut armed)?))

@@ -1,4 +1,4 @@
-//! Quipu itself: an engine with one queue pair, as a program has it.
+//! Quipu itself: an engine with one queue pair, of the service RC or UD, as a program has it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail, ensure};
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, AddressVector, ChannelId, Completion, CqId, Gid, PdId, QpAttr, QpAttrMask, QpCap, QpId,
-    QpInit, QpNum, QpState, QpType, Region, Sge, WcStatus,
+    QpInit, QpNum, QpState, QpType, Region, Sge, To, WcStatus,
 };
 use quipu_host::{Config, ContextId, Engine, SameHost};
 use serde::{Deserialize, Serialize};
 
-use super::{End, Setup, Slice, overhead, quipu_slices};
-use crate::model::{Overhead, Path};
+use super::{End, Setup, Slice, datagrams, overhead, quipu_slices};
+use crate::model::{Kind, Overhead, Path};
 
 /// Completions taken by one poll.
 pub(super) const BATCH: usize = 16;
@@ -47,13 +47,16 @@ pub(super) struct Node {
     /// Bytes of each buffer; the second starts there.
     pub(super) half: u64,
     pub(super) peer: Option<Address>,
+    /// Whom messages go to.
+    pub(super) to: To,
+    pd: PdId,
     number: QpNum,
 }
 
 /// An engine on the loopback address.
 pub(super) fn open_engine(path: Path) -> Result<Arc<Engine>> {
     let same_host = match path {
-        Path::SameHost => SameHost::Auto,
+        Path::SameHost | Path::Udp => SameHost::Auto,
         Path::Tcp => SameHost::Never,
     };
     let from_env = Config::from_env().context("the environment")?;
@@ -65,9 +68,8 @@ pub(super) fn open_engine(path: Path) -> Result<Arc<Engine>> {
 /// A queue pair with room for so much.
 pub(super) fn create_qp(
     engine: &Engine,
-    context: ContextId,
-    pd: PdId,
-    cq: CqId,
+    qp_type: QpType,
+    (context, pd, cq): (ContextId, PdId, CqId),
     (sends, receives): (u32, u32),
 ) -> Result<(QpId, QpNum)> {
     let cap = QpCap {
@@ -77,15 +79,7 @@ pub(super) fn create_qp(
         max_recv_sge: 1,
         max_inline_data: 0,
     };
-    let init = QpInit {
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        cap,
-        qp_type: QpType::Rc,
-        sq_sig_all: false,
-    };
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: false };
     let (qp, number, _) = engine.create_qp(context, &init).context("creating a queue pair")?;
     Ok((qp, number))
 }
@@ -133,7 +127,8 @@ impl Node {
         let pd = engine.alloc_pd()?;
         let (channel, _) = engine.create_channel()?;
         let (cq, _) = engine.create_cq(context, 2048, Some(channel), 0)?;
-        let half = setup.max_size.next_multiple_of(4096);
+        // A datagram has its route header in front of it.
+        let half = (setup.max_size + datagrams::GRH).next_multiple_of(4096);
         let memory = Segment::heap(usize::try_from(2 * half)?);
         // Programs that measure have touched their memory before.
         memory.zero()?;
@@ -143,7 +138,8 @@ impl Node {
             | Access::REMOTE_ATOMIC;
         let region = engine.reg_segment(pd, &memory, None, access)?;
         let receives = u32::try_from(RECEIVES)?;
-        let (qp, number) = create_qp(&engine, context, pd, cq, (SENDS, receives))?;
+        let service = if path == Path::Udp { QpType::Ud } else { QpType::Rc };
+        let (qp, number) = create_qp(&engine, service, (context, pd, cq), (SENDS, receives))?;
         Ok(Self {
             engine,
             cq,
@@ -157,6 +153,8 @@ impl Node {
             signal_every: u64::from(setup.signal_every),
             half,
             peer: None,
+            to: To::Peer,
+            pd,
             number,
         })
     }
@@ -167,9 +165,10 @@ impl Node {
         Ok(Sge { addr: self.memory.addr() as u64, len, lkey: self.region.key })
     }
 
-    /// Where bytes come in.
+    /// Where bytes come in: a datagram with its route header.
     pub(super) fn incoming(&self, size: u64) -> Result<Sge> {
-        let sge = self.outgoing(size)?;
+        let header = if self.path == Path::Udp { datagrams::GRH } else { 0 };
+        let sge = self.outgoing(size + header)?;
         Ok(Sge { addr: sge.addr + self.half, ..sge })
     }
 
@@ -204,14 +203,21 @@ impl End for Node {
     fn connect(&mut self, address: &str) -> Result<()> {
         ensure!(self.peer.is_none(), "connected already");
         let peer: Address = serde_json::from_str(address).context("the other end's address")?;
-        connect_qp(&self.engine, self.qp, Gid(peer.gid), QpNum(peer.qp))?;
+        let (gid, number) = (Gid(peer.gid), QpNum(peer.qp));
+        match self.path {
+            Path::Udp => self.to = datagrams::address(&self.engine, self.pd, self.qp, gid, number)?,
+            _ => connect_qp(&self.engine, self.qp, gid, number)?,
+        }
         self.peer = Some(peer);
         Ok(())
     }
 
     fn run(&mut self, slice: &Slice, armed: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
         ensure!(slice.size <= self.half, "a message larger than the buffers");
-        quipu_slices::run(self, slice, armed)
+        match (self.path, slice.test.kind) {
+            (Path::Udp, Kind::Stream) => datagrams::stream(self, slice, armed),
+            _ => quipu_slices::run(self, slice, armed),
+        }
     }
 
     fn overhead(

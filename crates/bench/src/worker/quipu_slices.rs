@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr, To, WcOpcode};
+use quipu_host::nic::{Completion, Payload, SendFlags, SendOp, SendWr, WcOpcode};
 
 use super::quipu::{BATCH, Node, RECEIVES};
 use super::{Patience, Slice};
@@ -14,7 +14,9 @@ type Armed<'a> = &'a mut dyn FnMut() -> Result<()>;
 /// Runs this end of a slice.
 pub(super) fn run(node: &Node, slice: &Slice, armed: Armed<'_>) -> Result<Duration> {
     match (slice.test.kind, slice.test.op) {
-        (_, Op::Copy) => bail!("that is no operation of queue pairs"),
+        (_, Op::Copy | Op::Connection) | (Kind::Connect | Kind::Crowd, _) => {
+            bail!("that is nothing that one queue pair does")
+        }
         (Kind::Latency, Op::Send) => ping_pong_sends(node, slice, armed, false),
         (Kind::Wake, Op::Send) => ping_pong_sends(node, slice, armed, true),
         (Kind::Wake, _) => bail!("nobody is woken by that"),
@@ -36,43 +38,43 @@ fn operation(node: &Node, op: Op) -> Result<SendOp> {
         Op::Read => SendOp::Read { addr, rkey },
         Op::FetchAdd => SendOp::FetchAdd { addr, rkey, add: 1 },
         Op::CompareSwap => SendOp::CompareSwap { addr, rkey, compare: 0, swap: 0 },
-        Op::Copy => bail!("that is no operation of queue pairs"),
+        Op::Copy | Op::Connection => bail!("that is no operation of queue pairs"),
     })
 }
 
 /// Posts sends; every so many is signalled, which frees the places of those before it.
-struct Sender<'a> {
+pub(super) struct Sender<'a> {
     node: &'a Node,
     op: SendOp,
     sge: [quipu_host::nic::Sge; 1],
-    posted: u64,
+    pub(super) posted: u64,
     /// Posted when the last signalled one was, among those that have completed.
     done: u64,
 }
 
 impl<'a> Sender<'a> {
-    fn new(node: &'a Node, op: Op, size: u64) -> Result<Self> {
+    pub(super) fn new(node: &'a Node, op: Op, size: u64) -> Result<Self> {
         let sge = [node.outgoing(size)?];
         Ok(Self { node, op: operation(node, op)?, sge, posted: 0, done: 0 })
     }
 
     #[inline]
-    fn post(&mut self, last: bool) -> Result<()> {
+    pub(super) fn post(&mut self, last: bool) -> Result<()> {
         self.posted += 1;
         let signalled = last || self.posted.is_multiple_of(self.node.signal_every);
         let flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
         let payload = Payload::Sges(&self.sge);
-        let wr = SendWr { wr_id: self.posted, to: To::Peer, op: self.op, flags, payload };
+        let wr = SendWr { wr_id: self.posted, to: self.node.to, op: self.op, flags, payload };
         Ok(self.node.engine.post_send(self.node.qp, &wr)?)
     }
 
     #[inline]
-    fn note(&mut self, completion: &Completion) {
+    pub(super) fn note(&mut self, completion: &Completion) {
         self.done = completion.wr_id;
     }
 
     /// Waits until all that was posted is done; the last one is to be signalled.
-    fn drain(&mut self) -> Result<()> {
+    pub(super) fn drain(&mut self) -> Result<()> {
         let mut out = [Completion::default(); BATCH];
         let mut patience = Patience::new();
         while self.done < self.posted {
@@ -86,14 +88,14 @@ impl<'a> Sender<'a> {
 }
 
 /// Posts receives, as many as a slice takes and not one more.
-struct Receiver<'a> {
+pub(super) struct Receiver<'a> {
     node: &'a Node,
     sge: [quipu_host::nic::Sge; 1],
     left: u64,
 }
 
 impl<'a> Receiver<'a> {
-    fn new(node: &'a Node, size: u64, total: u64) -> Result<Self> {
+    pub(super) fn new(node: &'a Node, size: u64, total: u64) -> Result<Self> {
         let mut receiver = Self { node, sge: [node.incoming(size)?], left: total };
         for _ in 0..total.min(RECEIVES) {
             receiver.post()?;
@@ -102,7 +104,7 @@ impl<'a> Receiver<'a> {
     }
 
     #[inline]
-    fn post(&mut self) -> Result<()> {
+    pub(super) fn post(&mut self) -> Result<()> {
         if self.left > 0 {
             self.left -= 1;
             self.node.engine.post_recv(self.node.qp, 0, &self.sge)?;

@@ -1,10 +1,10 @@
 //! The floor of every TCP transport: a plain socket, non-blocking, with both ends spinning.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{End, Patience, Setup, Slice};
 use crate::model::Kind;
@@ -20,6 +20,8 @@ pub(super) struct SocketEnd {
     stream: Option<TcpStream>,
     first: bool,
     buffer: Vec<u8>,
+    /// Where the first end connects to.
+    peer: String,
 }
 
 impl SocketEnd {
@@ -27,7 +29,7 @@ impl SocketEnd {
         let listener = TcpListener::bind("127.0.0.1:0").context("a listening socket")?;
         let listener = (!setup.first).then_some(listener);
         let buffer = vec![1; CHUNK];
-        Ok(Self { listener, stream: None, first: setup.first, buffer })
+        Ok(Self { listener, stream: None, first: setup.first, buffer, peer: String::new() })
     }
 
     fn stream(&self) -> Result<&TcpStream> {
@@ -92,11 +94,34 @@ impl SocketEnd {
         }
     }
 
+    /// Connections at once: opened, then closed by the end that opened them, as a program would
+    /// that had nothing to say.
+    fn connections(&mut self, count: u64) -> Result<()> {
+        let mut all = Vec::with_capacity(usize::try_from(count)?);
+        for _ in 0..count {
+            all.push(match &self.listener {
+                Some(listener) => listener.accept().context("accepting")?.0,
+                None => TcpStream::connect(&self.peer).context("connecting")?,
+            });
+        }
+        for mut stream in all {
+            if self.first {
+                stream.shutdown(Shutdown::Write)?;
+            }
+            // The other end closes, and this one sees it.
+            let left = stream.read(&mut [0])?;
+            ensure!(left == 0, "bytes from nowhere");
+        }
+        Ok(())
+    }
+
     fn exchange(&mut self, slice: &Slice, count: u64) -> Result<()> {
         let size = usize::try_from(slice.size)?;
         match slice.test.kind {
             Kind::Latency | Kind::Wake => self.ping_pong(size, count),
             Kind::Stream => self.one_way(size, count),
+            Kind::Connect => self.connections(count),
+            Kind::Crowd => bail!("there is one socket only"),
         }
     }
 }
@@ -119,6 +144,7 @@ impl End for SocketEnd {
         }
         stream.set_nonblocking(true)?;
         self.stream = Some(stream);
+        self.peer = address.to_owned();
         Ok(())
     }
 
