@@ -8,34 +8,47 @@ use quipu_abi_types::EngineEventsReported;
 /// The acknowledged events of one object.
 #[derive(Default)]
 pub(crate) struct Acks {
-    counts: Mutex<EngineEventsReported>,
+    counts: Mutex<Counts>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    acked: EngineEventsReported,
+    /// Whether somebody waits: to wake nobody takes a system call too, with each event.
+    awaited: bool,
 }
 
 impl Acks {
     /// Counts completion events as acknowledged.
     pub(crate) fn comp(&self, events: u32) {
-        let mut counts = self.counts();
-        counts.comp = counts.comp.wrapping_add(events);
-        self.changed.notify_all();
+        self.count(|acked| acked.comp = acked.comp.wrapping_add(events));
     }
 
     /// Counts one asynchronous event as acknowledged.
     pub(crate) fn asynchronous(&self) {
+        self.count(|acked| acked.r#async = acked.r#async.wrapping_add(1));
+    }
+
+    fn count(&self, add: impl FnOnce(&mut EngineEventsReported)) {
         let mut counts = self.counts();
-        counts.r#async = counts.r#async.wrapping_add(1);
-        self.changed.notify_all();
+        add(&mut counts.acked);
+        if counts.awaited {
+            // Under the lock: whoever waits may free this as soon as it is let go.
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until as many events are acknowledged as the engine handed out.
     pub(crate) fn wait(&self, reported: EngineEventsReported) {
         let mut counts = self.counts();
-        while counts.comp < reported.comp || counts.r#async < reported.r#async {
+        while counts.acked.comp < reported.comp || counts.acked.r#async < reported.r#async {
+            counts.awaited = true;
             counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn counts(&self) -> MutexGuard<'_, EngineEventsReported> {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
         // Counters have no state in between that a panic could leave.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

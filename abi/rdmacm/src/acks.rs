@@ -6,23 +6,33 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// The acknowledged events of an identifier, or of its membership in a group.
 #[derive(Default)]
 pub(crate) struct Acks {
-    count: Mutex<u32>,
+    count: Mutex<Count>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Count {
+    acked: u32,
+    /// Whether somebody waits: to wake nobody takes a system call too, with each event.
+    awaited: bool,
 }
 
 impl Acks {
     /// Counts an event as acknowledged.
     pub(crate) fn add(&self) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        *count = count.wrapping_add(1);
-        // Under the lock: whoever waits may free this as soon as it is let go.
-        self.changed.notify_all();
+        count.acked = count.acked.wrapping_add(1);
+        if count.awaited {
+            // Under the lock: whoever waits may free this as soon as it is let go.
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until as many events are acknowledged as the engine handed out.
     pub(crate) fn wait(&self, reported: u32) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        while *count < reported {
+        while count.acked < reported {
+            count.awaited = true;
             count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
     }
