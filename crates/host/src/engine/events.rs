@@ -275,9 +275,15 @@ impl Events {
         Ok(event)
     }
 
+    /// A thread looks for events of a channel, and takes one if there are any: until it leaves, the
+    /// descriptor says nothing of new ones.
+    pub(crate) fn hold(&mut self, id: ChannelId) {
+        self.attended = Some(id);
+    }
+
     /// A thread begins to wait inside the engine for a channel.
     pub(crate) fn attend(&mut self, id: ChannelId) {
-        self.attended = Some(id);
+        self.hold(id);
         if let Ok(channel) = self.channel(id) {
             channel.driven = true;
         }
@@ -369,5 +375,24 @@ mod tests {
         assert!(!is_readable(fd));
         events.leave();
         assert!(is_readable(fd));
+    }
+
+    #[test]
+    fn an_event_that_is_taken_at_once_leaves_the_descriptor_alone() {
+        let mut events = Events::new();
+        let (context, _) = events.open_context().unwrap();
+        let (channel, fd) = events.create_channel().unwrap();
+        events.add_object(Object::Cq(CqId(1)), context, Some(channel));
+        let event = |context| CompletionEvent { cq: CqId(1), context };
+        events.hold(channel);
+        events.completion(channel, event(1));
+        assert!(!is_readable(fd));
+        assert_eq!(events.take_completion(channel).unwrap(), Some(event(1)));
+        assert!(!is_readable(fd));
+        // What is left is said, also to those who wait for the descriptor.
+        events.completion(channel, event(2));
+        events.leave();
+        assert!(is_readable(fd));
+        assert!(events.waits_outside(CqId(1)));
     }
 }

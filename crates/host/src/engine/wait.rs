@@ -30,8 +30,17 @@ impl Engine {
             if let Some(event) = core.events.take_completion(channel)? {
                 return Ok(event);
             }
+            // What this thread takes at once no descriptor has to say. Another thread may wait in its place.
+            let holds = !core.driver;
+            if holds {
+                core.events.hold(channel);
+            }
             let any = core.run();
-            if let Some(event) = core.events.take_completion(channel)? {
+            let event = core.events.take_completion(channel);
+            if holds {
+                core.events.leave();
+            }
+            if let Some(event) = event? {
                 return Ok(event);
             }
             let fd = core.events.channel_fd(channel)?;
