@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 
 use quipu_abi_types::*;
 use quipu_host::{
@@ -65,17 +66,21 @@ pub(crate) fn gid_entry(device: Device, address: &HostAddress) -> ibv_gid_entry 
 /// The node GUID of an address, big endian: the same in every process of this machine that has it,
 /// and another one on other machines, also for addresses that each machine has (127.0.0.1).
 pub(crate) fn guid(device: Device, ip: IpAddr) -> u64 {
-    let mut machine = fs::read("/etc/machine-id").unwrap_or_default();
-    if device != Device::Quipu0 {
-        machine.extend(device.name().bytes());
-    }
+    let name = if device == Device::Quipu0 { "" } else { device.name() };
+    let gid = Gid::from(ip).0;
     // FNV-1a, 64 bits.
-    let bytes = machine.iter().chain(&Gid::from(ip).0).copied().collect::<Vec<u8>>();
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+    let bytes = machine_id().iter().chain(name.as_bytes()).chain(&gid);
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     // EUI-64: the bit of "locally administered" set, that of a group clear.
     ((hash & !(1 << 56)) | 1 << 57).to_be()
+}
+
+/// What tells this machine from others. It is read once: librdmacm asks for devices with every event.
+fn machine_id() -> &'static [u8] {
+    static ID: OnceLock<Vec<u8>> = OnceLock::new();
+    ID.get_or_init(|| fs::read("/etc/machine-id").unwrap_or_default())
 }
 
 /// A number that the kernel tells about an interface.
