@@ -17,6 +17,7 @@
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //! | [`datagram`] | the header of an unreliable datagram | `specs/quipu-datagram.md` |
 //! | [`grh`] | the header that a receiver of datagrams sees | IBA annex A17 |
+//! | [`tcp`] | the TCP header and its options | RFC 9293, 7323, 2018 |
 //!
 //! All integers are big-endian on the wire, except the MPA CRC (see [`mpa::crc32c`]).
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod grh;
 pub mod hello;
 pub mod mpa;
 pub mod rdmap;
+pub mod tcp;
 pub mod terminate;
 
 pub use error::WireError;

@@ -6,6 +6,7 @@ use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::Hello;
 use quipu_wire::mpa::{Enhanced, FrameKind, StartFrame};
 use quipu_wire::rdmap::{AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
+use quipu_wire::tcp;
 use quipu_wire::terminate::Terminate;
 use quipu_wire::{Payload, ddp};
 
@@ -47,6 +48,35 @@ proptest! {
         bytes[3] = kind;
         stable!(AtomicRequest, &bytes[..52]);
         stable!(Terminate, &bytes[..]);
+    }
+
+    #[test]
+    fn tcp_headers(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..70),
+        kinds in prop::collection::vec((0usize..5, any::<u8>()), 0..12),
+        words in 4u8..=15,
+    ) {
+        // Likely options, at random places among random octets.
+        const TIMESTAMPS: &[u8] = &[8, 10, 1, 2, 3, 4, 5, 6, 7];
+        const LIKELY: [&[u8]; 5] = [&[1], &[2, 4, 5], &[3, 3], TIMESTAMPS, &[5, 10]];
+        let mut at = tcp::MIN_LEN;
+        for (kind, last) in kinds {
+            for octet in LIKELY[kind].iter().chain([&last]) {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = *octet;
+                }
+                at += 1;
+            }
+        }
+        if let Some(offset) = bytes.get_mut(12) {
+            *offset = words << 4;
+        }
+        if let Ok((repr, len)) = tcp::Repr::parse(&bytes) {
+            prop_assert!(len <= bytes.len() && len <= tcp::MAX_LEN);
+            let mut out = [0xff; tcp::MAX_LEN];
+            let written = repr.emit(&mut out);
+            prop_assert_eq!(tcp::Repr::parse(&out), Ok((repr, written)));
+        }
     }
 
     #[test]

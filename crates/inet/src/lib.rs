@@ -1,0 +1,11 @@
+//! The inter-network stack of QPIP as state machines: so far its TCP.
+//!
+//! This crate contains no networking code: it has no clock, no sockets, no threads, no random numbers and
+//! no `unsafe`. Segments, calls and the time go in; segments to be sent, events and the next deadline come
+//! out. It never touches application memory either: what is sent is named as ranges of the stream, what
+//! arrives as placements.
+//!
+//! Time is in nanoseconds since any fixed moment; sizes are in octets.
+#![forbid(unsafe_code)]
+
+pub mod tcp;

@@ -1,0 +1,420 @@
+//! What an acknowledgement means to the sending half.
+
+use quipu_wire::tcp::SackBlocks;
+
+use super::congestion::Progress;
+use super::recovery::{Cause, Delivery, Frto, Recovery};
+use super::send::{Fate, Sent};
+use super::seq::FIRST;
+use super::state::Input;
+use super::timers::Timer;
+use super::{Connection, State};
+
+/// RFC 5681 3.2: duplicates that mean a loss, where there is no SACK.
+const DUP_THRESH: u8 = 3;
+
+/// An acknowledgement that can be.
+pub(super) struct Acknowledgement {
+    pub(super) now: u64,
+    /// The position of the segment that brought it.
+    pub(super) position: u64,
+    /// At most SND.NXT; old ones are below SND.UNA.
+    pub(super) ack: u64,
+    /// The window, scaled.
+    pub(super) window: u64,
+    /// The segment had neither payload nor FIN.
+    pub(super) bare: bool,
+    pub(super) sack: SackBlocks,
+    pub(super) echo: Option<u32>,
+    /// ECE.
+    pub(super) congested: bool,
+}
+
+/// What it delivers.
+#[derive(Default)]
+struct News {
+    /// Octets, cumulatively acknowledged or reported, that were not before.
+    delivered: u64,
+    /// Octets that have moved SND.UNA.
+    acked: u64,
+    /// Octets newly reported out of order.
+    sacked: u64,
+    /// Something was delivered that was never retransmitted, after it was thought lost.
+    original: bool,
+    /// The round trip of the segment sent last, among those sent once.
+    latest: Option<u64>,
+    duplicate: bool,
+}
+
+impl News {
+    fn take(&mut self, sent: &Sent) {
+        if sent.fate == Fate::Sacked {
+            return;
+        }
+        self.delivered += u64::from(sent.len);
+        if !sent.retransmitted {
+            self.latest = Some(self.latest.map_or(sent.at, |at| at.max(sent.at)));
+            self.original |= sent.fate == Fate::Lost;
+        }
+    }
+}
+
+impl Connection {
+    /// Octets in the network; where there is no SACK, each duplicate says that one segment has left it.
+    pub(super) fn pipe(&self) -> u64 {
+        let left = if self.agreed.sack { 0 } else { u64::from(self.duplicates) };
+        self.queue.flying().saturating_sub(left * u64::from(self.mss()))
+    }
+
+    pub(super) fn handle_ack(&mut self, ack: &Acknowledgement) {
+        let (una, flight) = (self.queue.una, self.queue.outstanding());
+        let mut news = self.deliver(ack);
+        let closed_before = self.window.usable(una) == 0;
+        let changed = ack.ack >= una && self.window.update(ack.position, ack.ack, ack.window);
+        if ack.ack >= una {
+            // RFC 9293 3.8.6.1 (MUST-37): as long as it answers, the peer lives, however long its window is
+            // closed.
+            if news.acked > 0 || closed_before {
+                self.progress_at = ack.now;
+            }
+            self.react_to_window(closed_before && changed);
+        }
+        let is_duplicate = ack.ack == una && ack.bare && !changed && flight > 0 && una > 0;
+        if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
+            self.duplicates += 1;
+            news.duplicate = true;
+            // Something has arrived, one does not know what (RFC 9937 6.1).
+            news.delivered += u64::from(self.mss()).min(self.queue.flying());
+        }
+        self.measure(ack, &news);
+        self.judge_loss_probe(ack, is_duplicate);
+        self.judge_timeout(ack, &news);
+        let lost = self.find_losses(ack, &news);
+        self.control(ack, &news, flight, lost);
+        self.arm_after_ack(ack.now, news.acked > 0);
+        self.finish_close(ack.now);
+    }
+
+    /// Cumulative and selective acknowledgement.
+    fn deliver(&mut self, ack: &Acknowledgement) -> News {
+        let mut news = News::default();
+        let min_rtt = self.rtt.min().unwrap_or(0);
+        let clock = self.clock(ack.now);
+        let echoes_older = |sent: &Sent| {
+            // RFC 8985 6.2 step 2: the echo is of before the retransmission.
+            let age = (ack.now - sent.at.min(ack.now)) / super::MILLISECOND;
+            sent.retransmitted
+                && ack.echo.is_some_and(|echo| u64::from(clock.wrapping_sub(echo)) > age + 1)
+        };
+        let rack = &mut self.rack;
+        let mut see = |sent: &Sent| {
+            if sent.fate != Fate::Sacked {
+                rack.deliver(ack.now, sent, min_rtt, echoes_older(sent));
+            }
+            news.take(sent);
+        };
+        if ack.ack > self.queue.una {
+            let acked = ack.ack - self.queue.una;
+            self.queue.acknowledge(ack.ack, &mut see);
+            news.acked = acked;
+        }
+        if self.agreed.sack && !ack.sack.as_slice().is_empty() {
+            news.sacked = self.take_sack(ack, &mut news);
+        }
+        news
+    }
+
+    /// RFC 2018 5, RFC 2883 4; blocks that cannot be are skipped.
+    fn take_sack(&mut self, ack: &Acknowledgement, news: &mut News) -> u64 {
+        let (una, nxt) = (self.queue.una, self.queue.nxt);
+        let before = self.queue.sacked();
+        let min_rtt = self.rtt.min().unwrap_or(0);
+        let mut blocks = [(0, 0); 4];
+        for (n, block) in ack.sack.as_slice().iter().enumerate() {
+            let position = |number| self.queue.space.position(una, number);
+            if let (Some(left), Some(right)) = (position(block.left), position(block.right)) {
+                blocks[n] = (left, right);
+            }
+        }
+        // RFC 2883 4: the first block is a duplicate if it lies below the acknowledgement or within the
+        // second.
+        let (left, right) = blocks[0];
+        let within = blocks[1].0 <= left && right <= blocks[1].1 && blocks[1].1 > 0;
+        if left < right && right <= nxt && left >= FIRST && (right <= ack.ack || within) {
+            news.duplicate = true;
+            self.rack.on_dsack(una, nxt);
+            if self.rack.probe_repeats && self.rack.probe_end == Some(right) {
+                // RFC 8985 7.4.2: the probe was not needed.
+                self.rack.probe_end = None;
+            }
+        }
+        for (left, right) in blocks {
+            if left >= right || right > nxt || right <= una {
+                continue;
+            }
+            for (left, right) in self.unreported(left.max(una), right) {
+                let rack = &mut self.rack;
+                self.queue.sack(left, right, |sent| {
+                    rack.deliver(ack.now, sent, min_rtt, false);
+                    news.take(sent);
+                });
+            }
+        }
+        self.remember_reports(&blocks);
+        self.queue.sacked() - before
+    }
+
+    /// The parts of a block that the last SACK did not have: so that a long run is not walked again and
+    /// again.
+    fn unreported(&self, left: u64, right: u64) -> [(u64, u64); 2] {
+        let known = self.reported.iter().find(|known| left <= known.0 && known.1 <= right);
+        match known {
+            Some(&(from, to)) if from < to => [(left, from), (to, right)],
+            _ => [(left, right), (right, right)],
+        }
+    }
+
+    fn remember_reports(&mut self, blocks: &[(u64, u64); 4]) {
+        let una = self.queue.una;
+        for (n, known) in self.reported.iter_mut().enumerate() {
+            *known = if blocks[n].0 >= una { blocks[n] } else { (0, 0) };
+        }
+    }
+
+    /// RFC 6298 3, RFC 7323 4.1: a sample of what was sent once; by timestamps also of what was not.
+    fn measure(&mut self, ack: &Acknowledgement, news: &News) {
+        if let Some(at) = news.latest {
+            self.rtt.sample(ack.now, ack.now.saturating_sub(at), &self.config);
+        } else if let Some(echo) = ack.echo.filter(|_| news.acked > 0 && self.agreed.timestamps) {
+            let ticks = self.clock(ack.now).wrapping_sub(echo);
+            // Longer than any timeout: not an echo of ours.
+            if u64::from(ticks) * super::MILLISECOND <= 2 * self.config.max_rto {
+                let rtt = (u64::from(ticks) * super::MILLISECOND).max(super::MILLISECOND);
+                self.rtt.sample(ack.now, rtt, &self.config);
+            }
+        }
+    }
+
+    /// A window that was closed and has opened: what went out as a probe was not taken, so it goes again.
+    fn react_to_window(&mut self, opened: bool) {
+        if self.window.usable(self.queue.una) > 0 && self.timers.is_running(Timer::Persist) {
+            self.timers.stop(Timer::Persist);
+            self.rtt.clear_backoff();
+        }
+        let probe = opened && self.window.usable(self.queue.una) > 0;
+        if probe && self.queue.sent().front().is_some_and(|head| head.fate == Fate::Flying) {
+            self.rtt.clear_backoff();
+            self.queue.set_fate(0, Fate::Lost);
+        }
+    }
+
+    /// RFC 8985 7.4.2.
+    fn judge_loss_probe(&mut self, ack: &Acknowledgement, is_duplicate: bool) {
+        let Some(end) = self.rack.probe_end.filter(|end| ack.ack >= *end) else { return };
+        let repaired = self.rack.probe_repeats && ack.ack > end;
+        let resolved = !self.rack.probe_repeats || repaired || is_duplicate;
+        if repaired && self.recovery.is_none() {
+            // A loss that the probe has repaired is a loss.
+            let mss = u64::from(self.mss());
+            self.congestion.reduce(self.congestion.cwnd, mss);
+            self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
+        }
+        if resolved || ack.ack >= end {
+            self.rack.probe_end = None;
+        }
+    }
+
+    /// Whether a timeout or a recovery was a mistake: F-RTO with SACK (RFC 5682 3.1), Eifel (RFC 3522 3.2).
+    fn judge_timeout(&mut self, ack: &Acknowledgement, news: &News) {
+        let Some(recovery) = &mut self.recovery else { return };
+        let echoes_original = match (recovery.resent_at, ack.echo) {
+            (Some(resent), Some(echo)) if self.agreed.timestamps => {
+                (echo.wrapping_sub(resent) as i32) < 0
+            }
+            _ => false,
+        };
+        let mut spurious = news.acked > 0 && echoes_original && recovery.cause != Cause::Ecn;
+        match recovery.frto {
+            Frto::First if news.acked > 0 && ack.ack < recovery.high => {
+                recovery.frto = Frto::Second;
+            }
+            Frto::Second if news.acked > 0 || news.sacked > 0 => {
+                // Step 3b: it acknowledges what was not sent again.
+                spurious |= news.original;
+                recovery.frto = Frto::Off;
+            }
+            Frto::First | Frto::Second if news.acked > 0 || news.duplicate => {
+                recovery.frto = Frto::Off;
+            }
+            _ => {}
+        }
+        if spurious {
+            self.undo();
+        }
+    }
+
+    fn undo(&mut self) {
+        let Some(recovery) = self.recovery.take() else { return };
+        if let Some(before) = recovery.before {
+            self.congestion.undo(before);
+        }
+        self.queue.unlose();
+        self.rtt.clear_backoff();
+        self.counters.undone += 1;
+    }
+
+    /// Octets newly found lost.
+    fn find_losses(&mut self, ack: &Acknowledgement, news: &News) -> u64 {
+        if self.queue.sent().is_empty() {
+            self.duplicates = 0;
+            return 0;
+        }
+        if self.agreed.sack {
+            return self.detect(ack.now);
+        }
+        let recovering = self.recovery.as_ref().is_some_and(|it| it.cause == Cause::Loss);
+        if news.acked > 0 {
+            let segments = news.acked.div_ceil(u64::from(self.mss()));
+            self.duplicates = self.duplicates.saturating_sub(segments.min(255) as u8);
+            if !recovering {
+                self.duplicates = 0;
+            }
+        }
+        // RFC 5681 3.2: the third duplicate; RFC 6582 3.2: a partial acknowledgement names the next loss.
+        let partial = recovering
+            && news.acked > 0
+            && self.recovery.as_ref().is_some_and(|it| ack.ack < it.high);
+        let third = !recovering && news.duplicate && self.duplicates >= DUP_THRESH;
+        let head = self.queue.sent()[0];
+        if (partial || third) && self.recovery_allows(third) && head.fate == Fate::Flying {
+            self.queue.set_fate(0, Fate::Lost);
+            return u64::from(head.len);
+        }
+        0
+    }
+
+    /// After a timeout, duplicates of what was sent again must not begin another recovery (RFC 6582 4).
+    fn recovery_allows(&self, third: bool) -> bool {
+        !third || self.recovery.is_none()
+    }
+
+    /// A round of RACK.
+    fn detect(&mut self, now: u64) -> u64 {
+        let recovering = self.recovery.is_some();
+        let mss = u64::from(self.mss());
+        let found = self.rack.detect(now, &mut self.queue, &self.rtt, recovering, mss);
+        match found.again_at {
+            Some(at) => self.timers.set(Timer::Reorder, at),
+            None => self.timers.stop(Timer::Reorder),
+        }
+        found.lost
+    }
+
+    /// The reordering window is over (RFC 8985 6.3).
+    pub(super) fn detect_losses(&mut self, now: u64) {
+        let before = self.queue.sacked();
+        if self.detect(now) > 0 && self.recovery.is_none() {
+            self.begin_recovery(Cause::Loss, self.queue.outstanding() - before);
+            self.congestion.cwnd = self.pipe() + u64::from(self.mss());
+        }
+    }
+
+    /// Begins an episode: the congestion window is reduced once for each.
+    pub(super) fn begin_recovery(&mut self, cause: Cause, flight: u64) {
+        let mss = u64::from(self.mss());
+        let outstanding = self.queue.outstanding();
+        let before = match self.recovery.take().and_then(|earlier| earlier.before) {
+            // A timeout within a recovery: what was before both is restored, if anything is.
+            Some(earlier) => {
+                self.congestion.reduce(outstanding, mss);
+                earlier
+            }
+            None => self.congestion.reduce(outstanding, mss),
+        };
+        let recovery = Recovery::new(cause, self.queue.nxt, flight, before);
+        self.recovery = Some(Box::new(recovery));
+        self.rack.probe_end = None;
+        if cause == Cause::Loss {
+            self.counters.recoveries += 1;
+        }
+    }
+
+    /// What the congestion window becomes.
+    fn control(&mut self, ack: &Acknowledgement, news: &News, flight: u64, lost: u64) {
+        self.end_recovery();
+        if self.recovery.is_none() {
+            let marked = ack.congested && self.agreed.ecn && news.acked > 0;
+            if lost > 0 || marked {
+                self.counters.marks += u32::from(marked);
+                let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };
+                // RFC 3168 6.1.2: CWR says that the window was reduced, whatever for.
+                self.owed.cwr = self.agreed.ecn;
+                // RFC 9937 6.1: RecoverFS has what is on the way, and what this acknowledgement brought.
+                let sacked = self.queue.sacked() - news.sacked;
+                self.begin_recovery(cause, self.queue.outstanding() - sacked + news.acked);
+            }
+        }
+        let (pipe, mss) = (self.pipe(), u64::from(self.mss()));
+        let ssthresh = self.congestion.ssthresh;
+        match self.recovery.as_mut() {
+            Some(recovery) if recovery.cause != Cause::Timeout => {
+                let safe = news.acked > 0 && lost == 0;
+                let delivery = Delivery { delivered: news.delivered, pipe, safe };
+                if let Some(window) = recovery.window(&delivery, ssthresh, mss) {
+                    self.congestion.cwnd = window;
+                }
+            }
+            _ if news.acked > 0 => self.grow(ack, news, flight),
+            _ => {}
+        }
+        self.pace();
+    }
+
+    fn grow(&mut self, ack: &Acknowledgement, news: &News, flight: u64) {
+        let rtt = news.latest.map(|at| ack.now.saturating_sub(at));
+        self.congestion.on_progress(&Progress {
+            now: ack.now,
+            acked: news.acked,
+            flight,
+            mss: u64::from(self.mss()),
+            rtt,
+            smoothed: self.rtt.smoothed().unwrap_or(0),
+            una: self.queue.una,
+            nxt: self.queue.nxt,
+        });
+    }
+
+    /// Everything that was on the way when the episode began is acknowledged.
+    fn end_recovery(&mut self) {
+        let Some(recovery) = &self.recovery else { return };
+        if self.queue.una < recovery.high {
+            return;
+        }
+        if recovery.cause != Cause::Timeout {
+            // RFC 9937 6.1: the window ends at the threshold.
+            self.congestion.cwnd = self.congestion.ssthresh;
+        }
+        self.recovery = None;
+        self.duplicates = 0;
+        self.rack.recovered();
+    }
+
+    fn pace(&mut self) {
+        let Some(rtt) = self.rtt.smoothed().filter(|_| self.config.pacing) else { return };
+        self.pacer.set(self.congestion.cwnd, rtt, self.congestion.in_slow_start());
+    }
+
+    /// Our FIN may be acknowledged (RFC 9293 3.10.7.4, fifth check).
+    fn finish_close(&mut self, now: u64) {
+        if !self.queue.fin_sent() || self.queue.una != self.queue.end() {
+            return;
+        }
+        let before = self.state;
+        self.step(Input::FinAcked);
+        match (before, self.state) {
+            (State::LastAck, _) => self.finish(None),
+            (State::Closing, _) => self.enter_time_wait(now),
+            _ => {}
+        }
+    }
+}

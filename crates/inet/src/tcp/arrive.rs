@@ -1,0 +1,327 @@
+//! A segment's way through the checks of RFC 9293 3.10.7.
+
+use quipu_wire::tcp::{Flags, Repr};
+
+use super::ack::Acknowledgement;
+use super::congestion::Congestion;
+use super::options::Negotiated;
+use super::receive::Arrival;
+use super::seq::{FIRST, SeqSpace};
+use super::state::Input;
+use super::timers::Timer;
+use super::{Connection, Failure, Received, State};
+
+/// RFC 7323 5.5: a timestamp older than 24 days says nothing.
+const TS_VALID: u64 = 24 * 86_400 * super::SECOND;
+
+impl Connection {
+    /// Takes a segment of this connection, whose checksum was verified; `marked` says that the network has
+    /// marked it CE (RFC 3168 5). What it has brought must be placed before `payload` goes away.
+    pub fn handle_segment(
+        &mut self,
+        now: u64,
+        segment: &Repr,
+        payload: &[u8],
+        marked: bool,
+    ) -> Received {
+        self.counters.received += 1;
+        match self.state {
+            State::Closed => {}
+            State::SynSent => self.arrive_syn_sent(now, segment),
+            _ => {
+                if let Some(arrival) = self.check(now, segment, payload, marked) {
+                    self.take(now, segment, arrival);
+                    return self.take_payload(now, &arrival, payload);
+                }
+            }
+        }
+        self.nothing()
+    }
+
+    /// A segment that brings no payload.
+    fn nothing(&self) -> Received {
+        Received { placement: None, contiguous: self.stream_end() - FIRST, push: false }
+    }
+
+    /// RFC 9293 3.10.7.3.
+    fn arrive_syn_sent(&mut self, now: u64, segment: &Repr) {
+        let flags = segment.flags;
+        let acks = flags.has(Flags::ACK);
+        if acks && (self.queue.nxt == 0 || segment.ack != self.queue.space.wire(FIRST)) {
+            self.counters.bad_ack += 1;
+            self.refuse(segment);
+            return;
+        }
+        if flags.has(Flags::RST) {
+            if acks {
+                self.finish(Some(Failure::Refused));
+            }
+            return;
+        }
+        if !flags.has(Flags::SYN) {
+            return;
+        }
+        self.take_syn(now, segment);
+        if acks {
+            self.agreed.ecn = self.config.ecn && flags.has(Flags::ECE) && !flags.has(Flags::CWR);
+            self.become_established(now, segment);
+            self.owed.ack = true;
+        } else {
+            // Simultaneous open: the SYN goes out again, with an acknowledgement (figure 8, MUST-10).
+            self.step(Input::Syn);
+            if !self.queue.sent().is_empty() {
+                self.queue.set_fate(0, super::send::Fate::Lost);
+            }
+        }
+    }
+
+    /// Takes the peer's SYN: its number and its options.
+    pub(super) fn take_syn(&mut self, now: u64, segment: &Repr) {
+        let asks_ecn = segment.flags.has(Flags::ECE | Flags::CWR);
+        self.agreed = Negotiated::new(&self.config, &segment.options, asks_ecn);
+        let receive = &mut self.receive;
+        receive.space = SeqSpace { initial: segment.seq };
+        receive.nxt = FIRST;
+        receive.push = FIRST;
+        receive.window.scale = self.agreed.scales.map_or(0, |(_, ours)| ours);
+        if let Some(timestamps) = segment.options.timestamps {
+            receive.ts_recent = timestamps.value;
+            receive.ts_recent_at = now;
+        }
+        self.last_received = now;
+    }
+
+    /// Our SYN is acknowledged by `segment`.
+    fn become_established(&mut self, now: u64, segment: &Repr) {
+        let mut resent = false;
+        let mut rtt = None;
+        self.queue.acknowledge(FIRST, |syn| {
+            resent = syn.retransmitted;
+            rtt = Some(now.saturating_sub(syn.at));
+        });
+        self.establish(now);
+        if resent {
+            self.congestion.syn_was_lost(u64::from(self.mss()));
+            self.rtt.syn_was_lost();
+        } else if let Some(rtt) = rtt {
+            self.rtt.sample(now, rtt, &self.config);
+        }
+        let position = self.receive.space.position(FIRST, segment.seq).unwrap_or(0);
+        // The window of a SYN is not scaled (RFC 7323 2.2).
+        let shift = if segment.flags.has(Flags::SYN) { 0 } else { self.peer_scale() };
+        self.window.update(position, FIRST, u64::from(segment.window) << shift);
+    }
+
+    /// Both SYNs are exchanged.
+    pub(super) fn establish(&mut self, now: u64) {
+        self.step(Input::SynAcked);
+        self.congestion = Congestion::new(u64::from(self.mss()));
+        self.timers.stop_all();
+        self.progress_at = now;
+        self.last_received = now;
+        self.events.connected = true;
+        if let Some(keep) = self.config.keep_alive {
+            self.timers.set(Timer::KeepAlive, now + keep.idle);
+        }
+        if self.queue.closed {
+            self.step(Input::Close);
+        }
+    }
+
+    fn peer_scale(&self) -> u8 {
+        self.agreed.scales.map_or(0, |(theirs, _)| theirs)
+    }
+
+    /// The first five checks of RFC 9293 3.10.7.4; what passes has an acceptable number and acknowledgement.
+    fn check(&mut self, now: u64, segment: &Repr, payload: &[u8], marked: bool) -> Option<Arrival> {
+        let mut position = self.receive.space.position(self.receive.nxt, segment.seq);
+        let mut syn = segment.flags.has(Flags::SYN);
+        if syn && self.state == State::SynReceived && position == Some(0) {
+            if !segment.flags.has(Flags::ACK) {
+                self.repeat_syn();
+                return None;
+            }
+            // The peer's SYN again, with the acknowledgement of ours: it goes on as if it had none (figure
+            // 8).
+            (position, syn) = (Some(FIRST), false);
+        }
+        if !self.passes_timestamps(now, segment) {
+            return None;
+        }
+        let arrival = Arrival {
+            start: position.unwrap_or(0),
+            origin: position.unwrap_or(0),
+            len: payload.len() as u64,
+            fin: segment.flags.has(Flags::FIN),
+            push: segment.flags.has(Flags::PSH),
+            marked,
+        };
+        let numbers = arrival.len + u64::from(arrival.fin) + u64::from(syn);
+        if position.is_none() || !self.is_acceptable(arrival.start, numbers) {
+            self.reject(now, segment, position, numbers);
+            return None;
+        }
+        if segment.flags.has(Flags::RST) {
+            self.arrive_reset(now, arrival.start);
+            return None;
+        }
+        if syn {
+            // RFC 5961 4.2: whoever really has begun anew will answer the challenge with a reset.
+            self.challenge(now);
+            return None;
+        }
+        if !segment.flags.has(Flags::ACK) {
+            self.counters.bad_ack += 1;
+            return None;
+        }
+        self.last_received = now;
+        self.keep_alives = 0;
+        self.check_ack(now, segment).then_some(arrival)
+    }
+
+    /// The SYN of a peer that has not seen our answer.
+    fn repeat_syn(&mut self) {
+        if !self.queue.sent().is_empty() {
+            self.queue.set_fate(0, super::send::Fate::Lost);
+        }
+    }
+
+    /// PAWS (RFC 7323 5.3), before anything else.
+    fn passes_timestamps(&mut self, now: u64, segment: &Repr) -> bool {
+        if !self.agreed.timestamps || segment.flags.has(Flags::RST) {
+            return true;
+        }
+        let Some(timestamps) = segment.options.timestamps else {
+            // RFC 7323 3.2: all segments have them, or it is not the peer's.
+            self.counters.paws += 1;
+            return false;
+        };
+        let old = (timestamps.value.wrapping_sub(self.receive.ts_recent) as i32) < 0;
+        if old && now.saturating_sub(self.receive.ts_recent_at) < TS_VALID {
+            self.counters.paws += 1;
+            self.owed.ack |= self.limiter.allows(now);
+            return false;
+        }
+        true
+    }
+
+    /// The four cases of RFC 9293 3.4. Data at the edge of a closed window is let through for its
+    /// acknowledgement (3.10.7.4); the octets themselves are cut off later.
+    fn is_acceptable(&self, start: u64, numbers: u64) -> bool {
+        let nxt = self.receive.nxt;
+        let edge = self.receive.window.edge(nxt);
+        if numbers == 0 {
+            // At the edge itself too: that is where the next number of a peer stands that has used its
+            // window.
+            return nxt <= start && start <= edge;
+        }
+        start < edge.max(nxt + 1) && start + numbers > nxt
+    }
+
+    /// A segment outside of the window: the peer learns where we are (RFC 9293 3.10.7.4, first check).
+    fn reject(&mut self, now: u64, segment: &Repr, position: Option<u64>, numbers: u64) {
+        self.counters.out_of_window += 1;
+        if segment.flags.has(Flags::RST) {
+            return;
+        }
+        let payload = numbers > 0;
+        if self.state == State::TimeWait && segment.flags.has(Flags::FIN) {
+            // RFC 9293 3.10.7.4: the FIN again restarts the timer.
+            self.timers.set(Timer::End, now + self.config.time_wait);
+        }
+        if let Some(start) = position.filter(|start| payload && *start >= FIRST) {
+            self.receive.duplicate = Some((start, start + numbers));
+        }
+        self.owed.ack |= self.limiter.allows(now);
+    }
+
+    /// RFC 5961 3.2: only the very next number resets.
+    fn arrive_reset(&mut self, now: u64, start: u64) {
+        if start != self.receive.nxt {
+            self.challenge(now);
+            return;
+        }
+        match self.state {
+            // A listener's connection simply goes (RFC 9293 3.10.7.4, second check).
+            State::SynReceived if self.passive => self.finish(None),
+            State::SynReceived => self.finish(Some(Failure::Refused)),
+            // Both have closed, so nothing is lost, unless data is without an acknowledgement.
+            State::Closing | State::LastAck | State::TimeWait
+                if self.queue.una >= self.queue.written =>
+            {
+                self.finish(None);
+            }
+            _ => self.finish(Some(Failure::Reset)),
+        }
+    }
+
+    fn challenge(&mut self, now: u64) {
+        if self.limiter.allows(now) {
+            self.counters.challenges += 1;
+            self.owed.ack = true;
+        }
+    }
+
+    /// RFC 9293 3.10.7.4, fifth check, with RFC 5961 5.2.
+    fn check_ack(&mut self, now: u64, segment: &Repr) -> bool {
+        let una = self.queue.una;
+        let ack = self.queue.space.position(una, segment.ack);
+        if self.state == State::SynReceived {
+            if ack != Some(FIRST) || self.queue.nxt == 0 {
+                self.counters.bad_ack += 1;
+                self.refuse(segment);
+                return false;
+            }
+            self.become_established(now, segment);
+            return true;
+        }
+        let oldest = una.saturating_sub(self.window.max);
+        if ack.is_none_or(|ack| ack > self.queue.nxt || ack < oldest) {
+            self.counters.bad_ack += 1;
+            self.challenge(now);
+            return false;
+        }
+        true
+    }
+
+    /// A segment that has passed: its acknowledgement, timestamp, urgent pointer.
+    fn take(&mut self, now: u64, segment: &Repr, arrival: Arrival) {
+        if let Some(timestamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps) {
+            // RFC 7323 4.3 (2): of the segment at the left edge of what is acknowledged next.
+            let newer = timestamps.value.wrapping_sub(self.receive.ts_recent) as i32 >= 0;
+            let aged = now.saturating_sub(self.receive.ts_recent_at) >= TS_VALID;
+            if arrival.start <= self.receive.acked && (newer || aged) {
+                self.receive.ts_recent = timestamps.value;
+                self.receive.ts_recent_at = now;
+            }
+        }
+        let una = self.queue.una;
+        let acknowledgement = Acknowledgement {
+            now,
+            position: arrival.start,
+            ack: self.queue.space.position(una, segment.ack).unwrap_or(una),
+            window: u64::from(segment.window) << self.peer_scale(),
+            bare: arrival.len == 0 && !arrival.fin,
+            sack: segment.options.sack,
+            echo: segment.options.timestamps.map(|timestamps| timestamps.echo),
+            congested: segment.flags.has(Flags::ECE),
+        };
+        self.handle_ack(&acknowledgement);
+        if segment.flags.has(Flags::URG) {
+            self.arrive_urgent(arrival.start, segment.urgent);
+        }
+        if segment.flags.has(Flags::CWR) {
+            self.receive.echo_mark = false;
+        }
+    }
+
+    /// RFC 6093 3: the pointer is to the octet behind the urgent data, which stay in line. The user learns
+    /// of it.
+    fn arrive_urgent(&mut self, start: u64, pointer: u16) {
+        let end = start + u64::from(pointer);
+        if self.state.receives() && end > self.receive.urgent.max(self.receive.nxt) {
+            self.receive.urgent = end;
+            self.events.urgent = Some(end - FIRST);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What both ends have agreed on in their SYNs.
+
+use quipu_wire::tcp::{MAX_WINDOW_SCALE, Options, SackBlocks, Timestamps};
+
+use super::config::Config;
+
+/// The MSS of a peer that names none (RFC 9293 3.7.1, MUST-15; for IPv6 it could be 1220, the lesser is
+/// safe for both).
+pub(crate) const DEFAULT_MSS: u16 = 536;
+/// The least segment that is believed: a peer that offers less would multiply our work.
+pub(crate) const MIN_MSS: u16 = 48;
+/// The timestamps option with its padding.
+pub(crate) const TIMESTAMPS_LEN: u32 = 12;
+
+/// The options in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Negotiated {
+    /// What the peer can receive in a segment.
+    pub peer_mss: u16,
+    /// Timestamps are in every segment.
+    pub timestamps: bool,
+    /// SACK may be sent and may come.
+    pub sack: bool,
+    /// ECN is in force (RFC 3168 6.1.1).
+    pub ecn: bool,
+    /// Both scales, that of the peer's windows first; none: neither is scaled (RFC 7323 2.2).
+    pub scales: Option<(u8, u8)>,
+}
+
+impl Negotiated {
+    /// What follows of the peer's SYN and of what this end wants.
+    pub(crate) fn new(config: &Config, peer: &Options, ecn: bool) -> Self {
+        Self {
+            peer_mss: peer.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
+            timestamps: config.timestamps && peer.timestamps.is_some(),
+            sack: config.sack && peer.sack_permitted,
+            ecn: config.ecn && ecn,
+            scales: peer.window_scale.map(|scale| (scale, window_scale(config))),
+        }
+    }
+}
+
+/// The least scale with which all room can be offered (RFC 7323 2.3).
+pub(crate) fn window_scale(config: &Config) -> u8 {
+    let mut scale = 0;
+    while scale < MAX_WINDOW_SCALE && config.max_receive_space >> scale > u64::from(u16::MAX) {
+        scale += 1;
+    }
+    scale
+}
+
+/// The options of a SYN, or of the answer to one: an answer has only what the SYN had (RFC 7323 1.3, RFC
+/// 2018 2).
+pub(crate) fn of_syn(config: &Config, answer: Option<&Negotiated>, clock: Timestamps) -> Options {
+    let (timestamps, sack, scale) = match answer {
+        None => (config.timestamps, config.sack, true),
+        Some(agreed) => (agreed.timestamps, agreed.sack, agreed.scales.is_some()),
+    };
+    Options {
+        mss: Some(config.receive_mss),
+        window_scale: scale.then(|| window_scale(config)),
+        sack_permitted: sack,
+        timestamps: timestamps.then_some(clock),
+        sack: SackBlocks::EMPTY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_is_as_small_as_it_may_be() {
+        for (space, scale) in [(0, 0), (65_535, 0), (65_536, 1), (4 << 20, 7), (u64::MAX, 14)] {
+            let config = Config { max_receive_space: space, ..Config::default() };
+            assert_eq!(window_scale(&config), scale, "{space}");
+        }
+    }
+
+    #[test]
+    fn a_peer_without_options_gets_the_defaults() {
+        let agreed = Negotiated::new(&Config::default(), &Options::default(), false);
+        let none = Negotiated { peer_mss: DEFAULT_MSS, ..Negotiated::default() };
+        assert_eq!(agreed, none);
+        let answer = of_syn(&Config::default(), Some(&agreed), Timestamps::default());
+        assert_eq!(answer, Options { mss: Some(1440), ..Options::default() });
+    }
+}

@@ -1,0 +1,64 @@
+//! Pacing: when the next segment may leave (RFC 9438 leaves it open, RFC 9406 and RFC 6928 want it).
+
+/// What may leave at once: a millisecond's worth, the granularity of timers. Round trips below it are not
+/// paced.
+const BURST: u64 = 1_000_000;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pacer {
+    /// The next departure.
+    next: u64,
+    /// Octets per second; zero is unlimited.
+    rate: u64,
+}
+
+impl Pacer {
+    /// Sets the rate from a window and a round-trip time: twice what fills the path in slow start, so as
+    /// not to hold its growth up, and a fifth above it otherwise.
+    pub(crate) fn set(&mut self, cwnd: u64, rtt: u64, slow_start: bool) {
+        let fills = u128::from(cwnd) * 1_000_000_000 / u128::from(rtt.max(1));
+        let rate = if slow_start { fills * 2 } else { fills * 6 / 5 };
+        self.rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
+    }
+
+    pub(crate) fn unlimited(&mut self) {
+        self.rate = 0;
+    }
+
+    /// When the next segment may leave; in the past if it may at once.
+    #[inline]
+    pub(crate) fn departure(&self) -> u64 {
+        if self.rate == 0 { 0 } else { self.next }
+    }
+
+    #[inline]
+    pub(crate) fn sent(&mut self, now: u64, octets: u64) {
+        if self.rate == 0 {
+            return;
+        }
+        let takes = u128::from(octets) * 1_000_000_000 / u128::from(self.rate);
+        let takes = u64::try_from(takes).unwrap_or(u64::MAX);
+        self.next = self.next.max(now.saturating_sub(BURST)).saturating_add(takes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_millisecond_at_once_and_then_the_rate() {
+        let mut pacer = Pacer::default();
+        pacer.sent(0, 1_000_000);
+        assert_eq!(pacer.departure(), 0, "unlimited");
+        // 100 000 octets in 100 ms: 1200 a millisecond.
+        pacer.set(100_000, 100 * MS, false);
+        let now = 50 * MS;
+        pacer.sent(now, 1_200);
+        assert!(pacer.departure() <= now);
+        pacer.sent(now, 1_200);
+        assert_eq!(pacer.departure(), now + MS);
+    }
+}

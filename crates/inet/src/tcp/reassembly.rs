@@ -1,0 +1,196 @@
+//! What has arrived behind a gap.
+//!
+//! In stream mode its payload is already in its place, and only the ranges are kept. In message mode nobody
+//! knows how many messages are in the gap, so nobody knows which receive a segment behind it belongs to:
+//! its payload is kept here, bounded, until the gap is closed. What is neither placed nor kept is dropped
+//! and never reported, so that a SACK says nothing but what will not be asked for again (RFC 2018 8 allows
+//! to renege, and senders suffer from it).
+
+use std::collections::BTreeMap;
+
+use quipu_wire::tcp::{SackBlock, SackBlocks};
+
+use super::seq::SeqSpace;
+
+/// The most gaps that are kept: work for each segment, and memory, are bounded by it.
+const MAX_RANGES: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    start: u64,
+    end: u64,
+    /// Grows with each change: the latest is reported first (RFC 2018 4).
+    stamp: u64,
+}
+
+/// A segment that waited for a gap to close; message mode only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The stream offset of its first octet.
+    pub offset: u64,
+    /// The payload.
+    pub payload: Box<[u8]>,
+    /// The end of a message.
+    pub end_of_message: bool,
+}
+
+/// Ranges behind the next octet expected, in order and apart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reassembly {
+    ranges: Vec<Range>,
+    stamp: u64,
+    held: BTreeMap<u64, Held>,
+    held_bytes: u64,
+}
+
+impl Reassembly {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.held.is_empty()
+    }
+
+    /// Whether all of `start..end` is here already.
+    pub(crate) fn has(&self, start: u64, end: u64) -> bool {
+        self.ranges.iter().any(|range| range.start <= start && end <= range.end)
+    }
+
+    /// Whether any of `start..end` is here already.
+    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
+        self.ranges.iter().any(|range| range.start < end && start < range.end)
+    }
+
+    /// Whether `start..end` could be noted: it may join others, but not be one range too many.
+    pub(crate) fn has_room(&self, start: u64, end: u64) -> bool {
+        self.ranges.len() < MAX_RANGES
+            || self.ranges.iter().any(|range| range.start <= end && start <= range.end)
+    }
+
+    /// Notes `start..end`, for which there is room.
+    pub(crate) fn insert(&mut self, start: u64, end: u64) {
+        let first = self.ranges.partition_point(|range| range.end < start);
+        let behind = self.ranges.partition_point(|range| range.start <= end);
+        self.stamp += 1;
+        let mut range = Range { start, end, stamp: self.stamp };
+        for old in &self.ranges[first..behind] {
+            range.start = range.start.min(old.start);
+            range.end = range.end.max(old.end);
+        }
+        self.ranges.splice(first..behind, [range]);
+    }
+
+    /// Keeps a payload, within `max` octets for all; says whether it did.
+    pub(crate) fn hold(&mut self, start: u64, segment: Held, max: u64) -> bool {
+        // A record costs something too: many small messages must not cost without bound.
+        let bytes = self.held_bytes + cost(&segment);
+        if bytes > max {
+            return false;
+        }
+        self.held_bytes = bytes;
+        self.held.insert(start, segment);
+        true
+    }
+
+    /// Takes the segment that begins at or before `nxt`.
+    pub(crate) fn take_held(&mut self, nxt: u64) -> Option<Held> {
+        let first = self.held.first_entry()?;
+        if *first.key() > nxt {
+            return None;
+        }
+        let segment = first.remove();
+        self.held_bytes -= cost(&segment);
+        Some(segment)
+    }
+
+    /// The gap before `nxt` is closed: where the stream is contiguous up to now.
+    pub(crate) fn advance(&mut self, mut nxt: u64) -> u64 {
+        let mut taken = 0;
+        for range in &self.ranges {
+            if range.start > nxt {
+                break;
+            }
+            nxt = nxt.max(range.end);
+            taken += 1;
+        }
+        self.ranges.drain(..taken);
+        nxt
+    }
+
+    /// The blocks to report, the latest first, at most `room` of them (RFC 2018 4); `first` is a duplicate
+    /// and goes before them (RFC 2883 4).
+    pub(crate) fn blocks(
+        &self,
+        space: SeqSpace,
+        first: Option<(u64, u64)>,
+        room: usize,
+    ) -> SackBlocks {
+        let mut blocks = SackBlocks::EMPTY;
+        let block = |start, end| SackBlock { left: space.wire(start), right: space.wire(end) };
+        if let Some((start, end)) = first {
+            blocks.push(block(start, end));
+        }
+        let mut before = u64::MAX;
+        while blocks.as_slice().len() < room {
+            let older = self.ranges.iter().filter(|range| range.stamp < before);
+            let Some(range) = older.max_by_key(|range| range.stamp) else { break };
+            before = range.stamp;
+            blocks.push(block(range.start, range.end));
+        }
+        blocks
+    }
+}
+
+fn cost(segment: &Held) -> u64 {
+    const RECORD: u64 = 64;
+    segment.payload.len() as u64 + RECORD
+}
+
+#[cfg(test)]
+mod tests {
+    use quipu_wire::tcp::SeqNumber;
+
+    use super::*;
+
+    fn reported(reassembly: &Reassembly, room: usize) -> Vec<(u32, u32)> {
+        let space = SeqSpace { initial: SeqNumber(0) };
+        let blocks = reassembly.blocks(space, None, room);
+        blocks.as_slice().iter().map(|block| (block.left.0, block.right.0)).collect()
+    }
+
+    #[test]
+    fn the_latest_range_is_reported_first() {
+        let mut reassembly = Reassembly::default();
+        for start in [100, 300, 500, 200] {
+            reassembly.insert(start, start + 50);
+        }
+        assert_eq!(reported(&reassembly, 3), [(200, 250), (500, 550), (300, 350)]);
+        reassembly.insert(350, 400);
+        assert_eq!(reported(&reassembly, 2), [(300, 400), (200, 250)], "joined");
+        assert_eq!(reassembly.advance(60), 60);
+        assert_eq!(reassembly.advance(120), 150);
+        assert_eq!(reassembly.advance(250), 250);
+        assert_eq!(reported(&reassembly, 4), [(300, 400), (500, 550)]);
+    }
+
+    #[test]
+    fn gaps_are_bounded() {
+        let mut reassembly = Reassembly::default();
+        for n in 0..MAX_RANGES as u64 {
+            assert!(reassembly.has_room(n * 10, n * 10 + 1));
+            reassembly.insert(n * 10, n * 10 + 1);
+        }
+        assert!(!reassembly.has_room(5, 6));
+        assert!(reassembly.has_room(1, 2), "it joins another");
+    }
+
+    #[test]
+    fn kept_payload_is_bounded_by_octets_and_by_number() {
+        let mut reassembly = Reassembly::default();
+        let segment =
+            |offset, len| Held { offset, payload: vec![0; len].into(), end_of_message: true };
+        assert!(!reassembly.hold(1, segment(0, 1_000), 1_000));
+        assert!(reassembly.hold(1, segment(0, 900), 1_000));
+        assert!(!reassembly.hold(1_000, segment(999, 1), 1_000));
+        assert_eq!(reassembly.take_held(0), None);
+        assert_eq!(reassembly.take_held(1), Some(segment(0, 900)));
+        assert!(reassembly.hold(1_000, segment(999, 1), 1_000));
+    }
+}

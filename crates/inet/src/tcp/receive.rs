@@ -1,0 +1,195 @@
+//! Payload and FIN: what is placed, what is kept, what is acknowledged (RFC 9293 3.10.7.4, seventh and
+//! eighth check).
+
+use super::reassembly::Held;
+use super::seq::FIRST;
+use super::state::Input;
+use super::timers::Timer;
+use super::{Connection, Mode, Placement, QUICK_ACKS, Received, State};
+
+/// A segment with an acceptable number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// The position of its first number.
+    pub(super) start: u64,
+    /// Where its payload began, before anything was cut off in front.
+    pub(super) origin: u64,
+    /// Octets of payload.
+    pub(super) len: u64,
+    pub(super) fin: bool,
+    pub(super) push: bool,
+    /// The network has marked it CE.
+    pub(super) marked: bool,
+}
+
+impl Arrival {
+    fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    fn placement(&self) -> Placement {
+        let from = (self.start - self.origin) as usize;
+        Placement { offset: self.start - FIRST, payload: from..from + self.len as usize }
+    }
+}
+
+impl Connection {
+    /// Places the payload, or finds that it cannot be.
+    pub(super) fn take_payload(&mut self, now: u64, arrival: &Arrival, payload: &[u8]) -> Received {
+        let mut received = Received::default();
+        let before = self.receive.nxt;
+        if self.state.receives() && (arrival.len > 0 || arrival.fin) {
+            self.receive.echo_mark |= arrival.marked && self.agreed.ecn;
+            if let Some(arrival) = self.trim(arrival) {
+                if arrival.start > before {
+                    self.take_behind_gap(&arrival, payload, &mut received);
+                } else {
+                    self.take_in_order(now, &arrival, &mut received);
+                }
+            }
+        } else if arrival.fin && self.state == State::TimeWait {
+            self.timers.set(Timer::End, now + self.config.time_wait);
+            self.owed.ack = true;
+        }
+        let nxt = self.receive.nxt;
+        received.push = before < self.receive.push && self.receive.push <= nxt && nxt > before;
+        self.take_fin(now);
+        received.contiguous = self.stream_end() - FIRST;
+        received
+    }
+
+    /// Behind the last contiguous octet of the stream: RCV.NXT without the FIN.
+    pub(super) fn stream_end(&self) -> u64 {
+        self.receive.fin.map_or(self.receive.nxt, |fin| fin.min(self.receive.nxt)).max(FIRST)
+    }
+
+    /// Cuts off what is here already and what there is no room for. What is outside of the window loses its
+    /// FIN and its PSH with its end. None if nothing is left.
+    fn trim(&mut self, arrival: &Arrival) -> Option<Arrival> {
+        let nxt = self.receive.nxt;
+        let mut cut = *arrival;
+        if cut.start < nxt {
+            let known = arrival.end().min(nxt);
+            if arrival.len > 0 {
+                self.receive.duplicate = Some((arrival.start, known));
+                self.owed.ack = true;
+            }
+            cut.len = arrival.end().saturating_sub(nxt);
+            cut.start = nxt;
+        }
+        // What was offered, as far as there still is a receive for it.
+        let room = self.receive.window.edge(nxt).min(self.receive.window.room()).max(nxt);
+        if cut.end() > room {
+            self.counters.no_room += 1;
+            self.owed.ack = true;
+            if self.config.mode == Mode::Message {
+                // A message is not torn apart for want of room.
+                return None;
+            }
+            cut.len = room.saturating_sub(cut.start);
+            (cut.fin, cut.push) = (false, false);
+        }
+        (cut.len > 0 || cut.fin).then_some(cut)
+    }
+
+    fn take_in_order(&mut self, now: u64, arrival: &Arrival, received: &mut Received) {
+        if arrival.len > 0 {
+            received.placement = Some(arrival.placement());
+        }
+        if arrival.push {
+            self.receive.push = self.receive.push.max(arrival.end());
+        }
+        if arrival.fin {
+            self.receive.fin = Some(arrival.end());
+        }
+        self.receive.nxt = arrival.end();
+        match &mut self.receive.reassembly {
+            None => self.owe_ack(now),
+            Some(reassembly) => {
+                // RFC 5681 4.2: what fills a gap is acknowledged at once.
+                self.receive.nxt = reassembly.advance(self.receive.nxt);
+                self.owed.ack = true;
+                if reassembly.is_empty() {
+                    self.receive.reassembly = None;
+                }
+            }
+        }
+    }
+
+    /// Behind a gap: RFC 9293 3.10.7.4 wants it kept (SHLD-31), RFC 5681 4.2 acknowledged at once.
+    fn take_behind_gap(&mut self, arrival: &Arrival, payload: &[u8], received: &mut Received) {
+        self.owed.ack = true;
+        self.owed.quick = QUICK_ACKS;
+        let (start, end) = (arrival.start, arrival.end());
+        if arrival.len == 0 {
+            // A FIN alone is not kept: it comes again.
+            return;
+        }
+        let message = self.config.mode == Mode::Message;
+        let placement = arrival.placement();
+        let reassembly = self.receive.reassembly.get_or_insert_default();
+        if reassembly.has(start, end) {
+            self.receive.duplicate = Some((start, end));
+            return;
+        }
+        let mut kept = reassembly.has_room(start, end);
+        if message {
+            let held = Held {
+                offset: start - FIRST,
+                payload: payload[placement.payload.clone()].into(),
+                end_of_message: arrival.push,
+            };
+            kept = kept
+                && !reassembly.touches(start, end)
+                && reassembly.hold(start, held, u64::from(self.config.max_reassembly));
+        }
+        if !kept {
+            self.counters.not_kept += 1;
+            if reassembly.is_empty() {
+                self.receive.reassembly = None;
+            }
+            return;
+        }
+        reassembly.insert(start, end);
+        if arrival.fin {
+            self.receive.fin = Some(end);
+        }
+        if !message {
+            if arrival.push {
+                self.receive.push = self.receive.push.max(end);
+            }
+            received.placement = Some(placement);
+        }
+    }
+
+    /// The eighth check: the FIN counts when everything before it is here.
+    fn take_fin(&mut self, now: u64) {
+        if self.receive.fin != Some(self.receive.nxt) || !self.state.receives() {
+            return;
+        }
+        self.receive.nxt += 1;
+        self.owed.ack = true;
+        self.events.peer_closed = Some(self.stream_end() - FIRST);
+        self.step(Input::Fin);
+        if self.state == State::TimeWait {
+            self.enter_time_wait(now);
+        }
+    }
+
+    pub(super) fn enter_time_wait(&mut self, now: u64) {
+        self.timers.stop_all();
+        self.timers.set(Timer::End, now + self.config.time_wait);
+    }
+
+    /// An acknowledgement, at the latest with every second segment (RFC 9293 3.8.6.3, MUST-58 and MUST-59).
+    fn owe_ack(&mut self, now: u64) {
+        self.owed.segments += 1;
+        let quick = self.owed.quick > 0;
+        self.owed.quick = self.owed.quick.saturating_sub(1);
+        if quick || self.owed.segments >= 2 || self.config.ack_delay == 0 {
+            self.owed.ack = true;
+        } else if !self.timers.is_running(Timer::Ack) {
+            self.timers.set(Timer::Ack, now + self.config.ack_delay);
+        }
+    }
+}
