@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use quipu_cm::StreamKey;
 use quipu_nic::{ConnId, Ends, Gid, Header, Passage, Probe, QpNum};
 use quipu_observe::{
     Capture, Direction, Hello, Interface, Limits, Message, Pair, StreamEnds, StreamId,
@@ -93,6 +94,41 @@ impl Tap {
     pub(crate) fn stream_closed(&mut self, conn: ConnId, by_peer: bool) {
         if let Some(recorder) = &mut self.0 {
             recorder.capture.stream_closed(now(), id(conn), by_peer);
+        }
+    }
+
+    /// A stream of connection management stands.
+    pub(crate) fn managed_opened(
+        &mut self,
+        stream: StreamKey,
+        local: SocketAddr,
+        remote: SocketAddr,
+        active: bool,
+    ) {
+        if let Some(recorder) = &mut self.0 {
+            let ends = StreamEnds { local, remote, active };
+            recorder.capture.stream_opened(now(), managed(stream), ends);
+        }
+    }
+
+    /// Bytes passed on a stream of connection management.
+    pub(crate) fn managed_passed(&mut self, stream: StreamKey, outgoing: bool, bytes: &[u8]) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.stream_passed(now(), managed(stream), outgoing, bytes);
+        }
+    }
+
+    /// A stream of connection management ended.
+    pub(crate) fn managed_closed(&mut self, stream: StreamKey, by_peer: bool) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.stream_closed(now(), managed(stream), by_peer);
+        }
+    }
+
+    /// The adapter has got a stream of connection management.
+    pub(crate) fn managed_handed_over(&mut self, stream: StreamKey, conn: ConnId) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.stream_renamed(managed(stream), id(conn));
         }
     }
 
@@ -184,7 +220,11 @@ impl Probe for Tap {
 }
 
 fn id(conn: ConnId) -> StreamId {
-    StreamId(conn.0)
+    StreamId::Adapter(conn.0)
+}
+
+fn managed(stream: StreamKey) -> StreamId {
+    StreamId::Management(stream.0)
 }
 
 /// A channel as a capture knows it, and the end that is this side.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::cm::Lookup;
 use quipu_iwarp::wire::datagram::Datagram;
 use quipu_iwarp::wire::hello::Hello;
 use quipu_iwarp::wire::mpa::{Enhanced, FrameKind, StartFrame};
@@ -33,7 +34,12 @@ pub struct Limits {
 
 /// A byte stream, as its owner names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamId(pub u64);
+pub enum StreamId {
+    /// One of the adapter.
+    Adapter(u64),
+    /// One of connection management, which the adapter may get in the end.
+    Management(u64),
+}
 
 /// Between whom a byte stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +144,13 @@ impl Capture {
         self.streams.insert(id, (flow, own));
     }
 
+    /// A stream has another owner and name from now on.
+    pub fn stream_renamed(&mut self, from: StreamId, to: StreamId) {
+        if let Some(stream) = self.streams.remove(&from) {
+            self.streams.insert(to, stream);
+        }
+    }
+
     /// The next segment of a request that is sent on a stream belongs to this work request.
     pub fn stream_noted(&mut self, id: StreamId, wr_id: u64) {
         if let Some((flow, _)) = self.streams.get_mut(&id) {
@@ -171,14 +184,7 @@ impl Capture {
     ) {
         // Longer ones are no datagrams of UDP.
         if let Some(headers) = udp_headers(from, to, bytes) {
-            let comment = Datagram::parse(bytes).map_or_else(
-                |_| "no datagram of Quipu".to_owned(),
-                |header| {
-                    let Datagram { source_qpn, dest_qpn, .. } = header;
-                    format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: Datagram")
-                },
-            );
-            self.sink.packet(time, !outgoing, &headers, bytes, &comment);
+            self.sink.packet(time, !outgoing, &headers, bytes, &told_of(bytes));
         }
     }
 
@@ -259,6 +265,23 @@ impl Capture {
         for (_, channel) in self.channels.drain() {
             channel.flow.close(&mut self.sink, time, Direction::FromClient);
         }
+    }
+}
+
+/// What is in a datagram, for people.
+fn told_of(bytes: &[u8]) -> String {
+    if let Ok(lookup) = Lookup::parse(bytes) {
+        let name = match lookup {
+            Lookup::Request { .. } => "SIDR_REQ",
+            Lookup::Reply { .. } => "SIDR_REP",
+        };
+        return format!("connection management: {name}");
+    }
+    match Datagram::parse(bytes) {
+        Ok(Datagram { source_qpn, dest_qpn, .. }) => {
+            format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: Datagram")
+        }
+        Err(_) => "no datagram of Quipu".to_owned(),
     }
 }
 

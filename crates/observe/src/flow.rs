@@ -8,7 +8,7 @@ use std::time::Duration;
 use quipu_iwarp::wire::mpa::FrameKind;
 
 use crate::capture::Limits;
-use crate::frame::{Framer, Summary};
+use crate::frame::{Framer, Summary, Told};
 use crate::packet::{Direction, MAX_PAYLOAD, Segment, flag};
 use crate::pcapng::{self, Packet};
 
@@ -142,6 +142,9 @@ impl Flow {
                 let _ = write!(comment, "QP {source:#08x} to {destination:#08x}: ");
             }
             match (told, Summary::of(frame)) {
+                (Some(Told { management: Some(name), .. }), _) => {
+                    let _ = write!(comment, "connection management: {name}");
+                }
                 (Some(_), _) => comment.push_str("MPA start-up"),
                 (None, Some(summary)) => {
                     summary.describe(&mut comment);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use quipu_iwarp::wire::cm::{Frame, Setup};
 use quipu_iwarp::wire::hello::Hello;
 use quipu_iwarp::wire::mpa::{FrameKind, LENGTH_LEN, StartFrame, fpdu_len};
 
@@ -16,6 +17,8 @@ enum Phase {
     Start(FrameKind),
     /// FPDUs.
     Fpdus,
+    /// Frames of connection management, of an end that began with a REQ, or answered one.
+    Management,
     /// Nothing that could be told apart: markers among the FPDUs, or no MPA at all.
     Opaque,
 }
@@ -34,6 +37,8 @@ pub(crate) struct Told {
     pub(crate) markers: bool,
     /// Source and destination queue pair, if its private data are a hello.
     pub(crate) qpns: Option<(u32, u32)>,
+    /// Which message of connection management its private data are, if they are one.
+    pub(crate) management: Option<&'static str>,
 }
 
 impl Framer {
@@ -63,7 +68,8 @@ impl Framer {
             let (length, told) = match self.phase {
                 Phase::Start(kind) => match start_frame(kind, rest) {
                     Ok(Some((length, told))) => {
-                        self.phase = Phase::Fpdus;
+                        let managed = told.management.is_some();
+                        self.phase = if managed { Phase::Management } else { Phase::Fpdus };
                         (length, Some(told))
                     }
                     Ok(None) => break,
@@ -75,6 +81,17 @@ impl Framer {
                 Phase::Fpdus => match fpdu(rest) {
                     Some(length) => (length, None),
                     None => break,
+                },
+                Phase::Management => match Frame::parse(rest) {
+                    Ok(Some((frame, length))) => {
+                        let management = Some(name_of(frame));
+                        (length, Some(Told { management, ..Told::default() }))
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        self.phase = Phase::Opaque;
+                        continue;
+                    }
                 },
                 Phase::Opaque => (rest.len(), None),
             };
@@ -106,7 +123,21 @@ fn start_frame(kind: FrameKind, bytes: &[u8]) -> Result<Option<(usize, Told)>, (
     };
     let hello = Hello::parse(frame.private_data).ok();
     let qpns = hello.map(|hello| (hello.source_qpn, hello.dest_qpn));
-    Ok(Some((length, Told { markers: frame.markers, qpns })))
+    let management = Setup::parse(frame.private_data).ok().map(|message| match message {
+        Setup::Request(..) => "REQ",
+        Setup::Reply(..) => "REP",
+        Setup::Reject(..) => "REJ",
+    });
+    Ok(Some((length, Told { markers: frame.markers, qpns, management })))
+}
+
+fn name_of(frame: Frame) -> &'static str {
+    match frame {
+        Frame::ReadyToUse => "RTU",
+        Frame::Reject(_) => "REJ",
+        Frame::Disconnect => "DREQ",
+        Frame::Disconnected => "DREP",
+    }
 }
 
 /// Length of the FPDU in front, if it is whole.

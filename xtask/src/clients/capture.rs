@@ -37,12 +37,51 @@ fn datagrams(staged: &Staged) -> Result<(), String> {
     })
 }
 
+/// Connection management: its start-up of MPA is decoded, and where it hands the stream to a queue pair of plain
+/// iWARP, so is everything behind it.
+fn managed(staged: &Staged, device: &'static str) -> Result<(), String> {
+    let plain = device == "quipu_iw0";
+    let pairing = Pairing::one_host(staged, Family::V4)
+        .with_env("QUIPU_CM_DEVICE", device)
+        .with_env("QUIPU_SAME_HOST", "never");
+    let options = ["-F", "-R", "-d", device, "-n", "100", "-s", "65536"];
+    captured(&pairing, "ib_send_bw", &options, |file| {
+        let count = |filter: &str| {
+            Ok::<_, String>(fields(file, filter, &["frame.number"])?.lines().count())
+        };
+        let complaints = count("_ws.malformed || tcp.checksum.status == 0 || tcp.analysis.flags")?;
+        let requests = "iwarp_mpa.req && tcp.stream == 0";
+        let replies = "iwarp_mpa.rep && tcp.stream == 0";
+        let started = (complaints, count(requests)?, count(replies)?);
+        if started != (0, 1, 1) {
+            return Err(format!("complaints, requests and replies: {started:?}"));
+        }
+        if !plain {
+            let told = |name| format!("frame.comment == \"connection management: {name}\"");
+            let told = (count(&told("REQ"))?, count(&told("REP"))?, count(&told("RTU"))?);
+            return if told == (1, 1, 1) {
+                Ok(())
+            } else {
+                Err(format!("REQ, REP, RTU: {told:?}"))
+            };
+        }
+        checked(file)?;
+        // What programs say to each other beside comes in the same way.
+        let sends = count("tcp.stream == 0 && iwarp_ddp.last_flag == 1 && iwarp_rdma.opcode == 3")?;
+        if sends >= 100 { Ok(()) } else { Err(format!("{sends} sends, not 100")) }
+    })
+}
+
 /// Every program over TCP and through shared memory.
 pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
     let mut rows = vec![Row {
         name: "one-host/v4/pcap/datagrams".into(),
         run: Box::new(move || datagrams(staged)),
     }];
+    rows.extend(["quipu0", "quipu_iw0"].map(|device| Row {
+        name: format!("one-host/v4/pcap/cm/{device}"),
+        run: Box::new(move || managed(staged, device)),
+    }));
     for (path, same_host) in [("tcp", "never"), ("same-host", "auto")] {
         for family in [Family::V4, Family::V6] {
             for (program, options, messages) in PROGRAMS {
@@ -100,12 +139,7 @@ fn look(file: &Path, messages: Messages) -> Result<(), String> {
     if !foreign.is_empty() {
         return Err(format!("packets that are no iWARP: {foreign}"));
     }
-    let details = tshark(file, "iwarp_mpa.fpdu", &["-V", "-O", "iwarp_mpa"])?;
-    let count = |text: &str| details.matches(text).count();
-    let (checked, good) = (count("CRC check:"), count("(Good CRC32)"));
-    if checked == 0 || good != checked {
-        return Err(format!("{good} of {checked} CRCs are right"));
-    }
+    checked(file)?;
     let lasts = fields(file, "iwarp_ddp.last_flag == 1", &["iwarp_rdma.opcode"])?;
     let mut counts: BTreeMap<u8, usize> = BTreeMap::new();
     for opcode in lasts.split_whitespace() {
@@ -118,6 +152,17 @@ fn look(file: &Path, messages: Messages) -> Result<(), String> {
     }
     let wanted: BTreeMap<u8, usize> = messages.iter().copied().collect();
     if counts == wanted { Ok(()) } else { Err(format!("{counts:?}, not {wanted:?}")) }
+}
+
+/// Has `tshark` check the CRC of every FPDU.
+fn checked(file: &Path) -> Result<(), String> {
+    let details = tshark(file, "iwarp_mpa.fpdu", &["-V", "-O", "iwarp_mpa"])?;
+    let count = |text: &str| details.matches(text).count();
+    let (checked, good) = (count("CRC check:"), count("(Good CRC32)"));
+    if checked == 0 || good != checked {
+        return Err(format!("{good} of {checked} CRCs are right"));
+    }
+    Ok(())
 }
 
 /// What `tshark` prints of the packets that a filter lets through.

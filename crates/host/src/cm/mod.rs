@@ -6,6 +6,7 @@
 
 mod address;
 mod plain;
+mod sight;
 mod socket;
 mod stream;
 mod udp;
@@ -19,12 +20,14 @@ use quipu_cm::{Action, CallError, ChannelKey, Cm, Event, IdKey, Loss, StreamKey}
 
 pub(crate) use self::plain::Given;
 use self::plain::Plain;
+use self::sight::Sights;
 use self::socket::Socket;
 use self::stream::Stream;
 use crate::error::EngineError;
 use crate::net::listener::{Accepted, Acceptor};
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll, EventFd};
+use crate::tap::Tap;
 
 /// Connections taken from a listener before other work gets its turn.
 const ACCEPTS_PER_TURN: usize = 64;
@@ -56,6 +59,8 @@ pub(crate) struct Manager {
     signals: Vec<Option<Signal>>,
     /// Streams that the adapter has, or is to get.
     plain: Plain,
+    /// What a capture is to show.
+    sights: Sights,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelKey>,
 }
@@ -74,7 +79,8 @@ fn slot_of(index: u32, generation: u32) -> Slot {
 }
 
 impl Manager {
-    /// Without channels and sockets yet.
+    /// Without channels and sockets yet. `captured`: what passes is to be shown
+    /// ([`show`](Self::show)).
     ///
     /// # Errors
     ///
@@ -83,6 +89,7 @@ impl Manager {
         config: quipu_cm::Config,
         own: SocketAddr,
         epoll: Arc<Epoll>,
+        captured: bool,
     ) -> io::Result<Self> {
         Ok(Self {
             cm: Cm::new(config),
@@ -93,6 +100,7 @@ impl Manager {
             streams: Vec::new(),
             signals: Vec::new(),
             plain: Plain::default(),
+            sights: Sights::new(captured),
             attended: None,
         })
     }
@@ -257,11 +265,15 @@ impl Manager {
         };
         let tos = self.cm.options(id).ok().and_then(|options| options.tos);
         stream::tune(&socket.fd, tos.map(|tos| (to, tos)))?;
+        let shown = if self.sights.watch() { first.clone() } else { Vec::new() };
         let mut stream = Stream::connect(key, socket.fd, to, first)?;
         let token = Token::CmStream(slot_of(key.index(), key.generation()));
         stream.interest = stream.wanted();
         self.epoll.add(&stream.fd, stream.interest, token.bits())?;
         let reached = !stream.connecting;
+        if reached {
+            self.sights.opened(key, &stream.fd, to, Some(&shown));
+        }
         put(&mut self.streams, key.index(), stream);
         if reached {
             self.cm.handle_reached(now, key);
@@ -278,6 +290,7 @@ impl Manager {
         let Some(stream) = self.stream(key) else { return };
         // An error shows itself when the stream is read, behind what the peer sent before.
         let _ = stream.send(bytes);
+        self.sights.passed(key, true, bytes);
         self.watch_stream(key);
     }
 
@@ -296,6 +309,7 @@ impl Manager {
     fn close(&mut self, key: StreamKey, reset: bool) {
         if let Some(stream) = self.take_stream(key) {
             stream.close(reset);
+            self.sights.closed(key, false);
         }
     }
 
@@ -346,7 +360,7 @@ impl Manager {
             let Some(stream) = self.cm.handle_accepted(now, key, local, peer) else { continue };
             // Somebody may have had to give way, whose place this one takes.
             self.settle(now);
-            if let Err(error) = self.admit(stream, fd) {
+            if let Err(error) = self.admit(stream, fd, peer) {
                 tracing::warn!(%error, "a connection is turned away");
                 self.cm.handle_lost(now, stream, Loss::Closed);
                 continue;
@@ -358,10 +372,16 @@ impl Manager {
         any
     }
 
-    fn admit(&mut self, key: StreamKey, fd: std::os::fd::OwnedFd) -> io::Result<()> {
-        let stream = Stream::accepted(key, fd);
+    fn admit(
+        &mut self,
+        key: StreamKey,
+        fd: std::os::fd::OwnedFd,
+        peer: SocketAddr,
+    ) -> io::Result<()> {
+        let stream = Stream::accepted(key, fd, peer);
         let token = Token::CmStream(slot_of(key.index(), key.generation()));
         self.epoll.add(&stream.fd, stream.interest, token.bits())?;
+        self.sights.opened(key, &stream.fd, peer, None);
         put(&mut self.streams, key.index(), stream);
         Ok(())
     }
@@ -371,8 +391,12 @@ impl Manager {
         let key = StreamKey::new(slot.index, slot.generation);
         let Some(stream) = self.stream(key) else { return false };
         if stream.connecting {
+            let first = stream.unsent().to_vec();
             match stream.finish_connect() {
-                Ok(()) => self.cm.handle_reached(now, key),
+                Ok(()) => {
+                    self.show_reached(key, &first);
+                    self.cm.handle_reached(now, key);
+                }
                 Err(error) => self.lose(now, key, stream::loss(&error)),
             }
         } else {
@@ -393,15 +417,32 @@ impl Manager {
         }
         match sys::receive(&stream.fd, &mut buffer) {
             Ok(0) => self.lose(now, key, Loss::Closed),
-            Ok(len) => self.cm.handle_bytes(now, key, &buffer[..len]),
+            Ok(len) => {
+                self.sights.passed(key, false, &buffer[..len]);
+                self.cm.handle_bytes(now, key, &buffer[..len]);
+            }
             Err(error) if sys::would_block(&error) => {}
             Err(_) => self.lose(now, key, Loss::Closed),
         }
     }
 
     fn lose(&mut self, now: u64, key: StreamKey, loss: Loss) {
+        self.sights.closed(key, true);
         self.close(key, true);
         self.cm.handle_lost(now, key, loss);
+    }
+
+    /// Has a capture show a connection that was made, and what was said first.
+    fn show_reached(&mut self, key: StreamKey, first: &[u8]) {
+        let stream = self.streams.get(key.index() as usize).and_then(Option::as_ref);
+        if let Some(stream) = stream {
+            self.sights.opened(key, &stream.fd, stream.peer, Some(first));
+        }
+    }
+
+    /// Shows a capture what has passed.
+    pub(crate) fn show(&mut self, tap: &mut Tap) {
+        self.sights.show(tap);
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.

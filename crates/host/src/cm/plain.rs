@@ -44,9 +44,9 @@ impl Manager {
         }
     }
 
-    /// Whether there is something for the adapter.
+    /// Whether there is something for the adapter or its probe.
     pub(crate) fn has_output(&self) -> bool {
-        !self.plain.given.is_empty() || !self.plain.ends.is_empty()
+        !self.plain.given.is_empty() || !self.plain.ends.is_empty() || !self.sights.is_empty()
     }
 
     /// The next stream for the adapter.

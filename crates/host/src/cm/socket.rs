@@ -100,8 +100,9 @@ impl Manager {
                 udp::send(&socket.fd, source, address::for_socket(to, socket.local), bytes)
             }
         };
-        if let Err(error) = sent {
-            tracing::debug!(%error, "a datagram is lost");
+        match sent {
+            Ok(()) => self.sights.sent(&socket.fd, from, to, bytes),
+            Err(error) => tracing::debug!(%error, "a datagram is lost"),
         }
     }
 
@@ -120,6 +121,7 @@ impl Manager {
                         local.set_ip(to);
                     }
                     let (local, from) = (address::canonical(local), address::canonical(from));
+                    self.sights.received(from, local, &buffer[..len]);
                     self.cm.handle_datagram(key, local, from, &buffer[..len]);
                 }
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {

@@ -21,6 +21,7 @@ const KEEP_ALIVE_COUNT: c_int = 4;
 pub(super) struct Stream {
     pub(super) key: StreamKey,
     pub(super) fd: OwnedFd,
+    pub(super) peer: SocketAddr,
     /// The connection is being made.
     pub(super) connecting: bool,
     /// What epoll reports for it.
@@ -66,7 +67,7 @@ impl Stream {
         first: Vec<u8>,
     ) -> io::Result<Self> {
         let connecting = !sys::connect(&fd, to)?;
-        let mut stream = Self { key, fd, connecting, interest: 0, unsent: first };
+        let mut stream = Self { key, fd, peer: to, connecting, interest: 0, unsent: first };
         // On one host it stands by now, whatever `connect` says.
         match sys::send(&stream.fd, &stream.unsent) {
             Ok(sent) => {
@@ -81,8 +82,13 @@ impl Stream {
     }
 
     /// A stream that a peer has opened.
-    pub(super) fn accepted(key: StreamKey, fd: OwnedFd) -> Self {
-        Self { key, fd, connecting: false, interest: READ, unsent: Vec::new() }
+    pub(super) fn accepted(key: StreamKey, fd: OwnedFd, peer: SocketAddr) -> Self {
+        Self { key, fd, peer, connecting: false, interest: READ, unsent: Vec::new() }
+    }
+
+    /// What the socket did not take yet.
+    pub(super) fn unsent(&self) -> &[u8] {
+        &self.unsent
     }
 
     /// The connection stands, or not.
@@ -166,7 +172,8 @@ mod tests {
         let key = StreamKey::new(0, 0);
         let near = Stream::connect(key, fd, to, b"first".to_vec()).unwrap();
         assert!(!near.connecting, "on one host a connection stands at once");
-        let far = Stream::accepted(key, sys::accept(&listener).unwrap().0);
+        let (accepted, peer) = sys::accept(&listener).unwrap();
+        let far = Stream::accepted(key, accepted, peer);
         (listener, near, far)
     }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use quipu_cm::{CallError, ChannelKey, Cm, Event, IdKey, Param, PortSpace, QpParams, Route};
-use quipu_nic::{Gid, Time};
+use quipu_nic::{Gid, Probe, Time};
 
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
@@ -75,7 +75,8 @@ impl Engine {
                 ..quipu_cm::Config::default()
             };
             let epoll = std::sync::Arc::clone(&self.inner.epoll);
-            let manager = Manager::new(config, socket_address(address), epoll)
+            let captured = core.adapter.probe_mut().watches();
+            let manager = Manager::new(config, socket_address(address), epoll, captured)
                 .map_err(|e| EngineError::system("a descriptor in reserve", e))?;
             core.cm = Some(Box::new(manager));
         }

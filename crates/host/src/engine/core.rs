@@ -402,7 +402,7 @@ impl Core {
         }
         if self.cm.as_ref().is_some_and(|cm| cm.has_output()) {
             any = true;
-            self.serve_plain(now);
+            self.serve_management(now);
         }
         while let Some(waiting) = self.links.take_given_up() {
             any = true;
@@ -411,9 +411,13 @@ impl Core {
         any
     }
 
-    /// Gives streams of plain iWARP to the adapter, and ends others.
+    /// Gives streams of plain iWARP to the adapter, and ends others; has a capture show what connection
+    /// management has said.
     #[cold]
-    fn serve_plain(&mut self, now: Time) {
+    fn serve_management(&mut self, now: Time) {
+        if let Some(cm) = &mut self.cm {
+            cm.show(self.adapter.probe_mut());
+        }
         while let Some(given) = self.cm.as_mut().and_then(|cm| cm.take_given()) {
             let id = given.what.id;
             let qp = self.hand_over(now, given);
@@ -441,8 +445,8 @@ impl Core {
             .and_then(|qp| Ok((qp, self.adapter.adopt_stream(now, qp, &adoption)?)));
         match taken {
             Ok((qp, conn)) => {
-                let stream = (conn, what.peer, what.initiator);
-                self.net.adopt(&mut self.adapter, now, stream, given.fd, &what.rest);
+                self.adapter.probe_mut().managed_handed_over(what.stream, conn);
+                self.net.adopt(&mut self.adapter, now, (conn, what.peer), given.fd, &what.rest);
                 Some(qp)
             }
             Err(error) => {

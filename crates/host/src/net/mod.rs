@@ -273,13 +273,13 @@ impl Net {
         any
     }
 
-    /// Takes over a stream to `peer` that stands, and on which `rest` has come already. `own`: this side has
-    /// opened it.
+    /// Takes over a stream to `peer` that stands, and on which `rest` has come already. A capture shows it
+    /// since it was opened.
     pub(crate) fn adopt(
         &mut self,
         adapter: &mut Adapter,
         now: Time,
-        (conn, peer, own): (ConnId, SocketAddr, bool),
+        (conn, peer): (ConnId, SocketAddr),
         fd: OwnedFd,
         rest: &[u8],
     ) {
@@ -290,7 +290,6 @@ impl Net {
                 return adapter.handle_lost(now, conn, Loss::Unavailable);
             }
         };
-        self.show(adapter, slot, own);
         let Some(stream) = self.streams.get_mut(slot) else { return };
         let (mut buffer, mut filled) = stream.received.open(&mut self.pool);
         buffer[..rest.len()].copy_from_slice(rest);

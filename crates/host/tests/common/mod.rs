@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod actor;
+pub mod pcapng;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
