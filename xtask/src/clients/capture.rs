@@ -174,6 +174,8 @@ fn fields(file: &Path, filter: &str, names: &[&str]) -> Result<String, String> {
 fn tshark(file: &Path, filter: &str, options: &[&str]) -> Result<String, String> {
     let mut command = Command::new("tshark");
     command.args(["-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]);
+    // It takes any four zeros of a program for the beginning of a message of its own.
+    command.args(["--disable-heuristic", "rpcrdma_iwarp"]);
     command.arg("-r").arg(file).args(["-Y", filter]).args(options);
     let ended = process::capture(command, LIMIT).map_err(|error| format!("{error:#}"))?;
     if ended.success() { Ok(ended.stdout.trim().to_owned()) } else { Err(ended.text("tshark")) }
