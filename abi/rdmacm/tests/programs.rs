@@ -77,3 +77,8 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 fn peers_that_break_the_rules_harm_nobody() {
     run("hostile");
 }
+
+#[test]
+fn every_error_is_reached_through_a_plan_of_faults() {
+    run("faults");
+}

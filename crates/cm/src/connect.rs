@@ -378,7 +378,7 @@ impl Cm {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<StreamKey> {
-        if !self.is_listening(listener) {
+        if !self.is_listening(listener) || self.removed {
             return None;
         }
         let origin = Origin::from(peer.ip());
@@ -471,7 +471,7 @@ impl Cm {
     }
 
     /// Takes back a request that was not taken.
-    fn retract(&mut self, key: IdKey) {
+    pub(crate) fn retract(&mut self, key: IdKey) {
         let Some(child) = self.remove_id(key) else { return };
         let listener = child.listener.and_then(|listener| self.ids.get_mut(listener));
         if let Some(State::Listening(listener)) = listener.map(|id| &mut id.state) {
@@ -483,6 +483,9 @@ impl Cm {
     fn requested(&mut self, key: StreamKey, request: &Request) {
         let Some(stream) = self.streams.get(key) else { return };
         let Owner::Nobody { listener: by, .. } = stream.owner else { return };
+        if self.removed {
+            return self.close(key, true);
+        }
         let (local, peer) = (stream.local, stream.peer);
         if !wire::is_cm(&request.private_data) {
             return self.requested_plain(key, request);

@@ -82,7 +82,7 @@ impl Cm {
     /// request with its listener, one of a group with the group.
     fn note_taken(&mut self, event: &mut Event) {
         let Some(id) = self.ids.get_mut(event.id) else { return };
-        if event.kind == EventKind::MulticastJoin {
+        if event.kind.is_of_group() {
             let group = id.groups.iter_mut().find(|group| group.cookie == event.multicast);
             if let Some(group) = group {
                 group.reported = group.reported.wrapping_add(1);

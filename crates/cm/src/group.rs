@@ -22,17 +22,8 @@ impl Cm {
     /// The address is not one of a group, the identifier is not for datagrams, belongs to no
     /// device, or has joined before.
     pub fn join(&mut self, key: IdKey, address: IpAddr, cookie: u64) -> Result<(), CallError> {
+        self.check_join(key, address)?;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        if !address.is_multicast() {
-            return Err(CallError::Invalid("the address of the group"));
-        }
-        if !id.is_datagram() || !id.has_device() {
-            return Err(CallError::WrongState);
-        }
-        let known = id.groups.iter().any(|group| group.address == address);
-        if known || id.groups.len() >= MAX_GROUPS {
-            return Err(CallError::Invalid("the address of the group"));
-        }
         id.groups.push(Group { address, cookie, reported: 0 });
         let path = Some(id.path_to(gid_of(address)));
         let peer = Peer { qpn: GROUP_QPN, qkey: UDP_QKEY, path, ..Peer::default() };
@@ -52,6 +43,22 @@ impl Cm {
         Ok(())
     }
 
+    /// Whether a group may be joined.
+    pub(crate) fn check_join(&self, key: IdKey, address: IpAddr) -> Result<(), CallError> {
+        let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
+        if !address.is_multicast() {
+            return Err(CallError::Invalid("the address of the group"));
+        }
+        if !id.is_datagram() || !id.has_device() {
+            return Err(CallError::WrongState);
+        }
+        let known = id.groups.iter().any(|group| group.address == address);
+        if known || id.groups.len() >= MAX_GROUPS {
+            return Err(CallError::Invalid("the address of the group"));
+        }
+        Ok(())
+    }
+
     /// Leaves a group. How many events of it were taken; one that was not vanishes.
     ///
     /// # Errors
@@ -62,9 +69,7 @@ impl Cm {
         let at = id.groups.iter().position(|group| group.address == address);
         let group = id.groups.remove(at.ok_or(CallError::NoSuchObject)?);
         let before = id.events.len();
-        id.events.retain(|event| {
-            event.kind != EventKind::MulticastJoin || event.multicast != group.cookie
-        });
+        id.events.retain(|event| !event.kind.is_of_group() || event.multicast != group.cookie);
         let (channel, lost) = (id.channel, before - id.events.len());
         self.forget_events(channel, lost);
         Ok(group.reported)

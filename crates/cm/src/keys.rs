@@ -104,6 +104,12 @@ impl<K: Key, T> Slab<K, T> {
         Some(value)
     }
 
+    /// The keys of all values.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = K> {
+        let used = self.entries.iter().enumerate().filter(|(_, entry)| entry.value.is_some());
+        used.map(|(index, entry)| K::make(index as u32, entry.generation))
+    }
+
     /// How many values there are.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()

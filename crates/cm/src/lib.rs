@@ -25,6 +25,7 @@ mod again;
 mod attr;
 mod connect;
 mod events;
+mod faults;
 mod group;
 mod id;
 mod keys;
@@ -83,6 +84,8 @@ pub struct Cm {
     deadlines: BTreeSet<(u64, Clocked)>,
     actions: VecDeque<Action>,
     touched: Vec<ChannelKey>,
+    /// The device is gone.
+    removed: bool,
 }
 
 impl Cm {
@@ -98,6 +101,7 @@ impl Cm {
             deadlines: BTreeSet::new(),
             actions: VecDeque::new(),
             touched: Vec::new(),
+            removed: false,
         }
     }
 

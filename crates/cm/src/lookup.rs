@@ -128,6 +128,9 @@ impl Cm {
 
     /// A peer looks for the queue pair of a listener.
     fn asked(&mut self, by: IdKey, local: SocketAddr, peer: SocketAddr, request: Message<'_>) {
+        if self.removed {
+            return;
+        }
         let Message::Request { port_space, id: number, gid, data } = request else { return };
         let own_gid = self.config.gid;
         let Some(listener) = self.ids.get_mut(by) else { return };

@@ -103,6 +103,8 @@ pub enum EventKind {
     AddrError = 1,
     /// A route is resolved.
     RouteResolved = 2,
+    /// It is not.
+    RouteError = 3,
     /// A peer wants to connect: the identifier of the event is new.
     ConnectRequest = 4,
     /// The peer has accepted.
@@ -117,10 +119,23 @@ pub enum EventKind {
     Established = 9,
     /// It has ended.
     Disconnected = 10,
+    /// The device is gone.
+    DeviceRemoval = 11,
     /// A group is joined.
     MulticastJoin = 12,
+    /// It is not.
+    MulticastError = 13,
+    /// The address has moved to another interface.
+    AddrChange = 14,
     /// Nothing of an ended connection is under way any more.
     TimewaitExit = 15,
+}
+
+impl EventKind {
+    /// Whether it is about a group that an identifier joins.
+    pub(crate) fn is_of_group(self) -> bool {
+        matches!(self, Self::MulticastJoin | Self::MulticastError)
+    }
 }
 
 /// What a peer says of its side, or how to reach it.

@@ -9,7 +9,7 @@ use rand_pcg::Pcg64;
 use crate::plan::{Fault, Filter, Inject, Plan, Process, Trigger};
 use crate::record::{Record, Replay, Struck};
 use crate::units::shown;
-use crate::words::{self, Call, Errno, EventKind, Opcode};
+use crate::words::{self, Call, CmEvent, Errno, EventKind, Opcode};
 
 /// A queue pair, as filters know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,8 @@ pub enum Effect {
     DeviceRemoval,
     /// An event is raised.
     Event(EventKind),
+    /// An event of rdma_cm comes, with this status.
+    CmEvent(CmEvent, i32),
 }
 
 /// Something that the clock starts.
@@ -187,7 +189,8 @@ impl Injector {
                 continue;
             }
             let effect = rule.effect(now, occasion, drawn_ns);
-            let single = matches!(effect, Effect::Fate(_) | Effect::Refuse(_));
+            let single =
+                matches!(effect, Effect::Fate(_) | Effect::Refuse(_) | Effect::CmEvent(..));
             if single && std::mem::replace(&mut decided, true) {
                 continue;
             }
@@ -309,6 +312,7 @@ impl Rule {
             Inject::PortDown { time } => Effect::PortDown(time),
             Inject::DeviceRemoval => Effect::DeviceRemoval,
             Inject::Event(event) => Effect::Event(event),
+            Inject::CmEvent(event, status) => Effect::CmEvent(event, status),
             Inject::Refuse(errno) => Effect::Refuse(errno),
         }
     }
@@ -352,6 +356,7 @@ impl Rule {
             }
             Inject::DeviceRemoval => "the device is removed".into(),
             Inject::Event(event) => format!("event {}", event.name()),
+            Inject::CmEvent(event, status) => format!("event {}, status {status}", event.name()),
             Inject::Refuse(errno) => format!("refused with {}", errno.name),
         }
     }

@@ -25,4 +25,4 @@ mod words;
 pub use injector::{Effect, Injector, Occasion, QpRef, Strike};
 pub use plan::{Fault, Filter, Inject, Plan, PlanError, Process, Schedule, Trigger};
 pub use record::{Header, Record, Replay, ReplayError, json};
-pub use words::{Call, Errno, EventKind, Opcode, Side};
+pub use words::{Call, CmEvent, Errno, EventKind, Opcode, Side};

@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use crate::raw::{Quantity, RawFault, RawPlan, Some1};
 use crate::units;
-use crate::words::{self, Call, Errno, EventKind, Opcode, Side};
+use crate::words::{self, Call, CmEvent, Errno, EventKind, Opcode, Side};
 
 /// What is wrong with a plan, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +92,8 @@ pub enum Inject {
     DeviceRemoval,
     /// An asynchronous event.
     Event(EventKind),
+    /// An event of rdma_cm, with this status.
+    CmEvent(CmEvent, i32),
     /// A call is refused.
     Refuse(Errno),
 }
@@ -171,7 +173,7 @@ struct Kind {
     count: u64,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind { name: "completion", keys: &["status", "side"], count: 1 },
     Kind { name: "delay", keys: &["time", "jitter", "side"], count: u64::MAX },
     Kind { name: "slow_peer", keys: &["time", "jitter"], count: u64::MAX },
@@ -180,6 +182,7 @@ const KINDS: [Kind; 9] = [
     Kind { name: "port_down", keys: &["time", "call", "state", "side"], count: 1 },
     Kind { name: "device_removal", keys: &["call", "state", "side"], count: 1 },
     Kind { name: "event", keys: &["event", "call", "state", "side"], count: 1 },
+    Kind { name: "cm_event", keys: &["event", "call", "errno"], count: 1 },
     Kind { name: "refuse", keys: &["call", "errno", "state"], count: 1 },
 ];
 
@@ -405,12 +408,34 @@ impl Reader<'_> {
                 let all = || listed(EventKind::ALL.iter().map(|event| event.name()));
                 Inject::Event(self.word("event", value, EventKind::named, all)?)
             }
+            "cm_event" => self.cm_event(raw, name, place)?,
             _ => {
                 let value = self.needed(place, name, "errno", raw.errno.as_ref(), "\"ENOMEM\"")?;
-                let all = || listed(Errno::ALL.iter().map(|errno| errno.name));
-                Inject::Refuse(self.word("errno", value, Errno::named, all)?)
+                Inject::Refuse(self.errno(value)?)
             }
         })
+    }
+
+    fn errno(&self, value: &Spanned<String>) -> Result<Errno, PlanError> {
+        let all = || listed(Errno::ALL.iter().map(|errno| errno.name));
+        self.word("errno", value, Errno::named, all)
+    }
+
+    fn cm_event(
+        &self,
+        raw: &RawFault,
+        name: &str,
+        place: &Range<usize>,
+    ) -> Result<Inject, PlanError> {
+        let value = self.needed(place, name, "event", raw.event.as_ref(), "\"route_error\"")?;
+        if value.get_ref().trim().to_ascii_lowercase().ends_with("device_removal") {
+            let what = "for device_removal write inject = \"device_removal\"";
+            return Err(self.error(value.span(), what));
+        }
+        let all = || listed(CmEvent::ALL.iter().map(|event| event.name()));
+        let event = self.word("event", value, CmEvent::named, all)?;
+        let errno = raw.errno.as_ref().map(|value| self.errno(value)).transpose()?;
+        Ok(Inject::CmEvent(event, errno.map_or(event.status(), |errno| -errno.number)))
     }
 
     fn trigger(
@@ -428,13 +453,14 @@ impl Reader<'_> {
                 self.error(call.span(), "call and side cannot both be given: call says all")
             );
         }
+        if let Inject::CmEvent(event, _) = what {
+            return self.cm_trigger(raw, *event, calls);
+        }
         if !calls.is_empty() {
             return Ok(Trigger::Calls(calls));
         }
         let posts = match side {
             Side::Send => vec![Call::PostSend],
-            // What is held back is held back in the queue of one queue pair.
-            Side::Recv if matches!(what, Inject::Rnr { .. }) => vec![Call::PostRecv],
             Side::Recv => vec![Call::PostRecv, Call::PostSrqRecv],
         };
         match what {
@@ -489,6 +515,25 @@ impl Reader<'_> {
                 Ok(Trigger::Clock(after, period))
             }
             _ => Ok(Trigger::Calls(posts)),
+        }
+    }
+
+    /// At which calls an event of rdma_cm comes.
+    fn cm_trigger(
+        &self,
+        raw: &RawFault,
+        event: CmEvent,
+        calls: Vec<Call>,
+    ) -> Result<Trigger, PlanError> {
+        match (&raw.call, calls.iter().find(|call| !event.calls().contains(call))) {
+            (Some(value), Some(call)) => {
+                let names = listed(event.calls().iter().map(|call| call.name()));
+                let what =
+                    format!("{} is no event of {}, but of: {names}", event.name(), call.name());
+                Err(self.error(value.span(), what))
+            }
+            (Some(_), None) => Ok(Trigger::Calls(calls)),
+            (None, _) => Ok(Trigger::Calls(event.calls()[..1].to_vec())),
         }
     }
 

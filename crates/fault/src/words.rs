@@ -5,7 +5,7 @@ use quipu_nic::{QpState, SendOp, WcStatus};
 /// Defines an enumeration whose values have names.
 macro_rules! words {
     (
-        $(#[$meta:meta])* $name:ident $(, $prefix:literal)?:
+        $(#[$meta:meta])* $name:ident $(, $prefix:literal)*:
         $($(#[$doc:meta])* $variant:ident = $text:literal,)*
     ) => {
         $(#[$meta])*
@@ -28,7 +28,7 @@ macro_rules! words {
             /// The one of that name.
             #[must_use]
             pub fn named(text: &str) -> Option<Self> {
-                let text = bare(text, &[$($prefix)?]);
+                let text = bare(text, &[$($prefix),*]);
                 Self::ALL.iter().copied().find(|word| word.name() == text)
             }
         }
@@ -43,8 +43,8 @@ fn bare(text: &str, prefixes: &[&str]) -> String {
 }
 
 words! {
-    /// A call of verbs, by its name without `ibv_`.
-    Call, "ibv_":
+    /// A call of verbs or rdma_cm, by its name without `ibv_` or `rdma_`.
+    Call, "ibv_", "rdma_":
     /// `ibv_open_device`
     OpenDevice = "open_device",
     /// `ibv_query_port`
@@ -103,6 +103,28 @@ words! {
     PostRecv = "post_recv",
     /// A request of `ibv_post_srq_recv`
     PostSrqRecv = "post_srq_recv",
+    /// `rdma_create_event_channel`, and the channel of an identifier that gets none
+    CreateEventChannel = "create_event_channel",
+    /// `rdma_create_id`
+    CreateId = "create_id",
+    /// `rdma_bind_addr`
+    BindAddr = "bind_addr",
+    /// `rdma_resolve_addr`
+    ResolveAddr = "resolve_addr",
+    /// `rdma_resolve_route`
+    ResolveRoute = "resolve_route",
+    /// `rdma_listen`
+    Listen = "listen",
+    /// `rdma_connect`
+    Connect = "connect",
+    /// `rdma_accept`
+    Accept = "accept",
+    /// `rdma_reject`
+    Reject = "reject",
+    /// `rdma_disconnect`
+    Disconnect = "disconnect",
+    /// `rdma_join_multicast` and `_ex`
+    JoinMulticast = "join_multicast",
 }
 
 impl Call {
@@ -119,6 +141,20 @@ impl Call {
                 | Self::DestroySrq
                 | Self::DestroyQp
         )
+    }
+
+    /// Whether it can be made though the device is gone.
+    #[must_use]
+    pub const fn outlives_device(self) -> bool {
+        self.destroys()
+            || matches!(
+                self,
+                Self::PollCq
+                    | Self::CreateEventChannel
+                    | Self::CreateId
+                    | Self::Reject
+                    | Self::Disconnect
+            )
     }
 
     /// Whether it is about one queue pair.
@@ -243,6 +279,64 @@ impl EventKind {
     }
 }
 
+words! {
+    /// An event of rdma_cm that a program seldom meets, by its name without `RDMA_CM_EVENT_`.
+    CmEvent, "rdma_cm_event_":
+    /// The address cannot be resolved.
+    AddrError = "addr_error",
+    /// The route cannot be resolved.
+    RouteError = "route_error",
+    /// Connecting or accepting fails.
+    ConnectError = "connect_error",
+    /// The peer cannot be reached.
+    Unreachable = "unreachable",
+    /// The peer refuses.
+    Rejected = "rejected",
+    /// A group cannot be joined.
+    MulticastError = "multicast_error",
+    /// The address has moved to another interface.
+    AddrChange = "addr_change",
+    /// An ended connection is over for good.
+    TimewaitExit = "timewait_exit",
+}
+
+/// InfiniBand's reason for a refusal by the program (IBA 12.6.7.2).
+const REFUSED_BY_PROGRAM: i32 = 28;
+
+impl CmEvent {
+    /// The calls in place of whose effect it may come, or beside which; the first one if none is named.
+    #[must_use]
+    pub const fn calls(self) -> &'static [Call] {
+        match self {
+            Self::AddrError => &[Call::ResolveAddr],
+            Self::RouteError => &[Call::ResolveRoute],
+            Self::ConnectError | Self::Unreachable | Self::Rejected => {
+                &[Call::Connect, Call::Accept]
+            }
+            Self::MulticastError => &[Call::JoinMulticast],
+            Self::AddrChange => &[Call::Connect, Call::Accept, Call::Listen, Call::Disconnect],
+            Self::TimewaitExit => &[Call::Disconnect],
+        }
+    }
+
+    /// Whether the call goes on as ever, and the event comes beside it.
+    #[must_use]
+    pub const fn comes_beside(self) -> bool {
+        matches!(self, Self::AddrChange | Self::TimewaitExit)
+    }
+
+    /// The status of the event, if the plan names no error number.
+    #[must_use]
+    pub const fn status(self) -> i32 {
+        match self {
+            Self::AddrChange | Self::TimewaitExit => 0,
+            Self::Rejected => REFUSED_BY_PROGRAM,
+            Self::RouteError | Self::Unreachable => -110, // ETIMEDOUT
+            Self::AddrError | Self::ConnectError | Self::MulticastError => -113, // EHOSTUNREACH
+        }
+    }
+}
+
 /// An error number that a call can be refused with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno {
@@ -349,6 +443,9 @@ mod tests {
         assert_eq!(Call::named("ibv_reg_mr"), Some(Call::RegMr));
         assert_eq!(Opcode::named("IBV_WR_RDMA_READ"), Some(Opcode::Read));
         assert_eq!(EventKind::named("IBV_EVENT_GID_CHANGE"), Some(EventKind::GidChange));
+        assert_eq!(Call::named("rdma_connect"), Some(Call::Connect));
+        let error = CmEvent::named("RDMA_CM_EVENT_ROUTE_ERROR");
+        assert_eq!(error, Some(CmEvent::RouteError));
         assert_eq!(status("IBV_WC_RETRY_EXC_ERR"), Some(WcStatus::RetryExcErr));
         assert_eq!(Errno::named("enomem").map(|errno| errno.number), Some(12));
         assert_eq!(Call::named("regmr"), None);
@@ -361,6 +458,9 @@ mod tests {
         }
         for &event in EventKind::ALL {
             assert_eq!(EventKind::named(event.name()), Some(event));
+        }
+        for &event in CmEvent::ALL {
+            assert_eq!(CmEvent::named(event.name()), Some(event));
         }
         for (name, value) in STATUSES {
             assert_eq!(status(name), Some(value));

@@ -214,7 +214,7 @@ fn the_examples_of_the_documentation_are_plans() {
         }
         plans += 1;
     }
-    assert_eq!(plans, 11, "the tutorial's and ten");
+    assert_eq!(plans, 13, "the tutorial's and twelve");
 }
 
 #[test]
@@ -225,5 +225,34 @@ fn the_documentation_names_every_word() {
     let errnos = Errno::ALL.iter().map(|errno| errno.name);
     for word in calls.chain(opcodes).chain(errnos) {
         assert!(text.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn events_of_rdma_cm_come_at_their_calls() {
+    let error = fault("inject = \"cm_event\"\nevent = \"RDMA_CM_EVENT_ROUTE_ERROR\"");
+    assert_eq!(error.inject, Inject::CmEvent(CmEvent::RouteError, -110));
+    assert_eq!(error.trigger, Trigger::Calls(vec![Call::ResolveRoute]));
+    let refused = fault("inject = \"cm_event\"\nevent = \"rejected\"\ncall = \"accept\"\nnth = 2");
+    assert_eq!(refused.inject, Inject::CmEvent(CmEvent::Rejected, 28));
+    assert_eq!(refused.trigger, Trigger::Calls(vec![Call::Accept]));
+    let named = fault("inject = \"cm_event\"\nevent = \"unreachable\"\nerrno = \"EIO\"");
+    assert_eq!(named.inject, Inject::CmEvent(CmEvent::Unreachable, -5));
+    for event in CmEvent::ALL {
+        let plan = format!("inject = \"cm_event\"\nevent = \"{}\"", event.name());
+        assert_eq!(fault(&plan).trigger, Trigger::Calls(vec![event.calls()[0]]));
+    }
+    for (body, wanted) in [
+        ("inject = \"cm_event\"", "needs event"),
+        ("inject = \"cm_event\"\nevent = \"established\"", "is none of: addr_error, "),
+        ("inject = \"cm_event\"\nevent = \"device_removal\"", "write inject = \"device_removal\""),
+        (
+            "inject = \"cm_event\"\nevent = \"addr_error\"\ncall = \"connect\"",
+            "addr_error is no event of connect, but of: resolve_addr",
+        ),
+        ("inject = \"cm_event\"\nevent = \"addr_error\"\nstate = \"err\"", "state means nothing"),
+    ] {
+        let error = parse(&format!("[[fault]]\n{body}\n")).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
     }
 }

@@ -159,6 +159,8 @@ pub(crate) struct Srq {
     pub(crate) users: u32,
     /// Queue pairs on channels whose peer waits for a receive to be posted here.
     pub(crate) awaited_by: Vec<QpId>,
+    /// When receives that are held back are looked at.
+    pub(crate) alarm: Option<Time>,
 }
 
 /// A moment at which something must be looked at again.
@@ -170,6 +172,8 @@ pub(crate) enum Alarm {
     Late(CqId),
     Endings,
     Cq(CqId),
+    /// Receives that are to be there late.
+    Srq(SrqId),
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -412,6 +416,7 @@ impl<P: Probe> Adapter<P> {
                     self.finish_endings();
                 }
                 Alarm::Cq(id) => self.hub.period_over(id),
+                Alarm::Srq(id) => self.open_shared(id),
             }
         }
     }

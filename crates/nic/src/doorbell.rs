@@ -208,15 +208,21 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::QueueFull);
         }
         if !srq.awaited_by.is_empty() {
-            for id in std::mem::take(&mut srq.awaited_by) {
-                if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
-                    path.awaiting = false;
-                    self.hub.nudged.push_back(id);
-                }
-            }
-            self.serve_nudged();
+            self.call_waiters(id);
         }
         Ok(())
+    }
+
+    /// Has those look again whose peers wait for a receive of a shared queue.
+    pub(crate) fn call_waiters(&mut self, id: SrqId) {
+        let Some(srq) = self.hub.srqs.get_mut(id) else { return };
+        for id in std::mem::take(&mut srq.awaited_by) {
+            if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
+                path.awaiting = false;
+                self.hub.nudged.push_back(id);
+            }
+        }
+        self.serve_nudged();
     }
 }
 

@@ -253,13 +253,14 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// As [`post_srq_recv`](Self::post_srq_recv), with a request that something is to become of. A shared
-    /// queue holds none back: [`Fate::From`] is as no fate.
+    /// As [`post_srq_recv`](Self::post_srq_recv), with a request that something is to become of. One that is
+    /// held back holds back those behind it, for all queue pairs of the queue.
     ///
     /// # Errors
     /// As `post_srq_recv`.
     pub fn post_srq_recv_fated(
         &mut self,
+        now: Time,
         id: SrqId,
         wr_id: u64,
         sges: &[Sge],
@@ -268,13 +269,38 @@ impl<P: Probe> Adapter<P> {
         let srq = self.hub.srqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let held = matches!(fate, Fate::From(_));
         let room = srq.queue.len() < srq.queue.capacity() && sges.len() <= srq.queue.max_sge();
-        // Whoever waits for a receive is served by the plain call: the fate of this one must stand by then.
-        if held || !room || !srq.awaited_by.is_empty() {
+        if !room {
             return self.post_srq_recv(id, wr_id, sges);
         }
+        let waited_for = !held && !srq.awaited_by.is_empty();
         srq.queue.push(wr_id, sges);
         srq.queue.doom_last(fate);
+        self.hub.now = now;
+        self.watch_shared(id);
+        if waited_for {
+            self.call_waiters(id);
+        }
         Ok(())
+    }
+
+    /// Sets when receives of a shared queue that are held back are there.
+    fn watch_shared(&mut self, id: SrqId) {
+        let Some(srq) = self.hub.srqs.get(id) else { return };
+        let (mut alarm, at) = (srq.alarm, srq.queue.opens_at());
+        self.hub.set_alarm(&mut alarm, Alarm::Srq(id), at);
+        if let Some(srq) = self.hub.srqs.get_mut(id) {
+            srq.alarm = alarm;
+        }
+    }
+
+    /// Receives of a shared queue that were held back until now are there.
+    pub(crate) fn open_shared(&mut self, id: SrqId) {
+        let now = self.hub.now;
+        let Some(srq) = self.hub.srqs.get_mut(id) else { return };
+        srq.alarm = None;
+        srq.queue.open(now);
+        self.watch_shared(id);
+        self.call_waiters(id);
     }
 
     /// Nothing of a queue pair gets through to its peer any more: requests wait, and fail with

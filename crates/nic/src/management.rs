@@ -8,7 +8,7 @@ use quipu_mem::{
     Vouched, WindowType,
 };
 
-use crate::adapter::{Adapter, Hub, Mr, Mw, Pd, Srq};
+use crate::adapter::{Adapter, Alarm, Hub, Mr, Mw, Pd, Srq};
 use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::pd_number;
@@ -265,6 +265,7 @@ impl<P: Probe> Adapter<P> {
             limit,
             users: 0,
             awaited_by: Vec::new(),
+            alarm: None,
         };
         let id = self.hub.srqs.insert(srq).ok_or(Fault::Exhausted("shared receive queues"))?;
         self.hub.pd(pd)?.users += 1;
@@ -317,7 +318,8 @@ impl<P: Probe> Adapter<P> {
         if srq.users > 0 {
             return Err(Fault::Busy);
         }
-        let pd = srq.pd;
+        let (pd, mut alarm) = (srq.pd, srq.alarm);
+        self.hub.set_alarm(&mut alarm, Alarm::Srq(id), None);
         if let Some(removed) = self.hub.srqs.remove(id) {
             self.forget_srq(id, &removed);
         }

@@ -305,9 +305,10 @@ fn shared_receives_meet_their_fates() {
         let own = pair.hosts[0].qp();
         pair.connect([own, peer]);
         let adapter = &mut pair.hosts[1].adapter;
-        adapter.post_srq_recv_fated(srq, 50, &[], Fate::Late(5 * MS)).unwrap();
-        adapter.post_srq_recv_fated(srq, 51, &[], Fate::Fail(WcStatus::LocProtErr)).unwrap();
         let start = pair.now;
+        adapter.post_srq_recv_fated(start, srq, 50, &[], Fate::Late(5 * MS)).unwrap();
+        let failing = Fate::Fail(WcStatus::LocProtErr);
+        adapter.post_srq_recv_fated(start, srq, 51, &[], failing).unwrap();
         pair.send(0, own, 1, SendOp::Send, &[]);
         pair.run_until(start.after(MS));
         assert_eq!(polled(&mut pair, 1), [], "{way:?}");
@@ -318,6 +319,49 @@ fn shared_receives_meet_their_fates() {
         assert_eq!(polled(&mut pair, 1), [(51, WcStatus::LocProtErr)], "{way:?}");
         assert!(raised(&pair, 1, AsyncEvent::QpLastWqeReached(peer)), "{way:?}");
         assert_eq!(state(&pair, 0, qps[0]), QpState::Rts);
+    }
+}
+
+#[test]
+fn shared_receives_that_are_held_back_make_peers_wait() {
+    for way in WAYS {
+        for (rnr_retry, expected) in [(7, WcStatus::Success), (1, WcStatus::RnrRetryExcErr)] {
+            let (mut pair, _) = connected(way);
+            let pd = pair.hosts[1].pd;
+            let srq = pair.hosts[1].adapter.create_srq(pd, 8, 1, 0).unwrap();
+            let peer = pair.hosts[1].qp_with(|init| init.srq = Some(srq));
+            let own = pair.hosts[0].qp();
+            pair.connect_with([own, peer], |attr| attr.rnr_retry = rnr_retry);
+            let start = pair.now;
+            let adapter = &mut pair.hosts[1].adapter;
+            adapter.post_srq_recv(srq, 50, &[]).unwrap();
+            let held = Fate::From(start.after(20 * MS));
+            adapter.post_srq_recv_fated(start, srq, 51, &[], held).unwrap();
+            adapter.post_srq_recv(srq, 52, &[]).unwrap();
+            for wr_id in 1..4 {
+                pair.send(0, own, wr_id, SendOp::Send, &[]);
+            }
+            pair.run_until(start.after(MS / 2));
+            assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+            // One that comes for those who wait waits behind the others.
+            let late = Fate::Late(0);
+            let now = pair.now;
+            pair.hosts[1].adapter.post_srq_recv_fated(now, srq, 53, &[], late).unwrap();
+            pair.run_until(start.after(40 * MS));
+            let sent = polled(&mut pair, 0);
+            assert_eq!(sent[..2], [(1, WcStatus::Success), (2, expected)], "{way:?} {rnr_retry}");
+            if expected == WcStatus::Success {
+                let both = [(51, WcStatus::Success), (52, WcStatus::Success)];
+                assert_eq!(polled(&mut pair, 1), both, "{way:?}");
+            }
+            // Nothing is left to wake up for.
+            pair.hosts[1].adapter.destroy_qp(pair.now, peer).unwrap();
+            let held = Fate::From(pair.now.after(20 * MS));
+            let now = pair.now;
+            pair.hosts[1].adapter.post_srq_recv_fated(now, srq, 54, &[], held).unwrap();
+            pair.hosts[1].adapter.destroy_srq(srq).unwrap();
+            pair.run_until(pair.now.after(40 * MS));
+        }
     }
 }
 

@@ -445,6 +445,12 @@ impl Manager {
         self.sights.show(tap);
     }
 
+    /// The device is gone.
+    pub(crate) fn remove_device(&mut self, now: u64) {
+        self.cm.handle_device_removed();
+        self.settle(now);
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.cm.poll_timeout()

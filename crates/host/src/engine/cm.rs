@@ -3,7 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
-use quipu_cm::{CallError, ChannelKey, Cm, Event, IdKey, Param, PortSpace, QpParams, Route};
+use quipu_cm::{
+    CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Route,
+};
+use quipu_fault::{Call, CmEvent};
 use quipu_nic::{Gid, Probe, Time};
 
 use super::core::{Core, HelperMode};
@@ -19,6 +22,20 @@ impl Core {
     /// The connection management, if a program has begun to use it.
     fn manager(&mut self) -> Result<&mut Manager, EngineError> {
         self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
+    }
+}
+
+/// An event of a plan.
+fn kind_of(event: CmEvent) -> EventKind {
+    match event {
+        CmEvent::AddrError => EventKind::AddrError,
+        CmEvent::RouteError => EventKind::RouteError,
+        CmEvent::ConnectError => EventKind::ConnectError,
+        CmEvent::Unreachable => EventKind::Unreachable,
+        CmEvent::Rejected => EventKind::Rejected,
+        CmEvent::MulticastError => EventKind::MulticastError,
+        CmEvent::AddrChange => EventKind::AddrChange,
+        CmEvent::TimewaitExit => EventKind::TimewaitExit,
     }
 }
 
@@ -41,6 +58,24 @@ impl Engine {
         outcome
     }
 
+    /// As [`manage`](Self::manage), for a call about an identifier that a plan of faults knows: the plan may
+    /// refuse it, or have an event come in place of what it does.
+    fn manage_planned(
+        &self,
+        planned: Call,
+        id: IdKey,
+        call: impl FnOnce(&mut Manager, u64) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let struck = self.enter_for(planned)?.take_cm_event();
+        self.manage(|manager, now| {
+            let Some((event, status)) = struck else { return call(manager, now) };
+            if event.comes_beside() {
+                call(manager, now)?;
+            }
+            Ok(manager.cm.strike(id, kind_of(event), status)?)
+        })
+    }
+
     fn manage_cm<T>(
         &self,
         call: impl FnOnce(&mut Cm, u64) -> Result<T, CallError>,
@@ -59,7 +94,7 @@ impl Engine {
             return Err(EngineError::EngineGone);
         }
         Helper::start(&self.inner)?;
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateEventChannel)?;
         if core.cm.is_none() {
             let address = &self.inner.address;
             let mut seed = [0; 32];
@@ -158,6 +193,7 @@ impl Engine {
         qp_type: u8,
         cookie: u64,
     ) -> Result<IdKey, EngineError> {
+        self.note_call(Call::CreateId)?;
         self.manage_cm(|cm, _| cm.create_id(channel, space, qp_type, cookie))
     }
 
@@ -195,7 +231,7 @@ impl Engine {
     ///
     /// It is bound already; the address is not of this host, or the port is taken.
     pub fn cm_bind_addr(&self, id: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
-        self.manage(|manager, _| manager.bind_addr(id, addr))
+        self.manage_planned(Call::BindAddr, id, |manager, _| manager.bind_addr(id, addr))
     }
 
     /// Finds the way to `dst`. An event tells what came of it.
@@ -209,7 +245,7 @@ impl Engine {
         src: Option<SocketAddr>,
         dst: SocketAddr,
     ) -> Result<(), EngineError> {
-        self.manage(|manager, _| manager.resolve_addr(id, src, dst))
+        self.manage_planned(Call::ResolveAddr, id, |manager, _| manager.resolve_addr(id, src, dst))
     }
 
     /// Finds the route. An event tells.
@@ -218,7 +254,9 @@ impl Engine {
     ///
     /// The address is not resolved.
     pub fn cm_resolve_route(&self, id: IdKey) -> Result<(), EngineError> {
-        self.manage_cm(|cm, _| cm.resolve_route(id))
+        self.manage_planned(Call::ResolveRoute, id, |manager, _| {
+            Ok(manager.cm.resolve_route(id)?)
+        })
     }
 
     /// Takes requests from now on.
@@ -227,7 +265,7 @@ impl Engine {
     ///
     /// The identifier is in use, or somebody else listens on its port.
     pub fn cm_listen(&self, id: IdKey, backlog: i32) -> Result<(), EngineError> {
-        self.manage(|manager, _| manager.listen(id, backlog))
+        self.manage_planned(Call::Listen, id, |manager, _| manager.listen(id, backlog))
     }
 
     /// Asks the peer for a connection. An event tells what came of it.
@@ -236,7 +274,9 @@ impl Engine {
     ///
     /// The route is not resolved, or there is too much private data.
     pub fn cm_connect(&self, id: IdKey, param: &Param) -> Result<(), EngineError> {
-        self.manage_cm(|cm, now| cm.connect(now, id, param))
+        self.manage_planned(Call::Connect, id, |manager, now| {
+            Ok(manager.cm.connect(now, id, param)?)
+        })
     }
 
     /// Accepts a request, or (without `param`) says that the connection stands.
@@ -245,7 +285,10 @@ impl Engine {
     ///
     /// There is nothing to accept, or too much private data.
     pub fn cm_accept(&self, id: IdKey, param: Option<&Param>) -> Result<(), EngineError> {
-        self.manage_cm(|cm, now| cm.accept(now, id, param))
+        let Some(param) = param else { return self.manage_cm(|cm, now| cm.accept(now, id, None)) };
+        self.manage_planned(Call::Accept, id, |manager, now| {
+            Ok(manager.cm.accept(now, id, Some(param))?)
+        })
     }
 
     /// Refuses a request.
@@ -254,7 +297,9 @@ impl Engine {
     ///
     /// There is nothing to refuse, or too much private data.
     pub fn cm_reject(&self, id: IdKey, private_data: &[u8]) -> Result<(), EngineError> {
-        self.manage_cm(|cm, _| cm.reject(id, private_data))
+        self.manage_planned(Call::Reject, id, |manager, _| {
+            Ok(manager.cm.reject(id, private_data)?)
+        })
     }
 
     /// Ends a connection, or agrees to its end.
@@ -263,7 +308,9 @@ impl Engine {
     ///
     /// There is none.
     pub fn cm_disconnect(&self, id: IdKey) -> Result<(), EngineError> {
-        self.manage_cm(|cm, now| cm.disconnect(now, id))
+        self.manage_planned(Call::Disconnect, id, |manager, now| {
+            Ok(manager.cm.disconnect(now, id)?)
+        })
     }
 
     /// Takes it that the connection stands.
@@ -322,7 +369,11 @@ impl Engine {
     /// The address is not one of a group; the identifier is not for datagrams, has no device, or
     /// has joined before.
     pub fn cm_join(&self, id: IdKey, group: IpAddr, cookie: u64) -> Result<(), EngineError> {
-        self.manage_cm(|cm, _| cm.join(id, group, cookie))
+        let struck = self.enter_for(Call::JoinMulticast)?.take_cm_event();
+        self.manage_cm(|cm, _| match struck {
+            Some((_, status)) => cm.strike_join(id, group, cookie, status),
+            None => cm.join(id, group, cookie),
+        })
     }
 
     /// Leaves a multicast group. How many events of it were taken.

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use quipu_fault::{
-    Call, Effect, Errno, EventKind, Injector, Occasion, Opcode, Plan, Process, QpRef, Replay,
-    Strike,
+    Call, CmEvent, Effect, Errno, EventKind, Injector, Occasion, Opcode, Plan, Process, QpRef,
+    Replay, Strike,
 };
 use quipu_nic::{
     AsyncEvent, CqId, Fate, Payload, QpId, QpInit, QpNum, QpState, SendWr, Sge, SrqId, Time,
@@ -38,6 +38,8 @@ pub(crate) struct Faults {
     /// When the port comes up again, if it is down.
     port_down_until: Option<Time>,
     removed: bool,
+    /// What becomes of the call of rdma_cm that is being made.
+    cm_event: Option<(CmEvent, i32)>,
 }
 
 impl Faults {
@@ -74,6 +76,7 @@ impl Faults {
             cqs_created: 0,
             port_down_until: None,
             removed: false,
+            cm_event: None,
         })))
     }
 
@@ -138,7 +141,7 @@ impl Core {
         let now = self.now();
         let Some(faults) = &mut self.faults else { return Ok(None) };
         let call = occasion.call;
-        let gone = !call.destroys() && call != Call::PollCq;
+        let gone = !call.outlives_device();
         if faults.removed && gone {
             return Err(EngineError::Injected { call, errno: Errno::EIO });
         }
@@ -151,6 +154,11 @@ impl Core {
             match effect {
                 Effect::Fate(fate) => outcome = Ok(Some(fate)),
                 Effect::Refuse(errno) => outcome = Err(EngineError::Injected { call, errno }),
+                Effect::CmEvent(event, status) => {
+                    if let Some(faults) = &mut self.faults {
+                        faults.cm_event = Some((event, status));
+                    }
+                }
                 effect => {
                     let targets = qp.zip(known).into_iter().collect();
                     self.carry_out_effect(now, effect, targets);
@@ -166,6 +174,11 @@ impl Core {
             }
         }
         outcome
+    }
+
+    /// The event that a plan has come in place of a call of rdma_cm, or beside it.
+    pub(crate) fn take_cm_event(&mut self) -> Option<(CmEvent, i32)> {
+        self.faults.as_mut()?.cm_event.take()
     }
 
     /// Does what the clock has started.
@@ -203,7 +216,7 @@ impl Core {
     fn carry_out_effect(&mut self, now: Time, effect: Effect, targets: Vec<(QpId, Known)>) {
         let Some(faults) = &mut self.faults else { return };
         match effect {
-            Effect::Fate(_) | Effect::Refuse(_) => {}
+            Effect::Fate(_) | Effect::Refuse(_) | Effect::CmEvent(..) => {}
             Effect::DeadPeer => {
                 for (qp, _) in targets {
                     self.adapter.lose_peer(now, qp);
@@ -219,6 +232,9 @@ impl Core {
             Effect::DeviceRemoval => {
                 faults.removed = true;
                 self.adapter.strike(now, AsyncEvent::DeviceFatal);
+                if let Some(cm) = &mut self.cm {
+                    cm.remove_device(now.0);
+                }
             }
             Effect::Event(kind) => {
                 for event in events(kind, &targets) {
@@ -302,7 +318,10 @@ impl Core {
         let occasion = Occasion::of(Call::PostSrqRecv).with_bytes(total(sges));
         let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, None)?;
         match fate {
-            Some(fate) => self.adapter.post_srq_recv_fated(srq, wr_id, sges, fate)?,
+            Some(fate) => {
+                let now = self.now();
+                self.adapter.post_srq_recv_fated(now, srq, wr_id, sges, fate)?;
+            }
             None => self.adapter.post_srq_recv(srq, wr_id, sges)?,
         }
         Ok(())

@@ -1,0 +1,497 @@
+/* Every event of an error and every refused call of rdma_cm, through plans of faults (docs/faults.md). Each
+ * plan is that of a process of its own. */
+#include "common.h"
+
+#include <stdarg.h>
+#include <sys/wait.h>
+
+static char plan_file[64];
+
+/* Runs a test in a process with that plan. */
+static void under(void (*run)(const void *), const void *argument, const char *words, ...)
+{
+	FILE *file = fopen(plan_file, "w");
+	va_list rest;
+	int status;
+	pid_t child;
+	CHECK(file);
+	fputs("[[fault]]\n", file);
+	va_start(rest, words);
+	vfprintf(file, words, rest);
+	va_end(rest);
+	CHECK(fclose(file) == 0);
+	fflush(NULL);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		setenv("QUIPU_FAULTS", plan_file, 1);
+		setenv("QUIPU_FAULT_LOG", "/dev/null", 1);
+		run(argument);
+		exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	if (status != 0) {
+		fprintf(stderr, "under the plan:\n");
+		va_start(rest, words);
+		vfprintf(stderr, words, rest);
+		va_end(rest);
+		exit(1);
+	}
+}
+
+/* The next event is this one, with that status. */
+static void meets(struct rdma_event_channel *channel, int type, int status)
+{
+	struct rdma_cm_event *event = expect(channel, type);
+	if (event->status != status)
+		fprintf(stderr, "status %d, not %d\n", event->status, status);
+	CHECK(event->status == status);
+	CHECK(rdma_ack_cm_event(event) == 0);
+}
+
+/* What the tests need: channels, a listener, and what a connection is asked for with. */
+static struct rdma_event_channel *here, *there;
+static struct rdma_cm_id *listening;
+static struct rdma_conn_param param = { .qp_num = 5, .retry_count = 7, .rnr_retry_count = 7 };
+
+static struct sockaddr *group(struct sockaddr_in *in)
+{
+	loopback(in, 0);
+	in->sin_addr.s_addr = inet_addr("239.1.2.3");
+	return (struct sockaddr *)in;
+}
+
+static int begin(void)
+{
+	int port;
+	here = rdma_create_event_channel();
+	there = rdma_create_event_channel();
+	CHECK(here && there);
+	listening = listener(there, RDMA_PS_TCP, &port);
+	return port;
+}
+
+static struct rdma_cm_id *with_address(int ps, int port)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	CHECK(rdma_create_id(here, &id, NULL, ps) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, port), 2000) == 0);
+	return id;
+}
+
+static struct rdma_cm_id *requested(void)
+{
+	struct rdma_cm_event *event = expect(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	return child;
+}
+
+/* Everything goes on after a failure: the identifier can be destroyed, and another one connects. */
+static void ends(struct rdma_cm_id *id)
+{
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
+static void connects(int port)
+{
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	ends(active);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	ends(passive);
+}
+
+/* --- events ------------------------------------------------------------------------------------ */
+
+struct failure {
+	const char *event;
+	int type, status;
+};
+
+static void address_fails(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *id = with_address(RDMA_PS_TCP, port);
+	meets(here, failure->type, failure->status);
+	CHECK(rdma_resolve_route(id, 2000) == -1);
+	ends(id);
+	connects(port);
+}
+
+static void route_fails(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *id = with_address(RDMA_PS_TCP, port);
+	pass(here, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(rdma_resolve_route(id, 2000) == 0);
+	meets(here, failure->type, failure->status);
+	FAILS(rdma_connect(id, &param), EINVAL);
+	/* It may be tried again. */
+	CHECK(rdma_resolve_route(id, 2000) == 0);
+	pass(here, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	ends(id);
+	connects(port);
+}
+
+static void connecting_fails(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(id, &param) == 0);
+	meets(here, failure->type, failure->status);
+	FAILS(rdma_connect(id, &param), EINVAL);
+	ends(id);
+	connects(port);
+}
+
+static void accepting_fails(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	meets(there, failure->type, failure->status);
+	meets(here, RDMA_CM_EVENT_REJECTED, 28);
+	ends(passive);
+	ends(active);
+	connects(port);
+}
+
+static void joining_fails(const void *argument)
+{
+	const struct failure *failure = argument;
+	struct sockaddr_in in;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	begin();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	CHECK(rdma_join_multicast(id, group(&in), (void *)0x5a) == 0);
+	event = expect(here, failure->type);
+	CHECK(event->status == failure->status && event->param.ud.private_data == (void *)0x5a);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_leave_multicast(id, group(&in)) == 0);
+	CHECK(rdma_join_multicast(id, group(&in), NULL) == 0);
+	pass(here, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(rdma_leave_multicast(id, group(&in)) == 0);
+	ends(id);
+}
+
+/* Events that come beside what was asked for. */
+static void address_changes(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(active, &param) == 0);
+	meets(here, failure->type, failure->status);
+	passive = requested();
+	CHECK(rdma_reject(passive, NULL, 0) == 0);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	ends(passive);
+	ends(active);
+}
+
+static void wait_is_over(const void *argument)
+{
+	const struct failure *failure = argument;
+	int port = begin();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_disconnect(active) == 0);
+	meets(here, failure->type, failure->status);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	ends(passive);
+	pass(here, RDMA_CM_EVENT_DISCONNECTED);
+	ends(active);
+}
+
+static void every_event(void)
+{
+	static const struct {
+		void (*run)(const void *);
+		struct failure failure;
+		const char *more; /* of the plan */
+	} cases[] = {
+		{ address_fails, { "addr_error", RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH }, "" },
+		{ address_fails, { "addr_error", RDMA_CM_EVENT_ADDR_ERROR, -ENODEV }, "errno = 'ENODEV'" },
+		{ route_fails, { "route_error", RDMA_CM_EVENT_ROUTE_ERROR, -ETIMEDOUT }, "" },
+		{ connecting_fails, { "connect_error", RDMA_CM_EVENT_CONNECT_ERROR, -EHOSTUNREACH }, "" },
+		{ connecting_fails, { "unreachable", RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT }, "" },
+		{ connecting_fails, { "rejected", RDMA_CM_EVENT_REJECTED, 28 }, "" },
+		{ connecting_fails, { "rejected", RDMA_CM_EVENT_REJECTED, -ECONNREFUSED },
+		  "errno = 'ECONNREFUSED'" },
+		{ accepting_fails, { "connect_error", RDMA_CM_EVENT_CONNECT_ERROR, -EIO },
+		  "call = 'rdma_accept'\nerrno = 'EIO'" },
+		{ accepting_fails, { "unreachable", RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT },
+		  "call = 'accept'" },
+		{ joining_fails, { "multicast_error", RDMA_CM_EVENT_MULTICAST_ERROR, -EHOSTUNREACH }, "" },
+		{ address_changes, { "addr_change", RDMA_CM_EVENT_ADDR_CHANGE, 0 }, "" },
+		{ wait_is_over, { "timewait_exit", RDMA_CM_EVENT_TIMEWAIT_EXIT, 0 }, "" },
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		under(cases[i].run, &cases[i].failure, "inject = 'cm_event'\nevent = '%s'\n%s\n",
+		      cases[i].failure.event, cases[i].more);
+}
+
+/* --- the device ---------------------------------------------------------------------------------- */
+
+/* Removed when the third identifier binds: a listener that is bound to the device, one that is not, both
+ * ends of a connection, and a request that nobody has taken. */
+static void removed(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *active, *passive, *wildcard, *waiting, *fresh;
+	struct rdma_event_channel *idle = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct pollfd fds = { .fd = idle->fd, .events = POLLIN };
+	int port = begin(), seen = 0;
+	(void)argument;
+	active = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	waiting = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(waiting, &param) == 0);
+	fds.fd = there->fd;
+	CHECK(poll(&fds, 1, 10000) == 1); /* the request, which is not taken */
+	CHECK(rdma_create_id(idle, &wildcard, NULL, RDMA_PS_TCP) == 0);
+	memset(&in, 0, sizeof in);
+	in.sin_family = AF_INET;
+	CHECK(rdma_bind_addr(wildcard, (struct sockaddr *)&in) == 0);
+	CHECK(rdma_listen(wildcard, 1) == 0);
+
+	CHECK(rdma_create_id(idle, &fresh, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_bind_addr(fresh, loopback(&in, 0)), EIO);
+	/* The two that connect, and in any order the listener and the accepted one. */
+	for (int i = 0; i < 2; i++) {
+		event = expect(here, RDMA_CM_EVENT_DEVICE_REMOVAL);
+		CHECK(event->status == 0 && (event->id == active || event->id == waiting));
+		seen += event->id == active ? 1 : 10;
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	for (int i = 0; i < 2; i++) {
+		event = expect(there, RDMA_CM_EVENT_DEVICE_REMOVAL);
+		CHECK(event->status == 0 && (event->id == passive || event->id == listening));
+		seen += event->id == passive ? 100 : 1000;
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	CHECK(seen == 1111);
+	/* Who is not bound to the device hears nothing. */
+	fds.fd = idle->fd;
+	CHECK(poll(&fds, 1, 0) == 0);
+	fds.fd = there->fd;
+	CHECK(poll(&fds, 1, 0) == 0);
+	CHECK(rdma_connect(active, &param) == -1 && rdma_listen(fresh, 1) == -1);
+	CHECK(rdma_resolve_addr(fresh, NULL, loopback(&in, port), 100) == -1 && errno == EIO);
+	/* All that is left is to let go. */
+	ends(active);
+	ends(passive);
+	ends(waiting);
+	ends(wildcard);
+	ends(fresh);
+	ends(listening);
+	rdma_destroy_event_channel(idle);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+/* --- refused calls ------------------------------------------------------------------------------- */
+
+struct refusal {
+	const char *call;
+	void (*run)(const void *);
+};
+
+static void create_channel(const void *argument)
+{
+	(void)argument;
+	CHECK(!rdma_create_event_channel() && errno == ENOMEM);
+	CHECK(rdma_create_event_channel());
+}
+
+static void create_id(const void *argument)
+{
+	struct rdma_cm_id *id;
+	(void)argument;
+	here = rdma_create_event_channel();
+	FAILS(rdma_create_id(here, &id, NULL, RDMA_PS_TCP), ENOMEM);
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	ends(id);
+}
+
+static void bind_addr(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	(void)argument;
+	here = rdma_create_event_channel();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_bind_addr(id, loopback(&in, 0)), ENOMEM);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	ends(id);
+}
+
+static void resolve_addr(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	int port = begin();
+	(void)argument;
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, port), 100), ENOMEM);
+	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, port), 100) == 0);
+	pass(here, RDMA_CM_EVENT_ADDR_RESOLVED);
+	ends(id);
+}
+
+static void resolve_route(const void *argument)
+{
+	int port = begin();
+	struct rdma_cm_id *id = with_address(RDMA_PS_TCP, port);
+	(void)argument;
+	pass(here, RDMA_CM_EVENT_ADDR_RESOLVED);
+	FAILS(rdma_resolve_route(id, 100), ENOMEM);
+	CHECK(rdma_resolve_route(id, 100) == 0);
+	pass(here, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	ends(id);
+}
+
+static void refuse_listen(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	(void)argument;
+	here = rdma_create_event_channel();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	FAILS(rdma_listen(id, 1), ENOMEM);
+	CHECK(rdma_listen(id, 1) == 0);
+	ends(id);
+}
+
+static void refuse_connect(const void *argument)
+{
+	int port = begin();
+	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port), *passive;
+	(void)argument;
+	FAILS(rdma_connect(id, &param), ENOMEM);
+	CHECK(rdma_connect(id, &param) == 0);
+	passive = requested();
+	ends(passive);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	ends(id);
+}
+
+static void create_qp(const void *argument)
+{
+	int port = begin();
+	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port);
+	struct ibv_qp_init_attr init = queues();
+	(void)argument;
+	FAILS(rdma_create_qp(id, NULL, &init), ENOMEM);
+	CHECK(!id->qp && rdma_create_qp(id, NULL, &init) == 0 && id->qp);
+	rdma_destroy_qp(id);
+	ends(id);
+}
+
+static void answer(const void *argument)
+{
+	const struct refusal *refusal = argument;
+	int port = begin(), accept = strcmp(refusal->call, "accept") == 0;
+	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_connect(id, &param) == 0);
+	passive = requested();
+	if (accept)
+		FAILS(rdma_accept(passive, &param), ENOMEM);
+	else
+		FAILS(rdma_reject(passive, NULL, 0), ENOMEM);
+	CHECK(rdma_reject(passive, NULL, 0) == 0);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	ends(passive);
+	ends(id);
+}
+
+static void refuse_disconnect(const void *argument)
+{
+	int port = begin();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	(void)argument;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	FAILS(rdma_disconnect(active), ENOMEM);
+	CHECK(rdma_disconnect(active) == 0);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	ends(passive);
+	ends(active);
+}
+
+static void join(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	(void)argument;
+	begin();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	FAILS(rdma_join_multicast(id, group(&in), NULL), ENOMEM);
+	CHECK(rdma_join_multicast(id, group(&in), NULL) == 0);
+	pass(here, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(rdma_leave_multicast(id, group(&in)) == 0);
+	ends(id);
+}
+
+static void every_refusal(void)
+{
+	static const struct refusal cases[] = {
+		{ "create_event_channel", create_channel },
+		{ "create_id", create_id },
+		{ "bind_addr", bind_addr },
+		{ "resolve_addr", resolve_addr },
+		{ "resolve_route", resolve_route },
+		{ "listen", refuse_listen },
+		{ "connect", refuse_connect },
+		{ "create_qp", create_qp },
+		{ "accept", answer },
+		{ "reject", answer },
+		{ "disconnect", refuse_disconnect },
+		{ "join_multicast", join },
+	};
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		under(cases[i].run, &cases[i], "inject = 'refuse'\ncall = '%s'\nerrno = 'ENOMEM'\n",
+		      cases[i].call);
+}
+
+int main(void)
+{
+	snprintf(plan_file, sizeof plan_file, "/tmp/quipu-cm-plan-%d.toml", (int)getpid());
+	every_event();
+	under(removed, NULL, "inject = 'device_removal'\ncall = 'bind_addr'\nnth = 3\n");
+	every_refusal();
+	unlink(plan_file);
+	return 0;
+}
