@@ -1,5 +1,5 @@
-//! What a plan of faults does on purpose: events in place of what a call would have led to, and the end of the
-//! device.
+//! What a plan of faults does on purpose: events in place of what a call would have led to, and the end of
+//! the device.
 
 mod common;
 

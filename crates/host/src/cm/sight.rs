@@ -1,5 +1,5 @@
-//! What passes on the sockets of connection management, for who captures packets. Without a capture nothing is
-//! kept.
+//! What passes on the sockets of connection management, for who captures packets. Without a capture nothing
+//! is kept.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
