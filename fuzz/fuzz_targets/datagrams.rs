@@ -151,6 +151,7 @@ impl World {
             qkey: input.pick(&[QKEY, QKEY, 0]),
             imm: input.flag().then_some(9),
             solicited: input.flag(),
+            frame: input.byte() % 4 == 0,
         };
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend(input.bytes());

@@ -208,6 +208,7 @@ fn queue_pair(summary: &QpSummary) -> QueuePair {
         QpType::Rc | QpType::Iwarp => 2,
         QpType::Uc => 3,
         QpType::Ud => 4,
+        QpType::RawPacket | QpType::Hashed(_) => 8,
         QpType::XrcSend => 9,
         QpType::XrcRecv(_) => 10,
     };

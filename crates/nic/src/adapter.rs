@@ -15,10 +15,11 @@ use crate::link::{LinkState, PeerMemory};
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
 use crate::queue::RecvQueue;
+use crate::raw::{MAX_TABLES, Rules, RxHash, Table, WorkQueue};
 use crate::slab::Slab;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId,
-    QpNum, SrqId, Time, XrcdId,
+    QpNum, SrqId, TableId, Time, XrcdId,
 };
 
 /// Sizes and identity of an adapter.
@@ -153,6 +154,7 @@ pub(crate) struct Xrcd {
 pub(crate) struct Srq {
     pub(crate) pd: PdId,
     pub(crate) xrc: Option<XrcSrq>,
+    pub(crate) wq: Option<WorkQueue>,
     pub(crate) queue: RecvQueue,
     /// Raise an event when fewer than this many requests are left; 0: never. It fires once.
     pub(crate) limit: u32,
@@ -206,6 +208,13 @@ pub(crate) struct Hub<P> {
     pub(crate) datagram_drops: DatagramDrops,
     /// Multicast groups with those attached to them; none is empty.
     pub(crate) groups: BTreeMap<IpAddr, Vec<QpId>>,
+    /// Which frames go to which queue pairs.
+    pub(crate) rules: Rules,
+    /// Those that the frame in hand goes to.
+    pub(crate) takers: Vec<QpId>,
+    pub(crate) tables: Slab<TableId, Table>,
+    /// How the queue pairs that receive by a table choose an entry.
+    pub(crate) hashes: BTreeMap<QpId, RxHash>,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
     /// Connections of peers that are not yet known or not yet answered, the oldest first.
@@ -331,6 +340,10 @@ impl<P: Probe> Adapter<P> {
                 datagrams_ready: VecDeque::new(),
                 datagram_drops: DatagramDrops::default(),
                 groups: BTreeMap::new(),
+                rules: Rules::default(),
+                takers: Vec::new(),
+                tables: Slab::new(MAX_TABLES),
+                hashes: BTreeMap::new(),
                 hot: Vec::new(),
                 half_open: VecDeque::new(),
                 nudged: VecDeque::new(),

@@ -16,10 +16,12 @@ use crate::fate::{self, Met};
 use crate::multicast::multicast_group;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
+use crate::raw;
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::types::{
-    AddressVector, AhId, PdId, QpNum, QpState, SendFlags, SendOp, Time, WcExtra, WcOpcode, WcStatus,
+    AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
+    WcStatus,
 };
 
 /// The longest message of a datagram queue pair: the largest MTU of InfiniBand.
@@ -222,6 +224,10 @@ impl<P: Probe> Adapter<P> {
         if header.dest_qpn == datagram::MULTICAST_QPN {
             return self.deliver_to_group(&header, arrival, message);
         }
+        if header.frame {
+            self.hub.datagram_drops.malformed += 1;
+            return;
+        }
         let id = self.hub.numbers.get(&QpNum(header.dest_qpn)).copied();
         match id.and_then(|id| self.qp_and_hub(id)) {
             Some((qp, hub)) => deliver(qp, hub, &header, arrival, message),
@@ -262,21 +268,14 @@ fn compose<P: Probe>(
 ) -> Result<Option<Departure>, WcStatus> {
     let position = qp.sq.next;
     let wqe = qp.sq.wqe(position);
-    let to = qp.sq.destination(position);
     hub.probe.stage(Stage::GetWr, 0);
-    // C10-93.1.1: such a message is not sent, and that is no error.
-    if wqe.length > hub.config.datagram_mtu {
-        return Ok(None);
-    }
-    let header = Datagram {
-        dest_qpn: to.qpn,
-        source_qpn: qp.num.0,
-        qkey: to.qkey,
-        imm: match wqe.op {
-            SendOp::SendImm(imm) => Some(imm),
-            _ => None,
-        },
-        solicited: wqe.flags.contains(SendFlags::SOLICITED),
+    let av = qp.sq.destination(position).av;
+    let (traffic_class, hop_limit) = (av.traffic_class, av.hop_limit);
+    let (header, to) = match qp.qp_type {
+        QpType::RawPacket => raw::address(qp, hub, wqe.length)?,
+        // C10-93.1.1: such a message is not sent, and that is no error.
+        _ if wqe.length > hub.config.datagram_mtu => return Ok(None),
+        _ => address(qp, hub, position),
     };
     let len = datagram::LEN + wqe.length as usize;
     let Some((head, rest)) =
@@ -293,13 +292,28 @@ fn compose<P: Probe>(
             .map_err(|_| WcStatus::LocProtErr)?,
     }
     hub.probe.stage(Stage::GetData, rest.len());
-    let (traffic_class, hop_limit) = (to.av.traffic_class, to.av.hop_limit);
-    let config = &hub.config;
-    let to = match multicast_group(config.gid, to.av.dgid) {
-        Some(group) => SocketAddr::new(group, config.multicast_port),
+    Ok(Some(Departure { from: qp.num, to, traffic_class, hop_limit, len }))
+}
+
+/// The header and the destination of the message of the request at `position`.
+fn address<P>(qp: &Qp, hub: &Hub<P>, position: u32) -> (Datagram, SocketAddr) {
+    let (wqe, to) = (qp.sq.wqe(position), qp.sq.destination(position));
+    let header = Datagram {
+        dest_qpn: to.qpn,
+        source_qpn: qp.num.0,
+        qkey: to.qkey,
+        imm: match wqe.op {
+            SendOp::SendImm(imm) => Some(imm),
+            _ => None,
+        },
+        solicited: wqe.flags.contains(SendFlags::SOLICITED),
+        frame: false,
+    };
+    let to = match multicast_group(hub.config.gid, to.av.dgid) {
+        Some(group) => SocketAddr::new(group, hub.config.multicast_port),
         None => SocketAddr::new(IpAddr::from(to.av.dgid), QpNum(to.qpn).port()),
     };
-    Ok(Some(Departure { from: qp.num, to, traffic_class, hop_limit, len }))
+    (header, to)
 }
 
 /// Gives a datagram to a queue pair, if that may have it and has a receive for it.
@@ -310,7 +324,7 @@ pub(crate) fn deliver<P: Probe>(
     arrival: &Arrival,
     message: &[u8],
 ) {
-    if !matches!(qp.path, Path::Datagrams { .. }) || !qp.may_receive() {
+    if qp.qp_type != QpType::Ud || !qp.may_receive() {
         hub.datagram_drops.no_queue_pair += 1;
         return;
     }

@@ -14,7 +14,7 @@
 //! A queue pair's messages travel over a byte stream (RDMAP over TCP, `stream`) or through memory shared
 //! with a peer on the same host (`channel`); both share the bookkeeping of `requester` and `responder`.
 //! Queue pairs of type [`QpType::Iwarp`] have a stream that is handed to them, and speak plain iWARP
-//! (`plain`). Those of unreliable datagrams need none (`datagram`).
+//! (`plain`). Those of unreliable datagrams need none (`datagram`), nor do those of raw packets (`raw`).
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -39,6 +39,7 @@ mod qp;
 mod qp_state;
 mod queue;
 mod queue_pairs;
+mod raw;
 mod receive;
 mod requester;
 mod responder;
@@ -66,4 +67,8 @@ pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
 pub use queue_pairs::QpInfo;
 pub use quipu_iwarp as iwarp;
 pub use quipu_mem::{self as mem, Key, WindowType};
+pub use raw::{
+    FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_FLOWS, MAX_TABLE_SIZE, MAX_TABLES, RX_HASH_KEY,
+    RxHash, RxHashFields, station_address,
+};
 pub use types::*;

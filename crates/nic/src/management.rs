@@ -261,6 +261,7 @@ impl<P: Probe> Adapter<P> {
         let srq = Srq {
             pd,
             xrc: None,
+            wq: None,
             queue: RecvQueue::new(max_wr, max_sge.max(1)),
             limit,
             users: 0,
@@ -312,7 +313,7 @@ impl<P: Probe> Adapter<P> {
     /// Destroys a shared receive queue.
     ///
     /// # Errors
-    /// [`Fault::Busy`] while queue pairs use it.
+    /// [`Fault::Busy`] while queue pairs or indirection tables use it.
     pub fn destroy_srq(&mut self, id: SrqId) -> Result<(), Fault> {
         let srq = self.hub.srqs.get(id).ok_or(Fault::NoSuchObject)?;
         if srq.users > 0 {
@@ -322,6 +323,9 @@ impl<P: Probe> Adapter<P> {
         self.hub.set_alarm(&mut alarm, Alarm::Srq(id), None);
         if let Some(removed) = self.hub.srqs.remove(id) {
             self.forget_srq(id, &removed);
+            if let Some(cq) = removed.wq.and_then(|wq| self.hub.cqs.get_mut(wq.cq)) {
+                cq.users -= 1;
+            }
         }
         self.hub.pd(pd)?.users -= 1;
         Ok(())

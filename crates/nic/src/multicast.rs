@@ -131,6 +131,12 @@ impl<P: Probe> Adapter<P> {
         arrival: &Arrival,
         message: &[u8],
     ) {
+        if header.frame {
+            return match arrival.to == self.segment() {
+                true => self.deliver_frame(message),
+                false => self.hub.datagram_drops.malformed += 1,
+            };
+        }
         let mut index = 0;
         while let Some(&id) = self.hub.groups.get(&arrival.to).and_then(|group| group.get(index)) {
             if let Some((qp, hub)) = self.qp_and_hub(id) {

@@ -134,10 +134,7 @@ pub(crate) struct Qp {
 impl Path {
     /// That of a queue pair that was just created.
     pub(crate) fn first(qp_type: QpType) -> Self {
-        match qp_type {
-            QpType::Ud => Self::Datagrams { listed: false },
-            _ => Self::None,
-        }
+        if qp_type.is_of_datagrams() { Self::Datagrams { listed: false } } else { Self::None }
     }
 }
 

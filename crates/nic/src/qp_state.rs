@@ -18,8 +18,12 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
     if qp_type.is_plain() {
         return iwarp(from, to);
     }
-    if qp_type == QpType::Ud {
-        return unreliable_datagram(from, to);
+    match qp_type {
+        QpType::Ud => return unreliable_datagram(from, to),
+        QpType::RawPacket => return raw_packet(from, to),
+        // It is ready from the beginning (`ibv_create_qp_ex(3)` with an indirection table).
+        QpType::Hashed(_) => return None,
+        _ => {}
     }
     if (from, to) == (Sqe, Rts) {
         let optional = M::CUR_STATE | M::ACCESS_FLAGS;
@@ -43,6 +47,22 @@ fn unreliable_datagram(from: QpState, to: QpState) -> Option<Transition> {
         (Rts | Sqd | Sqe, Rts) => row(NONE, M::CUR_STATE | M::QKEY),
         (Rts, Sqd) => row(NONE, M::EN_SQD_ASYNC_NOTIFY),
         (Sqd, Sqd) => row(NONE, M::PKEY_INDEX | M::QKEY),
+        _ => None,
+    }
+}
+
+/// The rows of raw packets, of which the port is all that is to be known.
+fn raw_packet(from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
+    let row = |required, optional| Some(Transition { required, optional });
+    match (from, to) {
+        (_, Reset | Err) | (Init, Rtr) => row(NONE, NONE),
+        (Reset, Init) => row(M::PORT, NONE),
+        (Init, Init) => row(NONE, M::PORT),
+        (Rtr | Rts, Rts) => row(NONE, M::CUR_STATE | M::RATE_LIMIT),
+        (Sqd | Sqe, Rts) => row(NONE, M::CUR_STATE),
+        (Rts, Sqd) => row(NONE, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => row(NONE, NONE),
         _ => None,
     }
 }
@@ -191,6 +211,21 @@ Sqe: Reset(0/0) Rts(0/42) Err(0/0)
 Err: Reset(0/0) Err(0/0)
 ";
         assert_eq!(matrix(QpType::Ud), expected);
+    }
+
+    #[test]
+    fn matrix_of_raw_packets() {
+        let expected = "\
+Reset: Reset(0/0) Init(20/0) Err(0/0)
+Init: Reset(0/0) Init(0/20) Rtr(0/0) Err(0/0)
+Rtr: Reset(0/0) Rts(0/2000002) Err(0/0)
+Rts: Reset(0/0) Rts(0/2000002) Sqd(0/4) Err(0/0)
+Sqd: Reset(0/0) Rts(0/2) Sqd(0/0) Err(0/0)
+Sqe: Reset(0/0) Rts(0/2) Err(0/0)
+Err: Reset(0/0) Err(0/0)
+";
+        assert_eq!(matrix(QpType::RawPacket), expected);
+        assert_eq!(matrix(QpType::Hashed(crate::types::TableId::NONE)).matches('(').count(), 0);
     }
 
     #[test]

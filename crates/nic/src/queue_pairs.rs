@@ -43,6 +43,11 @@ impl<P: Probe> Adapter<P> {
         let mut recv_pd = init.pd;
         if let Some(srq) = init.srq {
             let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
+            if srq.wq.is_some() {
+                return Err(Fault::Invalid(
+                    "a work queue is received from by an indirection table",
+                ));
+            }
             srq.users += 1;
             recv_pd = srq.pd;
         }
@@ -178,7 +183,8 @@ impl<P: Probe> Adapter<P> {
     /// that were not polled are dropped.
     ///
     /// # Errors
-    /// No such queue pair, or [`Fault::Busy`] while it is attached to a multicast group.
+    /// No such queue pair, or [`Fault::Busy`] while it is attached to a multicast group or has
+    /// flow rules.
     pub fn destroy_qp(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
         if self.hub.groups.values().any(|members| members.contains(&id)) {
@@ -210,6 +216,7 @@ impl<P: Probe> Adapter<P> {
         }
         self.hub.pd(pd)?.users -= 1;
         self.leave_domain(qp_type);
+        self.leave_table(id, qp_type);
         Ok(())
     }
 }

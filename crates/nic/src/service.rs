@@ -12,7 +12,12 @@ impl QpType {
     /// without a word (IBA 9.8).
     #[inline]
     pub(crate) const fn is_reliable(self) -> bool {
-        !matches!(self, Self::Uc | Self::Ud)
+        !matches!(self, Self::Uc | Self::Ud | Self::RawPacket | Self::Hashed(_))
+    }
+
+    /// Whether each of its messages is one datagram.
+    pub(crate) const fn is_of_datagrams(self) -> bool {
+        matches!(self, Self::Ud | Self::RawPacket | Self::Hashed(_))
     }
 
     /// Whether connection management hands its stream to it, and nothing but the RFCs is spoken (`plain`).
@@ -21,10 +26,11 @@ impl QpType {
         matches!(self, Self::Iwarp)
     }
 
-    /// Whether it has a send queue: the end of an XRC connection that is a responder has none.
+    /// Whether it has a send queue: the end of an XRC connection that is a responder has none, nor what
+    /// receives by an indirection table.
     #[inline]
     pub(crate) const fn requests(self) -> bool {
-        !matches!(self, Self::XrcRecv(_))
+        !matches!(self, Self::XrcRecv(_) | Self::Hashed(_))
     }
 
     /// Whether it serves requests of its peer: the end of an XRC connection that is a requester does not.
@@ -35,7 +41,7 @@ impl QpType {
 
     /// Whether receives are posted to it, or to a shared queue named when it was created.
     pub(crate) const fn has_receives(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc | Self::Ud | Self::Iwarp)
+        matches!(self, Self::Rc | Self::Uc | Self::Ud | Self::Iwarp | Self::RawPacket)
     }
 
     /// Whether each request that consumes a receive names the shared receive queue that it is of (IBA A14).
@@ -58,7 +64,8 @@ impl QpType {
     pub(crate) const fn offers(self, op: &SendOp) -> bool {
         match self {
             Self::Rc | Self::XrcSend => true,
-            Self::XrcRecv(_) => false,
+            Self::XrcRecv(_) | Self::Hashed(_) => false,
+            Self::RawPacket => matches!(op, SendOp::Send),
             Self::Iwarp => !matches!(
                 op,
                 SendOp::SendImm(_) | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. }
@@ -84,8 +91,8 @@ impl QpType {
             Self::Uc => answers.union(serving).union(M::TIMEOUT),
             Self::XrcSend => serving,
             Self::XrcRecv(_) => answers,
-            // It has a table of its own.
-            Self::Ud => M::empty(),
+            // They have tables of their own.
+            Self::Ud | Self::RawPacket | Self::Hashed(_) => M::empty(),
         }
     }
 
@@ -103,8 +110,8 @@ impl QpType {
             Self::Uc => Service::Uc,
             Self::XrcSend => Service::XrcRequester,
             Self::XrcRecv(_) => Service::XrcResponder,
-            // It has no connection.
-            Self::Ud => Service::Other(u8::MAX),
+            // They have no connection.
+            Self::Ud | Self::RawPacket | Self::Hashed(_) => Service::Other(u8::MAX),
         }
     }
 }

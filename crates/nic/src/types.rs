@@ -65,6 +65,10 @@ ids! {
     XrcdId,
     /// A queue pair.
     QpId,
+    /// A flow rule.
+    FlowId,
+    /// An indirection table of receive work queues.
+    TableId,
     /// A connection in the making or made: one byte stream, or one channel of a link.
     ConnId,
     /// A same-host link to another engine.
@@ -139,6 +143,10 @@ pub enum QpType {
     /// ([`crate::Adoption`]) on which nothing but the RFCs is spoken. What that leaves out: immediate
     /// data, waiting for a receive, and the acknowledgement that a request was executed.
     Iwarp,
+    /// Raw packets: each message is an Ethernet frame. What is received is what flow rules steer to it.
+    RawPacket,
+    /// Raw packets that are received by an indirection table of work queues; it sends nothing.
+    Hashed(TableId),
 }
 
 /// The states of a queue pair (IBA 10.3.1), with the values of `ibv_qp_state`.
@@ -160,6 +168,19 @@ pub enum QpState {
     Sqe = 5,
     /// Error: everything is flushed.
     Err = 6,
+}
+
+/// The states of a receive work queue, with the values of `ibv_wq_state`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum WqState {
+    /// Created; nothing may be posted.
+    #[default]
+    Reset = 0,
+    /// Receives are posted and filled.
+    Ready = 1,
+    /// Everything is flushed.
+    Err = 2,
 }
 
 /// Limits of a queue pair's queues.

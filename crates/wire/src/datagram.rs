@@ -14,6 +14,8 @@ const MAGIC: &[u8; 2] = b"QD";
 /// The opcodes of InfiniBand's base transport header (IBA table 38).
 const SEND_ONLY: u8 = 0x64;
 const SEND_ONLY_WITH_IMMEDIATE: u8 = 0x65;
+/// Of those that IBA table 38 leaves to manufacturers.
+const ETHERNET_FRAME: u8 = 0xc0;
 const SOLICITED: u8 = 1 << 0;
 const MAX_24_BIT: u32 = 0x00ff_ffff;
 
@@ -30,6 +32,8 @@ pub struct Datagram {
     pub imm: Option<u32>,
     /// Whether the receiver's solicited event is to be raised.
     pub solicited: bool,
+    /// Whether the message is an Ethernet frame, without Q_Key and immediate data.
+    pub frame: bool,
 }
 
 impl Datagram {
@@ -47,9 +51,10 @@ impl Datagram {
         if bytes[2] != VERSION {
             return Err(WireError::DatagramVersion(bytes[2]));
         }
-        let imm = match bytes[3] {
-            SEND_ONLY => None,
-            SEND_ONLY_WITH_IMMEDIATE => Some(u32_at(&bytes, 16)),
+        let (frame, imm) = match bytes[3] {
+            SEND_ONLY => (false, None),
+            SEND_ONLY_WITH_IMMEDIATE => (false, Some(u32_at(&bytes, 16))),
+            ETHERNET_FRAME => (true, None),
             _ => return Err(WireError::OutOfRange("opcode")),
         };
         Ok(Self {
@@ -59,6 +64,7 @@ impl Datagram {
             qkey: u32_at(&bytes, 12),
             imm,
             solicited: bytes[4] & SOLICITED != 0,
+            frame,
         })
     }
 
@@ -67,7 +73,11 @@ impl Datagram {
         let mut out = [0; LEN];
         put(&mut out, 0, *MAGIC);
         out[2] = VERSION;
-        out[3] = if self.imm.is_some() { SEND_ONLY_WITH_IMMEDIATE } else { SEND_ONLY };
+        out[3] = match (self.frame, self.imm) {
+            (true, _) => ETHERNET_FRAME,
+            (false, Some(_)) => SEND_ONLY_WITH_IMMEDIATE,
+            (false, None) => SEND_ONLY,
+        };
         put(&mut out, 4, (self.dest_qpn & MAX_24_BIT).to_be_bytes());
         out[4] = if self.solicited { SOLICITED } else { 0 };
         put(&mut out, 8, (self.source_qpn & MAX_24_BIT).to_be_bytes());

@@ -16,6 +16,7 @@
 //! | [`cm`] | messages of connection management | `specs/quipu-cm.md` |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //! | [`datagram`] | the header of an unreliable datagram | `specs/quipu-datagram.md` |
+//! | [`ethernet`] | the layers of an Ethernet frame, for flow rules | IEEE 802.3, RFC 791, 8200, 7348 |
 //! | [`grh`] | the header that a receiver of datagrams sees | IBA annex A17 |
 //! | [`tcp`] | the TCP header and its options | RFC 9293, 7323, 2018 |
 //!
@@ -27,6 +28,7 @@ pub mod control;
 pub mod datagram;
 pub mod ddp;
 mod error;
+pub mod ethernet;
 mod field;
 pub mod grh;
 pub mod hello;

@@ -96,6 +96,7 @@ fn datagrams() {
         qkey: 0x1111_1111,
         imm: None,
         solicited: false,
+        frame: false,
     };
     let bytes = [plain.to_bytes().as_slice(), b"quipu"].concat();
     assert_eq!(bytes, example_of(DATAGRAM, "datagram"));
@@ -103,6 +104,10 @@ fn datagrams() {
     let imm = Datagram { imm: Some(0x1122_3344), solicited: true, ..plain };
     assert_eq!(imm.to_bytes().to_vec(), example_of(DATAGRAM, "datagram_imm"));
     assert_eq!(Datagram::parse(&imm.to_bytes()), Ok(imm));
+    let frame = Datagram { dest_qpn: 0xff_ffff, qkey: 0, frame: true, ..plain };
+    let bytes = [frame.to_bytes().as_slice(), &[0xff; 6], &[2, 0x51, 10, 0, 0, 1, 8, 6]].concat();
+    assert_eq!(bytes, example_of(DATAGRAM, "datagram_frame"));
+    assert_eq!(Datagram::parse(&bytes), Ok(frame));
 }
 
 #[test]

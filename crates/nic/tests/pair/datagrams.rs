@@ -94,7 +94,8 @@ impl Pair {
             hop_limit: 64,
         };
         for to in 0..2 {
-            if IpAddr::V4(self.hosts[to].address) == departure.to.ip() {
+            let (host, ip) = (&self.hosts[to], departure.to.ip());
+            if IpAddr::V4(host.address) == ip || host.adapter.has_group(ip) {
                 self.flying.push_back((to, arrival, bytes.to_vec()));
             }
         }
