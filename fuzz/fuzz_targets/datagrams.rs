@@ -21,13 +21,19 @@ const PORT: u16 = 4005;
 const OWN: [u8; 4] = [10, 0, 0, 5];
 const GROUP: [u8; 4] = [239, 0, 0, 5];
 const QKEY: u32 = 0x1111_1111;
-const QPS: u8 = 3;
+const QPS: u8 = 4;
+/// The queue pair of raw packets.
+const RAW: usize = 3;
 
 struct World {
     adapter: Adapter,
     cq: CqId,
     srq: SrqId,
     qps: Vec<QpId>,
+    /// A work queue, which the queue pair `hashed` receives by.
+    wq: SrqId,
+    hashed: QpId,
+    flows: Vec<FlowId>,
     ahs: [AhId; 2],
     region: Region,
     open: Segment,
@@ -69,19 +75,54 @@ impl World {
                 recv_cq: cq,
                 srq: (index == 1).then_some(srq),
                 cap,
-                qp_type: QpType::Ud,
+                qp_type: if usize::from(index) == RAW { QpType::RawPacket } else { QpType::Ud },
                 sq_sig_all: index == 2,
             };
             adapter.create_qp(&init, QpNum::new(PORT, index)).unwrap().0
         });
-        let qps = qps.collect();
-        Self { adapter, cq, srq, qps, ahs, region, open, around, posted: 0, completed: 0 }
+        let qps: Vec<QpId> = qps.collect();
+        let wq = adapter.create_wq(pd, cq, 16, 4).unwrap();
+        adapter.modify_wq(wq, WqState::Ready).unwrap();
+        let table = adapter.create_ind_table(&[wq; 4]).unwrap();
+        let hash = RxHash::new([0x6d; RX_HASH_KEY], RxHashFields::SRC_IPV4).unwrap();
+        let hashed = adapter.create_hashed_qp(pd, table, hash, QpNum::new(PORT, QPS)).unwrap();
+        let flows = [qps[RAW], hashed].map(|qp| {
+            let rule = FlowRule { passes_on: qp == hashed, ..FlowRule::default() };
+            adapter.create_flow(qp, rule).unwrap()
+        });
+        let (flows, posted, completed) = (flows.to_vec(), 0, 0);
+        Self { adapter, cq, srq, qps, wq, hashed, flows, ahs, region, open, around, posted, completed }
+    }
+
+    /// Adds a rule, of whatever kind, or ends one.
+    fn steer(&mut self, input: &mut Input<'_>) {
+        use FlowLayer::{Ethernet, Ipv4, Ipv6, Tcp, Tunnel, Udp};
+        if self.flows.len() > 8 {
+            let flow = self.flows.remove(0);
+            self.adapter.destroy_flow(flow).unwrap();
+        }
+        let mut rule = FlowRule {
+            kind: input.pick(&[FlowKind::Normal, FlowKind::AllDefault, FlowKind::GroupDefault]),
+            priority: u16::from(input.byte() % 4),
+            passes_on: input.flag(),
+            drops: input.byte() % 8 == 0,
+            specs: Vec::new(),
+        };
+        for _ in 0..input.byte() % 4 {
+            let layer = input.pick(&[Ethernet, Ipv4, Ipv6, Tcp, Udp, Tunnel]);
+            let (inner, value, mask) = (input.flag(), input.bytes(), input.bytes());
+            rule.specs.extend(FlowSpec::new(layer, inner, value, mask));
+        }
+        let qp = input.pick(&[self.qps[0], self.qps[RAW], self.hashed]);
+        self.flows.extend(self.adapter.create_flow(qp, rule));
     }
 
     fn modify(&mut self, index: usize, state: QpState, extra: QpAttrMask) {
         type M = QpAttrMask;
         let attr = QpAttr { state, port_num: 1, qkey: QKEY, ..QpAttr::default() };
         let mask = match state {
+            QpState::Init if index == RAW => M::PORT,
+            QpState::Rtr | QpState::Rts if index == RAW => M::empty(),
             QpState::Init => M::PKEY_INDEX | M::PORT | M::QKEY,
             QpState::Rts => M::SQ_PSN,
             _ => M::empty(),
@@ -113,6 +154,7 @@ impl World {
         };
         let to = match input.byte() % 8 {
             0 => To::Peer,
+            1..=6 if id == self.qps[RAW] => To::Peer,
             _ => To::Datagram { ah, qpn, qkey: input.pick(&[QKEY, 0, 1 << 31]) },
         };
         let op = input.pick(&[SendOp::Send, SendOp::SendImm(7), SendOp::SendInv(1)]);
@@ -129,9 +171,10 @@ impl World {
     }
 
     fn receive(&mut self, input: &mut Input<'_>) {
-        let index = usize::from(input.byte()) % self.qps.len();
+        let index = usize::from(input.byte()) % (self.qps.len() + 1);
         let sges = self.sges(input);
         let posted = match index {
+            _ if index == self.qps.len() => self.adapter.post_wq_recv(self.wq, 2, &sges),
             1 => self.adapter.post_srq_recv(self.srq, 2, &sges),
             _ => self.adapter.post_recv(NOW, self.qps[index], 2, &sges),
         };
@@ -154,6 +197,11 @@ impl World {
             frame: input.byte() % 4 == 0,
         };
         let mut bytes = header.to_bytes().to_vec();
+        if header.frame && input.byte() % 8 != 0 {
+            bytes.extend([1, 0, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 40, 0, 0]);
+            bytes.extend([0x40, 0, 64, input.pick(&[6, 17]), 0, 0, 10, 0, 0, input.byte()]);
+            bytes.extend([10, 0, 0, 2, 0, 1, 0x12, input.pick(&[0xb5, 0]), 0, 8, 0, 0]);
+        }
         bytes.extend(input.bytes());
         bytes.resize(bytes.len() + usize::from(input.byte() / 64) * 1300, 0x33);
         match input.byte() % 8 {
@@ -165,7 +213,11 @@ impl World {
             _ => {}
         }
         let from = SocketAddr::from(([10, 0, 0, 9], source ^ u16::from(input.byte() == 0)));
-        let to = IpAddr::from(input.pick(&[OWN, GROUP, [239, 0, 0, 6]]));
+        let to = match input.byte() % 8 {
+            0 => IpAddr::from([239, 0, 0, 6]),
+            1..=4 if header.frame => self.adapter.segment(),
+            _ => IpAddr::from(input.pick(&[OWN, GROUP])),
+        };
         let arrival = Arrival { from, to, traffic_class: input.byte(), hop_limit: input.byte() };
         self.adapter.handle_datagram(NOW, &arrival, &bytes);
     }
@@ -174,7 +226,12 @@ impl World {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
         let index = usize::from(input.byte()) % self.qps.len();
         let (id, group) = (self.qps[index], IpAddr::from(GROUP));
-        match input.byte() % 4 {
+        match input.byte() % 6 {
+            4 => self.steer(input),
+            5 => {
+                let state = input.pick(&[WqState::Reset, WqState::Ready, WqState::Err]);
+                let _ = self.adapter.modify_wq(self.wq, state);
+            }
             0 => drop(self.adapter.attach_multicast(id, group)),
             1 => drop(self.adapter.detach_multicast(id, group)),
             2 => {
@@ -201,6 +258,9 @@ impl World {
             {
                 let header = Datagram::parse(&out[..departure.len]).expect("a datagram of its own");
                 assert_eq!((header.source_qpn, departure.from), (number.0, number));
+                let raw = number == QpNum::new(PORT, RAW as u8);
+                assert_eq!(header.frame, raw);
+                assert!(!raw || departure.to.ip() == self.adapter.segment());
             }
         }
         if !full {

@@ -7,7 +7,7 @@ use libc::{c_char, c_int};
 use quipu_abi_types::*;
 use quipu_host::fault::Call;
 use quipu_host::{Device, HostAddress};
-use quipu_nic::Config as Limits;
+use quipu_nic::{Config as Limits, MAX_TABLE_SIZE, MAX_TABLES, RxHashFields};
 
 use crate::entry::{Out, entries};
 use crate::identity;
@@ -38,7 +38,8 @@ const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_MEM_WINDOW
     | IBV_DEVICE_XRC
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
-    | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    | IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | IBV_DEVICE_MANAGED_FLOW_STEERING;
 
 /// The clock that stamps completions counts nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
@@ -58,6 +59,15 @@ const ODP: ibv_odp_caps = ibv_odp_caps {
         uc_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE,
         ud_odp_caps: IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV,
     },
+};
+
+/// How raw packet queue pairs receive by an indirection table.
+const RSS: ibv_rss_caps = ibv_rss_caps {
+    supported_qpts: 1 << IBV_QPT_RAW_PACKET,
+    max_rwq_indirection_tables: MAX_TABLES as u32,
+    max_rwq_indirection_table_size: MAX_TABLE_SIZE as u32,
+    rx_hash_fields_mask: RxHashFields::all().bits() as u64,
+    rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ,
 };
 
 /// The address of the device: that of the engine if there is one.
@@ -145,6 +155,7 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     attr.max_srq = int(limits.max_srq);
     attr.max_srq_wr = int(limits.max_srq_wr);
     attr.max_srq_sge = int(limits.max_sge);
+    attr.max_raw_ethy_qp = int(limits.max_qp);
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;
@@ -154,6 +165,8 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     all.completion_timestamp_mask = u64::MAX;
     all.hca_core_clock = CLOCK_KHZ;
     all.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
+    all.rss_caps = RSS;
+    all.max_wq_type_rq = limits.max_srq;
     all.phys_port_cnt_ex = 1;
     if device == Device::QuipuIw0 {
         of_rnic(&mut all);
@@ -167,7 +180,13 @@ fn of_rnic(all: &mut ibv_device_attr_ex) {
     attr.vendor_part_id = 2;
     attr.atomic_cap = IBV_ATOMIC_NONE;
     attr.max_ah = 0;
-    attr.device_cap_flags &= !(IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD);
+    attr.max_raw_ethy_qp = 0;
+    attr.device_cap_flags &= !(IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_MANAGED_FLOW_STEERING);
+    // SAFETY: the structure consists of integers.
+    all.rss_caps = unsafe { std::mem::zeroed() };
+    all.max_wq_type_rq = 0;
     all.device_cap_flags_ex = attr.device_cap_flags.into();
 }
 
@@ -223,6 +242,9 @@ fn destroy_left(instance: &Instance, left: Vec<Object>) {
                 let detached = engine.detach_all(qp);
                 detached.and_then(|()| engine.destroy_qp(qp)).map(&mut reported)
             }
+            Object::Flow(flow) => engine.destroy_flow(flow),
+            Object::Table(table) => engine.destroy_ind_table(table),
+            Object::Wq(wq) => engine.destroy_wq(wq),
             Object::Srq(srq) => engine.destroy_srq(srq).map(&mut reported),
             Object::Cq(cq) => engine.destroy_cq(cq).map(&mut reported),
             Object::Channel(channel) => engine.destroy_channel(channel),

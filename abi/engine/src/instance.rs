@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quipu_abi_types::*;
 use quipu_host::connection::{ChannelKey, IdKey};
 use quipu_host::{Config, Engine, OpenError};
-use quipu_nic::{ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
+use quipu_nic::{ChannelId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
 use tracing_subscriber::EnvFilter;
 
 use crate::registry::{ContextNumber, Registry};
@@ -175,6 +175,9 @@ handles! {
     cq, cq_handle: CqHandle <-> CqId;
     srq, srq_handle: SrqHandle <-> SrqId;
     qp, qp_handle: QpHandle <-> QpId;
+    flow, flow_handle: FlowHandle <-> FlowId;
+    wq, wq_handle: WqHandle <-> SrqId;
+    table, table_handle: TableHandle <-> TableId;
     cm_channel, cm_channel_handle: CmChannelHandle <-> ChannelKey;
     cm_id, cm_id_handle: CmIdHandle <-> IdKey;
 }

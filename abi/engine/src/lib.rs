@@ -14,6 +14,7 @@
 //! | `registry` | what the engine does not know of its objects: their contexts, cookies and keys |
 //! | `device`, `identity` | devices, ports, addresses |
 //! | `memory`, `paging`, `completion`, `queue`, `attr` | the control path, by object |
+//! | `raw` | raw packets: flow rules, receive work queues |
 //! | `cm` | connection management |
 //! | `post` | the data path |
 //!
@@ -33,6 +34,7 @@ mod memory;
 mod paging;
 mod post;
 mod queue;
+mod raw;
 mod registry;
 mod status;
 mod xrc;
@@ -93,6 +95,7 @@ static API: EngineApi = EngineApi {
     destroy_ah: memory::destroy_ah,
     attach_mcast: queue::attach_mcast,
     detach_mcast: queue::detach_mcast,
+    raw: raw::API,
     cm: cm::API,
 };
 

@@ -334,6 +334,19 @@ entries! {
     }
 }
 
+entries! {
+    /// [`EngineRawApi::post_wq_recv`]
+    fn post_wq_recv(wq: WqHandle, wr: *const ibv_recv_wr, bad: *mut *const ibv_recv_wr) {
+        let wq = opened()?.wq(wq);
+        // SAFETY: the table demands what `post_receives` does.
+        unsafe {
+            post_receives(wr, bad, |doorbell, wr_id, list| {
+                Ok(doorbell.post_wq_recv(wq, wr_id, list)?)
+            })
+        }
+    }
+}
+
 /// A completion as verbs has it. Only datagrams have a GRH.
 #[inline]
 fn wc(completion: &Completion) -> ibv_wc {

@@ -20,7 +20,8 @@ fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
         IBV_QPT_UD => Ok(QpType::Ud),
         IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv(xrcd.ok_or(INVALID)?)),
-        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
+        IBV_QPT_RAW_PACKET => Ok(QpType::RawPacket),
+        IBV_QPT_DRIVER => Err(EngineStatus::NotSupported.into()),
         _ => Err(INVALID),
     };
     match (device, all?) {

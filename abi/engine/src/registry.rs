@@ -4,14 +4,17 @@
 use std::collections::HashMap;
 
 use quipu_host::{ContextId, Device};
-use quipu_nic::{AhId, ChannelId, CqId, MrId, MwId, PdId, QpId, SrqId};
+use quipu_nic::{AhId, ChannelId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
 
 use crate::status::{INVALID, Outcome};
 
 /// An object of the engine, in the order in which a context that is closed destroys them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Object {
+    Flow(FlowId),
     Qp(QpId),
+    Table(TableId),
+    Wq(SrqId),
     Srq(SrqId),
     Cq(CqId),
     Channel(ChannelId),

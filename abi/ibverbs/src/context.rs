@@ -14,7 +14,7 @@ use crate::engine::check;
 use crate::import::{Opened, command_fd};
 use crate::object::Blank;
 use crate::stub::{no_int, no_pointer, null};
-use crate::{cq, cq_ex, dm, mr, pd, qp, qp_ex, query, srq, xrcd};
+use crate::{cq, cq_ex, dm, flow, mr, pd, qp, qp_ex, query, srq, wq, xrcd};
 
 /// The private part of a context.
 pub(crate) struct ContextState {
@@ -113,6 +113,13 @@ fn tables(verbs: &mut verbs_context) {
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.open_xrcd = Some(xrcd::open_xrcd);
     verbs.close_xrcd = Some(xrcd::close_xrcd);
+    verbs.ibv_create_flow = Some(flow::create_flow);
+    verbs.ibv_destroy_flow = Some(flow::destroy_flow);
+    verbs.create_wq = Some(wq::create_wq);
+    verbs.modify_wq = Some(wq::modify_wq);
+    verbs.destroy_wq = Some(wq::destroy_wq);
+    verbs.create_rwq_ind_table = Some(wq::create_rwq_ind_table);
+    verbs.destroy_rwq_ind_table = Some(wq::destroy_rwq_ind_table);
     unsupported(verbs);
 }
 
@@ -133,14 +140,7 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.create_flow_action_esp = pointer;
     verbs.modify_qp_rate_limit = int;
     verbs.post_srq_ops = int;
-    verbs.destroy_rwq_ind_table = int;
-    verbs.create_rwq_ind_table = pointer;
-    verbs.destroy_wq = int;
-    verbs.modify_wq = int;
-    verbs.create_wq = pointer;
-    verbs.ibv_destroy_flow = int;
     verbs.ABI_placeholder2 = int;
-    verbs.ibv_create_flow = pointer;
     verbs.ABI_placeholder1 = int;
     verbs.open_qp = pointer;
 }

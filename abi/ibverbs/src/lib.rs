@@ -29,6 +29,7 @@ pub mod cq_ex;
 pub mod device;
 pub mod dm;
 pub mod event;
+pub mod flow;
 pub mod fork;
 pub mod import;
 mod mapping;
@@ -43,6 +44,7 @@ pub mod srq;
 pub mod stub;
 pub mod sysfs;
 pub mod text;
+pub mod wq;
 pub mod xrcd;
 
 use quipu_facade as engine;

@@ -52,11 +52,14 @@ pub(crate) unsafe fn qp<'a>(raw: *const ibv_qp) -> Result<&'a Qp, Errno> {
 /// # Safety
 ///
 /// The pointers of `init` are null or objects of the program.
-unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHandle), Errno> {
+unsafe fn queues(
+    init: &ibv_qp_init_attr,
+    is_hashed: bool,
+) -> Result<(CqHandle, CqHandle, SrqHandle), Errno> {
     let none = (CqHandle::NONE, CqHandle::NONE, SrqHandle::NONE);
     // SAFETY: passed on from the caller.
     unsafe {
-        if init.qp_type == IBV_QPT_XRC_RECV {
+        if init.qp_type == IBV_QPT_XRC_RECV || is_hashed {
             return Ok(none);
         }
         let sends = cq(init.send_cq)?.handle;
@@ -72,6 +75,21 @@ unsafe fn queues(init: &ibv_qp_init_attr) -> Result<(CqHandle, CqHandle, SrqHand
 pub(crate) enum Home {
     Pd(*mut ibv_pd),
     Xrcd(*mut ibv_xrcd),
+}
+
+/// How a queue pair receives by an indirection table.
+#[derive(Clone, Copy)]
+pub(crate) struct Hashed {
+    pub(crate) table: TableHandle,
+    pub(crate) hash: ibv_rx_hash_conf,
+}
+
+/// What `ibv_create_qp_ex` may ask for beyond `ibv_create_qp`.
+#[derive(Default)]
+pub(crate) struct Extras {
+    pub(crate) create_flags: u32,
+    pub(crate) builder: Option<Box<Builder>>,
+    pub(crate) hashed: Option<Hashed>,
 }
 
 /// What a queue pair has of its home.
@@ -114,11 +132,12 @@ impl Home {
 pub(crate) unsafe fn create(
     home: Home,
     init: &mut ibv_qp_init_attr,
-    create_flags: u32,
-    builder: Option<Box<Builder>>,
+    extras: Extras,
 ) -> Result<*mut ibv_qp_ex, Errno> {
+    let Extras { create_flags, builder, hashed } = extras;
     // SAFETY: passed on from the caller.
-    let (home, (send_cq, recv_cq, shared)) = unsafe { (home.enter()?, queues(init)?) };
+    let (home, queues) = unsafe { (home.enter()?, queues(init, hashed.is_some())?) };
+    let (send_cq, recv_cq, shared) = queues;
     let mut public = ibv_qp_ex::blank();
     let base = &mut public.qp_base;
     base.context = home.context;
@@ -128,7 +147,7 @@ pub(crate) unsafe fn create(
     base.recv_cq = init.recv_cq;
     base.srq = init.srq;
     base.qp_type = init.qp_type;
-    base.state = IBV_QPS_RESET;
+    base.state = if hashed.is_some() { IBV_QPS_RTR } else { IBV_QPS_RESET };
     let sq_sig_all = init.sq_sig_all;
     let (api, handle, acks) = (home.api, QpHandle::NONE, Acks::default());
     let state = QpState { api, handle, builder, sq_sig_all, acks, _member: home.member };
@@ -145,8 +164,16 @@ pub(crate) unsafe fn create(
             cookie: public as u64,
         };
         let mut made = EngineQp { qp: QpHandle::NONE, qp_num: 0, cap: init.cap };
-        // SAFETY: both structures are valid for the call.
-        check(unsafe { (api.create_qp)(home.pd_handle, &wanted, &mut made) })?;
+        // SAFETY: the structures are valid for the call.
+        check(unsafe {
+            match hashed {
+                Some(Hashed { table, hash }) => {
+                    let wanted = EngineHashedQpInit { table, hash, cookie: wanted.cookie };
+                    (api.raw.create_hashed_qp)(home.pd_handle, &wanted, &mut made)
+                }
+                None => (api.create_qp)(home.pd_handle, &wanted, &mut made),
+            }
+        })?;
         state.handle = made.qp;
         init.cap = made.cap;
         // SAFETY: the allocation is ours until it is returned.
@@ -165,7 +192,7 @@ entry! {
         // SAFETY: the program passes a domain, and null or a valid pointer.
         unsafe {
             let init = init.as_mut().ok_or(Errno::EINVAL)?;
-            let qp = create(Home::Pd(raw), init, 0, None)?;
+            let qp = create(Home::Pd(raw), init, Extras::default())?;
             crate::qp_ex::fill(qp);
             Ok(qp.cast())
         }

@@ -15,7 +15,8 @@ use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void};
 use crate::context::context;
 use crate::engine::check;
 use crate::object::Blank;
-use crate::qp::{Home, Qp, create};
+use crate::qp::{Extras, Hashed, Home, Qp, create};
+use crate::wq::Table;
 
 /// The operations that `send_ops_flags` may ask for.
 const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
@@ -245,6 +246,8 @@ entry! {
         let known = IBV_QP_INIT_ATTR_PD
             | IBV_QP_INIT_ATTR_XRCD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | IBV_QP_INIT_ATTR_IND_TABLE
+            | IBV_QP_INIT_ATTR_RX_HASH
             | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         if init.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -262,11 +265,20 @@ entry! {
         let create_flags =
             if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
         let builder = builds.then(Box::<Builder>::default);
+        let hashed = match (has(IBV_QP_INIT_ATTR_IND_TABLE), has(IBV_QP_INIT_ATTR_RX_HASH)) {
+            (false, false) => None,
+            (true, true) if init.qp_type == IBV_QPT_RAW_PACKET && !builds && create_flags == 0 => {
+                // SAFETY: the program passes a table.
+                let table = unsafe { Table::get(init.rwq_ind_tbl) }?.handle;
+                Some(Hashed { table, hash: init.rx_hash_conf })
+            }
+            _ => return Err(Errno::EINVAL),
+        };
         // SAFETY: the extended structure begins as the plain one does; the program passes a domain,
         // and null or objects of its own.
         unsafe {
             let plain = &mut *ptr::from_mut(init).cast::<ibv_qp_init_attr>();
-            let qp = create(home, plain, create_flags, builder)?;
+            let qp = create(home, plain, Extras { create_flags, builder, hashed })?;
             fill(qp);
             Ok(qp.cast())
         }

@@ -1,7 +1,9 @@
 //! Attributes with which objects are created, changed and queried.
 use libc::{c_int, c_uint, c_void};
 
-use crate::{ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_srq, ibv_td, ibv_xrcd};
+use crate::{
+    ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_rwq_ind_table, ibv_srq, ibv_td, ibv_xrcd,
+};
 
 /// A route between subnets; on Ethernet it is the only kind of address.
 #[repr(C)]
@@ -123,7 +125,7 @@ pub struct ibv_qp_init_attr_ex {
     pub xrcd: *mut ibv_xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
-    pub rwq_ind_tbl: *mut c_void,
+    pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
     pub send_ops_flags: u64,

@@ -98,11 +98,17 @@ pub struct verbs_context {
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub post_srq_ops: opaque_fn,
-    pub destroy_rwq_ind_table: opaque_fn,
-    pub create_rwq_ind_table: opaque_fn,
-    pub destroy_wq: opaque_fn,
-    pub modify_wq: opaque_fn,
-    pub create_wq: opaque_fn,
+    pub destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
+    pub create_rwq_ind_table: Option<
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *mut ibv_rwq_ind_table_init_attr,
+        ) -> *mut ibv_rwq_ind_table,
+    >,
+    pub destroy_wq: Option<unsafe extern "C" fn(*mut ibv_wq) -> c_int>,
+    pub modify_wq: Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int>,
+    pub create_wq:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq>,
     pub query_rt_values:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub create_cq_ex:
@@ -116,9 +122,10 @@ pub struct verbs_context {
             usize,
         ) -> c_int,
     >,
-    pub ibv_destroy_flow: opaque_fn,
+    pub ibv_destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
     pub ABI_placeholder2: opaque_fn,
-    pub ibv_create_flow: opaque_fn,
+    pub ibv_create_flow:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
     pub ABI_placeholder1: opaque_fn,
     pub open_qp: opaque_fn,
     pub create_qp_ex:

@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 4;
+pub const ENGINE_API_VERSION: u32 = 5;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -141,6 +141,12 @@ handles! {
     AhHandle(u32),
     /// An XRC domain, as one call of `open_xrcd` opened it.
     XrcdHandle(u64),
+    /// A flow rule.
+    FlowHandle(u64),
+    /// A receive work queue.
+    WqHandle(u64),
+    /// An indirection table of receive work queues.
+    TableHandle(u64),
     /// An event channel of connection management.
     CmChannelHandle(u64),
     /// An identifier of connection management.
@@ -556,6 +562,9 @@ pub struct EngineApi {
     /// Closes an XRC domain, and destroys it with the last that opened it: Busy while queue pairs or
     /// shared receive queues belong to it.
     pub close_xrcd: unsafe extern "C" fn(xrcd: XrcdHandle) -> i32,
+
+    // --- raw packets ---------------------------------------------------------------------------
+    pub raw: EngineRawApi,
 
     // --- connection management -----------------------------------------------------------------
     pub cm: EngineCmApi,

@@ -21,6 +21,7 @@ mod context;
 mod device;
 mod engine;
 mod object;
+mod raw;
 mod rdma_cma;
 mod work;
 
@@ -31,5 +32,6 @@ pub use context::*;
 pub use device::*;
 pub use engine::*;
 pub use object::*;
+pub use raw::*;
 pub use rdma_cma::*;
 pub use work::*;

@@ -191,7 +191,7 @@ pub union ibv_async_event_element {
     pub cq: *mut ibv_cq,
     pub qp: *mut ibv_qp,
     pub srq: *mut ibv_srq,
-    pub wq: *mut c_void,
+    pub wq: *mut crate::ibv_wq,
     pub port_num: c_int,
 }
 

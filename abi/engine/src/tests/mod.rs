@@ -11,5 +11,6 @@ mod events;
 mod fork;
 mod objects;
 mod paging;
+mod raw;
 mod traffic;
 mod xrc;

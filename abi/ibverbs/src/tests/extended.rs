@@ -238,3 +238,64 @@ fn null_regions_advice_and_allocators_pass() {
         assert_eq!(context::ibv_close_device(context), 0);
     }
 }
+
+#[test]
+fn raw_packets_ask_for_what_they_need() {
+    let program = Program::new();
+    // SAFETY: calls as a C program makes them, some with pointers that are null or of other objects.
+    unsafe {
+        let table = table(program.context);
+        let create_flow = table.ibv_create_flow.unwrap();
+        assert!(create_flow(program.qp, ptr::null_mut()).is_null());
+        assert_eq!(Errno::last(), Errno::EINVAL);
+        let mut rule: ibv_flow_attr = zeroed();
+        assert!(create_flow(program.qp, &mut rule).is_null());
+        assert_eq!(Errno::last(), Errno::EOPNOTSUPP, "the engine says so");
+
+        let create_wq = table.create_wq.unwrap();
+        let mut wanted: ibv_wq_init_attr = zeroed();
+        (wanted.pd, wanted.cq, wanted.max_wr) = (program.pd, program.cq, 4);
+        let mut refused = |change: &dyn Fn(&mut ibv_wq_init_attr)| {
+            let mut wanted = wanted;
+            change(&mut wanted);
+            assert!(create_wq(program.context, &mut wanted).is_null());
+            Errno::last()
+        };
+        assert_eq!(refused(&|wanted| wanted.wq_type = 1), Errno::EINVAL);
+        assert_eq!(refused(&|wanted| wanted.pd = ptr::null_mut()), Errno::EINVAL);
+        assert_eq!(refused(&|wanted| wanted.cq = ptr::null_mut()), Errno::EINVAL);
+        assert_eq!(refused(&|wanted| wanted.comp_mask = 2), Errno::EOPNOTSUPP);
+        let flags = |wanted: &mut ibv_wq_init_attr| {
+            (wanted.comp_mask, wanted.create_flags) = (IBV_WQ_INIT_ATTR_FLAGS, 1);
+        };
+        assert_eq!(refused(&flags), Errno::EOPNOTSUPP);
+
+        let create_table = table.create_rwq_ind_table.unwrap();
+        let mut none: *mut ibv_wq = ptr::null_mut();
+        for (log_ind_tbl_size, ind_tbl) in
+            [(0, ptr::null_mut()), (12, &raw mut none), (0, &raw mut none)]
+        {
+            let mut init = ibv_rwq_ind_table_init_attr { log_ind_tbl_size, ind_tbl, comp_mask: 0 };
+            assert!(create_table(program.context, &mut init).is_null());
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+
+        let create_qp = table.create_qp_ex.unwrap();
+        let mut init: ibv_qp_init_attr_ex = zeroed();
+        (init.qp_type, init.pd) = (IBV_QPT_RAW_PACKET, program.pd);
+        let both = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+        for parts in [IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_RX_HASH, both] {
+            init.comp_mask = IBV_QP_INIT_ATTR_PD | parts;
+            assert!(create_qp(program.context, &mut init).is_null(), "no table");
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+        for destroyed in [
+            table.ibv_destroy_flow.unwrap()(ptr::null_mut()),
+            table.destroy_wq.unwrap()(ptr::null_mut()),
+            table.destroy_rwq_ind_table.unwrap()(ptr::null_mut()),
+        ] {
+            assert_eq!(destroyed, libc::EINVAL);
+        }
+    }
+    program.close();
+}

@@ -162,6 +162,7 @@ macro_rules! table {
             version: ENGINE_API_VERSION,
             size: size_of::<EngineApi>() as u32,
             $($field: $name,)*
+            raw: EngineRawApi::NONE,
             cm: EngineCmApi::NONE,
         };
     };

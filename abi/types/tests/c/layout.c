@@ -18,6 +18,10 @@ int main(void)
 	SIZE(ibv_cq_init_attr_ex); SIZE(ibv_modify_cq_attr); SIZE(ibv_parent_domain_init_attr);
 	SIZE(ibv_values_ex); SIZE(ibv_ece); SIZE(ibv_async_event); SIZE(ibv_dm);
 	SIZE(ibv_alloc_dm_attr);
+	SIZE(ibv_flow); SIZE(ibv_flow_attr); SIZE(ibv_flow_spec_eth); SIZE(ibv_flow_spec_ipv4);
+	SIZE(ibv_flow_spec_ipv4_ext); SIZE(ibv_flow_spec_ipv6); SIZE(ibv_flow_spec_tcp_udp);
+	SIZE(ibv_flow_spec_tunnel); SIZE(ibv_wq); SIZE(ibv_wq_init_attr); SIZE(ibv_wq_attr);
+	SIZE(ibv_rwq_ind_table); SIZE(ibv_rwq_ind_table_init_attr); SIZE(ibv_rx_hash_conf);
 
 	AT(ibv_device, transport_type); AT(ibv_device, dev_path);
 	AT(ibv_context, mutex);
@@ -42,5 +46,10 @@ int main(void)
 	AT(ibv_async_event, event_type);
 	AT(ibv_dm, memcpy_from_dm); AT(ibv_dm, handle);
 	AT(ibv_alloc_dm_attr, log_align_req);
+	AT(ibv_flow_attr, num_of_specs); AT(ibv_flow_attr, flags);
+	AT(ibv_flow_spec_eth, val); AT(ibv_flow_spec_eth, mask); AT(ibv_flow_spec_ipv4, mask);
+	AT(ibv_flow_spec_ipv4_ext, mask); AT(ibv_flow_spec_ipv6, mask);
+	AT(ibv_flow_spec_tcp_udp, mask); AT(ibv_flow_spec_tunnel, mask);
+	AT(ibv_wq, state); AT(ibv_wq, post_recv); AT(ibv_wq, comp_mask); AT(ibv_wq_init_attr, cq);
 	return 0;
 }

@@ -6,6 +6,7 @@ mod events;
 mod faults;
 mod helper;
 mod post;
+mod raw;
 mod strict;
 mod verbs;
 mod wait;

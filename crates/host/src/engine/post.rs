@@ -101,6 +101,15 @@ impl Doorbell<'_> {
         Ok(self.core.adapter.post_srq_recv(srq, wr_id, sges)?)
     }
 
+    /// Posts a receive request to a work queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_wq_recv`](quipu_nic::Adapter::post_wq_recv).
+    pub fn post_wq_recv(&mut self, wq: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        Ok(self.core.adapter.post_wq_recv(wq, wr_id, sges)?)
+    }
+
     #[inline]
     fn ring(&mut self) {
         if let Some(qp) = self.posted.take() {

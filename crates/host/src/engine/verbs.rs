@@ -491,7 +491,7 @@ impl Engine {
         }
         Helper::start(&self.inner)?;
         let mut core = self.enter_for(Call::CreateQp)?;
-        let number = if init.qp_type == QpType::Ud {
+        let number = if matches!(init.qp_type, QpType::Ud | QpType::RawPacket) {
             core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?
         } else {
             let (number, port) =

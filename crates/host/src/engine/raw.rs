@@ -1,0 +1,134 @@
+//! The control path of raw packets: flow rules, receive work queues, and what spreads frames over them.
+
+use quipu_nic::{CqId, FlowId, FlowRule, PdId, QpId, QpNum, RxHash, SrqId, TableId, WqState};
+
+use super::events::Object;
+use super::helper::Helper;
+use super::{ContextId, Engine};
+use crate::error::EngineError;
+
+impl Engine {
+    /// Has frames that a rule matches go to a raw packet queue pair. With the first rule, the device's
+    /// interface joins the group that stands for the Ethernet segment.
+    ///
+    /// # Errors
+    ///
+    /// A rule that makes no sense, a queue pair of another service, a limit, or the kernel refuses the group.
+    pub fn create_flow(&self, qp: QpId, rule: FlowRule) -> Result<FlowId, EngineError> {
+        let mut core = self.enter()?;
+        let segment = core.adapter.segment();
+        let known = core.adapter.has_group(segment);
+        let flow = core.adapter.create_flow(qp, rule)?;
+        if !known {
+            let port = core.adapter.config().multicast_port;
+            if let Err(error) = core.datagrams.join(segment, port) {
+                core.adapter.destroy_flow(flow)?;
+                return Err(EngineError::system("the group of Ethernet frames", error));
+            }
+        }
+        Ok(flow)
+    }
+
+    /// Ends a rule.
+    ///
+    /// # Errors
+    ///
+    /// No such rule.
+    pub fn destroy_flow(&self, flow: FlowId) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        if core.adapter.destroy_flow(flow)? {
+            let segment = core.adapter.segment();
+            core.datagrams.leave(segment);
+        }
+        Ok(())
+    }
+
+    /// Creates a receive work queue; its handle, its size and its elements per request.
+    ///
+    /// # Errors
+    ///
+    /// A size out of range, an object that does not exist, or no room.
+    pub fn create_wq(
+        &self,
+        pd: PdId,
+        cq: CqId,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<(SrqId, u32, u32), EngineError> {
+        let mut core = self.enter()?;
+        let wq = core.adapter.create_wq(pd, cq, max_wr, max_sge)?;
+        let (max_wr, max_sge, _) = core.adapter.query_srq(wq)?;
+        Ok((wq, max_wr, max_sge))
+    }
+
+    /// Moves a receive work queue to a state.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or there is no such transition.
+    pub fn modify_wq(&self, wq: SrqId, state: WqState) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        core.adapter.modify_wq(wq, state)?;
+        core.collect_events();
+        Ok(())
+    }
+
+    /// Destroys a receive work queue.
+    ///
+    /// # Errors
+    ///
+    /// Tables have it, or there is none.
+    pub fn destroy_wq(&self, wq: SrqId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.destroy_srq(wq)?)
+    }
+
+    /// Creates an indirection table of receive work queues, a power of two of them.
+    ///
+    /// # Errors
+    ///
+    /// Another number, one that is none, or no room.
+    pub fn create_ind_table(&self, queues: &[SrqId]) -> Result<TableId, EngineError> {
+        Ok(self.enter()?.adapter.create_ind_table(queues)?)
+    }
+
+    /// Destroys an indirection table.
+    ///
+    /// # Errors
+    ///
+    /// Queue pairs use it, or there is none.
+    pub fn destroy_ind_table(&self, table: TableId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.destroy_ind_table(table)?)
+    }
+
+    /// Creates a raw packet queue pair that receives by an indirection table; its handle and its number.
+    /// It is destroyed as any.
+    ///
+    /// # Errors
+    ///
+    /// Objects that do not exist, no room; or the kernel refuses a port or thread.
+    pub fn create_hashed_qp(
+        &self,
+        context: ContextId,
+        pd: PdId,
+        table: TableId,
+        hash: RxHash,
+    ) -> Result<(QpId, QpNum), EngineError> {
+        if !self.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        Helper::start(&self.inner)?;
+        let mut core = self.enter()?;
+        let number =
+            core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?;
+        match core.adapter.create_hashed_qp(pd, table, hash, number) {
+            Ok(qp) => {
+                core.events.add_object(Object::Qp(qp), context, None);
+                Ok((qp, number))
+            }
+            Err(fault) => {
+                core.give_back_number(number);
+                Err(fault.into())
+            }
+        }
+    }
+}
