@@ -100,6 +100,15 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// It is not attached.
     pub fn detach_multicast(&mut self, id: QpId, group: IpAddr) -> Result<bool, Fault> {
+        // Raw packet queue pairs are in the group of their segment by their flow rules.
+        if self.service_of(id).is_some_and(|service| service != QpType::Ud) {
+            return Err(Fault::Invalid("only datagram queue pairs are attached to groups"));
+        }
+        self.leave_group(id, group)
+    }
+
+    /// As [`detach_multicast`](Self::detach_multicast), whatever the service.
+    pub(crate) fn leave_group(&mut self, id: QpId, group: IpAddr) -> Result<bool, Fault> {
         let refusal = Fault::Invalid("the queue pair is not attached to this group");
         let members = self.hub.groups.get_mut(&group).ok_or(refusal)?;
         let place = members.iter().position(|&member| member == id).ok_or(refusal)?;

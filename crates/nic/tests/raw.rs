@@ -372,7 +372,13 @@ fn a_raw_packet_queue_pair_sends_frames_to_nobody_in_particular() {
     assert!(matches!(post(adapter, SendOp::SendImm(1), To::Peer), Err(Fault::Invalid(_))));
     let write = SendOp::Write { addr: 0, rkey: 0 };
     assert!(matches!(post(adapter, write, To::Peer), Err(Fault::Invalid(_))));
-    assert!(adapter.attach_multicast(bench.sender, IpAddr::from([239, 1, 2, 3])).is_err());
+    let group = IpAddr::from([239, 1, 2, 3]);
+    assert!(adapter.attach_multicast(bench.sender, group).is_err());
+    // The group of the segment is its own by its rules, and by them alone.
+    let (flow, segment) =
+        (adapter.create_flow(bench.sender, FlowRule::default()).unwrap(), adapter.segment());
+    assert!(adapter.detach_multicast(bench.sender, segment).is_err());
+    assert_eq!(adapter.destroy_flow(flow), Ok(true));
     assert!(post(adapter, SendOp::Send, To::Peer).is_ok());
 }
 

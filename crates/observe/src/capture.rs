@@ -278,8 +278,9 @@ fn told_of(bytes: &[u8]) -> String {
         return format!("connection management: {name}");
     }
     match Datagram::parse(bytes) {
-        Ok(Datagram { source_qpn, dest_qpn, .. }) => {
-            format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: Datagram")
+        Ok(Datagram { source_qpn, dest_qpn, frame, .. }) => {
+            let kind = if frame { "Ethernet frame" } else { "Datagram" };
+            format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: {kind}")
         }
         Err(_) => "no datagram of Quipu".to_owned(),
     }

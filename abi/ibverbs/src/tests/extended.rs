@@ -255,7 +255,7 @@ fn raw_packets_ask_for_what_they_need() {
         let create_wq = table.create_wq.unwrap();
         let mut wanted: ibv_wq_init_attr = zeroed();
         (wanted.pd, wanted.cq, wanted.max_wr) = (program.pd, program.cq, 4);
-        let mut refused = |change: &dyn Fn(&mut ibv_wq_init_attr)| {
+        let refused = |change: &dyn Fn(&mut ibv_wq_init_attr)| {
             let mut wanted = wanted;
             change(&mut wanted);
             assert!(create_wq(program.context, &mut wanted).is_null());

@@ -99,7 +99,7 @@ impl<P: Probe> Adapter<P> {
             return Ok(false);
         }
         let segment = self.segment();
-        self.detach_multicast(qp, segment)
+        self.leave_group(qp, segment)
     }
 
     /// Gives a frame to the queue pairs that rules steer it to.
