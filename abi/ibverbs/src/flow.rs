@@ -1,7 +1,8 @@
 //! Flow rules of raw packet queue pairs.
 
+use quipu_abi_trace::entry;
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::engine::check;
 use crate::object::Blank;

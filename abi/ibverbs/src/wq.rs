@@ -3,8 +3,9 @@
 use std::{ptr, slice};
 
 use libc::c_int;
+use quipu_abi_trace::{entry, fill, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::context::context;
 use crate::cq::cq;
@@ -65,7 +66,7 @@ entry! {
         public.cq = init.cq;
         public.wq_type = init.wq_type;
         public.state = IBV_WQS_RESET;
-        public.post_recv = Some(post_recv);
+        fill!(public, crate::wq: post_recv);
         let wanted = EngineWqInit { cq, max_wr: init.max_wr, max_sge: init.max_sge };
         let mut made = EngineWq { wq: WqHandle::NONE, wq_num: 0, max_wr: 0, max_sge: 0 };
         // SAFETY: both structures are valid for the call.
@@ -106,20 +107,6 @@ entry! {
             drop(Wq::take(raw)?);
         }
         Ok(())
-    }
-
-    /// `ibv_post_wq_recv`
-    fn post_recv(raw: *mut ibv_wq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
-        // SAFETY: the program passes a work queue.
-        let wq = unsafe { Wq::get(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (wq.api.raw.post_wq_recv)(wq.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
-        }
-        check(status)
     }
 
     /// `ibv_create_rwq_ind_table(3)`
@@ -163,5 +150,21 @@ entry! {
             drop(Table::take(raw)?);
         }
         Ok(())
+    }
+}
+
+quick_entry! {
+    /// `ibv_post_wq_recv`
+    fn post_recv(raw: *mut ibv_wq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
+        // SAFETY: the program passes a work queue.
+        let wq = unsafe { Wq::get(raw) }?;
+        let mut first_bad = ptr::null();
+        // SAFETY: the program passes a list of valid work requests.
+        let status = unsafe { (wq.api.raw.post_wq_recv)(wq.handle, wr, &mut first_bad) };
+        if status != 0 && !bad.is_null() {
+            // SAFETY: the program passes a valid pointer.
+            unsafe { *bad = first_bad.cast_mut() };
+        }
+        check(status)
     }
 }

@@ -49,6 +49,12 @@ opaque!(
     ibv_xrcd_init_attr,
     ibv_poll_cq_attr,
     ibv_data_buf,
+    ibv_flow,
+    ibv_flow_attr,
+    ibv_rwq_ind_table,
+    ibv_rwq_ind_table_init_attr,
+    ibv_wq_attr,
+    ibv_wq_init_attr,
 );
 
 /// Objects by what else names them: shown when they are made.
@@ -69,6 +75,7 @@ objects! {
     ibv_mr: lkey hex, rkey hex;
     ibv_cq: cqe number;
     ibv_ah: handle hex;
+    ibv_wq: wq_num hex;
 }
 
 impl Pointee for ibv_cq_ex {

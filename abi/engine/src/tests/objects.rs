@@ -202,9 +202,9 @@ fn queues_have_the_sizes_that_were_asked_for_or_more() {
     let mut large = init;
     large.cap.max_inline_data = 1 << 20;
     assert_eq!(bench.create_qp(&large).err(), Some(EngineStatus::Invalid));
-    let mut datagrams = init;
-    datagrams.qp_type = IBV_QPT_RAW_PACKET;
-    assert_eq!(bench.create_qp(&datagrams).err(), Some(EngineStatus::NotSupported));
+    let mut vendor = init;
+    vendor.qp_type = IBV_QPT_DRIVER;
+    assert_eq!(bench.create_qp(&vendor).err(), Some(EngineStatus::NotSupported));
 
     let cq = bench.new_cq(10, ChannelHandle::NONE, 0).unwrap();
     assert!(cq.cqe >= 10);

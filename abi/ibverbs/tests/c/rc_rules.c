@@ -66,7 +66,7 @@ static void limits_are_refused(void)
 	init.cap.max_send_wr = (uint32_t)device.max_qp_wr + 1;
 	CHECK(!ibv_create_qp(p.pd, &init));
 	init = init_attr(p.a.cq, NULL);
-	init.qp_type = IBV_QPT_RAW_PACKET;
+	init.qp_type = IBV_QPT_DRIVER;
 	CHECK(!ibv_create_qp(p.pd, &init));
 	SAME(errno, EOPNOTSUPP);
 	CHECK(!ibv_reg_mr(p.pd, p.a.buffer, BYTES, IBV_ACCESS_REMOTE_WRITE)); /* needs local write */
