@@ -91,7 +91,21 @@ impl World {
             adapter.create_flow(qp, rule).unwrap()
         });
         let (flows, posted, completed) = (flows.to_vec(), 0, 0);
-        Self { adapter, cq, srq, qps, wq, hashed, flows, ahs, region, open, around, posted, completed }
+        Self {
+            adapter,
+            cq,
+            srq,
+            qps,
+            wq,
+            hashed,
+            flows,
+            ahs,
+            region,
+            open,
+            around,
+            posted,
+            completed,
+        }
     }
 
     /// Adds a rule, of whatever kind, or ends one.

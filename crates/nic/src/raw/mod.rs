@@ -37,8 +37,8 @@ const MAX_FRAME: u32 = 1522;
 const SEGMENT: Gid =
     Gid([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0x51, 0x55, 0x49, 0x50, 0x53, 0x45, 0x47, 0x21]);
 
-/// The station address (MAC) of the adapter with this GID: 02:51 and the four octets of its IPv4 address, or 06
-/// and five of a hash of its IPv6 address; both are locally administered.
+/// The station address (MAC) of the adapter with this GID: 02:51 and the four octets of its IPv4 address, or
+/// 06 and five of a hash of its IPv6 address; both are locally administered.
 #[must_use]
 pub fn station_address(gid: Gid) -> [u8; 6] {
     match IpAddr::from(gid) {
