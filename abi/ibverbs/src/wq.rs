@@ -53,8 +53,8 @@ entry! {
         if init.wq_type != IBV_WQT_RQ {
             return Err(Errno::EINVAL);
         }
-        let flags = if init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 { init.create_flags } else { 0 };
-        if init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0 || flags != 0 {
+        let has_flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
+        if init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0 || has_flags {
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: the program passes a domain and a completion queue.
