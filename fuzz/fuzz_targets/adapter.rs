@@ -19,7 +19,7 @@ use quipu_iwarp::wire::{Payload as WirePayload, Stag};
 use quipu_nic::mem::Access;
 use quipu_nic::mem::ring::{SlotHeader, Stall};
 use quipu_nic::*;
-use world::{ALL, World};
+use world::{ALL, Carriage, World};
 
 /// Steps of a run.
 const STEPS: usize = 300;
@@ -196,6 +196,9 @@ fn connections(world: &mut World, input: &mut Input<'_>) {
             let Some(link) = world.neighbours[1].link.or(link) else { return };
             let conn = world.wanted.remove(at);
             world.adapter.handle_reached_link(now, conn, link);
+        }
+        (7, _) if matches!(world.carriage, Carriage::Plain) => {
+            world.adopt(which % world.qps.len(), input.byte());
         }
         (6, Some(at)) => {
             let conn = world.wanted.remove(at);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Service};
 use quipu_iwarp::wire::mpa::MAX_FRAME_LEN;
-use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Sender};
+use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Rtr, Sender};
 use quipu_nic::mem::ring::{Channel, ChannelConfig};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
@@ -104,12 +104,15 @@ pub enum Carriage {
     Unreliable,
     /// Those with even numbers ask, the others serve.
     Extended(XrcdId),
+    /// Streams of plain iWARP.
+    Plain,
 }
 
 impl Carriage {
     fn qp_type(self, index: u8) -> QpType {
         match (self, index) {
             (Self::Unreliable, _) => QpType::Uc,
+            (Self::Plain, _) => QpType::Iwarp,
             (Self::Extended(_), 0 | 2) => QpType::XrcSend,
             (Self::Extended(domain), 1 | 3) => QpType::XrcRecv(domain),
             _ => QpType::Rc,
@@ -170,9 +173,10 @@ impl World {
         let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(64, Some(ChannelId(1)), 7).unwrap();
-        let carriage = match kind / 4 % 3 {
+        let carriage = match kind / 4 % 4 {
             0 => Carriage::Reliable,
             1 => Carriage::Unreliable,
+            2 => Carriage::Plain,
             _ => Carriage::Extended(adapter.alloc_xrcd().unwrap()),
         };
         let srq = match carriage {
@@ -296,16 +300,19 @@ impl World {
     }
 
     /// Takes the queue pairs to RTS and connects them: over streams (0), over a link with access to
-    /// memory (1) or without (2), or not at all.
+    /// memory (1) or without (2), or not at all. Those of plain iWARP are given streams.
     fn join(&mut self, kind: u8) {
+        let plain = matches!(self.carriage, Carriage::Plain);
+        let states = [QpState::Init, QpState::Rtr, QpState::Rts];
         for index in 0..4 {
-            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            for &state in &states[..if plain { 1 } else { 3 }] {
                 let (attr, mask) = self.attr(index, state);
                 self.adapter.modify_qp(self.now, self.qps[index], &attr, mask).unwrap();
             }
         }
         self.settle();
         match kind % 4 {
+            _ if plain => (0..2).for_each(|index| self.adopt(index, kind)),
             0 => self.join_streams(),
             1 => self.join_links(true),
             2 => self.join_links(false),
@@ -361,7 +368,7 @@ impl World {
             rq_psn: 7,
             sq_psn: 7,
             service: match self.carriage {
-                Carriage::Reliable => Service::Rc,
+                Carriage::Reliable | Carriage::Plain => Service::Rc,
                 Carriage::Unreliable => Service::Uc,
                 Carriage::Extended(_) => Service::XrcRequester,
             },
@@ -399,6 +406,23 @@ impl World {
         wire.held.drain(..used);
         if wire.held.len() > 1 << 16 {
             wire.held.clear();
+        }
+    }
+
+    /// Connection management hands a stream to a queue pair, if that may have one: of either end, and with any
+    /// ready-to-receive message or none.
+    pub fn adopt(&mut self, index: usize, kind: u8) {
+        let (rtrs, markers) = ([Rtr::Write, Rtr::Read, Rtr::Send], kind & 16 != 0);
+        let negotiated = Negotiated {
+            tx_markers: markers,
+            rtr: rtrs.get(usize::from(kind % 4)).copied(),
+            ord: Some(u16::from(kind & 3)),
+            ..Negotiated::plain()
+        };
+        let role = if index == 0 { Role::Initiator } else { Role::Responder };
+        let adoption = Adoption { role, negotiated, ird: 4, rfc7306: kind & 32 != 0 };
+        if let Ok(conn) = self.adapter.adopt_stream(self.now, self.qps[index], &adoption) {
+            self.add_wire(conn);
         }
     }
 
