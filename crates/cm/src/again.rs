@@ -1,12 +1,15 @@
 //! A port that nobody listens on may have a listener a moment later: programs close one and open the
 //! next in the middle of what they do, as perftest does, and adapters of metal are slow enough for that
 //! not to show. So a refusal by TCP counts only if it lasts.
+//!
+//! A plain iWARP adapter may know MPA revision 1 only (RFC 5044), and refuse, close or misunderstand a
+//! request of revision 2 (RFC 6581). It is asked once more, by revision 1.
 
 use crate::Cm;
 use crate::connect::{REACH_NS, reason};
 use crate::id::State;
-use crate::keys::IdKey;
-use crate::stream::Stream;
+use crate::keys::{IdKey, StreamKey};
+use crate::stream::{MPA, Stream};
 use crate::types::{Action, EventKind};
 
 /// The first pause; each further one is twice as long.
@@ -20,6 +23,8 @@ pub(crate) struct Again {
     /// What to send first.
     pub(crate) first: Vec<u8>,
     tries: u32,
+    /// Plain iWARP: the private data, until they are sent in a request of revision 1.
+    pub(crate) plain: Option<Box<[u8]>>,
     /// The stream, while it waits for its next try.
     stream: Option<Box<Stream>>,
 }
@@ -35,6 +40,31 @@ impl Cm {
         let pause = FIRST_PAUSE_NS << (id.again.tries - 1);
         id.again.stream = Some(Box::new(stream));
         self.set_deadline(key, Some(now + pause));
+    }
+
+    /// Whether the peer has taken a request of revision 2 for one of revision 1.
+    pub(crate) fn is_of_revision_1(&self, key: StreamKey) -> bool {
+        self.streams.get(key).is_some_and(|stream| stream.is_older)
+    }
+
+    /// Asks a plain iWARP adapter that did not take revision 2 by revision 1; whether that was not done
+    /// before.
+    pub(crate) fn ask_anew(&mut self, now: u64, key: IdKey) -> bool {
+        let Some(id) = self.ids.get_mut(key) else { return false };
+        let (State::Connecting, Some(src), Some(to)) = (&id.state, id.src, id.dst) else {
+            return false;
+        };
+        let Some(data) = id.again.plain.take() else { return false };
+        let Ok((stream, first)) = Stream::initiator(key, src, to, MPA, &data) else { return false };
+        self.drop_stream(key, true);
+        let stream = self.streams.insert(stream);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.stream = Some(stream);
+            id.again.first.clone_from(&first);
+        }
+        self.set_deadline(key, Some(now + REACH_NS));
+        self.actions.push_back(Action::Connect { stream, id: key, to, first });
+        true
     }
 
     /// A deadline of an identifier that connects has passed: whether it was that of a pause.

@@ -411,11 +411,12 @@ impl Cm {
             match (stream.next(&mut bytes), owner) {
                 (Ok(Some(Incoming::Request(request))), _) => self.requested(key, &request),
                 (Ok(Some(Incoming::Outcome(outcome))), Owner::Id(id)) if self.is_plain(id) => {
-                    return self.answered_plain(id, outcome, bytes);
+                    return self.answered_plain(now, id, outcome, bytes);
                 }
                 (Ok(Some(Incoming::Outcome(outcome))), Owner::Id(id)) => self.ended(id, &outcome),
                 (Ok(Some(Incoming::Frame(frame))), Owner::Id(id)) => self.framed(now, id, frame),
                 (Ok(None), _) => {}
+                (_, Owner::Id(id)) if self.is_of_revision_1(key) && self.ask_anew(now, id) => {}
                 (_, Owner::Id(id)) => {
                     self.say_last_words(key);
                     self.broken(now, id, -errno::PROTO);
@@ -429,12 +430,13 @@ impl Cm {
     pub fn handle_lost(&mut self, now: u64, key: StreamKey, loss: Loss) {
         let Some(stream) = self.forget(key) else { return };
         let Owner::Id(id) = stream.owner else { return };
-        let Some(state) = self.ids.get_mut(id).map(|id| {
+        if let Some(id) = self.ids.get_mut(id) {
             id.stream = None;
-            &id.state
-        }) else {
+        }
+        if loss == Loss::Closed && stream.is_unanswered() && self.ask_anew(now, id) {
             return;
-        };
+        }
+        let Some(state) = self.ids.get(id).map(|id| &id.state) else { return };
         match (state, loss) {
             (State::Connecting, Loss::Refused) => self.refused(now, id, stream),
             (State::Connecting, Loss::TimedOut) => {
@@ -546,7 +548,7 @@ impl Cm {
         let Some(id) = self.ids.get_mut(key) else { return };
         let (accepted, data) = match outcome {
             Outcome::Established(negotiated) => (true, &negotiated.private_data),
-            Outcome::Rejected { private_data } => (false, private_data),
+            Outcome::Rejected { private_data, .. } => (false, private_data),
         };
         match (accepted, Setup::parse(data)) {
             (true, Ok(Setup::Reply(offer, data))) => {

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use quipu_iwarp::setup::{Outcome, Request, SAFE_PRIVATE_DATA};
+use quipu_iwarp::setup::{MAX_USER_DATA, Outcome, Request};
 use quipu_iwarp::wire::mpa::MAX_IRD_ORD;
 use quipu_iwarp::{Negotiated, Params};
 use quipu_wire::cm::Offer;
@@ -18,7 +18,7 @@ use crate::types::{
 };
 use crate::{Cm, errno};
 
-/// Too much private data for some adapters.
+/// Too much private data for a start-up frame.
 const TOO_LONG: CallError = CallError::Invalid("the length of the private data");
 /// What a depth means that the peer did not say: as many as anybody asks for.
 const DEPTH_UNKNOWN: u8 = 128;
@@ -70,13 +70,16 @@ impl Cm {
         src: SocketAddr,
         dst: SocketAddr,
     ) -> Result<(), CallError> {
-        if param.private_data.len() > SAFE_PRIVATE_DATA {
+        if param.private_data.len() > MAX_USER_DATA {
             return Err(TOO_LONG);
         }
         let offer = self.offer(key, param)?;
         let (stream, first) = Stream::initiator(key, src, dst, params(param), &param.private_data)
             .map_err(|_| TOO_LONG)?;
         self.begin_connect(now, key, offer, stream, first);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.again.plain = Some(param.private_data.as_slice().into());
+        }
         Ok(())
     }
 
@@ -114,7 +117,7 @@ impl Cm {
         key: IdKey,
         param: &Param,
     ) -> Result<(), CallError> {
-        if param.private_data.len() > SAFE_PRIVATE_DATA {
+        if param.private_data.len() > MAX_USER_DATA {
             return Err(TOO_LONG);
         }
         let offer = self.offer(key, param)?;
@@ -137,10 +140,11 @@ impl Cm {
     }
 
     /// The start-up of this side's request has ended; `rest` is what came behind the reply.
-    pub(crate) fn answered_plain(&mut self, key: IdKey, outcome: Outcome, rest: &[u8]) {
+    pub(crate) fn answered_plain(&mut self, now: u64, key: IdKey, outcome: Outcome, rest: &[u8]) {
         match outcome {
             Outcome::Established(negotiated) => self.hand_over(key, true, negotiated, rest),
-            Outcome::Rejected { private_data } => {
+            Outcome::Rejected { revision: 0 | 1, .. } if self.ask_anew(now, key) => {}
+            Outcome::Rejected { private_data, .. } => {
                 if let Some(id) = self.ids.get_mut(key) {
                     id.state = State::Over;
                 }

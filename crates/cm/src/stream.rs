@@ -10,7 +10,7 @@ use quipu_wire::cm::Frame;
 use crate::keys::IdKey;
 
 /// The MPA parameters of both ends between two Quipus: no FPDU will follow, so nothing needs to be
-/// negotiated.
+/// negotiated. And of a request to an adapter that knows no later revision.
 pub(crate) const MPA: Params = Params { revision: 1, crc: true, enhanced: None };
 
 /// Longer than any start-up frame.
@@ -50,6 +50,8 @@ pub(crate) struct Stream {
     partial: Vec<u8>,
     /// What is said before the stream is closed over a reply that cannot be accepted.
     pub(crate) last_words: Vec<u8>,
+    /// The peer has answered a request of revision 2 as one of revision 1.
+    pub(crate) is_older: bool,
 }
 
 /// What has come in a stream.
@@ -96,13 +98,19 @@ impl Stream {
         let first = drain(|out| initiator.poll_transmit(out));
         let (owner, phase) = (Owner::Id(id), Phase::Initiator(initiator));
         let (partial, last_words) = (Vec::new(), Vec::new());
-        Ok((Self { owner, local, peer, phase, partial, last_words }, first))
+        Ok((Self { owner, local, peer, phase, partial, last_words, is_older: false }, first))
     }
 
     /// A stream that the peer has opened.
     pub(crate) fn responder(owner: Owner, local: SocketAddr, peer: SocketAddr) -> Self {
         let phase = Phase::Responder(Responder::new());
-        Self { owner, local, peer, phase, partial: Vec::new(), last_words: Vec::new() }
+        let (partial, last_words) = (Vec::new(), Vec::new());
+        Self { owner, local, peer, phase, partial, last_words, is_older: false }
+    }
+
+    /// Whether it was opened by this side, and the peer has said nothing.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(&self.phase, Phase::Initiator(initiator) if initiator.is_unanswered())
     }
 
     /// Takes from the front of `bytes` what belongs to the next message; that message, if it is
@@ -112,6 +120,7 @@ impl Stream {
             Phase::Initiator(initiator) => {
                 let (used, outcome) = initiator.handle(bytes).inspect_err(|error| {
                     self.last_words = initiator.last_words(error);
+                    self.is_older = *error == SetupError::NotEnhanced;
                 })?;
                 *bytes = &bytes[used..];
                 if outcome.is_some() {

@@ -2,8 +2,8 @@
 //! behind the start-up are the adapter's.
 
 use quipu_cm::{
-    Action, CallError, ChannelKey, Cm, Config, Event, EventKind, HandOver, IdKey, Param, PortSpace,
-    StreamKey,
+    Action, CallError, ChannelKey, Cm, Config, Event, EventKind, HandOver, IdKey, Loss, Param,
+    PortSpace, StreamKey,
 };
 
 const RC: u8 = 2;
@@ -205,4 +205,83 @@ fn replies_that_refuse_or_cannot_be_accepted() {
     let (mut world, _, stream) = asking();
     world.cm.handle_bytes(SECOND, stream, b"HTTP/1.1 400 Bad Request");
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
+}
+
+/// An adapter that knows revision 1 only does not take a request of revision 2: it is asked once more, by
+/// revision 1 (RFC 6581 revises RFC 5044, whose responders need not answer another revision than theirs).
+#[test]
+fn an_adapter_that_knows_revision_1_only_is_asked_by_it() {
+    // It refuses, closes, or answers as if it had been asked by its own.
+    for reply in [&b"MPA ID Rep Frame\x60\x01\0\0"[..], b"", b"MPA ID Rep Frame\x40\x01\0\x02me"] {
+        let (mut world, id, stream) = asking();
+        world.cm.handle_reached(SECOND, stream);
+        world.cm.handle_bytes(SECOND, stream, reply);
+        if reply.is_empty() {
+            world.cm.handle_lost(SECOND, stream, Loss::Closed);
+        }
+        let actions = world.actions();
+        let (Action::Connect { stream, id: who, first, .. }, before) =
+            actions.split_last().unwrap()
+        else {
+            panic!("{actions:?}")
+        };
+        assert!(before.iter().all(|action| matches!(action, Action::Close { reset: true, .. })));
+        assert_eq!((before.len(), *who), (usize::from(!reply.is_empty()), id));
+        assert_eq!(first[..], b"MPA ID Req Frame\x40\x01\0\x03who"[..]);
+        assert_eq!(world.kinds(), []);
+        world.cm.handle_reached(SECOND, *stream);
+        world.cm.handle_bytes(SECOND, *stream, b"MPA ID Rep Frame\x40\x01\0\x02me");
+        let actions = world.actions();
+        let [Action::HandOver(given)] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!((given.id, given.initiator, given.negotiated.revision), (id, true, 1));
+        assert_eq!(given.negotiated.rtr, None);
+        world.cm.handle_plain_established(id);
+        assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
+    }
+}
+
+/// Once: whoever does not take revision 1 either refuses.
+#[test]
+fn revision_1_is_tried_once() {
+    for closes in [false, true] {
+        let (mut world, _, stream) = asking();
+        world.cm.handle_lost(SECOND, stream, Loss::Closed);
+        let actions = world.actions();
+        let [Action::Connect { stream, .. }] = &actions[..] else { panic!("{actions:?}") };
+        if closes {
+            world.cm.handle_lost(SECOND, *stream, Loss::Closed);
+            assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+        } else {
+            world.cm.handle_bytes(SECOND, *stream, b"MPA ID Rep Frame\x60\x01\0\x02no");
+            assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
+        }
+        assert!(!world.actions().iter().any(|action| matches!(action, Action::Connect { .. })));
+        assert_eq!((world.cm.load().streams, world.cm.load().deadlines), (0, 0));
+    }
+    // A reply that is cut off came from somebody who knows the revision.
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Fr");
+    world.cm.handle_lost(SECOND, stream, Loss::Closed);
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+}
+
+/// RFC 5044 7.1.1: 512 bytes, of which RFC 6581 takes four.
+#[test]
+fn private_data_may_be_as_long_as_a_frame_allows() {
+    let mut world = World::new(Config { asks_plain: true, ..Config::default() });
+    let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
+    let own = Ok("10.0.0.1:888".parse().unwrap());
+    world.cm.resolved(id, "10.0.0.9:4444".parse().unwrap(), own).unwrap();
+    world.cm.resolve_route(id).unwrap();
+    let with = |len: usize| Param { private_data: vec![7; len], qpn: 5, ..Param::default() };
+    let refused = world.cm.connect(SECOND, id, &with(509));
+    assert!(matches!(refused, Err(CallError::Invalid(_))));
+    world.cm.connect(SECOND, id, &with(508)).unwrap();
+    let actions = world.actions();
+    let [Action::Connect { first, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(first.len(), 20 + 4 + 508);
+    // The peer's program gets all of them.
+    let mut there = World::new(Config::default());
+    there.arrive(first);
+    assert_eq!(there.event().private_data.len(), 508);
 }

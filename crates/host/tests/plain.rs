@@ -244,3 +244,41 @@ fn with_crc(fpdu: &[u8]) -> Vec<u8> {
     out.extend(crc.to_le_bytes());
     out
 }
+
+/// An adapter that knows MPA revision 1 only closes the connection over a request of revision 2: it is
+/// asked once more, from the same address, and the connection stands.
+#[test]
+fn a_peer_that_knows_revision_1_only_connects() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let peer = std::thread::spawn(move || {
+        let asked = |revision: u8| {
+            let (mut stream, from) = listener.accept().unwrap();
+            let mut request = [0; 20];
+            stream.read_exact(&mut request).unwrap();
+            assert_eq!((&request[..16], request[17]), (&b"MPA ID Req Frame"[..], revision));
+            let mut data = vec![0; usize::from(request[19])];
+            stream.read_exact(&mut data).unwrap();
+            (stream, from, data)
+        };
+        let (first, from, _) = asked(2);
+        drop(first);
+        let (mut stream, again, data) = asked(1);
+        assert_eq!((again, &data[..]), (from, &b"who"[..]));
+        stream.write_all(b"MPA ID Rep Frame\x40\x01\0\x02me").unwrap();
+        stream.write_all(&[]).unwrap();
+        let mut hello = [0; HELLO.len()];
+        stream.read_exact(&mut hello).unwrap();
+        assert_eq!(hello[..28], HELLO[..28]);
+    });
+    let client = Program::new(Device::QuipuIw0);
+    let id = client.connect(to, &client.param(b"who"));
+    let established = client.expect(EventKind::Established);
+    assert_eq!((established.id, &*established.private_data), (id, &b"me"[..]));
+    client.node.fill(0, b"hello");
+    client.node.post(5, SendOp::Send, &[client.node.sge(0, 5)]);
+    assert_eq!(client.node.poll().status, WcStatus::Success);
+    peer.join().unwrap();
+    client.expect(EventKind::Disconnected);
+    client.engine.cm_destroy_id(id).unwrap();
+}

@@ -16,9 +16,8 @@ use thiserror::Error;
 
 use crate::{DEFAULT_MAX_ULPDU, Sender, terminate};
 
-/// Longest private data that every kind of peer takes: Linux siw allows 256 bytes with the four of
-/// RFC 6581.
-pub const SAFE_PRIVATE_DATA: usize = 251;
+/// Longest private data of users: the 512 bytes of RFC 5044 7.1.1 without the four of RFC 6581.
+pub const MAX_USER_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;
 
 /// What one end wants of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +233,8 @@ pub enum Outcome {
     Rejected {
         /// Its private data: may say why.
         private_data: Vec<u8>,
+        /// The revision of its reply: 1 if it knows no other.
+        revision: u8,
     },
 }
 
@@ -305,7 +306,7 @@ impl Outbox {
 }
 
 fn check_private_data(private_data: &[u8]) -> Result<(), SetupError> {
-    if private_data.len() + ENHANCED_LEN > MAX_PRIVATE_DATA {
+    if private_data.len() > MAX_USER_DATA {
         return Err(SetupError::PrivateDataTooLong(private_data.len()));
     }
     Ok(())
@@ -369,6 +370,11 @@ impl Initiator {
         Ok((used, Some(outcome)))
     }
 
+    /// Whether nothing of a reply has come.
+    pub fn is_unanswered(&self) -> bool {
+        !self.done && self.inbox.bytes.is_empty()
+    }
+
     /// What is to be sent before the connection is closed over `error`, which [`Initiator::handle`]
     /// gave: a TERMINATE if the reply cannot be accepted (RFC 6581 8), else nothing.
     pub fn last_words(&self, error: &SetupError) -> Vec<u8> {
@@ -389,7 +395,8 @@ impl Initiator {
         // A refusal may come from a responder that does not know our revision, so it is looked at
         // first.
         if reply.reject {
-            return Ok(Outcome::Rejected { private_data: reply.private_data.to_vec() });
+            let private_data = reply.private_data.to_vec();
+            return Ok(Outcome::Rejected { private_data, revision: reply.revision });
         }
         if reply.revision == 0 || reply.revision > self.params.revision {
             return Err(SetupError::Revision(reply.revision));

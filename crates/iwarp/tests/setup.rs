@@ -150,7 +150,7 @@ fn rejection() {
     let bytes = transmitted(|out| responder.poll_transmit(out));
     let (used, outcome) = initiator.handle(&bytes).unwrap();
     assert_eq!(used, bytes.len());
-    assert_eq!(outcome, Some(Outcome::Rejected { private_data: b"busy".to_vec() }));
+    assert_eq!(outcome, Some(Outcome::Rejected { private_data: b"busy".to_vec(), revision: 2 }));
 }
 
 #[test]

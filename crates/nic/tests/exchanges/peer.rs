@@ -234,7 +234,7 @@ impl<'a> Player<'a> {
                     self.adopt(negotiated);
                     used
                 }
-                Ok((used, Some(Outcome::Rejected { private_data }))) => {
+                Ok((used, Some(Outcome::Rejected { private_data, .. }))) => {
                     self.news.push_back(format!("rejected {}", text(&private_data)));
                     self.give_up();
                     used
