@@ -1,5 +1,6 @@
 //! The one error of the library.
 
+use quipu_host::connection::EventKind;
 use quipu_host::nic::{Completion, Fault, WcStatus};
 use quipu_host::{EngineError, OpenError};
 
@@ -27,6 +28,26 @@ pub enum Error {
         /// Bytes there are.
         region: usize,
     },
+    /// The peer does not want the connection, or nobody listens there.
+    #[error("the connection was refused, reason {reason}")]
+    Rejected {
+        /// As InfiniBand numbers them (IBA 12.6.7.2): 8 if nobody listens, 28 if the program refuses.
+        reason: i32,
+        /// What the program there has to say, padded with zeros.
+        private_data: Box<[u8]>,
+    },
+    /// A connection cannot be made, or ended before it stood.
+    #[error("the connection cannot be made: {kind:?}, status {status}")]
+    Connection {
+        /// How it ended.
+        kind: EventKind,
+        /// 0, a negative errno, or a reason.
+        status: i32,
+    },
+    /// The device connects plain iWARP adapters by address ([`Config::cm_device`](crate::Config::cm_device)),
+    /// for which there are no queue pairs here.
+    #[error("connections by address are those of plain iWARP here")]
+    PlainIwarp,
     /// Endpoints could not be exchanged.
     #[error("the endpoints could not be exchanged: {0}")]
     Exchange(#[from] std::io::Error),

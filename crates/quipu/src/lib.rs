@@ -8,6 +8,8 @@
 //! | [`Device::open`] | opens the adapter: an address of this machine |
 //! | [`ProtectionDomain::register`] | gives memory that the adapter, and with its key a peer, may use |
 //! | [`QueuePair::connect`] | joins a queue pair with that of a peer, whose [`Endpoint`] came by any means |
+//! | [`Connection::open`], [`Listener`] | the same by IP address and port, as `rdma_cm` does it for C programs |
+//! | [`QueuePairBuilder::build_datagram`] | a queue pair for datagrams, to anybody and to multicast groups |
 //! | [`QueuePair::post_recv`], [`QueuePair::post_send`] | hand work to the adapter |
 //! | [`CompletionQueue::poll`], [`CompletionQueue::wait`] | tell what work is done |
 //!
@@ -45,7 +47,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod connection;
 mod cq;
+mod datagram;
 mod device;
 mod endpoint;
 mod error;
@@ -54,12 +58,15 @@ mod qp;
 mod request;
 mod srq;
 
+pub use connection::{Connection, ConnectionRequest, Listener};
 pub use cq::CompletionQueue;
+pub use datagram::{DatagramAddress, DatagramQueuePair, Destination, ROUTE_HEADER};
 pub use device::{Device, ProtectionDomain};
 pub use endpoint::{Endpoint, EndpointSyntaxError};
 pub use error::Error;
 pub use memory::{MemoryRegion, RemoteMemory};
 pub use qp::{QueuePair, QueuePairBuilder};
+pub use quipu_host::connection::EventKind;
 pub use quipu_host::nic::{
     Access, AsyncEvent, Completion, Fault, Gid, Key, QpAttr, QpAttrMask, QpCap, QpInfo, QpNum,
     QpState, SendFlags, Sge, WcExtra, WcOpcode, WcStatus,

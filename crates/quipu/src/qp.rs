@@ -3,9 +3,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 
+use quipu_host::connection::QpParams;
 use quipu_host::nic::{
-    Access, AddressVector, QpAttr, QpAttrMask as Mask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState,
-    QpType, Sge,
+    Access, AddressVector, Gid, QpAttr, QpAttrMask as Mask, QpCap, QpId, QpInfo, QpInit, QpNum,
+    QpState, QpType, Sge,
 };
 
 use crate::cq::CompletionQueue;
@@ -19,11 +20,12 @@ use crate::srq::SharedReceiveQueue;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct QueuePairBuilder {
-    pd: ProtectionDomain,
-    send_cq: CompletionQueue,
-    recv_cq: CompletionQueue,
-    srq: Option<SharedReceiveQueue>,
-    cap: QpCap,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    pub(crate) srq: Option<SharedReceiveQueue>,
+    pub(crate) cap: QpCap,
+    qp_type: QpType,
     access: Access,
     timeout: u8,
     retries: u8,
@@ -49,6 +51,7 @@ impl QueuePairBuilder {
                 max_recv_sge: 4,
                 max_inline_data: 64,
             },
+            qp_type: QpType::Rc,
             access: Access::REMOTE,
             timeout: 14,
             retries: 7,
@@ -107,6 +110,49 @@ impl QueuePairBuilder {
         self
     }
 
+    /// Makes the connection unreliable (UC): what the peer cannot take, for lack of a receive or of a
+    /// right, is dropped, and nobody is told. What arrives is whole and in order. There are sends and
+    /// writes, and no reads and atomics; a peer that is away, and comes back, costs only what was sent
+    /// meanwhile.
+    ///
+    /// ```
+    /// use quipu::{Config, Device, Request};
+    ///
+    /// # fn main() -> Result<(), quipu::Error> {
+    /// let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// let device = Device::open(config)?;
+    /// let (pd, cq) = (device.protection_domain()?, device.completion_queue(16)?);
+    /// let (left, right) = (
+    ///     pd.queue_pair(&cq, &cq).unreliable().build()?,
+    ///     pd.queue_pair(&cq, &cq).unreliable().build()?,
+    /// );
+    /// left.connect(&right.endpoint())?;
+    /// right.connect(&left.endpoint())?;
+    /// // There is no receive: it is lost, and the sender does not hear of it.
+    /// left.post_send(&Request::send_inline(b"lost").id(1))?;
+    /// assert_eq!(cq.next()?.wr_id, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn unreliable(mut self) -> Self {
+        self.qp_type = QpType::Uc;
+        self
+    }
+
+    pub(crate) fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+
+    /// Reads and atomics that are under way at once.
+    pub(crate) fn reads(&self) -> u8 {
+        self.reads
+    }
+
+    /// How often a request is repeated, and one that met no receive.
+    pub(crate) fn retries(&self) -> (u8, u8) {
+        (self.retries, self.rnr_retries)
+    }
+
     /// Creates the queue pair. Receives can be posted to it from now on.
     ///
     /// # Errors
@@ -120,7 +166,7 @@ impl QueuePairBuilder {
             recv_cq: self.recv_cq.inner.id,
             srq: self.srq.as_ref().map(|srq| srq.inner.id),
             cap: self.cap,
-            qp_type: QpType::Rc,
+            qp_type: self.qp_type,
             sq_sig_all: false,
         };
         let (id, num, cap) = opened.engine.create_qp(opened.context, &init)?;
@@ -133,7 +179,8 @@ impl QueuePairBuilder {
     }
 }
 
-/// One end of a reliable connection: a queue of sends and one of receives.
+/// One end of a connection, a reliable one unless it was built otherwise: a queue of sends and one of
+/// receives.
 ///
 /// Any thread may post. When it is dropped, the connection ends and completions that were not
 /// taken vanish.
@@ -187,35 +234,57 @@ impl QueuePair {
     /// It is connected already, or the endpoint makes no sense.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
         let built = &self.built;
-        let attr = QpAttr {
-            state: QpState::Rtr,
+        self.bring_up(&QpAttr {
             path_mtu: 5,
             dest_qp_num: peer.qp_num.0,
             rq_psn: peer.psn,
             max_dest_rd_atomic: built.reads,
             min_rnr_timer: 12,
-            av: AddressVector {
-                dgid: peer.gid,
-                hop_limit: 64,
-                is_global: true,
-                port_num: 1,
-                ..AddressVector::default()
-            },
-            ..QpAttr::default()
-        };
-        let path = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
-        self.modify(&attr, path | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER)?;
-        let attr = QpAttr {
-            state: QpState::Rts,
+            av: address_of(peer.gid),
             timeout: built.timeout,
             retry_cnt: built.retries,
             rnr_retry: built.rnr_retries,
             sq_psn: self.endpoint.psn,
             max_rd_atomic: built.reads,
             ..QpAttr::default()
-        };
-        let retries = Mask::STATE | Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY;
-        self.modify(&attr, retries | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC)
+        })
+    }
+
+    /// Connects it as connection management says.
+    pub(crate) fn connect_as(&self, params: &QpParams) -> Result<(), Error> {
+        let mut av = address_of(Gid(params.path.dgid));
+        av.traffic_class = params.path.traffic_class;
+        self.bring_up(&QpAttr {
+            path_mtu: params.path_mtu,
+            dest_qp_num: params.dest_qpn,
+            rq_psn: params.rq_psn,
+            max_dest_rd_atomic: params.max_dest_rd_atomic,
+            min_rnr_timer: params.min_rnr_timer,
+            av,
+            timeout: params.timeout,
+            retry_cnt: params.retry_count,
+            rnr_retry: params.rnr_retry,
+            sq_psn: params.sq_psn,
+            max_rd_atomic: params.max_rd_atomic,
+            ..QpAttr::default()
+        })
+    }
+
+    /// Takes it to RTR and RTS.
+    fn bring_up(&self, attr: &QpAttr) -> Result<(), Error> {
+        let mut to_rtr = Mask::STATE | Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+        let mut to_rts = Mask::STATE | Mask::SQ_PSN;
+        if self.built.qp_type == QpType::Rc {
+            to_rtr |= Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+            to_rts |= Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+        }
+        self.modify(&QpAttr { state: QpState::Rtr, ..*attr }, to_rtr)?;
+        self.modify(&QpAttr { state: QpState::Rts, ..*attr }, to_rts)
+    }
+
+    /// What it was built as.
+    pub(crate) fn built(&self) -> &QueuePairBuilder {
+        &self.built
     }
 
     /// Exchanges endpoints with the peer over a stream, such as a TCP connection, and connects.
@@ -286,6 +355,11 @@ impl QueuePair {
     pub fn modify(&self, attr: &QpAttr, mask: Mask) -> Result<(), Error> {
         Ok(self.engine().modify_qp(self.id, attr, mask)?)
     }
+}
+
+/// The address of a peer.
+pub(crate) fn address_of(dgid: Gid) -> AddressVector {
+    AddressVector { dgid, hop_limit: 64, is_global: true, port_num: 1, ..AddressVector::default() }
 }
 
 impl Drop for QueuePair {

@@ -5,8 +5,9 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 
 use quipu::{
-    Access, Completion, CompletionQueue, Config, Device, Error, MemoryRegion, ProtectionDomain,
-    QpState, QueuePair, Request, SameHost, WcExtra, WcOpcode, WcStatus,
+    Access, Completion, CompletionQueue, Config, Connection, DatagramAddress, Device, Error,
+    Listener, MemoryRegion, ProtectionDomain, QpState, QueuePair, ROUTE_HEADER, Request, SameHost,
+    WcExtra, WcOpcode, WcStatus,
 };
 
 /// One side of a connection.
@@ -202,4 +203,100 @@ fn faults_of_the_caller_are_named() {
     let elsewhere = Config { address: Some("203.0.113.1".parse().unwrap()), ..Config::default() };
     let error = Device::open(elsewhere).unwrap_err().to_string();
     assert!(error.contains("203.0.113.1") && error.contains("127.0.0.1"), "{error}");
+}
+
+fn loopback() -> Device {
+    let address = Some("127.0.0.1".parse().unwrap());
+    Device::open(Config { address, ..Config::default() }).unwrap()
+}
+
+#[test]
+fn connections_by_address_are_refused_with_a_reason() {
+    let device = loopback();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(16).unwrap());
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let to = listener.address().unwrap();
+    let open = || Connection::open(pd.queue_pair(&cq, &cq).build().unwrap(), to, b"please");
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| listener.next().unwrap().reject(b"no"));
+        match open() {
+            Err(Error::Rejected { reason: 28, private_data }) => {
+                assert!(private_data.starts_with(b"no\0"));
+            }
+            other => panic!("{other:?}"),
+        }
+        server.join().unwrap().unwrap();
+        // Dropped without a word.
+        let server = scope.spawn(|| drop(listener.next().unwrap()));
+        assert!(matches!(open(), Err(Error::Rejected { .. } | Error::Connection { .. })));
+        server.join().unwrap();
+    });
+    drop(listener);
+    assert!(matches!(open(), Err(Error::Rejected { reason: 8, .. })));
+    let taken = Connection::open(pd.queue_pair(&cq, &cq).build().unwrap(), to, &[0; 57]);
+    assert!(matches!(taken, Err(Error::Engine(_))), "too much private data");
+}
+
+/// Both ends learn of the end, also without a word.
+#[test]
+fn unreliable_connections_by_address_end() {
+    let device = loopback();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(16).unwrap());
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let to = listener.address().unwrap();
+    let recvs = device.completion_queue(16).unwrap();
+    let build = || pd.queue_pair(&cq, &recvs).unreliable().build().unwrap();
+    for polite in [true, false] {
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let (qp, recvs) = (build(), &recvs);
+                qp.post_recv(8, &[]).unwrap();
+                let connection = listener.next().unwrap().accept(qp, b"").unwrap();
+                connection.wait_end()?;
+                // What it waited for is flushed, unless it came.
+                match recvs.next() {
+                    Err(Error::Work(wc)) if wc.status == WcStatus::WrFlushErr => Ok(()),
+                    other => other.map(drop),
+                }
+            });
+            let connection = Connection::open(build(), to, b"").unwrap();
+            connection.post_send(&Request::send_inline(b"lost").id(1)).unwrap();
+            assert_eq!(cq.next().unwrap().wr_id, 1);
+            if polite {
+                connection.disconnect().unwrap();
+                connection.wait_end().unwrap();
+            }
+            drop(connection);
+            server.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn datagrams_reach_whom_they_are_for() {
+    let device = loopback();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(16).unwrap());
+    let recvs = device.completion_queue(16).unwrap();
+    let make = || pd.queue_pair(&cq, &recvs).build_datagram(0x77).unwrap();
+    let (here, there) = (make(), make());
+    let memory = pd.register(8192, Access::LOCAL_WRITE).unwrap();
+    there.post_recv(9, &[memory.sge(0, 4096).unwrap()]).unwrap();
+    // A wrong Q_Key, and a message that is too long: neither arrives, and neither is an error.
+    let stranger = DatagramAddress { qkey: 0x78, ..there.address() };
+    here.send_to(&Request::send_inline(b"no"), &pd.destination(&stranger).unwrap()).unwrap();
+    let to = pd.destination(&there.address()).unwrap();
+    let long = [memory.sge(0, here.max_message().unwrap() + 1).unwrap()];
+    here.send_to(&Request::send(&long), &to).unwrap();
+    here.send_to(&Request::send_inline(b"yes").with_imm(5), &to).unwrap();
+    for _ in 0..3 {
+        assert_eq!(cq.next().unwrap().status, WcStatus::Success);
+    }
+    let got = recvs.next().unwrap();
+    assert_eq!((got.wr_id, got.byte_len as usize), (9, ROUTE_HEADER + 3));
+    assert_eq!((got.extra, got.src_qp), (WcExtra::Imm(5), here.address().qp_num));
+    assert_eq!(memory.to_vec(ROUTE_HEADER, 3).unwrap(), b"yes");
+    // No datagram queue pair does what a connection can.
+    assert!(here.send_to(&Request::send_inline(b"x").invalidating(quipu::Key(1)), &to).is_err());
+    assert!(here.join("127.0.0.1".parse().unwrap()).is_err());
+    assert!(here.leave("239.7.7.7".parse().unwrap()).is_err());
 }

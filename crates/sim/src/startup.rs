@@ -178,8 +178,8 @@ impl World {
         }
     }
 
-    /// A stream was lost before its start-up was over: the program is told, and so is that of the other end if
-    /// nothing of it has come there.
+    /// A stream was lost before its start-up was over: the program is told, and so is that of the other end
+    /// if nothing of it has come there.
     pub(crate) fn startup_lost(&mut self, stream: usize, side: usize) {
         let opening = self.net.streams[stream].phase == Phase::Opening;
         for end in [side, 1 - side] {

@@ -409,8 +409,8 @@ impl World {
         }
     }
 
-    /// Connection management hands a stream to a queue pair, if that may have one: of either end, and with any
-    /// ready-to-receive message or none.
+    /// Connection management hands a stream to a queue pair, if that may have one: of either end, and with
+    /// any ready-to-receive message or none.
     pub fn adopt(&mut self, index: usize, kind: u8) {
         let (rtrs, markers) = ([Rtr::Write, Rtr::Read, Rtr::Send], kind & 16 != 0);
         let negotiated = Negotiated {

@@ -158,8 +158,8 @@ impl Services {
         pool
     }
 
-    /// Makes a queue pair, in INIT. `pools`: the shared receive queues that its messages may come to; if there
-    /// are none it has its own.
+    /// Makes a queue pair, in INIT. `pools`: the shared receive queues that its messages may come to; if
+    /// there are none it has its own.
     fn new_actor(
         &mut self,
         world: &mut World,
