@@ -82,3 +82,8 @@ fn peers_that_break_the_rules_harm_nobody() {
 fn every_error_is_reached_through_a_plan_of_faults() {
     run("faults");
 }
+
+#[test]
+fn the_strict_mode_looks_at_private_data() {
+    run("strict");
+}

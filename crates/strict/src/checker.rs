@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use quipu_nic::{
-    Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, SendFlags, SendOp,
-    SendWr, Sge, WcOpcode, WcStatus,
+    AhId, Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, SendFlags, SendOp,
+    SendWr, Sge, To, WcOpcode, WcStatus,
 };
 
 use crate::report::{Kind, Report, Tally};
@@ -30,6 +30,8 @@ pub struct Posted {
     sges: Vec<Sge>,
     /// Of the payload that the adapter reads; `None` where it reads none.
     fingerprint: Option<u64>,
+    /// Where a datagram goes.
+    ah: Option<AhId>,
     trace: Trace,
 }
 
@@ -96,6 +98,11 @@ fn read_from<'a>(wr: &SendWr<'a>) -> &'a [Sge] {
         Payload::Sges(sges) if sends => sges,
         _ => &[],
     }
+}
+
+/// A queue pair, for a report.
+fn named(num: u32) -> String {
+    format!("queue pair {num:#08x}")
 }
 
 impl Checker {
@@ -248,10 +255,10 @@ impl Checker {
     }
 
     /// Looks at the elements of a request.
-    fn check_keys(&mut self, what: &str, wr_id: u64, num: u32, sges: &[Sge]) {
+    fn check_keys(&mut self, what: &str, wr_id: u64, whose: &str, sges: &[Sge]) {
         for sge in sges.iter().filter(|sge| sge.len > 0) {
             let key = sge.lkey.0;
-            let request = format!("{what} {wr_id:#x} of queue pair {num:#08x}");
+            let request = format!("{what} {wr_id:#x} of {whose}");
             let Some(region) = self.regions.get(&key) else {
                 let what = format!("{request} names lkey {key:#x}, which is of no region");
                 self.report(Kind::WrongKey, what, Vec::new());
@@ -309,7 +316,7 @@ impl Checker {
             return;
         }
         let sges = if let Payload::Sges(sges) = wr.payload { sges } else { &[] };
-        self.check_keys("send", wr.wr_id, num, sges);
+        self.check_keys("send", wr.wr_id, &named(num), sges);
         let Some(qp) = self.qps.get_mut(&id) else { return };
         let signaled = qp.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
         let posted = Posted {
@@ -317,6 +324,10 @@ impl Checker {
             signaled,
             sges: sges.to_vec(),
             fingerprint: fingerprint.filter(|_| !read_from(wr).is_empty()),
+            ah: match wr.to {
+                To::Datagram { ah, .. } => Some(ah),
+                _ => None,
+            },
             trace: Trace::here(),
         };
         qp.sends.push_back(posted);
@@ -351,7 +362,45 @@ impl Checker {
         qp.receives += 1;
         let cq = qp.recv_cq;
         self.count_due(cq);
-        self.check_keys("receive", wr_id, num, sges);
+        self.check_keys("receive", wr_id, &named(num), sges);
+    }
+
+    /// A receive was posted to a shared queue, or refused.
+    pub fn posted_srq_recv(&mut self, wr_id: u64, sges: &[Sge], outcome: Result<(), &Fault>) {
+        let whose = "a shared receive queue";
+        if let Err(fault) = outcome {
+            let what = format!("receive {wr_id:#x} of {whose}: {fault}");
+            self.report(Kind::RefusedPost, what, Vec::new());
+            return;
+        }
+        // Its completion may go to any of the queue pairs' queues, so none is counted.
+        self.check_keys("receive", wr_id, whose, sges);
+    }
+
+    /// An address handle is about to be destroyed.
+    pub fn ah_destroyed(&mut self, ah: AhId) {
+        let mut using = None;
+        for qp in self.qps.values() {
+            let found = qp.sends.iter().find(|posted| posted.ah == Some(ah));
+            using = using.or(found.map(|posted| (qp.num.0, posted.wr_id, posted.trace.clone())));
+        }
+        if let Some((num, wr_id, trace)) = using {
+            let what = format!(
+                "an address handle is destroyed while send {wr_id:#x} of {}, which goes there, is \
+                 outstanding",
+                named(num)
+            );
+            self.report(Kind::AhInUse, what, vec![("the request was posted here", trace)]);
+        }
+    }
+
+    /// A call of rdma_cm was given so many bytes for the peer, where InfiniBand has room for `most`.
+    pub fn private_data(&mut self, call: &str, len: usize, most: usize) {
+        if len > most {
+            let what =
+                format!("{call} is given {len} bytes of private data, and {most} are possible");
+            self.report(Kind::PrivateData, what, Vec::new());
+        }
     }
 
     /// A completion was polled: the payloads that are to be compared with what they were.

@@ -92,6 +92,17 @@ kinds! {
          buffers may be accessed until the adapter has stopped (IBA 10.2.4.5)",
         "poll the completions of what was sent, or go to the error state and poll the flushed \
          requests, before ibv_destroy_qp";
+    /// An address handle was destroyed while a datagram to it was outstanding.
+    AhInUse = "ah-in-use",
+        "an adapter may read the address when it sends, not when the request is posted: the datagram \
+         goes nowhere, or somewhere else (IBA 11.2.2.4)",
+        "poll the completion of what was sent to it before ibv_destroy_ah";
+    /// More private data were given than connection management of InfiniBand carries.
+    PrivateData = "private-data",
+        "rdma_connect, rdma_accept and rdma_reject fail with EINVAL on InfiniBand and RoCE, where a REQ \
+         has room for 56 bytes, a REP for 196, a REJ for 148 (IBA 12.6), less the addresses of rdma_cm",
+        "keep within 56 bytes for rdma_connect (180 for datagrams), 196 for rdma_accept (136 for \
+         datagrams) and 148 for rdma_reject; send what is longer over the connection";
 }
 
 /// Something that a program did.

@@ -209,11 +209,88 @@ static void destroyed_in_use(void)
 	close_pair(&p);
 }
 
+/* Receives of a shared queue, in a queue that is not full and in one that is. */
+static void shared_wrong_key(void)
+{
+	struct pair p = make_pair(1);
+	struct ibv_sge sge = piece(&p.b, BYTES - 4, 8);
+	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+	SAME(ibv_post_srq_recv(p.srq, &wr, &bad), 0);
+	sge = piece(&p.b, 0, 8);
+	SAME(ibv_post_srq_recv(p.srq, &wr, &bad), 0);
+	close_pair(&p);
+}
+
+static void shared_after_dereg(void)
+{
+	struct pair p = make_pair(1);
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.b.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.b.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+	SAME(ibv_dereg_mr(mr), 0);
+	SAME(ibv_post_srq_recv(p.srq, &wr, &bad), 0);
+	close_pair(&p);
+}
+
+static void shared_refused(void)
+{
+	struct pair p = make_pair(1);
+	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
+	for (int i = 0; i < DEPTH; i++)
+		SAME(ibv_post_srq_recv(p.srq, &wr, &bad), 0);
+	SAME(ibv_post_srq_recv(p.srq, &wr, &bad), ENOMEM);
+	close_pair(&p);
+}
+
+/* A datagram, whose address handle goes before or behind its completion. */
+static void to_myself(int early)
+{
+	struct pair p = make_pair(0);
+	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
+	init.qp_type = IBV_QPT_UD;
+	struct ibv_qp *qp = ibv_create_qp(p.pd, &init);
+	CHECK(qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 5 };
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+	     0);
+	attr.qp_state = IBV_QPS_RTR;
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE), 0);
+	attr.qp_state = IBV_QPS_RTS;
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1,
+				  .grh = { .dgid = p.gid, .hop_limit = 1 } };
+	struct ibv_ah *ah = ibv_create_ah(p.pd, &to);
+	CHECK(ah);
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, NULL, 0), *bad;
+	wr.wr.ud.ah = ah;
+	wr.wr.ud.remote_qpn = qp->qp_num;
+	wr.wr.ud.remote_qkey = 5;
+	SAME(ibv_post_send(qp, &wr, &bad), 0);
+	if (early)
+		SAME(ibv_destroy_ah(ah), 0);
+	SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	if (!early)
+		SAME(ibv_destroy_ah(ah), 0);
+	SAME(ibv_destroy_qp(qp), 0);
+	close_pair(&p);
+}
+
+static void ah_in_use(void)
+{
+	to_myself(1);
+}
+
+static void ah_in_time(void)
+{
+	to_myself(0);
+}
+
 static void the_innocent(void)
 {
 	SAME(strictly("1", nothing_wrong), 0);
 	SAME(lines_with("\"kind\""), 0);
 	SAME(strictly("fail", nothing_wrong), 0);
+	SAME(strictly("fail", ah_in_time), 0);
 }
 
 static void every_kind(void)
@@ -228,6 +305,10 @@ static void every_kind(void)
 	finds("illegal-transition", illegal_transition);
 	finds("refused-post", refused_post);
 	finds("destroyed-in-use", destroyed_in_use);
+	finds("wrong-key", shared_wrong_key);
+	finds("use-after-dereg", shared_after_dereg);
+	finds("refused-post", shared_refused);
+	finds("ah-in-use", ah_in_use);
 }
 
 /* A report names the functions of the program. */

@@ -18,6 +18,12 @@ use crate::config::Device;
 use crate::error::EngineError;
 use crate::sys;
 
+/// Most private data of InfiniBand in a request, an answer and a refusal, of a connection and of a datagram
+/// service, beside the addresses of `rdma_cm` (`specs/quipu-cm.md`, section 2).
+const REQ_DATA: [usize; 2] = [56, 180];
+const REP_DATA: [usize; 2] = [196, 136];
+const REJ_DATA: [usize; 2] = [148, 136];
+
 impl Core {
     /// The connection management, if a program has begun to use it.
     fn manager(&mut self) -> Result<&mut Manager, EngineError> {
@@ -74,6 +80,23 @@ impl Engine {
             }
             Ok(manager.cm.strike(id, kind_of(event), status)?)
         })
+    }
+
+    /// Has the strict mode look at the length of private data, of which `most` are possible.
+    fn watch_private_data(
+        &self,
+        call: &str,
+        id: IdKey,
+        len: usize,
+        most: [usize; 2],
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        if core.strict.is_some()
+            && let Ok((_, datagram)) = core.manager()?.cm.kind(id)
+        {
+            core.watch_private_data(call, len, most[usize::from(datagram)]);
+        }
+        Ok(())
     }
 
     fn manage_cm<T>(
@@ -274,6 +297,7 @@ impl Engine {
     ///
     /// The route is not resolved, or there is too much private data.
     pub fn cm_connect(&self, id: IdKey, param: &Param) -> Result<(), EngineError> {
+        self.watch_private_data("rdma_connect", id, param.private_data.len(), REQ_DATA)?;
         self.manage_planned(Call::Connect, id, |manager, now| {
             Ok(manager.cm.connect(now, id, param)?)
         })
@@ -286,6 +310,7 @@ impl Engine {
     /// There is nothing to accept, or too much private data.
     pub fn cm_accept(&self, id: IdKey, param: Option<&Param>) -> Result<(), EngineError> {
         let Some(param) = param else { return self.manage_cm(|cm, now| cm.accept(now, id, None)) };
+        self.watch_private_data("rdma_accept", id, param.private_data.len(), REP_DATA)?;
         self.manage_planned(Call::Accept, id, |manager, now| {
             Ok(manager.cm.accept(now, id, Some(param))?)
         })
@@ -297,6 +322,7 @@ impl Engine {
     ///
     /// There is nothing to refuse, or too much private data.
     pub fn cm_reject(&self, id: IdKey, private_data: &[u8]) -> Result<(), EngineError> {
+        self.watch_private_data("rdma_reject", id, private_data.len(), REJ_DATA)?;
         self.manage_planned(Call::Reject, id, |manager, _| {
             Ok(manager.cm.reject(id, private_data)?)
         })

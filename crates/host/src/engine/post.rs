@@ -95,8 +95,8 @@ impl Doorbell<'_> {
         wr_id: u64,
         sges: &[Sge],
     ) -> Result<(), EngineError> {
-        if self.core.faults.is_some() {
-            return self.core.post_srq_recv_planned(srq, wr_id, sges);
+        if self.core.watched {
+            return self.core.post_srq_recv_watched(srq, wr_id, sges);
         }
         Ok(self.core.adapter.post_srq_recv(srq, wr_id, sges)?)
     }

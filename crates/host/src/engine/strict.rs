@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 
 use quipu_nic::{
-    Completion, CqId, Fault, MrId, Payload, QpAttr, QpAttrMask, QpId, SendWr, Sge, Time,
+    AhId, Completion, CqId, Fault, MrId, Payload, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId,
+    Time,
 };
 use quipu_strict::{Checker, Report};
 
@@ -140,6 +141,47 @@ impl Core {
             strict.give_out();
         }
         outcome
+    }
+
+    /// Posts a receive to a shared queue while faults are planned or the program is watched.
+    ///
+    /// # Errors
+    ///
+    /// As [`Adapter::post_srq_recv`](quipu_nic::Adapter::post_srq_recv), or what a plan says.
+    #[cold]
+    pub(crate) fn post_srq_recv_watched(
+        &mut self,
+        srq: SrqId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), EngineError> {
+        self.learn_keys(sges);
+        let outcome = if self.faults.is_some() {
+            self.post_srq_recv_planned(srq, wr_id, sges)
+        } else {
+            self.adapter.post_srq_recv(srq, wr_id, sges).map_err(EngineError::from)
+        };
+        if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
+            strict.checker.posted_srq_recv(wr_id, sges, judged);
+            strict.give_out();
+        }
+        outcome
+    }
+
+    /// Notes that an address handle is about to be destroyed.
+    #[cold]
+    pub(crate) fn watch_destroy_ah(&mut self, ah: AhId) {
+        let Some(strict) = &mut self.strict else { return };
+        strict.checker.ah_destroyed(ah);
+        strict.give_out();
+    }
+
+    /// Notes how many bytes a call of rdma_cm is given for the peer, where there is room for `most`.
+    #[cold]
+    pub(crate) fn watch_private_data(&mut self, call: &str, len: usize, most: usize) {
+        let Some(strict) = &mut self.strict else { return };
+        strict.checker.private_data(call, len, most);
+        strict.give_out();
     }
 
     /// Regions that were made in other ways than by `ibv_reg_mr` are met first when they are used.

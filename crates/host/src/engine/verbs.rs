@@ -583,7 +583,9 @@ impl Engine {
     ///
     /// No such handle.
     pub fn destroy_ah(&self, ah: AhId) -> Result<(), EngineError> {
-        Ok(self.enter()?.adapter.destroy_ah(ah)?)
+        let mut core = self.enter()?;
+        core.watch_destroy_ah(ah);
+        Ok(core.adapter.destroy_ah(ah)?)
     }
 
     /// Attaches a datagram queue pair to the multicast group that a GID stands for, which the device's
