@@ -3,6 +3,8 @@
 //! A listener keeps nothing of a peer. As long as few connections are half open, a SYN makes one; beyond
 //! that it is answered with a cookie, and the connection is made by the acknowledgement (RFC 4987).
 
+use std::sync::Arc;
+
 use quipu_wire::tcp::{Flags, Repr, SeqNumber, Timestamps};
 
 use super::cookies::{self, EPOCH};
@@ -29,7 +31,7 @@ pub enum Opening {
 /// A port that is watched.
 #[derive(Clone, Debug)]
 pub struct Listener {
-    config: Config,
+    config: Arc<Config>,
     secret: Secret,
     backlog: u32,
     half_open: u32,
@@ -39,7 +41,8 @@ pub struct Listener {
 
 impl Listener {
     /// Watches a port; at most `backlog` connections are half open at a time.
-    pub fn new(config: Config, secret: Secret, backlog: u32) -> Self {
+    pub fn new(config: impl Into<Arc<Config>>, secret: Secret, backlog: u32) -> Self {
+        let config = config.into();
         Self { config, secret, backlog, half_open: 0, cookie_at: None }
     }
 
@@ -75,7 +78,8 @@ impl Listener {
         }
         if self.half_open < self.backlog && may_open {
             self.half_open += 1;
-            let connection = Connection::accept(now, self.config, self.secret, flow, segment);
+            let connection =
+                Connection::accept(now, Arc::clone(&self.config), self.secret, flow, segment);
             return Opening::HalfOpen(Box::new(connection));
         }
         self.cookie_at = Some(now);
@@ -112,7 +116,7 @@ impl Listener {
             return None;
         }
         let agreed = cookies::agreed(now, &self.config, self.secret, flow, ack)?;
-        Some(Connection::resume(now, self.config, self.secret, flow, ack, agreed))
+        Some(Connection::resume(now, Arc::clone(&self.config), self.secret, flow, ack, agreed))
     }
 }
 
@@ -120,23 +124,24 @@ impl Connection {
     /// The connection that a SYN asks for: its answer is the first thing to be sent.
     pub(super) fn accept(
         now: u64,
-        config: Config,
+        config: Arc<Config>,
         secret: Secret,
         flow: &Flow,
         syn: &Repr,
     ) -> Self {
+        let patience = config.connect_timeout;
         let mut connection = Self::new(now, config, secret, flow);
         connection.passive = true;
         connection.step(Input::PassiveOpen);
         connection.take_syn(now, syn);
-        connection.timers.set(Timer::End, now + config.connect_timeout);
+        connection.timers.set(Timer::End, now + patience);
         connection
     }
 
     /// The connection whose cookie `ack` brings back.
     fn resume(
         now: u64,
-        config: Config,
+        config: Arc<Config>,
         secret: Secret,
         flow: &Flow,
         ack: &Repr,

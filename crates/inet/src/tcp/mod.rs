@@ -53,6 +53,7 @@ mod transmit;
 mod window;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use quipu_wire::tcp::{Flags, Repr, SeqNumber, Timestamps};
 
@@ -167,7 +168,10 @@ pub struct Connection {
     passive: bool,
     source: u16,
     destination: u16,
-    config: Config,
+    /// Shared by all connections of one kind.
+    config: Arc<Config>,
+    /// What the path takes now: [`Config::path_mss`] at first.
+    path_mss: u16,
     agreed: Negotiated,
     queue: SendQueue,
     window: SendWindow,
@@ -200,14 +204,16 @@ pub struct Connection {
 
 impl Connection {
     /// Opens a connection: its SYN is the first thing to be sent (RFC 9293 3.10.1).
-    pub fn connect(now: u64, config: Config, secret: Secret, flow: &Flow) -> Self {
+    pub fn connect(now: u64, config: impl Into<Arc<Config>>, secret: Secret, flow: &Flow) -> Self {
+        let config = config.into();
+        let patience = config.connect_timeout;
         let mut connection = Self::new(now, config, secret, flow);
         connection.step(Input::ActiveOpen);
-        connection.timers.set(Timer::End, now + config.connect_timeout);
+        connection.timers.set(Timer::End, now + patience);
         connection
     }
 
-    fn new(now: u64, config: Config, secret: Secret, flow: &Flow) -> Self {
+    fn new(now: u64, config: Arc<Config>, secret: Secret, flow: &Flow) -> Self {
         let mut receive_window = ReceiveWindow::default();
         receive_window.set_room(FIRST, 0);
         Self {
@@ -252,6 +258,7 @@ impl Connection {
             acked: 0,
             events: Pending::default(),
             counters: Counters::default(),
+            path_mss: config.path_mss,
             config,
         }
     }
@@ -274,7 +281,7 @@ impl Connection {
     /// The largest payload of a segment now: a message up to it is one segment (RFC 9293 3.7.1, MUST-16).
     pub fn mss(&self) -> u32 {
         let options = if self.agreed.timestamps { options::TIMESTAMPS_LEN } else { 0 };
-        u32::from(self.agreed.peer_mss.min(self.config.path_mss)) - options
+        u32::from(self.agreed.peer_mss.min(self.path_mss)) - options
     }
 
     /// The congestion window in octets, for those who watch.
@@ -319,7 +326,7 @@ impl Connection {
     /// The path takes segments of this size, options included, from now on. What is on the way is cut when
     /// it is sent again; messages not yet sent keep to the new size.
     pub fn set_path_mss(&mut self, mss: u16) {
-        self.config.path_mss = mss.max(options::MIN_MSS);
+        self.path_mss = mss.max(options::MIN_MSS);
     }
 
     /// No more is to be sent (RFC 9293 3.10.4). The peer may go on (MUST-12).

@@ -13,7 +13,7 @@ use super::seq::{FIRST, SeqSpace};
 /// The most segments on the way: bounds memory, and the work that a SACK can cause.
 pub(crate) const MAX_FLIGHT: usize = 8192;
 /// Records that stay allocated while nothing is on the way.
-const KEPT: usize = 8;
+const KEPT: usize = 4;
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,6 +205,7 @@ impl SendQueue {
         self.una = una;
         if self.sent.is_empty() && self.sent.capacity() > KEPT {
             self.sent.shrink_to(KEPT);
+            self.ends.shrink_to(KEPT);
         }
     }
 
@@ -246,10 +247,10 @@ impl SendQueue {
         self.lost_from = self.una;
     }
 
-    /// A timeout was spurious: what has not been sent again is still on the way.
+    /// A timeout was spurious: what waits to be sent again is still on the way.
     pub(crate) fn unlose(&mut self) {
         for index in 0..self.sent.len() {
-            if self.sent[index].fate == Fate::Lost && !self.sent[index].retransmitted {
+            if self.sent[index].fate == Fate::Lost {
                 self.set_fate(index, Fate::Flying);
             }
         }
@@ -369,6 +370,6 @@ mod tests {
         queue.write(100 * 1000, false);
         (0..1000).for_each(|_| queue.push(0, 100, false, false));
         queue.acknowledge(queue.nxt, |_| {});
-        assert!(queue.sent.capacity() <= 2 * KEPT && queue.is_idle());
+        assert!(queue.sent.capacity() <= KEPT && queue.is_idle());
     }
 }

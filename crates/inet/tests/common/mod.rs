@@ -47,6 +47,8 @@ pub struct End {
     pub acked: u64,
     /// What this end sends begins here in its pseudo-random stream.
     salt: u64,
+    /// The last header that went out.
+    pub last: Option<Repr>,
     /// Offsets and lengths of the segments that went out.
     pub segments: Vec<Range<u64>>,
 }
@@ -98,6 +100,7 @@ impl End {
             room: Some(1 << 20),
             acked: 0,
             salt,
+            last: None,
             segments: Vec::new(),
         }
     }
@@ -205,6 +208,7 @@ impl Pair {
             println!("{:>12} {from}> {segment:?}", self.now / 1000);
         }
         let end = &mut self.ends[from];
+        end.last = Some(segment.header);
         if !segment.payload.is_empty() {
             end.segments.push(segment.payload.clone());
         }
