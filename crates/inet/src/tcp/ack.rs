@@ -227,13 +227,15 @@ impl Connection {
     /// Whether a timeout or a recovery was a mistake: F-RTO with SACK (RFC 5682 3.1), Eifel (RFC 3522 3.2).
     fn judge_timeout(&mut self, ack: &Acknowledgement, news: &News) {
         let Some(recovery) = &mut self.recovery else { return };
-        let echoes_original = match (recovery.resent_at, ack.echo) {
-            (Some(resent), Some(echo)) if self.agreed.timestamps => {
-                (echo.wrapping_sub(resent) as i32) < 0
+        // The first acknowledgement of what was sent again first: does it answer the original?
+        let resent = recovery.resent.filter(|(_, end)| recovery.undecided && ack.ack >= *end);
+        recovery.undecided &= resent.is_none();
+        let mut spurious = match (resent, ack.echo) {
+            (Some((clock, _)), Some(echo)) if self.agreed.timestamps => {
+                (echo.wrapping_sub(clock) as i32) < 0
             }
             _ => false,
         };
-        let mut spurious = news.acked > 0 && echoes_original && recovery.cause != Cause::Ecn;
         match recovery.frto {
             Frto::First if news.acked > 0 && ack.ack < recovery.high => {
                 recovery.frto = Frto::Second;

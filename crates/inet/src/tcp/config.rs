@@ -55,7 +55,8 @@ pub struct Config {
     pub ack_delay: u64,
     /// The retransmission timeout before anything was measured (RFC 6298 2.1).
     pub initial_rto: u64,
-    /// Its least value (RFC 6298 2.4 has a second; see `specs/deviations.md`).
+    /// Its least margin above the smoothed round trip (RFC 6298 2.4 has a second for the whole; see
+    /// `specs/deviations.md`).
     pub min_rto: u64,
     /// Its greatest value, at least a minute (RFC 6298 2.5).
     pub max_rto: u64,

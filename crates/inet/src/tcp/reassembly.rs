@@ -12,15 +12,16 @@ use quipu_wire::tcp::{SackBlock, SackBlocks};
 
 use super::seq::SeqSpace;
 
-/// The most gaps that are kept: work for each segment, and memory, are bounded by it.
-const MAX_RANGES: usize = 64;
+/// The most gaps that are kept: memory is bounded by it (16 KB), and the work for a segment. A queue that
+/// overflows in slow start drops every other packet of a round trip, so it must not be few.
+const MAX_RANGES: usize = 1024;
+/// What a segment without timestamps can report.
+const RECENT: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Range {
     start: u64,
     end: u64,
-    /// Grows with each change: the latest is reported first (RFC 2018 4).
-    stamp: u64,
 }
 
 /// A segment that waited for a gap to close; message mode only.
@@ -38,7 +39,8 @@ pub struct Held {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reassembly {
     ranges: Vec<Range>,
-    stamp: u64,
+    /// Where the latest segments began: their ranges are reported first (RFC 2018 4).
+    recent: [u64; RECENT],
     held: BTreeMap<u64, Held>,
     held_bytes: u64,
 }
@@ -48,33 +50,43 @@ impl Reassembly {
         self.ranges.is_empty() && self.held.is_empty()
     }
 
+    /// The first range that does not end before `position`.
+    fn at(&self, position: u64) -> usize {
+        self.ranges.partition_point(|range| range.end < position)
+    }
+
     /// Whether all of `start..end` is here already.
     pub(crate) fn has(&self, start: u64, end: u64) -> bool {
-        self.ranges.iter().any(|range| range.start <= start && end <= range.end)
+        let range = self.ranges.get(self.at(start + 1));
+        range.is_some_and(|range| range.start <= start && end <= range.end)
     }
 
     /// Whether any of `start..end` is here already.
     pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
-        self.ranges.iter().any(|range| range.start < end && start < range.end)
+        self.ranges.get(self.at(start + 1)).is_some_and(|range| range.start < end)
     }
 
     /// Whether `start..end` could be noted: it may join others, but not be one range too many.
     pub(crate) fn has_room(&self, start: u64, end: u64) -> bool {
-        self.ranges.len() < MAX_RANGES
-            || self.ranges.iter().any(|range| range.start <= end && start <= range.end)
+        let joins = self.ranges.get(self.at(start)).is_some_and(|range| range.start <= end);
+        joins || self.ranges.len() < MAX_RANGES
     }
 
     /// Notes `start..end`, for which there is room.
     pub(crate) fn insert(&mut self, start: u64, end: u64) {
-        let first = self.ranges.partition_point(|range| range.end < start);
+        let first = self.at(start);
         let behind = self.ranges.partition_point(|range| range.start <= end);
-        self.stamp += 1;
-        let mut range = Range { start, end, stamp: self.stamp };
+        let mut range = Range { start, end };
         for old in &self.ranges[first..behind] {
             range.start = range.start.min(old.start);
             range.end = range.end.max(old.end);
         }
         self.ranges.splice(first..behind, [range]);
+        // One entry for each range: those that are in the new one make room.
+        let inside = |at: u64| range.start <= at && at < range.end;
+        let last = self.recent.iter().position(|at| inside(*at)).unwrap_or(RECENT - 1);
+        self.recent.copy_within(..last, 1);
+        self.recent[0] = start;
     }
 
     /// Keeps a payload, within `max` octets for all; says whether it did.
@@ -102,15 +114,11 @@ impl Reassembly {
 
     /// The gap before `nxt` is closed: where the stream is contiguous up to now.
     pub(crate) fn advance(&mut self, mut nxt: u64) -> u64 {
-        let mut taken = 0;
-        for range in &self.ranges {
-            if range.start > nxt {
-                break;
-            }
+        let taken = self.ranges.partition_point(|range| range.start <= nxt);
+        for range in self.ranges.drain(..taken) {
             nxt = nxt.max(range.end);
-            taken += 1;
         }
-        self.ranges.drain(..taken);
+        // What now touches it, touches nothing else: ranges are apart.
         nxt
     }
 
@@ -127,12 +135,16 @@ impl Reassembly {
         if let Some((start, end)) = first {
             blocks.push(block(start, end));
         }
-        let mut before = u64::MAX;
-        while blocks.as_slice().len() < room {
-            let older = self.ranges.iter().filter(|range| range.stamp < before);
-            let Some(range) = older.max_by_key(|range| range.stamp) else { break };
-            before = range.stamp;
-            blocks.push(block(range.start, range.end));
+        let mut reported = [None; RECENT];
+        for (n, at) in self.recent.iter().enumerate() {
+            let index = self.at(at + 1);
+            let Some(range) = self.ranges.get(index).filter(|range| range.start <= *at) else {
+                continue;
+            };
+            if blocks.as_slice().len() < room && !reported.contains(&Some(index)) {
+                reported[n] = Some(index);
+                blocks.push(block(range.start, range.end));
+            }
         }
         blocks
     }
@@ -173,12 +185,12 @@ mod tests {
     #[test]
     fn gaps_are_bounded() {
         let mut reassembly = Reassembly::default();
-        for n in 0..MAX_RANGES as u64 {
+        for n in 1..=MAX_RANGES as u64 {
             assert!(reassembly.has_room(n * 10, n * 10 + 1));
             reassembly.insert(n * 10, n * 10 + 1);
         }
-        assert!(!reassembly.has_room(5, 6));
-        assert!(reassembly.has_room(1, 2), "it joins another");
+        assert!(!reassembly.has_room(15, 16));
+        assert!(reassembly.has_room(11, 12), "it joins another");
     }
 
     #[test]

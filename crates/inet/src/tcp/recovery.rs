@@ -33,8 +33,10 @@ pub(crate) struct Recovery {
     pub(crate) high: u64,
     /// To be restored if the episode was a mistake.
     pub(crate) before: Option<Before>,
-    /// The timestamp of the first retransmission.
-    pub(crate) resent_at: Option<u32>,
+    /// The timestamp of the first retransmission, and the position behind it; none before.
+    pub(crate) resent: Option<(u32, u64)>,
+    /// Whether Eifel may still judge.
+    pub(crate) undecided: bool,
     pub(crate) frto: Frto,
     prr: Prr,
 }
@@ -65,7 +67,8 @@ impl Recovery {
             cause,
             high,
             before: Some(before),
-            resent_at: None,
+            resent: None,
+            undecided: true,
             frto: Frto::Off,
             prr: Prr { flight: flight.max(1), ..Prr::default() },
         }

@@ -42,8 +42,10 @@ impl Rtt {
             self.variance = self.variance - self.variance / 4 + self.smoothed.abs_diff(rtt) / 4;
             self.smoothed = self.smoothed - self.smoothed / 8 + rtt / 8;
         }
-        let rto = self.smoothed + (4 * self.variance).max(GRANULARITY);
-        self.base_rto = rto.clamp(config.min_rto, config.max_rto);
+        // The least value is one of the margin, not of the sum: a retransmission that takes a second round
+        // trip must not meet a timeout of two.
+        let margin = (4 * self.variance).max(GRANULARITY).max(config.min_rto);
+        self.base_rto = (self.smoothed + margin).min(config.max_rto);
         // RFC 6298 5: a new measurement takes the back-off back.
         self.backoff = 0;
     }
@@ -115,6 +117,6 @@ mod tests {
         }
         assert_eq!(rtt.rto(&config), config.max_rto);
         rtt.sample(0, MS, &config);
-        assert_eq!(rtt.rto(&config), config.min_rto);
+        assert_eq!(rtt.rto(&config), MS + config.min_rto);
     }
 }

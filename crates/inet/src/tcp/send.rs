@@ -236,14 +236,16 @@ impl SendQueue {
         }
     }
 
-    /// After a timeout everything counts as lost, also what was reported: a receiver may discard what it
-    /// has reported (RFC 2018 8).
+    /// After a timeout everything counts as lost that was not reported; and that too if the receiver has
+    /// taken back what it reported, as RFC 2018 8 lets it: its first missing octet is then one that it once
+    /// had.
     pub(crate) fn lose_all(&mut self) {
-        for sent in &mut self.sent {
-            sent.fate = Fate::Lost;
+        let reneged = self.sent.front().is_some_and(|head| head.fate == Fate::Sacked);
+        for index in 0..self.sent.len() {
+            if reneged || self.sent[index].fate == Fate::Flying {
+                self.set_fate(index, Fate::Lost);
+            }
         }
-        self.lost += self.flying + self.sacked;
-        (self.flying, self.sacked) = (0, 0);
         self.lost_from = self.una;
     }
 
@@ -362,6 +364,19 @@ mod tests {
         queue.unlose();
         assert_eq!(queue.next_lost(), None);
         check(&queue);
+    }
+
+    #[test]
+    fn reports_outlive_a_timeout_unless_they_are_taken_back() {
+        let mut queue = five();
+        queue.sack(201, 401, |_| {});
+        queue.lose_all();
+        check(&queue);
+        assert_eq!((queue.sacked(), queue.lost()), (200, 300));
+        queue.acknowledge(201, |_| {});
+        queue.lose_all();
+        check(&queue);
+        assert_eq!((queue.sacked(), queue.lost()), (0, 300));
     }
 
     #[test]

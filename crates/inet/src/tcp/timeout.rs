@@ -68,9 +68,11 @@ impl Connection {
                 recovery.high = self.queue.nxt;
             }
         } else {
+            // RFC 5682 leaves out what happens within a recovery: there an acknowledgement proves less.
+            let frto = if self.recovery.is_none() { Frto::First } else { Frto::Off };
             self.begin_recovery(Cause::Timeout, self.queue.outstanding());
             if let Some(recovery) = &mut self.recovery {
-                recovery.frto = Frto::First;
+                recovery.frto = frto;
             }
         }
         self.congestion.collapse(mss);

@@ -133,7 +133,7 @@ impl Connection {
         let mss = self.mss();
         let sent = self.queue.resend(index, now, mss);
         if let Some(recovery) = &mut self.recovery {
-            recovery.resent_at.get_or_insert(clock);
+            recovery.resent.get_or_insert((clock, sent.end()));
         }
         self.counters.retransmitted += 1;
         Some(self.segment(now, &sent, false))
