@@ -60,6 +60,8 @@ fn every_kind_of_fault_is_understood() {
     assert_eq!(slow.inject, Inject::SlowPeer { time: 5 * ms, jitter: 0 });
     let rnr = fault("inject = \"rnr\"\ntimes = 3\ntime = \"2ms\"");
     assert_eq!(rnr.inject, Inject::Rnr { times: 3, time: 2 * ms });
+    let held = fault("inject = \"rnr\"\nside = \"recv\"");
+    assert_eq!(held.trigger, Trigger::Calls(vec![Call::PostRecv, Call::PostSrqRecv]));
     let dead = fault("inject = \"dead_peer\"\nafter = \"1s\"\nqp = 2");
     assert_eq!(dead.trigger, Trigger::Clock(1000 * ms, None));
     let dead = fault("inject = \"dead_peer\"\nnth = 100");

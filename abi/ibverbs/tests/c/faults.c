@@ -270,6 +270,23 @@ static void not_ready(const void *argument)
 	close_pair(&p);
 }
 
+/* A receive of a shared queue that is there late: the sender waits as long, and no longer. */
+static void shared_not_ready(const void *argument)
+{
+	(void)argument;
+	struct pair p = make_pair(1);
+	connect_pair(&p, 7);
+	struct ibv_recv_wr receive = { .wr_id = 10 }, *bad;
+	double start = seconds();
+	SAME(ibv_post_srq_recv(p.srq, &receive, &bad), 0);
+	struct ibv_send_wr wr = sending(1);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	done(&p.b, 10, IBV_WC_SUCCESS);
+	CHECK(seconds() - start >= 0.05);
+	close_pair(&p);
+}
+
 static void rnr(void)
 {
 	static const enum ibv_wc_status ok = IBV_WC_SUCCESS, exceeded = IBV_WC_RNR_RETRY_EXC_ERR;
@@ -280,6 +297,7 @@ static void rnr(void)
 	under(not_ready, &exceeded,
 	      "inject = 'rnr'\ntime = '200ms'\nside = 'recv'\n[[fault]]\ninject = 'slow_peer'\n"
 	      "time = '10ms'\n");
+	under(shared_not_ready, NULL, "inject = 'rnr'\ntime = '50ms'\nside = 'recv'\n");
 }
 
 /* --- peers, ports, devices ---------------------------------------------------------------------- */
