@@ -66,10 +66,10 @@ Examples:
   quipu bench --out bench/results         the whole plan; tables, JSON and plot into a folder
   quipu bench --list                      who would take part in what
 
-Two processes, pinned to two processors, send to each other by shared memory, and by TCP and UDP over
-the loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are installed,
-take turns with Quipu, and with perftest, cmtime, UCX and Open MPI that run over Quipu. Leave the machine
-alone meanwhile: whatever else runs is in the numbers.";
+Two processes, pinned to two processors, send to each other by shared memory, and by TCP and UDP
+over the loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are
+installed, take turns with Quipu, and with perftest, cmtime, UCX and Open MPI that run over Quipu.
+Leave the machine alone meanwhile: whatever else runs is in the numbers.";
 
 /// Runs the benchmark and prints what came out.
 ///
