@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Node, PATIENCE, engine};
+use quipu_host::counters::observe::{ENGINE_METRICS, Sample};
+use quipu_host::counters::samples;
 use quipu_host::nic::{
     AddressVector, AhId, Completion, Gid, Payload, QpAttr, QpAttrMask, QpState, QpType, SendFlags,
     SendOp, SendWr, To, WcExtra, WcStatus,
 };
-use quipu_host::{Engine, SameHost};
+use quipu_host::{Config, Engine, SameHost};
 
 const QKEY: u32 = 0x0123_4567;
 const GRH: u64 = 40;
@@ -121,6 +123,36 @@ fn a_program_that_sleeps_is_woken_by_a_datagram() {
         assert_eq!(waiter.join().unwrap(), 7);
     });
     assert_eq!(b.poll().wr_id, 4);
+}
+
+/// A question to epoll takes as long as ten polls that look at memory only.
+#[test]
+fn a_socket_that_has_had_nothing_for_long_is_asked_for_seldom() {
+    const POLLS: u64 = 100_000;
+    let own = Some("127.0.0.74".parse().unwrap());
+    let config = Config { address: own, counters: true, ..Config::default() };
+    let engine = Engine::open(config).unwrap();
+    let node = node(&engine);
+    let mut out = [Completion::default()];
+    for _ in 0..POLLS {
+        assert_eq!(engine.poll_cq(node.cq, &mut out).unwrap(), 0);
+    }
+    // Polls alone are nothing new to show.
+    let to = To::Datagram { ah: address(&node, engine.gid(), 0), qpn: node.num.0, qkey: QKEY };
+    send(&node, to, 0, 1);
+    let count = |name: &str| {
+        let ours =
+            |sample: &Sample| (sample.process, Some(sample.address)) == (std::process::id(), own);
+        let sample = samples().into_iter().find(ours).unwrap();
+        sample.engine[ENGINE_METRICS.iter().position(|metric| metric.name == name).unwrap()]
+    };
+    let end = Instant::now() + PATIENCE;
+    while count("polls") < POLLS {
+        assert!(Instant::now() < end, "the sample does not come");
+        std::thread::yield_now();
+    }
+    let looks = count("epoll_looks");
+    assert!((1..POLLS / 32).contains(&looks), "{looks} questions");
 }
 
 #[test]

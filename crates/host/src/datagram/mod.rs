@@ -278,6 +278,12 @@ impl Datagrams {
         self.watch(index, READ);
     }
 
+    /// Whether polls try sockets: any had something lately.
+    #[inline]
+    pub(crate) fn is_hot(&self) -> bool {
+        self.sockets.iter().take(HOT_MAX).any(|socket| socket.misses < PATIENCE)
+    }
+
     /// Tries the sockets that had something lately. True if any had.
     #[inline]
     pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {

@@ -25,9 +25,13 @@ use crate::tap::Adapter;
 /// Polls that share one reading of the clock, while they find nothing.
 const POLLS_PER_READING: u32 = 16;
 /// Polls between two questions to epoll: while hot streams are tried directly but others are
-/// open, while there are UDP sockets, and while only listeners and links are there.
+/// open; while there are UDP sockets, and polls try sockets, which takes as long as the question; while
+/// there are UDP sockets that had nothing for long, and polls look at memory only, as those of a program
+/// that met its peer by datagrams (UCX) and then talks to it on the same host; and while only
+/// listeners and links are there.
 const POLLS_PER_LOOK_HOT: u32 = 8;
 const POLLS_PER_LOOK_DATAGRAMS: u32 = 16;
+const POLLS_PER_LOOK_QUIET: u32 = 128;
 const POLLS_PER_LOOK_IDLE: u32 = 256;
 /// Rounds of actions, bytes and events that one call goes through before it returns.
 const ROUNDS: usize = 64;
@@ -185,7 +189,10 @@ impl Core {
         match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
             (true, false) => 1,
             (true, true) => POLLS_PER_LOOK_HOT,
-            (false, _) if self.datagrams.is_in_use() => POLLS_PER_LOOK_DATAGRAMS,
+            (false, streams) if self.datagrams.is_in_use() => {
+                let tries = streams || self.datagrams.is_hot();
+                if tries { POLLS_PER_LOOK_DATAGRAMS } else { POLLS_PER_LOOK_QUIET }
+            }
             (false, _) => POLLS_PER_LOOK_IDLE,
         }
     }
