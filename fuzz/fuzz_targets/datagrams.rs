@@ -121,6 +121,7 @@ impl World {
             passes_on: input.flag(),
             drops: input.byte() % 8 == 0,
             specs: Vec::new(),
+            counts: None,
         };
         for _ in 0..input.byte() % 4 {
             let layer = input.pick(&[Ethernet, Ipv4, Ipv6, Tcp, Udp, Tunnel]);

@@ -243,6 +243,7 @@ fn destroy_left(instance: &Instance, left: Vec<Object>) {
                 detached.and_then(|()| engine.destroy_qp(qp)).map(&mut reported)
             }
             Object::Flow(flow) => engine.destroy_flow(flow),
+            Object::Counters(counters) => engine.destroy_counters(counters),
             Object::Table(table) => engine.destroy_ind_table(table),
             Object::Wq(wq) => engine.destroy_wq(wq),
             Object::Srq(srq) => engine.destroy_srq(srq).map(&mut reported),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quipu_abi_types::*;
 use quipu_host::connection::{ChannelKey, IdKey};
 use quipu_host::{Config, Engine, OpenError};
-use quipu_nic::{ChannelId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
+use quipu_nic::{ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
 use tracing_subscriber::EnvFilter;
 
 use crate::registry::{ContextNumber, Registry};
@@ -176,6 +176,7 @@ handles! {
     srq, srq_handle: SrqHandle <-> SrqId;
     qp, qp_handle: QpHandle <-> QpId;
     flow, flow_handle: FlowHandle <-> FlowId;
+    counters, counters_handle: CountersHandle <-> CountersId;
     wq, wq_handle: WqHandle <-> SrqId;
     table, table_handle: TableHandle <-> TableId;
     cm_channel, cm_channel_handle: CmChannelHandle <-> ChannelKey;

@@ -6,7 +6,8 @@ use std::{ptr, slice};
 use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_nic::{
-    FlowKind, FlowLayer, FlowRule, FlowSpec, RX_HASH_KEY, RxHash, RxHashFields, WqState,
+    CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, RX_HASH_KEY, RxHash,
+    RxHashFields, WqState,
 };
 
 use crate::entry::{Out, entries};
@@ -18,6 +19,10 @@ use crate::status::{Failure, INVALID, Outcome};
 pub(crate) const API: EngineRawApi = EngineRawApi {
     create_flow,
     destroy_flow,
+    create_counters,
+    destroy_counters,
+    attach_counter,
+    read_counters,
     create_wq,
     modify_wq,
     destroy_wq,
@@ -76,13 +81,30 @@ fn add_spec(rule: &mut FlowRule, kind: u32, bytes: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// The rule that a program describes.
+/// The counters that the action at `spec` names.
+///
+/// # Safety
+///
+/// It is valid for reads of `size` bytes, and its pointer is null or to counters of a facade.
+unsafe fn counters_of(spec: *const u8, size: usize) -> Outcome<CountersHandle> {
+    if size < size_of::<ibv_flow_spec_counter_action>() {
+        return Err(INVALID);
+    }
+    let action = spec.cast::<ibv_flow_spec_counter_action>();
+    // SAFETY: it is long enough; a facade made the counters, with the handle behind what programs know.
+    unsafe {
+        let counters = ptr::read_unaligned(&raw const (*action).counters);
+        Ok(counters.cast::<EngineCounters>().as_ref().ok_or(INVALID)?.handle)
+    }
+}
+
+/// The rule that a program describes, and the counters that it names.
 ///
 /// # Safety
 ///
 /// `attr` is null, or stands in front of `num_of_specs` specifications that are valid for reads of as many
 /// bytes as they say.
-unsafe fn rule(attr: *const ibv_flow_attr) -> Outcome<FlowRule> {
+unsafe fn rule(attr: *const ibv_flow_attr) -> Outcome<(FlowRule, CountersHandle)> {
     // SAFETY: passed on from the caller.
     let head = unsafe { attr.as_ref() }.ok_or(INVALID)?;
     if head.port != 1 {
@@ -99,8 +121,9 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Outcome<FlowRule> {
         _ => return Err(INVALID),
     };
     let passes_on = head.flags & IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0;
-    let mut rule =
-        FlowRule { kind, priority: head.priority, passes_on, specs: Vec::new(), drops: false };
+    let priority = head.priority;
+    let mut rule = FlowRule { kind, priority, passes_on, ..FlowRule::default() };
+    let mut counters = CountersHandle::NONE;
     let mut next = attr.wrapping_add(1).cast::<u8>();
     for _ in 0..head.num_of_specs {
         // SAFETY: a specification stands there, which begins with type and size; its place need not be
@@ -115,10 +138,15 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Outcome<FlowRule> {
             return Err(INVALID);
         }
         // SAFETY: it is valid for reads of `size` bytes.
-        add_spec(&mut rule, kind, unsafe { slice::from_raw_parts(next, size) })?;
+        unsafe {
+            match kind {
+                IBV_FLOW_SPEC_ACTION_COUNT => counters = counters_of(next, size)?,
+                _ => add_spec(&mut rule, kind, slice::from_raw_parts(next, size))?,
+            }
+        }
         next = next.wrapping_add(size);
     }
-    Ok(rule)
+    Ok((rule, counters))
 }
 
 /// The hash that a program describes.
@@ -145,10 +173,15 @@ entries! {
     /// [`EngineRawApi::create_flow`]
     fn create_flow(qp: QpHandle, attr: *const ibv_flow_attr, out: *mut FlowHandle) {
         // SAFETY: the table demands valid pointers, and specifications behind `attr`.
-        let (out, rule) = unsafe { (Out::new(out)?, rule(attr)?) };
+        let (out, (mut rule, counters)) = unsafe { (Out::new(out)?, rule(attr)?) };
         let instance = current()?;
         let qp = instance.qp(qp);
         let context = instance.registry().context_of(Object::Qp(qp))?;
+        if counters != CountersHandle::NONE {
+            let counters = instance.counters(counters);
+            instance.registry().expect(Object::Counters(counters), context)?;
+            rule.counts = Some(counters);
+        }
         let flow = instance.engine.create_flow(qp, rule)?;
         instance.registry().add(Object::Flow(flow), context, 0);
         out.fill(instance.flow_handle(flow));
@@ -161,6 +194,56 @@ entries! {
         let flow = instance.flow(flow);
         instance.destroyed(instance.engine.destroy_flow(flow).map_err(Failure::from))?;
         instance.registry().remove(Object::Flow(flow), 0);
+        Ok(())
+    }
+
+    /// [`EngineRawApi::create_counters`]
+    fn create_counters(context: ContextHandle, out: *mut CountersHandle) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        let context = instance.context(context);
+        if instance.registry().device(context)? != Device::Quipu0 {
+            return Err(UNSUPPORTED);
+        }
+        let counters = instance.engine.create_counters()?;
+        instance.registry().add(Object::Counters(counters), context, 0);
+        out.fill(instance.counters_handle(counters));
+        Ok(())
+    }
+
+    /// [`EngineRawApi::destroy_counters`]
+    fn destroy_counters(counters: CountersHandle) {
+        let Some(instance) = for_destructor()? else { return Ok(()) };
+        let counters = instance.counters(counters);
+        instance.destroyed(instance.engine.destroy_counters(counters).map_err(Failure::from))?;
+        instance.registry().remove(Object::Counters(counters), 0);
+        Ok(())
+    }
+
+    /// [`EngineRawApi::attach_counter`]
+    fn attach_counter(counters: CountersHandle, description: u32, index: u32) {
+        let kind = match description {
+            IBV_COUNTER_PACKETS => CounterKind::Packets,
+            IBV_COUNTER_BYTES => CounterKind::Bytes,
+            _ => return Err(UNSUPPORTED),
+        };
+        let instance = current()?;
+        let counters = instance.counters(counters);
+        Ok(instance.engine.attach_counter(counters, kind, index as usize)?)
+    }
+
+    /// [`EngineRawApi::read_counters`]
+    fn read_counters(counters: CountersHandle, values: *mut u64, count: u32) {
+        if values.is_null() {
+            return Err(INVALID);
+        }
+        let instance = current()?;
+        let mut read = vec![0; (count as usize).min(MAX_COUNTERS)];
+        instance.engine.read_counters(instance.counters(counters), &mut read)?;
+        read.resize(count as usize, 0);
+        // SAFETY: the table demands that it is valid for writes of `count` numbers.
+        unsafe { ptr::copy_nonoverlapping(read.as_ptr(), values, read.len()) };
         Ok(())
     }
 

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 
 use quipu_host::{ContextId, Device};
-use quipu_nic::{AhId, ChannelId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
+use quipu_nic::{
+    AhId, ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId,
+};
 
 use crate::status::{INVALID, Outcome};
 
@@ -12,6 +14,7 @@ use crate::status::{INVALID, Outcome};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Object {
     Flow(FlowId),
+    Counters(CountersId),
     Qp(QpId),
     Table(TableId),
     Wq(SrqId),

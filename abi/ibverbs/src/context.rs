@@ -14,7 +14,7 @@ use crate::engine::check;
 use crate::import::{Opened, command_fd};
 use crate::object::Blank;
 use crate::stub::{no_int, no_pointer, null};
-use crate::{cq, cq_ex, dm, flow, mr, pd, qp, qp_ex, query, srq, wq, xrcd};
+use crate::{counters, cq, cq_ex, dm, flow, mr, pd, qp, qp_ex, query, srq, wq, xrcd};
 
 /// The private part of a context.
 pub(crate) struct ContextState {
@@ -115,6 +115,10 @@ fn tables(verbs: &mut verbs_context) {
     verbs.close_xrcd = Some(xrcd::close_xrcd);
     verbs.ibv_create_flow = Some(flow::create_flow);
     verbs.ibv_destroy_flow = Some(flow::destroy_flow);
+    verbs.create_counters = Some(counters::create_counters);
+    verbs.destroy_counters = Some(counters::destroy_counters);
+    verbs.attach_counters_point_flow = Some(counters::attach_counters_point_flow);
+    verbs.read_counters = Some(counters::ibv_read_counters);
     verbs.create_wq = Some(wq::create_wq);
     verbs.modify_wq = Some(wq::modify_wq);
     verbs.destroy_wq = Some(wq::destroy_wq);
@@ -131,10 +135,6 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.dm_export_dmabuf_fd = int;
     verbs.dealloc_dmah = int;
     verbs.alloc_dmah = pointer;
-    verbs.read_counters = int;
-    verbs.attach_counters_point_flow = int;
-    verbs.create_counters = pointer;
-    verbs.destroy_counters = int;
     verbs.modify_flow_action_esp = int;
     verbs.destroy_flow_action = int;
     verbs.create_flow_action_esp = pointer;

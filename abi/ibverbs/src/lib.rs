@@ -24,6 +24,7 @@
 mod acks;
 pub mod ah;
 pub mod context;
+pub mod counters;
 pub mod cq;
 pub mod cq_ex;
 pub mod device;

@@ -39,6 +39,7 @@ blank!(
     ibv_cq_ex,
     ibv_srq,
     ibv_flow,
+    EngineCounters,
     ibv_wq,
     ibv_rwq_ind_table,
     ibv_qp_ex,

@@ -77,10 +77,18 @@ pub struct verbs_context {
         Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
     pub advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u32, u32, *mut ibv_sge, u32) -> c_int>,
     pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
-    pub read_counters: opaque_fn,
-    pub attach_counters_point_flow: opaque_fn,
-    pub create_counters: opaque_fn,
-    pub destroy_counters: opaque_fn,
+    pub read_counters: Option<unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int>,
+    pub attach_counters_point_flow: Option<
+        unsafe extern "C" fn(
+            *mut ibv_counters,
+            *mut ibv_counter_attach_attr,
+            *mut ibv_flow,
+        ) -> c_int,
+    >,
+    pub create_counters: Option<
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters,
+    >,
+    pub destroy_counters: Option<unsafe extern "C" fn(*mut ibv_counters) -> c_int>,
     pub reg_dm_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     pub alloc_dm:

@@ -22,6 +22,14 @@ constants! {
         IBV_FLOW_SPEC_IPV4_EXT = 0x32, IBV_FLOW_SPEC_TCP = 0x40, IBV_FLOW_SPEC_UDP = 0x41,
         IBV_FLOW_SPEC_VXLAN_TUNNEL = 0x50, IBV_FLOW_SPEC_INNER = 0x100,
         IBV_FLOW_SPEC_ACTION_TAG = 0x1000, IBV_FLOW_SPEC_ACTION_DROP = 0x1001,
+        IBV_FLOW_SPEC_ACTION_COUNT = 0x1003,
+    }
+}
+constants! {
+    /// `enum ibv_counter_description`, `enum ibv_read_counters_flags`
+    u32 {
+        IBV_COUNTER_PACKETS = 0, IBV_COUNTER_BYTES = 1,
+        IBV_READ_COUNTERS_ATTR_PREFER_CACHED = 1,
     }
 }
 constants! {
@@ -97,6 +105,45 @@ specifications! {
     ibv_flow_spec_tcp_udp of ibv_flow_tcp_udp_filter { dst_port: u16, src_port: u16 }
     /// The identifier of a VXLAN header.
     ibv_flow_spec_tunnel of ibv_flow_tunnel_filter { tunnel_id: u32 }
+}
+
+/// The action that counts what a rule matches.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_flow_spec_counter_action {
+    pub r#type: u32,
+    pub size: u16,
+    pub counters: *mut ibv_counters,
+}
+
+/// Counters.
+#[repr(C)]
+pub struct ibv_counters {
+    pub context: *mut ibv_context,
+}
+
+/// Counters as the facades make them: where a rule names some, the engine finds the handle behind what
+/// programs know.
+#[repr(C)]
+pub struct EngineCounters {
+    pub base: ibv_counters,
+    pub handle: CountersHandle,
+}
+
+/// See `ibv_create_counters(3)`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_counters_init_attr {
+    pub comp_mask: u32,
+}
+
+/// See `ibv_attach_counters_point_flow(3)`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_counter_attach_attr {
+    pub counter_desc: u32,
+    pub index: u32,
+    pub comp_mask: u32,
 }
 
 /// A rule that stands.
@@ -213,6 +260,17 @@ pub struct EngineRawApi {
     pub create_flow:
         unsafe extern "C" fn(qp: QpHandle, attr: *const ibv_flow_attr, out: *mut FlowHandle) -> i32,
     pub destroy_flow: unsafe extern "C" fn(flow: FlowHandle) -> i32,
+    pub create_counters:
+        unsafe extern "C" fn(context: ContextHandle, out: *mut CountersHandle) -> i32,
+    /// Busy while rules count there.
+    pub destroy_counters: unsafe extern "C" fn(counters: CountersHandle) -> i32,
+    /// Has a value grow by what rules made later count: Busy while some count there already. An unknown
+    /// description is NotSupported.
+    pub attach_counter:
+        unsafe extern "C" fn(counters: CountersHandle, description: u32, index: u32) -> i32,
+    /// Writes the first `count` values; 0 where there is none.
+    pub read_counters:
+        unsafe extern "C" fn(counters: CountersHandle, values: *mut u64, count: u32) -> i32,
     /// Creates a receive work queue in RESET.
     pub create_wq:
         unsafe extern "C" fn(pd: PdHandle, init: *const EngineWqInit, out: *mut EngineWq) -> i32,
@@ -261,6 +319,10 @@ macro_rules! none {
 none! {
     create_flow(QpHandle, *const ibv_flow_attr, *mut FlowHandle);
     destroy_flow(FlowHandle);
+    create_counters(ContextHandle, *mut CountersHandle);
+    destroy_counters(CountersHandle);
+    attach_counter(CountersHandle, u32, u32);
+    read_counters(CountersHandle, *mut u64, u32);
     create_wq(PdHandle, *const EngineWqInit, *mut EngineWq);
     modify_wq(WqHandle, u32);
     destroy_wq(WqHandle);

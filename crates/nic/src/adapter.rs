@@ -15,11 +15,11 @@ use crate::link::{LinkState, PeerMemory};
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
 use crate::queue::RecvQueue;
-use crate::raw::{MAX_TABLES, Rules, RxHash, Table, WorkQueue};
+use crate::raw::{self, Counters, MAX_TABLES, Rules, RxHash, Table, WorkQueue};
 use crate::slab::Slab;
 use crate::types::{
-    AhId, AsyncEvent, ChannelId, Completion, ConnId, CqId, Gid, LinkId, MrId, MwId, PdId, QpId,
-    QpNum, SrqId, TableId, Time, XrcdId,
+    AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, Gid, LinkId, MrId, MwId,
+    PdId, QpId, QpNum, SrqId, TableId, Time, XrcdId,
 };
 
 /// Sizes and identity of an adapter.
@@ -210,6 +210,8 @@ pub(crate) struct Hub<P> {
     pub(crate) groups: BTreeMap<IpAddr, Vec<QpId>>,
     /// Which frames go to which queue pairs.
     pub(crate) rules: Rules,
+    /// Where they count what they match.
+    pub(crate) flow_counters: Slab<CountersId, Counters>,
     /// Those that the frame in hand goes to.
     pub(crate) takers: Vec<QpId>,
     pub(crate) tables: Slab<TableId, Table>,
@@ -341,6 +343,7 @@ impl<P: Probe> Adapter<P> {
                 datagram_drops: DatagramDrops::default(),
                 groups: BTreeMap::new(),
                 rules: Rules::default(),
+                flow_counters: raw::counters(),
                 takers: Vec::new(),
                 tables: Slab::new(MAX_TABLES),
                 hashes: BTreeMap::new(),

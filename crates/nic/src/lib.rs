@@ -68,7 +68,7 @@ pub use queue_pairs::QpInfo;
 pub use quipu_iwarp as iwarp;
 pub use quipu_mem::{self as mem, Key, WindowType};
 pub use raw::{
-    FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_FLOWS, MAX_TABLE_SIZE, MAX_TABLES, RX_HASH_KEY,
-    RxHash, RxHashFields, station_address,
+    CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, MAX_FLOWS, MAX_TABLE_SIZE,
+    MAX_TABLES, RX_HASH_KEY, RxHash, RxHashFields, station_address,
 };
 pub use types::*;

@@ -69,6 +69,8 @@ ids! {
     FlowId,
     /// An indirection table of receive work queues.
     TableId,
+    /// Counters of what flow rules match.
+    CountersId,
     /// A connection in the making or made: one byte stream, or one channel of a link.
     ConnId,
     /// A same-host link to another engine.

@@ -226,6 +226,56 @@ fn rules_are_tried_by_priority() {
 }
 
 #[test]
+fn rules_count_what_they_match() {
+    let mut bench = Bench::new();
+    let adapter = &mut bench.pair.hosts[1].adapter;
+    let counters = adapter.create_counters().unwrap();
+    adapter.attach_counter(counters, CounterKind::Packets, 0).unwrap();
+    adapter.attach_counter(counters, CounterKind::Bytes, 2).unwrap();
+    adapter.attach_counter(counters, CounterKind::Packets, 3).unwrap();
+    adapter.attach_counter(counters, CounterKind::Bytes, 3).unwrap();
+    assert!(adapter.attach_counter(counters, CounterKind::Packets, MAX_COUNTERS).is_err());
+    let counting = |rule: FlowRule| FlowRule { counts: Some(counters), ..rule };
+    let own = bench.own_address();
+    let flows = [
+        bench.flow(0, counting(to_station(GROUP))),
+        bench.flow(1, counting(FlowRule { drops: true, ..to_station(own) })),
+    ];
+    let len = frame(GROUP, 1).len() as u64;
+    // Whether or not there is a receive.
+    bench.recv(0, 1, 100);
+    for to in [GROUP, GROUP, own, EVERYBODY] {
+        bench.send(&frame(to, 1));
+    }
+    let adapter = &mut bench.pair.hosts[1].adapter;
+    let mut values = [9; 5];
+    adapter.read_counters(counters, &mut values).unwrap();
+    assert_eq!(values, [3, 0, 3 * len, 3 + 3 * len, 0]);
+    // They hold each other.
+    assert_eq!(adapter.attach_counter(counters, CounterKind::Bytes, 1), Err(Fault::Busy));
+    assert_eq!(adapter.destroy_counters(counters), Err(Fault::Busy));
+    let gone = FlowRule { counts: Some(CountersId(7)), ..FlowRule::default() };
+    let raw = bench.receivers[0];
+    assert_eq!(adapter.create_flow(raw, gone), Err(Fault::NoSuchObject));
+    let kind = FlowKind::AllDefault;
+    let specs = to_station(GROUP).specs;
+    let wrong = FlowRule { kind, specs, ..counting(FlowRule::default()) };
+    assert!(adapter.create_flow(raw, wrong).is_err(), "and leaves no user behind");
+    for flow in flows {
+        adapter.destroy_flow(flow).unwrap();
+    }
+    adapter.destroy_counters(counters).unwrap();
+    assert_eq!(adapter.destroy_counters(counters), Err(Fault::NoSuchObject));
+    assert_eq!(adapter.read_counters(counters, &mut values), Err(Fault::NoSuchObject));
+    assert!(adapter.attach_counter(counters, CounterKind::Bytes, 0).is_err());
+    let full = adapter.create_counters().unwrap();
+    for _ in 0..MAX_COUNTERS {
+        adapter.attach_counter(full, CounterKind::Bytes, 0).unwrap();
+    }
+    assert!(adapter.attach_counter(full, CounterKind::Bytes, 0).is_err());
+}
+
+#[test]
 fn defaults_take_what_is_left() {
     let mut bench = Bench::new();
     let own = bench.own_address();

@@ -8,8 +8,13 @@ use super::bench::{Bench, Qp, Said, blank, done, made, receive, send};
 
 const GROUP: [u8; 6] = [1, 0x50, 0x56, 0x19, 0x20, 0xa7];
 
+/// Specifications that lie one behind the other.
+#[repr(C, packed(4))]
+#[derive(Clone, Copy)]
+struct Specs<A, B, C>(A, B, C);
+
 /// A rule with specifications, as a C program lays it out.
-#[repr(C)]
+#[repr(C, packed(4))]
 #[derive(Clone, Copy)]
 struct Rule<T> {
     attr: ibv_flow_attr,
@@ -79,7 +84,7 @@ fn every_kind_of_specification_steers_frames() {
     let mut udp: ibv_flow_spec_tcp_udp = blank();
     (udp.r#type, udp.size) = (IBV_FLOW_SPEC_UDP, size_of::<ibv_flow_spec_tcp_udp>() as u16);
     (udp.val.dst_port, udp.mask.dst_port) = (5678_u16.to_be(), !0);
-    let whole = rule(3, (ethernet(GROUP), ip, udp));
+    let whole = rule(3, Specs(ethernet(GROUP), ip, udp));
     let flow = create_flow(&bench, receiver.qp, &whole).unwrap();
     bench.post_recv(receiver.qp, 9, &mut [bench.sge(4096, 2048)]).unwrap();
     transmit(&bench, sender, &frame(8));
@@ -131,6 +136,57 @@ fn rules_that_the_device_does_not_have() {
     let init = EngineQpInit { qp_type: IBV_QPT_RAW_PACKET, ..iwarp.qp_init() };
     assert_eq!(iwarp.create_qp(&init).err(), Some(NotSupported));
     assert_eq!(create_wq(&iwarp, iwarp.cq).err(), Some(NotSupported));
+}
+
+#[test]
+fn rules_count_what_they_match() {
+    use EngineStatus::{Busy, Invalid, NotSupported};
+    let (bench, other) = (Bench::new(), Bench::new());
+    let raw_api = &bench.api.raw;
+    let create = |bench: &Bench| {
+        made::<CountersHandle>(|out| unsafe { (raw_api.create_counters)(bench.context, out) })
+    };
+    let (handle, foreign) = (create(&bench).unwrap(), create(&other).unwrap());
+    let attach =
+        |description, index| done(unsafe { (raw_api.attach_counter)(handle, description, index) });
+    attach(IBV_COUNTER_PACKETS, 1).unwrap();
+    attach(IBV_COUNTER_BYTES, 0).unwrap();
+    assert_eq!((attach(2, 0), attach(IBV_COUNTER_BYTES, !0)), (Err(NotSupported), Err(Invalid)));
+    let base = || ibv_counters { context: std::ptr::null_mut() };
+    let mut own = EngineCounters { base: base(), handle };
+    let mut theirs = EngineCounters { base: base(), handle: foreign };
+    let mut action: ibv_flow_spec_counter_action = blank();
+    (action.r#type, action.size) =
+        (IBV_FLOW_SPEC_ACTION_COUNT, size_of::<ibv_flow_spec_counter_action>() as u16);
+    let receiver = raw(&bench);
+    let with = |counters: *mut EngineCounters, size| {
+        let mut action = action;
+        (action.counters, action.size) = (counters.cast(), size);
+        create_flow(&bench, receiver.qp, &rule(2, Specs(ethernet(GROUP), action, ())))
+    };
+    assert_eq!(with(std::ptr::null_mut(), action.size).err(), Some(Invalid));
+    assert_eq!(with(&raw mut theirs, action.size).err(), Some(Invalid));
+    assert_eq!(with(&raw mut own, 8).err(), Some(Invalid));
+    let flow = with(&raw mut own, action.size).unwrap();
+    assert_eq!(attach(IBV_COUNTER_BYTES, 2), Err(Busy));
+    let sender = raw(&bench);
+    for wr_id in [7, 8] {
+        bench.post_recv(receiver.qp, wr_id, &mut [bench.sge(4096, 2048)]).unwrap();
+        transmit(&bench, sender, &frame(1));
+        assert_eq!(bench.completion().wr_id, wr_id);
+    }
+    let mut values = [9; 100];
+    let read =
+        |values: *mut u64, count| done(unsafe { (raw_api.read_counters)(handle, values, count) });
+    read(values.as_mut_ptr(), 99).unwrap();
+    assert_eq!((values[..3].to_vec(), values[98], values[99]), (vec![84, 2, 0], 0, 9));
+    assert_eq!(read(std::ptr::null_mut(), 1), Err(Invalid));
+    let destroy = || done(unsafe { (raw_api.destroy_counters)(handle) });
+    assert_eq!(destroy(), Err(Busy));
+    destroy_flow(&bench, flow).unwrap();
+    assert_eq!((destroy(), destroy()), (Ok(()), Err(Invalid)));
+    assert_eq!(read(values.as_mut_ptr(), 1), Err(Invalid));
+    assert_eq!(create(&Bench::of(c"quipu_iw0")).err(), Some(NotSupported));
 }
 
 fn create_wq(bench: &Bench, cq: CqHandle) -> Said<EngineWq> {

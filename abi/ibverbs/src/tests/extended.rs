@@ -252,6 +252,15 @@ fn raw_packets_ask_for_what_they_need() {
         assert!(create_flow(program.qp, &mut rule).is_null());
         assert_eq!(Errno::last(), Errno::EOPNOTSUPP, "the engine says so");
 
+        let create_counters = table.create_counters.unwrap();
+        let mut unknown = ibv_counters_init_attr { comp_mask: 1 };
+        assert!(create_counters(program.context, ptr::null_mut()).is_null());
+        assert_eq!(Errno::last(), Errno::EINVAL);
+        assert!(create_counters(program.context, &mut unknown).is_null());
+        assert_eq!(Errno::last(), Errno::EOPNOTSUPP);
+        let read = table.read_counters.unwrap();
+        assert_eq!(read(ptr::null_mut(), ptr::null_mut(), 0, 0), libc::EINVAL);
+
         let create_wq = table.create_wq.unwrap();
         let mut wanted: ibv_wq_init_attr = zeroed();
         (wanted.pd, wanted.cq, wanted.max_wr) = (program.pd, program.cq, 4);
@@ -292,6 +301,7 @@ fn raw_packets_ask_for_what_they_need() {
         for destroyed in [
             table.ibv_destroy_flow.unwrap()(ptr::null_mut()),
             table.destroy_wq.unwrap()(ptr::null_mut()),
+            table.destroy_counters.unwrap()(ptr::null_mut()),
             table.destroy_rwq_ind_table.unwrap()(ptr::null_mut()),
         ] {
             assert_eq!(destroyed, libc::EINVAL);

@@ -20,7 +20,8 @@ int main(void)
 	SIZE(ibv_alloc_dm_attr);
 	SIZE(ibv_flow); SIZE(ibv_flow_attr); SIZE(ibv_flow_spec_eth); SIZE(ibv_flow_spec_ipv4);
 	SIZE(ibv_flow_spec_ipv4_ext); SIZE(ibv_flow_spec_ipv6); SIZE(ibv_flow_spec_tcp_udp);
-	SIZE(ibv_flow_spec_tunnel); SIZE(ibv_wq); SIZE(ibv_wq_init_attr); SIZE(ibv_wq_attr);
+	SIZE(ibv_flow_spec_tunnel); SIZE(ibv_flow_spec_counter_action); SIZE(ibv_counters);
+	SIZE(ibv_counters_init_attr); SIZE(ibv_counter_attach_attr); SIZE(ibv_wq); SIZE(ibv_wq_init_attr); SIZE(ibv_wq_attr);
 	SIZE(ibv_rwq_ind_table); SIZE(ibv_rwq_ind_table_init_attr); SIZE(ibv_rx_hash_conf);
 
 	AT(ibv_device, transport_type); AT(ibv_device, dev_path);

@@ -1,6 +1,9 @@
 //! The control path of raw packets: flow rules, receive work queues, and what spreads frames over them.
 
-use quipu_nic::{CqId, FlowId, FlowRule, PdId, QpId, QpNum, RxHash, SrqId, TableId, WqState};
+use quipu_nic::{
+    CounterKind, CountersId, CqId, FlowId, FlowRule, PdId, QpId, QpNum, RxHash, SrqId, TableId,
+    WqState,
+};
 
 use super::events::Object;
 use super::helper::Helper;
@@ -41,6 +44,54 @@ impl Engine {
             core.datagrams.leave(segment);
         }
         Ok(())
+    }
+
+    /// Creates counters, of which there are none yet.
+    ///
+    /// # Errors
+    ///
+    /// No room.
+    pub fn create_counters(&self) -> Result<CountersId, EngineError> {
+        Ok(self.enter()?.adapter.create_counters()?)
+    }
+
+    /// Has the value at `index` grow by what is counted.
+    ///
+    /// # Errors
+    ///
+    /// Rules count there already, an index out of range, or no such counters.
+    pub fn attach_counter(
+        &self,
+        counters: CountersId,
+        kind: CounterKind,
+        index: usize,
+    ) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.attach_counter(counters, kind, index)?)
+    }
+
+    /// The values of counters; 0 where there is none.
+    ///
+    /// # Errors
+    ///
+    /// No such counters.
+    pub fn read_counters(
+        &self,
+        counters: CountersId,
+        values: &mut [u64],
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        // What has arrived by now counts.
+        core.run();
+        Ok(core.adapter.read_counters(counters, values)?)
+    }
+
+    /// Destroys counters.
+    ///
+    /// # Errors
+    ///
+    /// Rules count there, or there are none.
+    pub fn destroy_counters(&self, counters: CountersId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.destroy_counters(counters)?)
     }
 
     /// Creates a receive work queue; its handle, its size and its elements per request.

@@ -5,6 +5,7 @@
 //! frame that arrives is a stranger's bytes: it reaches a queue pair by a flow rule that the program made,
 //! and no other way.
 
+mod counters;
 mod hash;
 mod queues;
 mod rules;
@@ -15,6 +16,8 @@ use quipu_iwarp::wire::datagram::{Datagram, MULTICAST_QPN};
 use quipu_iwarp::wire::ethernet::{HEADER, Layers};
 use quipu_mem::{AccessError, Sge};
 
+pub use self::counters::{CounterKind, MAX_COUNTERS};
+pub(crate) use self::counters::{Counters, table as counters};
 pub use self::hash::{RX_HASH_KEY, RxHash, RxHashFields};
 pub use self::queues::{MAX_TABLE_SIZE, MAX_TABLES};
 pub(crate) use self::queues::{Table, WorkQueue};
@@ -80,7 +83,15 @@ impl<P: Probe> Adapter<P> {
         if !matches!(qp.qp_type, QpType::RawPacket | QpType::Hashed(_)) {
             return Err(Fault::Invalid("only raw packet queue pairs have flow rules"));
         }
-        let flow = self.hub.rules.add(id, rule)?;
+        let counts = rule.counts;
+        if let Some(counters) = counts {
+            self.use_counters(counters, 1)?;
+        }
+        let added = self.hub.rules.add(id, rule);
+        if let (Err(_), Some(counters)) = (&added, counts) {
+            self.use_counters(counters, -1)?;
+        }
+        let flow = added?;
         let segment = self.segment();
         let members = self.hub.groups.entry(segment).or_default();
         if !members.contains(&id) {
@@ -94,7 +105,10 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// No such rule.
     pub fn destroy_flow(&mut self, id: FlowId) -> Result<bool, Fault> {
-        let qp = self.hub.rules.remove(id).ok_or(Fault::NoSuchObject)?;
+        let (qp, counts) = self.hub.rules.remove(id).ok_or(Fault::NoSuchObject)?;
+        if let Some(counters) = counts {
+            self.use_counters(counters, -1)?;
+        }
         if self.hub.rules.concern(qp) {
             return Ok(false);
         }
@@ -113,7 +127,12 @@ impl<P: Probe> Adapter<P> {
         let mut takers = std::mem::take(&mut self.hub.takers);
         takers.clear();
         if outer.to_group() || outer.destination() == own {
-            self.hub.rules.steer(&outer, inner.as_ref(), &mut takers);
+            let hub = &mut self.hub;
+            hub.rules.steer(&outer, inner.as_ref(), &mut takers, |counters| {
+                if let Some(counters) = hub.flow_counters.get_mut(counters) {
+                    counters.count(frame.len());
+                }
+            });
         }
         if takers.is_empty() {
             self.hub.datagram_drops.no_queue_pair += 1;

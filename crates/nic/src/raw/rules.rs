@@ -5,7 +5,7 @@ use quipu_iwarp::wire::ethernet::{
 };
 
 use crate::error::Fault;
-use crate::types::{FlowId, QpId};
+use crate::types::{CountersId, FlowId, QpId};
 
 /// Specifications that a rule may have.
 const MAX_SPECS: usize = 16;
@@ -123,6 +123,8 @@ pub struct FlowRule {
     pub passes_on: bool,
     /// What it matches goes to nobody.
     pub drops: bool,
+    /// Where it counts what it matches.
+    pub counts: Option<CountersId>,
 }
 
 impl FlowRule {
@@ -184,10 +186,11 @@ impl Rules {
         Ok(id)
     }
 
-    /// Removes a rule; the queue pair that it was of.
-    pub(super) fn remove(&mut self, id: FlowId) -> Option<QpId> {
+    /// Removes a rule; the queue pair that it was of, and where it counted.
+    pub(super) fn remove(&mut self, id: FlowId) -> Option<(QpId, Option<CountersId>)> {
         let at = self.flows.iter().position(|flow| flow.id == id)?;
-        Some(self.flows.remove(at).qp)
+        let Flow { qp, rule, .. } = self.flows.remove(at);
+        Some((qp, rule.counts))
     }
 
     /// Whether a queue pair has a rule.
@@ -197,12 +200,13 @@ impl Rules {
 
     /// Lists in `takers` the queue pairs that a frame goes to, each once. A frame to one station goes by
     /// the first rule that matches; one to a group by all of the same priority that do. A rule that drops
-    /// ends the search.
+    /// ends the search. `count` hears of each rule on the way that counts.
     pub(super) fn steer(
         &self,
         outer: &Layers<'_>,
         inner: Option<&Layers<'_>>,
         takers: &mut Vec<QpId>,
+        mut count: impl FnMut(CountersId),
     ) {
         let mut last_place = None;
         for flow in &self.flows {
@@ -212,6 +216,9 @@ impl Rules {
             }
             if !rule.matches(outer, inner) {
                 continue;
+            }
+            if let Some(counters) = rule.counts {
+                count(counters);
             }
             if rule.drops {
                 return;
