@@ -78,7 +78,8 @@ impl Connection {
     /// Takes the peer's SYN: its number and its options.
     pub(super) fn take_syn(&mut self, now: u64, segment: &Repr) {
         let asks_ecn = segment.flags.has(Flags::ECE | Flags::CWR);
-        self.agreed = Negotiated::new(&self.config, &segment.options, asks_ecn);
+        let mss = self.agreed.peer_mss;
+        self.agreed = Negotiated::new(&self.config, &segment.options, mss, asks_ecn);
         let receive = &mut self.receive;
         receive.space = SeqSpace { initial: segment.seq };
         receive.nxt = FIRST;

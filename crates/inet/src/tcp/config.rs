@@ -23,7 +23,7 @@ pub struct KeepAlive {
     /// From probe to probe.
     pub interval: u64,
     /// After so many probes without an answer the connection is dead; a single one must not decide that
-    /// (MUST-26).
+    /// (MUST-29).
     pub probes: u8,
 }
 

@@ -9,7 +9,7 @@ use quipu_wire::tcp::{Flags, Repr, SeqNumber, Timestamps};
 
 use super::cookies::{self, EPOCH};
 use super::hash::{Flow, Secret};
-use super::options::{Negotiated, of_syn};
+use super::options::{Negotiated, default_mss, of_syn};
 use super::seq::{FIRST, SeqSpace};
 use super::state::Input;
 use super::timers::Timer;
@@ -90,7 +90,7 @@ impl Listener {
     /// nobody has posted a receive for a connection that does not exist.
     fn cookie(&self, now: u64, flow: &Flow, syn: &Repr) -> Repr {
         let asks_ecn = syn.flags.has(Flags::ECE | Flags::CWR);
-        let mut agreed = Negotiated::new(&self.config, &syn.options, asks_ecn);
+        let mut agreed = Negotiated::new(&self.config, &syn.options, default_mss(flow), asks_ecn);
         if !agreed.timestamps {
             // There is nothing that would remember them.
             agreed = Negotiated { peer_mss: agreed.peer_mss, ..Negotiated::default() };

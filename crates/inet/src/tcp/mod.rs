@@ -216,12 +216,13 @@ impl Connection {
     fn new(now: u64, config: Arc<Config>, secret: Secret, flow: &Flow) -> Self {
         let mut receive_window = ReceiveWindow::default();
         receive_window.set_room(FIRST, 0);
+        let peer_mss = options::default_mss(flow);
         Self {
             state: State::Closed,
             passive: false,
             source: flow.local.port(),
             destination: flow.remote.port(),
-            agreed: Negotiated::default(),
+            agreed: Negotiated { peer_mss, ..Negotiated::default() },
             queue: SendQueue::new(isn::initial_number(now, secret, flow)),
             window: SendWindow::default(),
             receive: Receive {
@@ -239,7 +240,7 @@ impl Connection {
                 echo_mark: false,
             },
             rtt: Rtt::new(&config),
-            congestion: Congestion::new(u64::from(options::DEFAULT_MSS)),
+            congestion: Congestion::new(u64::from(peer_mss)),
             pacer: Pacer::default(),
             paced: false,
             rack: Rack::default(),
@@ -329,7 +330,7 @@ impl Connection {
         self.path_mss = mss.max(options::MIN_MSS);
     }
 
-    /// No more is to be sent (RFC 9293 3.10.4). The peer may go on (MUST-12).
+    /// No more is to be sent (RFC 9293 3.10.4). The peer may go on.
     pub fn close(&mut self) {
         match self.state {
             State::SynSent => self.finish(None),

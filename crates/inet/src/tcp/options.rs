@@ -3,10 +3,13 @@
 use quipu_wire::tcp::{MAX_WINDOW_SCALE, Options, SackBlocks, Timestamps};
 
 use super::config::Config;
+use super::hash::Flow;
 
-/// The MSS of a peer that names none (RFC 9293 3.7.1, MUST-15; for IPv6 it could be 1220, the lesser is
-/// safe for both).
-pub(crate) const DEFAULT_MSS: u16 = 536;
+/// The MSS of a peer that names none (RFC 9293 3.7.1, MUST-15).
+pub(crate) fn default_mss(flow: &Flow) -> u16 {
+    if flow.remote.is_ipv6() { 1220 } else { 536 }
+}
+
 /// The least segment that is believed: a peer that offers less would multiply our work.
 pub(crate) const MIN_MSS: u16 = 48;
 /// The timestamps option with its padding.
@@ -28,10 +31,10 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// What follows of the peer's SYN and of what this end wants.
-    pub(crate) fn new(config: &Config, peer: &Options, ecn: bool) -> Self {
+    /// What follows of the peer's SYN and of what this end wants; `mss` is that of a peer that names none.
+    pub(crate) fn new(config: &Config, peer: &Options, mss: u16, ecn: bool) -> Self {
         Self {
-            peer_mss: peer.mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS),
+            peer_mss: peer.mss.unwrap_or(mss).max(MIN_MSS),
             timestamps: config.timestamps && peer.timestamps.is_some(),
             sack: config.sack && peer.sack_permitted,
             ecn: config.ecn && ecn,
@@ -79,8 +82,14 @@ mod tests {
 
     #[test]
     fn a_peer_without_options_gets_the_defaults() {
-        let agreed = Negotiated::new(&Config::default(), &Options::default(), false);
-        let none = Negotiated { peer_mss: DEFAULT_MSS, ..Negotiated::default() };
+        for (local, remote, mss) in
+            [("10.0.0.1:1", "10.0.0.2:1", 536), ("[::1]:1", "[::1]:2", 1220)]
+        {
+            let flow = Flow { local: local.parse().unwrap(), remote: remote.parse().unwrap() };
+            assert_eq!(default_mss(&flow), mss, "MUST-15");
+        }
+        let agreed = Negotiated::new(&Config::default(), &Options::default(), 536, false);
+        let none = Negotiated { peer_mss: 536, ..Negotiated::default() };
         assert_eq!(agreed, none);
         let answer = of_syn(&Config::default(), Some(&agreed), Timestamps::default());
         assert_eq!(answer, Options { mss: Some(1440), ..Options::default() });

@@ -181,7 +181,7 @@ impl Connection {
         self.timers.set(Timer::End, now + self.config.time_wait);
     }
 
-    /// An acknowledgement, at the latest with every second segment (RFC 9293 3.8.6.3, MUST-58 and MUST-59).
+    /// An acknowledgement, at the latest with every second segment (RFC 9293 3.8.6.3, MUST-40 and SHLD-19).
     fn owe_ack(&mut self, now: u64) {
         self.owed.segments += 1;
         let quick = self.owed.quick > 0;

@@ -52,6 +52,7 @@ impl Connection {
         if head.end() > self.window.edge {
             // The window is closed, or has shrunk: a probe, not a loss (RFC 9293 3.8.6.1).
             self.queue.set_fate(0, Fate::Lost);
+            self.owed.window_probe = head.start >= self.window.edge;
             return;
         }
         self.counters.timeouts += 1;
@@ -96,7 +97,7 @@ impl Connection {
         self.timers.set(Timer::Persist, now + self.rtt.rto(&self.config));
     }
 
-    /// RFC 9293 3.8.4: only an idle connection is probed (MUST-27).
+    /// RFC 9293 3.8.4: only an idle connection is probed (MUST-26).
     fn on_keep_alive(&mut self, now: u64) {
         let Some(keep) = self.config.keep_alive else { return };
         let due = self.last_received + keep.idle;

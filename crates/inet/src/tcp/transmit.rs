@@ -85,7 +85,7 @@ impl Connection {
             return Some(segment);
         }
         if std::mem::take(&mut self.owed.keep_alive) {
-            // RFC 9293 3.8.4: a number already acknowledged, without data (SHLD-27).
+            // RFC 9293 3.8.4: a number already acknowledged, without data (SHLD-12).
             return Some(self.acknowledgement(now, self.queue.nxt - 1));
         }
         self.owed.ack.then(|| self.acknowledgement(now, self.queue.nxt))
@@ -123,7 +123,8 @@ impl Connection {
         let index = self.queue.next_lost()?;
         let lost = self.queue.sent()[index];
         // RFC 9293 3.8.6: beyond a window that has shrunk only the first goes out, as a probe.
-        if index > 0 && lost.start >= self.window.edge {
+        let beyond = lost.start >= self.window.edge;
+        if beyond && (index > 0 || !std::mem::take(&mut self.owed.window_probe)) {
             return None;
         }
         if !self.may_send(now, u64::from(lost.len).min(u64::from(self.mss()))) {

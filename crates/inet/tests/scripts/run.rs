@@ -138,11 +138,19 @@ impl Run {
             return self.expect(&written(packet)?);
         }
         self.settle()?;
+        if let Some(packet) = line.strip_prefix("<+") {
+            self.arrive(&written(packet)?, false)?;
+            return Ok(());
+        }
         if let Some(packet) = line.strip_prefix("<!") {
-            return self.arrive(&written(packet)?, true);
+            self.arrive(&written(packet)?, true)?;
+            self.flush();
+            return Ok(());
         }
         if let Some(packet) = line.strip_prefix('<') {
-            return self.arrive(&written(packet)?, false);
+            self.arrive(&written(packet)?, false)?;
+            self.flush();
+            return Ok(());
         }
         let mut words = line.split_whitespace();
         let word = words.next().unwrap_or("");
@@ -326,11 +334,9 @@ impl Run {
                 Opening::Reply(header) => self.reply(Some(header)),
                 Opening::Ignored => {}
             }
-            self.flush();
             return Ok(());
         };
         self.brought = connection.handle_segment(now, &header, &payload, marked);
-        self.flush();
         Ok(())
     }
 
