@@ -9,7 +9,11 @@ use quipu_host::nic::{
     RX_HASH_KEY, RxHash, RxHashFields, SendOp, WqState, station_address,
 };
 
-const GROUP: [u8; 6] = [1, 0, 0x5e, 0x77, 0, 1];
+/// A group of stations for one test of this process: all adapters of the host share the segment.
+fn group(test: u8) -> [u8; 6] {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    [1, 0, 0x5e, high, low, test]
+}
 
 fn node(address: &str) -> Node {
     let engine = engine(address, SameHost::Auto);
@@ -38,10 +42,13 @@ fn send(from: &Node, station: [u8; 6], len: usize) -> Vec<u8> {
 
 #[test]
 fn frames_find_the_stations_that_they_are_for() {
-    let (a, b) = (node("127.0.0.1"), node("127.0.0.2"));
+    // An address, and so a station, that no other process has.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let (a, b) = (node("127.0.0.1"), node(&format!("127.{high}.{low}.2")));
     let own = station_address(b.engine.gid());
-    let flows = [to(own), to(GROUP)].map(|rule| b.engine.create_flow(b.qp, rule).unwrap());
-    for (wr_id, (station, len)) in [(own, 60), (GROUP, 14), (own, 1514)].into_iter().enumerate() {
+    let flows = [to(own), to(group(1))].map(|rule| b.engine.create_flow(b.qp, rule).unwrap());
+    for (wr_id, (station, len)) in [(own, 60), (group(1), 14), (own, 1514)].into_iter().enumerate()
+    {
         b.receive(wr_id as u64, &[b.sge(4096, 2048)]);
         let frame = send(&a, station, len);
         let got = b.poll();
@@ -66,9 +73,9 @@ fn work_queues_of_an_engine() {
     let hash = RxHash::new([1; RX_HASH_KEY], RxHashFields::empty()).unwrap();
     let (qp, number) = b.engine.create_hashed_qp(b.context, b.pd, table, hash).unwrap();
     assert_ne!(number, QpNum(0));
-    let flow = b.engine.create_flow(qp, to(GROUP)).unwrap();
+    let flow = b.engine.create_flow(qp, to(group(2))).unwrap();
     b.engine.doorbell().unwrap().post_wq_recv(wq, 5, &[b.sge(4096, 100)]).unwrap();
-    let frame = send(&a, GROUP, 64);
+    let frame = send(&a, group(2), 64);
     let got = b.poll();
     assert_eq!((got.wr_id, got.byte_len), (5, 64));
     assert_eq!(b.bytes(4096, 64), frame);

@@ -6,7 +6,11 @@ use quipu_abi_types::*;
 
 use super::bench::{Bench, Qp, Said, blank, done, made, receive, send};
 
-const GROUP: [u8; 6] = [1, 0x50, 0x56, 0x19, 0x20, 0xa7];
+/// A group of stations for one test of this process: all adapters of the host share the segment.
+fn group(test: u8) -> [u8; 6] {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    [1, 0x50, 0x56, high, low, test]
+}
 
 /// Specifications that lie one behind the other.
 #[repr(C, packed(4))]
@@ -58,9 +62,9 @@ fn raw(bench: &Bench) -> Qp {
 }
 
 /// A UDP datagram from 1.1.1.`last` port 1234 to 2.2.2.2 port 5678, in a frame.
-fn frame(last: u8) -> Vec<u8> {
+fn frame(test: u8, last: u8) -> Vec<u8> {
     let mut frame =
-        [&GROUP[..], &[2; 6], &[8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0]].concat();
+        [&group(test)[..], &[2; 6], &[8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0]].concat();
     frame.extend([1, 1, 1, last, 2, 2, 2, 2, 0x04, 0xd2, 0x16, 0x2e, 0, 8, 0, 0]);
     frame
 }
@@ -84,15 +88,15 @@ fn every_kind_of_specification_steers_frames() {
     let mut udp: ibv_flow_spec_tcp_udp = blank();
     (udp.r#type, udp.size) = (IBV_FLOW_SPEC_UDP, size_of::<ibv_flow_spec_tcp_udp>() as u16);
     (udp.val.dst_port, udp.mask.dst_port) = (5678_u16.to_be(), !0);
-    let whole = rule(3, Specs(ethernet(GROUP), ip, udp));
+    let whole = rule(3, Specs(ethernet(group(1)), ip, udp));
     let flow = create_flow(&bench, receiver.qp, &whole).unwrap();
     bench.post_recv(receiver.qp, 9, &mut [bench.sge(4096, 2048)]).unwrap();
-    transmit(&bench, sender, &frame(8));
-    transmit(&bench, sender, &frame(7));
+    transmit(&bench, sender, &frame(1, 8));
+    transmit(&bench, sender, &frame(1, 7));
     let wc = bench.completion();
     assert_eq!((wc.wr_id, wc.status, wc.byte_len), (9, IBV_WC_SUCCESS, 42));
     assert_eq!((wc.qp_num, wc.src_qp, wc.wc_flags), (receiver.qp_num, 0, 0));
-    assert_eq!(bench.read::<42>(4096)[..], frame(7)[..], "not the one from 1.1.1.8");
+    assert_eq!(bench.read::<42>(4096)[..], frame(1, 7)[..], "not the one from 1.1.1.8");
     assert_eq!(bench.destroy_qp(receiver.qp).err(), Some(EngineStatus::Busy));
     destroy_flow(&bench, flow).unwrap();
     assert_eq!(destroy_flow(&bench, flow), Err(EngineStatus::Invalid));
@@ -104,7 +108,7 @@ fn rules_that_the_device_does_not_have() {
     use EngineStatus::{Invalid, NotSupported};
     let bench = Bench::new();
     let (raw, connected) = (raw(&bench), bench.create_qp(&bench.qp_init()).unwrap());
-    let good = rule(1, ethernet(GROUP));
+    let good = rule(1, ethernet(group(2)));
     let refused = |rule: &Rule<ibv_flow_spec_eth>| create_flow(&bench, raw.qp, rule).err();
     let with = |change: &dyn Fn(&mut Rule<ibv_flow_spec_eth>)| {
         let mut rule = good;
@@ -162,7 +166,7 @@ fn rules_count_what_they_match() {
     let with = |counters: *mut EngineCounters, size| {
         let mut action = action;
         (action.counters, action.size) = (counters.cast(), size);
-        create_flow(&bench, receiver.qp, &rule(2, Specs(ethernet(GROUP), action, ())))
+        create_flow(&bench, receiver.qp, &rule(2, Specs(ethernet(group(3)), action, ())))
     };
     assert_eq!(with(std::ptr::null_mut(), action.size).err(), Some(Invalid));
     assert_eq!(with(&raw mut theirs, action.size).err(), Some(Invalid));
@@ -172,7 +176,7 @@ fn rules_count_what_they_match() {
     let sender = raw(&bench);
     for wr_id in [7, 8] {
         bench.post_recv(receiver.qp, wr_id, &mut [bench.sge(4096, 2048)]).unwrap();
-        transmit(&bench, sender, &frame(1));
+        transmit(&bench, sender, &frame(3, 1));
         assert_eq!(bench.completion().wr_id, wr_id);
     }
     let mut values = [9; 100];
@@ -239,10 +243,10 @@ fn frames_are_spread_over_work_queues() {
     let table = create_table(&bench, &queues.map(|wq| wq.wq)).unwrap();
     let qp = create_hashed(&bench, table, conf(&mut [0x6d; 40])).unwrap();
     assert_eq!(bench.query(qp.qp).unwrap().qp_state, IBV_QPS_RTR);
-    create_flow(&bench, qp.qp, &rule(1, ethernet(GROUP))).unwrap();
+    create_flow(&bench, qp.qp, &rule(1, ethernet(group(4)))).unwrap();
     let sender = raw(&bench);
     for last in 0..16 {
-        transmit(&bench, sender, &frame(last));
+        transmit(&bench, sender, &frame(4, last));
     }
     let mut counts = [0; 2];
     while counts[0] + counts[1] < 16 {
