@@ -66,7 +66,8 @@ pub struct Config {
     /// Largest message in bytes.
     pub max_message: u32,
     /// Connections whose peer has not said yet which queue pair it wants, and those that wait for a
-    /// queue pair to become ready. A quarter of them may be of one address. Beyond that the oldest gives way.
+    /// queue pair to become ready. A quarter of them may be of one address, three of
+    /// one network of IPv6. Beyond that the oldest gives way.
     pub max_half_open: u32,
     /// How long such a connection may take.
     pub setup_timeout_ns: u64,

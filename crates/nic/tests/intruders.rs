@@ -115,6 +115,27 @@ fn a_queue_pair_that_somebody_else_has_used_is_lost() {
     assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::RetryExcErr)]);
 }
 
+/// Who has one IPv6 address has a network of them, and makes room among his own.
+#[test]
+fn a_network_of_addresses_shuts_nobody_out() {
+    let mut pair = Pair::new(STREAM);
+    let from = |network: u16, host: u16| {
+        (IpAddr::from([0x2001, 0xdb8, 0, network, 0, 0, 0, host]), 999).into()
+    };
+    let now = pair.now;
+    let adapter = &mut pair.hosts[0].adapter;
+    let honest = adapter.handle_accepted(now, from(1, 1)).unwrap();
+    let most = adapter.config().max_half_open as u16;
+    for host in 0..2 * most {
+        adapter.handle_accepted(now, from(2, host)).unwrap();
+        while let Some(Action::Close { conn }) = adapter.poll_action() {
+            assert_ne!(conn, honest);
+            adapter.handle_lost(now, conn, Loss::Closed);
+        }
+    }
+    assert_eq!(adapter.connections(), usize::from(most) / 4 * 3 + 1);
+}
+
 /// Of two queue pairs one asks; a request to that one comes from somebody else.
 #[test]
 fn the_end_that_asks_is_not_asked() {
