@@ -9,8 +9,8 @@ use common::{Node, PATIENCE, engine};
 use quipu_host::counters::observe::{ENGINE_METRICS, Sample};
 use quipu_host::counters::samples;
 use quipu_host::nic::{
-    AddressVector, AhId, Completion, Gid, Payload, QpAttr, QpAttrMask, QpState, QpType, SendFlags,
-    SendOp, SendWr, To, WcExtra, WcStatus,
+    AddressVector, AhId, Completion, Gid, Payload, QpAttr, QpAttrMask, QpNum, QpState, QpType,
+    SendFlags, SendOp, SendWr, To, WcExtra, WcStatus,
 };
 use quipu_host::{Config, Engine, SameHost};
 
@@ -202,6 +202,33 @@ fn strangers_are_dropped() {
     while Instant::now() < end {
         assert_eq!(engine.poll_cq(b.cq, &mut none).unwrap(), 0);
     }
+}
+
+/// Who may send to the port of groups may not for that reason send to any queue pair.
+#[test]
+fn the_port_of_groups_leads_to_groups_only() {
+    const PORT: u16 = 20_911;
+    let address = Some("127.0.0.1".parse().unwrap());
+    let config =
+        quipu_host::Config { address, multicast_port: PORT, ..quipu_host::Config::default() };
+    let b = node(&Engine::open(config).unwrap());
+    let group = Gid::from(std::net::IpAddr::from([239, 77, 1, 3]));
+    b.engine.attach_multicast(b.qp, group).unwrap();
+    for wr_id in 0..2 {
+        b.receive(wr_id, &[b.sge(0, 100)]);
+    }
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mut header = quipu_wire_header(b.num.0);
+    header[9..11].copy_from_slice(&port.to_be_bytes());
+    for (index, to) in [PORT, b.num.port()].into_iter().enumerate() {
+        header[11] = index as u8;
+        socket.send_to(&header, ("127.0.0.1", to)).unwrap();
+    }
+    assert_eq!(b.poll().src_qp, QpNum::new(port, 1));
+    while b.engine.progress().unwrap() {}
+    assert_eq!(b.engine.poll_cq(b.cq, &mut [Completion::default()]).unwrap(), 0);
+    b.engine.detach_all(b.qp).unwrap();
 }
 
 /// An empty message for `qpn`, as `specs/quipu-datagram.md` has it.

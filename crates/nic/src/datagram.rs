@@ -224,7 +224,8 @@ impl<P: Probe> Adapter<P> {
         if header.dest_qpn == datagram::MULTICAST_QPN {
             return self.deliver_to_group(&header, arrival, message);
         }
-        if header.frame {
+        // One to a group and yet to one queue pair came by a port that is not that one's.
+        if header.frame || arrival.to.is_multicast() {
             self.hub.datagram_drops.malformed += 1;
             return;
         }

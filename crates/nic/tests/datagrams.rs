@@ -214,7 +214,10 @@ fn only_whole_and_genuine_datagrams_are_taken() {
     let mut from = arrival.from;
     from.set_port(from.port() + 1);
     adapter.handle_datagram(now, &Arrival { from, ..arrival }, &bytes);
-    assert_eq!(adapter.datagram_drops().malformed, datagram::LEN as u64 + 5);
+    // To a group, and yet for one queue pair: it came by another port than that one's.
+    let to = IpAddr::V4(GROUP);
+    adapter.handle_datagram(now, &Arrival { to, ..arrival }, &bytes);
+    assert_eq!(adapter.datagram_drops().malformed, datagram::LEN as u64 + 6);
     assert_eq!(bench.received().len(), 0);
     bench.pair.hosts[1].adapter.handle_datagram(now, &arrival, &bytes);
     assert_eq!(bench.received().len(), 1);

@@ -305,6 +305,10 @@ impl Datagrams {
             Ok(received) if received > 0 => {
                 socket.misses = 0;
                 for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
+                    // The port of groups does not lead to single queue pairs.
+                    if socket.of_groups && !arrival.to.is_multicast() {
+                        continue;
+                    }
                     let ends = (arrival.from, SocketAddr::new(arrival.to, socket.port));
                     adapter.probe_mut().datagram_passed(false, ends, bytes);
                     adapter.handle_datagram(now, &arrival, bytes);
