@@ -8,8 +8,8 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::rdma_cm_event;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::called;
 use super::socket::{Entry, Phase, Socket, insert, known, remove, stream};
+use super::system;
 use crate::address::{bind_addr, length};
 use crate::connect::rdma_disconnect;
 
@@ -65,7 +65,7 @@ entry! {
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
                 let kind = kind | flags | libc::SOCK_CLOEXEC;
                 // SAFETY: socket(2).
-                let fd = called(unsafe { libc::socket(domain, kind, 0) })? as c_int;
+                let fd = system(unsafe { libc::socket(domain, kind, 0) })?;
                 insert(fd, Entry::Datagram);
                 Ok(fd)
             }
@@ -78,7 +78,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => called(libc::bind(fd, addr, len)),
+                Entry::Datagram => system(libc::bind(fd, addr, len)),
                 Entry::Stream(socket) => {
                     if length(addr)? > len as usize {
                         return Err(Errno::EINVAL);
@@ -100,7 +100,7 @@ entry! {
             _ => return Err(Errno::EINVAL),
         }
         // SAFETY: the identifier is the socket's.
-        called(unsafe { crate::address::rdma_listen(state.id, backlog) })?;
+        system(unsafe { crate::address::rdma_listen(state.id, backlog) })?;
         state.phase = Phase::Listening;
         Ok(0)
     }
@@ -138,7 +138,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             let socket = match known(fd)? {
-                Entry::Datagram => return called(libc::connect(fd, addr, len)),
+                Entry::Datagram => return system(libc::connect(fd, addr, len)),
                 Entry::Stream(socket) => socket,
             };
             if length(addr)? > len as usize {
@@ -161,7 +161,7 @@ entry! {
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
         let socket = match known(fd)? {
             // SAFETY: shutdown(2).
-            Entry::Datagram => return called(unsafe { libc::shutdown(fd, how) }),
+            Entry::Datagram => return system(unsafe { libc::shutdown(fd, how) }),
             Entry::Stream(socket) => socket,
         };
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
@@ -183,7 +183,7 @@ entry! {
     fn rclose(fd: c_int) -> IntMinusOne {
         match remove(fd).ok_or(Errno(libc::EBADF))? {
             // SAFETY: close(2) of a descriptor that is this library's.
-            Entry::Datagram => called(unsafe { libc::close(fd) }),
+            Entry::Datagram => system(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
                 let deadline = Instant::now().checked_add(socket.lock().linger);
                 while finish(&socket, true, deadline) == Err(Errno::EINTR) {}
@@ -202,7 +202,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => called(libc::getpeername(fd, addr, len)),
+                Entry::Datagram => system(libc::getpeername(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let mut state = socket.lock();
                     state.connected().map_err(|_| Errno::ENOTCONN)?;
@@ -218,7 +218,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => called(libc::getsockname(fd, addr, len)),
+                Entry::Datagram => system(libc::getsockname(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let state = socket.lock();
                     tell_address(&(*state.id).route.addr.src_storage, addr, len)?;
@@ -233,7 +233,7 @@ entry! {
         match (known(fd)?, command) {
             (Entry::Datagram, _) => {
                 // SAFETY: fcntl(2), with the argument as the program gave it.
-                called(unsafe { libc::fcntl(fd, command, argument) })
+                system(unsafe { libc::fcntl(fd, command, argument) })
             }
             (Entry::Stream(socket), libc::F_GETFL) => {
                 let nonblocking = socket.nonblocking.load(Ordering::Relaxed);

@@ -55,14 +55,9 @@ impl Default for Options {
 /// Returns a number of 0 or above, or -1 with `errno` set, in a type as wide as a pointer.
 pub type Wide = MinusOne<isize>;
 
-/// The result of a call of the C library that reports failure as -1.
-fn system(result: isize) -> Result<isize, Errno> {
-    if result < 0 { Err(Errno::last()) } else { Ok(result) }
-}
-
-/// As [`system`], of calls that return an int.
-fn called(result: c_int) -> Result<c_int, Errno> {
-    if result < 0 { Err(Errno::last()) } else { Ok(result) }
+/// The result of a call of the C library that reports failure as -1, an int or as wide as a pointer.
+fn system<N: Default + PartialOrd>(result: N) -> Result<N, Errno> {
+    if result < N::default() { Err(Errno::last()) } else { Ok(result) }
 }
 
 /// Makes a descriptor of this library's own non-blocking.

@@ -7,8 +7,8 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::called;
 use super::socket::{Entry, LINGER, Phase, State, known};
+use super::system;
 use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
 use crate::address::rdma_set_option;
 
@@ -79,7 +79,7 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
         let mut on = value;
         let at = (&raw mut on).cast();
         // SAFETY: the identifier is the socket's; the option is an int.
-        called(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) })?;
+        system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) })?;
     }
     state.settings.insert(option, value);
     Ok(())
@@ -128,7 +128,7 @@ entry! {
                 // Sizes of queues that there are not.
                 Entry::Datagram if level == SOL_RDMA => Ok(0),
                 Entry::Datagram => {
-                    called(libc::setsockopt(fd, level, name, value, len))
+                    system(libc::setsockopt(fd, level, name, value, len))
                 }
                 Entry::Stream(socket) => {
                     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
@@ -161,7 +161,7 @@ entry! {
         unsafe {
             match known(fd)? {
                 Entry::Datagram => {
-                    called(libc::getsockopt(fd, level, name, value, len))
+                    system(libc::getsockopt(fd, level, name, value, len))
                 }
                 Entry::Stream(socket) => {
                     let room = len.as_mut().ok_or(Errno::EFAULT)?;

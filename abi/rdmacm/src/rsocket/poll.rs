@@ -82,9 +82,7 @@ fn system_poll(
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
     // SAFETY: ppoll(2) with as many entries as there are.
-    system(unsafe {
-        libc::ppoll(all.as_mut_ptr(), all.len() as nfds_t, limit, std::ptr::null()) as isize
-    })?;
+    system(unsafe { libc::ppoll(all.as_mut_ptr(), all.len() as nfds_t, limit, std::ptr::null()) })?;
     for (at, socket) in &watched.sockets {
         if all[*at].revents != 0 {
             socket.woken(&mut socket.lock());

@@ -14,7 +14,7 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::wire::Greeting;
-use super::{Options, called, set_nonblocking};
+use super::{Options, set_nonblocking, system};
 use crate::channel;
 use crate::connect::{rdma_connect, rdma_reject};
 use crate::event;
@@ -139,7 +139,7 @@ impl Socket {
     unsafe fn around(id: *mut rdma_cm_id, options: Options) -> Result<Arc<Self>, Errno> {
         // SAFETY: epoll_create1(2); passed on from the caller.
         let made = unsafe {
-            called(libc::epoll_create1(libc::EPOLL_CLOEXEC)).and_then(|fd| {
+            system(libc::epoll_create1(libc::EPOLL_CLOEXEC)).and_then(|fd| {
                 set_nonblocking((*(*id).channel).fd);
                 watch(fd, (*(*id).channel).fd).map(|()| fd as c_int)
             })
@@ -260,7 +260,7 @@ impl Socket {
                 drop(state);
                 let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
                 // SAFETY: poll(2) with one entry.
-                slept = called(unsafe { libc::poll(&mut fds, 1, millis(left)) });
+                slept = system(unsafe { libc::poll(&mut fds, 1, millis(left)) });
                 state = self.lock();
                 state.drain_events();
             }
@@ -338,7 +338,7 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
 fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: epoll_ctl(2); `event` is valid for the call.
-    called(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(|_| ())
+    system(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(|_| ())
 }
 
 /// The greeting in the private data of an event.
@@ -467,7 +467,7 @@ impl State {
             qp_num: 0,
         };
         // SAFETY: the identifier is this socket's; `param` and what it names are valid for the call.
-        called(unsafe { call(self.id, &mut param) }).map(|_| ())
+        system(unsafe { call(self.id, &mut param) }).map(|_| ())
     }
 
     /// Asks to be woken by the next completion.

@@ -243,7 +243,7 @@ entry! {
     /// `rread`: as read(2).
     fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> Wide {
         // SAFETY: passed on from the program.
-        moved(unsafe { rrecv(fd, buf, len, 0) })
+        system(unsafe { rrecv(fd, buf, len, 0) })
     }
 
     /// `rreadv`: as readv(2).
@@ -260,7 +260,7 @@ entry! {
     /// `rwrite`: as write(2).
     fn rwrite(fd: c_int, buf: *const c_void, len: size_t) -> Wide {
         // SAFETY: passed on from the program.
-        moved(unsafe { rsend(fd, buf, len, 0) })
+        system(unsafe { rsend(fd, buf, len, 0) })
     }
 
     /// `rwritev`: as writev(2).
@@ -273,11 +273,6 @@ entry! {
             }
         }
     }
-}
-
-/// The result of another entry point.
-fn moved(result: ssize_t) -> Result<isize, Errno> {
-    system(result)
 }
 
 fn checked(count: c_int) -> Result<usize, Errno> {
