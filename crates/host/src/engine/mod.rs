@@ -195,11 +195,14 @@ impl Engine {
     /// if the engine stays occupied: a signal handler that ends the process may have interrupted
     /// the very call that occupies it.
     pub fn shutdown_flush(&self) {
-        if self.is_here()
-            && let Some(mut core) = self.inner.core.lock_within(EXIT_PATIENCE)
-        {
+        if let Some(mut core) = self.enter_at_exit() {
             core.shut_down();
         }
+    }
+
+    /// Takes the lock at the end of the process, unless it stays occupied.
+    fn enter_at_exit(&self) -> Option<Guard<'_, Core>> {
+        self.is_here().then(|| self.inner.core.lock_within(EXIT_PATIENCE)).flatten()
     }
 
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
@@ -289,4 +292,21 @@ fn open_links(
     }
     let identity = Identity::new(gid, shown, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A handler of a signal may call `exit` in the middle of a call of this library: libpsm's does.
+    #[test]
+    fn the_end_of_the_process_does_not_wait_for_a_call_that_it_interrupted() {
+        let config = Config { address: Some([127, 0, 0, 1].into()), ..Config::default() };
+        let engine = Engine::open(config).unwrap();
+        let interrupted = engine.inner.core.lock();
+        engine.shutdown_flush();
+        assert!(!engine.strict_verdict());
+        drop(interrupted);
+        engine.shutdown_flush();
+    }
 }

@@ -274,10 +274,10 @@ impl Core {
 
 impl super::Engine {
     /// Says what the strict mode has found, at the end of the process; whether that is to be its exit
-    /// code.
+    /// code. Nothing if the engine stays occupied, as [`shutdown_flush`](Self::shutdown_flush).
     #[must_use]
     pub fn strict_verdict(&self) -> bool {
-        let Ok(mut core) = self.enter() else { return false };
+        let Some(mut core) = self.enter_at_exit() else { return false };
         core.strict.as_mut().is_some_and(|strict| strict.sum_up())
     }
 }
