@@ -87,7 +87,7 @@ impl Cm {
         Ok(Route {
             src: id.src,
             dst: id.dst,
-            has_device: id.has_device(),
+            has_device: id.has_device(self.config.gid),
             plain: id.plain,
             has_path: !before,
             sgid: self.config.gid,
@@ -108,7 +108,7 @@ impl Cm {
     /// The identifier belongs to no device yet.
     pub fn init_params(&self, key: IdKey) -> Result<QpParams, CallError> {
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
-        if !id.has_device() {
+        if !id.has_device(self.config.gid) {
             return Err(CallError::WrongState);
         }
         let answers = id.own.map_or(0, |own| own.responder_resources);

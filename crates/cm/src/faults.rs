@@ -84,7 +84,7 @@ impl Cm {
             if id.listener.is_some() {
                 self.drop_stream(key, true);
                 self.retract(key);
-            } else if id.has_device() {
+            } else if id.has_device(self.config.gid) {
                 self.lose_device(key);
             }
         }

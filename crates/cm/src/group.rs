@@ -49,7 +49,7 @@ impl Cm {
         if !address.is_multicast() {
             return Err(CallError::Invalid("the address of the group"));
         }
-        if !id.is_datagram() || !id.has_device() {
+        if !id.is_datagram() || !id.has_device(self.config.gid) {
             return Err(CallError::WrongState);
         }
         let known = id.groups.iter().any(|group| group.address == address);

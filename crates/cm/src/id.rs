@@ -7,7 +7,7 @@ use quipu_wire::cm::Offer;
 
 use crate::again::Again;
 use crate::keys::{ChannelKey, IdKey, StreamKey};
-use crate::types::{Event, Path, PortSpace, qp_type};
+use crate::types::{Event, Path, PortSpace, gid_of, qp_type};
 
 /// Where an identifier stands.
 #[derive(Debug)]
@@ -180,9 +180,16 @@ impl Id {
         }
     }
 
-    /// Whether it is bound to an address of its own, and so belongs to a device.
-    pub(crate) fn has_device(&self) -> bool {
-        self.src.is_some_and(|src| !src.ip().is_unspecified())
+    /// Whether it belongs to the device with the GID `gid`: it is bound to an address of its own. One of
+    /// the loopback that is not the device's leaves open which device it will be until there is a peer, as
+    /// with the kernel's rdma_cm; programs that look for devices by binding to every address of the host
+    /// (libfabric) would take it for one by which peers reach them.
+    pub(crate) fn has_device(&self, gid: [u8; 16]) -> bool {
+        let alone = matches!(self.state, State::Idle | State::Listening(_));
+        self.src.map(|src| src.ip()).is_some_and(|ip| {
+            let foreign = ip.is_loopback() && gid_of(ip) != gid;
+            !ip.is_unspecified() && !(alone && foreign)
+        })
     }
 
     pub(crate) fn traffic_class(&self) -> u8 {

@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::net::SocketAddr;
+
 use common::{Pair, SECOND};
-use quipu_cm::{EventKind, IdKey, Param, StreamKey};
+use quipu_cm::{Cm, Config, EventKind, IdKey, Param, PortSpace, StreamKey, gid_of};
 use quipu_wire::cm::{Frame, Offer, Setup};
 
 /// How far a connection got, with what brings it there.
@@ -183,4 +185,41 @@ fn replies_that_are_none_fail_the_connection() {
         assert_eq!((event.id, event.status), (id, status));
         assert_eq!(pair.nodes[0].cm.load().streams, 0);
     }
+}
+
+/// As with the kernel's rdma_cm: binding to the loopback names no device, a peer does.
+#[test]
+fn the_loopback_is_of_no_device_that_has_another_address() {
+    let has_device = |pair: &Pair, id| pair.nodes[0].cm.route(id).unwrap().has_device;
+    let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7000);
+    for (ip, named) in
+        [("10.0.0.1", true), ("127.0.0.1", false), ("::1", false), ("0.0.0.0", false)]
+    {
+        let mut pair = Pair::default();
+        let [bound, listener] = [pair.id(0, PortSpace::Tcp), pair.id(0, PortSpace::Tcp)];
+        let cm = &mut pair.nodes[0].cm;
+        cm.bind(bound, at(ip)).unwrap();
+        cm.bind(listener, at(ip)).unwrap();
+        cm.listen(listener, 1).unwrap();
+        assert_eq!(cm.init_params(bound).is_ok(), named, "{ip}");
+        assert_eq!([bound, listener].map(|id| has_device(&pair, id)), [named; 2], "{ip}");
+    }
+    let mut pair = Pair::default();
+    let id = pair.id(0, PortSpace::Tcp);
+    let cm = &mut pair.nodes[0].cm;
+    cm.bind(id, at("127.0.0.1")).unwrap();
+    cm.resolved(id, at("127.0.0.1"), Err(113)).unwrap();
+    assert!(!has_device(&pair, id), "no way, no device");
+    pair.nodes[0].cm.resolved(id, at("127.0.0.1"), Ok(at("127.0.0.1"))).unwrap();
+    assert!(has_device(&pair, id));
+}
+
+#[test]
+fn the_loopback_is_of_the_device_whose_address_it_is() {
+    let address = SocketAddr::from(([127, 0, 0, 1], 7000));
+    let mut cm = Cm::new(Config { gid: gid_of(address.ip()), ..Config::default() });
+    let channel = cm.create_channel();
+    let id = cm.create_id(channel, PortSpace::Tcp, common::RC, 1).unwrap();
+    cm.bind(id, address).unwrap();
+    assert!(cm.route(id).unwrap().has_device);
 }
