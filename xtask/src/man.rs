@@ -11,12 +11,9 @@ use anyhow::{Context, Result, ensure};
 pub(crate) fn run(check: bool) -> Result<()> {
     let fresh = crate::target_dir().join("man");
     let _ = fs::remove_dir_all(&fresh);
-    let status = Command::new(crate::cargo())
-        .args(["run", "--quiet", "--package", "quipu", "--", "man-pages"])
-        .arg(&fresh)
-        .current_dir(crate::root())
-        .status()
-        .context("cargo run")?;
+    // The release build is there already, or will be wanted.
+    let quipu = crate::stage::run()?.quipu;
+    let status = Command::new(quipu).arg("man-pages").arg(&fresh).status().context("quipu")?;
     ensure!(status.success(), "the pages cannot be made");
     let (made, dir) = (pages(&fresh)?, crate::root().join("man"));
     if check {

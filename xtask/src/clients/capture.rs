@@ -9,7 +9,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pairing, run_pair};
-use super::{LIMIT, Row};
+use super::{LIMIT, Row, scratch_file};
 
 /// How many messages of each opcode (RFC 5040 4.2) a program's client exchanges.
 type Messages = &'static [(u8, usize)];
@@ -105,7 +105,7 @@ fn captured(
     options: &[&str],
     look: impl Fn(&Path) -> Result<(), String>,
 ) -> Result<(), String> {
-    let file = crate::target_dir().join(format!("capture-{}.pcapng", std::process::id()));
+    let file = scratch_file("capture", "pcapng");
     let mut pairing = pairing.clone();
     let behind = pairing.client.iter().position(|word| word == "--").unwrap_or_default();
     pairing.client.splice(behind..behind, ["--pcap".into(), file.display().to_string()]);

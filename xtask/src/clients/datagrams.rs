@@ -42,7 +42,7 @@ const GROUP_V4: [&str; 2] = ["-M", "0:0:0:0:0:0:0:0:0:0:255:255:239:77:1:1"];
 const GROUP_V6: [&str; 3] = ["--ipv6", "-M", "255:14:0:0:0:0:0:0:0:0:0:0:0:119:1:1"];
 
 /// A way of UCX: its name here, its transport, the transports that it may use, and tests of the first
-/// alone. Reliable connections are wired up by datagrams.
+/// alone, with options. Reliable connections are wired up by datagrams; `rc` is UCX's word for both.
 struct UcxWay {
     name: &'static str,
     transport: &'static str,
@@ -50,7 +50,7 @@ struct UcxWay {
     tests: &'static [&'static str],
 }
 
-const UCX_WAYS: [UcxWay; 2] = [
+const UCX_WAYS: [UcxWay; 3] = [
     UcxWay {
         name: "ucx-ud",
         transport: "ud_verbs",
@@ -61,8 +61,19 @@ const UCX_WAYS: [UcxWay; 2] = [
         name: "ucx-rc",
         transport: "rc_verbs",
         allowed: "rc_verbs,ud_verbs",
-        tests: &["am_lat", "am_bw", "put_lat", "put_bw", "add_lat", "fadd", "cswap"],
+        tests: &[
+            "am_lat",
+            "am_bw",
+            "put_lat",
+            "put_bw",
+            "get -D zcopy",
+            "add_lat",
+            "add_mr",
+            "fadd",
+            "cswap",
+        ],
     },
+    UcxWay { name: "ucx-rc-alias", transport: "", allowed: "rc", tests: &[] },
 ];
 
 /// Tests of `ucx_perftest` for the layer above the transports, which makes what they lack.
@@ -124,14 +135,16 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
 
 /// Rows of UCX: `all` of its tests, or one of each kind.
 fn ucx<'a>(way: &UcxWay, place: &str, pairing: &Pairing, all: bool) -> Vec<Row<'a>> {
-    let few = |tests: &'static [&'static str]| if all { tests } else { &tests[..1] };
+    let few = |tests: &'static [&'static str]| tests.iter().take(if all { tests.len() } else { 1 });
     let alone = ["-d", "quipu0:1", "-x", way.transport];
-    let transport = few(way.tests).iter().map(|test| (*test, alone.as_slice()));
-    let protocols = few(&UCX_PROTOCOLS).iter().map(|test| (*test, [].as_slice()));
+    let transport = few(way.tests).map(|test| (*test, alone.as_slice()));
+    let protocols = few(&UCX_PROTOCOLS).map(|test| (*test, [].as_slice()));
     let kinds = transport.chain(protocols);
     kinds
         .map(|(test, options)| {
-            let args = words(&[&["-t", test, "-n", EXCHANGES, "-w", "20"], options].concat());
+            let test: Vec<&str> = test.split(' ').collect();
+            let args = [&["-n", EXCHANGES, "-w", "20", "-t"], &test[..], options].concat();
+            let (test, args) = (test[0], words(&args));
             let pairing = pairing
                 .clone()
                 .with_env("UCX_TLS", way.allowed)

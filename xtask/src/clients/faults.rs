@@ -81,8 +81,8 @@ fn lose(pairing: &Pairing, program: &str, args: &[&str], loss: Loss) -> Result<(
     let before = traces();
     let words: Vec<String> = args.iter().map(|word| (*word).to_owned()).collect();
     let fault = |error: anyhow::Error| format!("{error:#}");
-    let server = Server::start(pairing, program, &words, Instant::now() + LIMIT).map_err(fault)?;
-    let mut server = server.map_err(|ended| ended.text("server"))?;
+    let deadline = Instant::now() + LIMIT;
+    let mut server = Server::start(pairing, program, &words, deadline).map_err(fault)?;
     let args = client_args(&words, server.port, pairing.address);
     let command = pairing.command(&pairing.client, program, &args);
     let mut client = Running::start(command).map_err(fault)?;
@@ -129,9 +129,9 @@ fn lose(pairing: &Pairing, program: &str, args: &[&str], loss: Loss) -> Result<(
     if loss == Loss::WireCut {
         return Ok(());
     }
-    // And the next pair is none the worse for it.
+    // And the next pair is none the worse for it. (`ib_write_bw` sleeps for a second.)
     let args = ["-F", "-n", "20"].map(str::to_owned);
-    let next = run_pair(pairing, "ib_write_bw", &args, LIMIT).map_err(fault)?;
+    let next = run_pair(pairing, "ib_read_bw", &args, LIMIT).map_err(fault)?;
     if next.both_succeeded() { Ok(()) } else { Err(next.text()) }
 }
 

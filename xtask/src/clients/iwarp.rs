@@ -1,13 +1,10 @@
 //! Programs that meet by rdma_cm on the device of plain iWARP, `quipu_iw0`.
 
-use std::time::Instant;
-
 use anyhow::{Result, bail};
 
-use super::hosts::Family;
-use super::pair::{Pair, Pairing, Server, with_port};
+use super::hosts::{Family, listens};
+use super::pair::{Pairing, free_port, run_both, with_port};
 use super::{LIMIT, Row};
-use crate::process::Running;
 use crate::stage::Staged;
 
 type Words = &'static [&'static str];
@@ -49,15 +46,12 @@ fn run(pairing: &Pairing, &(_, program, both, server, client): &Case) -> Result<
     let words = |front: &[&str]| -> Vec<String> {
         front.iter().chain(both).map(|word| (*word).to_owned()).collect()
     };
-    let deadline = Instant::now() + LIMIT;
-    let server = match Server::start(pairing, program, &words(server), deadline)? {
-        Ok(server) => server,
-        Err(ended) => bail!("the server never listened\n{}", ended.text("server")),
-    };
-    let mut args = with_port(&words(&[]), server.port);
+    let port = free_port()?;
+    let server = pairing.command(&pairing.server, program, &with_port(&words(server), port));
+    let mut args = with_port(&words(&[]), port);
     args.extend(client.iter().map(|word| (*word).to_owned()));
     args.push(pairing.address.to_owned());
-    let client = Running::start(pairing.command(&pairing.client, program, &args))?.finish(deadline);
-    let pair = Pair { server: server.running.finish(deadline), client };
+    let client = pairing.command(&pairing.client, program, &args);
+    let pair = run_both(server, client, |id| listens(id, port), LIMIT)?;
     if pair.both_succeeded() { Ok(()) } else { bail!("{}", pair.text()) }
 }

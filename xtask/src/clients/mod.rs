@@ -6,6 +6,8 @@ mod datagrams;
 mod faults;
 mod hosts;
 mod iwarp;
+mod libfabric;
+mod openmpi;
 mod pair;
 mod planned;
 mod rdmacm;
@@ -14,7 +16,11 @@ mod single;
 mod suite;
 mod trace;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -68,7 +74,43 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Something to run, by its name.
 struct Row<'a> {
     name: String,
-    run: Box<dyn Fn() -> Result<(), String> + 'a>,
+    run: Box<dyn Fn() -> Result<(), String> + Send + Sync + 'a>,
+}
+
+/// Parts of the names of rows that want to be alone: they look at what is left behind or at all of a user's
+/// programs, cut the wire, or have a port or a group that the program does not let one choose.
+const ALONE: [&str; 5] = ["/faults/", "/udaddy/", "/mckey", "multicast", "/command/"];
+
+impl Row<'_> {
+    fn is_alone(&self) -> bool {
+        ALONE.iter().any(|part| self.name.contains(part))
+    }
+
+    /// Runs it, and says how it went.
+    fn report(&self) -> Tally {
+        let begun = Instant::now();
+        let outcome = (self.run)();
+        let (name, took) = (&self.name, begun.elapsed().as_secs_f64());
+        match outcome {
+            Ok(()) => {
+                println!("ok    {name} ({took:.2} s)");
+                Tally::ONE
+            }
+            Err(text) => {
+                let text = text.trim_end();
+                let again = format!("  again: cargo xtask clients --full --filter '{name}'");
+                println!("FAIL  {name} ({took:.2} s)\n{text}\n{again}");
+                Tally { failed: 1, ..Tally::default() }
+            }
+        }
+    }
+}
+
+/// A file of the target folder that no other row has.
+fn scratch_file(stem: &str, extension: &str) -> PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    crate::target_dir().join(format!("{stem}-{process}-{number}.{extension}"))
 }
 
 /// Runs what the command line asks for.
@@ -110,30 +152,32 @@ pub(crate) fn run_inside(options: &Options) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_rows(rows: Vec<Row<'_>>, options: &Options) -> Tally {
-    let mut tally = Tally::default();
-    for Row { name, run } in rows {
-        if !name.contains(&options.filter) {
-            continue;
-        }
-        if options.list {
-            println!("{name}");
-            continue;
-        }
-        let begun = Instant::now();
-        let outcome = run();
-        let took = begun.elapsed().as_secs_f64();
-        match outcome {
-            Ok(()) => {
-                tally.passed += 1;
-                println!("ok    {name} ({took:.2} s)");
-            }
-            Err(text) => {
-                tally.failed += 1;
-                println!("FAIL  {name} ({took:.2} s)\n{}", text.trim_end());
-                println!("  again: cargo xtask clients --full --filter '{name}'");
-            }
-        }
+fn run_rows(mut rows: Vec<Row<'_>>, options: &Options) -> Tally {
+    rows.retain(|row| row.name.contains(&options.filter));
+    if options.list {
+        rows.iter().for_each(|row| println!("{}", row.name));
+        return Tally::default();
     }
+    let (alone, beside): (Vec<_>, Vec<_>) = rows.into_iter().partition(Row::is_alone);
+    let mut tally = run_beside(&beside);
+    alone.iter().for_each(|row| tally.add(row.report()));
     tally
+}
+
+/// Runs rows beside each other, as many as there are processors, and two at least: many wait more than they
+/// work, for the programs' own pauses above all.
+fn run_beside(rows: &[Row<'_>]) -> Tally {
+    let workers = thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 8));
+    let (next, tally) = (AtomicUsize::new(0), Mutex::new(Tally::default()));
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let one = row.report();
+                    tally.lock().unwrap_or_else(|poison| poison.into_inner()).add(one);
+                }
+            });
+        }
+    });
+    tally.into_inner().unwrap_or_else(|poison| poison.into_inner())
 }

@@ -43,6 +43,13 @@ impl Pairing {
         Self { server: on(0), client: on(1), address: Family::V4.of_host(0), env: Vec::new() }
     }
 
+    /// Both on host 0, at an address that is not of the loopback.
+    pub(super) fn same_of_two(staged: &Staged) -> Self {
+        let both = [on_host(0), staged.run(Family::V4.of_host(0))].concat();
+        let address = Family::V4.of_host(0);
+        Self { server: both.clone(), client: both, address, env: Vec::new() }
+    }
+
     /// The same with a variable set for both.
     pub(super) fn with_env(mut self, name: &'static str, value: &'static str) -> Self {
         self.env.push((name, value));
@@ -84,6 +91,46 @@ pub(super) fn free_port() -> Result<u16> {
     Ok(listener.context("no free port")?.local_addr()?.port())
 }
 
+/// Starts a server and waits until `is_there` says so of its process.
+///
+/// # Errors
+///
+/// It cannot be started, or it ends before it is there; with what it said.
+pub(super) fn start(
+    command: Command,
+    is_there: impl Fn(u32) -> bool,
+    deadline: Instant,
+) -> Result<Running> {
+    let mut running = Running::start(command)?;
+    let id = running.id();
+    wait_until(deadline, || is_there(id) || running.has_ended());
+    if running.has_ended() || !is_there(id) {
+        let ended = running.finish(Instant::now());
+        bail!("the server never listened\n{}", ended.text("server"));
+    }
+    Ok(running)
+}
+
+/// Runs a server and, once `is_there` says so of its process, its client.
+///
+/// # Errors
+///
+/// Those of [`start`]; the client cannot be started.
+pub(super) fn run_both(
+    server: Command,
+    client: Command,
+    is_there: impl Fn(u32) -> bool,
+    limit: Duration,
+) -> Result<Pair> {
+    let deadline = Instant::now() + limit;
+    let server = start(server, is_there, deadline)?;
+    let client = Running::start(client)?.finish(deadline);
+    // A server whose client failed may wait for ever for what will not come.
+    let patience =
+        if client.success() { deadline } else { Instant::now() + Duration::from_secs(2) };
+    Ok(Pair { server: server.finish(patience.min(deadline)), client })
+}
+
 /// A server that listens.
 pub(super) struct Server {
     pub(super) running: Running,
@@ -91,22 +138,17 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a server and waits until it listens, or else returns what it said.
+    /// Starts a server and waits until it listens; errors as of [`start`].
     pub(super) fn start(
         pairing: &Pairing,
         program: &str,
         args: &[String],
         deadline: Instant,
-    ) -> Result<Result<Self, Ended>> {
+    ) -> Result<Self> {
         let port = free_port()?;
-        let args = with_port(args, port);
-        let mut running = Running::start(pairing.command(&pairing.server, program, &args))?;
-        let id = running.id();
-        wait_until(deadline, || listens(id, port) || running.has_ended());
-        if running.has_ended() || !listens(id, port) {
-            return Ok(Err(running.finish(Instant::now())));
-        }
-        Ok(Ok(Self { running, port }))
+        let command = pairing.command(&pairing.server, program, &with_port(args, port));
+        let running = start(command, |id| listens(id, port), deadline)?;
+        Ok(Self { running, port })
     }
 }
 
@@ -133,16 +175,9 @@ pub(crate) fn run_pair(
     args: &[String],
     limit: Duration,
 ) -> Result<Pair> {
-    let deadline = Instant::now() + limit;
-    let server = match Server::start(pairing, program, args, deadline)? {
-        Ok(server) => server,
-        Err(ended) => bail!("the server never listened\n{}", ended.text("server")),
-    };
-    let args = client_args(args, server.port, pairing.address);
-    let client = Running::start(pairing.command(&pairing.client, program, &args))?;
-    let client = client.finish(deadline);
-    // A server whose client failed may wait for ever for what will not come.
-    let patience =
-        if client.success() { deadline } else { Instant::now() + Duration::from_secs(2) };
-    Ok(Pair { server: server.running.finish(patience.min(deadline)), client })
+    let port = free_port()?;
+    let server = pairing.command(&pairing.server, program, &with_port(args, port));
+    let args = client_args(args, port, pairing.address);
+    let client = pairing.command(&pairing.client, program, &args);
+    run_both(server, client, |id| listens(id, port), limit)
 }

@@ -9,7 +9,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pairing, run_pair};
-use super::{LIMIT, Row};
+use super::{LIMIT, Row, scratch_file};
 
 /// What is to become of the client: its exit code is 0 or not, and its output has a text.
 struct Planned {
@@ -137,29 +137,34 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
     rows
 }
 
-/// A file of the target folder with the plan.
-fn plan_file(planned: &Planned) -> Result<PathBuf, String> {
-    let folder = crate::target_dir().join("plans");
-    let name = format!("{}-{}.toml", planned.name, std::process::id());
-    let write = || {
-        fs::create_dir_all(&folder)?;
-        fs::write(folder.join(&name), format!("[[fault]]\n{}\n", planned.plan))
-    };
-    write().map_err(|error: std::io::Error| error.to_string())?;
-    Ok(folder.join(name))
+/// A file of the target folder with a plan, removed when it is dropped.
+struct PlanFile(PathBuf);
+
+impl PlanFile {
+    fn new(planned: &Planned) -> Result<Self, String> {
+        let file = Self(scratch_file("plan", "toml"));
+        let written = fs::write(&file.0, format!("[[fault]]\n{}\n", planned.plan));
+        written.map(|()| file).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for PlanFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 /// The pairing whose client runs under the plan.
-fn under(staged: &Staged, planned: &Planned) -> Result<Pairing, String> {
+fn under(staged: &Staged, plan: &PlanFile) -> Pairing {
     let mut pairing = Pairing::one_host(staged, Family::V4);
-    let file = plan_file(planned)?.display().to_string();
     let end = pairing.client.iter().position(|word| word == "--").unwrap_or(pairing.client.len());
-    pairing.client.splice(end..end, ["--fault".to_owned(), file]);
-    Ok(pairing)
+    pairing.client.splice(end..end, ["--fault".to_owned(), plan.0.display().to_string()]);
+    pairing
 }
 
 fn meets(staged: &Staged, planned: &Planned, same_host: &'static str) -> Result<(), String> {
-    let pairing = under(staged, planned)?.with_env("QUIPU_SAME_HOST", same_host);
+    let plan = PlanFile::new(planned)?;
+    let pairing = under(staged, &plan).with_env("QUIPU_SAME_HOST", same_host);
     let args: Vec<String> = planned.args.iter().map(|word| (*word).to_owned()).collect();
     let pair = run_pair(&pairing, planned.program, &args, LIMIT);
     let pair = pair.map_err(|error| format!("{error:#}"))?;
@@ -172,7 +177,8 @@ fn meets(staged: &Staged, planned: &Planned, same_host: &'static str) -> Result<
 }
 
 fn refused(staged: &Staged, planned: &Planned) -> Result<(), String> {
-    let pairing = under(staged, planned)?;
+    let plan = PlanFile::new(planned)?;
+    let pairing = under(staged, &plan);
     let command = pairing.command(&pairing.client, planned.program, &[]);
     let ended = crate::process::capture(command, LIMIT).map_err(|error| format!("{error:#}"))?;
     let code = ended.status.and_then(|status| status.code());

@@ -2,229 +2,115 @@
 
 use std::time::{Duration, Instant};
 
-use crate::process::{Ended, Running, capture, wait_until};
+use crate::process::{Ended, capture};
 use crate::stage::Staged;
 
 use super::hosts::{Family, listens, receives};
-use super::pair::{Pair, Pairing, free_port};
+use super::pair::{Pair, Pairing, free_port, start};
 use super::{Hosts, LIMIT, Row};
 
-/// A program with a server's and a client's options, and what the client must print. `@` in an option
-/// stands for the server's address, `*` for a wildcard of its family. perftest connects by IPv4 alone,
-/// and `rdma_xserver` listens there.
+/// What the two sides of a program say about where the server is: the server's words and the client's.
+/// `@` stands for the server's address, `*` for a wildcard of its family.
+type Place = [&'static [&'static str]; 2];
+
+const RPING: Place = [&["-s", "-a", "@"], &["-c", "-a", "@"]];
+const RPING_ANYWHERE: Place = [&["-s", "-a", "*"], &["-c", "-a", "@"]];
+const ANYWHERE: Place = [&["-b", "*"], &["-s", "@"]];
+const NAMED: Place = [&["-s", "@"], &["-s", "@"]];
+const UNNAMED: Place = [&[], &["-s", "@"]];
+const PERFTEST: Place = [&[], &["@"]];
+
+/// A program with the options of both sides, and what the client must print.
+#[derive(Clone)]
 struct Test {
-    name: &'static str,
+    name: String,
     program: [&'static str; 2],
-    server: &'static [&'static str],
-    client: &'static [&'static str],
+    place: Place,
+    both: Vec<&'static str>,
     prints: &'static str,
 }
 
-const fn test(
-    name: &'static str,
+fn test(
+    name: &str,
     program: &'static str,
-    server: &'static [&'static str],
-    client: &'static [&'static str],
+    place: Place,
+    both: &[&'static str],
     prints: &'static str,
 ) -> Test {
-    Test { name, program: [program, program], server, client, prints }
+    pair([program, program], name, place, both, prints)
 }
 
-static TESTS: [Test; 31] = [
-    test(
-        "rping/validated",
-        "rping",
-        &["-s", "-a", "@", "-V", "-C", "20", "-S", "4096"],
-        &["-c", "-a", "@", "-V", "-C", "20", "-S", "4096"],
-        "",
-    ),
-    test(
-        "rping/wildcard",
-        "rping",
-        &["-s", "-a", "*", "-v", "-C", "5"],
-        &["-c", "-a", "@", "-v", "-C", "5"],
-        "ping data: rdma-ping-4",
-    ),
-    test(
-        "rping/own-queue-pair",
-        "rping",
-        &["-s", "-a", "@", "-q", "-V", "-C", "20"],
-        &["-c", "-a", "@", "-q", "-V", "-C", "20"],
-        "",
-    ),
-    test(
-        "rping/debug",
-        "rping",
-        &["-s", "-a", "@", "-d", "-C", "3"],
-        &["-c", "-a", "@", "-d", "-v", "-C", "3"],
-        "RDMA_CM_EVENT_ESTABLISHED",
-    ),
-    test("ucmatose/plain", "ucmatose", &["-b", "*"], &["-s", "@"], "return status 0"),
-    test(
-        "ucmatose/many",
-        "ucmatose",
-        &["-b", "*", "-c", "20", "-C", "30", "-S", "2000"],
-        &["-s", "@", "-c", "20", "-C", "30", "-S", "2000"],
-        "return status 0",
-    ),
-    test(
-        "ucmatose/tos-and-timeout",
-        "ucmatose",
-        &["-b", "*", "-t", "96"],
-        &["-s", "@", "-t", "96", "-a", "14"],
-        "return status 0",
-    ),
-    test(
-        "ucmatose/migrated",
-        "ucmatose",
-        &["-b", "*", "-m"],
-        &["-s", "@", "-m"],
-        "return status 0",
-    ),
-    test(
-        "ucmatose/port-space-ib",
-        "ucmatose",
-        &["-b", "*", "-P", "ib"],
-        &["-s", "@", "-P", "ib"],
-        "return status 0",
-    ),
-    test("cmtime/plain", "cmtime", &["-b", "*", "-c", "50"], &["-s", "@", "-c", "50"], "connect"),
-    Test {
-        name: "rdma_client/plain",
-        program: ["rdma_server", "rdma_client"],
-        server: &["-s", "@"],
-        client: &["-s", "@"],
-        prints: "rdma_client: end 0",
-    },
-    test(
-        "ib_send_bw/cm",
-        "ib_send_bw",
-        &["-R", "-F", "-n", "200"],
-        &["-R", "-F", "-n", "200", "@"],
-        "65536      200",
-    ),
-    test(
-        "ib_write_lat/cm",
-        "ib_write_lat",
-        &["-R", "-F", "-n", "200"],
-        &["-R", "-F", "-n", "200", "@"],
-        " 200 ",
-    ),
-    test(
-        "ib_read_bw/cm-for-all",
-        "ib_read_bw",
-        &["-R", "-z", "-F", "-n", "200"],
-        &["-R", "-z", "-F", "-n", "200", "@"],
-        "65536      200",
-    ),
-    test(
-        "rstream/plain",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20"],
-        &["-s", "@", "-I", "10", "-C", "20"],
-        "custom",
-    ),
-    test(
-        "rstream/async",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "a"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "a"],
-        "custom",
-    ),
-    test(
-        "rstream/blocking",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "b"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "b"],
-        "custom",
-    ),
-    test(
-        "rstream/nonblocking",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "n"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "n"],
-        "custom",
-    ),
-    test(
-        "rstream/verified",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "v"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "v"],
-        "custom",
-    ),
-    test(
-        "rstream/resolved",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "r"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "r"],
-        "custom",
-    ),
-    test(
-        "rstream/sockets",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "s"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "s"],
-        "custom",
-    ),
-    test(
-        "rstream/fork",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "f"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "f"],
-        "custom",
-    ),
-    test(
-        "rstream/async-nonblocking-verified",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "a", "-T", "n", "-T", "v"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "a", "-T", "n", "-T", "v"],
-        "custom",
-    ),
-    test(
-        "rstream/small-buffers",
-        "rstream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"],
-        "custom",
-    ),
-    test(
-        "rstream/all-sizes",
-        "rstream",
-        &["-b", "*", "-I", "2", "-C", "2", "-S", "all"],
-        &["-s", "@", "-I", "2", "-C", "2", "-S", "all"],
-        "custom",
-    ),
-    test(
-        "riostream/verified",
-        "riostream",
-        &["-b", "*", "-I", "10", "-C", "20", "-T", "v"],
-        &["-s", "@", "-I", "10", "-C", "20", "-T", "v"],
-        "custom",
-    ),
-    test("udpong/plain", "udpong", &["-b", "*", "-C", "20"], &["-s", "@", "-C", "20"], "custom"),
-    test("udaddy/plain", "udaddy", &["-b", "*"], &["-s", "@"], "return status 0"),
-    test(
-        "udaddy/many",
-        "udaddy",
-        &["-b", "*", "-c", "5", "-C", "20", "-S", "900", "-t", "32"],
-        &["-s", "@", "-c", "5", "-C", "20", "-S", "900", "-t", "32"],
-        "return status 0",
-    ),
-    Test {
-        name: "rdma_xclient/reliable",
-        program: ["rdma_xserver", "rdma_xclient"],
-        server: &["-c", "r"],
-        client: &["-s", "@", "-c", "r"],
-        prints: "end 0",
-    },
-    Test {
-        name: "rdma_xclient/extended",
-        program: ["rdma_xserver", "rdma_xclient"],
-        server: &["-c", "x"],
-        client: &["-s", "@", "-c", "x"],
-        prints: "end 0",
-    },
+/// A client whose server is another program.
+fn pair(
+    program: [&'static str; 2],
+    name: &str,
+    place: Place,
+    both: &[&'static str],
+    prints: &'static str,
+) -> Test {
+    let name = format!("{}/{name}", program[1]);
+    Test { name, program, place, both: both.to_vec(), prints }
+}
+
+/// The ways of `rstream`, as letters of its option `-T`.
+const RSTREAM_WAYS: [(&str, &str); 9] = [
+    ("plain", ""),
+    ("async", "a"),
+    ("blocking", "b"),
+    ("nonblocking", "n"),
+    ("verified", "v"),
+    ("resolved", "r"),
+    ("sockets", "s"),
+    ("fork", "f"),
+    ("async-nonblocking-verified", "anv"),
 ];
+
+/// `rstream` in one of its ways.
+fn rstream((name, letters): (&str, &'static str)) -> Test {
+    let mut both = vec!["-I", "10", "-C", "20"];
+    both.extend((0..letters.len()).flat_map(|at| ["-T", &letters[at..=at]]));
+    test(name, "rstream", ANYWHERE, &both, "custom")
+}
+
+/// perftest connects by IPv4 alone, and `rdma_xserver` listens there.
+fn tests() -> Vec<Test> {
+    const FINE: &str = "return status 0";
+    let xrc = ["rdma_xserver", "rdma_xclient"];
+    let mut tests = vec![
+        test("validated", "rping", RPING, &["-V", "-C", "20", "-S", "4096"], ""),
+        test("wildcard", "rping", RPING_ANYWHERE, &["-v", "-C", "5"], "ping data: rdma-ping-4"),
+        test("own-queue-pair", "rping", RPING, &["-q", "-V", "-C", "20"], ""),
+        test("debug", "rping", RPING, &["-d", "-v", "-C", "3"], "RDMA_CM_EVENT_ESTABLISHED"),
+        test("plain", "ucmatose", ANYWHERE, &[], FINE),
+        test("many", "ucmatose", ANYWHERE, &["-c", "20", "-C", "30", "-S", "2000"], FINE),
+        test("tos-and-timeout", "ucmatose", ANYWHERE, &["-t", "96", "-a", "14"], FINE),
+        test("migrated", "ucmatose", ANYWHERE, &["-m"], FINE),
+        test("port-space-ib", "ucmatose", ANYWHERE, &["-P", "ib"], FINE),
+        test("plain", "cmtime", ANYWHERE, &["-c", "50"], "connect"),
+        pair(["rdma_server", "rdma_client"], "plain", NAMED, &[], "rdma_client: end 0"),
+        test("cm", "ib_send_bw", PERFTEST, &["-R", "-F", "-n", "200"], "65536      200"),
+        test("cm", "ib_write_lat", PERFTEST, &["-R", "-F", "-n", "200"], " 200 "),
+        test(
+            "cm-for-all",
+            "ib_read_bw",
+            PERFTEST,
+            &["-R", "-z", "-F", "-n", "200"],
+            "65536      200",
+        ),
+        test("verified", "riostream", ANYWHERE, &["-I", "10", "-C", "20", "-T", "v"], "custom"),
+        test("plain", "udpong", ANYWHERE, &["-C", "20"], "custom"),
+        test("plain", "udaddy", ANYWHERE, &[], FINE),
+        test("many", "udaddy", ANYWHERE, &["-c", "5", "-C", "20", "-S", "900", "-t", "32"], FINE),
+        pair(xrc, "reliable", UNNAMED, &["-c", "r"], "end 0"),
+        pair(xrc, "extended", UNNAMED, &["-c", "x"], "end 0"),
+    ];
+    tests.extend(RSTREAM_WAYS.map(rstream));
+    let small = ["-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"];
+    tests.push(test("small-buffers", "rstream", ANYWHERE, &small, "custom"));
+    let all = ["-I", "2", "-C", "2", "-S", "all"];
+    tests.push(test("all-sizes", "rstream", ANYWHERE, &all, "custom"));
+    tests
+}
 
 /// The port that `udaddy` uses, whatever one tells it.
 const UDADDY_PORT: u16 = 7174;
@@ -260,7 +146,7 @@ impl Test {
 
     /// The arguments of one side.
     fn args(&self, side: usize, port: u16, hosts: Hosts, family: Family) -> Vec<String> {
-        let words = [self.server, self.client][side].iter().map(|word| match *word {
+        let words = self.place[side].iter().chain(&self.both).map(|word| match *word {
             "@" => address(hosts, family),
             "*" => wildcard(family),
             other => other,
@@ -279,11 +165,9 @@ impl Test {
         let deadline = Instant::now() + LIMIT;
         let server = self.args(0, port, hosts, family);
         let server = pairing.command(&pairing.server, self.program[0], &server);
-        let mut server = Running::start(server).map_err(failed)?;
-        let id = server.id();
         let udp = self.program[0].starts_with("ud");
-        let is_there = || if udp { receives(id, port) } else { listens(id, port) };
-        wait_until(deadline, || is_there() || server.has_ended());
+        let is_there = if udp { receives } else { listens };
+        let mut server = start(server, |id| is_there(id, port), deadline).map_err(failed)?;
         let client = self.args(1, port, hosts, family);
         let client = pairing.command(&pairing.client, self.program[1], &client);
         let client = capture(client, deadline.saturating_duration_since(Instant::now()));
@@ -339,13 +223,12 @@ pub(super) fn rows_at<'a>(
     family: Family,
     pairing: &Pairing,
 ) -> Vec<Row<'a>> {
-    let row = |test: &'static Test| {
-        let pairing = pairing.clone();
-        let run = move || test.run(&pairing, hosts, family);
-        Row { name: format!("{place}/cm/{}", test.name), run: Box::new(run) }
+    let row = |test: Test| {
+        let (name, pairing) = (format!("{place}/cm/{}", test.name), pairing.clone());
+        Row { name, run: Box::new(move || test.run(&pairing, hosts, family)) }
     };
-    let fits = |test: &&'static Test| family == Family::V4 || !test.is_of_ipv4();
-    TESTS.iter().filter(fits).map(row).collect()
+    let fits = |test: &Test| family == Family::V4 || !test.is_of_ipv4();
+    tests().into_iter().filter(fits).map(row).collect()
 }
 
 /// Rows by TCP on one host.
@@ -356,21 +239,16 @@ pub(super) fn over_tcp(staged: &Staged) -> Vec<Row<'_>> {
 
 /// A server that serves one client after the other.
 fn persistent<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row<'a> {
-    let test = test(
-        "rping/persistent",
-        "rping",
-        &["-s", "-P", "-a", "*"],
-        &["-c", "-a", "@", "-V", "-C", "10"],
-        "",
-    );
+    const PERSISTENT: Place = [&["-s", "-P", "-a", "*"], &["-c", "-a", "@", "-V", "-C", "10"]];
+    let test = test("persistent", "rping", PERSISTENT, &[], "");
+    let name = format!("{place}/cm/{}", test.name);
     let run = move || {
         let failed = |error: anyhow::Error| format!("{error:#}");
         let port = free_port().map_err(failed)?;
         let args = test.args(0, port, hosts, family);
         let server = pairing.command(&pairing.server, "rping", &args);
-        let mut server = Running::start(server).map_err(failed)?;
-        let id = server.id();
-        wait_until(Instant::now() + LIMIT, || listens(id, port) || server.has_ended());
+        let deadline = Instant::now() + LIMIT;
+        let mut server = start(server, |id| listens(id, port), deadline).map_err(failed)?;
         for _ in 0..3 {
             let args = test.args(1, port, hosts, family);
             let client = capture(pairing.command(&pairing.client, "rping", &args), LIMIT);
@@ -384,7 +262,7 @@ fn persistent<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -
         let server = server.finish(soon());
         if over { Err(server.text("server")) } else { Ok(()) }
     };
-    Row { name: format!("{place}/cm/rping/persistent"), run: Box::new(run) }
+    Row { name, run: Box::new(run) }
 }
 
 /// Copies a file to a server that goes on afterwards. (Its options come last, and it has no address to listen
@@ -397,9 +275,8 @@ fn copied<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Ro
         let (from, to) = (folder.join("bin/quipu"), folder.join(format!("copy-{port}")));
         let options = ["-p".to_owned(), port.to_string()];
         let server = pairing.command(&pairing.server, "rcopy", &options);
-        let mut server = Running::start(server).map_err(failed)?;
-        let id = server.id();
-        wait_until(Instant::now() + LIMIT, || listens(id, port) || server.has_ended());
+        let deadline = Instant::now() + LIMIT;
+        let mut server = start(server, |id| listens(id, port), deadline).map_err(failed)?;
         let target = format!("{}:{}", address(hosts, family), to.display());
         let args = [&[from.display().to_string(), target], &options[..]].concat();
         let client = capture(pairing.command(&pairing.client, "rcopy", &args), LIMIT);
@@ -427,10 +304,8 @@ fn group<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row
         let own = [address(hosts, family), other];
         let args = |own: &str| ["-m", group, "-b", own].map(str::to_owned).to_vec();
         let receiver = pairing.command(&pairing.server, "mckey", &args(own[0]));
-        let mut receiver = Running::start(receiver).map_err(failed)?;
-        let id = receiver.id();
         let deadline = Instant::now() + LIMIT;
-        wait_until(deadline, || receives(id, GROUP_PORT) || receiver.has_ended());
+        let receiver = start(receiver, |id| receives(id, GROUP_PORT), deadline).map_err(failed)?;
         let sending = [args(own[1]), vec!["-s".into()]].concat();
         let sender = capture(pairing.command(&pairing.client, "mckey", &sending), LIMIT);
         let pair = Pair { server: receiver.finish(soon()), client: sender.map_err(failed)? };

@@ -5,7 +5,8 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, planned, rdmacm, single, suite, trace,
+    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, rdmacm,
+    single, suite, trace,
 };
 
 /// Exchanges of a row with one size.
@@ -99,6 +100,8 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(rdmacm::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
     rows.extend(datagrams::rows(Hosts::Two, |family| Pairing::two_hosts(staged, family)));
     rows.extend(iwarp::two_hosts(staged));
+    rows.extend(libfabric::rows(staged));
+    rows.extend(openmpi::rows(staged));
     rows.extend(faults::two_hosts(staged));
     rows
 }

@@ -110,8 +110,7 @@ fn top(staged: &Staged) -> Result<(), String> {
     };
     let pairing = Pairing::one_host(staged, Family::V4);
     let server = Server::start(&pairing, "ib_send_bw", &[], deadline)
-        .map_err(|error| format!("{error:#}"))?
-        .map_err(|ended| ended.text("server"))?;
+        .map_err(|error| format!("{error:#}"))?;
     let process = server.running.id();
     let named = format!("quipu_info{{process=\"{process}\",program=\"ib_send_bw\"");
     let mut seen = ask("--prometheus")?;
@@ -162,7 +161,7 @@ pub(super) fn limits(staged: &Staged) -> Vec<Row<'_>> {
     rows
 }
 
-fn row<'a>(name: &str, run: impl Fn() -> Result<(), String> + 'a) -> Row<'a> {
+fn row<'a>(name: &str, run: impl Fn() -> Result<(), String> + Send + Sync + 'a) -> Row<'a> {
     Row { name: format!("one-host/{name}"), run: Box::new(run) }
 }
 

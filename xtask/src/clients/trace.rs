@@ -6,7 +6,7 @@ use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::pair::{Pairing, run_pair};
-use super::{LIMIT, Row};
+use super::{LIMIT, Row, scratch_file};
 
 /// A program with its options, and what lines of its client's trace must contain: parts, and how many
 /// lines have all of them.
@@ -57,7 +57,7 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
 
 /// Runs a server, and a client whose calls are traced.
 fn trace(staged: &Staged, (program, options, wanted): &Traced) -> Result<(), String> {
-    let file = crate::target_dir().join(format!("trace-{}.txt", std::process::id()));
+    let file = scratch_file("trace", "txt");
     let mut pairing = Pairing::one_host(staged, Family::V4);
     let behind = pairing.client.iter().position(|word| word == "--").unwrap_or_default();
     pairing.client.splice(behind..behind, ["--trace".into(), file.display().to_string()]);
