@@ -185,11 +185,10 @@ impl Id {
     /// with the kernel's rdma_cm; programs that look for devices by binding to every address of the host
     /// (libfabric) would take it for one by which peers reach them.
     pub(crate) fn has_device(&self, gid: [u8; 16]) -> bool {
+        let Some(ip) = self.src.map(|src| src.ip()) else { return false };
         let alone = matches!(self.state, State::Idle | State::Listening(_));
-        self.src.map(|src| src.ip()).is_some_and(|ip| {
-            let foreign = ip.is_loopback() && gid_of(ip) != gid;
-            !ip.is_unspecified() && !(alone && foreign)
-        })
+        let foreign = ip.is_loopback() && gid_of(ip) != gid;
+        !(ip.is_unspecified() || alone && foreign)
     }
 
     pub(crate) fn traffic_class(&self) -> u8 {

@@ -181,3 +181,23 @@ fn run_beside(rows: &[Row<'_>]) -> Tally {
     });
     tally.into_inner().unwrap_or_else(|poison| poison.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_run_once_and_counted() {
+        let runs: [AtomicUsize; 20] = Default::default();
+        let rows = runs.iter().enumerate().map(|(number, runs)| Row {
+            name: format!("{number}{}", if number % 5 == 0 { "/faults/" } else { "" }),
+            run: Box::new(move || match runs.fetch_add(1, Ordering::Relaxed) {
+                0 if number != 7 => Ok(()),
+                _ => Err("on purpose".into()),
+            }),
+        });
+        let tally = run_rows(rows.collect(), &Options::default());
+        assert_eq!(tally, Tally { passed: 19, failed: 1, skipped: 0 });
+        assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+    }
+}

@@ -1,6 +1,6 @@
 //! Receiving and sending.
 
-use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_cabi::Errno;
 
