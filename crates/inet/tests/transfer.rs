@@ -134,7 +134,16 @@ fn a_dead_peer_is_given_up() {
 /// A transfer in both directions over a faulty link; whatever happens, every octet arrives, and both ends
 /// close.
 fn survives(config: Config, seed: u64, faults: Faults, len: u64) {
+    survives_with(config, seed, faults, len, 1 << 20, false);
+}
+
+/// The same with little room, and over a path whose width changes.
+fn survives_with(config: Config, seed: u64, faults: Faults, len: u64, room: u64, path: bool) {
     let mut pair = Pair::new(config, seed);
+    for end in &mut pair.ends {
+        end.room = Some(room);
+    }
+    pair.ends[0].connection().set_receive_space(room);
     pair.faults = faults;
     pair.connect();
     let size = 20 + seed % 5_000;
@@ -147,7 +156,13 @@ fn survives(config: Config, seed: u64, faults: Faults, len: u64) {
         }
         pair.ends[end].connection().close();
     }
+    let mut steps = 0u64;
     let done = pair.run_until(3_000 * SECOND, |pair| {
+        steps += 1;
+        if path && steps % 16 == 0 {
+            let mss = [1_440, 536, 1_220, 9_000][(steps / 16 % 4) as usize];
+            pair.ends[(steps / 16 % 2) as usize].connection().set_path_mss(mss);
+        }
         pair.ends.iter().all(|end| end.events.contains(&Event::Closed))
     });
     let events = [0, 1].map(|end| pair.ends[end].events.clone());
@@ -160,6 +175,42 @@ fn survives(config: Config, seed: u64, faults: Faults, len: u64) {
             assert_eq!(pair.ends[end].pushes, ends, "every boundary, once, in order");
         }
     }
+}
+
+/// Short messages into large receives, of which there are few: the room is gone long before the window is.
+fn receives(seed: u64, faults: Faults) {
+    let config = messages();
+    let mut pair = Pair::new(config, seed);
+    pair.faults = faults;
+    pair.ends[1].room = None;
+    pair.connect();
+    pair.ends[1].posted = Some((0, 2_000));
+    let len = |n: u64| 1 + (seed ^ n * 77) % 1_400;
+    let ends: Vec<u64> = (0..40)
+        .scan(0, |end, n| {
+            *end += len(n);
+            Some(*end)
+        })
+        .collect();
+    (0..40).for_each(|n| pair.send(0, len(n)));
+    let last = ends[39];
+    let mut next = pair.now;
+    let done = pair.run_until(3_000 * SECOND, |pair| {
+        if pair.now >= next {
+            // Two at most are free at a time.
+            next = pair.now + 30 * MS;
+            let (free, _) = pair.ends[1].posted.unwrap();
+            pair.ends[1].post(2u64.saturating_sub(free));
+        }
+        pair.ends[0].acked == last
+    });
+    assert!(done, "{:?}", pair.ends[1].connection().counters());
+    // The last may be held: they are acknowledged, and wait for receives.
+    for _ in 0..40 {
+        pair.ends[1].post(1);
+    }
+    assert_eq!(pair.ends[1].pushes, ends);
+    pair.check(1, last);
 }
 
 fn faults() -> impl Strategy<Value = Faults> {
@@ -191,6 +242,24 @@ proptest! {
     #[test]
     fn messages_survive(seed in any::<u64>(), faults in faults()) {
         survives(messages(), seed, faults, 60_000);
+    }
+
+    #[test]
+    fn little_room_and_changing_paths_survive(
+        seed in any::<u64>(),
+        faults in faults(),
+        room in 6_000u64..40_000,
+        path in any::<bool>(),
+        sack in any::<bool>(),
+        message in any::<bool>(),
+    ) {
+        let config = if message { messages() } else { stream() };
+        survives_with(Config { sack, ..config }, seed, faults, 40_000, room, path);
+    }
+
+    #[test]
+    fn a_message_takes_a_receive(seed in any::<u64>(), faults in faults()) {
+        receives(seed, faults);
     }
 
     #[test]

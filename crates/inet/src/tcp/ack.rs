@@ -148,11 +148,14 @@ impl Connection {
                 self.rack.probe_end = None;
             }
         }
-        for (left, right) in blocks {
+        for block in &mut blocks {
+            let (left, right) = *block;
             if left >= right || right > nxt || right <= una {
+                *block = (0, 0);
                 continue;
             }
-            for (left, right) in self.unreported(left.max(una), right) {
+            *block = self.queue.whole(left.max(una), right);
+            for (left, right) in self.unreported(block.0, block.1) {
                 let rack = &mut self.rack;
                 self.queue.sack(left, right, |sent| {
                     rack.deliver(ack.now, sent, min_rtt, false);
@@ -177,7 +180,7 @@ impl Connection {
     fn remember_reports(&mut self, blocks: &[(u64, u64); 4]) {
         let una = self.queue.una;
         for (n, known) in self.reported.iter_mut().enumerate() {
-            *known = if blocks[n].0 >= una { blocks[n] } else { (0, 0) };
+            *known = if blocks[n].0 >= una.max(FIRST) { blocks[n] } else { (0, 0) };
         }
     }
 

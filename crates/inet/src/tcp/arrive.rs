@@ -233,7 +233,10 @@ impl Connection {
         if let Some(start) = position.filter(|start| payload && *start >= FIRST) {
             self.receive.duplicate = Some((start, start + numbers));
         }
-        self.owed.ack |= self.limiter.allows(now);
+        // Without payload it may be the answer to an answer: those are limited, so that no loop goes on for
+        // ever.
+        let data = payload && !segment.flags.has(Flags::SYN);
+        self.owed.ack |= data || self.limiter.allows(now);
     }
 
     /// RFC 5961 3.2: only the very next number resets.

@@ -46,6 +46,9 @@ pub enum SendError {
     /// More messages than [`super::Config::max_messages`] wait.
     #[error("too many messages wait to be sent")]
     TooMany,
+    /// More than any connection can carry.
+    #[error("longer than a stream can be")]
+    TooLong,
     /// A message of nothing cannot be a segment: TCP carries no boundary without an octet.
     #[error("an empty message cannot be sent over TCP")]
     Empty,

@@ -84,6 +84,9 @@ use window::{ReceiveWindow, SendWindow};
 /// start.
 const QUICK_ACKS: u8 = 16;
 
+/// Positions beyond are refused: arithmetic on them could overflow.
+const MAX_POSITION: u64 = 1 << 62;
+
 /// A segment to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -259,7 +262,7 @@ impl Connection {
             acked: 0,
             events: Pending::default(),
             counters: Counters::default(),
-            path_mss: config.path_mss,
+            path_mss: config.path_mss.max(options::MIN_MSS),
             config,
         }
     }
@@ -295,7 +298,8 @@ impl Connection {
     /// offset of the stream behind them.
     ///
     /// # Errors
-    /// The connection is closed for sending; in message mode also: too many messages, or an empty one.
+    /// The connection is closed for sending, or has carried all that it can; in message mode also: too many
+    /// messages, or an empty one.
     pub fn send(&mut self, len: u64, end_of_message: bool) -> Result<u64, SendError> {
         let open = !matches!(self.state, State::Closed | State::TimeWait) && !self.queue.closed;
         if !open {
@@ -307,6 +311,9 @@ impl Connection {
         }
         if message && self.queue.unsent_messages() >= self.config.max_messages as usize {
             return Err(SendError::TooMany);
+        }
+        if self.queue.written.checked_add(len).is_none_or(|end| end > MAX_POSITION) {
+            return Err(SendError::TooLong);
         }
         self.queue.write(len, message && end_of_message);
         Ok(self.queue.written - FIRST)
@@ -365,7 +372,8 @@ impl Connection {
         })
     }
 
-    /// In message mode: a segment that waited for a gap to close. To be read until there is none.
+    /// In message mode: a segment that waited for a gap to close. To be called, as long as there is a
+    /// receive for one, until there is none: nothing else is placed before.
     pub fn poll_held(&mut self) -> Option<Held> {
         let reassembly = self.receive.reassembly.as_mut()?;
         let held = reassembly.take_held(self.receive.nxt);

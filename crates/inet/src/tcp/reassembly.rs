@@ -72,6 +72,11 @@ impl Reassembly {
         joins || self.ranges.len() < MAX_RANGES
     }
 
+    /// Where the first range begins.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.ranges.first().map(|range| range.start)
+    }
+
     /// Notes `start..end`, for which there is room.
     pub(crate) fn insert(&mut self, start: u64, end: u64) {
         let first = self.at(start);
@@ -99,6 +104,11 @@ impl Reassembly {
         self.held_bytes = bytes;
         self.held.insert(start, segment);
         true
+    }
+
+    /// Whether a kept segment is next in order.
+    pub(crate) fn is_due(&self, nxt: u64) -> bool {
+        self.held.first_key_value().is_some_and(|(start, _)| *start <= nxt)
     }
 
     /// Takes the segment that begins at or before `nxt`.

@@ -78,7 +78,10 @@ impl Connection {
             cut.start = nxt;
         }
         // What was offered, as far as there still is a receive for it.
+        let due = self.receive.reassembly.as_ref().is_some_and(|kept| kept.is_due(nxt));
         let room = self.receive.window.edge(nxt).min(self.receive.window.room()).max(nxt);
+        // What is held comes first: nothing may overtake it.
+        let room = if due { nxt } else { room };
         if cut.end() > room {
             self.counters.no_room += 1;
             self.owed.ack = true;
@@ -93,6 +96,7 @@ impl Connection {
     }
 
     fn take_in_order(&mut self, now: u64, arrival: &Arrival, received: &mut Received) {
+        let arrival = &self.cut_at_held(arrival);
         if arrival.len > 0 {
             received.placement = Some(arrival.placement());
         }
@@ -113,6 +117,19 @@ impl Connection {
                     self.receive.reassembly = None;
                 }
             }
+        }
+    }
+
+    /// In message mode, what is held is handed out later, with the ends of its messages: a segment that
+    /// reaches into it, since the peer has cut its stream anew, ends where it begins.
+    fn cut_at_held(&self, arrival: &Arrival) -> Arrival {
+        let first = self.receive.reassembly.as_ref().and_then(|reassembly| reassembly.first());
+        match first.filter(|first| *first < arrival.end() && self.config.mode == Mode::Message) {
+            Some(first) => {
+                let len = first.saturating_sub(arrival.start);
+                Arrival { len, push: false, fin: false, ..*arrival }
+            }
+            None => *arrival,
         }
     }
 

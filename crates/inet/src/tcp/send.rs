@@ -209,6 +209,16 @@ impl SendQueue {
         }
     }
 
+    /// The part of `from..to` that whole segments make up; empty if there is none.
+    pub(crate) fn whole(&self, from: u64, to: u64) -> (u64, u64) {
+        let first = self.sent.partition_point(|sent| sent.start < from);
+        let behind = self.sent.partition_point(|sent| sent.end() <= to);
+        match (self.sent.get(first), behind.checked_sub(1).and_then(|last| self.sent.get(last))) {
+            (Some(first), Some(last)) if first.start < last.end() => (first.start, last.end()),
+            _ => (to, to),
+        }
+    }
+
     /// Marks the segments that lie within `from..to` as received out of order; tells `see` of each that was
     /// not before. A segment that is covered in part stays as it is.
     pub(crate) fn sack(&mut self, from: u64, to: u64, mut see: impl FnMut(&Sent)) {

@@ -45,6 +45,8 @@ pub struct End {
     /// Room that is posted anew after each delivery; none: the test posts itself.
     pub room: Option<u64>,
     pub acked: u64,
+    /// In message mode: receives that are posted, each of so many octets. A message takes one.
+    pub posted: Option<(u64, u64)>,
     /// What this end sends begins here in its pseudo-random stream.
     salt: u64,
     /// The last header that went out.
@@ -99,6 +101,7 @@ impl End {
             pushes: Vec::new(),
             room: Some(1 << 20),
             acked: 0,
+            posted: None,
             salt,
             last: None,
             segments: Vec::new(),
@@ -131,12 +134,10 @@ impl End {
                     self.pushes.push(end);
                 }
             }
-            while let Some(held) = self.connection().poll_held() {
-                self.place(held.offset, &held.payload);
-                if held.end_of_message {
-                    self.pushes.push(held.offset + held.payload.len() as u64);
-                }
+            if received.push {
+                self.consume();
             }
+            self.take_held();
         } else if received.push {
             self.pushes.push(received.contiguous);
         }
@@ -146,6 +147,36 @@ impl End {
             self.connection().set_receive_space(room);
         }
         self.poll_events();
+    }
+
+    /// A message is complete: its receive is used up.
+    fn consume(&mut self) {
+        if let Some((count, size)) = &mut self.posted {
+            *count = count.checked_sub(1).expect("a receive for each message");
+            let room = *count * *size;
+            self.connection().set_receive_space(room);
+        }
+    }
+
+    /// What has waited for a gap to close, as far as there are receives.
+    fn take_held(&mut self) {
+        while self.posted.is_none_or(|(count, _)| count > 0) {
+            let Some(held) = self.connection().poll_held() else { break };
+            self.place(held.offset, &held.payload);
+            if held.end_of_message {
+                self.pushes.push(held.offset + held.payload.len() as u64);
+                self.consume();
+            }
+        }
+    }
+
+    /// Posts receives.
+    pub fn post(&mut self, more: u64) {
+        let (count, size) = self.posted.expect("receives are counted");
+        self.posted = Some((count + more, size));
+        self.take_held();
+        let (count, size) = self.posted.expect("receives are counted");
+        self.connection().set_receive_space(count * size);
     }
 
     pub fn poll_events(&mut self) {

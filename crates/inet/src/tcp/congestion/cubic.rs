@@ -48,7 +48,7 @@ impl Cubic {
     /// Time in which the window was not used does not count (RFC 9438 5.8).
     pub(super) fn pause(&mut self, now: u64) {
         if let Some(epoch) = &mut self.epoch {
-            epoch.start += now - epoch.last;
+            epoch.start += now.saturating_sub(epoch.last);
             epoch.last = now;
         }
     }
@@ -62,7 +62,7 @@ impl Cubic {
         // RFC 9438 4.3: alpha is 3 (1 - beta) / (1 + beta) = 9/17 until the old window is reached, then one.
         let (up, down) = if epoch.reno < prior { (9, 17) } else { (1, 1) };
         epoch.reno += (acked * mss * up).div_ceil(cwnd * down);
-        let elapsed = now - epoch.start;
+        let elapsed = now.saturating_sub(epoch.start);
         if epoch.cubic(elapsed, mss) < epoch.reno {
             return cwnd.max(epoch.reno);
         }
