@@ -159,7 +159,7 @@ fn survives_with(config: Config, seed: u64, faults: Faults, len: u64, room: u64,
     let mut steps = 0u64;
     let done = pair.run_until(3_000 * SECOND, |pair| {
         steps += 1;
-        if path && steps % 16 == 0 {
+        if path && steps.is_multiple_of(16) {
             let mss = [1_440, 536, 1_220, 9_000][(steps / 16 % 4) as usize];
             pair.ends[(steps / 16 % 2) as usize].connection().set_path_mss(mss);
         }
@@ -185,7 +185,7 @@ fn receives(seed: u64, faults: Faults) {
     pair.ends[1].room = None;
     pair.connect();
     pair.ends[1].posted = Some((0, 2_000));
-    let len = |n: u64| 1 + (seed ^ n * 77) % 1_400;
+    let len = |n: u64| 1 + (seed ^ (n * 77)) % 1_400;
     let ends: Vec<u64> = (0..40)
         .scan(0, |end, n| {
             *end += len(n);
