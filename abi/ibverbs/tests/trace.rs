@@ -1,7 +1,7 @@
 //! The trace of calls (`QUIPU_TRACE`), of a C program over this library and the real engine.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -14,6 +14,12 @@ use harness::{Folder, compiled, printed};
 fn folder() -> &'static Folder {
     static FOLDER: OnceLock<Folder> = OnceLock::new();
     FOLDER.get_or_init(|| Folder::new("traced", &["-p", "quipu-engine"], "quipu_engine"))
+}
+
+/// The program; none without a C compiler. It is compiled once: it cannot be written while it runs.
+fn program() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM.get_or_init(|| compiled("trace")).as_deref()
 }
 
 /// Runs one test of the program with its calls traced in a file of that name; the file.
@@ -39,8 +45,8 @@ fn of<'a>(calls: &'a [Value], function: &str) -> Vec<&'a Value> {
 
 #[test]
 fn work_requests_and_completions_are_shown() {
-    let Some(program) = compiled("trace") else { return };
-    let calls = calls(&program, "posted_and_polled");
+    let Some(program) = program() else { return };
+    let calls = calls(program, "posted_and_polled");
     let posted = of(&calls, "ibv_post_send");
     assert_eq!(posted.len(), 2);
     let list = posted[0]["args"]["wr"].as_array().unwrap();
@@ -84,8 +90,8 @@ fn work_requests_and_completions_are_shown() {
 
 #[test]
 fn errors_are_shown_as_programs_see_them() {
-    let Some(program) = compiled("trace") else { return };
-    let text = traced(&program, "failures", "failures.txt");
+    let Some(program) = program() else { return };
+    let text = traced(program, "failures", "failures.txt");
     let line = |part: &str| {
         let line = text.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part} is not in {text}"))
@@ -103,8 +109,8 @@ fn errors_are_shown_as_programs_see_them() {
 
 #[test]
 fn calls_of_the_extended_interface_are_shown_one_by_one() {
-    let Some(program) = compiled("trace") else { return };
-    let calls = calls(&program, "step_by_step");
+    let Some(program) = program() else { return };
+    let calls = calls(program, "step_by_step");
     let begun: Vec<&str> = calls.iter().filter_map(|call| call["call"].as_str()).collect();
     let builds = ["ibv_wr_start", "ibv_wr_send", "ibv_wr_set_sge", "ibv_wr_complete"];
     assert!(begun.windows(4).any(|four| four == builds), "{begun:?}");
@@ -120,8 +126,8 @@ fn calls_of_the_extended_interface_are_shown_one_by_one() {
 
 #[test]
 fn nothing_is_traced_that_nobody_asked_for() {
-    let Some(program) = compiled("trace") else { return };
-    let output = folder().run(&program, &["failures"]);
+    let Some(program) = program() else { return };
+    let output = folder().run(program, &["failures"]);
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     printed(output);
 }
