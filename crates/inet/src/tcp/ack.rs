@@ -346,7 +346,7 @@ impl Connection {
 
     /// What the congestion window becomes.
     fn control(&mut self, ack: &Acknowledgement, news: &News, flight: u64, lost: u64) {
-        self.end_recovery();
+        let ended = self.end_recovery();
         if self.recovery.is_none() {
             let marked = ack.congested && self.agreed.ecn && news.acked > 0;
             if lost > 0 || marked {
@@ -369,17 +369,19 @@ impl Connection {
                     self.congestion.cwnd = window;
                 }
             }
-            _ if news.acked > 0 => self.grow(ack, news, flight),
+            // What ends a recovery acknowledges what was delivered within it, and has had its effect.
+            _ if ended => self.grow(ack, news, news.acked.min(news.delivered), flight),
+            _ if news.acked > 0 => self.grow(ack, news, news.acked, flight),
             _ => {}
         }
         self.pace();
     }
 
-    fn grow(&mut self, ack: &Acknowledgement, news: &News, flight: u64) {
+    fn grow(&mut self, ack: &Acknowledgement, news: &News, acked: u64, flight: u64) {
         let rtt = news.latest.map(|at| ack.now.saturating_sub(at));
         self.congestion.on_progress(&Progress {
             now: ack.now,
-            acked: news.acked,
+            acked,
             flight,
             mss: u64::from(self.mss()),
             rtt,
@@ -389,11 +391,12 @@ impl Connection {
         });
     }
 
-    /// Everything that was on the way when the episode began is acknowledged.
-    fn end_recovery(&mut self) {
-        let Some(recovery) = &self.recovery else { return };
+    /// Everything that was on the way when the episode began may be acknowledged: says whether that ends it
+    /// now.
+    fn end_recovery(&mut self) -> bool {
+        let Some(recovery) = &self.recovery else { return false };
         if self.queue.una < recovery.high {
-            return;
+            return false;
         }
         if recovery.cause != Cause::Timeout {
             // RFC 9937 6.1: the window ends at the threshold.
@@ -402,6 +405,7 @@ impl Connection {
         self.recovery = None;
         self.duplicates = 0;
         self.rack.recovered();
+        true
     }
 
     fn pace(&mut self) {
