@@ -57,6 +57,25 @@ impl Cm {
         }
     }
 
+    /// Whose end the next event of a channel tells, and the number of the own queue pair, if it was not kept
+    /// back before ([`keep_end`](Self::keep_end)).
+    pub fn next_end(&self, key: ChannelKey) -> Option<(IdKey, u32)> {
+        let order = &self.channels.get(key)?.order;
+        let (id, event) = order.iter().find_map(|&(key, epoch)| {
+            let id = self.ids.get(key).filter(|id| id.epoch == epoch)?;
+            Some((id, id.events.front()?))
+        })?;
+        let ends = event.kind == EventKind::Disconnected && !id.end_kept;
+        ends.then_some((event.id, id.own?.qpn))
+    }
+
+    /// Notes that the end of `id` was kept back, which is done once.
+    pub fn keep_end(&mut self, id: IdKey) {
+        if let Some(id) = self.ids.get_mut(id) {
+            id.end_kept = true;
+        }
+    }
+
     /// Takes the next event of a channel.
     ///
     /// # Errors

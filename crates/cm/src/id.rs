@@ -137,6 +137,8 @@ pub(crate) struct Id {
     pub(crate) deadline: Option<u64>,
     pub(crate) groups: Vec<Group>,
     pub(crate) events: VecDeque<Event>,
+    /// Whether the event of its end was kept back for a moment.
+    pub(crate) end_kept: bool,
     /// Changes when the identifier moves to another channel.
     pub(crate) epoch: u32,
     /// Events that were taken, but for those of groups.
@@ -158,6 +160,7 @@ impl Id {
             stream: None,
             again: Again::default(),
             asked: false,
+            end_kept: false,
             own: None,
             peer: None,
             plain: false,

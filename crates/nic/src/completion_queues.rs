@@ -5,7 +5,7 @@ use crate::cq::{Cq, Pushed};
 use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
-use crate::types::{ChannelId, Completion, CqId, Time};
+use crate::types::{ChannelId, Completion, CqId, QpNum, Time};
 
 impl<P> Hub<P> {
     /// An event of a queue is held back for a while, if it is not already.
@@ -79,6 +79,16 @@ impl<P: Probe> Adapter<P> {
         self.hub.forget_held(id);
         self.hub.cqs.remove(id);
         Ok(())
+    }
+
+    /// Whether completions of a queue pair wait to be taken.
+    #[must_use]
+    pub fn has_unread(&self, num: QpNum) -> bool {
+        let qp = self.hub.numbers.get(&num).and_then(|&id| self.qps.get(id));
+        qp.is_some_and(|qp| {
+            let queues = [qp.send_cq, qp.recv_cq].map(|id| self.hub.cqs.get(id));
+            queues.into_iter().flatten().any(|cq| cq.has_of(num))
+        })
     }
 
     /// From now on notes when completions are made, for [`poll_cq_stamped`](Self::poll_cq_stamped).

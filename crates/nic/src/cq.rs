@@ -207,6 +207,11 @@ impl Cq {
         count
     }
 
+    /// Whether a completion of a queue pair waits to be taken.
+    pub(crate) fn has_of(&self, qp_num: crate::types::QpNum) -> bool {
+        self.queue.iter().any(|completion| completion.qp_num == qp_num)
+    }
+
     /// Takes the oldest completion out, with the time at which it was made.
     pub(crate) fn pop_stamped(&mut self) -> Option<(Completion, Time)> {
         let stamp = self.stamps.as_mut()?.pop_front()?;

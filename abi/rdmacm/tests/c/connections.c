@@ -109,6 +109,48 @@ static void established(int port)
 	CHECK(rdma_destroy_id(passive) == 0);
 }
 
+/* A program that asks without waiting hears of the end after a last chance to see what came before it. */
+static void last_words(int port, int looks)
+{
+	struct rdma_conn_param param = { .private_data = "words", .private_data_len = 6 };
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	struct pollfd fds = { .fd = there->fd, .events = POLLIN };
+	struct ibv_recv_wr receive = { .wr_id = 5 }, *bad;
+	struct rdma_cm_event *event;
+	struct ibv_wc wc;
+	int flags = fcntl(there->fd, F_GETFL);
+
+	CHECK(rdma_create_qp(active, NULL, &init) == 0);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("words");
+	init = queues();
+	CHECK(rdma_create_qp(passive, NULL, &init) == 0);
+	CHECK(ibv_post_recv(passive->qp, &receive, &bad) == 0);
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_ESTABLISHED);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_post_send(active, NULL, NULL, 0, NULL, 0) == 0);
+	CHECK(rdma_get_send_comp(active, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_disconnect(active) == 0);
+
+	CHECK(fcntl(there->fd, F_SETFL, flags | O_NONBLOCK) == 0);
+	CHECK(poll(&fds, 1, 5000) == 1);
+	FAILS(rdma_get_cm_event(there, &event), EAGAIN);
+	CHECK(poll(&fds, 1, 0) == 1);
+	if (looks)
+		CHECK(ibv_poll_cq(passive->recv_cq, 1, &wc) == 1 && wc.wr_id == 5);
+	/* Once is enough, whether the program has looked or not. */
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(fcntl(there->fd, F_SETFL, flags) == 0);
+	CHECK(rdma_disconnect(passive) == 0);
+	pass(here, RDMA_CM_EVENT_DISCONNECTED);
+	rdma_destroy_qp(active);
+	CHECK(rdma_destroy_id(active) == 0);
+	rdma_destroy_qp(passive);
+	CHECK(rdma_destroy_id(passive) == 0);
+}
+
 /* A request that nobody takes goes with its listener. */
 static void not_taken(void)
 {
@@ -138,6 +180,8 @@ int main(void)
 	both_ways(port);
 	refused(port);
 	established(port);
+	last_words(port, 1);
+	last_words(port, 0);
 	not_taken();
 	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(here);

@@ -128,6 +128,16 @@ impl Manager {
         Ok(signal.ok_or(CallError::NoSuchObject)?.fd.fd().as_raw_fd())
     }
 
+    /// See [`Cm::next_end`].
+    pub(crate) fn next_end(&self, key: ChannelKey) -> Option<(IdKey, u32)> {
+        self.cm.next_end(key)
+    }
+
+    /// See [`Cm::keep_end`].
+    pub(crate) fn keep_end(&mut self, id: IdKey) {
+        self.cm.keep_end(id);
+    }
+
     pub(crate) fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, EngineError> {
         let event = self.cm.take_event(key)?;
         self.signal();

@@ -7,7 +7,7 @@ use quipu_cm::{
     CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Route,
 };
 use quipu_fault::{Call, CmEvent};
-use quipu_nic::{Gid, Probe, Time};
+use quipu_nic::{Gid, Probe, QpNum, Time};
 
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
@@ -28,6 +28,21 @@ impl Core {
     /// The connection management, if a program has begun to use it.
     fn manager(&mut self) -> Result<&mut Manager, EngineError> {
         self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
+    }
+
+    /// Takes the next event of a channel. The end of a connection of which completions are unread is kept back
+    /// once from a program that asks without waiting. It has looked for completions a moment ago, and would
+    /// destroy its queue pair without a further look: to an adapter of hardware that moment is too short.
+    fn next_cm_event(&mut self, channel: ChannelKey) -> Result<Option<Event>, EngineError> {
+        let end = self.manager()?.next_end(channel);
+        if let Some((id, qpn)) = end
+            && self.adapter.has_unread(QpNum(qpn))
+            && is_non_blocking(self.manager()?.channel_fd(channel)?)
+        {
+            self.manager()?.keep_end(id);
+            return Err(EngineError::WouldBlock);
+        }
+        self.manager()?.take_event(channel)
     }
 }
 
@@ -160,11 +175,11 @@ impl Engine {
         let mut first = true;
         loop {
             let mut core = self.enter()?;
-            if let Some(event) = core.manager()?.take_event(channel)? {
+            if let Some(event) = core.next_cm_event(channel)? {
                 return Ok(event);
             }
             let any = core.run();
-            if let Some(event) = core.manager()?.take_event(channel)? {
+            if let Some(event) = core.next_cm_event(channel)? {
                 return Ok(event);
             }
             let fd = core.manager()?.channel_fd(channel)?;
