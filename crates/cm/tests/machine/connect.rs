@@ -1,8 +1,6 @@
 //! Connections between two engines in simulated time.
 
-mod common;
-
-use common::{Pair, SECOND};
+use crate::common::{Pair, SECOND};
 use quipu_cm::{CallError, EventKind, Loss, Param, PortSpace};
 
 fn param(data: &[u8]) -> Param {

@@ -1,9 +1,7 @@
 //! What a plan of faults does on purpose: events in place of what a call would have led to, and the end of
 //! the device.
 
-mod common;
-
-use common::Pair;
+use crate::common::Pair;
 use quipu_cm::{CallError, EventKind, IdKey, Param, PortSpace};
 use quipu_iwarp::{Initiator, Params};
 use quipu_wire::cm::{Lookup, Offer, Setup};

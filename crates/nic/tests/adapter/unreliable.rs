@@ -3,9 +3,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{AtomicResponse, ReadRequest, UntaggedOp};
 use quipu_iwarp::wire::{self, Stag};

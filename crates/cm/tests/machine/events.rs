@@ -1,8 +1,6 @@
 //! Event channels, cookies, counts, groups.
 
-mod common;
-
-use common::{Pair, UD};
+use crate::common::{Pair, UD};
 use quipu_cm::{CallError, Event, EventKind, Param, PortSpace};
 
 #[test]

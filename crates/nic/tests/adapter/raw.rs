@@ -1,11 +1,9 @@
 //! Raw packet queue pairs, flow rules and receive work queues: `specs/quipu-datagram.md`, section 6, in
 //! simulated time.
 
-mod pair;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use pair::{Buffer, Pair, Way};
+use crate::pair::{Buffer, Pair, Way};
 use quipu_iwarp::wire::datagram::{Datagram, MULTICAST_QPN};
 use quipu_nic::*;
 

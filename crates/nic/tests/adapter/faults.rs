@@ -2,9 +2,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-mod pair;
-
-use pair::{ALL_ACCESS, Pair, WAYS, Way};
+use crate::pair::{ALL_ACCESS, Pair, WAYS, Way};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
 

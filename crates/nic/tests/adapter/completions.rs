@@ -1,9 +1,7 @@
 //! What programs see of completion queues beside completions: time stamps, events that are held back,
 //! queues that overrun. And atomic writes, which complete in a way of their own.
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_nic::*;
 
 const CHANNEL: ChannelId = ChannelId(77);

@@ -1,12 +1,10 @@
 //! Peers that mean harm: what they put on a stream or into shared memory costs them their connection, and
 //! nobody else anything.
 
-mod pair;
-
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use pair::{Pair, Way};
+use crate::pair::{Pair, Way};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};

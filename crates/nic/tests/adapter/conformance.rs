@@ -1,8 +1,6 @@
 //! Rules of the InfiniBand architecture specification that programs notice at the edges.
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
 

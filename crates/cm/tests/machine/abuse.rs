@@ -1,8 +1,6 @@
 //! What strangers can do: little, and not for long.
 
-mod common;
-
-use common::{Pair, SECOND};
+use crate::common::{Pair, SECOND};
 use quipu_cm::{Config, EventKind, IdKey, Param, PortSpace};
 use quipu_iwarp::{Initiator, Params};
 use quipu_wire::cm::{Offer, Setup};

@@ -1,11 +1,9 @@
 //! Connections that somebody else asks for: they neither get a queue pair that is not meant for them nor shut
 //! those out that it is meant for.
 
-mod pair;
-
 use std::net::IpAddr;
 
-use pair::{Pair, Way};
+use crate::pair::{Pair, Way};
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::UntaggedOp;
 use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Sender};

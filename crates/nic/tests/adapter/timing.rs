@@ -1,12 +1,10 @@
 //! What the adapter itself costs per message, both ends in one thread, printed:
-//! `cargo test --release -p quipu-nic --test timing -- --ignored --nocapture`.
-
-mod pair;
+//! `cargo test --release -p quipu-nic --test adapter timing -- --ignored --nocapture`.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use pair::{Pair, Way};
+use crate::pair::{Pair, Way};
 use quipu_nic::*;
 
 const ROUNDS: u32 = 200_000;

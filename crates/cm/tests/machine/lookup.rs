@@ -1,8 +1,6 @@
 //! Look-ups of datagram services over a network that loses, doubles and delays.
 
-mod common;
-
-use common::{Datagram, Pair, SECOND};
+use crate::common::{Datagram, Pair, SECOND};
 use quipu_cm::{EventKind, IdKey, Param, PortSpace};
 use quipu_wire::cm::{Lookup, SIDR_REQ_LEN};
 

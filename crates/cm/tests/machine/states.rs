@@ -1,11 +1,9 @@
 //! Every state against every message and every call: nothing panics, and nothing but what the
 //! protocol says comes of it.
 
-mod common;
-
 use std::net::SocketAddr;
 
-use common::{Pair, SECOND};
+use crate::common::{Pair, SECOND};
 use quipu_cm::{Cm, Config, EventKind, IdKey, Param, PortSpace, StreamKey, gid_of};
 use quipu_wire::cm::{Frame, Offer, Setup};
 
@@ -219,7 +217,7 @@ fn the_loopback_is_of_the_device_whose_address_it_is() {
     let address = SocketAddr::from(([127, 0, 0, 1], 7000));
     let mut cm = Cm::new(Config { gid: gid_of(address.ip()), ..Config::default() });
     let channel = cm.create_channel();
-    let id = cm.create_id(channel, PortSpace::Tcp, common::RC, 1).unwrap();
+    let id = cm.create_id(channel, PortSpace::Tcp, crate::common::RC, 1).unwrap();
     cm.bind(id, address).unwrap();
     assert!(cm.route(id).unwrap().has_device);
 }

@@ -2,9 +2,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-mod pair;
-
-use pair::{Buffer, Pair, WAYS, Way};
+use crate::pair::{Buffer, Pair, WAYS, Way};
 use quipu_iwarp::wire::rdmap::UntaggedOp;
 use quipu_iwarp::{Negotiated, Sender};
 use quipu_nic::mem::Access;

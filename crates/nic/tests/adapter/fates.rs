@@ -2,9 +2,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_nic::mem::Sge;
 use quipu_nic::*;
 

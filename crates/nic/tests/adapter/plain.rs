@@ -1,9 +1,7 @@
 //! Two adapters that speak plain iWARP to each other, as either does with an adapter of another make. What
 //! is on the wire is checked byte for byte by `exchanges`.
 
-mod pair;
-
-use pair::{Pair, Way};
+use crate::pair::{Pair, Way};
 use quipu_nic::iwarp::Params;
 use quipu_nic::*;
 

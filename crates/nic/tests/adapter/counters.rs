@@ -1,8 +1,6 @@
 //! What is counted of the work of queue pairs.
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_nic::*;
 
 /// The counters of the only queue pair of a host.

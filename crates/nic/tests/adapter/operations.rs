@@ -1,8 +1,6 @@
 //! Every operation over every way, between two adapters.
 
-mod pair;
-
-use pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way};
 use quipu_nic::mem::{Access, Sge};
 use quipu_nic::*;
 
@@ -158,7 +156,7 @@ fn many_elements_gather_and_scatter() {
         let bytes = pattern(1 << 20, 1);
         here.fill(0, &bytes);
         for unit in [1, 7, 1000, 30_000] {
-            let cut = |buffer: &pair::Buffer, unit: usize| -> Vec<Sge> {
+            let cut = |buffer: &crate::pair::Buffer, unit: usize| -> Vec<Sge> {
                 (0..30).map(|n| buffer.sge(n * unit + n, unit)).collect()
             };
             let list = cut(&here, unit);

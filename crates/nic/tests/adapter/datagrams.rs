@@ -1,10 +1,8 @@
 //! Datagram queue pairs: every rule of `specs/quipu-datagram.md`, in simulated time.
 
-mod pair;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use pair::{Buffer, Pair, Way};
+use crate::pair::{Buffer, Pair, Way};
 use quipu_iwarp::wire::datagram::{self, Datagram};
 use quipu_nic::*;
 

@@ -1,11 +1,9 @@
 //! What is taken back is not touched any more: memory that completions have returned, queue pairs that are
 //! gone, rights that are withdrawn. All of it is between peers on one host, which reach each other's memory.
 
-mod pair;
-
 use std::sync::atomic::Ordering;
 
-use pair::{ALL_ACCESS, Pair, Way};
+use crate::pair::{ALL_ACCESS, Pair, Way};
 use quipu_nic::*;
 
 /// Where the guard word of a segment's owner is (`specs/quipu-channel.md`).

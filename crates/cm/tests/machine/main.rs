@@ -1,0 +1,10 @@
+//! Connection management between simulated hosts.
+
+mod abuse;
+mod common;
+mod connect;
+mod events;
+mod faults;
+mod lookup;
+mod plain;
+mod states;

@@ -1,0 +1,19 @@
+//! The adapter between simulated peers. One program, since each would compile the whole adapter anew.
+
+mod completions;
+mod conformance;
+mod counters;
+mod datagrams;
+mod fates;
+mod faults;
+mod hostile;
+mod intruders;
+mod operations;
+mod pair;
+mod plain;
+mod raw;
+mod revocation;
+mod simulated;
+mod timing;
+mod unreliable;
+mod xrc;
