@@ -10,9 +10,12 @@ use super::{LIMIT, Row};
 /// A kind of endpoint: its name here, provider and type for `fi_pingpong`, and the sizes that it has.
 type Endpoint = (&'static str, &'static str, &'static str, usize);
 
-/// Sizes from 0 B to 6 MB; datagrams have those that fit into one. (Over `ofi_rxm` the program may end with a
-/// flushed request: `docs/clients/libfabric.md`. That provider carries the rows of Open MPI.)
-const ENDPOINTS: [Endpoint; 2] = [("msg", "verbs", "msg", 46), ("dgram", "verbs", "dgram", 21)];
+/// Sizes from 0 B to 6 MB; datagrams have those that fit into one.
+const ENDPOINTS: [Endpoint; 3] = [
+    ("msg", "verbs", "msg", 46),
+    ("rdm", "verbs;ofi_rxm", "rdm", 46),
+    ("dgram", "verbs", "dgram", 21),
+];
 
 /// Exchanges of each size.
 const EXCHANGES: &str = "10";
