@@ -249,7 +249,7 @@ pub struct EngineHashedQpInit {
     pub cookie: u64,
 }
 
-/// The part of the table that is about raw packets. The rules at the head of [`crate::engine`] hold here too.
+/// The part of the table that is about raw packets. The rules of [`EngineApi`](crate::EngineApi) hold here.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EngineRawApi {

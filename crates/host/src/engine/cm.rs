@@ -30,7 +30,7 @@ impl Core {
         self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
     }
 
-    /// Takes the next event of a channel. The end of a connection of which completions are unread is kept back
+    /// Takes the next event of a channel. The end of a connection whose completions are unread is kept back
     /// once from a program that asks without waiting. It has looked for completions a moment ago, and would
     /// destroy its queue pair without a further look: to an adapter of hardware that moment is too short.
     fn next_cm_event(&mut self, channel: ChannelKey) -> Result<Option<Event>, EngineError> {
