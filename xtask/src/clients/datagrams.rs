@@ -66,7 +66,8 @@ const UCX_WAYS: [UcxWay; 3] = [
             "am_bw",
             "put_lat",
             "put_bw",
-            "get -D zcopy",
+            // Reads are of 65 bytes at least.
+            "get -D zcopy -s 4096",
             "add_lat",
             "add_mr",
             "fadd",

@@ -207,7 +207,10 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         let place = format!("{}/{}", hosts.name(), family.name());
         rows.extend(rows_at(&place, hosts, family, &pairing(family)));
         rows.push(persistent(&place, hosts, family, pairing(family)));
-        rows.push(group(&place, hosts, family, pairing(family)));
+        // Linux has no way to IPv6 groups over the loopback.
+        if (hosts, family) != (Hosts::One, Family::V6) {
+            rows.push(group(&place, hosts, family, pairing(family)));
+        }
         // It takes what is behind the first colon for the name of a file.
         if family == Family::V4 {
             rows.push(copied(&place, hosts, family, pairing(family)));
