@@ -1,17 +1,10 @@
 //! What programs see of completion queues beside completions: time stamps, events that are held back,
 //! queues that overrun. And atomic writes, which complete in a way of their own.
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::*;
 
 const CHANNEL: ChannelId = ChannelId(77);
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect(qps);
-    (pair, qps)
-}
 
 /// A pair whose first side sends into a queue with a channel, of `cqe` entries.
 fn watched(cqe: u32) -> (Pair, [QpId; 2], CqId) {

@@ -1,15 +1,8 @@
 //! Rules of the InfiniBand architecture specification that programs notice at the edges.
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect(qps);
-    (pair, qps)
-}
 
 fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
     completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()

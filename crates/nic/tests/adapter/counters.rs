@@ -1,6 +1,6 @@
 //! What is counted of the work of queue pairs.
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::*;
 
 /// The counters of the only queue pair of a host.
@@ -9,13 +9,6 @@ fn of(pair: &Pair, host: usize) -> QpCounters {
     let summary = all.next().unwrap();
     assert!(all.next().is_none());
     summary.counters
-}
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect(qps);
-    (pair, qps)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, connected, connected_with};
 use quipu_nic::mem::Sge;
 use quipu_nic::*;
 
@@ -26,17 +26,6 @@ const STATUSES: [WcStatus; 15] = [
     WcStatus::FatalErr,
     WcStatus::GeneralErr,
 ];
-
-fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect_with(qps, change);
-    (pair, qps)
-}
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    connected_with(way, |_| {})
-}
 
 fn fated_send(pair: &mut Pair, qp: QpId, wr_id: u64, op: SendOp, sges: &[Sge], fate: Fate) {
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(sges));

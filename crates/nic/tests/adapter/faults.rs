@@ -2,20 +2,9 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use crate::pair::{ALL_ACCESS, Pair, WAYS, Way};
+use crate::pair::{ALL_ACCESS, Pair, WAYS, Way, connected, connected_with};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
-
-fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect_with(qps, change);
-    (pair, qps)
-}
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    connected_with(way, |_| {})
-}
 
 fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
     pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use crate::pair::{Pair, Way};
+use crate::pair::{Pair, Way, connected};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
@@ -14,13 +14,6 @@ use quipu_nic::mem::ring::{Channel, ChannelConfig, SlotHeader};
 use quipu_nic::*;
 
 const STREAM: Way = Way::Stream(usize::MAX);
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect(qps);
-    (pair, qps)
-}
 
 fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
     pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state

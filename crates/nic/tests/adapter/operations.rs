@@ -1,6 +1,6 @@
 //! Every operation over every way, between two adapters.
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::mem::{Access, Sge};
 use quipu_nic::*;
 
@@ -11,13 +11,6 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 fn only(completions: Vec<Completion>) -> Completion {
     assert_eq!(completions.len(), 1, "{completions:?}");
     completions[0]
-}
-
-fn connected(way: Way) -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(way);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect(qps);
-    (pair, qps)
 }
 
 const SIZES: [usize; 14] =

@@ -3,19 +3,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::pair::{ALL_ACCESS, Pair, Way};
+use crate::pair::{ALL_ACCESS, Pair, Way, connected};
 use quipu_nic::*;
 
 /// Where the guard word of a segment's owner is (`specs/quipu-channel.md`).
 const GUARD_AT: usize = 128;
 const LARGE: usize = 200_000;
-
-fn connected() -> (Pair, [QpId; 2]) {
-    let mut pair = Pair::new(Way::Link);
-    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-    pair.connect_with(qps, |_| {});
-    (pair, qps)
-}
 
 fn set_state(pair: &mut Pair, host: usize, qp: QpId, state: QpState) {
     let attr = QpAttr { state, ..QpAttr::default() };
@@ -35,7 +28,7 @@ fn set_guard(pair: &Pair, host: usize, odd: bool) {
 /// for something else; then the peer gets a receive.
 #[test]
 fn flushed_requests_refer_to_nothing() {
-    let (mut pair, qps) = connected();
+    let (mut pair, qps) = connected(Way::Link);
     let (source, sink) = (pair.buffer(0, LARGE), pair.buffer(0, LARGE));
     let there = pair.buffer(1, LARGE);
     there.fill(0, &[7; LARGE]);
@@ -78,7 +71,7 @@ fn rights_end_when_they_are_withdrawn() {
         (reset, WcStatus::RetryExcErr),
         (destroy, WcStatus::RetryExcErr),
     ] {
-        let (mut pair, qps) = connected();
+        let (mut pair, qps) = connected(Way::Link);
         let (here, there) = (pair.buffer(0, LARGE), pair.buffer_with(1, LARGE, ALL_ACCESS));
         here.fill(0, &[5; LARGE]);
         let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
@@ -97,7 +90,7 @@ fn rights_end_when_they_are_withdrawn() {
 /// While the peer is in the middle of an access, nothing is flushed; then everything is.
 #[test]
 fn completions_wait_for_the_access_under_way() {
-    let (mut pair, qps) = connected();
+    let (mut pair, qps) = connected(Way::Link);
     let source = pair.buffer(0, LARGE);
     pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
     pair.recv(0, qps[0], 2, &[]);
@@ -118,7 +111,7 @@ fn completions_wait_for_the_access_under_way() {
 /// A peer that stays in the middle of an access for ever is cut off.
 #[test]
 fn a_peer_that_never_lets_go_is_cut_off() {
-    let (mut pair, qps) = connected();
+    let (mut pair, qps) = connected(Way::Link);
     let source = pair.buffer(0, LARGE);
     pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
     pair.run();
@@ -134,7 +127,7 @@ fn a_peer_that_never_lets_go_is_cut_off() {
 #[test]
 fn large_writes_take_turns() {
     const HUGE: usize = 5 << 20;
-    let (mut pair, qps) = connected();
+    let (mut pair, qps) = connected(Way::Link);
     let (here, there) = (pair.buffer(0, HUGE), pair.buffer_with(1, HUGE, ALL_ACCESS));
     here.fill(0, &[5; HUGE]);
     let write = SendOp::Write { addr: there.addr(), rkey: there.key() };

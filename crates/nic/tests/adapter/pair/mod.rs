@@ -601,3 +601,16 @@ impl Pair {
         wire.towards[host].extend(bytes);
     }
 }
+
+/// Two reliable queue pairs, one at each host, that are connected.
+pub fn connected(way: Way) -> (Pair, [QpId; 2]) {
+    connected_with(way, |_| {})
+}
+
+/// The same, with changed attributes.
+pub fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
+    let mut pair = Pair::new(way);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect_with(qps, change);
+    (pair, qps)
+}
