@@ -190,22 +190,8 @@ pub struct EngineCmApi {
     pub leave: unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr, out: *mut u32) -> i32,
 }
 
-/// Functions that answer NotSupported, as an engine without connection management does.
-macro_rules! none {
-    ($($name:ident($($ty:ty),*);)*) => {
-        impl EngineCmApi {
-            /// A table without connection management: every call is NotSupported.
-            pub const NONE: Self = {
-                $(extern "C" fn $name($(_: $ty),*) -> i32 {
-                    EngineStatus::NotSupported.code()
-                })*
-                Self { $($name,)* }
-            };
-        }
-    };
-}
-
-none! {
+unsupported! {
+    EngineCmApi: "A table without connection management: every call is NotSupported.";
     create_channel(*mut EngineCmChannel);
     destroy_channel(CmChannelHandle);
     get_event(CmChannelHandle, *mut EngineCmEvent);

@@ -14,6 +14,8 @@
 
 #[macro_use]
 mod consts;
+#[macro_use]
+mod unsupported;
 
 mod attr;
 mod cm;

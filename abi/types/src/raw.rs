@@ -301,22 +301,8 @@ pub struct EngineRawApi {
     ) -> i32,
 }
 
-/// Functions that answer NotSupported, as an engine without raw packets does.
-macro_rules! none {
-    ($($name:ident($($ty:ty),*);)*) => {
-        impl EngineRawApi {
-            /// A table without raw packets: every call is NotSupported.
-            pub const NONE: Self = {
-                $(extern "C" fn $name($(_: $ty),*) -> i32 {
-                    EngineStatus::NotSupported.code()
-                })*
-                Self { $($name,)* }
-            };
-        }
-    };
-}
-
-none! {
+unsupported! {
+    EngineRawApi: "A table without raw packets: every call is NotSupported.";
     create_flow(QpHandle, *const ibv_flow_attr, *mut FlowHandle);
     destroy_flow(FlowHandle);
     create_counters(ContextHandle, *mut CountersHandle);
