@@ -139,7 +139,7 @@ impl Connection {
         let mut syn = segment.flags.has(Flags::SYN);
         if syn && self.state == State::SynReceived && position == Some(0) {
             if !segment.flags.has(Flags::ACK) {
-                self.repeat_syn();
+                self.repeat_syn(segment);
                 return None;
             }
             // The peer's SYN again, with the acknowledgement of ours: it goes on as if it had none (figure
@@ -181,7 +181,11 @@ impl Connection {
     }
 
     /// The SYN of a peer that has not seen our answer.
-    fn repeat_syn(&mut self) {
+    fn repeat_syn(&mut self, syn: &Repr) {
+        if let Some(timestamps) = syn.options.timestamps.filter(|_| self.undecided) {
+            // The answer is to the last: the peer will not take the user's time for a round trip.
+            self.receive.ts_recent = timestamps.value;
+        }
         if !self.queue.sent().is_empty() {
             self.queue.set_fate(0, super::send::Fate::Lost);
         }

@@ -68,6 +68,9 @@ pub struct Config {
     pub connect_timeout: u64,
     /// 2 MSL (RFC 9293 3.4.2).
     pub time_wait: u64,
+    /// Leave the SYN of a peer unanswered until the user has decided, by [`super::Connection::answer`] or
+    /// [`super::Connection::abort`]. There are no cookies then: beyond the backlog, peers are kept waiting.
+    pub deferred: bool,
     /// Probing of an idle peer; off unless asked for (MUST-25).
     pub keep_alive: Option<KeepAlive>,
     /// How many messages may be sent and not yet acknowledged, in message mode.
@@ -95,6 +98,7 @@ impl Default for Config {
             user_timeout: 120 * SECOND,
             connect_timeout: 180 * SECOND,
             time_wait: 60 * SECOND,
+            deferred: false,
             keep_alive: None,
             max_messages: 4096,
             max_reassembly: 256 << 10,

@@ -82,6 +82,9 @@ impl Listener {
                 Connection::accept(now, Arc::clone(&self.config), self.secret, flow, segment);
             return Opening::HalfOpen(Box::new(connection));
         }
+        if self.config.deferred {
+            return Opening::Ignored;
+        }
         self.cookie_at = Some(now);
         Opening::Reply(self.cookie(now, flow, segment))
     }
@@ -132,6 +135,7 @@ impl Connection {
         let patience = config.connect_timeout;
         let mut connection = Self::new(now, config, secret, flow);
         connection.passive = true;
+        connection.undecided = connection.config.deferred;
         connection.step(Input::PassiveOpen);
         connection.take_syn(now, syn);
         connection.timers.set(Timer::End, now + patience);

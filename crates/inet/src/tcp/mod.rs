@@ -169,6 +169,8 @@ struct Owed {
 pub struct Connection {
     state: State,
     passive: bool,
+    /// The user has not decided about the peer's SYN ([`Config::deferred`]).
+    undecided: bool,
     source: u16,
     destination: u16,
     /// Shared by all connections of one kind.
@@ -223,6 +225,7 @@ impl Connection {
         Self {
             state: State::Closed,
             passive: false,
+            undecided: false,
             source: flow.local.port(),
             destination: flow.remote.port(),
             agreed: Negotiated { peer_mss, ..Negotiated::default() },
@@ -335,6 +338,13 @@ impl Connection {
     /// it is sent again; messages not yet sent keep to the new size.
     pub fn set_path_mss(&mut self, mss: u16) {
         self.path_mss = mss.max(options::MIN_MSS);
+    }
+
+    /// Answers the SYN of a peer that waits for the user's decision ([`Config::deferred`]).
+    pub fn answer(&mut self, now: u64) {
+        if std::mem::take(&mut self.undecided) && self.state == State::SynReceived {
+            self.timers.set(Timer::End, now + self.config.connect_timeout);
+        }
     }
 
     /// No more is to be sent (RFC 9293 3.10.4). The peer may go on.

@@ -378,6 +378,10 @@ impl Run {
                 connection.close();
                 return Ok(());
             }
+            "answer" => {
+                connection.answer(self.now);
+                return Ok(());
+            }
             "abort" => {
                 connection.abort();
                 return Ok(());
@@ -421,6 +425,7 @@ impl Run {
             "ecn" => config.ecn = on,
             "nagle" => config.nagle = on,
             "pacing" => config.pacing = on,
+            "deferred" => config.deferred = on,
             "mss" => {
                 config.receive_mss = number(Some(value))?;
                 config.path_mss = config.receive_mss;
