@@ -65,4 +65,13 @@ pub enum WireError {
     /// A datagram of a version this build does not speak.
     #[error("datagram version {0}")]
     DatagramVersion(u8),
+    /// An IP packet of another version than expected.
+    #[error("IP version {0}")]
+    IpVersion(u8),
+    /// An internet checksum (RFC 1071) that does not fit.
+    #[error("wrong checksum")]
+    BadChecksum,
+    /// An ICMP message of a kind that this stack does not read, or of an unknown code.
+    #[error("ICMP message of type {0}")]
+    UnknownIcmp(u8),
 }

@@ -1,15 +1,31 @@
 //! The headers of an Ethernet frame (IEEE 802.3, 802.1Q; RFC 791, 8200, 768, 9293, 7348), as flow rules see
 //! them: each layer that a frame has, as bytes in the order in which `ibv_create_flow(3)` lists its fields.
 //!
+//! QPIP reads and writes plain frames: [`Repr`].
+//!
 //! A frame is whatever a stranger sends. A layer that is cut short or makes no sense is not there, and
 //! nothing behind it is.
+
+use crate::WireError;
+use crate::field::{array, need, put, u16_at};
 
 /// Bytes of an Ethernet header without tags: the shortest frame.
 pub const HEADER: usize = 14;
 
+/// Types of what frames carry (IEEE 802 numbers).
+pub mod kind {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+}
+
+/// The station address of all stations.
+pub const BROADCAST: [u8; 6] = [0xff; 6];
+
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const VXLAN_PORT: u16 = 4789;
@@ -28,6 +44,42 @@ pub const IPV6_FIELDS: usize = 39;
 pub const PORT_FIELDS: usize = 4;
 /// See [`ETH_FIELDS`].
 pub const TUNNEL_FIELDS: usize = 4;
+
+/// The header of a frame without tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr {
+    /// The station that it goes to.
+    pub destination: [u8; 6],
+    /// The station that sends it.
+    pub source: [u8; 6],
+    /// What it carries: [`kind`] has what this stack reads.
+    pub kind: u16,
+}
+
+impl Repr {
+    /// Reads the header at the front of a frame, and says how long it is.
+    ///
+    /// # Errors
+    /// Too short.
+    #[inline]
+    pub fn parse(frame: &[u8]) -> Result<(Self, usize), WireError> {
+        need(frame, HEADER)?;
+        let (destination, source) = (array(frame, 0), array(frame, 6));
+        Ok((Self { destination, source, kind: u16_at(frame, 12) }, HEADER))
+    }
+
+    /// Writes the header to the front of `out`, and says how long it is.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`HEADER`].
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        put(out, 0, self.destination);
+        put(out, 6, self.source);
+        put(out, 12, self.kind.to_be_bytes());
+        HEADER
+    }
+}
 
 /// The addresses of a frame's IP header, and what stands beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +144,8 @@ impl<'a> Layers<'a> {
         let tagged = tag.is_some();
         let mut layers = Self { eth, tagged, ip: None, ports: None, tunnel: None, inner: None };
         let upper = match u16::from_be_bytes(*kind) {
-            IPV4 => ipv4(rest),
-            IPV6 => ipv6(rest),
+            kind::IPV4 => ipv4(rest),
+            kind::IPV6 => ipv6(rest),
             _ => None,
         };
         if let Some((ip, upper)) = upper {
@@ -138,7 +190,7 @@ impl<'a> Layers<'a> {
     /// The station that it goes to.
     #[must_use]
     pub fn destination(&self) -> [u8; 6] {
-        crate::field::array(&self.eth, 0)
+        array(&self.eth, 0)
     }
 }
 
@@ -202,6 +254,19 @@ mod tests {
         assert_eq!(layers.ip, Some(IpFields::V4([10, 0, 0, 1, 10, 0, 0, 2, UDP, 0x10, 64, 2])));
         assert_eq!(layers.ports, Some(PortFields::Udp([0x16, 0x2e, 0x04, 0xd2])));
         assert_eq!((layers.tunnel, layers.inner), (None, None));
+    }
+
+    #[test]
+    fn a_header_there_and_back() {
+        let frame = v4(UDP, 0, &[]);
+        let (repr, len) = Repr::parse(&frame).unwrap();
+        assert_eq!((repr.destination, repr.source), (array(&frame, 0), array(&frame, 6)));
+        assert_eq!((repr.kind, len), (kind::IPV4, HEADER));
+        let mut out = [0xff; HEADER];
+        assert_eq!(repr.emit(&mut out), HEADER);
+        assert_eq!(out, frame[..HEADER]);
+        let short = WireError::Truncated { need: HEADER, have: 13 };
+        assert_eq!(Repr::parse(&frame[..13]), Err(short));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The headers that Quipu puts on the wire, as legal representations: MPA, DDP, RDMAP, and Quipu's
-//! own additions.
+//! The headers that Quipu puts on the wire, as legal representations: MPA, DDP, RDMAP, Quipu's own
+//! additions, and for QPIP those of the internet protocols.
 //!
 //! This crate reads and writes bytes and does nothing else: it keeps no connection state, holds no
 //! buffer, knows no clock and contains no networking code. Raw bytes become a representation once,
@@ -16,13 +16,20 @@
 //! | [`cm`] | messages of connection management | `specs/quipu-cm.md` |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //! | [`datagram`] | the header of an unreliable datagram | `specs/quipu-datagram.md` |
-//! | [`ethernet`] | the layers of an Ethernet frame, for flow rules | IEEE 802.3, RFC 791, 8200, 7348 |
+//! | [`ethernet`] | an Ethernet header, and the layers of a frame for flow rules | IEEE 802.3, RFC 7348 |
 //! | [`grh`] | the header that a receiver of datagrams sees | IBA annex A17 |
+//! | [`checksum`] | the sum of the internet protocols | RFC 1071 |
+//! | [`ipv4`], [`arp`], [`icmpv4`] | IPv4 and what belongs to it | RFC 791, 826, 792, 1191 |
+//! | [`ipv6`], [`ipv6_extension`] | the IPv6 header and its extensions | RFC 8200, 4291 |
+//! | [`icmpv6`], [`ndp`] | ICMP for IPv6; the discovery of neighbours and routers | RFC 4443, 4861 |
+//! | [`udp`] | the UDP header | RFC 768 |
 //! | [`tcp`] | the TCP header and its options | RFC 9293, 7323, 2018 |
 //!
 //! All integers are big-endian on the wire, except the MPA CRC (see [`mpa::crc32c`]).
 #![forbid(unsafe_code)]
 
+pub mod arp;
+pub mod checksum;
 pub mod cm;
 pub mod control;
 pub mod datagram;
@@ -32,10 +39,17 @@ pub mod ethernet;
 mod field;
 pub mod grh;
 pub mod hello;
+pub mod icmpv4;
+pub mod icmpv6;
+pub mod ipv4;
+pub mod ipv6;
+pub mod ipv6_extension;
 pub mod mpa;
+pub mod ndp;
 pub mod rdmap;
 pub mod tcp;
 pub mod terminate;
+pub mod udp;
 
 pub use error::WireError;
 
