@@ -1,4 +1,5 @@
-//! The inter-network stack of QPIP as state machines: so far its TCP.
+//! The inter-network stack of QPIP as state machines: its TCP ([`tcp`]), and the stack around
+//! it ([`stack`]).
 //!
 //! This crate contains no networking code: it has no clock, no sockets, no threads, no random numbers and
 //! no `unsafe`. Segments, calls and the time go in; segments to be sent, events and the next deadline come
@@ -8,4 +9,5 @@
 //! Time is in nanoseconds since any fixed moment; sizes are in octets.
 #![forbid(unsafe_code)]
 
+pub mod stack;
 pub mod tcp;

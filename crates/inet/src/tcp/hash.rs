@@ -29,6 +29,9 @@ pub(crate) enum Purpose {
     InitialNumber = 1,
     Timestamp = 2,
     Cookie = 3,
+    Port = 4,
+    PortStep = 5,
+    FlowLabel = 6,
 }
 
 /// The hash of a connection's four-tuple and two more words.
@@ -60,14 +63,33 @@ fn round(v: &mut [u64; 4]) {
     v[2] = v[2].rotate_left(32);
 }
 
-/// The hash of whole words: its last word has the length in octets and no message octets.
-fn siphash(Secret([k0, k1]): Secret, message: &[u64]) -> u64 {
-    let mut v = [
+/// SipHash-1-3 of three words, for tables: short, since it is computed for every packet.
+pub(crate) fn siphash_1_3(Secret([k0, k1]): Secret, message: [u64; 3]) -> u64 {
+    let mut v = initial(k0, k1);
+    for word in message.iter().chain([&(24 << 56)]) {
+        v[3] ^= word;
+        round(&mut v);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    for _ in 0..3 {
+        round(&mut v);
+    }
+    v[0] ^ v[1] ^ v[2] ^ v[3]
+}
+
+fn initial(k0: u64, k1: u64) -> [u64; 4] {
+    [
         k0 ^ 0x736f_6d65_7073_6575,
         k1 ^ 0x646f_7261_6e64_6f6d,
         k0 ^ 0x6c79_6765_6e65_7261,
         k1 ^ 0x7465_6462_7974_6573,
-    ];
+    ]
+}
+
+/// SipHash-2-4 of whole words: its last word has the length in octets and no message octets.
+fn siphash(Secret([k0, k1]): Secret, message: &[u64]) -> u64 {
+    let mut v = initial(k0, k1);
     let length = ((message.len() * 8) as u64) << 56;
     for word in message.iter().chain([&length]) {
         v[3] ^= word;
@@ -92,6 +114,21 @@ mod tests {
         let key = Secret([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]);
         assert_eq!(siphash(key, &[]), 0x726f_db47_dd0e_0e31);
         assert_eq!(siphash(key, &[0x0706_0504_0302_0100]), 0x93f5_f579_9a93_2462);
+    }
+
+    #[test]
+    #[expect(deprecated, reason = "the standard library's SipHash-1-3 is the reference")]
+    fn the_short_one_is_that_of_the_standard_library() {
+        use std::hash::{Hasher, SipHasher};
+        // With a key of zero the standard library's default hasher is SipHash-1-3.
+        let message = [0x0123_4567_89ab_cdef_u64, 42, u64::MAX];
+        let mut theirs = std::collections::hash_map::DefaultHasher::new();
+        message.iter().for_each(|word| theirs.write(&word.to_le_bytes()));
+        assert_eq!(siphash_1_3(Secret([0, 0]), message), theirs.finish());
+        // SipHasher, deprecated, is SipHash-2-4.
+        let mut theirs = SipHasher::new_with_keys(3, 4);
+        message.iter().for_each(|word| theirs.write(&word.to_le_bytes()));
+        assert_eq!(siphash(Secret([3, 4]), &message), theirs.finish());
     }
 
     #[test]

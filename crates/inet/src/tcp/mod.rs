@@ -33,7 +33,7 @@ mod config;
 mod congestion;
 mod cookies;
 mod event;
-mod hash;
+pub(crate) mod hash;
 mod isn;
 mod listener;
 mod options;

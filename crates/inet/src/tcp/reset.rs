@@ -2,7 +2,7 @@
 
 use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
-use super::Connection;
+use super::{Connection, State};
 
 /// The answer to a segment that belongs to no connection (RFC 9293 3.10.7.1, group 1 of 3.5.2); none to a
 /// reset.
@@ -23,6 +23,16 @@ pub fn reset_for(segment: &Repr, payload: usize) -> Option<Repr> {
 }
 
 impl Connection {
+    /// Whether it goes on without the user's memory: both directions are closed and everything is
+    /// acknowledged, save perhaps the FIN.
+    pub fn needs_no_user(&self) -> bool {
+        match self.state {
+            State::Closed | State::TimeWait => true,
+            State::Closing | State::LastAck => self.queue.una >= self.queue.written,
+            _ => false,
+        }
+    }
+
     /// The peer is to be told that the connection is gone.
     pub(super) fn send_reset(&mut self) {
         // A peer whose SYN is undecided has not learned our number, and need not.

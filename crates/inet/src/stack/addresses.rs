@@ -1,0 +1,182 @@
+//! The own addresses, and where packets go.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+/// An own address.
+#[derive(Clone, Copy, Debug)]
+struct Address {
+    ip: IpAddr,
+    prefix: u8,
+}
+
+/// How a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    /// The own address that it leaves from.
+    pub(super) local: u16,
+    /// Whose station it goes to.
+    pub(super) next_hop: IpAddr,
+}
+
+/// Own addresses, by small numbers that stay the same, and routers.
+#[derive(Clone, Debug)]
+pub(super) struct Addresses {
+    own: Vec<Address>,
+    gateways: Vec<IpAddr>,
+    /// The link has no stations: it carries packets to wherever they are for.
+    bare: bool,
+}
+
+impl Addresses {
+    pub(super) fn new(own: &[(IpAddr, u8)], gateways: &[IpAddr], bare: bool) -> Self {
+        let own = own.iter().take(usize::from(u16::MAX));
+        Self {
+            own: own.map(|&(ip, prefix)| Address { ip, prefix }).collect(),
+            gateways: gateways.to_vec(),
+            bare,
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, local: u16) -> IpAddr {
+        self.own[usize::from(local)].ip
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.own.iter().map(|own| own.ip)
+    }
+
+    /// Which of the own addresses it is.
+    #[inline]
+    pub(super) fn find(&self, ip: IpAddr) -> Option<u16> {
+        self.own.iter().position(|own| own.ip == ip).map(|at| at as u16)
+    }
+
+    /// How a packet to `to` leaves: from the address whose prefix agrees best (RFC 6724 5, rules 2 and 8),
+    /// directly or through a router.
+    pub(super) fn route(&self, to: IpAddr) -> Option<Route> {
+        let candidates =
+            || (0u16..).zip(&self.own).filter(|(_, own)| own.ip.is_ipv6() == to.is_ipv6());
+        let on_link = candidates()
+            .filter(|(_, own)| common(own.ip, to) >= u32::from(own.prefix))
+            .max_by_key(|(_, own)| own.prefix);
+        if let Some((local, _)) = on_link {
+            return Some(Route { local, next_hop: to });
+        }
+        let (local, _) = candidates()
+            .max_by_key(|(_, own)| (is_link_local(own.ip) == is_link_local(to), common(own.ip, to)))?;
+        let gateway = || self.gateways.iter().find(|ip| ip.is_ipv6() == to.is_ipv6()).copied();
+        let next_hop = if self.bare { to } else { gateway()? };
+        Some(Route { local, next_hop })
+    }
+
+    /// Whether it is the broadcast address of one of the own networks (RFC 1122 3.2.1.3), or of all.
+    pub(super) fn is_broadcast(&self, ip: IpAddr) -> bool {
+        let IpAddr::V4(ip) = ip else { return false };
+        ip.is_broadcast()
+            || self.own.iter().any(|own| match own.ip {
+                IpAddr::V4(own_ip) if own.prefix < 31 => {
+                    let hosts = u32::MAX.checked_shr(u32::from(own.prefix)).unwrap_or(0);
+                    ip.to_bits() == own_ip.to_bits() | hosts
+                }
+                _ => false,
+            })
+    }
+
+    /// Whether nobody can have sent a packet from there (RFC 1122 3.2.1.3, RFC 6890 2.2, RFC 4291 2.7):
+    /// unspecified, loopback, a group, reserved; a mapped address, which never is on a wire (RFC 4038 4.2);
+    /// or this stack itself.
+    pub(super) fn is_martian(&self, source: IpAddr) -> bool {
+        let reserved = match source {
+            IpAddr::V4(ip) => {
+                let octets = ip.octets();
+                octets[0] == 0 || octets[0] == 127 || octets[0] >= 224 || self.is_broadcast(source)
+            }
+            IpAddr::V6(ip) => {
+                ip.is_unspecified()
+                    || ip.is_loopback()
+                    || ip.is_multicast()
+                    || ip.to_ipv4_mapped().is_some()
+            }
+        };
+        reserved || self.find(source).is_some()
+    }
+
+    /// Whether a packet can be sent there, to one host.
+    pub(super) fn is_peer(&self, ip: IpAddr) -> bool {
+        ip != IpAddr::V4(Ipv4Addr::BROADCAST) && !self.is_martian(ip)
+    }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+/// The length of the prefix that two addresses have in common, of one family.
+fn common(a: IpAddr, b: IpAddr) -> u32 {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn addresses(bare: bool) -> Addresses {
+        let own = [
+            (ip("fe80::1"), 64),
+            (ip("2001:db8::1"), 64),
+            (ip("fd00::1"), 48),
+            (ip("10.1.0.1"), 16),
+            (ip("192.0.2.1"), 31),
+        ];
+        Addresses::new(&own, &[ip("2001:db8::fe"), ip("10.1.0.254")], bare)
+    }
+
+    #[test]
+    fn routes() {
+        let cases = [
+            ("fe80::9", 0, "fe80::9"),
+            ("2001:db8::9", 1, "2001:db8::9"),
+            ("fd00:0:0:5::9", 2, "fd00:0:0:5::9"),
+            ("2001:db9::9", 1, "2001:db8::fe"),
+            ("10.1.2.3", 3, "10.1.2.3"),
+            ("10.2.2.3", 3, "10.1.0.254"),
+            ("192.0.2.0", 4, "192.0.2.0"),
+        ];
+        for (to, local, next_hop) in cases {
+            let expected = Route { local, next_hop: ip(next_hop) };
+            assert_eq!(addresses(false).route(ip(to)), Some(expected), "{to}");
+            let expected = Route { local, next_hop: ip(to) };
+            assert_eq!(addresses(true).route(ip(to)), Some(expected), "{to}");
+        }
+        let alone = Addresses::new(&[(ip("fd00::1"), 64)], &[], false);
+        assert_eq!(alone.route(ip("fd01::1")), None, "no router");
+        assert_eq!(alone.route(ip("10.0.0.1")), None, "no address");
+    }
+
+    #[test]
+    fn martians() {
+        let addresses = addresses(false);
+        for martian in [
+            "0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255",
+            "10.1.255.255", "10.1.0.1", "::", "::1", "ff02::1", "::ffff:10.0.0.9", "fe80::1",
+        ] {
+            assert!(addresses.is_martian(ip(martian)), "{martian}");
+            assert!(!addresses.is_peer(ip(martian)), "{martian}");
+        }
+        for peer in ["10.1.0.2", "10.2.255.255", "192.0.2.0", "fe80::2", "2001:db8::2"] {
+            assert!(!addresses.is_martian(ip(peer)), "{peer}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The connections of a stack: where each is kept, how it is found, which of them want something.
+
+use std::collections::VecDeque;
+
+use super::TcpId;
+use super::demux::{Demux, Key};
+use super::wheel::Wheel;
+use crate::tcp::{Connection, Secret, State};
+
+/// A set of small properties.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marks(u8);
+
+impl Marks {
+    /// It stands in the list of those that may have something to send. A property of the place: it outlives
+    /// the connection.
+    const READY: u8 = 1;
+    /// The same for those that may have events.
+    const EVENTFUL: u8 = 2;
+    /// The user does not know of it yet.
+    pub(super) const INCOMING: u8 = 4;
+    /// The user does not know of it any more.
+    pub(super) const RELEASED: u8 = 8;
+    /// Segments find it.
+    const LISTED: u8 = 16;
+    /// It counts as half open at its listener.
+    pub(super) const HALF_OPEN: u8 = 32;
+
+    #[inline]
+    pub(super) fn has(self, mark: u8) -> bool {
+        self.0 & mark != 0
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, mark: u8) {
+        self.0 |= mark;
+    }
+
+    /// Takes a mark away, and says whether it was there.
+    #[inline]
+    pub(super) fn take(&mut self, mark: u8) -> bool {
+        let had = self.has(mark);
+        self.0 &= !mark;
+        had
+    }
+}
+
+/// A place for a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) connection: Option<Box<Connection>>,
+    pub(super) key: Key,
+    pub(super) generation: u32,
+    /// Of an incoming connection.
+    pub(super) listener: u32,
+    pub(super) flow_label: u32,
+    pub(super) marks: Marks,
+}
+
+/// All places.
+#[derive(Clone, Debug)]
+pub(super) struct Connections {
+    secret: Secret,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    table: Demux,
+    ready: VecDeque<u32>,
+    eventful: VecDeque<u32>,
+    pub(super) wheel: Wheel,
+    max: u32,
+}
+
+impl Connections {
+    pub(super) fn new(secret: Secret, max: u32) -> Self {
+        Self {
+            secret,
+            slots: Vec::new(),
+            free: Vec::new(),
+            table: Demux::default(),
+            ready: VecDeque::new(),
+            eventful: VecDeque::new(),
+            wheel: Wheel::default(),
+            max,
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.slots.len() >= self.max as usize
+    }
+
+    /// The place that a segment is for.
+    #[inline]
+    pub(super) fn find(&self, key: &Key) -> Option<u32> {
+        self.table.get(key.hash(self.secret), |index| self.slots[index as usize].key == *key)
+    }
+
+    /// A place of which one knows that it exists.
+    #[inline]
+    pub(super) fn slot(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+
+    /// The place of `id`, unless its connection is gone.
+    #[inline]
+    pub(super) fn get(&self, id: TcpId) -> Option<&Slot> {
+        let slot = self.slots.get(id.index as usize)?;
+        let known = slot.generation == id.generation && !slot.marks.has(Marks::RELEASED);
+        (known && slot.connection.is_some()).then_some(slot)
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: TcpId) -> Option<&mut Slot> {
+        self.get(id)?;
+        self.slots.get_mut(id.index as usize)
+    }
+
+    pub(super) fn id(&self, index: u32) -> TcpId {
+        TcpId { index, generation: self.slots[index as usize].generation }
+    }
+
+    /// Gives a connection a place; its key is not in use.
+    pub(super) fn insert(&mut self, connection: Box<Connection>, key: Key, flow_label: u32) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let slot = Slot {
+                connection: None,
+                key,
+                generation: 0,
+                listener: 0,
+                flow_label: 0,
+                marks: Marks::default(),
+            };
+            // Doubling would waste a third on average; what is copied is small.
+            if self.slots.len() == self.slots.capacity() {
+                self.slots.reserve_exact((self.slots.len() / 8).max(16));
+            }
+            self.slots.push(slot);
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        (slot.connection, slot.key, slot.flow_label) = (Some(connection), key, flow_label);
+        slot.marks.set(Marks::LISTED);
+        self.table.insert(key.hash(self.secret), index);
+        index
+    }
+
+    /// Segments do not find it any more.
+    pub(super) fn unlist(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if slot.marks.take(Marks::LISTED) {
+            self.table.remove(slot.key.hash(self.secret), index);
+        }
+    }
+
+    /// Takes the connection away; its place will be another's.
+    pub(super) fn remove(&mut self, index: u32) {
+        self.unlist(index);
+        self.wheel.cancel(index);
+        let slot = &mut self.slots[index as usize];
+        slot.connection = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.marks.take(Marks::RELEASED);
+        slot.marks.take(Marks::INCOMING);
+        self.free.push(index);
+    }
+
+    /// Something has happened to it: it may have something to send, and to say.
+    #[inline]
+    pub(super) fn touch(&mut self, index: u32) {
+        let marks = &mut self.slots[index as usize].marks;
+        if !marks.has(Marks::READY) {
+            marks.set(Marks::READY);
+            self.ready.push_back(index);
+        }
+        if !marks.has(Marks::EVENTFUL) {
+            marks.set(Marks::EVENTFUL);
+            self.eventful.push_back(index);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The next that may have something to send. Whoever has sent something of it puts it back, behind the
+    /// others.
+    pub(super) fn next_ready(&mut self) -> Option<u32> {
+        self.ready.pop_front()
+    }
+
+    pub(super) fn put_back(&mut self, index: u32) {
+        self.ready.push_back(index);
+    }
+
+    /// A connection that was taken from the list has nothing more to send: its deadline counts, and if
+    /// nothing is left of it, it goes.
+    pub(super) fn settle(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.marks.take(Marks::READY);
+        let Some(connection) = &slot.connection else { return };
+        if connection.state() == State::Closed {
+            if slot.marks.has(Marks::RELEASED) {
+                self.remove(index);
+            } else {
+                self.unlist(index);
+                self.wheel.cancel(index);
+            }
+            return;
+        }
+        // A deadline that moves away is not moved in the wheel: it is looked at when it comes up. Most are
+        // never reached, and every acknowledgement moves them.
+        let Some(deadline) = connection.poll_timeout() else { return };
+        if self.wheel.get(index).is_none_or(|set| deadline < set) {
+            self.wheel.set(index, deadline);
+        }
+    }
+
+    /// The next whose deadline has passed.
+    pub(super) fn expired(&mut self, now: u64) -> Option<u32> {
+        loop {
+            let index = self.wheel.expired(now)?;
+            let Some(connection) = &self.slots[index as usize].connection else { continue };
+            match connection.poll_timeout() {
+                Some(deadline) if deadline > now => self.wheel.set(index, deadline),
+                Some(_) => return Some(index),
+                None => {}
+            }
+        }
+    }
+
+    /// The first of those that may have events.
+    pub(super) fn eventful(&self) -> Option<u32> {
+        self.eventful.front().copied()
+    }
+
+    /// The first has none any more.
+    pub(super) fn pop_eventful(&mut self) {
+        if let Some(index) = self.eventful.pop_front() {
+            self.slots[index as usize].marks.take(Marks::EVENTFUL);
+        }
+    }
+}

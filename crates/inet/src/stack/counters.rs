@@ -1,0 +1,44 @@
+//! What a stack has seen and done.
+
+/// Counters since the stack was made. Every frame that is dropped is counted under its reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames from the link.
+    pub received: u64,
+    /// Frames to the link, datagrams included.
+    pub sent: u64,
+    /// Frames with nothing in them that this stack speaks, or for another station.
+    pub other: u64,
+    /// Packets whose IP header is not legal.
+    pub malformed: u64,
+    /// Packets from or to addresses that cannot be (RFC 1122 3.2.1.3, RFC 6890).
+    pub martians: u64,
+    /// Packets for other hosts.
+    pub not_ours: u64,
+    /// Fragments that could not be used.
+    pub fragments: u64,
+    /// Packets of a protocol above IP that this stack does not speak.
+    pub unknown_protocol: u64,
+    /// Segments and datagrams with a wrong checksum, or without one where there must be one.
+    pub checksum: u64,
+    /// Segments with a header that is not legal.
+    pub tcp_malformed: u64,
+    /// Segments that belong to no connection.
+    pub tcp_unknown: u64,
+    /// Resets sent for those.
+    pub tcp_resets: u64,
+    /// SYNs answered by a cookie.
+    pub tcp_cookies: u64,
+    /// SYNs without an answer, for want of somebody to talk to.
+    pub tcp_waiting: u64,
+    /// Connections that were opened by a peer.
+    pub tcp_accepted: u64,
+    /// Connections in TIME-WAIT that have given way to a new one.
+    pub tcp_reused: u64,
+    /// Datagrams with a length that is not legal.
+    pub udp_malformed: u64,
+    /// Datagrams to a port that nobody has bound.
+    pub udp_unknown: u64,
+    /// Answers that there was no room to keep.
+    pub answers_dropped: u64,
+}

@@ -1,0 +1,151 @@
+//! What goes out: headers in front of segments and datagrams.
+
+use std::net::IpAddr;
+use std::ops::Range;
+
+use quipu_wire::checksum::{Sum, sum};
+use quipu_wire::{ipv4, ipv6, tcp as wire};
+
+use super::ingress::TCP;
+use super::{Checksum, Departure, Stack};
+
+/// What hosts give packets (RFC 1700, RFC 6540).
+const HOP_LIMIT: u8 = 64;
+/// Answers that wait at a time: beyond it they are dropped, as the link would do.
+const MAX_ANSWERS: usize = 64;
+
+/// A segment of no connection: a reset, or a cookie.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) local: u16,
+    pub(super) to: IpAddr,
+    pub(super) header: wire::Repr,
+}
+
+/// What is to stand in an IP header.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Envelope {
+    pub(super) local: u16,
+    pub(super) to: IpAddr,
+    pub(super) protocol: u8,
+    pub(super) traffic_class: u8,
+    pub(super) flow_label: u32,
+}
+
+impl Stack {
+    /// The next frame: the stack's own answers first, then connections in turn. `out` has room for the MTU
+    /// and 14 octets, or, where the link cuts segments itself, for 65 549 octets. The user copies the
+    /// payload behind the headers.
+    pub fn poll_transmit(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
+        if let Some(answer) = self.answers.pop_front() {
+            let Answer { local, to, header } = answer;
+            let envelope =
+                Envelope { local, to, protocol: TCP, traffic_class: 0, flow_label: 0 };
+            return Some(self.write_segment(&envelope, &header, 0..0, out));
+        }
+        self.transmit_tcp(now, out)
+    }
+
+    /// Whether [`Stack::poll_transmit`] may have something.
+    #[inline]
+    pub fn wants_transmit(&self) -> bool {
+        !self.answers.is_empty() || self.connections.is_ready()
+    }
+
+    pub(super) fn answer(&mut self, answer: Answer) {
+        if self.answers.len() < MAX_ANSWERS {
+            self.answers.push_back(answer);
+        } else {
+            self.counters.answers_dropped += 1;
+        }
+    }
+
+    /// Computes the checksum that a [`Departure`] asks for, over the whole frame: for links that do not.
+    ///
+    /// # Panics
+    /// If `checksum` lies outside of the frame.
+    pub fn seal(frame: &mut [u8], checksum: Checksum) {
+        let (start, at) = (usize::from(checksum.start), usize::from(checksum.at));
+        let value = sum(&frame[start..]).checksum();
+        // RFC 768: zero means that there is none. The other zero means the same to a sum.
+        let value = if value == 0 { u16::MAX } else { value };
+        frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    }
+
+    /// Writes the headers of a segment.
+    pub(super) fn write_segment(
+        &mut self,
+        envelope: &Envelope,
+        header: &wire::Repr,
+        payload: Range<u64>,
+        out: &mut [u8],
+    ) -> Departure {
+        let len = (payload.end - payload.start) as usize;
+        let start = self.write_ip(envelope, header.header_len() + len, out);
+        header.emit(&mut out[start..]);
+        let headers = start + header.header_len();
+        let at = start + wire::CHECKSUM_AT;
+        let checksum = self.prepare(envelope, start, at, headers, len, out);
+        Departure { headers, payload, of: None, checksum, segment: None }
+    }
+
+    /// Fills the checksum field at `at`: with all of it if there is no payload, otherwise with the sum of
+    /// the pseudo-header.
+    pub(super) fn prepare(
+        &mut self,
+        envelope: &Envelope,
+        start: usize,
+        at: usize,
+        headers: usize,
+        payload: usize,
+        out: &mut [u8],
+    ) -> Option<Checksum> {
+        self.counters.sent += 1;
+        let own = self.addresses.get(envelope.local);
+        let len = headers - start + payload;
+        let pseudo = Sum::of_pseudo_header(own, envelope.to, envelope.protocol, len);
+        out[at..at + 2].copy_from_slice(&pseudo.partial().to_be_bytes());
+        let checksum = Checksum { start: start as u16, at: at as u16 };
+        if payload == 0 {
+            Self::seal(&mut out[..headers], checksum);
+            return None;
+        }
+        Some(checksum)
+    }
+
+    /// Writes what stands in front of `len` octets of the upper layer, and says where they begin.
+    pub(super) fn write_ip(&self, envelope: &Envelope, len: usize, out: &mut [u8]) -> usize {
+        match (self.addresses.get(envelope.local), envelope.to) {
+            (IpAddr::V6(source), IpAddr::V6(destination)) => ipv6::Repr {
+                source,
+                destination,
+                next_header: envelope.protocol,
+                traffic_class: envelope.traffic_class,
+                flow_label: envelope.flow_label,
+                hop_limit: HOP_LIMIT,
+                payload_len: len as u16,
+            }
+            .emit(out),
+            (IpAddr::V4(source), IpAddr::V4(destination)) => ipv4::Repr {
+                source,
+                destination,
+                protocol: envelope.protocol,
+                traffic_class: envelope.traffic_class,
+                hop_limit: HOP_LIMIT,
+                // RFC 6864 4.1: a packet that nobody may cut needs none.
+                identification: 0,
+                dont_fragment: true,
+                more_fragments: false,
+                fragment_offset: 0,
+                payload_len: len as u16,
+            }
+            .emit(out),
+            _ => unreachable!("both ends of a packet are of one family"),
+        }
+    }
+}
+
+/// Octets of the IP header to `to`.
+pub(super) fn ip_header(to: IpAddr) -> u32 {
+    if to.is_ipv6() { ipv6::LEN as u32 } else { ipv4::LEN as u32 }
+}

@@ -1,0 +1,138 @@
+//! The stack below queue pairs: IP, UDP, and the connections of [`crate::tcp`], between frames and users.
+//!
+//! A [`Stack`] is a value, as a [`crate::tcp::Connection`] is. Frames, calls and the time go in; frames,
+//! events and the next deadline come out:
+//!
+//! 1. [`Stack::handle_frame`] for what arrives, [`Stack::handle_timeout`] when it is time;
+//! 2. [`Stack::poll_event`] (and [`Stack::poll_held`] for a connection that was heard of) until there is
+//!    nothing more;
+//! 3. [`Stack::poll_transmit`] as long as the link takes frames;
+//! 4. [`Stack::poll_timeout`] for the next deadline.
+//!
+//! It touches no application memory: an [`Arrival`] names a range of the frame, a [`Departure`] a range of
+//! the stream, which the user copies behind the headers.
+//!
+//! An address of the stack itself is not a peer: nothing loops back, and calls that name one are refused.
+//!
+//! | module | reason to change |
+//! |---|---|
+//! | `config`, `api` | what goes in and comes out |
+//! | `ingress`, `egress` | the way of a frame up and down, between link and transport |
+//! | `addresses` | own addresses, routes, martians |
+//! | `tcp`, `connections` | connections and listeners; where they are kept |
+//! | `udp` | datagrams |
+//! | `demux` | from addresses and ports to connections |
+//! | `ports` | who has which port; ephemeral ports |
+//! | `wheel` | deadlines |
+//! | `counters` | what was seen and done |
+
+mod addresses;
+mod api;
+mod config;
+mod connections;
+mod counters;
+mod demux;
+mod egress;
+mod ingress;
+mod ports;
+mod tcp;
+mod udp;
+mod wheel;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+pub use api::{
+    Arrival, BindError, Checksum, ConnectError, Datagram, DatagramError, Departure, Event, Frame,
+    ListenError, ListenerId, Payload, TcpId, UdpId,
+};
+pub use config::{Config, MAX_MTU, MIN_MTU, Offload};
+pub use counters::Counters;
+
+use crate::tcp::Secret;
+use addresses::Addresses;
+use connections::Connections;
+use egress::Answer;
+use ports::Ephemeral;
+use tcp::Listeners;
+use udp::Sockets;
+
+/// The stack of an adapter.
+#[derive(Clone, Debug)]
+pub struct Stack {
+    secret: Secret,
+    mtu: u32,
+    addresses: Addresses,
+    connections: Connections,
+    listeners: Listeners,
+    sockets: Sockets,
+    ephemeral: Ephemeral,
+    /// Configurations that connections share: what was given, and what was made of it.
+    fitted: Vec<(Arc<crate::tcp::Config>, Arc<crate::tcp::Config>)>,
+    answers: VecDeque<Answer>,
+    counters: Counters,
+}
+
+impl Stack {
+    /// A stack with nothing open.
+    ///
+    /// # Panics
+    /// If the link has stations: not supported yet.
+    pub fn new(config: Config) -> Self {
+        assert!(config.hardware.is_none(), "links with stations are not supported yet");
+        let secret = config.secret;
+        Self {
+            secret,
+            mtu: config.mtu.clamp(MIN_MTU, MAX_MTU),
+            addresses: Addresses::new(
+                &config.addresses,
+                &config.gateways,
+                config.hardware.is_none(),
+            ),
+            connections: Connections::new(secret, config.max_connections),
+            listeners: Listeners::default(),
+            sockets: Sockets::new(secret),
+            ephemeral: Ephemeral::new(secret),
+            fitted: Vec::new(),
+            answers: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Takes note of the time. Afterwards [`Stack::poll_transmit`] is to be called.
+    pub fn handle_timeout(&mut self, now: u64) {
+        self.expire_tcp(now);
+    }
+
+    /// When [`Stack::handle_timeout`] is to be called next; none if nothing runs. It may be earlier than
+    /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies in the future.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.connections.wheel.next()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.poll_tcp_event()
+    }
+
+    /// The datagram of [`Payload::Reassembled`], until the next frame.
+    pub fn reassembled(&self) -> &[u8] {
+        &[]
+    }
+
+    /// The largest IP packet that the path to an address takes, as far as one knows.
+    pub fn path_mtu(&self, _to: IpAddr) -> u32 {
+        self.mtu
+    }
+
+    /// The own addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter()
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

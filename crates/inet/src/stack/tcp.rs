@@ -1,0 +1,446 @@
+//! TCP: connections and listeners of the stack.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use quipu_wire::tcp::{Flags, Repr};
+
+use super::connections::Marks;
+use super::demux::Key;
+use super::egress::{Answer, Envelope, ip_header};
+use super::ingress::{Packet, TCP};
+use super::ports::PortMap;
+use super::{Arrival, ConnectError, Departure, Event, Frame, ListenError, ListenerId, Stack, TcpId};
+use crate::tcp::hash::{Purpose, of_flow};
+use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
+
+/// Octets of a TCP header without options.
+const HEADER: u32 = 20;
+/// The most that a TCP header with options can take.
+const LONGEST_HEADER: usize = 60;
+
+/// A watched port.
+#[derive(Clone, Debug)]
+struct Watched {
+    port: u16,
+    /// For IPv4 and for IPv6, whose segments are of different size.
+    families: [Listener; 2],
+    /// How many more connections somebody is there for.
+    idle: u32,
+    /// Connections that the user has not heard of yet.
+    unheard: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Listeners {
+    places: Vec<(u32, Option<Watched>)>,
+    free: Vec<u32>,
+    ports: PortMap,
+}
+
+impl Listeners {
+    fn get(&mut self, listener: ListenerId) -> Option<&mut Watched> {
+        let (generation, watched) = self.places.get_mut(listener.index as usize)?;
+        (*generation == listener.generation).then_some(watched.as_mut())?
+    }
+
+    fn id(&self, index: u32) -> ListenerId {
+        ListenerId { index, generation: self.places[index as usize].0 }
+    }
+}
+
+impl Stack {
+    /// Opens a connection to `remote`, from `local_port` or an ephemeral one. The segment sizes of `config`
+    /// are upper bounds of what the link and the path allow.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(
+        &mut self,
+        now: u64,
+        local_port: Option<u16>,
+        remote: SocketAddr,
+        config: &Arc<Config>,
+    ) -> Result<TcpId, ConnectError> {
+        let ip = remote.ip().to_canonical();
+        let remote = SocketAddr::new(ip, remote.port());
+        if remote.port() == 0 || !self.addresses.is_peer(ip) {
+            return Err(ConnectError::BadAddress);
+        }
+        let route = self.addresses.route(ip).ok_or(ConnectError::NoRoute)?;
+        if self.connections.is_full() {
+            return Err(ConnectError::TooMany);
+        }
+        let own = self.addresses.get(route.local);
+        let port = match local_port.filter(|port| *port != 0) {
+            Some(port) => port,
+            None => self.ephemeral_port(route.local, remote).ok_or(ConnectError::NoPort)?,
+        };
+        let key = Key::new(route.local, port, remote);
+        if self.connections.find(&key).is_some() {
+            return Err(ConnectError::InUse);
+        }
+        let config = self.fitted(config, ip);
+        let flow = Flow { local: SocketAddr::new(own, port), remote };
+        let connection = Connection::connect(now, config, self.secret, &flow);
+        let index = self.keep(Box::new(connection), key, &flow);
+        Ok(self.connections.id(index))
+    }
+
+    fn ephemeral_port(&mut self, local: u16, remote: SocketAddr) -> Option<u16> {
+        let own = SocketAddr::new(self.addresses.get(local), 0);
+        let flow = Flow { local: own, remote };
+        let (connections, watched) = (&self.connections, &self.listeners.ports);
+        self.ephemeral.choose(&flow, |port| {
+            watched.get(port).is_none()
+                && connections.find(&Key::new(local, port, remote)).is_none()
+        })
+    }
+
+    /// The configuration with segments that fit the link, for peers of the family of `ip`.
+    fn fitted(&mut self, config: &Arc<Config>, ip: IpAddr) -> Arc<Config> {
+        let link = (self.mtu - ip_header(ip) - HEADER) as u16;
+        let path = (self.path_mtu(ip) - ip_header(ip) - HEADER) as u16;
+        let receive_mss = config.receive_mss.min(link);
+        let path_mss = config.path_mss.min(path);
+        if (receive_mss, path_mss) == (config.receive_mss, config.path_mss) {
+            return Arc::clone(config);
+        }
+        // One for all connections that were given the same: it would otherwise be a quarter of each.
+        let known = self.fitted.iter().find(|(given, fitted)| {
+            Arc::ptr_eq(given, config)
+                && (fitted.receive_mss, fitted.path_mss) == (receive_mss, path_mss)
+        });
+        if let Some((_, fitted)) = known {
+            return Arc::clone(fitted);
+        }
+        let fitted = Arc::new(Config { receive_mss, path_mss, ..**config });
+        if self.fitted.len() >= 16 {
+            self.fitted.remove(0);
+        }
+        self.fitted.push((Arc::clone(config), Arc::clone(&fitted)));
+        fitted
+    }
+
+    fn keep(&mut self, connection: Box<Connection>, key: Key, flow: &Flow) -> u32 {
+        // RFC 6437 3: constant for a flow, and not to be guessed.
+        let label = of_flow(self.secret, Purpose::FlowLabel, flow, [0; 2]) as u32;
+        let index = self.connections.insert(connection, key, label);
+        self.connections.touch(index);
+        index
+    }
+
+    /// Watches a port, a free one if `port` is 0, on all own addresses; says which. At most `backlog`
+    /// connections are half open at a time; beyond it peers get cookies (RFC 4987). Until
+    /// [`Stack::set_idle`] says that somebody is there, peers are kept waiting.
+    ///
+    /// # Errors
+    /// The port is in use, or all are.
+    pub fn listen(
+        &mut self,
+        port: u16,
+        config: &Arc<Config>,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), ListenError> {
+        let port = if port == 0 {
+            let flow = Flow { local: ([0; 4], 0).into(), remote: ([0; 4], 0).into() };
+            let watched = &self.listeners.ports;
+            self.ephemeral
+                .choose(&flow, |port| watched.get(port).is_none())
+                .ok_or(ListenError::NoPort)?
+        } else {
+            port
+        };
+        if self.listeners.ports.get(port).is_some() {
+            return Err(ListenError::InUse);
+        }
+        let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])]
+            .map(|any| Listener::new(self.fitted(config, any), self.secret, backlog));
+        let listeners = &mut self.listeners;
+        let index = listeners.free.pop().unwrap_or_else(|| {
+            listeners.places.push((0, None));
+            (listeners.places.len() - 1) as u32
+        });
+        listeners.places[index as usize].1 = Some(Watched { port, families, idle: 0, unheard: 0 });
+        listeners.ports.insert(port, index);
+        Ok((listeners.id(index), port))
+    }
+
+    /// How many more connections somebody is there for, not counting those of which [`Event::Incoming`] was
+    /// read. 0: peers are kept waiting, their SYNs are not answered.
+    pub fn set_idle(&mut self, listener: ListenerId, idle: u32) {
+        if let Some(watched) = self.listeners.get(listener) {
+            watched.idle = idle;
+        }
+    }
+
+    /// Does not watch any more. Connections that exist go on.
+    pub fn unlisten(&mut self, listener: ListenerId) {
+        let Some(port) = self.listeners.get(listener).map(|watched| watched.port) else { return };
+        let listeners = &mut self.listeners;
+        listeners.ports.remove(port);
+        let (generation, watched) = &mut listeners.places[listener.index as usize];
+        (*generation, *watched) = (generation.wrapping_add(1), None);
+        listeners.free.push(listener.index);
+    }
+
+    /// See [`Connection::send`].
+    ///
+    /// # Errors
+    /// The same; a connection that is gone is closed.
+    pub fn send(&mut self, id: TcpId, len: u64, end_of_message: bool) -> Result<u64, SendError> {
+        let connection = self.open(id).ok_or(SendError::Closed)?;
+        let end = connection.send(len, end_of_message)?;
+        self.connections.touch(id.index);
+        Ok(end)
+    }
+
+    /// See [`Connection::set_receive_space`].
+    pub fn set_receive_space(&mut self, id: TcpId, bytes: u64) {
+        let Some(connection) = self.open(id) else { return };
+        connection.set_receive_space(bytes);
+        self.connections.touch(id.index);
+    }
+
+    /// See [`Connection::close`].
+    pub fn close(&mut self, id: TcpId) {
+        let Some(connection) = self.open(id) else { return };
+        connection.close();
+        self.connections.touch(id.index);
+    }
+
+    /// See [`Connection::abort`].
+    pub fn abort(&mut self, id: TcpId) {
+        let Some(connection) = self.open(id) else { return };
+        connection.abort();
+        self.after(id.index);
+    }
+
+    /// The user keeps nothing of it any more, neither what it sends nor what it receives, and forgets `id`.
+    /// It is aborted, unless both directions are closed already and only time is still to pass.
+    pub fn release(&mut self, id: TcpId) {
+        let Some(connection) = self.open(id) else { return };
+        if !connection.needs_no_user() {
+            connection.abort();
+        }
+        self.forget(id.index);
+    }
+
+    fn forget(&mut self, index: u32) {
+        let slot = self.connections.slot(index);
+        slot.marks.set(Marks::RELEASED);
+        let (unheard, listener) = (slot.marks.take(Marks::INCOMING), slot.listener);
+        if unheard {
+            self.heard(listener);
+        }
+        self.after(index);
+    }
+
+    /// A connection that exists.
+    pub fn connection(&self, id: TcpId) -> Option<&Connection> {
+        self.connections.get(id)?.connection.as_deref()
+    }
+
+    /// Between whom it is.
+    pub fn flow(&self, id: TcpId) -> Option<Flow> {
+        Some(self.flow_of(&self.connections.get(id)?.key))
+    }
+
+    /// See [`Connection::poll_held`].
+    pub fn poll_held(&mut self, id: TcpId) -> Option<Held> {
+        self.open(id)?.poll_held()
+    }
+
+    fn open(&mut self, id: TcpId) -> Option<&mut Connection> {
+        self.connections.get_mut(id)?.connection.as_deref_mut()
+    }
+
+    fn flow_of(&self, key: &Key) -> Flow {
+        let local = SocketAddr::new(self.addresses.get(key.local), key.local_port);
+        Flow { local, remote: key.remote() }
+    }
+
+    pub(super) fn arrive_tcp(&mut self, now: u64, packet: &Packet, frame: &Frame<'_>) -> Arrival {
+        let bytes = &frame.bytes[packet.payload.clone()];
+        if !frame.checked && !packet.is_intact(bytes) {
+            self.counters.checksum += 1;
+            return Arrival::Nothing;
+        }
+        let parsed = Repr::parse(bytes).ok().filter(|(it, _)| it.source != 0 && it.destination != 0);
+        let Some((segment, header)) = parsed else {
+            self.counters.tcp_malformed += 1;
+            return Arrival::Nothing;
+        };
+        let key = Key::new(packet.local, segment.destination, packet.from(segment.source));
+        let Some(index) = self.connections.find(&key) else {
+            self.arrive_new(now, &key, &segment, bytes.len() - header);
+            return Arrival::Nothing;
+        };
+        let Some(connection) = self.connections.slot(index).connection.as_mut() else {
+            return Arrival::Nothing;
+        };
+        if connection.gives_way_to(&segment) && self.may_open(segment.destination) {
+            // RFC 9293 3.6.1 (MAY-2).
+            self.counters.tcp_reused += 1;
+            self.connections.slot(index).connection.as_mut().map(|old| old.abort());
+            self.after(index);
+            self.connections.unlist(index);
+            self.arrive_new(now, &key, &segment, bytes.len() - header);
+            return Arrival::Nothing;
+        }
+        let Some(connection) = self.connections.slot(index).connection.as_mut() else {
+            return Arrival::Nothing;
+        };
+        let mut received =
+            connection.handle_segment(now, &segment, &bytes[header..], packet.is_marked());
+        self.after(index);
+        if self.connections.slot(index).marks.has(Marks::RELEASED) {
+            return Arrival::Nothing;
+        }
+        if let Some(placement) = &mut received.placement {
+            let start = packet.payload.start + header;
+            placement.payload.start += start;
+            placement.payload.end += start;
+        }
+        Arrival::Segment { connection: self.connections.id(index), received }
+    }
+
+    /// Whether one more connection to `port` may be opened by a peer.
+    fn may_open(&self, port: u16) -> bool {
+        let watched = self.listeners.ports.get(port);
+        let watched = watched.and_then(|index| self.listeners.places[index as usize].1.as_ref());
+        watched.is_some_and(|it| it.idle > it.unheard) && !self.connections.is_full()
+    }
+
+    /// A segment of no connection.
+    fn arrive_new(&mut self, now: u64, key: &Key, segment: &Repr, payload: usize) {
+        let flow = self.flow_of(key);
+        let may_open = self.may_open(segment.destination);
+        let found = self.listeners.ports.get(segment.destination);
+        let watched = found.and_then(|at| self.listeners.places[at as usize].1.as_mut());
+        let (Some(at), Some(watched)) = (found, watched) else {
+            self.counters.tcp_unknown += 1;
+            if let Some(header) = reset_for(segment, payload) {
+                self.reply(key, header);
+            }
+            return;
+        };
+        if !may_open && !segment.flags.has(Flags::ACK) {
+            self.counters.tcp_waiting += 1;
+            return;
+        }
+        let listener = &mut watched.families[usize::from(flow.remote.is_ipv6())];
+        let (connection, half_open) =
+            match listener.handle_segment(now, &flow, segment, payload, may_open) {
+                Opening::HalfOpen(connection) => (connection, true),
+                Opening::Open(connection) => (connection, false),
+                Opening::Reply(header) => {
+                    self.reply(key, header);
+                    return;
+                }
+                Opening::Ignored => {
+                    self.counters.tcp_unknown += 1;
+                    return;
+                }
+            };
+        watched.unheard += 1;
+        self.counters.tcp_accepted += 1;
+        let index = self.keep(connection, *key, &flow);
+        let slot = self.connections.slot(index);
+        slot.listener = at;
+        slot.marks.set(Marks::INCOMING);
+        if half_open {
+            slot.marks.set(Marks::HALF_OPEN);
+        }
+        // The segment that brought a cookie back may have data, but nobody has posted a receive yet: it
+        // comes again.
+    }
+
+    fn reply(&mut self, key: &Key, header: Repr) {
+        if header.flags.has(Flags::RST) {
+            self.counters.tcp_resets += 1;
+        } else {
+            self.counters.tcp_cookies += 1;
+        }
+        self.answer(Answer { local: key.local, to: key.remote().ip(), header });
+    }
+
+    /// Something has happened to a connection.
+    fn after(&mut self, index: u32) {
+        let slot = self.connections.slot(index);
+        let settled = slot.connection.as_ref().is_none_or(|it| it.state() != State::SynReceived);
+        if settled && slot.marks.take(Marks::HALF_OPEN) {
+            let (listener, v6) = (slot.listener, slot.key.remote().is_ipv6());
+            if let Some(watched) = &mut self.listeners.places[listener as usize].1 {
+                watched.families[usize::from(v6)].settled();
+            }
+        }
+        self.connections.touch(index);
+    }
+
+    fn heard(&mut self, listener: u32) {
+        if let Some(watched) = &mut self.listeners.places[listener as usize].1 {
+            watched.unheard = watched.unheard.saturating_sub(1);
+        }
+    }
+
+    /// The next event of a connection.
+    pub(super) fn poll_tcp_event(&mut self) -> Option<Event> {
+        while let Some(index) = self.connections.eventful() {
+            let connection = self.connections.id(index);
+            let slot = self.connections.slot(index);
+            if slot.marks.take(Marks::INCOMING) {
+                let at = slot.listener;
+                let listener = self.listeners.id(at);
+                if let Some(watched) = &mut self.listeners.places[at as usize].1 {
+                    watched.unheard = watched.unheard.saturating_sub(1);
+                    watched.idle = watched.idle.saturating_sub(1);
+                }
+                return Some(Event::Incoming { listener, connection });
+            }
+            if !slot.marks.has(Marks::RELEASED)
+                && let Some(event) = slot.connection.as_mut().and_then(|it| it.poll_event())
+            {
+                return Some(Event::Tcp { connection, event });
+            }
+            self.connections.pop_eventful();
+        }
+        None
+    }
+
+    /// The next segment of a connection, the connections in turn.
+    pub(super) fn transmit_tcp(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
+        while let Some(index) = self.connections.next_ready() {
+            let slot = self.connections.slot(index);
+            let segment = slot.connection.as_mut().and_then(|it| it.poll_transmit(now));
+            let Some(segment) = segment else {
+                self.connections.settle(index);
+                continue;
+            };
+            let envelope = Envelope {
+                local: slot.key.local,
+                to: slot.key.remote().ip(),
+                protocol: TCP,
+                // ECT(0) (RFC 3168 5).
+                traffic_class: if segment.ect { 2 } else { 0 },
+                flow_label: slot.flow_label,
+            };
+            self.connections.put_back(index);
+            let of = Some(self.connections.id(index));
+            let departure =
+                self.write_segment(&envelope, &segment.header, segment.payload, out);
+            return Some(Departure { of, ..departure });
+        }
+        None
+    }
+
+    /// Deadlines of connections that have passed.
+    pub(super) fn expire_tcp(&mut self, now: u64) {
+        while let Some(index) = self.connections.expired(now) {
+            if let Some(connection) = &mut self.connections.slot(index).connection {
+                connection.handle_timeout(now);
+            }
+            self.after(index);
+        }
+    }
+}
