@@ -63,8 +63,9 @@ impl Addresses {
         if let Some((local, _)) = on_link {
             return Some(Route { local, next_hop: to });
         }
-        let (local, _) = candidates()
-            .max_by_key(|(_, own)| (is_link_local(own.ip) == is_link_local(to), common(own.ip, to)))?;
+        let (local, _) = candidates().max_by_key(|(_, own)| {
+            (is_link_local(own.ip) == is_link_local(to), common(own.ip, to))
+        })?;
         let gateway = || self.gateways.iter().find(|ip| ip.is_ipv6() == to.is_ipv6()).copied();
         let next_hop = if self.bare { to } else { gateway()? };
         Some(Route { local, next_hop })
@@ -169,8 +170,19 @@ mod tests {
     fn martians() {
         let addresses = addresses(false);
         for martian in [
-            "0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255",
-            "10.1.255.255", "10.1.0.1", "::", "::1", "ff02::1", "::ffff:10.0.0.9", "fe80::1",
+            "0.0.0.0",
+            "0.1.2.3",
+            "127.0.0.1",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "10.1.255.255",
+            "10.1.0.1",
+            "::",
+            "::1",
+            "ff02::1",
+            "::ffff:10.0.0.9",
+            "fe80::1",
         ] {
             assert!(addresses.is_martian(ip(martian)), "{martian}");
             assert!(!addresses.is_peer(ip(martian)), "{martian}");

@@ -39,8 +39,7 @@ impl Stack {
     pub fn poll_transmit(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
         if let Some(answer) = self.answers.pop_front() {
             let Answer { local, to, header } = answer;
-            let envelope =
-                Envelope { local, to, protocol: TCP, traffic_class: 0, flow_label: 0 };
+            let envelope = Envelope { local, to, protocol: TCP, traffic_class: 0, flow_label: 0 };
             return Some(self.write_segment(&envelope, &header, 0..0, out));
         }
         self.transmit_tcp(now, out)
@@ -52,7 +51,7 @@ impl Stack {
         !self.answers.is_empty() || self.connections.is_ready()
     }
 
-    pub(super) fn answer(&mut self, answer: Answer) {
+    pub(super) fn keep_answer(&mut self, answer: Answer) {
         if self.answers.len() < MAX_ANSWERS {
             self.answers.push_back(answer);
         } else {

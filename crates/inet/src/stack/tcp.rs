@@ -10,14 +10,14 @@ use super::demux::Key;
 use super::egress::{Answer, Envelope, ip_header};
 use super::ingress::{Packet, TCP};
 use super::ports::PortMap;
-use super::{Arrival, ConnectError, Departure, Event, Frame, ListenError, ListenerId, Stack, TcpId};
+use super::{
+    Arrival, ConnectError, Departure, Event, Frame, ListenError, ListenerId, Stack, TcpId,
+};
 use crate::tcp::hash::{Purpose, of_flow};
 use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
 
 /// Octets of a TCP header without options.
 const HEADER: u32 = 20;
-/// The most that a TCP header with options can take.
-const LONGEST_HEADER: usize = 60;
 
 /// A watched port.
 #[derive(Clone, Debug)]
@@ -202,6 +202,13 @@ impl Stack {
         self.connections.touch(id.index);
     }
 
+    /// See [`Connection::answer`].
+    pub fn answer(&mut self, now: u64, id: TcpId) {
+        let Some(connection) = self.open(id) else { return };
+        connection.answer(now);
+        self.connections.touch(id.index);
+    }
+
     /// See [`Connection::close`].
     pub fn close(&mut self, id: TcpId) {
         let Some(connection) = self.open(id) else { return };
@@ -266,7 +273,8 @@ impl Stack {
             self.counters.checksum += 1;
             return Arrival::Nothing;
         }
-        let parsed = Repr::parse(bytes).ok().filter(|(it, _)| it.source != 0 && it.destination != 0);
+        let parsed =
+            Repr::parse(bytes).ok().filter(|(it, _)| it.source != 0 && it.destination != 0);
         let Some((segment, header)) = parsed else {
             self.counters.tcp_malformed += 1;
             return Arrival::Nothing;
@@ -276,15 +284,7 @@ impl Stack {
             self.arrive_new(now, &key, &segment, bytes.len() - header);
             return Arrival::Nothing;
         };
-        let Some(connection) = self.connections.slot(index).connection.as_mut() else {
-            return Arrival::Nothing;
-        };
-        if connection.gives_way_to(&segment) && self.may_open(segment.destination) {
-            // RFC 9293 3.6.1 (MAY-2).
-            self.counters.tcp_reused += 1;
-            self.connections.slot(index).connection.as_mut().map(|old| old.abort());
-            self.after(index);
-            self.connections.unlist(index);
+        if segment.flags.has(Flags::SYN) && self.gives_way(index, &segment) {
             self.arrive_new(now, &key, &segment, bytes.len() - header);
             return Arrival::Nothing;
         }
@@ -303,6 +303,20 @@ impl Stack {
             placement.payload.end += start;
         }
         Arrival::Segment { connection: self.connections.id(index), received }
+    }
+
+    /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins.
+    fn gives_way(&mut self, index: u32, syn: &Repr) -> bool {
+        if !self.may_open(syn.destination) {
+            return false;
+        }
+        let old = self.connections.slot(index).connection.as_mut();
+        let Some(old) = old.filter(|old| old.gives_way_to(syn)) else { return false };
+        old.abort();
+        self.counters.tcp_reused += 1;
+        self.after(index);
+        self.connections.unlist(index);
+        true
     }
 
     /// Whether one more connection to `port` may be opened by a peer.
@@ -362,7 +376,7 @@ impl Stack {
         } else {
             self.counters.tcp_cookies += 1;
         }
-        self.answer(Answer { local: key.local, to: key.remote().ip(), header });
+        self.keep_answer(Answer { local: key.local, to: key.remote().ip(), header });
     }
 
     /// Something has happened to a connection.
@@ -427,8 +441,7 @@ impl Stack {
             };
             self.connections.put_back(index);
             let of = Some(self.connections.id(index));
-            let departure =
-                self.write_segment(&envelope, &segment.header, segment.payload, out);
+            let departure = self.write_segment(&envelope, &segment.header, segment.payload, out);
             return Some(Departure { of, ..departure });
         }
         None

@@ -7,9 +7,7 @@ use quipu_wire::udp;
 use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, UDP};
 use super::ports::{Ephemeral, PortMap};
-use super::{
-    Arrival, BindError, Datagram, DatagramError, Departure, Frame, Payload, Stack, UdpId,
-};
+use super::{Arrival, BindError, Datagram, DatagramError, Departure, Frame, Payload, Stack, UdpId};
 use crate::tcp::{Flow, Secret};
 
 /// A bound port; none: free.
@@ -59,9 +57,7 @@ impl Stack {
             // No peer: what is to be unpredictable is only the port.
             let flow = Flow { local: ([0; 4], 0).into(), remote: ([0; 4], 0).into() };
             let Sockets { ports, ephemeral, .. } = sockets;
-            ephemeral
-                .choose(&flow, |port| ports.get(port).is_none())
-                .ok_or(BindError::NoPort)?
+            ephemeral.choose(&flow, |port| ports.get(port).is_none()).ok_or(BindError::NoPort)?
         } else {
             port
         };
