@@ -190,7 +190,10 @@ mod tests {
     proptest! {
         /// Few distinct hashes, so that everything collides.
         #[test]
-        fn it_is_a_map(ops in prop::collection::vec((0u32..48, any::<bool>()), 1..400), bits in 0u32..8) {
+        fn it_is_a_map(
+            ops in prop::collection::vec((0u32..48, any::<bool>()), 1..400),
+            bits in 0u32..8,
+        ) {
             let hash = |n: u32| u64::from(n & ((1 << bits) - 1)) << 32;
             let mut table = Demux::default();
             let mut model = BTreeMap::new();
