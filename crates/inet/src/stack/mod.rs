@@ -63,6 +63,7 @@ use udp::Sockets;
 pub struct Stack {
     secret: Secret,
     mtu: u32,
+    offload: Offload,
     addresses: Addresses,
     connections: Connections,
     listeners: Listeners,
@@ -85,6 +86,11 @@ impl Stack {
         Self {
             secret,
             mtu: config.mtu.clamp(MIN_MTU, MAX_MTU),
+            // A joined segment is one IP packet.
+            offload: Offload {
+                segment: config.offload.segment.min(MAX_MTU - 100),
+                ..config.offload
+            },
             addresses: Addresses::new(
                 &config.addresses,
                 &config.gateways,

@@ -18,6 +18,8 @@ use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, S
 
 /// Octets of a TCP header without options.
 const HEADER: u32 = 20;
+/// The most octets in front of payload: Ethernet, IPv6, TCP with options.
+const HEADERS: u64 = 14 + 40 + 60;
 
 /// A watched port.
 #[derive(Clone, Debug)]
@@ -424,10 +426,11 @@ impl Stack {
 
     /// The next segment of a connection, the connections in turn.
     pub(super) fn transmit_tcp(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
+        let max = u64::from(self.offload.segment).min((out.len() as u64).saturating_sub(HEADERS));
         while let Some(index) = self.connections.next_ready() {
             let slot = self.connections.slot(index);
-            let segment = slot.connection.as_mut().and_then(|it| it.poll_transmit(now));
-            let Some(segment) = segment else {
+            let next = slot.connection.as_mut().and_then(|it| it.poll_transmit_joined(now, max));
+            let Some((segment, cut)) = next else {
                 self.connections.settle(index);
                 continue;
             };
@@ -442,7 +445,7 @@ impl Stack {
             self.connections.put_back(index);
             let of = Some(self.connections.id(index));
             let departure = self.write_segment(&envelope, &segment.header, segment.payload, out);
-            return Some(Departure { of, ..departure });
+            return Some(Departure { of, segment: cut, ..departure });
         }
         None
     }

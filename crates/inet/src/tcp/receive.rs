@@ -108,7 +108,7 @@ impl Connection {
         }
         self.receive.nxt = arrival.end();
         match &mut self.receive.reassembly {
-            None => self.owe_ack(now),
+            None => self.owe_ack(now, arrival.len),
             Some(reassembly) => {
                 // RFC 5681 4.2: what fills a gap is acknowledged at once.
                 self.receive.nxt = reassembly.advance(self.receive.nxt);
@@ -199,8 +199,9 @@ impl Connection {
     }
 
     /// An acknowledgement, at the latest with every second segment (RFC 9293 3.8.6.3, MUST-40 and SHLD-19).
-    fn owe_ack(&mut self, now: u64) {
-        self.owed.segments += 1;
+    /// What is larger than a segment, the link has joined of several.
+    fn owe_ack(&mut self, now: u64, len: u64) {
+        self.owed.segments += if len > u64::from(self.mss()) { 2 } else { 1 };
         let quick = self.owed.quick > 0;
         self.owed.quick = self.owed.quick.saturating_sub(1);
         if quick || self.owed.segments >= 2 || self.config.ack_delay == 0 {

@@ -33,6 +33,37 @@ impl Connection {
         Some(segment)
     }
 
+    /// As [`Connection::poll_transmit`], for a link that cuts a segment into several itself (GSO): new
+    /// segments of the largest size that follow each other are joined, up to `max` octets. Says of what size
+    /// the link is to cut them; the last may be shorter. PSH and FIN belong to the last; in message mode all
+    /// are of one message. The books have them as they will be on the wire.
+    pub fn poll_transmit_joined(&mut self, now: u64, max: u64) -> Option<(Segment, Option<u16>)> {
+        let mut joined = self.poll_transmit(now)?;
+        let mss = u64::from(self.mss());
+        let mut last = joined.payload.end - joined.payload.start;
+        if 2 * mss > max || last != mss || self.recovery.is_some() {
+            return Some((joined, None));
+        }
+        const ENDS: Flags = Flags::from_bits(Flags::PSH.bits() | Flags::FIN.bits());
+        let goes_on = |flags: Flags| flags.bits() & (ENDS | Flags::CWR).bits() == 0;
+        while last == mss
+            && goes_on(joined.header.flags)
+            && joined.payload.end - joined.payload.start + mss <= max
+        {
+            let Some(fresh) = self.fresh(now, false).filter(|fresh| fresh.len > 0) else { break };
+            if !self.may_send(now, fresh.len) {
+                break;
+            }
+            let next = self.send_fresh(now, fresh);
+            self.counters.sent += 1;
+            last = next.payload.end - next.payload.start;
+            joined.payload.end = next.payload.end;
+            joined.header.flags |= next.header.flags;
+        }
+        let several = joined.payload.end - joined.payload.start > mss;
+        Some((joined, several.then_some(mss as u16)))
+    }
+
     fn transmit_syn(&mut self, now: u64) -> Option<Segment> {
         if self.queue.nxt == 0 {
             self.queue.push(now, 1, false, false);

@@ -5,9 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_inet::stack::{
-    Arrival, Config, Datagram, Departure, Event, Frame, ListenerId, Payload, Stack, TcpId,
+    Arrival, Checksum, Config, Datagram, Departure, Event, Frame, ListenerId, Payload, Stack, TcpId,
 };
 use quipu_inet::tcp::{self, MILLISECOND, Mode, Secret};
+use quipu_wire::checksum::Sum;
+use quipu_wire::{ipv4, ipv6, tcp as wire};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -60,6 +62,8 @@ pub struct Net {
     pub mtu: u32,
     pub faults: Faults,
     pub carried: u64,
+    /// The link carries joined segments as they are.
+    pub joins: bool,
     rng: Pcg64Mcg,
     pub config: Arc<tcp::Config>,
 }
@@ -67,6 +71,51 @@ pub struct Net {
 pub fn octet(salt: u64, offset: u64) -> u8 {
     let mixed = (offset ^ salt.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
+}
+
+/// What a link does with a frame that it is to cut: headers as the stack has written them, with their own
+/// lengths, numbers and checksums; PSH and FIN on the last only.
+fn cut(frame: &[u8], departure: &Departure, size: u16) -> Vec<Vec<u8>> {
+    let v6 = frame[0] >> 4 == 6;
+    let tcp = if v6 { ipv6::LEN } else { ipv4::LEN };
+    let (headers, payload) = frame.split_at(departure.headers);
+    let (repr, _) = wire::Repr::parse(&headers[tcp..]).expect("a legal header");
+    assert!(!repr.flags.has(wire::Flags::CWR), "CWR belongs to the first only");
+    let count = payload.len().div_ceil(usize::from(size));
+    let pieces = payload.chunks(usize::from(size)).enumerate();
+    let cut = pieces.map(|(n, piece)| {
+        let mut frame = [headers, piece].concat();
+        let len = (piece.len() + departure.headers - tcp) as u16;
+        if v6 {
+            let (ip, _) = ipv6::Repr::parse_quoted(headers).expect("a legal header");
+            ipv6::Repr { payload_len: len, ..ip }.emit(&mut frame);
+        } else {
+            let (ip, _) = ipv4::Repr::parse_quoted(headers).expect("a legal header");
+            ipv4::Repr { payload_len: len, ..ip }.emit(&mut frame);
+        }
+        let ends = wire::Flags::PSH.bits() | wire::Flags::FIN.bits();
+        let bits = repr.flags.bits() & if n + 1 == count { !0 } else { !ends };
+        let seq = repr.seq + (n * usize::from(size)) as u32;
+        wire::Repr { seq, flags: wire::Flags::from_bits(bits), ..repr }.emit(&mut frame[tcp..]);
+        let (from, to) = addresses(headers);
+        let sum = Sum::of_pseudo_header(from, to, 6, usize::from(len)).partial();
+        let at = tcp + wire::CHECKSUM_AT;
+        frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+        Stack::seal(&mut frame, Checksum { start: tcp as u16, at: at as u16 });
+        frame
+    });
+    cut.collect()
+}
+
+/// The addresses in an IP header.
+fn addresses(header: &[u8]) -> (IpAddr, IpAddr) {
+    match ipv6::Repr::parse_quoted(header) {
+        Ok((ip, _)) => (ip.source.into(), ip.destination.into()),
+        Err(_) => {
+            let (ip, _) = ipv4::Repr::parse_quoted(header).expect("one or the other");
+            (ip.source.into(), ip.destination.into())
+        }
+    }
 }
 
 /// The stream from one address and port to another.
@@ -204,6 +253,7 @@ impl Net {
             mtu,
             faults: Faults::default(),
             carried: 0,
+            joins: false,
             rng: Pcg64Mcg::seed_from_u64(seed),
             config: Arc::new(config),
         }
@@ -273,15 +323,25 @@ impl Net {
         if let Some(checksum) = departure.checksum {
             Stack::seal(&mut frame, checksum);
         }
-        self.carried += 1;
-        if frame.len() > self.mtu as usize {
-            return;
+        match departure.segment {
+            // A link that joins segments (GRO) hands over what its peer has not cut.
+            Some(_) if self.joins => self.queue(1 - from, frame, true),
+            Some(size) => cut(&frame, departure, size).into_iter().for_each(|frame| {
+                self.put(1 - from, frame);
+            }),
+            None => self.put(1 - from, frame),
         }
-        self.inject(1 - from, frame);
+    }
+
+    fn put(&mut self, to: usize, frame: Vec<u8>) {
+        if frame.len() <= self.mtu as usize {
+            self.queue(to, frame, false);
+        }
     }
 
     /// Puts a frame on the link.
-    pub fn inject(&mut self, to: usize, mut frame: Vec<u8>) {
+    fn queue(&mut self, to: usize, mut frame: Vec<u8>, checked: bool) {
+        self.carried += 1;
         if self.chance(self.faults.lose) {
             return;
         }
@@ -296,9 +356,9 @@ impl Net {
         let number = self.link.len() as u64 | self.carried << 20;
         if self.chance(self.faults.repeat) {
             let later = at + self.rng.next_u64() % self.faults.jitter.max(1);
-            self.link.insert((later, number << 1), (to, frame.clone(), false));
+            self.link.insert((later, number << 1), (to, frame.clone(), checked));
         }
-        self.link.insert((at, number << 1 | 1), (to, frame, false));
+        self.link.insert((at, number << 1 | 1), (to, frame, checked));
     }
 
     /// A frame comes to a host.
