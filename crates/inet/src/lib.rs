@@ -9,5 +9,6 @@
 //! Time is in nanoseconds since any fixed moment; sizes are in octets.
 #![forbid(unsafe_code)]
 
+pub mod neighbour;
 pub mod stack;
 pub mod tcp;
