@@ -216,15 +216,20 @@ impl Connections {
         }
     }
 
-    /// The next whose deadline has passed.
+    /// The next whose deadline has passed. A deadline that has moved away since it was set says that a while
+    /// has gone by: a connection that has fallen idle then gives memory back.
     pub(super) fn expired(&mut self, now: u64) -> Option<u32> {
         loop {
             let index = self.wheel.expired(now)?;
-            let Some(connection) = &self.slots[index as usize].connection else { continue };
+            let Some(connection) = &mut self.slots[index as usize].connection else { continue };
             match connection.poll_timeout() {
-                Some(deadline) if deadline > now => self.wheel.set(index, deadline),
-                Some(_) => return Some(index),
-                None => {}
+                Some(deadline) if deadline <= now => return Some(index),
+                later => {
+                    connection.release_memory();
+                    if let Some(deadline) = later {
+                        self.wheel.set(index, deadline);
+                    }
+                }
             }
         }
     }

@@ -401,6 +401,12 @@ impl Connection {
         (at != NEVER).then_some(at)
     }
 
+    /// Gives back the memory of a queue with nothing in it. To be called now and then: a queue that is used
+    /// again soon should have it.
+    pub fn release_memory(&mut self) {
+        self.queue.trim();
+    }
+
     /// Whether a new SYN may take the place of this connection, which is in TIME-WAIT (RFC 9293 3.6.1,
     /// MAY-2; RFC 6191 2): it must be younger in its timestamp, or else in its number.
     pub fn gives_way_to(&self, syn: &Repr) -> bool {

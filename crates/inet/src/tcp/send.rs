@@ -12,8 +12,6 @@ use super::seq::{FIRST, SeqSpace};
 
 /// The most segments on the way: bounds memory, and the work that a SACK can cause.
 pub(crate) const MAX_FLIGHT: usize = 8192;
-/// Records that stay allocated while nothing is on the way.
-const KEPT: usize = 4;
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,9 +201,15 @@ impl SendQueue {
             break;
         }
         self.una = una;
-        if self.sent.is_empty() && self.sent.capacity() > KEPT {
-            self.sent.shrink_to(KEPT);
-            self.ends.shrink_to(KEPT);
+    }
+
+    /// Gives memory back that is not in use.
+    pub(crate) fn trim(&mut self) {
+        if self.sent.is_empty() {
+            self.sent.shrink_to_fit();
+        }
+        if self.ends.is_empty() {
+            self.ends.shrink_to_fit();
         }
     }
 
@@ -394,7 +398,10 @@ mod tests {
         let mut queue = five();
         queue.write(100 * 1000, false);
         (0..1000).for_each(|_| queue.push(0, 100, false, false));
+        queue.trim();
+        assert!(queue.sent.capacity() >= 1_000);
         queue.acknowledge(queue.nxt, |_| {});
-        assert!(queue.sent.capacity() <= KEPT && queue.is_idle());
+        queue.trim();
+        assert!(queue.sent.capacity() == 0 && queue.is_idle());
     }
 }
