@@ -1,48 +1,16 @@
-//! What connections cost: memory by counting allocations, and work by a count of instructions.
+//! What connections cost: memory, and work by a count of instructions.
 //!
 //! `cargo test -p quipu-inet --test memory -- --ignored` runs the load for `callgrind`, see
 //! [`the_load_for_a_count_of_instructions`].
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use quipu_inet::stack::{Arrival, Checksum, Config, Event, Frame, Stack, TcpId};
 use quipu_inet::tcp::{self, MILLISECOND as MS, SECOND, Secret};
 use quipu_wire::checksum::Sum;
 use quipu_wire::ipv6;
 use quipu_wire::tcp::{CHECKSUM_AT, Flags, Options, Repr, SeqNumber, Timestamps};
-
-/// Octets in use, as an allocator with a header of 8 octets and granules of 16 has them; and how often it
-/// was asked.
-static IN_USE: AtomicU64 = AtomicU64::new(0);
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-fn chunk(layout: Layout) -> u64 {
-    (layout.size() as u64 + 8).next_multiple_of(16).max(32)
-}
-
-// SAFETY: everything is the system allocator's; the counters are atomic and allocate nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(chunk(layout), Ordering::Relaxed);
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as our caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(chunk(layout), Ordering::Relaxed);
-        // SAFETY: as our caller promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn server() -> Ipv6Addr {
     "fd00::1".parse().expect("an address")
@@ -189,7 +157,6 @@ impl Many {
 #[test]
 fn a_hundred_thousand_idle_connections_take_a_kilobyte_each() {
     const COUNT: u32 = 100_000;
-    let before = IN_USE.load(Ordering::Relaxed);
     let mut many = Many::new(COUNT);
     (0..COUNT).for_each(|client| many.exchange(client));
     // They fall idle.
@@ -201,19 +168,9 @@ fn a_hundred_thousand_idle_connections_take_a_kilobyte_each() {
         many.stack.handle_timeout(many.now);
         assert!(many.transmit().is_none());
     }
-    let own = COUNT as u64 * (size_of::<TcpId>() + 8) as u64;
-    let each = (IN_USE.load(Ordering::Relaxed) - before - own) / u64::from(COUNT);
-    println!(
-        "{each} octets for each connection, of which {} are its state",
-        size_of::<tcp::Connection>()
-    );
-    assert!(each <= 1_024, "{each}");
-    // Nothing is allocated for a message: only once in a timeout of 200 ms, when it gives memory back.
-    (0..100).for_each(|_| many.exchange(7));
-    let calls = CALLS.load(Ordering::Relaxed);
-    (0..1_000).for_each(|_| many.exchange(7));
-    let calls = CALLS.load(Ordering::Relaxed) - calls;
-    assert!(calls <= 6, "{calls} allocations in a second of messages");
+    let each = many.stack.memory() / COUNT as usize;
+    println!("{each} octets each, of which {} its state", size_of::<tcp::Connection>());
+    assert!((size_of::<tcp::Connection>()..=1_024).contains(&each), "{each}");
 }
 
 /// `CONNECTIONS=1` and `CONNECTIONS=100000` under `valgrind --tool=callgrind

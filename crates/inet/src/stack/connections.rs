@@ -84,6 +84,18 @@ impl Connections {
         }
     }
 
+    /// Octets of memory: what each allocation asks for, and 16 that the allocator takes for each connection.
+    pub(super) fn memory(&self) -> usize {
+        const ALLOCATOR: usize = 16;
+        let connections = self.slots.iter().filter_map(|slot| slot.connection.as_ref());
+        let lists = self.free.capacity() + self.ready.capacity() + self.eventful.capacity();
+        connections.map(|it| it.memory() + ALLOCATOR).sum::<usize>()
+            + self.slots.capacity() * size_of::<Slot>()
+            + lists * size_of::<u32>()
+            + self.table.memory()
+            + self.wheel.memory()
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() >= self.max as usize
     }

@@ -97,6 +97,11 @@ impl Demux {
         }
     }
 
+    /// Octets of memory behind it.
+    pub(super) fn memory(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+    }
+
     /// What was kept under `hash` and is what `is` looks for.
     #[inline]
     pub(super) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {

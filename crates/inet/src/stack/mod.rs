@@ -137,6 +137,11 @@ impl Stack {
         self.addresses.iter()
     }
 
+    /// Octets of memory that connections take, in all.
+    pub fn memory(&self) -> usize {
+        self.connections.memory()
+    }
+
     /// What was counted.
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -78,6 +78,13 @@ impl Wheel {
         (node.place != IDLE).then_some(node.deadline)
     }
 
+    /// Octets of memory behind it.
+    pub(super) fn memory(&self) -> usize {
+        size_of_val(&*self.slots)
+            + self.nodes.capacity() * size_of::<Node>()
+            + self.present.capacity() * size_of::<(u64, u32)>()
+    }
+
     /// Sets the deadline of `id`, in place of the one it had.
     pub(super) fn set(&mut self, id: u32, deadline: u64) {
         if self.get(id) == Some(deadline) {
@@ -85,6 +92,10 @@ impl Wheel {
         }
         self.cancel(id);
         if self.nodes.len() <= id as usize {
+            // Doubling would waste a third on average.
+            if self.nodes.capacity() <= id as usize {
+                self.nodes.reserve_exact(id as usize + 1 + id as usize / 8 - self.nodes.len());
+            }
             self.nodes.resize(id as usize + 1, FREE);
         }
         self.insert(id, deadline);

@@ -407,6 +407,15 @@ impl Connection {
         self.queue.trim();
     }
 
+    /// Octets of memory that it takes, itself included.
+    pub fn memory(&self) -> usize {
+        size_of::<Self>()
+            + self.queue.memory()
+            + self.receive.reassembly.as_ref().map_or(0, |kept| kept.memory())
+            + self.recovery.as_ref().map_or(0, |_| size_of::<Recovery>())
+            + self.reset.as_ref().map_or(0, |_| size_of::<Repr>())
+    }
+
     /// Whether a new SYN may take the place of this connection, which is in TIME-WAIT (RFC 9293 3.6.1,
     /// MAY-2; RFC 6191 2): it must be younger in its timestamp, or else in its number.
     pub fn gives_way_to(&self, syn: &Repr) -> bool {

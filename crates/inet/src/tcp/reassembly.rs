@@ -46,6 +46,14 @@ pub(crate) struct Reassembly {
 }
 
 impl Reassembly {
+    /// Octets of memory, itself included.
+    pub(crate) fn memory(&self) -> usize {
+        size_of::<Self>()
+            + self.ranges.capacity() * size_of::<Range>()
+            + self.held.len() * (size_of::<Held>() + size_of::<u64>())
+            + self.held_bytes as usize
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.held.is_empty()
     }

@@ -203,6 +203,11 @@ impl SendQueue {
         self.una = una;
     }
 
+    /// Octets of memory behind it.
+    pub(crate) fn memory(&self) -> usize {
+        self.sent.capacity() * size_of::<Sent>() + self.ends.capacity() * size_of::<u64>()
+    }
+
     /// Gives memory back that is not in use.
     pub(crate) fn trim(&mut self) {
         if self.sent.is_empty() {
