@@ -9,6 +9,7 @@
 //! Time is in nanoseconds since any fixed moment; sizes are in octets.
 #![forbid(unsafe_code)]
 
+pub mod fragments;
 pub mod neighbour;
 pub mod stack;
 pub mod tcp;
