@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 pub mod fragments;
+pub mod icmp;
 pub mod neighbour;
+pub mod pmtu;
 pub mod stack;
 pub mod tcp;

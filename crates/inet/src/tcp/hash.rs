@@ -32,6 +32,7 @@ pub(crate) enum Purpose {
     Port = 4,
     PortStep = 5,
     FlowLabel = 6,
+    Datagram = 7,
 }
 
 /// The hash of a connection's four-tuple and two more words.
