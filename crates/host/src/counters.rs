@@ -211,6 +211,9 @@ fn queue_pair(summary: &QpSummary) -> QueuePair {
         QpType::RawPacket | QpType::Hashed(_) => 8,
         QpType::XrcSend => 9,
         QpType::XrcRecv(_) => 10,
+        // Verbs has none of these: they follow its last.
+        QpType::Tcp => 11,
+        QpType::Udp => 12,
     };
     QueuePair {
         number: summary.num.0,

@@ -14,6 +14,7 @@ use crate::event::{Action, Event};
 use crate::link::{LinkState, PeerMemory};
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
+use crate::qpip::Inet;
 use crate::queue::RecvQueue;
 use crate::raw::{self, Counters, MAX_TABLES, Rules, RxHash, Table, WorkQueue};
 use crate::slab::Slab;
@@ -228,6 +229,8 @@ pub(crate) struct Hub<P> {
     pub(crate) orphans: Vec<QpId>,
     /// Queue pairs on streams that owe their peer an acknowledgement.
     pub(crate) ack_due: Vec<QpId>,
+    /// The inter-network stack, of an adapter that is attached to a network of IP.
+    pub(crate) inet: Option<Box<Inet>>,
     /// Access to the own memory by address, for references between queue pairs of this adapter.
     pub(crate) own_memory: Option<Arc<dyn PeerMemory>>,
     /// Queue pairs whose end is postponed, since when, and when they are looked at next.
@@ -288,6 +291,11 @@ impl<P> Hub<P> {
         }
         *slot = at;
     }
+}
+
+/// The earlier of two times that may not be set.
+fn earliest(one: Option<Time>, other: Option<Time>) -> Option<Time> {
+    one.into_iter().chain(other).min()
 }
 
 /// An RDMA adapter made of software: protection domains, regions, queues and queue pairs, served by the
@@ -353,6 +361,7 @@ impl<P: Probe> Adapter<P> {
                 nudged: VecDeque::new(),
                 orphans: Vec::new(),
                 ack_due: Vec::new(),
+                inet: None,
                 own_memory: None,
                 endings: Vec::new(),
                 endings_since: Time(0),
@@ -401,19 +410,24 @@ impl<P: Probe> Adapter<P> {
         self.hub.actions.pop_front()
     }
 
-    /// Whether there are actions, bytes or datagrams to transmit.
+    /// Whether there are actions, bytes, datagrams or frames to transmit.
     #[inline]
     #[must_use]
     pub fn has_output(&self) -> bool {
         !self.hub.actions.is_empty()
             || !self.hub.ready.is_empty()
             || !self.hub.datagrams_ready.is_empty()
+            || self.has_frames()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.hub.alarms.first().map(|&(time, _)| time)
+        let own = self.hub.alarms.first().map(|&(time, _)| time);
+        match &self.hub.inet {
+            None => own,
+            Some(inet) => earliest(own, inet.stack.poll_timeout().map(Time)),
+        }
     }
 
     /// Does what is due at `now`. Afterwards the next deadline lies behind `now`.
@@ -435,6 +449,10 @@ impl<P: Probe> Adapter<P> {
                 Alarm::Cq(id) => self.hub.period_over(id),
                 Alarm::Srq(id) => self.open_shared(id),
             }
+        }
+        if let Some(inet) = &mut self.hub.inet {
+            inet.stack.handle_timeout(now.0);
+            self.take_inet_events();
         }
     }
 

@@ -194,7 +194,10 @@ impl Qp {
             Path::Channel(path) if matches!(path.other, Other::Own(_)) => PathKind::Own,
             Path::Channel(_) => PathKind::Link,
             Path::Lost => PathKind::Lost,
-            Path::Datagrams { .. } => PathKind::Datagrams,
+            Path::Datagrams { .. } | Path::Udp(_) => PathKind::Datagrams,
+            Path::Tcp(path) if path.connection.is_none() => PathKind::None,
+            Path::Tcp(_) if self.state == QpState::Rtr => PathKind::Pending,
+            Path::Tcp(_) => PathKind::Stream,
         };
         QpSummary {
             num: self.num,

@@ -89,6 +89,19 @@ pub(crate) struct Destination {
     qkey: u32,
 }
 
+impl Destination {
+    /// That of a UDP datagram: its number is a port.
+    pub(crate) fn of_address(to: SocketAddr) -> Self {
+        let av = AddressVector { dgid: to.ip().into(), ..AddressVector::default() };
+        Self { av, qpn: u32::from(to.port()), qkey: 0 }
+    }
+
+    /// The address that it was made of.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.av.dgid.into(), self.qpn as u16)
+    }
+}
+
 /// The destination that a request of `qp` names.
 ///
 /// # Errors

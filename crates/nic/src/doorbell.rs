@@ -12,6 +12,8 @@ use crate::error::Fault;
 use crate::plain;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
+use crate::qpip::{connections, udp};
+use crate::receive;
 use crate::requester;
 use crate::transmit;
 use crate::types::{Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, To};
@@ -83,7 +85,15 @@ fn destination<P>(qp: &Qp, hub: &Hub<P>, wr: &SendWr<'_>) -> Result<Option<Desti
         (QpType::Ud, To::Datagram { ah, qpn, qkey }) => {
             datagram::resolve(qp, hub, ah, qpn, qkey).map(Some)
         }
-        (QpType::Ud, _) => Err(Fault::Invalid("a datagram must name whom it goes to")),
+        (QpType::Udp, To::Address(to)) => {
+            udp::check(hub, to, wr.payload.len())?;
+            Ok(Some(Destination::of_address(to)))
+        }
+        (QpType::Ud | QpType::Udp, _) => {
+            Err(Fault::Invalid("a datagram must name whom it goes to"))
+        }
+        (_, To::Address(_)) => Err(Fault::Invalid("only UDP queue pairs send to an address")),
+        (QpType::Tcp, To::Peer) => connections::check_send(qp, wr.payload.len()).map(|()| None),
         (_, To::Datagram { .. }) => Err(Fault::Invalid("a connected queue pair sends to its peer")),
         _ => Ok(None),
     }
@@ -185,14 +195,24 @@ impl<P: Probe> Adapter<P> {
         if qp.state == QpState::Err {
             requester::flush(qp, &mut self.hub);
         }
-        if let Path::Channel(path) = &qp.path
-            && path.stalled
-        {
-            self.hub.now = now;
-            self.hub.nudged.push_back(id);
-            self.serve_nudged();
+        match &qp.path {
+            Path::Channel(path) if path.stalled => {
+                self.hub.now = now;
+                self.hub.nudged.push_back(id);
+                self.serve_nudged();
+            }
+            Path::Tcp(_) => self.posted_for_tcp(now, id),
+            _ => {}
         }
         Ok(())
+    }
+
+    #[cold]
+    fn posted_for_tcp(&mut self, now: Time, id: QpId) {
+        self.hub.now = now;
+        if let Some((qp, hub)) = self.qp_and_hub(id) {
+            receive::frames::posted(qp, hub);
+        }
     }
 
     /// Puts a receive request into a shared receive queue.
@@ -244,6 +264,8 @@ pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::None | Path::Pending(_) if qp.requester.away => crate::connect::drop_sends(qp, hub),
         Path::None | Path::Pending(_) => crate::connect::start_deadline(qp, hub),
         Path::Datagrams { .. } => datagram::kick(qp, hub),
+        Path::Tcp(_) => transmit::frames::hand_over(qp, hub),
+        Path::Udp(_) => udp::kick(qp, hub),
         Path::Lost if qp.sq.is_empty() => {}
         Path::Lost => requester::peer_lost(qp, hub),
     }

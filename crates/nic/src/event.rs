@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::link::LinkMessage;
+use crate::qpip::TcpChange;
 use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId, QpId};
 
 /// Something that a program waits for on a descriptor.
@@ -27,6 +28,13 @@ pub enum Event {
         conn: ConnId,
         /// What happened to it.
         change: StreamChange,
+    },
+    /// About the connection of a queue pair of type [`Tcp`](crate::QpType::Tcp).
+    Tcp {
+        /// The queue pair; it may have been destroyed since.
+        qp: QpId,
+        /// What happened to it.
+        change: TcpChange,
     },
 }
 

@@ -17,8 +17,10 @@ use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
+use crate::qpip::udp;
 use crate::receive;
 use crate::requester;
+use crate::transmit;
 use crate::types::{
     AsyncEvent, Completion, CqId, QpId, QpState, SendFlags, SendOp, SendWr, SrqId, Time, WcStatus,
 };
@@ -132,6 +134,8 @@ pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             receive::channel::run(qp, hub);
         }
         Path::Datagrams { .. } => datagram::kick(qp, hub),
+        Path::Tcp(_) => transmit::frames::hand_over(qp, hub),
+        Path::Udp(_) => udp::kick(qp, hub),
         _ => {}
     }
 }

@@ -15,6 +15,8 @@
 //! with a peer on the same host (`channel`); both share the bookkeeping of `requester` and `responder`.
 //! Queue pairs of type [`QpType::Iwarp`] have a stream that is handed to them, and speak plain iWARP
 //! (`plain`). Those of unreliable datagrams need none (`datagram`), nor do those of raw packets (`raw`).
+//! The messages of [`QpType::Tcp`] and [`QpType::Udp`] are the segments and datagrams themselves: the
+//! adapter then has the inter-network stack inside, and exchanges frames (`qpip`).
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -37,6 +39,7 @@ mod probe;
 mod progress;
 mod qp;
 mod qp_state;
+mod qpip;
 mod queue;
 mod queue_pairs;
 mod raw;
@@ -64,7 +67,9 @@ pub use management::Region;
 pub use multicast::multicast_group;
 pub use plain::{Adoption, Role};
 pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
+pub use qpip::{FrameOut, TcpChange, TcpSettings};
 pub use queue_pairs::QpInfo;
+pub use quipu_inet as inet;
 pub use quipu_iwarp as iwarp;
 pub use quipu_mem::{self as mem, Key, WindowType};
 pub use raw::{

@@ -1,7 +1,8 @@
 //! Where time goes: the adapter tells a probe which stage it is in and which bytes it touches.
 //!
 //! The stages are those of QPIP's tables 2 and 3 (doorbell, schedule, get WR, get data, build headers,
-//! send, update; and for receive: media, parse, get WR, put data, update).
+//! send, update; and for receive: media, parse, get WR, put data, update). Of frames (QPIP itself) all are
+//! told; of other ways those that there are.
 //! A probe that watches is told of messages as well.
 
 use quipu_iwarp::wire::hello::Hello;
@@ -22,6 +23,12 @@ pub enum Stage {
     GetData,
     /// Headers were built or parsed.
     Headers,
+    /// A frame came from the link.
+    Media,
+    /// Its headers were parsed, and what they mean to its connection was found out.
+    Parse,
+    /// A frame is ready for the link.
+    Send,
     /// Payload was placed into registered memory.
     PutData,
     /// States and completions were updated.

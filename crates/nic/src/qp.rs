@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use crate::channel::ChannelPath;
 use crate::counters::{RequesterCounters, ResponderCounters};
 use crate::fate::{Cut, Fate};
+use crate::qpip::path::TcpPath;
+use crate::qpip::udp::UdpPath;
 use crate::queue::{Receive, RecvQueue, SendQueue};
 use crate::stream::StreamPath;
 use crate::types::{
@@ -27,6 +29,10 @@ pub(crate) enum Path {
         /// Whether it stands among those with something to send.
         listed: bool,
     },
+    /// QPIP: segments of a TCP connection.
+    Tcp(Box<TcpPath>),
+    /// QPIP: UDP datagrams.
+    Udp(UdpPath),
     /// It stood once and is gone; a reliable connection does not come back.
     Lost,
 }
@@ -133,8 +139,13 @@ pub(crate) struct Qp {
 
 impl Path {
     /// That of a queue pair that was just created.
-    pub(crate) fn first(qp_type: QpType) -> Self {
-        if qp_type.is_of_datagrams() { Self::Datagrams { listed: false } } else { Self::None }
+    fn first(qp_type: QpType, cap: QpCap) -> Self {
+        match qp_type {
+            QpType::Tcp => Self::Tcp(Box::new(TcpPath::new(cap.max_send_wr, cap.max_recv_wr))),
+            QpType::Udp => Self::Udp(UdpPath::default()),
+            _ if qp_type.is_of_datagrams() => Self::Datagrams { listed: false },
+            _ => Self::None,
+        }
     }
 }
 
@@ -142,7 +153,7 @@ impl Qp {
     pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, recv_pd: PdId, cap: QpCap) -> Self {
         let recv_wr = if init.srq.is_some() { 0 } else { cap.max_recv_wr };
         let mut sq = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
-        if init.qp_type == QpType::Ud {
+        if matches!(init.qp_type, QpType::Ud | QpType::Udp) {
             sq = sq.with_destinations();
         }
         Self {
@@ -162,7 +173,7 @@ impl Qp {
             rq: RecvQueue::new(recv_wr, cap.max_recv_sge),
             requester: Requester::default(),
             responder: Responder::default(),
-            path: Path::first(init.qp_type),
+            path: Path::first(init.qp_type, cap),
             ending: Ending::default(),
             fates: VecDeque::new(),
             peer_rq_psn: None,

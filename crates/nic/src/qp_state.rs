@@ -21,6 +21,8 @@ pub(crate) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
     match qp_type {
         QpType::Ud => return unreliable_datagram(from, to),
         QpType::RawPacket => return raw_packet(from, to),
+        QpType::Tcp => return tcp(from, to),
+        QpType::Udp => return udp(from, to),
         // It is ready from the beginning (`ibv_create_qp_ex(3)` with an indirection table).
         QpType::Hashed(_) => return None,
         _ => {}
@@ -124,6 +126,30 @@ fn iwarp(from: QpState, to: QpState) -> Option<Transition> {
     }
 }
 
+/// What a program may do to a TCP queue pair: connecting takes it to RTS. SQD waits for what was sent to be
+/// acknowledged, as on a reliable connection.
+fn tcp(from: QpState, to: QpState) -> Option<Transition> {
+    use QpState::*;
+    let row = |optional| Some(Transition { required: NONE, optional });
+    let basic = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    match (from, to) {
+        (_, Reset | Err) => row(NONE),
+        (Reset | Init, Init) => row(basic),
+        (Rts | Sqd, Rts) => row(M::CUR_STATE),
+        (Rts, Sqd) => row(M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => row(NONE),
+        _ => None,
+    }
+}
+
+/// The same for a UDP queue pair: binding takes it to RTS.
+fn udp(from: QpState, to: QpState) -> Option<Transition> {
+    match (from, to) {
+        (QpState::Sqe, QpState::Rts) => Some(Transition { required: NONE, optional: M::CUR_STATE }),
+        _ => tcp(from, to),
+    }
+}
+
 /// Checks a change of state with these attributes against the table.
 ///
 /// # Errors
@@ -132,6 +158,12 @@ fn iwarp(from: QpState, to: QpState) -> Option<Transition> {
 pub(crate) fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(), Fault> {
     let row = transition(qp_type, from, to).ok_or(match (qp_type, to) {
         (QpType::Iwarp, QpState::Rtr | QpState::Rts) => Fault::ConnectedElsewhere,
+        (QpType::Tcp, QpState::Rtr | QpState::Rts) => {
+            Fault::Transition("a TCP queue pair goes to RTS by being connected")
+        }
+        (QpType::Udp, QpState::Rtr | QpState::Rts) => {
+            Fault::Transition("a UDP queue pair goes to RTS by being bound to a port")
+        }
         _ => Fault::Transition("no such transition between these states"),
     })?;
     let given = mask - M::STATE;

@@ -53,6 +53,24 @@ impl RecvQueue {
         self.capacity
     }
 
+    /// The place of the oldest request.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// The place behind the latest one.
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// The scatter list of the request at `position`.
+    #[inline]
+    pub(crate) fn sges(&self, position: u32) -> &[Sge] {
+        let slot = position as usize & (self.wqes.len() - 1);
+        let first = slot * self.max_sge;
+        &self.sges[first..first + self.wqes[slot].num_sge as usize]
+    }
+
     pub(crate) fn max_sge(&self) -> usize {
         self.max_sge
     }

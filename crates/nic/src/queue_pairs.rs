@@ -40,6 +40,11 @@ impl<P: Probe> Adapter<P> {
         for cq in init.qp_type.own_cqs(init.send_cq, init.recv_cq) {
             self.cq(cq)?;
         }
+        if init.qp_type == QpType::Tcp && init.srq.is_some() {
+            return Err(Fault::Unsupported(
+                "a TCP queue pair with a shared receive queue: its receives are its window",
+            ));
+        }
         let mut recv_pd = init.pd;
         if let Some(srq) = init.srq {
             let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
@@ -235,8 +240,10 @@ fn reset<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.requester = Requester::default();
     qp.responder = Responder::default();
     qp.attr = QpAttr::default();
-    if matches!(qp.path, Path::Lost) {
-        qp.path = Path::None;
+    match &mut qp.path {
+        path @ Path::Lost => *path = Path::None,
+        Path::Tcp(path) => path.clear(),
+        _ => {}
     }
     qp.ending = Ending::default();
     qp.fates.clear();

@@ -12,7 +12,7 @@ impl QpType {
     /// without a word (IBA 9.8).
     #[inline]
     pub(crate) const fn is_reliable(self) -> bool {
-        !matches!(self, Self::Uc | Self::Ud | Self::RawPacket | Self::Hashed(_))
+        !matches!(self, Self::Uc | Self::Ud | Self::RawPacket | Self::Hashed(_) | Self::Udp)
     }
 
     /// Whether each of its messages is one datagram.
@@ -41,7 +41,7 @@ impl QpType {
 
     /// Whether receives are posted to it, or to a shared queue named when it was created.
     pub(crate) const fn has_receives(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc | Self::Ud | Self::Iwarp | Self::RawPacket)
+        !matches!(self, Self::XrcSend | Self::XrcRecv(_) | Self::Hashed(_))
     }
 
     /// Whether each request that consumes a receive names the shared receive queue that it is of (IBA A14).
@@ -65,7 +65,7 @@ impl QpType {
         match self {
             Self::Rc | Self::XrcSend => true,
             Self::XrcRecv(_) | Self::Hashed(_) => false,
-            Self::RawPacket => matches!(op, SendOp::Send),
+            Self::RawPacket | Self::Tcp | Self::Udp => matches!(op, SendOp::Send),
             Self::Iwarp => !matches!(
                 op,
                 SendOp::SendImm(_) | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. }
@@ -92,7 +92,7 @@ impl QpType {
             Self::XrcSend => serving,
             Self::XrcRecv(_) => answers,
             // They have tables of their own.
-            Self::Ud | Self::RawPacket | Self::Hashed(_) => M::empty(),
+            Self::Ud | Self::RawPacket | Self::Hashed(_) | Self::Tcp | Self::Udp => M::empty(),
         }
     }
 
@@ -110,8 +110,10 @@ impl QpType {
             Self::Uc => Service::Uc,
             Self::XrcSend => Service::XrcRequester,
             Self::XrcRecv(_) => Service::XrcResponder,
-            // They have no connection.
-            Self::Ud | Self::RawPacket | Self::Hashed(_) => Service::Other(u8::MAX),
+            // They have no connection, or one of which no hello speaks.
+            Self::Ud | Self::RawPacket | Self::Hashed(_) | Self::Tcp | Self::Udp => {
+                Service::Other(u8::MAX)
+            }
         }
     }
 }

@@ -3,9 +3,11 @@
 //! They carry InfiniBand's meanings (IBA volume 1, chapters 10 and 11) and the numeric values of the
 //! verbs interface where there are any, so that a C facade maps them without tables.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 pub use quipu_mem::{Access, Sge};
+
+pub use crate::qpip::Source;
 
 /// A point in time: nanoseconds since an origin that the world (host or simulator) chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,6 +151,11 @@ pub enum QpType {
     RawPacket,
     /// Raw packets that are received by an indirection table of work queues; it sends nothing.
     Hashed(TableId),
+    /// QPIP: sends and receives over a TCP connection, with nothing in between (`specs/qpip.md`).
+    /// [`Adapter::tcp_connect`](crate::Adapter::tcp_connect) and its neighbours connect it.
+    Tcp,
+    /// QPIP: each message is a UDP datagram. [`Adapter::udp_bind`](crate::Adapter::udp_bind) binds it.
+    Udp,
 }
 
 /// The states of a queue pair (IBA 10.3.1), with the values of `ibv_qp_state`.
@@ -461,6 +468,16 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
+impl Payload<'_> {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Sges(sges) => quipu_mem::list_len(sges),
+            Self::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
 /// Whom a send work request addresses, beyond what its queue pair is connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum To {
@@ -478,6 +495,8 @@ pub enum To {
         /// Its Q_Key; with the uppermost bit set, the own one.
         qkey: u32,
     },
+    /// Whoever is at that address and port (UDP).
+    Address(SocketAddr),
 }
 
 /// A send work request.
@@ -587,6 +606,8 @@ pub enum WcExtra {
     Imm(u32),
     /// The key that the peer invalidated.
     Invalidated(u32),
+    /// Who sent the datagram (UDP).
+    From(Source),
 }
 
 /// A completion.

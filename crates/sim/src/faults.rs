@@ -411,6 +411,7 @@ impl Load {
                     }
                     Event::Async(event) => self.take_async(world, host, event),
                     Event::Stream { .. } => world.violate(|| "a stream nobody gave".into()),
+                    Event::Tcp { .. } => world.violate(|| "a connection nobody asked for".into()),
                 }
             }
         }

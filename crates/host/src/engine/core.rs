@@ -397,6 +397,8 @@ impl Core {
                         cm.stream_changed(now, qp, change);
                     }
                 }
+                // No engine is attached to a network of IP yet.
+                Event::Tcp { .. } => {}
             }
         }
     }

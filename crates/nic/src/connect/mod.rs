@@ -27,6 +27,7 @@ use crate::fate::{self, Cut};
 use crate::link::{LinkEnd, LinkMessage};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
+use crate::qpip::{connections, udp};
 use crate::receive;
 use crate::requester;
 use crate::stream::{LastWords, StreamPath};
@@ -211,6 +212,14 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             hub.close_stream(conn, Some(Farewell::Stream { stream, last }));
         }
         Path::Channel(path) => hub.close_channel(qp.id, *path),
+        path @ Path::Tcp(_) => {
+            qp.path = path;
+            connections::detach(qp, hub);
+        }
+        path @ Path::Udp(_) => {
+            qp.path = path;
+            udp::detach(qp, hub);
+        }
     }
 }
 

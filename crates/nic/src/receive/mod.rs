@@ -3,5 +3,6 @@
 
 mod answers;
 pub(crate) mod channel;
+pub(crate) mod frames;
 pub(crate) mod stream;
 mod unreliable;

@@ -4,6 +4,7 @@
 //! write needs nobody's permission.
 
 pub(crate) mod channel;
+pub(crate) mod frames;
 pub(crate) mod stream;
 
 use crate::adapter::Adapter;

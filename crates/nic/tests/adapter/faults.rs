@@ -20,7 +20,7 @@ fn events(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
         .iter()
         .filter_map(|event| match event {
             Event::Async(event) => Some(*event),
-            Event::Completion { .. } | Event::Stream { .. } => None,
+            Event::Completion { .. } | Event::Stream { .. } | Event::Tcp { .. } => None,
         })
         .collect()
 }

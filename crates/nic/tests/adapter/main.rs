@@ -11,6 +11,7 @@ mod intruders;
 mod operations;
 mod pair;
 mod plain;
+mod qpip;
 mod raw;
 mod revocation;
 mod simulated;

@@ -340,7 +340,7 @@ impl<'a> Player<'a> {
                     format!("event {}", text.split('(').next().unwrap_or_default())
                 }
                 Event::Stream { change, .. } => format!("stream {change:?}"),
-                Event::Completion { .. } => panic!("nobody asked for it"),
+                Event::Completion { .. } | Event::Tcp { .. } => panic!("nobody asked for it"),
             });
         }
         let mut completions = [Completion::default(); 64];
@@ -566,7 +566,7 @@ fn shown(wc: &Completion) -> String {
     let extra = match wc.extra {
         WcExtra::Invalidated(key) => format!(" inv {key}"),
         WcExtra::Imm(imm) => format!(" imm {imm:08x}"),
-        WcExtra::None => String::new(),
+        WcExtra::None | WcExtra::From(_) => String::new(),
     };
     format!("{name} {} {:?}{len}{extra}", wc.wr_id, wc.status)
 }

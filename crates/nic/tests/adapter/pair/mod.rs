@@ -316,7 +316,7 @@ impl Pair {
         let asking = M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
         let serving = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         match self.hosts[host].adapter.query_qp(qp).unwrap().qp_type {
-            QpType::Rc | QpType::Iwarp => M::empty(),
+            QpType::Rc | QpType::Iwarp | QpType::Tcp | QpType::Udp => M::empty(),
             QpType::Ud | QpType::RawPacket | QpType::Hashed(_) => M::empty(),
             QpType::Uc => asking | serving | M::TIMEOUT,
             QpType::XrcSend => serving,

@@ -1,0 +1,392 @@
+//! The management of TCP queue pairs: watching ports, connecting, mating, closing and failing.
+//!
+//! A connection that comes to a port is mated with an idle queue pair when it stands, not when its SYN comes:
+//! a SYN costs a stranger nothing, and must not take a queue pair from anybody. One that finds no idle queue
+//! pair waits for one, with a closed window. While queue pairs are idle, the window of a SYN-ACK is what the
+//! next of them has posted, so that the peer may send at once.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use quipu_inet::stack::{ConnectError, ListenError, ListenerId, TcpId};
+use quipu_inet::tcp::{self, Failure, Flow, State};
+
+use super::path::{Closing, TcpPath};
+use super::{Inet, Owner, TcpChange, TcpSettings, Watch};
+use crate::adapter::{Adapter, Hub};
+use crate::error::Fault;
+use crate::event::Event;
+use crate::probe::Probe;
+use crate::qp::{Path, Qp};
+use crate::receive::frames as receiving;
+use crate::requester;
+use crate::slab::Slab;
+use crate::transmit::frames as sending;
+use crate::types::{Gid, QpId, QpState, Time, WcStatus};
+
+impl<P: Probe> Adapter<P> {
+    /// Watches a TCP port, 0 for one that is free: connections to it are mated with queue pairs that are
+    /// offered ([`tcp_offer`](Self::tcp_offer)). Beyond `backlog` half-open ones, peers get SYN cookies
+    /// (RFC 4987). Answers with the port.
+    ///
+    /// # Errors
+    /// The port is in use, none is free, or the adapter has no packet link.
+    pub fn tcp_listen(
+        &mut self,
+        port: u16,
+        settings: &TcpSettings,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), Fault> {
+        let inet = self.hub.attached()?;
+        let config = inet.tcp_config(settings);
+        let (id, port) =
+            inet.stack.listen(port, &config, backlog).map_err(|error| match error {
+                ListenError::InUse => Fault::Invalid("somebody listens at that port already"),
+                ListenError::NoPort => Fault::Exhausted("TCP ports"),
+            })?;
+        let watch = Watch {
+            settings: *settings,
+            idle: VecDeque::new(),
+            waiting: VecDeque::new(),
+            backlog: backlog.max(1) as usize,
+        };
+        inet.watches.insert(id, watch);
+        Ok((id, port))
+    }
+
+    /// Watches a port no more. Queue pairs that were offered are free again, and connections that none was
+    /// found for end.
+    pub fn tcp_unlisten(&mut self, listener: ListenerId) {
+        let Ok(inet) = self.hub.attached() else { return };
+        inet.stack.unlisten(listener);
+        let Some(watch) = inet.watches.remove(&listener) else { return };
+        for connection in watch.waiting {
+            inet.forget(connection);
+        }
+        for id in watch.idle {
+            if let Some(path) = self.qps.get_mut(id).and_then(tcp_path) {
+                path.listener = None;
+            }
+        }
+    }
+
+    /// Offers an idle queue pair, in RESET or INIT: it becomes the end of the next connection to the port,
+    /// which [`Event::Tcp`] tells. Receives should be posted before, since they are the window.
+    ///
+    /// # Errors
+    /// No such object, or a queue pair that is of another type, offered already, connected, or in another
+    /// state.
+    pub fn tcp_offer(&mut self, now: Time, listener: ListenerId, id: QpId) -> Result<(), Fault> {
+        self.hub.now = now;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        check_idle(qp)?;
+        let inet = hub.attached()?;
+        let watch = inet.watches.get_mut(&listener).ok_or(Fault::NoSuchObject)?;
+        watch.idle.push_back(id);
+        if let Some(path) = tcp_path(qp) {
+            path.listener = Some(listener);
+        }
+        let waiting = watch.waiting.pop_front();
+        inet.say_idle(listener);
+        if let Some(connection) = waiting {
+            self.mate(listener, connection);
+        }
+        Ok(())
+    }
+
+    /// Connects a queue pair that is in RESET or INIT to a peer, from a port of its own choice or any that
+    /// is free. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
+    ///
+    /// # Errors
+    /// No route, no port, an address of the adapter itself (its queue pairs reach each other in other ways),
+    /// or a queue pair that is of another type or in another state.
+    pub fn tcp_connect(
+        &mut self,
+        now: Time,
+        id: QpId,
+        remote: SocketAddr,
+        local_port: Option<u16>,
+        settings: &TcpSettings,
+    ) -> Result<(), Fault> {
+        self.hub.now = now;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        check_idle(qp)?;
+        let inet = hub.attached()?;
+        let config = inet.tcp_config(settings);
+        let connection =
+            inet.stack.connect(now.0, local_port, remote, &config).map_err(no_connection)?;
+        inet.set_owner(connection, Some(Owner::Qp(id)));
+        take_on(qp, hub, connection, settings);
+        qp.state = QpState::Rtr;
+        Ok(())
+    }
+
+    /// Ends sending: what is posted still goes out, then the peer learns that this was all; nothing more can
+    /// be posted to the send queue. The peer may go on. The queue pair goes to ERR when both ends have
+    /// closed.
+    ///
+    /// # Errors
+    /// No such queue pair, or one without a connection.
+    pub fn tcp_close(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
+        self.hub.now = now;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        let path = tcp_path(qp).ok_or(NOT_TCP)?;
+        if path.connection.is_none() {
+            return Err(Fault::WrongState);
+        }
+        if path.closing == Closing::Not {
+            path.closing = Closing::Wanted;
+        }
+        sending::hand_over(qp, hub);
+        self.take_inet_events();
+        Ok(())
+    }
+
+    /// Ends the connection at once: the peer gets a reset, everything posted is flushed, and the queue pair
+    /// is in ERR.
+    ///
+    /// # Errors
+    /// No such queue pair, or one without a connection.
+    pub fn tcp_abort(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
+        self.hub.now = now;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        if tcp_path(qp).ok_or(NOT_TCP)?.connection.is_none() {
+            return Err(Fault::WrongState);
+        }
+        requester::to_error(qp, hub, None);
+        Ok(())
+    }
+
+    /// Both ends of the connection of a queue pair; `None` if it has none.
+    #[must_use]
+    pub fn tcp_flow(&self, id: QpId) -> Option<Flow> {
+        let Path::Tcp(path) = &self.qps.get(id)?.path else { return None };
+        self.hub.inet.as_ref()?.stack.flow(path.connection?)
+    }
+
+    /// Something happened to a connection.
+    pub(super) fn tcp_event(&mut self, connection: TcpId, event: tcp::Event) {
+        let Some(inet) = &mut self.hub.inet else { return };
+        match inet.owner(connection) {
+            Some(Owner::Listener(listener)) => match event {
+                tcp::Event::Connected => self.mate(listener, connection),
+                tcp::Event::Failed(_) | tcp::Event::Closed => inet.forget(connection),
+                _ => {}
+            },
+            Some(Owner::Qp(id)) => {
+                if let Some((qp, hub)) = self.qp_and_hub(id) {
+                    happened(qp, hub, event);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// A connection stands that has no queue pair: it gets the next idle one, or waits for one.
+    fn mate(&mut self, listener: ListenerId, connection: TcpId) {
+        let Some(inet) = &mut self.hub.inet else { return };
+        let Some(watch) = inet.watches.get_mut(&listener) else { return inet.forget(connection) };
+        let Some(id) = watch.idle.pop_front() else {
+            if watch.waiting.len() < watch.backlog {
+                watch.waiting.push_back(connection);
+            } else {
+                inet.forget(connection);
+            }
+            return;
+        };
+        let settings = watch.settings;
+        inet.set_owner(connection, Some(Owner::Qp(id)));
+        inet.say_idle(listener);
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
+        take_on(qp, hub, connection, &settings);
+        connected(qp, hub);
+    }
+}
+
+const NOT_TCP: Fault = Fault::Invalid("the queue pair is not of type TCP");
+
+fn no_connection(error: ConnectError) -> Fault {
+    match error {
+        ConnectError::NoRoute => Fault::Invalid(
+            "no route to the peer: no own address of its family, prefix or gateway leads there",
+        ),
+        ConnectError::BadAddress => Fault::Invalid(
+            "the peer's address is a group, nobody's, or the adapter's own, to which it does not connect",
+        ),
+        ConnectError::InUse => Fault::Invalid("there is such a connection already"),
+        ConnectError::NoPort => Fault::Exhausted("TCP ports to that peer"),
+        ConnectError::TooMany => Fault::Exhausted("TCP connections"),
+    }
+}
+
+pub(crate) fn tcp_path(qp: &mut Qp) -> Option<&mut TcpPath> {
+    if let Path::Tcp(path) = &mut qp.path { Some(path) } else { None }
+}
+
+/// Whether a queue pair can be given a connection.
+fn check_idle(qp: &Qp) -> Result<(), Fault> {
+    let Path::Tcp(path) = &qp.path else { return Err(NOT_TCP) };
+    if path.listener.is_some() {
+        return Err(Fault::Busy);
+    }
+    let fresh = matches!(qp.state, QpState::Reset | QpState::Init);
+    if fresh && path.connection.is_none() { Ok(()) } else { Err(Fault::WrongState) }
+}
+
+/// Whether a request of `len` octets can be posted to a TCP queue pair.
+///
+/// # Errors
+/// It has closed, or the message is one that TCP cannot carry.
+pub(crate) fn check_send(qp: &Qp, len: u64) -> Result<(), Fault> {
+    let Path::Tcp(path) = &qp.path else { return Ok(()) };
+    if path.closing != Closing::Not {
+        return Err(Fault::WrongState);
+    }
+    if len == 0 && path.mode == tcp::Mode::Message {
+        return Err(Fault::Invalid("an empty message: TCP has no segment that would carry it"));
+    }
+    Ok(())
+}
+
+/// A queue pair takes a connection on: its receives are the window.
+fn take_on<P>(qp: &mut Qp, hub: &mut Hub<P>, connection: TcpId, settings: &TcpSettings) {
+    hub.counters.changes += 1;
+    let Path::Tcp(path) = &mut qp.path else { return };
+    let Some(inet) = &mut hub.inet else { return };
+    path.connection = Some(connection);
+    path.listener = None;
+    path.mode = settings.mode;
+    let room = path.receives.first_news(receiving::MOST_ROOM);
+    inet.stack.set_receive_space(connection, room);
+    if let Some(flow) = inet.stack.flow(connection) {
+        qp.attr.av.dgid = Gid::from(flow.remote.ip());
+        qp.attr.dest_qp_num = u32::from(flow.remote.port());
+    }
+}
+
+/// The connection of a queue pair stands.
+fn connected<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    qp.state = QpState::Rts;
+    hub.tell_tcp(qp.id, TcpChange::Connected);
+    sending::hand_over(qp, hub);
+}
+
+/// Something happened to the connection of a queue pair.
+fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
+    match event {
+        tcp::Event::Connected => connected(qp, hub),
+        tcp::Event::Acked(offset) => sending::acknowledged(qp, hub, offset),
+        tcp::Event::PeerClosed(_) => {
+            if let Some(path) = tcp_path(qp) {
+                path.peer_closed = true;
+            }
+            receiving::finish_stream(qp, hub);
+            hub.tell_tcp(qp.id, TcpChange::PeerClosed);
+            look_whether_closed(qp, hub);
+        }
+        tcp::Event::Failed(failure) => failed(qp, hub, failure),
+        tcp::Event::Closed => closed(qp, hub),
+        // Urgent data are in line with the others (RFC 6093 3); of routes only the stack knows.
+        tcp::Event::Urgent(_) | tcp::Event::Suspect => {}
+    }
+}
+
+/// The connection is gone: the oldest send fails with what happened, everything else is flushed.
+fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) {
+    let_go(qp, hub);
+    hub.tell_tcp(qp.id, TcpChange::Failed(failure));
+    if qp.sq.is_empty() {
+        return requester::to_error(qp, hub, None);
+    }
+    let status = match failure {
+        Failure::TimedOut => WcStatus::RetryExcErr,
+        Failure::Refused | Failure::Reset => WcStatus::RemOpErr,
+    };
+    requester::fail_oldest(qp, hub, status);
+}
+
+/// Both ends have closed, and everything is acknowledged: what is left are receives.
+fn closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let_go(qp, hub);
+    hub.tell_tcp(qp.id, TcpChange::Closed);
+    requester::to_error(qp, hub, None);
+}
+
+/// A connection in TIME-WAIT is the stack's alone.
+pub(crate) fn look_whether_closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Tcp(path) = &qp.path else { return };
+    let over = path.peer_closed && path.closing == Closing::Told;
+    let state = |id| Some(hub.inet.as_ref()?.stack.connection(id)?.state());
+    if over && path.connection.and_then(state) == Some(State::TimeWait) {
+        closed(qp, hub);
+    }
+}
+
+/// The queue pair has no connection any more; `true` if it had one.
+fn let_go<P>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    let connection = tcp_path(qp).and_then(|path| path.connection.take());
+    if let (Some(connection), Some(inet)) = (connection, &mut hub.inet) {
+        inet.forget(connection);
+    }
+    connection.is_some()
+}
+
+/// Ends what a TCP queue pair has to do with others: its connection is reset, no listener counts on it.
+pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if let_go(qp, hub) {
+        hub.tell_tcp(qp.id, TcpChange::Aborted);
+    }
+    let listener = tcp_path(qp).and_then(|path| path.listener.take());
+    if let (Some(listener), Some(inet)) = (listener, &mut hub.inet) {
+        if let Some(watch) = inet.watches.get_mut(&listener) {
+            watch.idle.retain(|&idle| idle != qp.id);
+        }
+        inet.say_idle(listener);
+    }
+}
+
+impl Inet {
+    /// The adapter keeps nothing of a connection.
+    fn forget(&mut self, connection: TcpId) {
+        if let Some(Owner::Listener(listener)) = self.owner(connection)
+            && let Some(watch) = self.watches.get_mut(&listener)
+        {
+            watch.waiting.retain(|&waiting| waiting != connection);
+        }
+        self.set_owner(connection, None);
+        self.stack.release(connection);
+    }
+
+    /// How many more connections a port can take.
+    fn say_idle(&mut self, listener: ListenerId) {
+        if let Some(watch) = self.watches.get(&listener) {
+            let idle = watch.idle.len().saturating_sub(watch.waiting.len());
+            self.stack.set_idle(listener, u32::try_from(idle).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+impl<P> Hub<P> {
+    fn tell_tcp(&mut self, qp: QpId, change: TcpChange) {
+        self.events.push_back(Event::Tcp { qp, change });
+    }
+
+    /// A peer connects to a port.
+    pub(super) fn incoming(
+        &mut self,
+        listener: ListenerId,
+        connection: TcpId,
+        qps: &Slab<QpId, Qp>,
+    ) {
+        let Some(inet) = &mut self.inet else { return };
+        inet.set_owner(connection, Some(Owner::Listener(listener)));
+        inet.say_idle(listener);
+        let Some(watch) = inet.watches.get(&listener) else { return inet.forget(connection) };
+        if let Some(Path::Tcp(path)) =
+            watch.idle.front().and_then(|&id| qps.get(id)).map(|qp| &qp.path)
+        {
+            let room = path.receives.room(receiving::MOST_ROOM);
+            inet.stack.set_receive_space(connection, room);
+        }
+    }
+}

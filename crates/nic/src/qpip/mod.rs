@@ -1,0 +1,176 @@
+//! QPIP: queue pairs whose messages are TCP segments and UDP datagrams, with nothing in between.
+//!
+//! The inter-network stack ([`quipu_inet::stack`]) is a value inside the adapter: it writes and reads headers,
+//! and names ranges of streams. This module says whose they are. Payload goes from registered memory into
+//! the frame and from the frame into posted receives; nothing is kept in between (`specs/qpip.md`).
+//!
+//! | state machine | here |
+//! |---|---|
+//! | doorbell | `transmit::frames`: TCP learns that the stream goes on; payload stays where it is |
+//! | management | `connections`: listening, connecting, mating, closing, failing |
+//! | transmit | `transmit::frames`: whose turn it is, headers by the stack, payload by the scatter list |
+//! | receive | `receive::frames`: placement, completion, the window offered |
+
+pub(crate) mod connections;
+pub(crate) mod path;
+pub(crate) mod udp;
+mod words;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use quipu_inet::stack::{self, ListenerId, Stack, TcpId, UdpId};
+use quipu_inet::tcp;
+
+use crate::adapter::{Adapter, Hub};
+use crate::error::Fault;
+use crate::probe::Probe;
+use crate::types::QpId;
+
+pub use words::{FrameOut, Source, TcpChange, TcpSettings};
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// It has come to this listener, and is not mated yet.
+    Listener(ListenerId),
+    /// This queue pair is its end.
+    Qp(QpId),
+}
+
+/// A port that is watched.
+pub(crate) struct Watch {
+    settings: TcpSettings,
+    /// Queue pairs for the next connections, in order.
+    idle: VecDeque<QpId>,
+    /// Connections that stand and wait for one.
+    waiting: VecDeque<TcpId>,
+    backlog: usize,
+}
+
+/// What an adapter has that is attached to a network of IP.
+pub(crate) struct Inet {
+    pub(crate) stack: Stack,
+    /// By [`TcpId::index`].
+    owners: Vec<Option<(TcpId, Owner)>>,
+    /// By [`UdpId::index`].
+    bound: Vec<Option<(UdpId, QpId)>>,
+    watches: BTreeMap<ListenerId, Watch>,
+    /// Queue pairs with datagrams to send, each once, in the order of service.
+    pub(crate) datagrams: VecDeque<QpId>,
+    /// Those whose next datagram waits for the station of its next hop.
+    unresolved: Vec<QpId>,
+    /// Whether datagrams were served last.
+    pub(crate) datagrams_turn: bool,
+    /// Checksums are computed here, not by the link.
+    pub(crate) seals: bool,
+    /// That of the latest connection: most share it.
+    latest: Option<(TcpSettings, Arc<tcp::Config>)>,
+}
+
+impl Inet {
+    fn new(config: stack::Config) -> Self {
+        Self {
+            seals: !config.offload.checksum,
+            stack: Stack::new(config),
+            owners: Vec::new(),
+            bound: Vec::new(),
+            watches: BTreeMap::new(),
+            datagrams: VecDeque::new(),
+            unresolved: Vec::new(),
+            datagrams_turn: false,
+            latest: None,
+        }
+    }
+
+    pub(crate) fn owner(&self, connection: TcpId) -> Option<Owner> {
+        let (id, owner) = (*self.owners.get(connection.index())?)?;
+        (id == connection).then_some(owner)
+    }
+
+    fn set_owner(&mut self, connection: TcpId, owner: Option<Owner>) {
+        set(&mut self.owners, connection.index(), owner.map(|owner| (connection, owner)));
+    }
+
+    /// The queue pair that is bound to a UDP port.
+    pub(crate) fn bound(&self, socket: UdpId) -> Option<QpId> {
+        let (id, qp) = (*self.bound.get(socket.index())?)?;
+        (id == socket).then_some(qp)
+    }
+
+    /// What TCP is told; one for all connections that are alike.
+    fn tcp_config(&mut self, settings: &TcpSettings) -> Arc<tcp::Config> {
+        match &self.latest {
+            Some((latest, config)) if latest == settings => Arc::clone(config),
+            _ => {
+                let config = Arc::new(settings.to_config());
+                self.latest = Some((*settings, Arc::clone(&config)));
+                config
+            }
+        }
+    }
+
+    /// The next event of the stack that is one for queue pairs.
+    fn next_event(&mut self) -> Option<stack::Event> {
+        self.stack.poll_event()
+    }
+}
+
+/// Puts a value into a table that grows as needed.
+fn set<T>(table: &mut Vec<Option<T>>, index: usize, value: Option<T>) {
+    if value.is_some() && table.len() <= index {
+        table.resize_with(index + 1, || None);
+    }
+    if let Some(slot) = table.get_mut(index) {
+        *slot = value;
+    }
+}
+
+impl<P> Hub<P> {
+    /// The stack, of an adapter that has one.
+    ///
+    /// # Errors
+    /// It has none.
+    pub(crate) fn attached(&mut self) -> Result<&mut Inet, Fault> {
+        self.inet.as_deref_mut().ok_or(Fault::Unsupported(
+            "the adapter is not attached to a network of IP (there is no packet link)",
+        ))
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// Attaches the adapter to a network of IP: from now on it has an inter-network stack, exchanges frames
+    /// ([`handle_frame`](Self::handle_frame), [`transmit_frame`](Self::transmit_frame)), and queue pairs of
+    /// type [`Tcp`](crate::QpType::Tcp) and [`Udp`](crate::QpType::Udp) can communicate.
+    ///
+    /// # Errors
+    /// [`Fault::Busy`]: it is attached already.
+    pub fn attach_inet(&mut self, config: stack::Config) -> Result<(), Fault> {
+        if self.hub.inet.is_some() {
+            return Err(Fault::Busy);
+        }
+        self.hub.inet = Some(Box::new(Inet::new(config)));
+        Ok(())
+    }
+
+    /// The stack: its counters, connections and what it knows of its network.
+    #[must_use]
+    pub fn inet(&self) -> Option<&Stack> {
+        self.hub.inet.as_ref().map(|inet| &inet.stack)
+    }
+
+    /// Does what the stack has to tell.
+    pub(crate) fn take_inet_events(&mut self) {
+        while let Some(event) = self.hub.inet.as_mut().and_then(|inet| inet.next_event()) {
+            match event {
+                stack::Event::Incoming { listener, connection } => {
+                    self.hub.incoming(listener, connection, &self.qps);
+                }
+                stack::Event::Tcp { connection, event } => self.tcp_event(connection, event),
+                stack::Event::Neighbour { next_hop, found } => self.neighbour(next_hop, found),
+                // Whoever sends datagrams learns of their fate from answers, or not at all.
+                stack::Event::Refused { .. } => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What users of QPIP's queue pairs say and are told.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use quipu_inet::stack::{Checksum, Departure};
+use quipu_inet::tcp;
+
+/// How the connection of a TCP queue pair is to be. Nothing is ever held back to be gathered (no Nagle).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSettings {
+    /// What segments mean: messages if the peer is a queue pair, a stream if it may be any socket.
+    pub mode: tcp::Mode,
+    /// Probing of an idle peer; off unless asked for (RFC 9293 3.8.4, MUST-25).
+    pub keep_alive: Option<tcp::KeepAlive>,
+    /// Whether congestion may be marked instead of being told by loss (RFC 3168).
+    pub ecn: bool,
+    /// Nanoseconds for which what was sent may go unacknowledged before the peer is given up (RFC 9293
+    /// 3.8.3).
+    pub user_timeout_ns: u64,
+    /// The same for the SYN.
+    pub connect_timeout_ns: u64,
+}
+
+impl Default for TcpSettings {
+    fn default() -> Self {
+        let tcp::Config { keep_alive, ecn, user_timeout, connect_timeout, .. } =
+            tcp::Config::default();
+        Self {
+            mode: tcp::Mode::Message,
+            keep_alive,
+            ecn,
+            user_timeout_ns: user_timeout,
+            connect_timeout_ns: connect_timeout,
+        }
+    }
+}
+
+impl TcpSettings {
+    pub(super) fn to_config(self) -> tcp::Config {
+        tcp::Config {
+            mode: self.mode,
+            keep_alive: self.keep_alive,
+            ecn: self.ecn,
+            user_timeout: self.user_timeout_ns,
+            connect_timeout: self.connect_timeout_ns,
+            // The stack takes the lesser of these and what the link and the path allow.
+            receive_mss: u16::MAX,
+            path_mss: u16::MAX,
+            ..tcp::Config::default()
+        }
+    }
+}
+
+/// What happens to the connection of a TCP queue pair. Of `Closed`, `Failed` and `Aborted` one comes, as the
+/// last, for every connection that was asked for or stood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpChange {
+    /// It stands: the queue pair is in RTS.
+    Connected,
+    /// The peer sends nothing more; what it has sent is received. This end may go on.
+    PeerClosed,
+    /// Both ends have closed, and everything sent is acknowledged: the queue pair is in ERR.
+    Closed,
+    /// The peer or the network has ended it: the queue pair is in ERR.
+    Failed(tcp::Failure),
+    /// This end has ended it: the program wanted that, or one of its requests was wrong, whose completion
+    /// says so. The queue pair is in ERR, in RESET, or gone.
+    Aborted,
+}
+
+/// A frame that stands in the caller's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameOut {
+    /// Octets.
+    pub len: usize,
+    /// A checksum that the link computes; `None` where the link does not do that.
+    pub checksum: Option<Checksum>,
+    /// The link cuts the payload into segments of so many octets.
+    pub segment: Option<u16>,
+}
+
+impl From<&Departure> for FrameOut {
+    fn from(departure: &Departure) -> Self {
+        let &Departure { checksum, segment, .. } = departure;
+        Self { len: departure.len(), checksum, segment }
+    }
+}
+
+/// Who sent a datagram; small, since it travels in completions. A [`SocketAddr`] otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    port: u16,
+    /// An IPv6 address, or an IPv4 address mapped into it.
+    address: [u8; 16],
+}
+
+impl From<SocketAddr> for Source {
+    fn from(from: SocketAddr) -> Self {
+        let address = match from.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        Self { port: from.port(), address: address.octets() }
+    }
+}
+
+impl From<Source> for SocketAddr {
+    fn from(source: Source) -> Self {
+        Self::new(Ipv6Addr::from(source.address).to_canonical(), source.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Completion;
+
+    #[test]
+    fn a_source_is_the_address_that_it_was_made_of() {
+        for text in ["10.1.2.3:4", "[fd00::5]:65535", "[::1]:0"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(SocketAddr::from(Source::from(address)), address);
+        }
+    }
+
+    #[test]
+    fn a_completion_stays_within_a_cache_line() {
+        assert_eq!(size_of::<Completion>(), 48);
+    }
+}

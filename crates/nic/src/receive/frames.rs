@@ -1,0 +1,243 @@
+//! Reception of QPIP: what a frame brings goes straight into posted receives.
+//!
+//! In stream mode an octet has its place as soon as its offset is known, also behind a gap. In message mode
+//! it is known when everything before it is here; until then TCP keeps it.
+
+use quipu_inet::stack::{Arrival, Frame};
+use quipu_inet::tcp::{Mode, Received};
+
+use crate::adapter::{Adapter, Hub};
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::qpip::{Owner, connections, udp};
+use crate::responder::{self, Finish, Refusal};
+use crate::types::{Time, WcExtra, WcOpcode, WcStatus};
+
+/// The largest window that TCP offers ([`quipu_inet::tcp::Config::max_receive_space`]).
+pub(crate) const MOST_ROOM: u64 = 4 << 20;
+
+/// Why a connection cannot go on: the place of the receive that is at fault, and its fault.
+type Fault = (u32, Refusal);
+
+impl<P: Probe> Adapter<P> {
+    /// Takes a frame from the link that the adapter is attached to.
+    pub fn handle_frame(&mut self, now: Time, frame: &Frame<'_>) {
+        self.hub.now = now;
+        self.hub.probe.stage(Stage::Media, frame.bytes.len());
+        let Some(inet) = &mut self.hub.inet else { return };
+        let arrival = inet.stack.handle_frame(now.0, frame);
+        self.hub.probe.stage(Stage::Parse, 0);
+        match arrival {
+            Arrival::Nothing => {}
+            Arrival::Segment { connection, received } => {
+                if let Some(Owner::Qp(id)) = inet.owner(connection)
+                    && let Some((qp, hub)) = self.qp_and_hub(id)
+                {
+                    take(qp, hub, &received, frame.bytes);
+                }
+            }
+            Arrival::Datagram(datagram) => {
+                if let Some(id) = inet.bound(datagram.socket)
+                    && let Some((qp, hub)) = self.qp_and_hub(id)
+                {
+                    udp::deliver(qp, hub, &datagram, frame.bytes);
+                }
+            }
+        }
+        self.take_inet_events();
+    }
+}
+
+/// Takes what a segment has brought for a queue pair.
+fn take<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, received: &Received, frame: &[u8]) {
+    let Path::Tcp(path) = &mut qp.path else { return };
+    let mode = path.mode;
+    path.receives.note_contiguous(received.contiguous);
+    let payload = received.placement.as_ref().and_then(|placement| {
+        frame.get(placement.payload.clone()).map(|bytes| (placement.offset, bytes))
+    });
+    let placed = match (payload, mode) {
+        (None, _) => Ok(()),
+        (Some((_, bytes)), Mode::Message) => take_piece(qp, hub, bytes, received.push),
+        (Some((offset, bytes)), Mode::Stream) => put(qp, hub, offset, bytes),
+    };
+    let done = placed.and_then(|()| match mode {
+        Mode::Message => take_held(qp, hub),
+        Mode::Stream => complete_stream(qp, hub, received.contiguous, received.push),
+    });
+    settle(qp, hub, done);
+}
+
+/// What was placed is placed; TCP learns of the room that is left.
+fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, done: Result<(), Fault>) {
+    match done {
+        Ok(()) => tell_room(qp, hub, false),
+        Err((position, refusal)) => fail(qp, hub, position, refusal),
+    }
+    connections::look_whether_closed(qp, hub);
+}
+
+/// Tells TCP how much room there is, if it is news.
+fn tell_room<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, posting: bool) {
+    if let (Path::Tcp(path), Some(inet)) = (&mut qp.path, &mut hub.inet)
+        && let Some(connection) = path.connection
+        && let Some(room) = path.receives.news(posting, MOST_ROOM)
+    {
+        inet.stack.set_receive_space(connection, room);
+    }
+}
+
+/// A receive was posted.
+pub(crate) fn posted<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Tcp(path) = &mut qp.path else { return };
+    let last = qp.rq.tail().wrapping_sub(1);
+    path.receives.push(last, quipu_mem::list_len(qp.rq.sges(last)));
+    if path.connection.is_none() {
+        return;
+    }
+    // TCP may keep something that no receive was there for.
+    if path.mode == Mode::Message && path.receives.is_owed() {
+        let done = take_held(qp, hub);
+        return settle(qp, hub, done);
+    }
+    tell_room(qp, hub, true);
+}
+
+/// Puts octets into the receives that they belong to, wherever in the stream they are.
+fn put<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    mut offset: u64,
+    mut bytes: &[u8],
+) -> Result<(), Fault> {
+    let pd = qp.recv_pd_number();
+    let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
+    while !bytes.is_empty() {
+        hub.probe.stage(Stage::GetWr, 0);
+        // TCP cuts off what there is no room for.
+        let place = path.receives.find(rq.head(), rq.tail(), offset);
+        let place = place.ok_or((rq.head(), Refusal::Failed))?;
+        let len = bytes.len().min(usize::try_from(place.room).unwrap_or(usize::MAX));
+        let (piece, rest) = bytes.split_at(len);
+        hub.regions
+            .scatter(pd, rq.sges(place.position), place.offset, piece)
+            .map_err(|_| (place.position, Refusal::Local))?;
+        hub.probe.stage(Stage::PutData, len);
+        offset += len as u64;
+        bytes = rest;
+    }
+    path.receives.place(offset);
+    Ok(())
+}
+
+/// Stream mode: completes the receives that are full, or that a push or the end of the stream completes.
+fn complete_stream<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    contiguous: u64,
+    push: bool,
+) -> Result<(), Fault> {
+    let Path::Tcp(path) = &mut qp.path else { return Ok(()) };
+    path.receives.deliver(contiguous);
+    while let Path::Tcp(path) = &mut qp.path
+        && qp.rq.head() != qp.rq.tail()
+        && let Some(len) = path.receives.complete(qp.rq.head(), push)
+    {
+        finish(qp, hub, len)?;
+    }
+    Ok(())
+}
+
+/// The peer has closed: what is in the receive in front is all that it will get.
+pub(crate) fn finish_stream<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Path::Tcp(path) = &mut qp.path else { return };
+    if path.mode == Mode::Stream {
+        let end = path.receives.delivered();
+        let done = complete_stream(qp, hub, end, true);
+        settle(qp, hub, done);
+    }
+}
+
+/// Message mode: puts the next piece of a message into the receive in front, which `last` completes.
+fn take_piece<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    bytes: &[u8],
+    last: bool,
+) -> Result<(), Fault> {
+    let pd = qp.recv_pd_number();
+    let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
+    let head = rq.head();
+    hub.probe.stage(Stage::GetWr, 0);
+    if head == rq.tail() {
+        // TCP hands out nothing that it knows no room for.
+        return Err((head, Refusal::NoReceive));
+    }
+    let (filled, capacity) = (path.receives.filled(), path.receives.capacity(head));
+    let len = filled + bytes.len() as u64;
+    // No message ends with nothing: one that has filled its receive and goes on does not fit.
+    if len > capacity || (len == capacity && !last) {
+        return Err((head, Refusal::TooLong));
+    }
+    hub.regions.scatter(pd, rq.sges(head), filled, bytes).map_err(|_| (head, Refusal::Local))?;
+    hub.probe.stage(Stage::PutData, bytes.len());
+    path.receives.deliver(path.receives.delivered() + bytes.len() as u64);
+    if last { finish(qp, hub, len as u32) } else { Ok(()) }
+}
+
+/// Message mode: takes what TCP has kept since it came before its turn, as long as there are receives.
+fn take_held<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), Fault> {
+    while let Path::Tcp(path) = &qp.path
+        && path.receives.is_owed()
+        && qp.rq.head() != qp.rq.tail()
+        && let (Some(connection), Some(inet)) = (path.connection, &mut hub.inet)
+        && let Some(held) = inet.stack.poll_held(connection)
+    {
+        take_piece(qp, hub, &held.payload, held.end_of_message)?;
+    }
+    Ok(())
+}
+
+/// The receive in front is complete with `len` octets.
+fn finish<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, len: u32) -> Result<(), Fault> {
+    let head = qp.rq.head();
+    if let Path::Tcp(path) = &mut qp.path {
+        path.receives.pop(head, u64::from(len));
+    }
+    qp.responder.receiving = qp.rq.take(&mut qp.responder.receive);
+    let finish = Finish {
+        opcode: WcOpcode::Recv,
+        byte_len: len,
+        extra: WcExtra::None,
+        // Nothing on the wire could ask for it: whoever waits for solicited ones waits for all.
+        solicited: true,
+    };
+    // No other receive is at fault.
+    let none = qp.rq.tail();
+    responder::spared(qp)
+        .and_then(|()| responder::finish_receive(qp, hub, finish))
+        .map_err(|refusal| (none, refusal))
+}
+
+/// The receive at `position` fails, unless it is complete or in the making already; the connection is reset.
+fn fail<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, refusal: Refusal) {
+    while !qp.responder.receiving && qp.rq.head() != qp.rq.tail() {
+        let at_fault = qp.rq.head() == position;
+        if !qp.rq.take(&mut qp.responder.receive) {
+            break;
+        }
+        if at_fault {
+            qp.responder.receiving = true;
+        } else {
+            let completion = crate::types::Completion {
+                wr_id: qp.responder.receive.wr_id,
+                status: WcStatus::WrFlushErr,
+                opcode: WcOpcode::Recv,
+                qp_num: qp.num,
+                ..Default::default()
+            };
+            hub.complete(qp.recv_cq, completion, true);
+        }
+    }
+    responder::refuse(qp, hub, refusal);
+}

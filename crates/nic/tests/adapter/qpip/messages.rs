@@ -1,0 +1,106 @@
+//! Messages and streams over TCP.
+
+use super::net::{MILLISECOND, Net, SECOND, STORM, pattern};
+use super::*;
+
+#[test]
+fn a_send_is_complete_when_it_is_acknowledged() {
+    for v4 in [false, true] {
+        for mode in MODES {
+            let mut net = Net::new();
+            net.v4 = v4;
+            let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+            let buffers = [0, 1].map(|host| net.buffer(host, 4096));
+            net.recv(1, qps[1], 7, &[buffers[1].sge(100, 30), buffers[1].sge(500, 1000)]);
+            net.join(qps, mode);
+            let bytes = pattern(1, 900);
+            buffers[0].fill(0, &bytes);
+            net.send(0, qps[0], 3, &[buffers[0].sge(0, 10), buffers[0].sge(10, 890)]);
+            net.run_for(60_000);
+            assert_eq!(net.poll(0), [], "the peer's word is still on its way");
+            let got = only(net.poll(1));
+            assert_eq!((got.wr_id, got.status, got.byte_len), (7, WcStatus::Success, 900));
+            assert_eq!(got.opcode, WcOpcode::Recv);
+            assert_eq!([buffers[1].bytes(100, 30), buffers[1].bytes(500, 870)].concat(), bytes);
+            net.run_for(100 * MILLISECOND);
+            let done = only(net.poll(0));
+            assert_eq!(
+                (done.wr_id, done.status, done.opcode),
+                (3, WcStatus::Success, WcOpcode::Send)
+            );
+            let flow = net.adapter(0).tcp_flow(qps[0]).unwrap();
+            let back = net.adapter(1).tcp_flow(qps[1]).unwrap();
+            assert_eq!((flow.local, flow.remote), (back.remote, back.local));
+        }
+    }
+}
+
+/// Sends messages of many sizes both ways, and looks at every octet.
+fn exchange(net: &mut Net, mode: Mode, rounds: usize) {
+    let qps = net.connected(mode);
+    let sizes = |round: usize| [1, 1440, 1439, 40_000, 3, 9_000, 200, 65_000][round % 8];
+    let buffers = [0, 1].map(|host| net.buffer(host, 1 << 17));
+    let sinks = [0, 1].map(|host| net.buffer(host, 8 << 16));
+    let mut posted = [0; 2];
+    let mut sent = [0; 2];
+    let mut acked = [0; 2];
+    let mut got: [Vec<u8>; 2] = Default::default();
+    let mut lengths: [Vec<usize>; 2] = Default::default();
+    let expected: Vec<u8> = (0..rounds).flat_map(|it| pattern(it as u64, sizes(it))).collect();
+    net.run_while(600 * SECOND, |net| {
+        for host in 0..2 {
+            for done in net.poll(host) {
+                assert_eq!(done.status, WcStatus::Success);
+                if done.opcode == WcOpcode::Send {
+                    assert_eq!(done.wr_id, acked[host]);
+                    acked[host] += 1;
+                } else {
+                    let slot = (done.wr_id % 8) as usize;
+                    got[host].extend(sinks[host].bytes(slot << 16, done.byte_len as usize));
+                    lengths[host].push(done.byte_len as usize);
+                    posted[host] -= 1;
+                }
+            }
+            while posted[host] < 8 {
+                let slot = (lengths[host].len() + posted[host]) % 8;
+                net.recv(host, qps[host], slot as u64, &[sinks[host].sge(slot << 16, 1 << 16)]);
+                posted[host] += 1;
+            }
+            if sent[host] < rounds && acked[host] == sent[host] as u64 {
+                let len = sizes(sent[host]);
+                buffers[host].fill(0, &pattern(sent[host] as u64, len));
+                net.send(host, qps[host], sent[host] as u64, &[buffers[host].sge(0, len)]);
+                sent[host] += 1;
+            }
+        }
+        (0..2).any(|host| acked[host] < rounds as u64 || got[host].len() < expected.len())
+    });
+    for host in 0..2 {
+        assert_eq!(acked[host], rounds as u64);
+        assert!(got[host] == expected, "host {host} got other bytes");
+        if mode == Mode::Message {
+            assert_eq!(lengths[host], (0..rounds).map(sizes).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn every_octet_arrives_once_and_in_its_place() {
+    for mode in MODES {
+        for mtu in [1280, 1500, 9000, 65_535] {
+            exchange(&mut Net::with(1, |config| config.mtu = mtu), mode, 24);
+        }
+    }
+}
+
+#[test]
+fn every_octet_arrives_through_a_storm() {
+    for mode in MODES {
+        for seed in 1..=6 {
+            println!("seed {seed}");
+            let mut net = Net::with(seed, |config| config.mtu = 1500);
+            net.weather = STORM;
+            exchange(&mut net, mode, 24);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Queue pairs of TCP and UDP between two adapters on a simulated link of packets.
+
+mod datagrams;
+mod messages;
+pub mod net;
+
+use quipu_nic::inet::tcp::Mode;
+use quipu_nic::*;
+
+/// The one completion that there is.
+pub fn only(completions: Vec<Completion>) -> Completion {
+    assert_eq!(completions.len(), 1, "{completions:?}");
+    completions[0]
+}
+
+/// What of a completion most tests look at.
+pub fn brief(completions: &[Completion]) -> Vec<(u64, WcStatus, u32)> {
+    completions.iter().map(|it| (it.wr_id, it.status, it.byte_len)).collect()
+}
+
+const MODES: [Mode; 2] = [Mode::Message, Mode::Stream];
