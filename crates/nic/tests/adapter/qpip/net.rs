@@ -1,5 +1,7 @@
 //! Two adapters on a link of IP packets that loses, delays, doubles and spoils them, in simulated time.
 
+#![allow(dead_code)]
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -24,6 +26,9 @@ pub struct Weather {
 
 pub const STORM: Weather = Weather { loss: 50, doubled: 30, spoilt: 20, late: 3 * MILLISECOND };
 
+/// Says which frames to a host get through.
+pub type Filter = Box<dyn FnMut(usize, &[u8]) -> bool>;
+
 pub struct Net {
     pub pair: Pair,
     pub weather: Weather,
@@ -31,7 +36,7 @@ pub struct Net {
     pub delay: u64,
     pub v4: bool,
     /// Which frames arrive at all, by host and bytes.
-    pub filter: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
+    pub filter: Option<Filter>,
     /// Frames that were sent by each host.
     pub sent: [Vec<Vec<u8>>; 2],
     pub keep: bool,
@@ -162,8 +167,8 @@ impl Net {
         self.run_while(5 * SECOND, |net| net.states(qps) != [QpState::Rts; 2]);
         assert_eq!(self.states(qps), [QpState::Rts; 2]);
         self.adapter(1).tcp_unlisten(listener);
-        for host in 0..2 {
-            assert_eq!(self.changes(host), [(qps[host], TcpChange::Connected)]);
+        for (host, qp) in qps.into_iter().enumerate() {
+            assert_eq!(self.changes(host), [(qp, TcpChange::Connected)]);
         }
     }
 
