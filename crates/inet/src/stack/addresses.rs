@@ -1,6 +1,10 @@
-//! The own addresses, and where packets go.
+//! The own addresses, and those of others as far as one sees what they are.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use quipu_wire::ipv6;
+
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// An own address.
 #[derive(Clone, Copy, Debug)]
@@ -9,32 +13,16 @@ struct Address {
     prefix: u8,
 }
 
-/// How a packet leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Route {
-    /// The own address that it leaves from.
-    pub(super) local: u16,
-    /// Whose station it goes to.
-    pub(super) next_hop: IpAddr,
-}
-
-/// Own addresses, by small numbers that stay the same, and routers.
+/// Own addresses, by small numbers that stay the same.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
     own: Vec<Address>,
-    gateways: Vec<IpAddr>,
-    /// The link has no stations: it carries packets to wherever they are for.
-    bare: bool,
 }
 
 impl Addresses {
-    pub(super) fn new(own: &[(IpAddr, u8)], gateways: &[IpAddr], bare: bool) -> Self {
+    pub(super) fn new(own: &[(IpAddr, u8)]) -> Self {
         let own = own.iter().take(usize::from(u16::MAX));
-        Self {
-            own: own.map(|&(ip, prefix)| Address { ip, prefix }).collect(),
-            gateways: gateways.to_vec(),
-            bare,
-        }
+        Self { own: own.map(|&(ip, prefix)| Address { ip, prefix }).collect() }
     }
 
     #[inline]
@@ -52,23 +40,27 @@ impl Addresses {
         self.own.iter().position(|own| own.ip == ip).map(|at| at as u16)
     }
 
-    /// How a packet to `to` leaves: from the address whose prefix agrees best (RFC 6724 5, rules 2 and 8),
-    /// directly or through a router.
-    pub(super) fn route(&self, to: IpAddr) -> Option<Route> {
-        let candidates =
-            || (0u16..).zip(&self.own).filter(|(_, own)| own.ip.is_ipv6() == to.is_ipv6());
-        let on_link = candidates()
-            .filter(|(_, own)| common(own.ip, to) >= u32::from(own.prefix))
-            .max_by_key(|(_, own)| own.prefix);
-        if let Some((local, _)) = on_link {
-            return Some(Route { local, next_hop: to });
-        }
-        let (local, _) = candidates().max_by_key(|(_, own)| {
-            (is_link_local(own.ip) == is_link_local(to), common(own.ip, to))
-        })?;
-        let gateway = || self.gateways.iter().find(|ip| ip.is_ipv6() == to.is_ipv6()).copied();
-        let next_hop = if self.bare { to } else { gateway()? };
-        Some(Route { local, next_hop })
+    /// The address from which a packet to `to` leaves: of a prefix that both are in, or else of the same
+    /// scope, and with the longest prefix in common (RFC 6724 5, rules 2 and 8).
+    pub(super) fn source(&self, to: IpAddr) -> Option<u16> {
+        let family = (0u16..).zip(&self.own).filter(|(_, own)| own.ip.is_ipv6() == to.is_ipv6());
+        let best = family.max_by_key(|(_, own)| {
+            let common = common(own.ip, to);
+            let near = common >= u32::from(own.prefix);
+            (near, is_link_local(own.ip) == is_link_local(to), common)
+        });
+        best.map(|(local, _)| local)
+    }
+
+    /// Whether it is a group that this stack listens to: all nodes (RFC 4291 2.7.1), and that of solicitations for
+    /// an own address.
+    pub(super) fn is_group(&self, to: IpAddr) -> bool {
+        let IpAddr::V6(to) = to else { return false };
+        to == ALL_NODES
+            || self.own.iter().any(|own| match own.ip {
+                IpAddr::V6(own) => ipv6::solicited_node(own) == to,
+                IpAddr::V4(_) => false,
+            })
     }
 
     /// Whether it is the broadcast address of one of the own networks (RFC 1122 3.2.1.3), or of all.
@@ -133,42 +125,49 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn addresses(bare: bool) -> Addresses {
-        let own = [
+    fn addresses() -> Addresses {
+        Addresses::new(&[
             (ip("fe80::1"), 64),
             (ip("2001:db8::1"), 64),
             (ip("fd00::1"), 48),
             (ip("10.1.0.1"), 16),
             (ip("192.0.2.1"), 31),
-        ];
-        Addresses::new(&own, &[ip("2001:db8::fe"), ip("10.1.0.254")], bare)
+        ])
     }
 
     #[test]
-    fn routes() {
+    fn sources() {
         let cases = [
-            ("fe80::9", 0, "fe80::9"),
-            ("2001:db8::9", 1, "2001:db8::9"),
-            ("fd00:0:0:5::9", 2, "fd00:0:0:5::9"),
-            ("2001:db9::9", 1, "2001:db8::fe"),
-            ("10.1.2.3", 3, "10.1.2.3"),
-            ("10.2.2.3", 3, "10.1.0.254"),
-            ("192.0.2.0", 4, "192.0.2.0"),
+            ("fe80::9", 0),
+            ("2001:db8::9", 1),
+            ("fd00:0:0:5::9", 2),
+            ("2001:db9::9", 1),
+            ("10.1.2.3", 3),
+            ("10.2.2.3", 3),
+            ("192.0.2.0", 4),
         ];
-        for (to, local, next_hop) in cases {
-            let expected = Route { local, next_hop: ip(next_hop) };
-            assert_eq!(addresses(false).route(ip(to)), Some(expected), "{to}");
-            let expected = Route { local, next_hop: ip(to) };
-            assert_eq!(addresses(true).route(ip(to)), Some(expected), "{to}");
+        for (to, local) in cases {
+            assert_eq!(addresses().source(ip(to)), Some(local), "{to}");
         }
-        let alone = Addresses::new(&[(ip("fd00::1"), 64)], &[], false);
-        assert_eq!(alone.route(ip("fd01::1")), None, "no router");
-        assert_eq!(alone.route(ip("10.0.0.1")), None, "no address");
+        assert_eq!(Addresses::new(&[(ip("fd00::1"), 64)]).source(ip("10.0.0.1")), None);
+    }
+
+    #[test]
+    fn groups() {
+        for (group, ours) in [
+            ("ff02::1", true),
+            ("ff02::1:ff00:1", true),
+            ("ff02::1:ff00:2", false),
+            ("ff02::2", false),
+            ("224.0.0.1", false),
+        ] {
+            assert_eq!(addresses().is_group(ip(group)), ours, "{group}");
+        }
     }
 
     #[test]
     fn martians() {
-        let addresses = addresses(false);
+        let addresses = addresses();
         for martian in [
             "0.0.0.0",
             "0.1.2.3",

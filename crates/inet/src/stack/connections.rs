@@ -1,6 +1,7 @@
 //! The connections of a stack: where each is kept, how it is found, which of them want something.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use super::TcpId;
 use super::demux::{Demux, Key};
@@ -25,6 +26,10 @@ impl Marks {
     const LISTED: u8 = 16;
     /// It counts as half open at its listener.
     pub(super) const HALF_OPEN: u8 = 32;
+    /// It waits for a next hop to become known. A property of the place, as the first.
+    const PARKED: u8 = 64;
+    /// Its next hop could not be found: what it sends next is lost.
+    const LOST: u8 = 128;
 
     #[inline]
     pub(super) fn has(self, mark: u8) -> bool {
@@ -66,6 +71,8 @@ pub(super) struct Connections {
     table: Demux,
     ready: VecDeque<u32>,
     eventful: VecDeque<u32>,
+    /// Who waits for which next hop.
+    parked: Vec<(IpAddr, u32)>,
     pub(super) wheel: Wheel,
     max: u32,
 }
@@ -79,6 +86,7 @@ impl Connections {
             table: Demux::default(),
             ready: VecDeque::new(),
             eventful: VecDeque::new(),
+            parked: Vec::new(),
             wheel: Wheel::default(),
             max,
         }
@@ -207,7 +215,7 @@ impl Connections {
 
     /// A connection that was taken from the list has nothing more to send: its deadline counts, and if
     /// nothing is left of it, it goes.
-    pub(super) fn settle(&mut self, index: u32) {
+    pub(super) fn settle(&mut self, now: u64, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.marks.take(Marks::READY);
         let Some(connection) = &slot.connection else { return };
@@ -222,10 +230,53 @@ impl Connections {
         }
         // A deadline that moves away is not moved in the wheel: it is looked at when it comes up. Most are
         // never reached, and every acknowledgement moves them.
-        let Some(deadline) = connection.poll_timeout() else { return };
+        // One that is over is that of pacing, of a connection that waits for something else.
+        let Some(deadline) = connection.poll_timeout().filter(|at| *at > now) else { return };
         if self.wheel.get(index).is_none_or(|set| deadline < set) {
             self.wheel.set(index, deadline);
         }
+    }
+
+    /// A connection that was taken from the list waits until `next_hop` is known.
+    pub(super) fn park(&mut self, now: u64, index: u32, next_hop: IpAddr) {
+        self.settle(now, index);
+        let slot = &mut self.slots[index as usize];
+        if slot.connection.is_some() && !slot.marks.has(Marks::PARKED) {
+            slot.marks.set(Marks::PARKED);
+            self.parked.push((next_hop, index));
+        }
+    }
+
+    /// A next hop was found, or could not be.
+    pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
+        let mut parked = std::mem::take(&mut self.parked);
+        parked.retain(|(hop, index)| {
+            if *hop != next_hop {
+                return true;
+            }
+            let marks = &mut self.slots[*index as usize].marks;
+            marks.take(Marks::PARKED);
+            if !found {
+                marks.set(Marks::LOST);
+            }
+            self.touch(*index);
+            false
+        });
+        self.parked = parked;
+    }
+
+    /// Whether its next hop has just been looked for in vain.
+    pub(super) fn is_lost(&mut self, index: u32) -> bool {
+        self.slots[index as usize].marks.take(Marks::LOST)
+    }
+
+    /// What a connection that was taken from the list sends is lost, as on a link; time will make it try
+    /// again, or give it up.
+    pub(super) fn lose(&mut self, now: u64, index: u32) {
+        if let Some(connection) = &mut self.slots[index as usize].connection {
+            while connection.poll_transmit(now).is_some() {}
+        }
+        self.settle(now, index);
     }
 
     /// The next whose deadline has passed. A deadline that has moved away since it was set says that a while

@@ -41,4 +41,6 @@ pub struct Counters {
     pub udp_unknown: u64,
     /// Answers that there was no room to keep.
     pub answers_dropped: u64,
+    /// Events, of no connection, that nobody has fetched.
+    pub notices_dropped: u64,
 }

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use quipu_wire::checksum::{Sum, sum};
-use quipu_wire::{ipv4, ipv6, tcp as wire};
+use quipu_wire::ndp::Station;
+use quipu_wire::{ethernet, ipv4, ipv6, tcp as wire};
 
 use super::ingress::TCP;
 use super::{Checksum, Departure, Stack};
@@ -19,6 +20,8 @@ const MAX_ANSWERS: usize = 64;
 pub(super) struct Answer {
     pub(super) local: u16,
     pub(super) to: IpAddr,
+    /// From where the question came: the answer goes back there.
+    pub(super) station: Station,
     pub(super) header: wire::Repr,
 }
 
@@ -27,6 +30,8 @@ pub(super) struct Answer {
 pub(super) struct Envelope {
     pub(super) local: u16,
     pub(super) to: IpAddr,
+    /// Where it goes next, on a link that has stations.
+    pub(super) station: Station,
     pub(super) protocol: u8,
     pub(super) traffic_class: u8,
     pub(super) flow_label: u32,
@@ -37,9 +42,17 @@ impl Stack {
     /// and 14 octets, or, where the link cuts segments itself, for 65 549 octets. The user copies the
     /// payload behind the headers.
     pub fn poll_transmit(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
+        if let Some(len) = self.neighbours.as_mut().and_then(|it| it.poll_transmit(out)) {
+            self.counters.sent += 1;
+            let none =
+                Departure { headers: len, payload: 0..0, of: None, checksum: None, segment: None };
+            return Some(none);
+        }
         if let Some(answer) = self.answers.pop_front() {
-            let Answer { local, to, header } = answer;
-            let envelope = Envelope { local, to, protocol: TCP, traffic_class: 0, flow_label: 0 };
+            let Answer { local, to, station, header } = answer;
+            let (traffic_class, flow_label) = (0, 0);
+            let envelope =
+                Envelope { local, to, station, protocol: TCP, traffic_class, flow_label };
             return Some(self.write_segment(&envelope, &header, 0..0, out));
         }
         self.transmit_tcp(now, out)
@@ -48,7 +61,9 @@ impl Stack {
     /// Whether [`Stack::poll_transmit`] may have something.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        !self.answers.is_empty() || self.connections.is_ready()
+        !self.answers.is_empty()
+            || self.connections.is_ready()
+            || self.neighbours.as_ref().is_some_and(|it| it.wants_transmit())
     }
 
     pub(super) fn keep_answer(&mut self, answer: Answer) {
@@ -114,14 +129,23 @@ impl Stack {
 
     /// Writes what stands in front of `len` octets of the upper layer, and says where they begin.
     pub(super) fn write_ip(&self, envelope: &Envelope, len: usize, out: &mut [u8]) -> usize {
-        match (self.addresses.get(envelope.local), envelope.to) {
+        let at = match (self.hardware, envelope.to) {
+            (Some(source), to) => {
+                let kind = if to.is_ipv6() { ethernet::kind::IPV6 } else { ethernet::kind::IPV4 };
+                ethernet::Repr { destination: envelope.station, source, kind }.emit(out)
+            }
+            (None, _) => 0,
+        };
+        let out = &mut out[at..];
+        let hop_limit = self.hop_limit();
+        at + match (self.addresses.get(envelope.local), envelope.to) {
             (IpAddr::V6(source), IpAddr::V6(destination)) => ipv6::Repr {
                 source,
                 destination,
                 next_header: envelope.protocol,
                 traffic_class: envelope.traffic_class,
                 flow_label: envelope.flow_label,
-                hop_limit: HOP_LIMIT,
+                hop_limit,
                 payload_len: len as u16,
             }
             .emit(out),
@@ -130,7 +154,7 @@ impl Stack {
                 destination,
                 protocol: envelope.protocol,
                 traffic_class: envelope.traffic_class,
-                hop_limit: HOP_LIMIT,
+                hop_limit,
                 // RFC 6864 4.1: a packet that nobody may cut needs none.
                 identification: 0,
                 dont_fragment: true,
@@ -141,6 +165,10 @@ impl Stack {
             .emit(out),
             _ => unreachable!("both ends of a packet are of one family"),
         }
+    }
+
+    fn hop_limit(&self) -> u8 {
+        self.neighbours.as_ref().and_then(|it| it.hop_limit()).unwrap_or(HOP_LIMIT)
     }
 }
 

@@ -18,7 +18,8 @@
 //! |---|---|
 //! | `config`, `api` | what goes in and comes out |
 //! | `ingress`, `egress` | the way of a frame up and down, between link and transport |
-//! | `addresses` | own addresses, routes, martians |
+//! | `link` | frames and stations |
+//! | `addresses` | own addresses, martians |
 //! | `tcp`, `connections` | connections and listeners; where they are kept |
 //! | `udp` | datagrams |
 //! | `demux` | from addresses and ports to connections |
@@ -34,6 +35,7 @@ mod counters;
 mod demux;
 mod egress;
 mod ingress;
+mod link;
 mod ports;
 mod tcp;
 mod udp;
@@ -50,6 +52,10 @@ pub use api::{
 pub use config::{Config, MAX_MTU, MIN_MTU, Offload};
 pub use counters::Counters;
 
+use quipu_wire::ipv6;
+use quipu_wire::ndp::Station;
+
+use crate::neighbour::{Neighbours, Settings};
 use crate::tcp::Secret;
 use addresses::Addresses;
 use connections::Connections;
@@ -65,6 +71,13 @@ pub struct Stack {
     mtu: u32,
     offload: Offload,
     addresses: Addresses,
+    hardware: Option<Station>,
+    /// On a link with stations.
+    neighbours: Option<Neighbours>,
+    /// Time has come by once.
+    begun: bool,
+    /// Events of no connection.
+    notices: VecDeque<Event>,
     connections: Connections,
     listeners: Listeners,
     sockets: Sockets,
@@ -77,25 +90,30 @@ pub struct Stack {
 
 impl Stack {
     /// A stack with nothing open.
-    ///
-    /// # Panics
-    /// If the link has stations: not supported yet.
     pub fn new(config: Config) -> Self {
-        assert!(config.hardware.is_none(), "links with stations are not supported yet");
         let secret = config.secret;
+        let mtu = config.mtu.clamp(MIN_MTU, MAX_MTU);
+        let mut addresses = config.addresses;
+        if let Some(station) = config.hardware {
+            addresses.push((ipv6::link_local(station).into(), 64));
+        }
+        let neighbours = config.hardware.map(|station| {
+            let gateways = &config.gateways;
+            Neighbours::new(&Settings { station, addresses: &addresses, gateways, mtu }, secret)
+        });
         Self {
             secret,
-            mtu: config.mtu.clamp(MIN_MTU, MAX_MTU),
+            mtu,
             // A joined segment is one IP packet.
             offload: Offload {
                 segment: config.offload.segment.min(MAX_MTU - 100),
                 ..config.offload
             },
-            addresses: Addresses::new(
-                &config.addresses,
-                &config.gateways,
-                config.hardware.is_none(),
-            ),
+            addresses: Addresses::new(&addresses),
+            hardware: config.hardware,
+            neighbours,
+            begun: false,
+            notices: VecDeque::new(),
             connections: Connections::new(secret, config.max_connections),
             listeners: Listeners::default(),
             sockets: Sockets::new(secret),
@@ -108,18 +126,32 @@ impl Stack {
 
     /// Takes note of the time. Afterwards [`Stack::poll_transmit`] is to be called.
     pub fn handle_timeout(&mut self, now: u64) {
+        if let Some(neighbours) = &mut self.neighbours {
+            if !self.begun {
+                neighbours.solicit_routers(now);
+            }
+            neighbours.handle_timeout(now);
+            self.hear_neighbours();
+        }
+        self.begun = true;
         self.expire_tcp(now);
     }
 
     /// When [`Stack::handle_timeout`] is to be called next; none if nothing runs. It may be earlier than
-    /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies in the future.
+    /// necessary, and is so at first. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies
+    /// in the future.
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.connections.wheel.next()
+        if !self.begun {
+            return Some(0);
+        }
+        let neighbours = self.neighbours.as_ref().and_then(|it| it.poll_timeout());
+        let connections = self.connections.wheel.next();
+        connections.into_iter().chain(neighbours).min()
     }
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.poll_tcp_event()
+        self.notices.pop_front().or_else(|| self.poll_tcp_event())
     }
 
     /// The datagram of [`Payload::Reassembled`], until the next frame.
@@ -129,7 +161,7 @@ impl Stack {
 
     /// The largest IP packet that the path to an address takes, as far as one knows.
     pub fn path_mtu(&self, _to: IpAddr) -> u32 {
-        self.mtu
+        self.neighbours.as_ref().map_or(self.mtu, |it| it.mtu().min(self.mtu))
     }
 
     /// The own addresses.

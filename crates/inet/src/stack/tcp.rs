@@ -3,12 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use quipu_wire::ndp::Station;
 use quipu_wire::tcp::{Flags, Repr};
 
 use super::connections::Marks;
 use super::demux::Key;
 use super::egress::{Answer, Envelope, ip_header};
 use super::ingress::{Packet, TCP};
+use super::link::Hop;
 use super::ports::PortMap;
 use super::{
     Arrival, ConnectError, Departure, Event, Frame, ListenError, ListenerId, Stack, TcpId,
@@ -69,16 +71,17 @@ impl Stack {
         if remote.port() == 0 || !self.addresses.is_peer(ip) {
             return Err(ConnectError::BadAddress);
         }
-        let route = self.addresses.route(ip).ok_or(ConnectError::NoRoute)?;
+        let local = self.addresses.source(ip).filter(|_| self.leads_to(now, ip));
+        let local = local.ok_or(ConnectError::NoRoute)?;
         if self.connections.is_full() {
             return Err(ConnectError::TooMany);
         }
-        let own = self.addresses.get(route.local);
+        let own = self.addresses.get(local);
         let port = match local_port.filter(|port| *port != 0) {
             Some(port) => port,
-            None => self.ephemeral_port(route.local, remote).ok_or(ConnectError::NoPort)?,
+            None => self.ephemeral_port(local, remote).ok_or(ConnectError::NoPort)?,
         };
-        let key = Key::new(route.local, port, remote);
+        let key = Key::new(local, port, remote);
         if self.connections.find(&key).is_some() {
             return Err(ConnectError::InUse);
         }
@@ -269,7 +272,14 @@ impl Stack {
         Flow { local, remote: key.remote() }
     }
 
-    pub(super) fn arrive_tcp(&mut self, now: u64, packet: &Packet, frame: &Frame<'_>) -> Arrival {
+    /// A segment to the own address `local`.
+    pub(super) fn arrive_tcp(
+        &mut self,
+        now: u64,
+        packet: &Packet,
+        local: u16,
+        frame: &Frame<'_>,
+    ) -> Arrival {
         let bytes = &frame.bytes[packet.payload.clone()];
         if !frame.checked && !packet.is_intact(bytes) {
             self.counters.checksum += 1;
@@ -281,20 +291,24 @@ impl Stack {
             self.counters.tcp_malformed += 1;
             return Arrival::Nothing;
         };
-        let key = Key::new(packet.local, segment.destination, packet.from(segment.source));
+        let key = Key::new(local, segment.destination, packet.from(segment.source));
         let Some(index) = self.connections.find(&key) else {
-            self.arrive_new(now, &key, &segment, bytes.len() - header);
+            self.arrive_new(now, &key, &segment, bytes.len() - header, packet.station);
             return Arrival::Nothing;
         };
         if segment.flags.has(Flags::SYN) && self.gives_way(index, &segment) {
-            self.arrive_new(now, &key, &segment, bytes.len() - header);
+            self.arrive_new(now, &key, &segment, bytes.len() - header, packet.station);
             return Arrival::Nothing;
         }
         let Some(connection) = self.connections.slot(index).connection.as_mut() else {
             return Arrival::Nothing;
         };
+        let before = connection.acknowledged();
         let mut received =
             connection.handle_segment(now, &segment, &bytes[header..], packet.is_marked());
+        if connection.acknowledged() > before {
+            self.confirm(now, packet.source);
+        }
         self.after(index);
         if self.connections.slot(index).marks.has(Marks::RELEASED) {
             return Arrival::Nothing;
@@ -329,7 +343,14 @@ impl Stack {
     }
 
     /// A segment of no connection.
-    fn arrive_new(&mut self, now: u64, key: &Key, segment: &Repr, payload: usize) {
+    fn arrive_new(
+        &mut self,
+        now: u64,
+        key: &Key,
+        segment: &Repr,
+        payload: usize,
+        station: Station,
+    ) {
         let flow = self.flow_of(key);
         let may_open = self.may_open(segment.destination);
         let found = self.listeners.ports.get(segment.destination);
@@ -337,7 +358,7 @@ impl Stack {
         let (Some(at), Some(watched)) = (found, watched) else {
             self.counters.tcp_unknown += 1;
             if let Some(header) = reset_for(segment, payload) {
-                self.reply(key, header);
+                self.reply(key, station, header);
             }
             return;
         };
@@ -351,7 +372,7 @@ impl Stack {
                 Opening::HalfOpen(connection) => (connection, true),
                 Opening::Open(connection) => (connection, false),
                 Opening::Reply(header) => {
-                    self.reply(key, header);
+                    self.reply(key, station, header);
                     return;
                 }
                 Opening::Ignored => {
@@ -372,13 +393,13 @@ impl Stack {
         // comes again.
     }
 
-    fn reply(&mut self, key: &Key, header: Repr) {
+    fn reply(&mut self, key: &Key, station: Station, header: Repr) {
         if header.flags.has(Flags::RST) {
             self.counters.tcp_resets += 1;
         } else {
             self.counters.tcp_cookies += 1;
         }
-        self.keep_answer(Answer { local: key.local, to: key.remote().ip(), header });
+        self.keep_answer(Answer { local: key.local, to: key.remote().ip(), station, header });
     }
 
     /// Something has happened to a connection.
@@ -428,15 +449,28 @@ impl Stack {
     pub(super) fn transmit_tcp(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
         let max = u64::from(self.offload.segment).min((out.len() as u64).saturating_sub(HEADERS));
         while let Some(index) = self.connections.next_ready() {
+            let to = self.connections.slot(index).key.remote().ip();
+            let station = match self.hop(now, to) {
+                Hop::Station(station) => station,
+                Hop::Resolving(next_hop) if !self.connections.is_lost(index) => {
+                    self.connections.park(now, index, next_hop);
+                    continue;
+                }
+                Hop::Resolving(_) | Hop::Nowhere => {
+                    self.connections.lose(now, index);
+                    continue;
+                }
+            };
             let slot = self.connections.slot(index);
             let next = slot.connection.as_mut().and_then(|it| it.poll_transmit_joined(now, max));
             let Some((segment, cut)) = next else {
-                self.connections.settle(index);
+                self.connections.settle(now, index);
                 continue;
             };
             let envelope = Envelope {
                 local: slot.key.local,
-                to: slot.key.remote().ip(),
+                to,
+                station,
                 protocol: TCP,
                 // ECT(0) (RFC 3168 5).
                 traffic_class: if segment.ect { 2 } else { 0 },
@@ -448,6 +482,11 @@ impl Stack {
             return Some(Departure { of, segment: cut, ..departure });
         }
         None
+    }
+
+    /// Connections that have waited for a next hop go on.
+    pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
+        self.connections.resume(next_hop, found);
     }
 
     /// Deadlines of connections that have passed.

@@ -6,6 +6,7 @@ use quipu_wire::udp;
 
 use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, UDP};
+use super::link::Hop;
 use super::ports::{Ephemeral, PortMap};
 use super::{Arrival, BindError, Datagram, DatagramError, Departure, Frame, Payload, Stack, UdpId};
 use crate::tcp::{Flow, Secret};
@@ -91,7 +92,7 @@ impl Stack {
     /// See [`DatagramError`].
     pub fn compose_datagram(
         &mut self,
-        _now: u64,
+        now: u64,
         socket: UdpId,
         to: SocketAddr,
         traffic_class: u8,
@@ -102,19 +103,19 @@ impl Stack {
         if to.port() == 0 || !self.addresses.is_peer(to.ip()) {
             return Err(DatagramError::BadAddress);
         }
-        let route = self.addresses.route(to.ip()).ok_or(DatagramError::NoRoute)?;
+        let local = self.addresses.source(to.ip()).ok_or(DatagramError::NoRoute)?;
         let overhead = ip_header(to.ip()) as usize + udp::LEN;
         let fits = self.path_mtu(to.ip()) as usize - overhead;
         if len > fits {
             return Err(DatagramError::TooLong { fits });
         }
-        let envelope = Envelope {
-            local: route.local,
-            to: to.ip(),
-            protocol: UDP,
-            traffic_class,
-            flow_label: 0,
+        let station = match self.hop(now, to.ip()) {
+            Hop::Station(station) => station,
+            Hop::Resolving(next_hop) => return Err(DatagramError::Unresolved { next_hop }),
+            Hop::Nowhere => return Err(DatagramError::NoRoute),
         };
+        let envelope =
+            Envelope { local, to: to.ip(), station, protocol: UDP, traffic_class, flow_label: 0 };
         let start = self.write_ip(&envelope, udp::LEN + len, out);
         let repr = udp::Repr { source, destination: to.port(), payload_len: len as u16 };
         let headers = start + repr.emit(&mut out[start..]);

@@ -275,6 +275,11 @@ impl Connection {
         self.state
     }
 
+    /// How much the peer has acknowledged: grows with every proof that it is there.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.queue.una
+    }
+
     /// What was counted.
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -9,7 +9,7 @@ use quipu_inet::stack::{
 };
 use quipu_inet::tcp::{self, MILLISECOND, Mode, Secret};
 use quipu_wire::checksum::Sum;
-use quipu_wire::{ipv4, ipv6, tcp as wire};
+use quipu_wire::{ethernet, ipv4, ipv6, tcp as wire};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -76,8 +76,10 @@ pub fn octet(salt: u64, offset: u64) -> u8 {
 /// What a link does with a frame that it is to cut: headers as the stack has written them, with their own
 /// lengths, numbers and checksums; PSH and FIN on the last only.
 fn cut(frame: &[u8], departure: &Departure, size: u16) -> Vec<Vec<u8>> {
-    let v6 = frame[0] >> 4 == 6;
-    let tcp = if v6 { ipv6::LEN } else { ipv4::LEN };
+    // Ethernet, if the first octet is that of a station of ours.
+    let ip = if frame[0] == STATION[0] { ethernet::HEADER } else { 0 };
+    let v6 = frame[ip] >> 4 == 6;
+    let tcp = ip + if v6 { ipv6::LEN } else { ipv4::LEN };
     let (headers, payload) = frame.split_at(departure.headers);
     let (repr, _) = wire::Repr::parse(&headers[tcp..]).expect("a legal header");
     assert!(!repr.flags.has(wire::Flags::CWR), "CWR belongs to the first only");
@@ -87,17 +89,17 @@ fn cut(frame: &[u8], departure: &Departure, size: u16) -> Vec<Vec<u8>> {
         let mut frame = [headers, piece].concat();
         let len = (piece.len() + departure.headers - tcp) as u16;
         if v6 {
-            let (ip, _) = ipv6::Repr::parse_quoted(headers).expect("a legal header");
-            ipv6::Repr { payload_len: len, ..ip }.emit(&mut frame);
+            let (repr, _) = ipv6::Repr::parse_quoted(&headers[ip..]).expect("a legal header");
+            ipv6::Repr { payload_len: len, ..repr }.emit(&mut frame[ip..]);
         } else {
-            let (ip, _) = ipv4::Repr::parse_quoted(headers).expect("a legal header");
-            ipv4::Repr { payload_len: len, ..ip }.emit(&mut frame);
+            let (repr, _) = ipv4::Repr::parse_quoted(&headers[ip..]).expect("a legal header");
+            ipv4::Repr { payload_len: len, ..repr }.emit(&mut frame[ip..]);
         }
         let ends = wire::Flags::PSH.bits() | wire::Flags::FIN.bits();
         let bits = repr.flags.bits() & if n + 1 == count { !0 } else { !ends };
         let seq = repr.seq + (n * usize::from(size)) as u32;
         wire::Repr { seq, flags: wire::Flags::from_bits(bits), ..repr }.emit(&mut frame[tcp..]);
-        let (from, to) = addresses(headers);
+        let (from, to) = addresses(&headers[ip..]);
         let sum = Sum::of_pseudo_header(from, to, 6, usize::from(len)).partial();
         let at = tcp + wire::CHECKSUM_AT;
         frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
@@ -126,6 +128,13 @@ fn salt(from: SocketAddr, to: SocketAddr) -> u64 {
     };
     let ports = u64::from(from.port()) << 16 | u64::from(to.port());
     bits(from.ip()).wrapping_mul(31) ^ bits(to.ip()).wrapping_mul(17) ^ ports.rotate_left(40)
+}
+
+/// The station of host 0; the other's ends in 2.
+pub const STATION: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+pub fn station(host: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 0, host as u8 + 1]
 }
 
 pub const V6: [&str; 2] = ["fd00::1", "fd00::2"];
@@ -239,6 +248,15 @@ impl Net {
         })
     }
 
+    /// The same on a link with stations.
+    pub fn ethernet(addresses: [&str; 2], config: tcp::Config, seed: u64) -> Self {
+        Self::with(1_500, config, seed, |host| {
+            let address: IpAddr = addresses[host].parse().expect("an address");
+            let config = Config::new(address, 24, Secret([seed, host as u64]));
+            Config { hardware: Some(station(host)), ..config }
+        })
+    }
+
     pub fn with(mtu: u32, config: tcp::Config, seed: u64, of: impl Fn(usize) -> Config) -> Self {
         println!("seed {seed}");
         let mut hosts = [0, 1].map(|host| Host::new(of(host)));
@@ -334,7 +352,7 @@ impl Net {
     }
 
     fn put(&mut self, to: usize, frame: Vec<u8>) {
-        if frame.len() <= self.mtu as usize {
+        if frame.len() <= self.mtu as usize + ethernet::HEADER {
             self.queue(to, frame, false);
         }
     }

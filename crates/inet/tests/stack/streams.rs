@@ -18,7 +18,7 @@ pub fn messages() -> Config {
     Config { mode: Mode::Message, ack_delay: 0, ..stream() }
 }
 
-const LIMIT: u64 = 3_000 * SECOND;
+pub const LIMIT: u64 = 3_000 * SECOND;
 
 #[test]
 fn there_and_back_and_both_closes() {

@@ -1,0 +1,138 @@
+//! Links with stations: neighbours are found, waited for, and missed.
+
+use std::net::SocketAddr;
+
+use quipu_inet::stack::{Config, ConnectError, DatagramError, Event, Offload};
+use quipu_inet::tcp::{self, Failure, MILLISECOND as MS, SECOND, Secret, State};
+
+use crate::net::{Faults, Net, V4, V6, station};
+use crate::streams::{LIMIT, messages, stream};
+
+#[test]
+fn streams_over_ethernet() {
+    for seed in 0..4 {
+        for addresses in [V6, V4] {
+            for config in [stream(), messages()] {
+                let mut net = Net::ethernet(addresses, config, seed);
+                net.faults =
+                    Faults { lose: 30, repeat: 30, reorder: 100, corrupt: 20, jitter: 20 * MS };
+                let [client, server] = net.pair();
+                net.hosts[0].stack.send(client, 30_000, true).unwrap();
+                net.hosts[1].stack.send(server, 20_000, true).unwrap();
+                assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 30_000
+                    && net.hosts[1].user(server).acked == 20_000));
+                net.check(1, server, 30_000);
+                net.check(0, client, 20_000);
+            }
+        }
+    }
+}
+
+#[test]
+fn joined_segments_over_ethernet() {
+    let mut net = Net::with(1_500, stream(), 1, |host| {
+        let config = Config::new(V6[host].parse().unwrap(), 64, Secret([1, host as u64]));
+        let offload = Offload { checksum: true, segment: 65_000 };
+        Config { hardware: Some(station(host)), offload, ..config }
+    });
+    let [client, server] = net.pair();
+    net.hosts[0].stack.send(client, 200_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 200_000));
+    net.check(1, server, 200_000);
+    assert!(net.hosts[0].frames.iter().any(|(len, _)| *len > 14_000));
+}
+
+#[test]
+fn a_handshake_takes_no_longer_than_finding_the_neighbour() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let begun = net.now;
+    net.pair();
+    // A solicitation, its answer, and a handshake whose SYN and answer wait for nobody.
+    assert_eq!(net.now - begun, 5 * net.delay, "no timeout was needed");
+}
+
+#[test]
+fn link_local_addresses_are_there_without_being_given() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let own: Vec<_> = net.hosts[1].stack.addresses().collect();
+    assert_eq!(own[1], "fe80::ff:fe00:2".parse::<std::net::IpAddr>().unwrap());
+    net.hosts[1].address = own[1];
+    let [client, _] = net.pair();
+    let flow = net.hosts[0].stack.flow(client).unwrap();
+    assert_eq!(flow.local.ip(), "fe80::ff:fe00:1".parse::<std::net::IpAddr>().unwrap());
+}
+
+#[test]
+fn nobody_there() {
+    for (addresses, nobody) in [(V6, "[fd00::99]:80"), (V4, "10.0.0.99:80")] {
+        let mut net = Net::ethernet(addresses, stream(), 1);
+        let to: SocketAddr = nobody.parse().unwrap();
+        let config = net.config.clone();
+        let id = net.hosts[0].stack.connect(net.now, None, to, &config).unwrap();
+        net.hosts[0].adopt(id);
+        let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+        let next_hop = to.ip();
+        let unresolved = Err(DatagramError::Unresolved { next_hop });
+        assert_eq!(net.send_datagram(0, socket, to, b"hello"), unresolved);
+        let lost = Event::Neighbour { next_hop, found: false };
+        assert!(net.run_until(4 * SECOND, |net| net.hosts[0].notices.contains(&lost)));
+        // It is tried again and again, with each retransmission of the SYN, and then given up.
+        let failed = tcp::Event::Failed(Failure::TimedOut);
+        assert!(net.run_until(400 * SECOND, |net| net.hosts[0].knows(id, failed)));
+        assert!(net.carried < 100, "{}", net.carried);
+        // Whoever comes later is found.
+        let (socket, _) = net.hosts[1].stack.bind(7).unwrap();
+        let to = SocketAddr::new(net.hosts[0].address, 9);
+        let next_hop = to.ip();
+        let unresolved = Err(DatagramError::Unresolved { next_hop });
+        assert_eq!(net.send_datagram(1, socket, to, b"hello"), unresolved);
+        let found = Event::Neighbour { next_hop, found: true };
+        assert!(net.run_until(SECOND, |net| net.hosts[1].notices.contains(&found)));
+        assert_eq!(net.send_datagram(1, socket, to, b"hello"), Ok(()));
+    }
+}
+
+#[test]
+fn a_router_leads_elsewhere_or_nothing_does() {
+    let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let config = net.config.clone();
+    let refused = net.hosts[0].stack.connect(net.now, None, far, &config);
+    assert_eq!(refused, Err(ConnectError::NoRoute));
+    let mut net = Net::with(1_500, stream(), 1, |host| {
+        let config = Config::new(V6[host].parse().unwrap(), 64, Secret([1, host as u64]));
+        let gateways = vec![V6[1 - host].parse().unwrap()];
+        Config { hardware: Some(station(host)), gateways, ..config }
+    });
+    net.run(100 * MS);
+    let before = net.hosts[1].stack.counters().not_ours;
+    let id = net.hosts[0].stack.connect(net.now, None, far, &config).unwrap();
+    net.hosts[0].adopt(id);
+    net.run(100 * MS);
+    // The other one is no router: the packet has reached it, and is not for it.
+    assert_eq!(net.hosts[1].stack.counters().not_ours, before + 1);
+    assert_eq!(net.hosts[0].stack.connection(id).unwrap().state(), State::SynSent);
+}
+
+#[test]
+fn frames_for_others_are_not_looked_at() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let [client, _] = net.pair();
+    net.hosts[0].stack.send(client, 10, true).unwrap();
+    let mut frame = vec![0; 1_600];
+    let departure = net.hosts[0].stack.poll_transmit(net.now, &mut frame).unwrap();
+    frame.truncate(departure.len());
+    let mut changed = |octets: &[(usize, u8)]| {
+        let mut frame = frame.clone();
+        octets.iter().for_each(|(at, value)| frame[*at] = *value);
+        net.arrive(1, &frame, true);
+        let counters = net.hosts[1].stack.counters();
+        (counters.other, counters.martians, counters.malformed)
+    };
+    assert_eq!(changed(&[(5, 9)]), (1, 0, 0), "another station");
+    assert_eq!(changed(&[(0, 0xff)]), (1, 1, 0), "to a group, with an address of one");
+    assert_eq!(changed(&[(13, 0)]), (2, 1, 0), "another protocol");
+    assert_eq!(changed(&[(11, 2)]), (3, 1, 0), "from ourselves");
+    assert_eq!(changed(&[(12, 8), (13, 6)]), (3, 1, 1), "not ARP");
+    assert_eq!(changed(&[]), (3, 1, 1));
+}
