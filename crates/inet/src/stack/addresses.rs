@@ -52,8 +52,8 @@ impl Addresses {
         best.map(|(local, _)| local)
     }
 
-    /// Whether it is a group that this stack listens to: all nodes (RFC 4291 2.7.1), and that of solicitations for
-    /// an own address.
+    /// Whether it is a group that this stack listens to: all nodes (RFC 4291 2.7.1), and that of
+    /// solicitations for an own address.
     pub(super) fn is_group(&self, to: IpAddr) -> bool {
         let IpAddr::V6(to) = to else { return false };
         to == ALL_NODES

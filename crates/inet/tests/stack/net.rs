@@ -398,12 +398,16 @@ impl Net {
         arrival
     }
 
-    /// One instant; false if nothing will ever happen.
-    pub fn step(&mut self) -> bool {
+    /// The next instant, if it is not after `end`; false if nothing will ever happen.
+    fn step(&mut self, end: u64) -> bool {
         (0..2).for_each(|host| self.flush(host));
         let arrival = self.link.keys().next().map(|(at, _)| *at);
         let deadlines = self.hosts.iter().filter_map(|host| host.stack.poll_timeout());
         let Some(next) = deadlines.chain(arrival).min() else { return false };
+        if next > end {
+            self.now = end + 1;
+            return true;
+        }
         self.now = self.now.max(next);
         while let Some(entry) = self.link.first_entry() {
             if entry.key().0 > self.now {
@@ -426,7 +430,7 @@ impl Net {
     pub fn run_until(&mut self, limit: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         while !done(self) {
-            if self.now > end || !self.step() {
+            if self.now > end || !self.step(end) {
                 return done(self);
             }
         }
