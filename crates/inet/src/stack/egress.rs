@@ -42,11 +42,8 @@ impl Stack {
     /// and 14 octets, or, where the link cuts segments itself, for 65 549 octets. The user copies the
     /// payload behind the headers.
     pub fn poll_transmit(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
-        if let Some(len) = self.neighbours.as_mut().and_then(|it| it.poll_transmit(out)) {
-            self.counters.sent += 1;
-            let none =
-                Departure { headers: len, payload: 0..0, of: None, checksum: None, segment: None };
-            return Some(none);
+        if let Some(departure) = self.transmit_discovery(out) {
+            return Some(departure);
         }
         if let Some(answer) = self.answers.pop_front() {
             let Answer { local, to, station, header } = answer;
@@ -55,7 +52,14 @@ impl Stack {
                 Envelope { local, to, station, protocol: TCP, traffic_class, flow_label };
             return Some(self.write_segment(&envelope, &header, 0..0, out));
         }
-        self.transmit_tcp(now, out)
+        // Whoever is to be spoken to may have to be found first.
+        self.transmit_tcp(now, out).or_else(|| self.transmit_discovery(out))
+    }
+
+    fn transmit_discovery(&mut self, out: &mut [u8]) -> Option<Departure> {
+        let headers = self.neighbours.as_mut()?.poll_transmit(out)?;
+        self.counters.sent += 1;
+        Some(Departure { headers, payload: 0..0, of: None, checksum: None, segment: None })
     }
 
     /// Whether [`Stack::poll_transmit`] may have something.
