@@ -11,6 +11,7 @@
 //! | `net` | TCP to engines elsewhere |
 //! | `datagram` | UDP, for datagram queue pairs |
 //! | `link` | shared memory with engines on this host |
+//! | [`packet`] | frames of the adapter's own TCP, UDP and IP |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
 //! | [`counters`] | what engines did, for others to read |
@@ -43,6 +44,7 @@ mod link;
 mod lock;
 mod mapped;
 mod net;
+pub mod packet;
 mod port;
 mod sys;
 mod tap;

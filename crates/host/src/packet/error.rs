@@ -1,0 +1,60 @@
+//! Why a link cannot be opened: what happened, why, and what to do.
+
+use std::io;
+
+use super::LinkSpec;
+
+/// Why a link cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the link {link}: {what}: {source}; {remedy}")]
+pub struct LinkError {
+    /// The link.
+    pub link: String,
+    /// What was tried.
+    pub what: &'static str,
+    /// Why it failed.
+    pub source: io::Error,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl LinkError {
+    /// An error of the kernel while `what` was tried for a link.
+    pub(super) fn new(link: &LinkSpec, what: &'static str, source: io::Error) -> Self {
+        let remedy = remedy(link, &source);
+        Self { link: link.to_string(), what, source, remedy }
+    }
+
+    /// For use with `map_err`.
+    pub(super) fn at(link: &LinkSpec, what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::new(link, what, source)
+    }
+}
+
+/// What to do about an error of the kernel.
+fn remedy(link: &LinkSpec, error: &io::Error) -> String {
+    let name = link.interface().unwrap_or_default();
+    match (link, error.raw_os_error()) {
+        (LinkSpec::Tap { .. }, Some(libc::EPERM | libc::EACCES)) => format!(
+            "have an administrator make the device for you (ip tuntap add dev {name} mode tap \
+             vnet_hdr user YOU), or use a udp: link, which needs no rights"
+        ),
+        (LinkSpec::Tap { .. }, Some(libc::EBUSY)) => {
+            "another process has it, or it is no TAP device; choose another name".to_owned()
+        }
+        (LinkSpec::Tap { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
+            "load the module tun (modprobe tun), or let the container have /dev/net/tun".to_owned()
+        }
+        (LinkSpec::Udp { .. }, Some(libc::EADDRNOTAVAIL)) => {
+            "name an address of this host (ip address)".to_owned()
+        }
+        (LinkSpec::Udp { .. }, Some(libc::EADDRINUSE)) => {
+            "choose another port, or 0 for any".to_owned()
+        }
+        (_, Some(libc::ENODEV | libc::ENXIO)) => {
+            "name an interface that there is (ip link)".to_owned()
+        }
+        (_, Some(libc::EMFILE)) => "raise the limit of open descriptors (ulimit -n)".to_owned(),
+        _ => "see `quipu doctor`".to_owned(),
+    }
+}

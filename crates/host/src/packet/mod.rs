@@ -1,0 +1,196 @@
+//! Packet links: what carries the frames of the adapter's own TCP, UDP and IP.
+//!
+//! | module | link | carries | needs |
+//! |---|---|---|---|
+//! | `tap` | `tap:NAME` | Ethernet; checksums and segments are the kernel's work | a TAP device of this user, or CAP_NET_ADMIN |
+//! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
+//!
+//! `spec` reads what a user writes, [`open`] makes a link of it. `interface` sets up the kernel's side. Links differ in what
+//! they do for the stack ([`Features`]), and are otherwise alike: frames that a link has taken stay in it
+//! until the kernel takes them. A frame is lost only where a cable would lose it: when its interface is
+//! down, and when the kernel refuses it for good, as malformed or too long.
+
+mod error;
+pub mod interface;
+mod messages;
+mod netlink;
+mod place;
+mod queue;
+mod spec;
+mod split;
+mod tap;
+mod udp;
+mod vnet;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+pub use error::LinkError;
+pub use place::{PREFIX, PREFIX_LEN, address_of, place_of};
+pub use spec::{LinkSpec, Peer, SpecError, Station};
+pub use tap::{keep, remove};
+
+/// The most payload octets of a frame that a link cuts into segments: the largest IP packet with the longest
+/// TCP header behind an IPv6 header.
+const MAX_SEGMENT: u32 = 65_535 - 40 - 60;
+
+/// Octets of an Ethernet header.
+const ETHERNET: usize = 14;
+
+/// What a link is and does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// The largest IP packet, in octets.
+    pub mtu: u32,
+    /// The station address of our end; none: the link carries bare IP packets.
+    pub hardware: Option<[u8; 6]>,
+    /// Fills in the checksums of TCP and UDP.
+    pub checksum: bool,
+    /// The most octets of TCP payload in a frame that the link cuts into segments; 0: it cuts none.
+    pub segment: u32,
+    /// The address that the link gives our end, with the length of its prefix, if it does.
+    pub address: Option<(std::net::IpAddr, u8)>,
+    /// The network interface that the link is on; empty if it is on none.
+    pub interface: String,
+}
+
+/// A frame from the link: Ethernet, or on links without a station address bare IP.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// Its octets.
+    pub bytes: &'a [u8],
+    /// The link vouches for the checksums of TCP and UDP, whose fields may hold anything.
+    pub checked: bool,
+}
+
+/// A checksum from `start` to the end of a frame, whose field holds the sum of the pseudo-header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checksum {
+    /// The first octet that it covers.
+    pub start: u16,
+    /// Where the field is, from the beginning of the frame.
+    pub at: u16,
+}
+
+/// A frame that was written to a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Its length in octets.
+    pub len: usize,
+    /// The checksum that the link is to compute, if any. Only where it does ([`Features::checksum`]).
+    pub checksum: Option<Checksum>,
+    /// The link is to cut the frame into TCP segments of so much payload. Only where it does, and together
+    /// with `checksum`.
+    pub segment: Option<u16>,
+}
+
+/// Something that carries frames. Nothing here waits.
+pub trait PacketLink: Send {
+    /// What it is and does. It stays so.
+    fn features(&self) -> &Features;
+
+    /// Readable while frames wait, writable while there is room.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Hands at most `limit` waiting frames to `each`; how many there were. A train of datagrams that
+    /// arrived as one is handed over whole, even beyond the limit.
+    ///
+    /// # Errors
+    ///
+    /// The link is gone for good: its interface was removed.
+    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize>;
+
+    /// Room for the next frame, or `None` while the link is full. Then [`wants_writable`](Self::wants_writable).
+    fn slot(&mut self) -> Option<&mut [u8]>;
+
+    /// Takes the frame that was written to the slot. The link keeps it until the kernel takes it, which may
+    /// be as late as at the next [`flush`](Self::flush).
+    fn send(&mut self, frame: Outgoing);
+
+    /// Hands what was taken to the kernel; what it has no room for stays.
+    ///
+    /// # Errors
+    ///
+    /// The link is gone for good: its interface was removed.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Whether frames wait for the kernel to have room: to be flushed when the descriptor is writable.
+    fn wants_writable(&self) -> bool;
+}
+
+/// Opens a link.
+///
+/// # Errors
+///
+/// What failed, why, and what to do.
+pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
+    Ok(match spec {
+        LinkSpec::Tap { name, station } => Box::new(tap::Tap::open(spec, name, *station)?),
+        LinkSpec::Udp { bind, peers } => Box::new(udp::UdpLink::open(spec, *bind, peers)?),
+    })
+}
+
+/// What to do about a frame that the kernel has not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// Ask again at once.
+    Interrupted,
+    /// Ask again when there is room.
+    Full,
+    /// Drop the frame: the kernel will never take it, or the interface is down.
+    Frame,
+    /// Nothing will be taken any more.
+    Gone,
+}
+
+impl Refusal {
+    fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EINTR) => Self::Interrupted,
+            // Packet sockets say ENOBUFS when a queue of the interface is full.
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Self::Full,
+            Some(libc::EBADF | libc::EBADFD | libc::ENODEV | libc::ENXIO) => Self::Gone,
+            _ => Self::Frame,
+        }
+    }
+}
+
+/// A station address of our own: the one asked for, or one drawn from the locally administered ones (IEEE
+/// 802 8.4), so that the kernel does not take our frames for its own.
+fn station(wanted: Option<Station>) -> io::Result<[u8; 6]> {
+    if let Some(Station(wanted)) = wanted {
+        return Ok(wanted);
+    }
+    let mut address = [0; 6];
+    crate::sys::random(&mut address)?;
+    // The bit for groups off, the one for local administration on.
+    address[0] = (address[0] & !0x01) | 0x02;
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drawn_stations_are_local_and_no_groups() {
+        for _ in 0..64 {
+            assert_eq!(station(None).unwrap()[0] & 3, 2);
+        }
+        assert_eq!(station(Some(Station([2, 0, 0, 0, 0, 9]))).unwrap(), [2, 0, 0, 0, 0, 9]);
+    }
+
+    #[test]
+    fn what_the_kernel_says_of_a_frame() {
+        let of = |code| Refusal::of(&io::Error::from_raw_os_error(code));
+        assert_eq!(of(libc::EINTR), Refusal::Interrupted);
+        assert_eq!(of(libc::ENOBUFS), Refusal::Full);
+        assert_eq!(of(libc::EAGAIN), Refusal::Full);
+        // A TAP device that is down, and any other interface.
+        assert_eq!(of(libc::EIO), Refusal::Frame);
+        assert_eq!(of(libc::ENETDOWN), Refusal::Frame);
+        assert_eq!(of(libc::EMSGSIZE), Refusal::Frame);
+        assert_eq!(of(libc::EBADFD), Refusal::Gone);
+        assert_eq!(of(libc::ENXIO), Refusal::Gone);
+    }
+}

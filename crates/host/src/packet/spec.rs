@@ -1,0 +1,237 @@
+//! What a user writes for a link.
+
+use std::fmt;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use super::place::PREFIX;
+
+/// The longest name of a network interface.
+const MAX_NAME: usize = 15;
+
+/// A link, as a user names it: `KIND:WHAT`, and behind commas what else there is to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkSpec {
+    /// `tap:NAME[,station=XX:XX:XX:XX:XX:XX]`: a TAP device, made for the time that the link is open unless
+    /// there is one of this name. Without a name the kernel chooses one.
+    Tap {
+        /// The interface.
+        name: String,
+        /// The station address of our end; drawn if none is given.
+        station: Option<Station>,
+    },
+    /// `udp:ADDRESS:PORT[,peer=INNER@ADDRESS:PORT]...`: bare IPv6 packets in UDP.
+    Udp {
+        /// Where we are found. Port 0: any.
+        bind: SocketAddr,
+        /// Peers whose place does not follow from their inner address.
+        peers: Vec<Peer>,
+    },
+}
+
+/// A peer of a UDP link, with an address of its own choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address inside.
+    pub inner: Ipv6Addr,
+    /// Where it is.
+    pub place: SocketAddr,
+}
+
+/// The station address of a link's end: not a group's, not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Station(pub [u8; 6]);
+
+/// What somebody wrote that names no link.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} names no link: {problem}")]
+pub struct SpecError {
+    /// What it was.
+    pub text: String,
+    /// What is wrong, and what is expected.
+    pub problem: &'static str,
+}
+
+const KINDS: &str = "expected tap:NAME or udp:ADDRESS:PORT";
+const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
+const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
+const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
+const BIND: &str = "expected an address and a port, like 192.0.2.1:4000 or [2001:db8::1]:4000";
+const UNSPECIFIED: &str = "expected the address by which others reach this host";
+const PEER: &str = "expected peer=INNER@ADDRESS:PORT, like peer=fd00::2@[2001:db8::2]:4000";
+const FAMILY: &str = "peers must be found by the same version of IP";
+const DERIVED: &str = "a peer's inner address outside of fd51:7069:7075::/48, which means places";
+
+impl LinkSpec {
+    /// The network interface that it names, if any.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::Tap { name, .. } => Some(name),
+            Self::Udp { .. } => None,
+        }
+    }
+}
+
+impl FromStr for LinkSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        parse(text).map_err(|problem| SpecError { text: text.to_owned(), problem })
+    }
+}
+
+fn parse(text: &str) -> Result<LinkSpec, &'static str> {
+    let (kind, rest) = text.split_once(':').ok_or(KINDS)?;
+    let mut parts = rest.split(',');
+    let what = parts.next().unwrap_or_default();
+    match kind {
+        "tap" => {
+            // The kernel chooses the name of one without.
+            let name = if what.is_empty() { String::new() } else { interface(what)? };
+            Ok(LinkSpec::Tap { name, station: station_option(parts)? })
+        }
+        "udp" => {
+            let bind: SocketAddr = what.parse().map_err(|_| BIND)?;
+            if bind.ip().is_unspecified() || bind.ip().is_multicast() {
+                return Err(UNSPECIFIED);
+            }
+            let peers: Vec<_> = parts.map(peer).collect::<Result<_, _>>()?;
+            if peers.iter().any(|peer| peer.place.is_ipv4() != bind.is_ipv4()) {
+                return Err(FAMILY);
+            }
+            Ok(LinkSpec::Udp { bind, peers })
+        }
+        _ => Err(KINDS),
+    }
+}
+
+/// The name of an interface, as the kernel allows it.
+fn interface(name: &str) -> Result<String, &'static str> {
+    let allowed = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | ',');
+    let ok = (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed);
+    if !ok || matches!(name, "." | "..") {
+        return Err(NAME);
+    }
+    Ok(name.to_owned())
+}
+
+fn station_option<'a>(
+    mut parts: impl Iterator<Item = &'a str>,
+) -> Result<Option<Station>, &'static str> {
+    let Some(part) = parts.next() else { return Ok(None) };
+    let text = part.strip_prefix("station=").ok_or(OPTION)?;
+    if parts.next().is_some() {
+        return Err(OPTION);
+    }
+    text.parse().map(Some)
+}
+
+impl FromStr for Station {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let octet = |part: &str| {
+            let digits =
+                (1..=2).contains(&part.len()) && part.chars().all(|c| c.is_ascii_hexdigit());
+            if digits { u8::from_str_radix(part, 16).ok() } else { None }
+        };
+        let octets: Option<Vec<u8>> = text.split(':').map(octet).collect();
+        let octets: [u8; 6] = octets.and_then(|o| o.try_into().ok()).ok_or(STATION)?;
+        if octets[0] & 1 != 0 || octets == [0; 6] {
+            return Err(STATION);
+        }
+        Ok(Self(octets))
+    }
+}
+
+fn peer(text: &str) -> Result<Peer, &'static str> {
+    let pair = text.strip_prefix("peer=").and_then(|rest| rest.split_once('@')).ok_or(PEER)?;
+    let inner: Ipv6Addr = pair.0.parse().map_err(|_| PEER)?;
+    let place: SocketAddr = pair.1.parse().map_err(|_| PEER)?;
+    if inner.is_multicast() || inner.is_unspecified() || place.port() == 0 {
+        return Err(PEER);
+    }
+    if inner.octets().starts_with(&PREFIX) {
+        return Err(DERIVED);
+    }
+    Ok(Peer { inner, place })
+}
+
+impl fmt::Display for LinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tap { name, station } => {
+                write!(f, "tap:{name}")?;
+                show_station(*station, f)
+            }
+            Self::Udp { bind, peers } => {
+                write!(f, "udp:{bind}")?;
+                peers.iter().try_for_each(|p| write!(f, ",peer={}@{}", p.inner, p.place))
+            }
+        }
+    }
+}
+
+fn show_station(station: Option<Station>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    station.map_or(Ok(()), |station| write!(f, ",station={station}"))
+}
+
+impl fmt::Display for Station {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_a_link_says_it_again() {
+        for text in [
+            "tap:qp0",
+            "tap:",
+            "tap:qp%d",
+            "tap:qp0,station=02:00:00:00:00:0a",
+            "udp:127.0.0.1:4000",
+            "udp:[::1]:0",
+            "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
+            "udp:192.0.2.1:4000,peer=fd00::2@192.0.2.2:4000",
+        ] {
+            let spec: LinkSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_names_no_link_is_refused_with_the_reason() {
+        for (text, problem) in [
+            ("", KINDS),
+            ("qp0", KINDS),
+            ("tun:qp0", KINDS),
+            ("tap:a/b", NAME),
+            ("tap:..", NAME),
+            ("tap:sixteen_letters_", NAME),
+            ("tap:qp0,mtu=9000", OPTION),
+            ("tap:qp0,station=02:00:00:00:00:01,station=02:00:00:00:00:02", OPTION),
+            ("tap:qp0,station=01:00:00:00:00:01", STATION),
+            ("tap:qp0,station=00:00:00:00:00:00", STATION),
+            ("tap:qp0,station=2:0:0:0:0", STATION),
+            ("tap:qp0,station=+2:0:0:0:0:1", STATION),
+            ("udp:4000", BIND),
+            ("udp:0.0.0.0:4000", UNSPECIFIED),
+            ("udp:[ff02::1]:4000", UNSPECIFIED),
+            ("udp:127.0.0.1:1,fd00::2", PEER),
+            ("udp:127.0.0.1:1,peer=fd00::2", PEER),
+            ("udp:127.0.0.1:1,peer=ff02::2@127.0.0.1:2", PEER),
+            ("udp:127.0.0.1:1,peer=fd00::2@127.0.0.1:0", PEER),
+            ("udp:127.0.0.1:1,peer=fd00::2@[::1]:2", FAMILY),
+            ("udp:127.0.0.1:1,peer=fd51:7069:7075::2@127.0.0.1:2", DERIVED),
+        ] {
+            let error = text.parse::<LinkSpec>().unwrap_err();
+            assert_eq!((error.text.as_str(), error.problem), (text, problem));
+        }
+    }
+}

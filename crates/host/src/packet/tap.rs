@@ -1,0 +1,207 @@
+//! A TAP device: an Ethernet interface of the kernel whose other end is ours (Linux Documentation,
+//! networking/tuntap).
+//!
+//! Each frame has the header of `vnet` before it, so that one frame can be a train of TCP segments with a
+//! checksum that nobody has computed yet, in both directions. A frame is one system call, so it is made
+//! as soon as a frame is sent, while the frame is in the cache.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::interface::{Name, control, mtu};
+use super::queue::Queue;
+use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
+use super::{Refusal, Station, split, station, vnet};
+use crate::sys::{adopt, check, check_len};
+
+/// Frames that wait while the kernel has no room.
+const SLOTS: usize = 32;
+/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
+const SLOT: usize = vnet::LEN + ETHERNET + 65_535;
+
+/// What the kernel may leave to us: checksums, TCP segments, and datagrams of one train.
+const OFFLOAD: libc::c_uint =
+    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+/// Since Linux 6.2.
+const OFFLOAD_UDP: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+
+/// A link over a TAP device.
+pub(super) struct Tap {
+    fd: OwnedFd,
+    features: Features,
+    waiting: Queue<usize>,
+    inbox: Box<[u8]>,
+}
+
+impl Tap {
+    /// Attaches to the TAP device `name`, or makes one that lives as long as the link.
+    pub(super) fn open(
+        spec: &LinkSpec,
+        name: &str,
+        wanted: Option<Station>,
+    ) -> Result<Self, LinkError> {
+        let name = Name::new(name).map_err(LinkError::at(spec, "the name of the interface"))?;
+        let (fd, name) =
+            attach(name).map_err(LinkError::at(spec, "attaching to the TAP device"))?;
+        Self::new(fd, name, wanted).map_err(LinkError::at(spec, "setting up the TAP device"))
+    }
+
+    /// A link over a TAP device that was attached to.
+    pub(super) fn new(fd: OwnedFd, name: Name, wanted: Option<Station>) -> io::Result<Self> {
+        let mtu = mtu(&control()?, name)?;
+        let features = Features {
+            mtu,
+            hardware: Some(station(wanted)?),
+            checksum: true,
+            segment: MAX_SEGMENT,
+            address: None,
+            interface: name.text(),
+        };
+        let inbox = vec![0; SLOT].into_boxed_slice();
+        Ok(Self { fd, features, waiting: Queue::new(SLOTS, SLOT), inbox })
+    }
+
+    /// Reads a frame with its header; `None` if there is none.
+    fn read(&mut self) -> io::Result<Option<usize>> {
+        loop {
+            let into = self.inbox.as_mut_ptr().cast();
+            // SAFETY: the kernel writes at most SLOT bytes, the length of the inbox.
+            match check_len(unsafe { libc::read(self.fd.as_raw_fd(), into, SLOT) }) {
+                Ok(len) => return Ok(Some(len)),
+                Err(error) => match Refusal::of(&error) {
+                    Refusal::Interrupted => {}
+                    Refusal::Full | Refusal::Frame => return Ok(None),
+                    Refusal::Gone => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Writes the frames that wait.
+    fn drain(&mut self) -> io::Result<()> {
+        while let Some((slot, len)) = self.waiting.get(0) {
+            // SAFETY: the kernel reads `len` bytes of a slot; slices check that it has them.
+            let written = check_len(unsafe {
+                libc::write(self.fd.as_raw_fd(), slot[..len].as_ptr().cast(), len)
+            });
+            if let Err(error) = written {
+                match Refusal::of(&error) {
+                    Refusal::Interrupted => continue,
+                    Refusal::Full => return Ok(()),
+                    Refusal::Frame => tracing::debug!(%error, "the TAP device loses a frame"),
+                    Refusal::Gone => return Err(error),
+                }
+            }
+            self.waiting.remove(1);
+        }
+        Ok(())
+    }
+}
+
+impl PacketLink for Tap {
+    fn features(&self) -> &Features {
+        &self.features
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
+        let mut count = 0;
+        while count < limit {
+            let Some(len) = self.read()? else { break };
+            if let Some((header, frame)) = self.inbox[..len].split_first_chunk_mut() {
+                count += split::hand_over(vnet::Header::read(header), frame, each).max(1);
+            }
+        }
+        Ok(count)
+    }
+
+    fn slot(&mut self) -> Option<&mut [u8]> {
+        self.waiting.free().map(|slot| &mut slot[vnet::LEN..])
+    }
+
+    fn send(&mut self, frame: Outgoing) {
+        let Some(slot) = self.waiting.free() else { return };
+        if let Some((header, bytes)) = slot.split_first_chunk_mut() {
+            vnet::write(header, &bytes[..frame.len], &frame);
+        }
+        let others_wait = !self.waiting.is_empty();
+        self.waiting.push(vnet::LEN + frame.len);
+        if !others_wait {
+            // If the device is gone, the frame stays, and whoever flushes is told.
+            let _ = self.drain();
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.drain()
+    }
+
+    fn wants_writable(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+/// A request for a TAP device, to one like ours.
+fn tap_request(name: Name) -> libc::ifreq {
+    let mut request = name.request();
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    request
+}
+
+/// Opens the device for making TAP devices, which says nothing about rights yet.
+fn clone_device() -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    // SAFETY: the path is a zero-terminated string.
+    adopt(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })
+}
+
+/// Tells the kernel something about a TAP device.
+fn tell(fd: &OwnedFd, what: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: callers name requests whose argument is a number.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), what, value) })?;
+    Ok(())
+}
+
+/// Attaches to a TAP device, which is made if there is none; its name. Allocates nothing.
+pub(super) fn attach(name: Name) -> io::Result<(OwnedFd, Name)> {
+    let fd = clone_device()?;
+    let mut request = tap_request(name);
+    // SAFETY: TUNSETIFF takes one ifreq, a live variable, with a name and flags.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    let header = vnet::LEN as libc::c_int;
+    // SAFETY: TUNSETVNETHDRSZ reads an integer from a live variable.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const header) })?;
+    tell(&fd, libc::TUNSETOFFLOAD, (OFFLOAD | OFFLOAD_UDP).into())
+        .or_else(|_| tell(&fd, libc::TUNSETOFFLOAD, OFFLOAD.into()))?;
+    Ok((fd, Name::of(&request)))
+}
+
+/// Makes a TAP device that stays, and that `owner` may attach to without further rights; its name. It is
+/// to be set up by [`set_up`](super::interface::set_up).
+///
+/// # Errors
+///
+/// What the kernel refuses: without CAP_NET_ADMIN, everything.
+pub fn keep(name: &str, owner: u32) -> io::Result<String> {
+    let (fd, name) = attach(Name::new(name)?)?;
+    tell(&fd, libc::TUNSETOWNER, owner.into())?;
+    tell(&fd, libc::TUNSETPERSIST, 1)?;
+    Ok(name.text())
+}
+
+/// Removes a TAP device that was kept.
+///
+/// # Errors
+///
+/// There is none, it is in use, or this user may not.
+pub fn remove(name: &str) -> io::Result<()> {
+    let name = Name::new(name)?;
+    // Attaching would make one otherwise.
+    super::interface::index(&control()?, name)?;
+    let (fd, _) = attach(name)?;
+    tell(&fd, libc::TUNSETPERSIST, 0)
+}

@@ -1,0 +1,342 @@
+//! Bare IPv6 packets in UDP, between Quipus, without any privilege (specs/qpip-udp-link.md).
+//!
+//! An inner address says where its owner is ([`place`](super::place)), so there is no table of peers; those
+//! whose inner address does not say it are listed by the user. A packet from anywhere else than its
+//! source address says is dropped. The kernel fragments what is too long for the path.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::interface::{Name, control, mtu};
+use super::messages::{BATCH, Message, Messages, Piece};
+use super::place::{address_of, own_address, place_of};
+use super::queue::Queue;
+use super::{Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Peer, Refusal};
+use crate::address::{find_address, host_addresses};
+use crate::sys;
+
+/// The longest packet, where the interface would carry longer ones.
+const MAX_MTU: u32 = 65_000;
+/// The shortest that every link must carry (RFC 8200 5).
+const MIN_MTU: u32 = 1_280;
+/// Packets that wait for the kernel.
+const SLOTS: usize = 64;
+/// Messages that one system call brings.
+const RECEIVED: usize = 16;
+/// Room for a message: as many datagrams as the kernel puts into one.
+const INBOX_SLOT: usize = 65_536;
+/// The most octets of datagrams in one message.
+const MAX_TRAIN: usize = 65_000;
+/// What the socket's buffers are to hold, if the system allows it.
+const BUFFER: libc::c_int = 4 << 20;
+
+/// The fixed header of IPv6, and where in it the addresses are.
+const HEADER: usize = 40;
+const SOURCE: usize = 8;
+const DESTINATION: usize = 24;
+
+/// A link over a UDP socket.
+pub(super) struct UdpLink {
+    fd: OwnedFd,
+    features: Features,
+    waiting: Queue<Note>,
+    /// The kernel has refused to take several datagrams in one message.
+    one_by_one: bool,
+    messages: Box<Messages>,
+    inbox: Box<[u8]>,
+    places: HashMap<Ipv6Addr, SocketAddr>,
+    inners: HashMap<SocketAddr, Ipv6Addr>,
+}
+
+/// A packet that waits.
+#[derive(Clone, Copy, Default)]
+struct Note {
+    len: usize,
+    to: Option<SocketAddr>,
+}
+
+impl UdpLink {
+    pub(super) fn open(
+        spec: &LinkSpec,
+        bind: SocketAddr,
+        peers: &[Peer],
+    ) -> Result<Self, LinkError> {
+        let fd = socket(bind).map_err(LinkError::at(spec, "binding the socket"))?;
+        let features = features(&fd, bind).map_err(LinkError::at(spec, "finding the interface"))?;
+        Ok(Self {
+            fd,
+            waiting: Queue::new(SLOTS, features.mtu as usize),
+            features,
+            one_by_one: false,
+            messages: Messages::new(),
+            inbox: vec![0; RECEIVED * INBOX_SLOT].into_boxed_slice(),
+            places: peers.iter().map(|peer| (peer.inner, peer.place)).collect(),
+            inners: peers.iter().map(|peer| (bare(peer.place), peer.inner)).collect(),
+        })
+    }
+
+    /// Where the owner of an inner address is.
+    fn place(&self, inner: Ipv6Addr) -> Option<SocketAddr> {
+        let listed = self.places.get(&inner).copied();
+        // A socket of IPv6 has no derived address, and reaches none.
+        let derived = || self.features.address.and_then(|_| place_of(inner)).map(SocketAddr::V4);
+        listed.or_else(derived)
+    }
+
+    /// Sends what waits, several packets to one place in one message.
+    fn drain(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            let pieces = trains(&self.waiting, !self.one_by_one);
+            let (error, pieces) = match self.messages.send(&self.fd, pieces) {
+                Ok(sent) => {
+                    self.waiting.remove(sent);
+                    continue;
+                }
+                Err(refused) => refused,
+            };
+            match Refusal::of(&error) {
+                Refusal::Interrupted => {}
+                Refusal::Full => return Ok(()),
+                Refusal::Gone => return Err(error),
+                // A path narrower than the interface, an interface that computes no checksums, an old kernel.
+                Refusal::Frame if pieces > 1 => self.one_by_one = true,
+                Refusal::Frame => {
+                    tracing::debug!(%error, "the UDP link loses a packet");
+                    self.waiting.remove(1);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PacketLink for UdpLink {
+    fn features(&self) -> &Features {
+        &self.features
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
+        let mut count = 0;
+        while count < limit {
+            let asked = (limit - count).min(RECEIVED);
+            let outcome = self.messages.receive(&self.fd, &mut self.inbox, INBOX_SLOT, asked);
+            let received = match outcome {
+                Ok(received) => received,
+                Err(error) => match Refusal::of(&error) {
+                    Refusal::Gone => return Err(error),
+                    _ => break,
+                },
+            };
+            for index in 0..received {
+                let bytes = &self.inbox[index * INBOX_SLOT..][..INBOX_SLOT];
+                let message = self.messages.received(index);
+                count += message.map_or(0, |m| hand_over(m, bytes, &self.inners, each)).max(1);
+            }
+            if received < asked {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    fn slot(&mut self) -> Option<&mut [u8]> {
+        self.waiting.free()
+    }
+
+    fn send(&mut self, frame: Outgoing) {
+        let Some(bytes) = self.waiting.free() else { return };
+        let Some(inner) = address_at(&bytes[..frame.len], DESTINATION) else { return };
+        match self.place(inner) {
+            Some(to) => self.waiting.push(Note { len: frame.len, to: Some(to) }),
+            None => tracing::debug!(%inner, "no place of the UDP link has this address"),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.drain()
+    }
+
+    fn wants_writable(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+/// The socket of a link at `bind`.
+fn socket(bind: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = sys::udp_socket(bind.ip())?;
+    sys::bind(&fd, bind)?;
+    // Less than asked for, or one datagram after the other, will do.
+    let _ = sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER);
+    let _ = sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER);
+    let _ = sys::set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    Ok(fd)
+}
+
+fn features(fd: &OwnedFd, bind: SocketAddr) -> io::Result<Features> {
+    let interface = find_address(&host_addresses()?, bind.ip())
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?
+        .interface;
+    let headers = if bind.is_ipv4() { 28 } else { 48 };
+    let mtu = mtu(&control()?, Name::new(&interface)?)?;
+    let address = match sys::local_address(fd)? {
+        SocketAddr::V4(place) => Some(own_address(place)),
+        SocketAddr::V6(_) => None,
+    };
+    Ok(Features {
+        mtu: mtu.saturating_sub(headers).clamp(MIN_MTU, MAX_MTU),
+        hardware: None,
+        checksum: false,
+        segment: 0,
+        address,
+        interface: String::new(),
+    })
+}
+
+/// The packets that wait, for one call; where `join` says so, packets to one place that may share a message do.
+fn trains(waiting: &Queue<Note>, join: bool) -> impl Iterator<Item = Piece<'_>> {
+    // Of the message that a packet may join: where to, how long its packets are, how long it is; none that
+    // ends with a shorter packet.
+    let mut open: Option<(Option<SocketAddr>, usize, usize)> = None;
+    (0..waiting.len().min(BATCH)).filter_map(move |index| {
+        let (slot, Note { len, to }) = waiting.get(index)?;
+        let joins = join
+            && open.is_some_and(|(place, size, total)| {
+                place == to && len <= size && total + len <= MAX_TRAIN
+            });
+        open = match open {
+            Some((_, size, total)) if joins => (len == size).then_some((to, size, total + len)),
+            _ => Some((to, len, len)),
+        };
+        Some(Piece { bytes: &slot[..len], to, joins })
+    })
+}
+
+/// Hands the packets of a message to `each`, those that come from where they say; how many.
+fn hand_over(
+    message: Message,
+    bytes: &[u8],
+    inners: &HashMap<SocketAddr, Ipv6Addr>,
+    each: &mut dyn FnMut(&Frame<'_>),
+) -> usize {
+    let Some(from) = message.from else { return 0 };
+    let derived = || match from {
+        SocketAddr::V4(place) => Some(address_of(place)),
+        SocketAddr::V6(_) => None,
+    };
+    let Some(inner) = inners.get(&bare(from)).copied().or_else(derived) else { return 0 };
+    let mut count = 0;
+    for packet in bytes[..message.len].chunks(message.datagrams.unwrap_or(bytes.len())) {
+        if packet.first().is_some_and(|version| version >> 4 == 6)
+            && address_at(packet, SOURCE) == Some(inner)
+        {
+            each(&Frame { bytes: packet, checked: false });
+            count += 1;
+        }
+    }
+    count
+}
+
+/// A place without scope and flow label, which the kernel's word may have and the user's not.
+fn bare(place: SocketAddr) -> SocketAddr {
+    SocketAddr::new(place.ip(), place.port())
+}
+
+/// An address in the header of a packet, if there is a whole header.
+fn address_at(packet: &[u8], at: usize) -> Option<Ipv6Addr> {
+    let octets: [u8; 16] = *packet.get(..HEADER)?[at..].first_chunk()?;
+    Some(octets.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(lens: &[(usize, u16)]) -> Queue<Note> {
+        let mut queue = Queue::new(SLOTS, 2000);
+        for (len, port) in lens {
+            assert!(queue.free().is_some());
+            let to = SocketAddr::from(([127, 0, 0, 1], *port));
+            queue.push(Note { len: *len, to: Some(to) });
+        }
+        queue
+    }
+
+    #[test]
+    fn equal_packets_to_one_place_share_a_message() {
+        let lens =
+            [(100, 1), (100, 1), (60, 1), (60, 1), (61, 1), (60, 1), (60, 2), (60, 2), (60, 1)];
+        let queue = queue(&lens);
+        let joins: Vec<_> = trains(&queue, true).map(|piece| piece.joins).collect();
+        assert_eq!(joins, [false, true, true, false, false, true, false, true, false]);
+        assert!(trains(&queue, false).all(|piece| !piece.joins));
+        let lens: Vec<_> = trains(&queue, true).map(|piece| piece.bytes.len()).collect();
+        assert_eq!(lens, [100, 100, 60, 60, 61, 60, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_message_is_no_longer_than_the_kernel_takes() {
+        let mut queue = Queue::new(SLOTS, 20_000);
+        for _ in 0..4 {
+            queue.push(Note { len: 20_000, to: None });
+        }
+        let joins: Vec<_> = trains(&queue, true).map(|piece| piece.joins).collect();
+        assert_eq!(joins, [false, true, true, false]);
+    }
+
+    /// What of a message with packets of these sources is handed over: the last octets of their payload.
+    fn handed(from: &str, datagrams: Option<usize>, packets: &[(&str, u8)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (source, mark) in packets {
+            let mut packet = [0; HEADER + 1];
+            packet[0] = 0x60;
+            packet[SOURCE..DESTINATION]
+                .copy_from_slice(&source.parse::<Ipv6Addr>().unwrap().octets());
+            packet[HEADER] = *mark;
+            bytes.extend(packet);
+        }
+        let message = Message { len: bytes.len(), from: Some(from.parse().unwrap()), datagrams };
+        let listed = ("192.0.2.2:7".parse().unwrap(), "fd00::7".parse().unwrap());
+        let mut marks = Vec::new();
+        let count = hand_over(message, &bytes, &HashMap::from([listed]), &mut |frame| {
+            assert!(!frame.checked);
+            marks.extend(frame.bytes.last());
+        });
+        assert_eq!(count, marks.len());
+        marks
+    }
+
+    #[test]
+    fn who_says_who_he_is_not_is_not_heard() {
+        let own = address_of("192.0.2.1:4000".parse().unwrap()).to_string();
+        let other = address_of("192.0.2.1:4001".parse().unwrap()).to_string();
+        let packets = [(own.as_str(), 1), (other.as_str(), 2), ("fd00::7", 3), (own.as_str(), 4)];
+        let size = Some(HEADER + 1);
+        assert_eq!(handed("192.0.2.1:4000", size, &packets), [1, 4]);
+        assert_eq!(handed("192.0.2.2:7", size, &packets), [3], "a listed one has only that");
+        assert!(handed("[2001:db8::1]:4000", size, &packets).is_empty());
+        assert_eq!(handed("192.0.2.1:4000", None, &packets[..1]), [1]);
+    }
+
+    #[test]
+    fn short_packets_and_other_versions_are_dropped() {
+        let from: SocketAddr = "192.0.2.1:4000".parse().unwrap();
+        let mut bytes = [0; HEADER];
+        bytes[SOURCE..DESTINATION]
+            .copy_from_slice(&address_of("192.0.2.1:4000".parse().unwrap()).octets());
+        let count = |bytes: &[u8]| {
+            let message = Message { len: bytes.len(), from: Some(from), datagrams: None };
+            hand_over(message, bytes, &HashMap::new(), &mut |_| {})
+        };
+        bytes[0] = 0x60;
+        assert_eq!(count(&bytes), 1);
+        assert_eq!(count(&bytes[..HEADER - 1]), 0);
+        bytes[0] = 0x45;
+        assert_eq!(count(&bytes), 0);
+    }
+}
