@@ -1,5 +1,5 @@
-//! Several messages of a socket for one system call (`sendmmsg(2)`, `recvmmsg(2)`), and several datagrams for one
-//! message (UDP_SEGMENT and UDP_GRO, udp(7)).
+//! Several messages of a socket for one system call (`sendmmsg(2)`, `recvmmsg(2)`), and several datagrams for
+//! one message (UDP_SEGMENT and UDP_GRO, udp(7)).
 
 use std::io;
 use std::net::SocketAddr;
@@ -134,7 +134,8 @@ impl Messages {
         }
     }
 
-    /// Receives up to `limit` messages without waiting, each into a slot of `size` octets of `inbox`; how many.
+    /// Receives up to `limit` messages without waiting, each into a slot of `size` octets of `inbox`; how
+    /// many.
     pub(super) fn receive(
         &mut self,
         fd: &OwnedFd,

@@ -2,12 +2,12 @@
 //!
 //! | module | link | carries | needs |
 //! |---|---|---|---|
-//! | `tap` | `tap:NAME` | Ethernet; checksums and segments are the kernel's work | a TAP device of this user, or CAP_NET_ADMIN |
+//! | `tap` | `tap:NAME` | Ethernet; the kernel cuts segments | a TAP device, or CAP_NET_ADMIN |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
-//! `spec` reads what a user writes, [`open`] makes a link of it. `interface` sets up the kernel's side. Links differ in what
-//! they do for the stack ([`Features`]), and are otherwise alike: frames that a link has taken stay in it
-//! until the kernel takes them. A frame is lost only where a cable would lose it: when its interface is
+//! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side. They
+//! differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has taken
+//! stay in it until the kernel takes them. A frame is lost only where a cable would lose it: when its interface is
 //! down, and when the kernel refuses it for good, as malformed or too long.
 
 mod error;
@@ -27,6 +27,7 @@ use std::os::fd::BorrowedFd;
 
 pub use error::LinkError;
 pub use place::{PREFIX, PREFIX_LEN, address_of, place_of};
+pub use quipu_inet::stack::{Checksum, Frame};
 pub use spec::{LinkSpec, Peer, SpecError, Station};
 pub use tap::{keep, remove};
 
@@ -52,24 +53,6 @@ pub struct Features {
     pub address: Option<(std::net::IpAddr, u8)>,
     /// The network interface that the link is on; empty if it is on none.
     pub interface: String,
-}
-
-/// A frame from the link: Ethernet, or on links without a station address bare IP.
-#[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
-    /// Its octets.
-    pub bytes: &'a [u8],
-    /// The link vouches for the checksums of TCP and UDP, whose fields may hold anything.
-    pub checked: bool,
-}
-
-/// A checksum from `start` to the end of a frame, whose field holds the sum of the pseudo-header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Checksum {
-    /// The first octet that it covers.
-    pub start: u16,
-    /// Where the field is, from the beginning of the frame.
-    pub at: u16,
 }
 
 /// A frame that was written to a slot.
@@ -100,7 +83,8 @@ pub trait PacketLink: Send {
     /// The link is gone for good: its interface was removed.
     fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize>;
 
-    /// Room for the next frame, or `None` while the link is full. Then [`wants_writable`](Self::wants_writable).
+    /// Room for the next frame, or `None` while the link is full, which then
+    /// [`wants_writable`](Self::wants_writable).
     fn slot(&mut self) -> Option<&mut [u8]>;
 
     /// Takes the frame that was written to the slot. The link keeps it until the kernel takes it, which may

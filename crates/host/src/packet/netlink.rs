@@ -29,8 +29,8 @@ impl Request {
     }
 }
 
-/// Gives an interface an address, which may be used at once: nobody is asked whether he has it already, as there is
-/// nobody but us on the link. One that it has already is no error.
+/// Gives an interface an address, which may be used at once: nobody is asked whether he has it already, as
+/// nobody but us is on the link. One that it has already is no error.
 pub(super) fn add_address(index: u32, ip: IpAddr, prefix: u8) -> io::Result<()> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_REPLACE;

@@ -14,8 +14,8 @@ const MAX_HEADERS: usize = 256;
 /// The most datagrams in one: what Linux puts into one itself.
 const MAX_DATAGRAMS: usize = 128;
 
-/// Hands a frame to `each`, or each datagram of a train; how many there were. A train that contradicts itself is
-/// dropped. The frame's bytes are used up.
+/// Hands a frame to `each`, or each datagram of a train; how many there were. A train that contradicts itself
+/// is dropped. The frame's bytes are used up.
 pub(super) fn hand_over(
     header: Header,
     frame: &mut [u8],

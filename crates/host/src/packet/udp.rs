@@ -198,7 +198,7 @@ fn features(fd: &OwnedFd, bind: SocketAddr) -> io::Result<Features> {
     })
 }
 
-/// The packets that wait, for one call; where `join` says so, packets to one place that may share a message do.
+/// The packets that wait, for one call; if `join` says so, packets to one place that may share a message do.
 fn trains(waiting: &Queue<Note>, join: bool) -> impl Iterator<Item = Piece<'_>> {
     // Of the message that a packet may join: where to, how long its packets are, how long it is; none that
     // ends with a shorter packet.

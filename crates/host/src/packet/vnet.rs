@@ -1,5 +1,5 @@
-//! The header before a frame that goes to or comes from the kernel: `struct virtio_net_hdr` (linux/virtio_net.h;
-//! Virtio 1.3, 5.1.6), ten octets in the order of the processor.
+//! The header before a frame that goes to or comes from the kernel: `struct virtio_net_hdr`
+//! (linux/virtio_net.h; Virtio 1.3, 5.1.6), ten octets in the order of the processor.
 
 use super::{ETHERNET, Outgoing};
 
@@ -21,8 +21,8 @@ const TCP_CWR: u8 = 0x80;
 /// What came before a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The checksums of TCP and UDP need not be looked at: the frame has not been on a wire yet, or somebody has
-    /// verified it.
+    /// The checksums of TCP and UDP need not be looked at: the frame has not been on a wire yet, or somebody
+    /// has verified it.
     pub(super) checked: bool,
     /// The frame is a train of UDP datagrams, with so much payload each but the last.
     pub(super) datagrams: Option<u16>,

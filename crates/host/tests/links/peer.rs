@@ -55,7 +55,8 @@ struct Arrived {
 }
 
 impl Ends {
-    /// A frame from us to the kernel with a transport header and payload; its checksum holds the sum of the pseudo-header.
+    /// A frame from us to the kernel with a transport header and payload; its checksum field holds the sum of
+    /// the pseudo-header.
     fn frame(&self, protocol: u8, header: &[u8], at: usize, payload: &[u8]) -> (Vec<u8>, Checksum) {
         let mut frame = vec![0; 128];
         let v4 = self.ours.is_ipv4();

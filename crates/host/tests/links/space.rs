@@ -1,10 +1,10 @@
-//! Network namespaces for tests: a test runs again, in a process of its own in a new namespace, where it may make
-//! interfaces. Without the right to that it is skipped, and says so.
+//! Network namespaces for tests: a test runs again, in a process of its own in a new namespace, where it may
+//! make interfaces. Without the right to that it is skipped, and says so.
 
 use std::process::Command;
 
 /// Set for the run inside.
-const INSIDE: &str = "QUIPU_TEST_INSIDE_A_NAMESPACE";
+const INSIDE: &str = "INSIDE_A_NAMESPACE";
 
 /// A command in a new network namespace: as root there if not here.
 fn unshare() -> Command {
