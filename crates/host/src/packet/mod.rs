@@ -5,10 +5,10 @@
 //! | `tap` | `tap:NAME` | Ethernet; the kernel cuts segments | a TAP device, or CAP_NET_ADMIN |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
-//! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side. They
-//! differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has taken
-//! stay in it until the kernel takes them. A frame is lost only where a cable would lose it: when its interface is
-//! down, and when the kernel refuses it for good, as malformed or too long.
+//! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
+//! They differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has
+//! taken stay in it until the kernel takes them. A frame is lost only where a cable would lose it: when its
+//! interface is down, and when the kernel refuses it for good, as malformed or too long.
 
 mod error;
 pub mod interface;
