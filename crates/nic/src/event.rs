@@ -2,6 +2,9 @@
 
 use std::net::SocketAddr;
 
+use quipu_inet::stack::{ListenerId, TcpId};
+use quipu_inet::tcp::Flow;
+
 use crate::link::LinkMessage;
 use crate::qpip::TcpChange;
 use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId, QpId};
@@ -35,6 +38,16 @@ pub enum Event {
         qp: QpId,
         /// What happened to it.
         change: TcpChange,
+    },
+    /// A peer asks for a connection with a port that is watched by
+    /// [`tcp_listen_deferred`](crate::Adapter::tcp_listen_deferred), or has given up before it was answered.
+    TcpRequest {
+        /// Whom.
+        listener: ListenerId,
+        /// The connection that it asks for.
+        connection: TcpId,
+        /// Between whom; `None`: the peer has given up.
+        flow: Option<Flow>,
     },
 }
 

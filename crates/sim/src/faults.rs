@@ -411,7 +411,9 @@ impl Load {
                     }
                     Event::Async(event) => self.take_async(world, host, event),
                     Event::Stream { .. } => world.violate(|| "a stream nobody gave".into()),
-                    Event::Tcp { .. } => world.violate(|| "a connection nobody asked for".into()),
+                    Event::Tcp { .. } | Event::TcpRequest { .. } => {
+                        world.violate(|| "a connection nobody asked for".into())
+                    }
                 }
             }
         }

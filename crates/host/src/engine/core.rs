@@ -398,7 +398,7 @@ impl Core {
                     }
                 }
                 // No engine is attached to a network of IP yet.
-                Event::Tcp { .. } => {}
+                Event::Tcp { .. } | Event::TcpRequest { .. } => {}
             }
         }
     }

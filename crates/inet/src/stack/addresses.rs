@@ -34,6 +34,10 @@ impl Addresses {
         self.own.iter().map(|own| own.ip)
     }
 
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        self.own.iter().map(|own| (own.ip, own.prefix))
+    }
+
     /// Which of the own addresses it is.
     #[inline]
     pub(super) fn find(&self, ip: IpAddr) -> Option<u16> {

@@ -169,6 +169,11 @@ impl Stack {
         self.addresses.iter()
     }
 
+    /// Own addresses and the lengths of their prefixes: who shares one is on the link.
+    pub fn prefixes(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        self.addresses.prefixes()
+    }
+
     /// Octets of memory that connections take, in all.
     pub fn memory(&self) -> usize {
         self.connections.memory()

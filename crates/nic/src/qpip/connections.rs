@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use quipu_inet::stack::{ConnectError, ListenError, ListenerId, TcpId};
 use quipu_inet::tcp::{self, Failure, Flow, State};
@@ -37,21 +38,85 @@ impl<P: Probe> Adapter<P> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
+        let config = self.hub.attached()?.tcp_config(settings);
+        self.watch_port(port, settings, &config, backlog)
+    }
+
+    /// As [`tcp_listen`](Self::tcp_listen), for a program that decides about each connection: peers are not
+    /// answered before. [`Event::TcpRequest`] tells of one; [`tcp_accept`](Self::tcp_accept) or
+    /// [`tcp_refuse`](Self::tcp_refuse) answers it. At most `backlog` wait for that, beyond which peers are
+    /// left to repeat their SYN.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn tcp_listen_deferred(
+        &mut self,
+        port: u16,
+        settings: &TcpSettings,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), Fault> {
+        let config = Arc::new(tcp::Config { deferred: true, ..settings.to_config() });
+        let (id, port) = self.watch_port(port, settings, &config, backlog)?;
+        if let Some(inet) = &mut self.hub.inet {
+            // No queue pair is needed for a request: the backlog is the bound.
+            inet.stack.set_idle(id, u32::MAX);
+        }
+        Ok((id, port))
+    }
+
+    fn watch_port(
+        &mut self,
+        port: u16,
+        settings: &TcpSettings,
+        config: &Arc<tcp::Config>,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), Fault> {
         let inet = self.hub.attached()?;
-        let config = inet.tcp_config(settings);
-        let (id, port) =
-            inet.stack.listen(port, &config, backlog).map_err(|error| match error {
-                ListenError::InUse => Fault::Invalid("somebody listens at that port already"),
-                ListenError::NoPort => Fault::Exhausted("TCP ports"),
-            })?;
+        let (id, port) = inet.stack.listen(port, config, backlog).map_err(|error| match error {
+            ListenError::InUse => Fault::Invalid("somebody listens at that port already"),
+            ListenError::NoPort => Fault::Exhausted("TCP ports"),
+        })?;
         let watch = Watch {
             settings: *settings,
             idle: VecDeque::new(),
             waiting: VecDeque::new(),
             backlog: backlog.max(1) as usize,
+            deferred: config.deferred,
         };
         inet.watches.insert(id, watch);
         Ok((id, port))
+    }
+
+    /// Answers the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT: its receives are
+    /// the window. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
+    ///
+    /// # Errors
+    /// No such object, no such request any more, or a queue pair that is of another type or in another state.
+    pub fn tcp_accept(&mut self, now: Time, connection: TcpId, id: QpId) -> Result<(), Fault> {
+        self.hub.now = now;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        check_idle(qp)?;
+        let inet = hub.attached()?;
+        let settings = inet.request(connection).ok_or(Fault::NoSuchObject)?.settings;
+        inet.set_owner(connection, Some(Owner::Qp(id)));
+        take_on(qp, hub, connection, &settings);
+        qp.state = QpState::Rtr;
+        if let Some(inet) = &mut hub.inet {
+            inet.stack.answer(now.0, connection);
+        }
+        Ok(())
+    }
+
+    /// Refuses the peer of an [`Event::TcpRequest`]: to it, nobody listens.
+    ///
+    /// # Errors
+    /// No such request any more.
+    pub fn tcp_refuse(&mut self, now: Time, connection: TcpId) -> Result<(), Fault> {
+        self.hub.now = now;
+        let inet = self.hub.attached()?;
+        inet.request(connection).ok_or(Fault::NoSuchObject)?;
+        inet.forget(connection);
+        Ok(())
     }
 
     /// Watches a port no more. Queue pairs that were offered are free again, and connections that none was
@@ -59,6 +124,7 @@ impl<P: Probe> Adapter<P> {
     pub fn tcp_unlisten(&mut self, listener: ListenerId) {
         let Ok(inet) = self.hub.attached() else { return };
         inet.stack.unlisten(listener);
+        inet.refuse_requests(listener);
         let Some(watch) = inet.watches.remove(&listener) else { return };
         for connection in watch.waiting {
             inet.forget(connection);
@@ -170,7 +236,13 @@ impl<P: Probe> Adapter<P> {
         match inet.owner(connection) {
             Some(Owner::Listener(listener)) => match event {
                 tcp::Event::Connected => self.mate(listener, connection),
-                tcp::Event::Failed(_) | tcp::Event::Closed => inet.forget(connection),
+                tcp::Event::Failed(_) | tcp::Event::Closed => {
+                    let request = inet.request(connection).is_some();
+                    inet.forget(connection);
+                    if request {
+                        self.hub.tell_request(listener, connection, None);
+                    }
+                }
                 _ => {}
             },
             Some(Owner::Qp(id)) => {
@@ -291,10 +363,15 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
     }
 }
 
-/// The connection is gone: the oldest send fails with what happened, everything else is flushed.
+/// The connection is gone: the oldest send fails with what happened, everything else is flushed. One that was
+/// refused never was: the queue pair keeps what is posted, and may try again.
 fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) {
     let_go(qp, hub);
     hub.tell_tcp(qp.id, TcpChange::Failed(failure));
+    if failure == Failure::Refused && qp.state == QpState::Rtr {
+        qp.state = QpState::Init;
+        return;
+    }
     if qp.sq.is_empty() {
         return requester::to_error(qp, hub, None);
     }
@@ -357,9 +434,28 @@ impl Inet {
         self.stack.release(connection);
     }
 
+    /// The port that a connection has come to about which the program has not decided.
+    fn request(&self, connection: TcpId) -> Option<&Watch> {
+        let Some(Owner::Listener(listener)) = self.owner(connection) else { return None };
+        self.watches.get(&listener).filter(|watch| watch.deferred)
+    }
+
+    /// Refuses everybody about whom the program has not decided.
+    fn refuse_requests(&mut self, listener: ListenerId) {
+        if !self.watches.get(&listener).is_some_and(|watch| watch.deferred) {
+            return;
+        }
+        let all = self.owners.iter().flatten();
+        let of_it = all.filter(|(_, owner)| *owner == Owner::Listener(listener));
+        let requests: Vec<TcpId> = of_it.map(|(connection, _)| *connection).collect();
+        for connection in requests {
+            self.forget(connection);
+        }
+    }
+
     /// How many more connections a port can take.
     fn say_idle(&mut self, listener: ListenerId) {
-        if let Some(watch) = self.watches.get(&listener) {
+        if let Some(watch) = self.watches.get(&listener).filter(|watch| !watch.deferred) {
             let idle = watch.idle.len().saturating_sub(watch.waiting.len());
             self.stack.set_idle(listener, u32::try_from(idle).unwrap_or(u32::MAX));
         }
@@ -367,6 +463,10 @@ impl Inet {
 }
 
 impl<P> Hub<P> {
+    fn tell_request(&mut self, listener: ListenerId, connection: TcpId, flow: Option<Flow>) {
+        self.events.push_back(Event::TcpRequest { listener, connection, flow });
+    }
+
     fn tell_tcp(&mut self, qp: QpId, change: TcpChange) {
         self.events.push_back(Event::Tcp { qp, change });
     }
@@ -382,6 +482,10 @@ impl<P> Hub<P> {
         inet.set_owner(connection, Some(Owner::Listener(listener)));
         inet.say_idle(listener);
         let Some(watch) = inet.watches.get(&listener) else { return inet.forget(connection) };
+        if watch.deferred {
+            let flow = inet.stack.flow(connection);
+            return self.tell_request(listener, connection, flow);
+        }
         if let Some(Path::Tcp(path)) =
             watch.idle.front().and_then(|&id| qps.get(id)).map(|qp| &qp.path)
         {

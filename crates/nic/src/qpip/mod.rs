@@ -46,6 +46,8 @@ pub(crate) struct Watch {
     /// Connections that stand and wait for one.
     waiting: VecDeque<TcpId>,
     backlog: usize,
+    /// The program decides about each connection.
+    deferred: bool,
 }
 
 /// What an adapter has that is attached to a network of IP.

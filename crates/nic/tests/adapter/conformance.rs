@@ -11,7 +11,10 @@ fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
 fn asynchronous(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
     let event = |event: &Event| match event {
         Event::Async(event) => Some(*event),
-        Event::Completion { .. } | Event::Stream { .. } | Event::Tcp { .. } => None,
+        Event::Completion { .. }
+        | Event::Stream { .. }
+        | Event::Tcp { .. }
+        | Event::TcpRequest { .. } => None,
     };
     pair.hosts[host].events.iter().filter_map(event).collect()
 }

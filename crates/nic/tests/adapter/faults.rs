@@ -20,7 +20,10 @@ fn events(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
         .iter()
         .filter_map(|event| match event {
             Event::Async(event) => Some(*event),
-            Event::Completion { .. } | Event::Stream { .. } | Event::Tcp { .. } => None,
+            Event::Completion { .. }
+            | Event::Stream { .. }
+            | Event::Tcp { .. }
+            | Event::TcpRequest { .. } => None,
         })
         .collect()
 }

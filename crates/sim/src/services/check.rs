@@ -364,7 +364,9 @@ impl Services {
                         world.violate(|| format!("host {host}: {event:?}"));
                     }
                     Event::Async(_) => {}
-                    Event::Tcp { .. } => world.violate(|| "a connection of nobody".into()),
+                    Event::Tcp { .. } | Event::TcpRequest { .. } => {
+                        world.violate(|| "a connection of nobody".into())
+                    }
                     Event::Stream { qp, change, .. } => {
                         let is_it =
                             |a: &usize| (self.actors[*a].host, self.actors[*a].qp) == (host, qp);

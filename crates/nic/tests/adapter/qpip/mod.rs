@@ -1,6 +1,7 @@
 //! Queue pairs of TCP and UDP between two adapters on a simulated link of packets.
 
 mod datagrams;
+mod deferred;
 mod messages;
 pub mod net;
 
