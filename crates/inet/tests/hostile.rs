@@ -54,10 +54,10 @@ fn attack() -> impl Strategy<Value = Attack> {
     })
 }
 
-fn call(connection: &mut Connection, call: u8, len: u64) {
+fn call(now: u64, connection: &mut Connection, call: u8, len: u64) {
     match call {
         0 => connection.close(),
-        1 => connection.set_path_mss(len as u16),
+        1 => connection.set_path_mss(now, len as u16),
         2..5 => connection.set_receive_space(len * 7),
         5..10 => drop(connection.send(1 + len, true)),
         _ => {}
@@ -72,11 +72,11 @@ fn suffers(config: Config, attacks: &[Attack]) {
     // Where both ends stand, as a peer on the path sees it.
     let (mut ours, mut theirs) = (SeqNumber(0), SeqNumber(0));
     connection.set_receive_space(1 << 20);
-    call(connection, 5, 1);
+    call(now, connection, 5, 1);
     for attack in attacks {
         now += attack.wait * MS;
         connection.handle_timeout(now);
-        call(connection, attack.call, attack.len as u64);
+        call(now, connection, attack.call, attack.len as u64);
         let mut sent = 0;
         while let Some(segment) = connection.poll_transmit(now) {
             (ours, theirs) = (segment.header.seq, segment.header.ack);

@@ -161,7 +161,8 @@ fn survives_with(config: Config, seed: u64, faults: Faults, len: u64, room: u64,
         steps += 1;
         if path && steps.is_multiple_of(16) {
             let mss = [1_440, 536, 1_220, 9_000][(steps / 16 % 4) as usize];
-            pair.ends[(steps / 16 % 2) as usize].connection().set_path_mss(mss);
+            let now = pair.now;
+            pair.ends[(steps / 16 % 2) as usize].connection().set_path_mss(now, mss);
         }
         pair.ends.iter().all(|end| end.events.contains(&Event::Closed))
     });

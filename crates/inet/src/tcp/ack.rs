@@ -90,6 +90,7 @@ impl Connection {
         self.judge_loss_probe(ack, is_duplicate);
         self.judge_timeout(ack, &news);
         let lost = self.find_losses(ack, &news);
+        let lost = self.judge_probe(ack.now, lost);
         self.control(ack, &news, flight, lost);
         self.arm_after_ack(ack.now, news.acked > 0);
         self.finish_close(ack.now);
@@ -318,7 +319,8 @@ impl Connection {
     /// The reordering window is over (RFC 8985 6.3).
     pub(super) fn detect_losses(&mut self, now: u64) {
         let before = self.queue.sacked();
-        if self.detect(now) > 0 && self.recovery.is_none() {
+        let lost = self.detect(now);
+        if self.judge_probe(now, lost) > 0 && self.recovery.is_none() {
             self.begin_recovery(Cause::Loss, self.queue.outstanding() - before);
             self.congestion.cwnd = self.pipe() + u64::from(self.mss());
         }

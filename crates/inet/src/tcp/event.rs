@@ -119,6 +119,10 @@ pub struct Counters {
     pub no_room: u32,
     /// Payload behind a gap that could not be kept.
     pub not_kept: u32,
+    /// Segments larger than the path was known to take, sent to find out (RFC 4821).
+    pub path_probes: u32,
+    /// Times that the path was found narrower.
+    pub narrowed: u32,
     /// Congestion marks: seen, and echoed by the peer.
     pub marks: u32,
 }

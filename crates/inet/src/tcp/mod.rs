@@ -23,6 +23,7 @@
 //! | `transmit`, `send` | what goes out next; what is on the way |
 //! | `window` | both windows (RFC 9293 3.8.6) |
 //! | `congestion`, `pacing` | how fast (RFC 9438, 9406) |
+//! | `path` | how large segments may be; reports of ICMP (RFC 8201, 4821, 8899, 5927) |
 //! | `timeout`, `timers` | what time brings |
 //! | `options`, `challenge`, `event`, `config`, `reset`, `seq` | small parts |
 
@@ -38,6 +39,7 @@ mod isn;
 mod listener;
 mod options;
 mod pacing;
+mod path;
 mod rack;
 mod reassembly;
 mod receive;
@@ -62,6 +64,7 @@ pub use event::{Counters, Event, Failure, SendError};
 pub use hash::{Flow, Secret};
 pub use listener::{Listener, Opening};
 pub use options::Negotiated;
+pub use path::Report;
 pub use reassembly::Held;
 pub use reset::reset_for;
 pub use state::State;
@@ -70,6 +73,7 @@ use challenge::Limiter;
 use congestion::Congestion;
 use event::Pending;
 use pacing::Pacer;
+use path::Search;
 use rack::Rack;
 use reassembly::Reassembly;
 use recovery::Recovery;
@@ -177,6 +181,10 @@ pub struct Connection {
     config: Arc<Config>,
     /// What the path takes now: [`Config::path_mss`] at first.
     path_mss: u16,
+    /// What every path takes, as far as one can know.
+    least_mss: u16,
+    /// Only while segments are smaller than they might be.
+    search: Option<Box<Search>>,
     agreed: Negotiated,
     queue: SendQueue,
     window: SendWindow,
@@ -266,6 +274,8 @@ impl Connection {
             events: Pending::default(),
             counters: Counters::default(),
             path_mss: config.path_mss.max(options::MIN_MSS),
+            least_mss: peer_mss,
+            search: None,
             config,
         }
     }
@@ -292,8 +302,7 @@ impl Connection {
 
     /// The largest payload of a segment now: a message up to it is one segment (RFC 9293 3.7.1, MUST-16).
     pub fn mss(&self) -> u32 {
-        let options = if self.agreed.timestamps { options::TIMESTAMPS_LEN } else { 0 };
-        u32::from(self.agreed.peer_mss.min(self.path_mss)) - options
+        u32::from(self.agreed.peer_mss.min(self.path_mss)) - self.options_len()
     }
 
     /// The congestion window in octets, for those who watch.
@@ -337,12 +346,6 @@ impl Connection {
         if self.state.receives() && self.receive.window.wants_update(nxt, mss) {
             self.owed.ack = true;
         }
-    }
-
-    /// The path takes segments of this size, options included, from now on. What is on the way is cut when
-    /// it is sent again; messages not yet sent keep to the new size.
-    pub fn set_path_mss(&mut self, mss: u16) {
-        self.path_mss = mss.max(options::MIN_MSS);
     }
 
     /// Answers the SYN of a peer that waits for the user's decision ([`Config::deferred`]).
@@ -418,6 +421,7 @@ impl Connection {
             + self.queue.memory()
             + self.receive.reassembly.as_ref().map_or(0, |kept| kept.memory())
             + self.recovery.as_ref().map_or(0, |_| size_of::<Recovery>())
+            + self.search.as_ref().map_or(0, |_| size_of::<Search>())
             + self.reset.as_ref().map_or(0, |_| size_of::<Repr>())
     }
 
@@ -451,6 +455,7 @@ impl Connection {
         self.paced = false;
         self.owed = Owed::default();
         self.recovery = None;
+        self.search = None;
         self.receive.reassembly = None;
         match failure {
             Some(failure) => self.events.failed = Some(failure),

@@ -56,6 +56,7 @@ impl Connection {
             return;
         }
         self.counters.timeouts += 1;
+        self.suspect_black_hole(now);
         self.enter_loss(now);
     }
 

@@ -131,10 +131,38 @@ impl Connection {
         if probe {
             return self.loss_probe(now);
         }
+        if self.search.is_some()
+            && let Some(segment) = self.probe_path(now)
+        {
+            return Some(segment);
+        }
         let forced = std::mem::take(&mut self.owed.window_probe);
         let fresh = self.fresh(now, forced)?;
         let due = self.may_send(now, fresh.len) || forced;
         due.then(|| self.send_fresh(now, fresh))
+    }
+
+    /// A segment larger than the path is known to take (RFC 4821 7). It may exceed the congestion window by
+    /// what it is larger: segments of the usual size would otherwise always take the room before it.
+    fn probe_path(&mut self, now: u64) -> Option<Segment> {
+        let (whole, pushes) = self.boundary()?;
+        let len = self.probe_len(now, whole)?;
+        if self.queue.sent().len() >= MAX_FLIGHT || !self.may_send(now, u64::from(self.mss())) {
+            return None;
+        }
+        self.note_probe(self.queue.nxt);
+        Some(self.send_fresh(now, Fresh { len, push: pushes && len == whole, fin: false }))
+    }
+
+    /// Octets to where the next segment must end at the latest, and whether that is a boundary.
+    fn boundary(&self) -> Option<(u64, bool)> {
+        let (nxt, written) = (self.queue.nxt, self.queue.written);
+        let unsent = written.checked_sub(nxt)?;
+        Some(match (self.config.mode, self.queue.message_end()) {
+            (Mode::Stream, _) => (unsent, true),
+            (Mode::Message, Some(end)) => (end - nxt, true),
+            (Mode::Message, None) => (unsent, false),
+        })
     }
 
     /// Whether congestion control and pacing let `len` octets go.
@@ -162,6 +190,7 @@ impl Connection {
         if !self.may_send(now, u64::from(lost.len).min(u64::from(self.mss()))) {
             return None;
         }
+        self.probe_resent(now, lost.start);
         let clock = self.clock(now);
         let mss = self.mss();
         let sent = self.queue.resend(index, now, mss);
@@ -197,6 +226,7 @@ impl Connection {
             return Some(segment);
         }
         let last = self.queue.sent().len().checked_sub(1)?;
+        self.probe_resent(now, self.queue.sent()[last].start);
         let mss = self.mss();
         let sent = self.queue.resend(last, now, mss);
         self.rack.probe_repeats = true;
@@ -212,11 +242,7 @@ impl Connection {
             return None;
         }
         let (nxt, unsent) = (self.queue.nxt, self.queue.written.saturating_sub(self.queue.nxt));
-        let (whole, pushes) = match (self.config.mode, self.queue.message_end()) {
-            (Mode::Stream, _) => (unsent, true),
-            (Mode::Message, Some(end)) => (end - nxt, true),
-            (Mode::Message, None) => (unsent, false),
-        };
+        let (whole, pushes) = self.boundary().unwrap_or((0, self.config.mode == Mode::Stream));
         let mss = u64::from(self.mss());
         // RFC 5682 3.1, step 2b: no more than two new segments decide whether a timeout was spurious.
         if self

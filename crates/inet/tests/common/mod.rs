@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use quipu_inet::tcp::{
-    Config, Connection, Event, Flow, Listener, MILLISECOND, Mode, Opening, Secret, Segment, State,
-    reset_for,
+    Config, Connection, Event, Flow, Listener, MILLISECOND, Mode, Opening, Report, Secret, Segment,
+    State, reset_for,
 };
-use quipu_wire::tcp::{MAX_LEN, Repr};
+use quipu_wire::tcp::{MAX_LEN, MIN_LEN, Repr, SeqNumber};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -30,6 +30,8 @@ pub struct Packet {
     pub bytes: Vec<u8>,
     pub ect: bool,
     pub marked: bool,
+    /// It is no segment but a report: the one that began with this number was too long for so many octets.
+    pub report: Option<(SeqNumber, u16)>,
 }
 
 /// One end, with the application behind it.
@@ -67,6 +69,10 @@ pub struct Pair {
     /// The most packets in the queue before the rate.
     pub queue: u64,
     pub faults: Faults,
+    /// The longest payload, with options, that the link takes.
+    pub mtu: usize,
+    /// What is longer is reported, not only dropped.
+    pub reports: bool,
     pub packets: u64,
     pub dropped: u64,
     /// A packet of its own fate: by its number in the run.
@@ -213,6 +219,8 @@ impl Pair {
             rate: 0,
             queue: u64::MAX,
             faults: Faults::default(),
+            mtu: usize::MAX,
+            reports: false,
             packets: 0,
             dropped: 0,
             drop_numbers: Vec::new(),
@@ -247,7 +255,18 @@ impl Pair {
         let len = segment.header.emit(&mut bytes);
         bytes.truncate(len);
         bytes.extend(segment.payload.clone().map(|offset| octet(end.salt, offset)));
-        self.carry(Packet { to: 1 - from, bytes, ect: segment.ect, marked: false });
+        if bytes.len() - MIN_LEN > self.mtu {
+            self.dropped += 1;
+            if self.reports {
+                let report = Some((segment.header.seq, self.mtu as u16));
+                let packet =
+                    Packet { to: from, bytes: Vec::new(), ect: false, marked: false, report };
+                self.carry(packet);
+            }
+            return;
+        }
+        let to = 1 - from;
+        self.carry(Packet { to, bytes, ect: segment.ect, marked: false, report: None });
     }
 
     fn carry(&mut self, mut packet: Packet) {
@@ -279,6 +298,12 @@ impl Pair {
     }
 
     fn arrive(&mut self, packet: &Packet) {
+        if let Some((seq, mss)) = packet.report {
+            if let Some(connection) = &mut self.ends[packet.to].connection {
+                connection.handle_report(self.now, seq, Report::TooBig { mss });
+            }
+            return;
+        }
         let (repr, len) = Repr::parse(&packet.bytes).expect("we send legal headers");
         let payload = &packet.bytes[len..];
         let end = &mut self.ends[packet.to];

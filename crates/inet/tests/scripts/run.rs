@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use quipu_inet::tcp::{
-    Config, Connection, Flow, KeepAlive, Listener, MILLISECOND, Mode, Opening, Received, SECOND,
-    Secret, Segment, reset_for,
+    Config, Connection, Flow, KeepAlive, Listener, MILLISECOND, Mode, Opening, Received, Report,
+    SECOND, Secret, Segment, reset_for,
 };
 use quipu_wire::tcp::{Flags, Options, Repr, SackBlock, SeqNumber, Timestamps};
 
@@ -23,6 +23,8 @@ struct Run {
     ours: Option<SeqNumber>,
     sent: VecDeque<(u64, Segment)>,
     brought: Received,
+    /// The last report was.
+    believed: bool,
     /// Our last timestamp, and the peer's.
     timestamps: (u32, u32),
     timestamps_used: bool,
@@ -40,6 +42,7 @@ pub fn script(text: &str) -> Result<(), String> {
         ours: None,
         sent: VecDeque::new(),
         brought: Received::default(),
+        believed: false,
         timestamps: (0, 0),
         timestamps_used: false,
     };
@@ -363,7 +366,7 @@ impl Run {
             }
             _ => {}
         }
-        let brought = self.brought.clone();
+        let (brought, now) = (self.brought.clone(), self.now);
         let connection = self.connection.as_mut().ok_or("there is no connection")?;
         let found = match word {
             "send" => {
@@ -373,7 +376,26 @@ impl Run {
             }
             "refuses" => format!("{:?}", connection.send(number(first)?, true).is_err()),
             "space" => return number(first).map(|bytes| connection.set_receive_space(bytes)),
-            "path_mss" => return number(first).map(|mss| connection.set_path_mss(mss)),
+            "path_mss" => return number(first).map(|mss| connection.set_path_mss(now, mss)),
+            "report" => {
+                let words = (first.unwrap_or(""), rest.get(2).copied());
+                let seq: u32 = number(rest.get(1).copied())?;
+                let report = match words {
+                    ("too_big", mss) => Report::TooBig { mss: number(mss)? },
+                    ("soft", None) => Report::Soft,
+                    ("hard", None) => Report::Hard,
+                    _ => return Err("no such report".into()),
+                };
+                let ours = self.ours.ok_or("nothing was sent yet")?;
+                self.believed = connection.handle_report(now, ours + seq, report);
+                return Ok(());
+            }
+            "believed" => {
+                return if self.believed { Ok(()) } else { Err("it was not".into()) };
+            }
+            "disbelieved" => {
+                return if self.believed { Err("it was believed".into()) } else { Ok(()) };
+            }
             "close" => {
                 connection.close();
                 return Ok(());
