@@ -5,24 +5,24 @@ use std::ops::Range;
 
 use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::ndp::Station;
-use quipu_wire::{ethernet, ipv4, ipv6, tcp as wire};
+use quipu_wire::{ethernet, icmpv6, ipv4, ipv6, tcp as wire};
 
 use super::ingress::TCP;
 use super::{Checksum, Departure, Stack};
+use crate::icmp::{Message, PROTOCOL_V4};
 
 /// What hosts give packets (RFC 1700, RFC 6540).
 const HOP_LIMIT: u8 = 64;
 /// Answers that wait at a time: beyond it they are dropped, as the link would do.
 const MAX_ANSWERS: usize = 64;
 
-/// A segment of no connection: a reset, or a cookie.
+/// What the stack says itself, and the station from which the cause came: the answer goes back there.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
-    pub(super) local: u16,
-    pub(super) to: IpAddr,
-    /// From where the question came: the answer goes back there.
-    pub(super) station: Station,
-    pub(super) header: wire::Repr,
+pub(super) enum Answer {
+    /// A segment of no connection: a reset, or a cookie.
+    Segment { station: Station, local: u16, to: IpAddr, header: wire::Repr },
+    /// The next message of ICMP.
+    Message { station: Station },
 }
 
 /// What is to stand in an IP header.
@@ -45,12 +45,21 @@ impl Stack {
         if let Some(departure) = self.transmit_discovery(out) {
             return Some(departure);
         }
-        if let Some(answer) = self.answers.pop_front() {
-            let Answer { local, to, station, header } = answer;
-            let (traffic_class, flow_label) = (0, 0);
-            let envelope =
-                Envelope { local, to, station, protocol: TCP, traffic_class, flow_label };
-            return Some(self.write_segment(&envelope, &header, 0..0, out));
+        while let Some(answer) = self.answers.pop_front() {
+            match answer {
+                Answer::Segment { station, local, to, header } => {
+                    let (traffic_class, flow_label) = (0, 0);
+                    let envelope =
+                        Envelope { local, to, station, protocol: TCP, traffic_class, flow_label };
+                    return Some(self.write_segment(&envelope, &header, 0..0, out));
+                }
+                Answer::Message { station } => {
+                    let departure = self.transmit_message(station, out);
+                    if departure.is_some() {
+                        return departure;
+                    }
+                }
+            }
         }
         // Whoever is to be spoken to may have to be found first.
         self.transmit_tcp(now, out).or_else(|| self.transmit_discovery(out))
@@ -58,6 +67,24 @@ impl Stack {
 
     fn transmit_discovery(&mut self, out: &mut [u8]) -> Option<Departure> {
         let headers = self.neighbours.as_mut()?.poll_transmit(out)?;
+        self.counters.sent += 1;
+        Some(Departure { headers, payload: 0..0, of: None, checksum: None, segment: None })
+    }
+
+    /// The next message of ICMP; none, if it is longer than the link takes.
+    fn transmit_message(&mut self, station: Station, out: &mut [u8]) -> Option<Departure> {
+        let Message { source, destination: to, bytes } = self.icmp.poll_transmit()?;
+        let local = self.addresses.find(source)?;
+        if bytes.len() + ip_header(to) as usize > self.link_mtu() as usize {
+            self.counters.answers_dropped += 1;
+            return None;
+        }
+        let protocol = if to.is_ipv6() { icmpv6::PROTOCOL } else { PROTOCOL_V4 };
+        let (traffic_class, flow_label) = (0, 0);
+        let envelope = Envelope { local, to, station, protocol, traffic_class, flow_label };
+        let start = self.write_ip(&envelope, bytes.len(), out);
+        let headers = start + bytes.len();
+        out[start..headers].copy_from_slice(&bytes);
         self.counters.sent += 1;
         Some(Departure { headers, payload: 0..0, of: None, checksum: None, segment: None })
     }
@@ -73,8 +100,12 @@ impl Stack {
     pub(super) fn keep_answer(&mut self, answer: Answer) {
         if self.answers.len() < MAX_ANSWERS {
             self.answers.push_back(answer);
-        } else {
-            self.counters.answers_dropped += 1;
+            return;
+        }
+        self.counters.answers_dropped += 1;
+        if let Answer::Message { .. } = answer {
+            // There is one less to say.
+            self.icmp.poll_transmit();
         }
     }
 

@@ -1,37 +1,63 @@
-//! A frame's way up to TCP and UDP.
+//! A frame's way up to TCP, UDP and ICMP.
 
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 
 use quipu_wire::checksum::{Sum, sum};
-use quipu_wire::ipv6_extension::{Walk, walk};
+use quipu_wire::ipv6_extension::{Fragment, Refusal, Walk, next_header, walk};
 use quipu_wire::ndp::Station;
 use quipu_wire::{icmpv6, ipv4, ipv6};
 
 use super::{Arrival, Frame, Stack};
+use crate::icmp::{Cause, PROTOCOL_AT, PROTOCOL_V4};
 
 /// Protocol numbers (IANA).
 pub(super) const TCP: u8 = 6;
 /// See [`TCP`].
 pub(super) const UDP: u8 = 17;
+/// The types of Neighbour Discovery (RFC 4861 4).
+const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
 
-/// The IP header of a packet that has come, and where in the frame its payload is.
-#[derive(Clone, Debug)]
-pub(super) struct Packet {
+/// What the link says of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Below {
+    /// Where it begins in its frame.
+    pub(super) at: usize,
+    /// The station that sent it, on a link that has stations.
+    pub(super) station: Station,
+    /// Whether it went to this station, and not to several.
+    pub(super) to_station: bool,
+}
+
+/// An IP header.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Header {
+    V4(ipv4::Repr),
+    V6(ipv6::Repr),
+}
+
+/// A packet that has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packet<'a> {
+    pub(super) below: Below,
+    pub(super) header: Header,
+    /// From the IP header on; of one that came in parts, the last.
+    pub(super) whole: &'a [u8],
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     /// Which of the own addresses that is; none: a group.
     pub(super) local: Option<u16>,
-    /// The station that sent it, on a link that has stations.
-    pub(super) station: Station,
-    pub(super) protocol: u8,
+    /// Nobody can have sent it from there.
+    pub(super) martian: bool,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
-    pub(super) payload: Range<usize>,
+    pub(super) protocol: u8,
+    pub(super) payload: &'a [u8],
+    /// Where the payload begins in the frame; none: the packet came in parts.
+    pub(super) at: Option<usize>,
 }
 
-impl Packet {
-    /// Whether the checksum of its upper layer is right.
+impl Packet<'_> {
+    /// Whether the checksum of so much of the payload is right.
     pub(super) fn is_intact(&self, payload: &[u8]) -> bool {
         let (from, to) = (self.source, self.destination);
         let pseudo = Sum::of_pseudo_header(from, to, self.protocol, payload.len());
@@ -52,124 +78,188 @@ impl Packet {
 impl Stack {
     /// Takes a frame from the link. What it has brought must be taken out of it before it goes away.
     pub fn handle_frame(&mut self, now: u64, frame: &Frame<'_>) -> Arrival {
+        self.now = now;
         self.counters.received += 1;
-        let Some(packet) = self.unframe(now, frame.bytes) else { return Arrival::Nothing };
-        let payload = &frame.bytes[packet.payload.clone()];
-        if packet.protocol == icmpv6::PROTOCOL && self.arrive_discovery(now, &packet, payload) {
+        let Some(below) = self.unframe(now, frame.bytes) else { return Arrival::Nothing };
+        let ip = &frame.bytes[below.at..];
+        match ip.first().map(|first| first >> 4) {
+            Some(6) => self.arrive_v6(now, below, ip, frame.checked),
+            Some(4) => self.arrive_v4(now, below, ip, frame.checked),
+            _ => {
+                self.counters.malformed += 1;
+                Arrival::Nothing
+            }
+        }
+    }
+
+    /// Whether a packet is one for this stack; counted if not. Its payload is not known yet.
+    fn accept<'a>(&mut self, below: Below, header: Header, ip: &'a [u8]) -> Option<Packet<'a>> {
+        let (source, destination, traffic_class, hop_limit, protocol) = match header {
+            Header::V4(it) => (
+                it.source.into(),
+                it.destination.into(),
+                it.traffic_class,
+                it.hop_limit,
+                it.protocol,
+            ),
+            Header::V6(it) => {
+                let (source, destination) = (it.source.into(), it.destination.into());
+                (source, destination, it.traffic_class, it.hop_limit, it.next_header)
+            }
+        };
+        let local = self.addresses.find(destination);
+        if local.is_none() && !self.addresses.is_group(destination) {
+            self.counters.not_ours += 1;
+            return None;
+        }
+        // RFC 1122 3.3.6: what went to several stations is not for one address.
+        if !below.to_station && local.is_some() {
+            self.counters.martians += 1;
+            return None;
+        }
+        let martian = self.addresses.is_martian(source);
+        Some(Packet {
+            below,
+            header,
+            whole: ip,
+            source,
+            destination,
+            local,
+            martian,
+            traffic_class,
+            hop_limit,
+            protocol,
+            payload: &[],
+            at: None,
+        })
+    }
+
+    fn arrive_v4(&mut self, now: u64, below: Below, ip: &[u8], checked: bool) -> Arrival {
+        let Ok((repr, start)) = ipv4::Repr::parse(ip) else {
+            self.counters.malformed += 1;
+            return Arrival::Nothing;
+        };
+        let end = start + usize::from(repr.payload_len);
+        let Some(packet) = self.accept(below, Header::V4(repr), &ip[..end]) else {
+            return Arrival::Nothing;
+        };
+        let payload = &ip[start..end];
+        if !repr.is_fragment() {
+            let packet = Packet { payload, at: Some(below.at + start), ..packet };
+            return self.arrive(now, &packet, checked);
+        }
+        if packet.martian || !may_come_in_parts(repr.protocol) {
+            self.counters.fragments += 1;
             return Arrival::Nothing;
         }
-        if self.addresses.is_martian(packet.source) {
+        let mut fragments = std::mem::take(&mut self.fragments);
+        let arrival = if fragments.handle_ipv4(now, &repr, payload) {
+            self.arrive(now, &Packet { payload: fragments.whole(), ..packet }, false)
+        } else {
+            Arrival::Nothing
+        };
+        self.fragments = fragments;
+        arrival
+    }
+
+    fn arrive_v6(&mut self, now: u64, below: Below, ip: &[u8], checked: bool) -> Arrival {
+        let Ok((repr, start)) = ipv6::Repr::parse(ip) else {
+            self.counters.malformed += 1;
+            return Arrival::Nothing;
+        };
+        let end = start + usize::from(repr.payload_len);
+        let Some(packet) = self.accept(below, Header::V6(repr), &ip[..end]) else {
+            return Arrival::Nothing;
+        };
+        let behind = &ip[start..end];
+        match walk(repr.next_header, behind, false) {
+            Ok(Walk::Upper { protocol, at }) => {
+                let payload = &behind[at..];
+                let at = Some(below.at + start + at);
+                self.arrive(now, &Packet { protocol, payload, at, ..packet }, checked)
+            }
+            Ok(Walk::Fragment { fragment, at }) => {
+                self.arrive_part(now, &packet, &repr, &fragment, &behind[at..])
+            }
+            Err(refusal) => {
+                self.refuse_headers(now, &packet, refusal);
+                Arrival::Nothing
+            }
+        }
+    }
+
+    fn arrive_part(
+        &mut self,
+        now: u64,
+        packet: &Packet<'_>,
+        repr: &ipv6::Repr,
+        fragment: &Fragment,
+        part: &[u8],
+    ) -> Arrival {
+        if packet.martian || !may_come_in_parts(fragment.next_header) {
+            self.counters.fragments += 1;
+            return Arrival::Nothing;
+        }
+        let mut fragments = std::mem::take(&mut self.fragments);
+        let arrival = match fragments.handle_ipv6(now, repr, fragment, part) {
+            Ok(None) => Arrival::Nothing,
+            Ok(Some(first)) => match walk(first, fragments.whole(), true) {
+                Ok(Walk::Upper { protocol, at }) if may_come_in_parts(protocol) => {
+                    let payload = &fragments.whole()[at..];
+                    let arrival = self.arrive(now, &Packet { protocol, payload, ..*packet }, false);
+                    self.reassembled.start += at;
+                    self.reassembled.end += at;
+                    arrival
+                }
+                _ => {
+                    self.counters.fragments += 1;
+                    Arrival::Nothing
+                }
+            },
+            Err(refusal) => {
+                self.refuse_headers(now, packet, refusal);
+                Arrival::Nothing
+            }
+        };
+        self.fragments = fragments;
+        arrival
+    }
+
+    /// A packet whose payload is known.
+    fn arrive(&mut self, now: u64, packet: &Packet<'_>, checked: bool) -> Arrival {
+        let discovery = packet.protocol == icmpv6::PROTOCOL
+            && packet.payload.first().is_some_and(|kind| DISCOVERY.contains(kind));
+        // Who looks whether an address is in use has none yet, or has ours (RFC 4862 5.4).
+        if packet.martian && !discovery {
             self.counters.martians += 1;
             return Arrival::Nothing;
         }
         match (packet.protocol, packet.local) {
-            (TCP, Some(local)) => self.arrive_tcp(now, &packet, local, frame),
-            (UDP, Some(_)) => self.arrive_udp(&packet, frame),
-            (TCP | UDP, None) => {
-                self.counters.not_ours += 1;
-                Arrival::Nothing
-            }
+            (TCP, Some(local)) => return self.arrive_tcp(now, packet, local, checked),
+            (UDP, Some(_)) => return self.arrive_udp(now, packet, checked),
+            (TCP | UDP, None) => self.counters.not_ours += 1,
+            (PROTOCOL_V4 | icmpv6::PROTOCOL, _) => self.arrive_icmp(now, packet),
+            (next_header::NONE, _) => self.counters.other += 1,
             _ => {
                 self.counters.unknown_protocol += 1;
-                Arrival::Nothing
+                self.refuse(now, packet, Cause::Protocol { at: PROTOCOL_AT });
             }
         }
+        Arrival::Nothing
     }
 
-    /// Neighbour Discovery: says whether it was that.
-    fn arrive_discovery(&mut self, now: u64, packet: &Packet, payload: &[u8]) -> bool {
-        let (IpAddr::V6(source), IpAddr::V6(destination)) = (packet.source, packet.destination)
-        else {
-            return false;
-        };
-        let Ok(icmpv6::Repr::Discovery(message)) =
-            icmpv6::Repr::parse(source, destination, payload)
-        else {
-            return false;
-        };
-        if let Some(neighbours) = &mut self.neighbours {
-            let header = ipv6::Repr {
-                source,
-                destination,
-                next_header: packet.protocol,
-                traffic_class: packet.traffic_class,
-                flow_label: 0,
-                hop_limit: packet.hop_limit,
-                payload_len: payload.len() as u16,
-            };
-            neighbours.handle_discovery(now, &header, &message);
-            self.hear_neighbours();
+    fn refuse_headers(&mut self, now: u64, packet: &Packet<'_>, refusal: Refusal) {
+        self.counters.malformed += 1;
+        if let Refusal::Problem { code, at, even_to_group } = refusal
+            && !packet.martian
+        {
+            self.refuse(now, packet, Cause::Problem { code, at, even_to_group });
         }
-        true
     }
+}
 
-    /// The packet that begins at `at`; none, and counted, if it is not one for this stack.
-    pub(super) fn packet(&mut self, bytes: &[u8], at: usize) -> Option<Packet> {
-        let ip = bytes.get(at..)?;
-        let packet = match ip.first().map(|first| first >> 4) {
-            Some(6) => self.packet_v6(ip, at),
-            Some(4) => self.packet_v4(ip, at),
-            _ => {
-                self.counters.malformed += 1;
-                None
-            }
-        }?;
-        let local = self.addresses.find(packet.destination);
-        if local.is_none() && !self.addresses.is_group(packet.destination) {
-            self.counters.not_ours += 1;
-            return None;
-        }
-        Some(Packet { local, ..packet })
-    }
-
-    fn packet_v4(&mut self, ip: &[u8], at: usize) -> Option<Packet> {
-        let Ok((repr, header)) = ipv4::Repr::parse(ip) else {
-            self.counters.malformed += 1;
-            return None;
-        };
-        if repr.is_fragment() {
-            self.counters.fragments += 1;
-            return None;
-        }
-        let start = at + header;
-        Some(Packet {
-            source: repr.source.into(),
-            destination: repr.destination.into(),
-            local: None,
-            station: Station::default(),
-            protocol: repr.protocol,
-            traffic_class: repr.traffic_class,
-            hop_limit: repr.hop_limit,
-            payload: start..start + usize::from(repr.payload_len),
-        })
-    }
-
-    fn packet_v6(&mut self, ip: &[u8], at: usize) -> Option<Packet> {
-        let Ok((repr, header)) = ipv6::Repr::parse(ip) else {
-            self.counters.malformed += 1;
-            return None;
-        };
-        let end = header + usize::from(repr.payload_len);
-        let (protocol, behind) = match walk(repr.next_header, &ip[header..end], false) {
-            Ok(Walk::Upper { protocol, at }) => (protocol, at),
-            Ok(Walk::Fragment { .. }) => {
-                self.counters.fragments += 1;
-                return None;
-            }
-            Err(_) => {
-                self.counters.malformed += 1;
-                return None;
-            }
-        };
-        Some(Packet {
-            source: repr.source.into(),
-            destination: repr.destination.into(),
-            local: None,
-            station: Station::default(),
-            protocol,
-            traffic_class: repr.traffic_class,
-            hop_limit: repr.hop_limit,
-            payload: at + header + behind..at + end,
-        })
-    }
+/// What is put together of parts: datagrams, which have nothing else (RFC 8200 4.5). TCP finds the size of
+/// segments, and ICMP is short; discovery must be whole (RFC 6980 5).
+fn may_come_in_parts(protocol: u8) -> bool {
+    !matches!(protocol, TCP | PROTOCOL_V4 | icmpv6::PROTOCOL)
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use quipu_wire::ndp::Station;
 use quipu_wire::{arp, ethernet};
 
-use super::ingress::Packet;
+use super::ingress::Below;
 use super::{Event, Stack};
 use crate::neighbour::{self, Lookup};
 
@@ -24,6 +24,11 @@ pub(super) enum Hop {
 }
 
 impl Stack {
+    /// The largest packet of the link, as far as routers have not said less.
+    pub(super) fn link_mtu(&self) -> u32 {
+        self.neighbours.as_ref().map_or(self.mtu, |it| it.mtu().min(self.mtu))
+    }
+
     /// Where a packet to `to` goes next. If that is not known it is looked for.
     pub(super) fn hop(&mut self, now: u64, to: IpAddr) -> Hop {
         let Some(neighbours) = &mut self.neighbours else {
@@ -54,37 +59,31 @@ impl Stack {
         }
     }
 
-    /// The packet in a frame, once everything below IP is seen to.
-    pub(super) fn unframe(&mut self, now: u64, bytes: &[u8]) -> Option<Packet> {
-        let Some(neighbours) = &mut self.neighbours else { return self.packet(bytes, 0) };
-        let Ok((ethernet, header)) = ethernet::Repr::parse(bytes) else {
+    /// Takes everything below IP off a frame; none, if that is all there is, or it is not for this station.
+    pub(super) fn unframe(&mut self, now: u64, bytes: &[u8]) -> Option<Below> {
+        let Some(neighbours) = &mut self.neighbours else {
+            return Some(Below { at: 0, station: Station::default(), to_station: true });
+        };
+        let Ok((ethernet, at)) = ethernet::Repr::parse(bytes) else {
             self.counters.malformed += 1;
             return None;
         };
-        let group = ethernet.destination[0] & 1 != 0;
-        let ours = group || Some(ethernet.destination) == self.hardware;
+        let (station, to_station) = (ethernet.source, ethernet.destination[0] & 1 == 0);
+        let ours = !to_station || Some(ethernet.destination) == self.hardware;
         // A frame of this station's own comes back from hubs and from taps.
-        if !ours || Some(ethernet.source) == self.hardware {
+        if !ours || Some(station) == self.hardware {
             self.counters.other += 1;
             return None;
         }
         match ethernet.kind {
+            ethernet::kind::IPV4 | ethernet::kind::IPV6 => Some(Below { at, station, to_station }),
             ethernet::kind::ARP => {
-                match arp::Repr::parse(&bytes[header..]) {
+                match arp::Repr::parse(&bytes[at..]) {
                     Ok(message) => neighbours.handle_arp(now, &message),
                     Err(_) => self.counters.malformed += 1,
                 }
                 self.hear_neighbours();
                 None
-            }
-            ethernet::kind::IPV4 | ethernet::kind::IPV6 => {
-                let packet = self.packet(bytes, header)?;
-                // RFC 1122 3.3.6: what went to all stations is not for one address.
-                if group && packet.local.is_some() {
-                    self.counters.martians += 1;
-                    return None;
-                }
-                Some(Packet { station: ethernet.source, ..packet })
             }
             _ => {
                 self.counters.other += 1;

@@ -22,6 +22,7 @@
 //! | `addresses` | own addresses, martians |
 //! | `tcp`, `connections` | connections and listeners; where they are kept |
 //! | `udp` | datagrams |
+//! | `icmp` | answers, refusals, reports |
 //! | `demux` | from addresses and ports to connections |
 //! | `ports` | who has which port; ephemeral ports |
 //! | `wheel` | deadlines |
@@ -34,6 +35,7 @@ mod connections;
 mod counters;
 mod demux;
 mod egress;
+mod icmp;
 mod ingress;
 mod link;
 mod ports;
@@ -43,6 +45,7 @@ mod wheel;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use api::{
@@ -55,7 +58,10 @@ pub use counters::Counters;
 use quipu_wire::ipv6;
 use quipu_wire::ndp::Station;
 
+use crate::fragments::Fragments;
+use crate::icmp::Icmp;
 use crate::neighbour::{Neighbours, Settings};
+use crate::pmtu::{Outstanding, Paths};
 use crate::tcp::Secret;
 use addresses::Addresses;
 use connections::Connections;
@@ -74,6 +80,14 @@ pub struct Stack {
     hardware: Option<Station>,
     /// On a link with stations.
     neighbours: Option<Neighbours>,
+    icmp: Icmp,
+    fragments: Fragments,
+    /// Where in [`Fragments::whole`] the payload of the last datagram is that came in parts.
+    reassembled: Range<usize>,
+    paths: Paths,
+    outstanding: Outstanding,
+    /// The last time that was told.
+    now: u64,
     /// Time has come by once.
     begun: bool,
     /// Events of no connection.
@@ -112,6 +126,12 @@ impl Stack {
             addresses: Addresses::new(&addresses),
             hardware: config.hardware,
             neighbours,
+            icmp: Icmp::default(),
+            fragments: Fragments::default(),
+            reassembled: 0..0,
+            paths: Paths::new(mtu),
+            outstanding: Outstanding::new(secret),
+            now: 0,
             begun: false,
             notices: VecDeque::new(),
             connections: Connections::new(secret, config.max_connections),
@@ -133,20 +153,21 @@ impl Stack {
             neighbours.handle_timeout(now);
             self.hear_neighbours();
         }
-        self.begun = true;
+        (self.now, self.begun) = (now, true);
+        self.fragments.handle_timeout(now);
         self.expire_tcp(now);
     }
 
     /// When [`Stack::handle_timeout`] is to be called next; none if nothing runs. It may be earlier than
-    /// necessary, and is so at first. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies
+    /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies
     /// in the future.
     pub fn poll_timeout(&self) -> Option<u64> {
-        if !self.begun {
+        if !self.begun && self.neighbours.is_some() {
             return Some(0);
         }
         let neighbours = self.neighbours.as_ref().and_then(|it| it.poll_timeout());
-        let connections = self.connections.wheel.next();
-        connections.into_iter().chain(neighbours).min()
+        let others = neighbours.into_iter().chain(self.fragments.poll_timeout());
+        others.chain(self.connections.wheel.next()).min()
     }
 
     /// The next event.
@@ -156,12 +177,12 @@ impl Stack {
 
     /// The datagram of [`Payload::Reassembled`], until the next frame.
     pub fn reassembled(&self) -> &[u8] {
-        &[]
+        self.fragments.whole().get(self.reassembled.clone()).unwrap_or_default()
     }
 
     /// The largest IP packet that the path to an address takes, as far as one knows.
-    pub fn path_mtu(&self, _to: IpAddr) -> u32 {
-        self.neighbours.as_ref().map_or(self.mtu, |it| it.mtu().min(self.mtu))
+    pub fn path_mtu(&self, to: IpAddr) -> u32 {
+        self.paths.get(self.now, to).min(self.link_mtu())
     }
 
     /// The own addresses.
@@ -177,6 +198,21 @@ impl Stack {
     /// Octets of memory that connections take, in all.
     pub fn memory(&self) -> usize {
         self.connections.memory()
+    }
+
+    /// What was counted of ICMP.
+    pub fn icmp_counters(&self) -> &crate::icmp::Counters {
+        self.icmp.counters()
+    }
+
+    /// What was counted of packets that came in parts.
+    pub fn fragment_counters(&self) -> &crate::fragments::Counters {
+        self.fragments.counters()
+    }
+
+    /// What was counted of neighbours, on a link with stations.
+    pub fn neighbour_counters(&self) -> Option<&crate::neighbour::Counters> {
+        self.neighbours.as_ref().map(Neighbours::counters)
     }
 
     /// What was counted.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_wire::ndp::Station;
-use quipu_wire::tcp::{Flags, Repr};
+use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
 use super::connections::Marks;
 use super::demux::Key;
@@ -12,9 +12,8 @@ use super::egress::{Answer, Envelope, ip_header};
 use super::ingress::{Packet, TCP};
 use super::link::Hop;
 use super::ports::PortMap;
-use super::{
-    Arrival, ConnectError, Departure, Event, Frame, ListenError, ListenerId, Stack, TcpId,
-};
+use super::{Arrival, ConnectError, Departure, Event, ListenError, ListenerId, Stack, TcpId};
+use crate::icmp::Report;
 use crate::tcp::hash::{Purpose, of_flow};
 use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
 
@@ -276,12 +275,12 @@ impl Stack {
     pub(super) fn arrive_tcp(
         &mut self,
         now: u64,
-        packet: &Packet,
+        packet: &Packet<'_>,
         local: u16,
-        frame: &Frame<'_>,
+        checked: bool,
     ) -> Arrival {
-        let bytes = &frame.bytes[packet.payload.clone()];
-        if !frame.checked && !packet.is_intact(bytes) {
+        let (bytes, station) = (packet.payload, packet.below.station);
+        if !checked && !packet.is_intact(bytes) {
             self.counters.checksum += 1;
             return Arrival::Nothing;
         }
@@ -293,11 +292,11 @@ impl Stack {
         };
         let key = Key::new(local, segment.destination, packet.from(segment.source));
         let Some(index) = self.connections.find(&key) else {
-            self.arrive_new(now, &key, &segment, bytes.len() - header, packet.station);
+            self.arrive_new(now, &key, &segment, bytes.len() - header, station);
             return Arrival::Nothing;
         };
         if segment.flags.has(Flags::SYN) && self.gives_way(index, &segment) {
-            self.arrive_new(now, &key, &segment, bytes.len() - header, packet.station);
+            self.arrive_new(now, &key, &segment, bytes.len() - header, station);
             return Arrival::Nothing;
         }
         let Some(connection) = self.connections.slot(index).connection.as_mut() else {
@@ -314,7 +313,7 @@ impl Stack {
             return Arrival::Nothing;
         }
         if let Some(placement) = &mut received.placement {
-            let start = packet.payload.start + header;
+            let start = packet.at.unwrap_or(0) + header;
             placement.payload.start += start;
             placement.payload.end += start;
         }
@@ -399,7 +398,12 @@ impl Stack {
         } else {
             self.counters.tcp_cookies += 1;
         }
-        self.keep_answer(Answer { local: key.local, to: key.remote().ip(), station, header });
+        self.keep_answer(Answer::Segment {
+            local: key.local,
+            to: key.remote().ip(),
+            station,
+            header,
+        });
     }
 
     /// Something has happened to a connection.
@@ -488,6 +492,9 @@ impl Stack {
     pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
         self.connections.resume(next_hop, found);
     }
+
+    /// Somebody says something about a segment that began with `seq`: not believed so far.
+    pub(super) fn report_tcp(&mut self, _: u64, _: &Key, _: SeqNumber, _: &Report) {}
 
     /// Deadlines of connections that have passed.
     pub(super) fn expire_tcp(&mut self, now: u64) {

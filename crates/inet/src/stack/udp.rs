@@ -8,7 +8,8 @@ use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, UDP};
 use super::link::Hop;
 use super::ports::{Ephemeral, PortMap};
-use super::{Arrival, BindError, Datagram, DatagramError, Departure, Frame, Payload, Stack, UdpId};
+use super::{Arrival, BindError, Datagram, DatagramError, Departure, Payload, Stack, UdpId};
+use crate::icmp::Cause;
 use crate::tcp::{Flow, Secret};
 
 /// A bound port; none: free.
@@ -41,7 +42,7 @@ impl Sockets {
         (found.generation == socket.generation).then_some(found.port)?
     }
 
-    fn at(&self, port: u16) -> Option<UdpId> {
+    pub(super) fn at(&self, port: u16) -> Option<UdpId> {
         let index = self.ports.get(port)?;
         Some(UdpId { index, generation: self.sockets[index as usize].generation })
     }
@@ -99,6 +100,7 @@ impl Stack {
         len: usize,
         out: &mut [u8],
     ) -> Result<Departure, DatagramError> {
+        self.now = now;
         let source = self.sockets.port(socket).ok_or(DatagramError::Closed)?;
         if to.port() == 0 || !self.addresses.is_peer(to.ip()) {
             return Err(DatagramError::BadAddress);
@@ -117,6 +119,7 @@ impl Stack {
         let envelope =
             Envelope { local, to: to.ip(), station, protocol: UDP, traffic_class, flow_label: 0 };
         let start = self.write_ip(&envelope, udp::LEN + len, out);
+        self.outstanding.sent(SocketAddr::new(self.addresses.get(local), source), to);
         let repr = udp::Repr { source, destination: to.port(), payload_len: len as u16 };
         let headers = start + repr.emit(&mut out[start..]);
         let at = start + udp::CHECKSUM_AT;
@@ -124,8 +127,9 @@ impl Stack {
         Ok(Departure { headers, payload: 0..len as u64, of: None, checksum, segment: None })
     }
 
-    pub(super) fn arrive_udp(&mut self, packet: &Packet, frame: &Frame<'_>) -> Arrival {
-        let bytes = &frame.bytes[packet.payload.clone()];
+    /// A datagram to an own address.
+    pub(super) fn arrive_udp(&mut self, now: u64, packet: &Packet<'_>, checked: bool) -> Arrival {
+        let bytes = packet.payload;
         let Ok((repr, header)) = udp::Repr::parse(bytes) else {
             self.counters.udp_malformed += 1;
             return Arrival::Nothing;
@@ -133,27 +137,33 @@ impl Stack {
         let bytes = &bytes[..header + usize::from(repr.payload_len)];
         let unsealed = bytes[udp::CHECKSUM_AT..udp::CHECKSUM_AT + 2] == [0; 2];
         // RFC 768: over IPv4 a datagram may have no checksum; over IPv6 it must (RFC 8200 8.1).
-        let valid = if unsealed {
-            packet.source.is_ipv4()
-        } else {
-            frame.checked || packet.is_intact(bytes)
-        };
+        let valid =
+            if unsealed { packet.source.is_ipv4() } else { checked || packet.is_intact(bytes) };
         if !valid {
             self.counters.checksum += 1;
             return Arrival::Nothing;
         }
         let Some(socket) = self.sockets.at(repr.destination) else {
             self.counters.udp_unknown += 1;
+            // RFC 1122 4.1.3.1, RFC 4443 3.1.
+            self.refuse(now, packet, Cause::Port);
             return Arrival::Nothing;
         };
-        let start = packet.payload.start + header;
+        let range = header..header + usize::from(repr.payload_len);
+        let payload = match packet.at {
+            Some(at) => Payload::Frame(at + range.start..at + range.end),
+            None => {
+                self.reassembled = range;
+                Payload::Reassembled
+            }
+        };
         Arrival::Datagram(Datagram {
             socket,
             from: packet.from(repr.source),
             to: packet.destination,
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
-            payload: Payload::Frame(start..start + usize::from(repr.payload_len)),
+            payload,
         })
     }
 }

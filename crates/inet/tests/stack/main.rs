@@ -1,6 +1,9 @@
 //! The stack in simulated time: two of them on a link, or one and a stranger's frames.
 
 mod datagrams;
+mod hostile;
+mod icmp;
 mod link;
 mod net;
+mod packets;
 mod streams;

@@ -439,7 +439,9 @@ impl Net {
 
     /// Lets time pass.
     pub fn run(&mut self, time: u64) {
+        let end = self.now + time;
         self.run_until(time, |_| false);
+        self.now = self.now.max(end);
     }
 
     /// What host `to` has received on `id` is what the other has sent.

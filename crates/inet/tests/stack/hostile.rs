@@ -1,0 +1,290 @@
+//! Strangers: martians, floods, packets that make no sense.
+
+use std::net::IpAddr;
+
+use quipu_inet::stack::{Arrival, ConnectError, Counters, DatagramError, Event, Frame};
+use quipu_inet::tcp::{self, Failure, SECOND, State};
+use quipu_wire::tcp::{Flags, Options, Repr, SeqNumber};
+use quipu_wire::{ipv4, ipv6};
+
+use crate::net::{Net, V4, V6};
+use crate::packets::Packet;
+use crate::streams::stream;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn syn(port: u16, seq: u32) -> Repr {
+    let options = Options { mss: Some(1_440), ..Options::default() };
+    Repr {
+        source: port,
+        destination: 80,
+        seq: SeqNumber(seq),
+        flags: Flags::SYN,
+        window: 1_000,
+        options,
+        ..Repr::default()
+    }
+}
+
+/// What host 1 answers now.
+fn answers(net: &mut Net) -> Vec<Repr> {
+    let mut out = vec![0; 70_000];
+    let mut answers = Vec::new();
+    while let Some(departure) = net.hosts[1].stack.poll_transmit(net.now, &mut out) {
+        let start = if out[0] >> 4 == 6 { ipv6::LEN } else { ipv4::LEN };
+        answers.push(Repr::parse(&out[start..departure.headers]).expect("a segment").0);
+    }
+    answers
+}
+
+fn counted(net: &Net) -> Counters {
+    *net.hosts[1].stack.counters()
+}
+
+#[test]
+fn nobody_is_at_the_port() {
+    for addresses in [V6, V4] {
+        let mut net = Net::new(addresses, 1_500, stream(), 1);
+        let id = net.connect(0, 80);
+        let refused = tcp::Event::Failed(Failure::Refused);
+        assert!(net.run_until(SECOND, |net| net.hosts[0].knows(id, refused)));
+        assert_eq!((counted(&net).tcp_unknown, counted(&net).tcp_resets), (1, 1));
+        net.hosts[0].stack.release(id);
+        net.run(SECOND);
+        assert_eq!(net.hosts[0].stack.connection(id).map(|it| it.state()), None);
+    }
+}
+
+#[test]
+fn martians_are_dropped() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.listen(1, 80, 10);
+    let sources = ["::", "::1", "ff02::1", "::ffff:10.0.0.1", V6[1]];
+    for source in sources {
+        let frame = Packet::new(ip(source), ip(V6[1])).segment(&syn(9, 0), &[]);
+        net.arrive(1, &frame, false);
+    }
+    assert_eq!(counted(&net).martians, sources.len() as u64);
+    for destination in ["ff02::1", "fd00::3", "::1"] {
+        let frame = Packet::new(ip(V6[0]), ip(destination)).segment(&syn(9, 0), &[]);
+        net.arrive(1, &frame, false);
+    }
+    assert_eq!(counted(&net).not_ours, 3, "RFC 9293 3.9.2.3: TCP has no groups (MUST-57)");
+    assert!(answers(&mut net).is_empty());
+    let mut net = Net::new(V4, 1_500, stream(), 1);
+    net.listen(1, 80, 10);
+    let sources = ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.255", V4[1]];
+    for source in sources {
+        let frame = Packet::new(ip(source), ip(V4[1])).segment(&syn(9, 0), &[]);
+        net.arrive(1, &frame, false);
+    }
+    assert_eq!(counted(&net).martians, sources.len() as u64);
+    assert!(answers(&mut net).is_empty());
+}
+
+#[test]
+fn own_addresses_and_groups_are_no_peers() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let config = net.config.clone();
+    let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+    for peer in [V6[0], "::", "ff02::1", "::1"] {
+        let to = (ip(peer), 80).into();
+        let connected = net.hosts[0].stack.connect(net.now, None, to, &config);
+        assert_eq!(connected, Err(ConnectError::BadAddress), "{peer}");
+        let sent = net.send_datagram(0, socket, to, b"x");
+        assert_eq!(sent, Err(DatagramError::BadAddress), "{peer}");
+    }
+    let to = (ip(V6[1]), 0).into();
+    let connected = net.hosts[0].stack.connect(net.now, None, to, &config);
+    assert_eq!(connected, Err(ConnectError::BadAddress));
+    let to = (ip("10.0.0.9"), 80).into();
+    let connected = net.hosts[0].stack.connect(net.now, None, to, &config);
+    assert_eq!(connected, Err(ConnectError::NoRoute), "no address of that family");
+}
+
+#[test]
+fn what_is_cut_or_changed_anywhere_is_dropped() {
+    for addresses in [V6, V4] {
+        let mut net = Net::new(addresses, 1_500, stream(), 1);
+        net.listen(1, 80, 10);
+        let whole = Packet::new(ip(addresses[0]), ip(addresses[1])).segment(&syn(9, 0), &[]);
+        for len in 0..whole.len() {
+            net.arrive(1, &whole[..len], false);
+            net.arrive(1, &whole[..len], true);
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut changed = whole.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            // Of IPv6 the header has no checksum: what the pseudo-header does not have may be changed.
+            let unprotected = matches!(bit / 8, 1..=3 | 7) || bit < 4;
+            if addresses == V4 || !unprotected {
+                assert_eq!(net.arrive(1, &changed, false), Arrival::Nothing);
+            }
+        }
+        assert_eq!(net.hosts[1].accepted, [], "{:?}", counted(&net));
+        net.arrive(1, &whole, false);
+        assert_eq!(net.hosts[1].accepted.len(), 1);
+    }
+}
+
+#[test]
+fn a_flood_of_syns_meets_cookies_and_a_peer_gets_through() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let listener = net.listen(1, 80, 1_000);
+    for n in 0..10_000u32 {
+        let from = std::net::Ipv6Addr::from(0xfd00_u128 << 112 | 7 << 64 | u128::from(n));
+        let frame = Packet::new(from.into(), ip(V6[1])).segment(&syn(9, n), &[]);
+        net.arrive(1, &frame, false);
+        answers(&mut net);
+    }
+    assert_eq!(net.hosts[1].accepted.len(), 64, "the backlog");
+    assert_eq!(counted(&net).tcp_cookies, 10_000 - 64);
+    let client = net.connect(0, 80);
+    assert!(net.run_until(SECOND, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
+    net.hosts[0].stack.send(client, 1_000, true).unwrap();
+    assert!(net.run_until(10 * SECOND, |net| net.hosts[0].user(client).acked == 1_000));
+    let server = *net.hosts[1].accepted.last().unwrap();
+    net.check(1, server, 1_000);
+    // The user is told of those that come to nothing.
+    net.run(400 * SECOND);
+    let first = net.hosts[1].accepted[0];
+    assert!(net.hosts[1].knows(first, tcp::Event::Failed(Failure::TimedOut)));
+    net.hosts[1].stack.unlisten(listener);
+}
+
+#[test]
+fn without_anybody_to_talk_to_a_peer_waits() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let listener = net.listen(1, 80, 0);
+    let client = net.connect(0, 80);
+    net.run(5 * SECOND);
+    assert_eq!(counted(&net).tcp_waiting, 3, "at 0, 1 and 3 s");
+    assert!(net.hosts[1].accepted.is_empty());
+    net.hosts[1].stack.set_idle(listener, 1);
+    assert!(net.run_until(5 * SECOND, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
+    // It was for one.
+    let second = net.connect(0, 80);
+    net.run(SECOND / 2);
+    assert_eq!(net.hosts[1].accepted.len(), 1);
+    assert_eq!(net.hosts[0].stack.connection(second).unwrap().state(), State::SynSent);
+}
+
+#[test]
+fn somebody_not_heard_of_counts_against_those_who_are_there() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let listener = net.listen(1, 80, 2);
+    let stack = &mut net.hosts[1].stack;
+    let arrive = |stack: &mut quipu_inet::stack::Stack, port| {
+        let bytes = Packet::new(ip(V6[0]), ip(V6[1])).segment(&syn(port, 0), &[]);
+        stack.handle_frame(SECOND, &Frame { bytes: &bytes, checked: false });
+    };
+    (1..=4).for_each(|port| arrive(stack, port));
+    assert_eq!(stack.counters().tcp_accepted, 2);
+    // The user does not know of them yet, and says again that there are two.
+    stack.set_idle(listener, 2);
+    arrive(stack, 5);
+    assert_eq!(stack.counters().tcp_accepted, 2);
+    assert!(matches!(stack.poll_event(), Some(Event::Incoming { .. })));
+    arrive(stack, 6);
+    assert_eq!(stack.counters().tcp_accepted, 2);
+    stack.set_idle(listener, 2);
+    arrive(stack, 7);
+    assert_eq!(stack.counters().tcp_accepted, 3);
+}
+
+#[test]
+fn answers_to_a_flood_are_bounded() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let frame = Packet::new(ip(V6[0]), ip(V6[1])).segment(&syn(9, 0), &[]);
+    for _ in 0..1_000 {
+        net.arrive(1, &frame, false);
+    }
+    let answered = answers(&mut net).len() as u64;
+    assert!((1..=64).contains(&answered), "{answered}");
+    assert_eq!(counted(&net).answers_dropped, 1_000 - answered);
+}
+
+#[test]
+fn datagrams_need_a_checksum_over_ipv6_only() {
+    for (addresses, taken) in [(V6, 0), (V4, 1)] {
+        let mut net = Net::new(addresses, 1_500, stream(), 1);
+        net.hosts[1].stack.bind(9).unwrap();
+        let mut frame = Packet::new(ip(addresses[0]), ip(addresses[1])).datagram(1, 9, b"x");
+        let at = frame.len() - 3;
+        frame[at..at + 2].fill(0);
+        net.arrive(1, &frame, false);
+        assert_eq!(net.hosts[1].datagrams.len(), taken, "RFC 8200 8.1");
+        frame[at] = 1;
+        net.arrive(1, &frame, false);
+        assert_eq!(net.hosts[1].datagrams.len(), taken);
+        assert_eq!(counted(&net).checksum, 2 - taken as u64);
+    }
+}
+
+#[test]
+fn an_identifier_of_the_past_does_nothing() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let [client, _] = net.pair();
+    net.hosts[0].stack.release(client);
+    net.run(SECOND);
+    let stack = &mut net.hosts[0].stack;
+    assert!(stack.connection(client).is_none() && stack.flow(client).is_none());
+    assert_eq!(stack.send(client, 1, true), Err(tcp::SendError::Closed));
+    stack.close(client);
+    stack.abort(client);
+    stack.release(client);
+    stack.set_receive_space(client, 1);
+    assert!(stack.poll_held(client).is_none());
+    let again = net.connect(0, 80);
+    assert_eq!(again.index(), client.index(), "the place is used again");
+    assert_ne!(again, client);
+    assert!(net.hosts[0].stack.connection(client).is_none());
+}
+
+#[test]
+fn a_connection_that_is_released_is_reset_and_gone() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let [client, server] = net.pair();
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    net.hosts[0].stack.release(client);
+    let reset = tcp::Event::Failed(Failure::Reset);
+    assert!(net.run_until(SECOND, |net| net.hosts[1].knows(server, reset)));
+    net.hosts[1].stack.release(server);
+    net.run(SECOND);
+    for host in &net.hosts {
+        assert_eq!(host.stack.poll_timeout(), None);
+        assert!(!host.stack.wants_transmit());
+    }
+}
+
+#[test]
+fn a_connection_in_time_wait_makes_room_for_a_new_one() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let listener = net.listen(1, 80, 1);
+    let to = (ip(V6[1]), 80).into();
+    let config = net.config.clone();
+    for round in 0..3 {
+        net.hosts[1].stack.set_idle(listener, 1);
+        let client = net.hosts[0].stack.connect(net.now, Some(5_000), to, &config).unwrap();
+        net.hosts[0].adopt(client);
+        assert!(net.run_until(SECOND, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
+        let twice = net.hosts[0].stack.connect(net.now, Some(5_000), to, &config);
+        assert_eq!(twice, Err(ConnectError::InUse));
+        // The server closes first, and waits.
+        let server = net.hosts[1].accepted[round];
+        net.hosts[1].stack.close(server);
+        net.run(SECOND / 10);
+        net.hosts[0].stack.close(client);
+        net.run(SECOND / 10);
+        net.hosts[0].stack.release(client);
+        assert_eq!(net.hosts[1].stack.connection(server).unwrap().state(), State::TimeWait);
+        if round == 0 {
+            // Whether the user has forgotten it or not.
+            net.hosts[1].stack.release(server);
+        }
+        net.run(2 * SECOND);
+    }
+    assert_eq!(counted(&net).tcp_reused, 2);
+}

@@ -1,0 +1,160 @@
+//! What a stack answers, refuses and believes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use quipu_inet::stack::{Arrival, DatagramError, Event};
+use quipu_inet::tcp::SECOND;
+use quipu_wire::{icmpv4, icmpv6, ipv4, ipv6, udp};
+
+use crate::net::{Net, V4, V6};
+use crate::packets::{self, Packet};
+use crate::streams::stream;
+
+/// The ICMP messages in what a host sends now.
+fn said(net: &mut Net, host: usize) -> Vec<Vec<u8>> {
+    let mut out = vec![0; 70_000];
+    let mut messages = Vec::new();
+    while let Some(departure) = net.hosts[host].stack.poll_transmit(net.now, &mut out) {
+        assert!(departure.payload.is_empty() && departure.checksum.is_none());
+        messages.push(out[..departure.headers].to_vec());
+    }
+    messages
+}
+
+fn to(host: usize, addresses: [&str; 2]) -> Packet {
+    Packet::new(addresses[1 - host].parse().unwrap(), addresses[host].parse().unwrap())
+}
+
+#[test]
+fn echoes_are_answered() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let (from, here) = (V6[0].parse().unwrap(), V6[1].parse().unwrap());
+    let request = icmpv6::Repr::EchoRequest { identifier: 1, number: 2, data: b"hello" };
+    let mut bytes = vec![0; request.wire_len()];
+    request.emit(from, here, &mut bytes);
+    net.arrive(1, &to(1, V6).carry(icmpv6::PROTOCOL, &bytes), false);
+    let said = said(&mut net, 1);
+    let reply = icmpv6::Repr::parse(here, from, &said[0][ipv6::LEN..]).unwrap();
+    assert_eq!(reply, icmpv6::Repr::EchoReply { identifier: 1, number: 2, data: b"hello" });
+
+    let mut net = Net::new(V4, 1_500, stream(), 1);
+    let request = icmpv4::Repr::EchoRequest { identifier: 1, number: 2, data: b"hello" };
+    let mut bytes = vec![0; request.wire_len()];
+    request.emit(&mut bytes);
+    net.arrive(1, &to(1, V4).carry(1, &bytes), false);
+    let said = self::said(&mut net, 1);
+    let reply = icmpv4::Repr::parse(&said[0][ipv4::LEN..]).unwrap();
+    assert_eq!(reply, icmpv4::Repr::EchoReply { identifier: 1, number: 2, data: b"hello" });
+}
+
+#[test]
+fn a_datagram_to_nobody_is_refused_and_its_sender_hears_of_it() {
+    for addresses in [V6, V4] {
+        let mut net = Net::new(addresses, 1_500, stream(), 1);
+        let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+        let to = SocketAddr::new(net.hosts[1].address, 9);
+        net.send_datagram(0, socket, to, b"anybody?").unwrap();
+        net.run(SECOND);
+        assert_eq!(net.hosts[1].stack.counters().udp_unknown, 1);
+        assert_eq!(net.hosts[0].notices, [Event::Refused { socket, to }]);
+    }
+}
+
+#[test]
+fn refusals_are_limited() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let datagram = to(1, V6).datagram(1, 9, b"x");
+    for _ in 0..1_000 {
+        net.arrive(1, &datagram, false);
+    }
+    let limit = quipu_inet::icmp::ERRORS as usize;
+    // Fewer wait at a time; what is dropped is gone.
+    assert!((1..=limit).contains(&said(&mut net, 1).len()));
+    assert!(!net.hosts[1].stack.wants_transmit());
+    assert_eq!(net.hosts[1].stack.icmp_counters().errors, limit as u64);
+}
+
+#[test]
+fn an_unknown_protocol_is_refused() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.arrive(1, &to(1, V6).carry(99, b"what"), false);
+    let (from, here) = (V6[0].parse().unwrap(), V6[1].parse().unwrap());
+    let said = said(&mut net, 1);
+    let problem = icmpv6::Repr::parse(here, from, &said[0][ipv6::LEN..]).unwrap();
+    let icmpv6::Repr::ParameterProblem { code: 1, pointer: 6, .. } = problem else {
+        panic!("{problem:?}")
+    };
+    assert_eq!(net.hosts[1].stack.counters().unknown_protocol, 1);
+}
+
+/// A router says that a datagram is too long.
+fn too_big(net: &mut Net, from: SocketAddr, there: SocketAddr, mtu: u32) {
+    let (IpAddr::V6(own), IpAddr::V6(peer)) = (from.ip(), there.ip()) else { panic!("IPv6") };
+    let quoted = Packet::new(own.into(), peer.into()).datagram(from.port(), there.port(), b"x");
+    let message = icmpv6::Repr::PacketTooBig { mtu, packet: &quoted };
+    let mut bytes = vec![0; message.wire_len()];
+    let router = "fd00::fe".parse().unwrap();
+    message.emit(router, own, &mut bytes);
+    let frame = Packet::new(router.into(), own.into()).carry(icmpv6::PROTOCOL, &bytes);
+    assert_eq!(net.arrive(0, &frame, false), Arrival::Nothing);
+}
+
+#[test]
+fn a_path_is_narrower_if_a_router_says_so_of_a_datagram_that_was_sent() {
+    let mut net = Net::new(V6, 9_000, stream(), 1);
+    let (socket, port) = net.hosts[0].stack.bind(0).unwrap();
+    let from = SocketAddr::new(net.hosts[0].address, port);
+    let there = SocketAddr::new(net.hosts[1].address, 9);
+    let path = |net: &Net| net.hosts[0].stack.path_mtu(there.ip());
+    too_big(&mut net, from, there, 1_400);
+    assert_eq!(path(&net), 9_000, "nothing was sent");
+    net.send_datagram(0, socket, there, b"x").unwrap();
+    too_big(&mut net, SocketAddr::new(from.ip(), port ^ 1), there, 1_400);
+    too_big(&mut net, from, there, 1_279);
+    assert_eq!(path(&net), 9_000, "not ours, or less than a path can have");
+    too_big(&mut net, from, there, 1_400);
+    assert_eq!(path(&net), 1_400);
+    let fits = 1_400 - ipv6::LEN - udp::LEN;
+    let long = net.send_datagram(0, socket, there, &vec![0; fits + 1]);
+    assert_eq!(long, Err(DatagramError::TooLong { fits }));
+    assert_eq!(
+        net.hosts[0].stack.path_mtu("fd00::77".parse().unwrap()),
+        9_000,
+        "of that path only"
+    );
+    net.run(601 * SECOND);
+    net.hosts[0].stack.handle_timeout(net.now);
+    assert_eq!(path(&net), 9_000, "RFC 8201 4: it may have become better");
+}
+
+#[test]
+fn datagrams_come_in_parts() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let (socket, _) = net.hosts[1].stack.bind(9).unwrap();
+    let payload: Vec<u8> = (0..5_000u32).map(|n| n as u8).collect();
+    let parts = to(1, V6).parts(&packets::sealed_datagram(V6, 7, 9, &payload), 17, 1_200);
+    assert_eq!(parts.len(), 5);
+    for part in parts.iter().rev() {
+        net.arrive(1, part, false);
+    }
+    let (datagram, got) = &net.hosts[1].datagrams[0];
+    assert_eq!((datagram.socket, datagram.from.port()), (socket, 7));
+    assert!(*got == payload);
+    // Half a datagram is forgotten after a minute (RFC 8200 4.5).
+    net.arrive(1, &parts[0], false);
+    assert!(net.hosts[1].stack.poll_timeout().is_some());
+    net.run(61 * SECOND);
+    assert_eq!(net.hosts[1].stack.poll_timeout(), None);
+    assert_eq!(net.hosts[1].stack.fragment_counters().expired, 1);
+}
+
+#[test]
+fn segments_do_not_come_in_parts() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let parts = to(1, V6).parts(&[0; 2_000], 6, 1_200);
+    parts.iter().for_each(|part| {
+        net.arrive(1, part, false);
+    });
+    assert_eq!(net.hosts[1].stack.counters().fragments, 2);
+    assert_eq!(net.hosts[1].stack.poll_timeout(), None, "nothing is kept");
+}
