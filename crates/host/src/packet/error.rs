@@ -45,6 +45,17 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Tap { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
             "load the module tun (modprobe tun), or let the container have /dev/net/tun".to_owned()
         }
+        (LinkSpec::Packet { .. }, Some(libc::EPERM | libc::EACCES)) => {
+            "grant the right to raw packets (setcap cap_net_raw+ep on the program), or use a tap: \
+             device that an administrator makes for you, or a udp: link, which needs no rights"
+                .to_owned()
+        }
+        (LinkSpec::Packet { .. }, Some(libc::EAFNOSUPPORT)) => {
+            format!("{name} is no Ethernet interface; name another, or use a udp: link")
+        }
+        (LinkSpec::Packet { .. }, Some(libc::EADDRINUSE)) => {
+            "the station address is the kernel's own there; choose another".to_owned()
+        }
         (LinkSpec::Udp { .. }, Some(libc::EADDRNOTAVAIL)) => {
             "name an address of this host (ip address)".to_owned()
         }

@@ -77,6 +77,18 @@ pub(super) fn mtu(control: &OwnedFd, name: Name) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
 }
 
+/// The station address of an Ethernet interface.
+pub(super) fn station(control: &OwnedFd, name: Name) -> io::Result<[u8; 6]> {
+    let mut request = name.request();
+    ask(control, libc::SIOCGIFHWADDR as _, &mut request)?;
+    // SAFETY: the kernel has filled in this member; any bits are a valid address.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    if address.sa_family != libc::ARPHRD_ETHER {
+        return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT));
+    }
+    Ok(std::array::from_fn(|i| address.sa_data[i] as u8))
+}
+
 /// How the kernel's side of an interface is to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setup {

@@ -3,6 +3,7 @@
 //! | module | link | carries | needs |
 //! |---|---|---|---|
 //! | `tap` | `tap:NAME` | Ethernet; the kernel cuts segments | a TAP device, or CAP_NET_ADMIN |
+//! | `af_packet` | `packet:INTERFACE` | Ethernet; the kernel cuts segments | CAP_NET_RAW |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
@@ -10,6 +11,7 @@
 //! taken stay in it until the kernel takes them. A frame is lost only where a cable would lose it: when its
 //! interface is down, and when the kernel refuses it for good, as malformed or too long.
 
+mod af_packet;
 mod error;
 pub mod interface;
 mod messages;
@@ -110,6 +112,9 @@ pub trait PacketLink: Send {
 pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
     Ok(match spec {
         LinkSpec::Tap { name, station } => Box::new(tap::Tap::open(spec, name, *station)?),
+        LinkSpec::Packet { interface, station } => {
+            Box::new(af_packet::PacketSocket::open(spec, interface, *station)?)
+        }
         LinkSpec::Udp { bind, peers } => Box::new(udp::UdpLink::open(spec, *bind, peers)?),
     })
 }

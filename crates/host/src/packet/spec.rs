@@ -20,6 +20,13 @@ pub enum LinkSpec {
         /// The station address of our end; drawn if none is given.
         station: Option<Station>,
     },
+    /// `packet:INTERFACE[,station=XX:XX:XX:XX:XX:XX]`: a packet socket on an Ethernet interface.
+    Packet {
+        /// The interface.
+        interface: String,
+        /// The station address of our end; drawn if none is given.
+        station: Option<Station>,
+    },
     /// `udp:ADDRESS:PORT[,peer=INNER@ADDRESS:PORT]...`: bare IPv6 packets in UDP.
     Udp {
         /// Where we are found. Port 0: any.
@@ -52,7 +59,7 @@ pub struct SpecError {
     pub problem: &'static str,
 }
 
-const KINDS: &str = "expected tap:NAME or udp:ADDRESS:PORT";
+const KINDS: &str = "expected tap:NAME, packet:INTERFACE or udp:ADDRESS:PORT";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
 const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
 const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
@@ -67,7 +74,7 @@ impl LinkSpec {
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         match self {
-            Self::Tap { name, .. } => Some(name),
+            Self::Tap { name: interface, .. } | Self::Packet { interface, .. } => Some(interface),
             Self::Udp { .. } => None,
         }
     }
@@ -90,6 +97,10 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
             // The kernel chooses the name of one without.
             let name = if what.is_empty() { String::new() } else { interface(what)? };
             Ok(LinkSpec::Tap { name, station: station_option(parts)? })
+        }
+        "packet" => {
+            let interface = interface(what)?;
+            Ok(LinkSpec::Packet { interface, station: station_option(parts)? })
         }
         "udp" => {
             let bind: SocketAddr = what.parse().map_err(|_| BIND)?;
@@ -165,6 +176,10 @@ impl fmt::Display for LinkSpec {
                 write!(f, "tap:{name}")?;
                 show_station(*station, f)
             }
+            Self::Packet { interface, station } => {
+                write!(f, "packet:{interface}")?;
+                show_station(*station, f)
+            }
             Self::Udp { bind, peers } => {
                 write!(f, "udp:{bind}")?;
                 peers.iter().try_for_each(|p| write!(f, ",peer={}@{}", p.inner, p.place))
@@ -195,6 +210,8 @@ mod tests {
             "tap:",
             "tap:qp%d",
             "tap:qp0,station=02:00:00:00:00:0a",
+            "packet:eth1",
+            "packet:eth1,station=02:00:00:00:00:0a",
             "udp:127.0.0.1:4000",
             "udp:[::1]:0",
             "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
@@ -211,6 +228,7 @@ mod tests {
             ("", KINDS),
             ("qp0", KINDS),
             ("tun:qp0", KINDS),
+            ("packet:", NAME),
             ("tap:a/b", NAME),
             ("tap:..", NAME),
             ("tap:sixteen_letters_", NAME),

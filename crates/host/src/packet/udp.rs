@@ -13,7 +13,7 @@ use super::interface::{Name, control, mtu};
 use super::messages::{BATCH, Message, Messages, Piece};
 use super::place::{address_of, own_address, place_of};
 use super::queue::Queue;
-use super::{Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Peer, Refusal};
+use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Peer, Refusal};
 use crate::address::{find_address, host_addresses};
 use crate::sys;
 
@@ -67,7 +67,7 @@ impl UdpLink {
         let features = features(&fd, bind).map_err(LinkError::at(spec, "finding the interface"))?;
         Ok(Self {
             fd,
-            waiting: Queue::new(SLOTS, features.mtu as usize),
+            waiting: Queue::new(SLOTS, features.mtu as usize + ETHERNET),
             features,
             one_by_one: false,
             messages: Messages::new(),

@@ -1,6 +1,7 @@
 //! Packet links against the kernel: frames out and in, trains of segments and datagrams both ways, and what
 //! happens when something is missing. The kernel's sockets are the peer.
 
+mod af_packet;
 mod peer;
 mod space;
 mod tap;

@@ -10,7 +10,7 @@ use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::tcp::{Flags, Options, SeqNumber};
 use quipu_wire::{ethernet, ipv4, ipv6, tcp, udp};
 
-use super::space::ip;
+use super::space::{ip, wait_until_local};
 
 /// Nothing here takes that long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,11 +28,11 @@ pub const KERNEL_STATION: [u8; 6] = [2, 0, 0, 0, 0x77, 1];
 /// Gives the kernel its end of a link: addresses on an interface, and ours as known neighbours.
 pub fn set_up(interface: &str, link: &dyn PacketLink) {
     let show = |octets: [u8; 6]| octets.map(|octet| format!("{octet:02x}")).join(":");
-    ip(&format!("link set {interface} down"));
     ip(&format!("link set {interface} address {}", show(KERNEL_STATION)));
     ip(&format!("link set {interface} up"));
     ip(&format!("address add {}/24 dev {interface}", KERNEL[0]));
     ip(&format!("address add {}/64 dev {interface} nodad", KERNEL[1]));
+    wait_until_local(KERNEL[1]);
     for ours in OURS {
         let station = show(link.features().hardware.unwrap());
         ip(&format!("neigh add {ours} lladdr {station} dev {interface} nud permanent"));
@@ -200,13 +200,14 @@ pub fn next<T>(
     found
 }
 
-/// Everything that goes over a link to the kernel and back, by both versions of IP.
-pub fn talk(link: &mut dyn PacketLink) {
+/// Everything that goes over a link to the kernel and back, by both versions of IP. `uncut` says whether the
+/// kernel's segments come in trains.
+pub fn talk(link: &mut dyn PacketLink, uncut: bool) {
     for (kernel, ours) in KERNEL.into_iter().zip(OURS) {
         let station = link.features().hardware.unwrap();
         let ends = Ends { station, kernel: kernel.parse().unwrap(), ours: ours.parse().unwrap() };
         datagrams(link, &ends);
-        segments(link, &ends);
+        segments(link, &ends, uncut);
     }
 }
 
@@ -263,7 +264,7 @@ fn train(link: &mut dyn PacketLink, ends: &Ends, socket: &UdpSocket) {
 }
 
 /// A connection to the kernel, with long trains of segments both ways where the link does that.
-fn segments(link: &mut dyn PacketLink, ends: &Ends) {
+fn segments(link: &mut dyn PacketLink, ends: &Ends, uncut: bool) {
     let listener = TcpListener::bind((ends.kernel, 0)).unwrap();
     let mut client = Client::connect(link, ends, listener.local_addr().unwrap().port());
     let (mut stream, _) = listener.accept().unwrap();
@@ -280,8 +281,7 @@ fn segments(link: &mut dyn PacketLink, ends: &Ends) {
     stream.write_all(&payload).unwrap();
     let (got, longest) = client.receive(link, ends, TRAIN);
     assert!(got == payload);
-    // The kernel leaves the cutting to the link where it may.
-    assert_eq!(longest > 1460, link.features().segment > 0, "{longest}");
+    assert_eq!(longest > 1460, uncut, "{longest}");
 }
 
 /// Our end of a connection.

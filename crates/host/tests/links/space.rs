@@ -1,7 +1,9 @@
 //! Network namespaces for tests: a test runs again, in a process of its own in a new namespace, where it may
 //! make interfaces. Without the right to that it is skipped, and says so.
 
+use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Set for the run inside.
 const INSIDE: &str = "INSIDE_A_NAMESPACE";
@@ -56,4 +58,56 @@ pub fn drop_rights() {
         libc::syscall(libc::SYS_capset, (&raw const header).cast_mut(), &raw const nothing)
     };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Waits until an interface sends: the kernel looks at new carriers now and then only, and drops until then.
+pub fn wait_until_up(interface: &str) {
+    wait_until_said(&format!("-o link show {interface}"), " state UP ");
+}
+
+/// Waits until the kernel receives for an address of IPv6, which it begins to do some time after it has it.
+pub fn wait_until_local(address: &str) {
+    wait_until_said("-6 route show table local", &format!("local {address} "));
+}
+
+fn wait_until_said(question: &str, answer: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let output = Command::new("ip").args(question.split_whitespace()).output().unwrap();
+        if String::from_utf8_lossy(&output.stdout).contains(answer) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{output:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What an interface may leave undone in frames that it sends.
+#[derive(Clone, Copy)]
+pub enum Offload {
+    /// Checksums.
+    Checksum,
+    /// Trains of TCP segments.
+    Segments,
+}
+
+/// Switches an offload of an interface on or off (ETHTOOL_STXCSUM, ETHTOOL_STSO of linux/ethtool.h).
+pub fn offload(interface: &str, offload: Offload, on: bool) {
+    let command: u32 = match offload {
+        Offload::Checksum => 0x17,
+        Offload::Segments => 0x1f,
+    };
+    let mut value = [command, on.into()];
+    // SAFETY: plain data, for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    // SAFETY: the request and the value that it points at are live variables.
+    let done = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
+    };
+    assert_eq!(done, 0, "{interface}: {}", std::io::Error::last_os_error());
 }

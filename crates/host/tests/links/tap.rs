@@ -29,7 +29,7 @@ fn the_kernel_talks_over_a_tap_device() {
     assert_eq!((features.mtu, features.interface.as_str()), (1500, "qp0"));
     assert!(features.checksum && features.segment > 60_000);
     peer::set_up("qp0", link.as_ref());
-    peer::talk(link.as_mut());
+    peer::talk(link.as_mut(), true);
 }
 
 #[test]

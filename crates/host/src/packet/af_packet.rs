@@ -1,0 +1,236 @@
+//! A packet socket on a network interface (packet(7)): the adapter is one more station on its Ethernet.
+//!
+//! Our station address is another than the interface's, so that the kernel takes no frame for its own that is
+//! ours, and answers none; a filter keeps all frames away that are not for us. The header of `vnet` before
+//! each frame says what the sender has left to do: frames from the other end of a veth pair come as trains
+//! of segments and without checksums.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::interface::{self, Name, control};
+use super::messages::{BATCH, Messages, Piece};
+use super::queue::Queue;
+use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
+use super::{Refusal, Station, split, station, vnet};
+use crate::sys::{adopt, check, set_option, set_option_bytes};
+
+/// Frames that wait for the kernel.
+const SLOTS: usize = 32;
+/// Frames that one system call brings.
+const RECEIVED: usize = 16;
+/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
+const SLOT: usize = vnet::LEN + ETHERNET + 65_535;
+/// What the socket's buffers are to hold, if the system allows it.
+const BUFFER: libc::c_int = 4 << 20;
+
+/// A link over a packet socket.
+pub(super) struct PacketSocket {
+    fd: OwnedFd,
+    name: Name,
+    features: Features,
+    waiting: Queue<usize>,
+    messages: Box<Messages>,
+    inbox: Box<[u8]>,
+}
+
+impl PacketSocket {
+    pub(super) fn open(
+        spec: &LinkSpec,
+        name: &str,
+        wanted: Option<Station>,
+    ) -> Result<Self, LinkError> {
+        let at = |what| LinkError::at(spec, what);
+        let name = Name::new(name).map_err(at("the name of the interface"))?;
+        let features = features(name, wanted).map_err(at("looking at the interface"))?;
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: takes integers only. Without a protocol the socket receives nothing before it is bound.
+        let fd = adopt(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+            .map_err(at("making a packet socket"))?;
+        prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
+        Ok(Self {
+            fd,
+            name,
+            features,
+            waiting: Queue::new(SLOTS, SLOT),
+            messages: Messages::new(),
+            inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
+        })
+    }
+
+    /// What a refusal means: that the interface is down is said in the same words as that it is gone.
+    fn refusal(&self, error: &io::Error) -> Refusal {
+        let refusal = Refusal::of(error);
+        let down = error.raw_os_error() == Some(libc::ENETDOWN);
+        let is_there = || control().and_then(|control| interface::index(&control, self.name));
+        if down && is_there().is_err() { Refusal::Gone } else { refusal }
+    }
+}
+
+impl PacketLink for PacketSocket {
+    fn features(&self) -> &Features {
+        &self.features
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
+        let mut count = 0;
+        while count < limit {
+            let asked = (limit - count).min(RECEIVED);
+            let received = match self.messages.receive(&self.fd, &mut self.inbox, SLOT, asked) {
+                Ok(received) => received,
+                Err(error) => match self.refusal(&error) {
+                    Refusal::Gone => return Err(error),
+                    Refusal::Full => break,
+                    // A frame whose header the kernel cannot write, or an interface that went down.
+                    Refusal::Interrupted | Refusal::Frame => {
+                        count += 1;
+                        continue;
+                    }
+                },
+            };
+            for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
+                let len = self.messages.received(index).map_or(0, |message| message.len);
+                let parts = slot[..len].split_first_chunk_mut();
+                let handed = parts.map_or(0, |(header, frame)| {
+                    split::hand_over(vnet::Header::read(header), frame, each)
+                });
+                count += handed.max(1);
+            }
+            if received < asked {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    fn slot(&mut self) -> Option<&mut [u8]> {
+        self.waiting.free().map(|slot| &mut slot[vnet::LEN..])
+    }
+
+    fn send(&mut self, frame: Outgoing) {
+        let Some(slot) = self.waiting.free() else { return };
+        if let Some((header, bytes)) = slot.split_first_chunk_mut() {
+            vnet::write(header, &bytes[..frame.len], &frame);
+        }
+        self.waiting.push(vnet::LEN + frame.len);
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            let waiting = &self.waiting;
+            let pieces = (0..waiting.len().min(BATCH)).filter_map(|index| {
+                let (slot, len) = waiting.get(index)?;
+                Some(Piece { bytes: &slot[..len], to: None, joins: false })
+            });
+            match self.messages.send(&self.fd, pieces) {
+                Ok(sent) => self.waiting.remove(sent),
+                Err((error, _)) => match self.refusal(&error) {
+                    Refusal::Interrupted => {}
+                    Refusal::Full => return Ok(()),
+                    Refusal::Frame => {
+                        tracing::debug!(%error, "the packet socket loses a frame");
+                        self.waiting.remove(1);
+                    }
+                    Refusal::Gone => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn wants_writable(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+/// What a link on an interface is.
+fn features(name: Name, wanted: Option<Station>) -> io::Result<Features> {
+    Ok(Features {
+        mtu: interface::mtu(&control()?, name)?,
+        hardware: Some(station_beside(name, wanted)?),
+        checksum: true,
+        segment: MAX_SEGMENT,
+        address: None,
+        interface: name.text(),
+    })
+}
+
+/// A station address for us on an Ethernet interface, which has its own.
+pub(super) fn station_beside(name: Name, wanted: Option<Station>) -> io::Result<[u8; 6]> {
+    let kernels = interface::station(&control()?, name)?;
+    let ours = station(wanted)?;
+    if ours == kernels {
+        return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+    }
+    Ok(ours)
+}
+
+/// Sets a socket up for the frames of one station on an interface, and binds it.
+fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<()> {
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+    // Less than asked for will do.
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER);
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER);
+    let station = features.hardware.unwrap_or_default();
+    attach_filter(fd, station)?;
+    let index = interface::index(&control()?, name)?;
+    join(fd, index, libc::PACKET_MR_UNICAST, &station)?;
+    join(fd, index, libc::PACKET_MR_ALLMULTI, &[])?;
+    // SAFETY: plain data, for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::sa_family_t;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index as libc::c_int;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe a live variable.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
+    Ok(())
+}
+
+/// Has the interface receive frames for `address` as well, as long as the socket is open.
+pub(super) fn join(fd: &OwnedFd, index: u32, kind: libc::c_int, address: &[u8]) -> io::Result<()> {
+    // struct packet_mreq: interface, kind, length of the address, address.
+    let mut request = [0; 16];
+    request[..4].copy_from_slice(&index.to_ne_bytes());
+    request[4..6].copy_from_slice(&(kind as u16).to_ne_bytes());
+    request[6..8].copy_from_slice(&(address.len() as u16).to_ne_bytes());
+    request[8..8 + address.len()].copy_from_slice(address);
+    set_option_bytes(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// Lets through what is for `station` or a group, and is in no VLAN, whose tag the kernel has taken off.
+fn attach_filter(fd: &OwnedFd, station: [u8; 6]) -> io::Result<()> {
+    const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+    const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+    const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let vlan = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
+    let [a, b, c, d, e, f] = station;
+    let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([0, 0, e, f]));
+    let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        step(LOAD_WORD, vlan, 0, 0),
+        step(IF_EQUAL, 0, 0, 7),
+        step(LOAD_BYTE, 0, 0, 0),
+        step(IF_BITS, 1, 4, 0),
+        step(LOAD_WORD, 0, 0, 0),
+        step(IF_EQUAL, high, 0, 3),
+        step(LOAD_HALF, 4, 0, 0),
+        step(IF_EQUAL, low, 0, 1),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: a sock_fprog is plain data; its bytes are read here only.
+    let bytes = unsafe {
+        std::slice::from_raw_parts((&raw const filter).cast::<u8>(), size_of_val(&filter))
+    };
+    set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, bytes)
+}

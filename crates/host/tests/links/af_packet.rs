@@ -1,0 +1,153 @@
+//! Packet sockets, on one end of a veth pair whose other end is the kernel's.
+
+use quipu_host::packet::{self, Outgoing, PacketLink};
+
+use super::peer;
+use super::space::{Offload, drop_rights, inside, ip, offload, wait_until_up};
+
+fn open(spec: &str) -> Box<dyn PacketLink> {
+    packet::open(&spec.parse().unwrap()).unwrap()
+}
+
+/// Makes the pair, ours up.
+pub fn pair() {
+    ip("link add ours type veth peer name theirs");
+    ip("link set ours up");
+    ip("link set theirs up");
+    ["ours", "theirs"].into_iter().for_each(wait_until_up);
+}
+
+#[test]
+fn the_kernel_talks_over_a_packet_socket() {
+    if !inside("af_packet::the_kernel_talks_over_a_packet_socket") {
+        return;
+    }
+    pair();
+    let mut link = open("packet:ours");
+    let features = link.features().clone();
+    assert_eq!((features.mtu, features.interface.as_str()), (1500, "ours"));
+    assert!(features.checksum && features.segment > 60_000);
+    peer::set_up("theirs", link.as_ref());
+    peer::talk(link.as_mut(), true);
+    // The kernel has to cut and to compute what we send, before the other end sees it.
+    offload("ours", Offload::Checksum, false);
+    offload("ours", Offload::Segments, false);
+    peer::talk(link.as_mut(), true);
+    // The same for what the peer sends.
+    offload("theirs", Offload::Checksum, false);
+    offload("theirs", Offload::Segments, false);
+    peer::talk(link.as_mut(), false);
+}
+
+#[test]
+fn frames_for_others_and_our_own_are_not_seen() {
+    if !inside("af_packet::frames_for_others_and_our_own_are_not_seen") {
+        return;
+    }
+    pair();
+    let station = [2, 0, 0, 0, 0, 5];
+    let mut link = open("packet:ours,station=02:00:00:00:00:05");
+    let mut other = open("packet:theirs,station=02:00:00:00:00:06");
+    let to = |destination: [u8; 6], mark: u8| {
+        let mut frame = [mark; 60];
+        frame[..6].copy_from_slice(&destination);
+        // A kind that nobody else uses (IEEE 802, for experiments).
+        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+        frame
+    };
+    // Sent to ourselves it goes out, and does not come back.
+    peer::put_as_it_is(link.as_mut(), &to(station, 1), None, None);
+    for destination in [[2, 0, 0, 0, 0, 6], [2, 0, 0, 0, 0, 4], [2, 0, 0, 1, 0, 5]] {
+        peer::put_as_it_is(other.as_mut(), &to(destination, 2), None, None);
+    }
+    // With a VLAN's tag, and then for us and for groups.
+    let mut tagged = to(station, 3);
+    tagged[12..14].copy_from_slice(&[0x81, 0x00]);
+    peer::put_as_it_is(other.as_mut(), &tagged, None, None);
+    for destination in [station, [0xff; 6], [0x33, 0x33, 0xff, 0, 0, 5]] {
+        peer::put_as_it_is(other.as_mut(), &to(destination, 4), None, None);
+    }
+    let mut marks = Vec::new();
+    while marks.len() < 3 {
+        // The kernel speaks too, on both ends.
+        marks.extend(peer::next(link.as_mut(), |frame, _| {
+            (frame[12..14] == [0x88, 0xb5] || frame[12..14] == [0x81, 0]).then_some(frame[20])
+        }));
+    }
+    assert_eq!(marks, [4; 3]);
+}
+
+#[test]
+fn an_interface_that_is_down_loses_frames_and_one_that_is_gone_says_so() {
+    let name = "af_packet::an_interface_that_is_down_loses_frames_and_one_that_is_gone_says_so";
+    if !inside(name) {
+        return;
+    }
+    pair();
+    let mut link = open("packet:ours");
+    ip("link set ours down");
+    for _ in 0..100 {
+        peer::put_as_it_is(link.as_mut(), &[0; 60], None, None);
+    }
+    assert!(!link.wants_writable());
+    link.receive(8, &mut |_| {}).unwrap();
+    ip("link set ours up");
+    wait_until_up("ours");
+    // Too long for the interface: refused for good.
+    peer::put_as_it_is(link.as_mut(), &[0; 2000], None, None);
+    assert!(!link.wants_writable());
+    ip("link delete ours");
+    assert!(link.receive(8, &mut |_| {}).is_err());
+    assert!(link.slot().is_some());
+    link.send(Outgoing { len: 60, ..Outgoing::default() });
+    assert!(link.flush().is_err());
+}
+
+#[test]
+fn a_full_link_takes_nothing_and_loses_nothing() {
+    if !inside("af_packet::a_full_link_takes_nothing_and_loses_nothing") {
+        return;
+    }
+    pair();
+    let mut link = open("packet:ours");
+    let mut other = open("packet:theirs,station=02:00:00:00:00:06");
+    let mut taken = 0;
+    while let Some(slot) = link.slot() {
+        slot[..60].fill(taken);
+        slot[..14].copy_from_slice(&[2, 0, 0, 0, 0, 6, 2, 0, 0, 0, 0, 5, 0x88, 0xb5]);
+        link.send(Outgoing { len: 60, ..Outgoing::default() });
+        taken += 1;
+    }
+    assert!(taken >= 16 && link.wants_writable());
+    link.flush().unwrap();
+    assert!(!link.wants_writable() && link.slot().is_some());
+    let mut marks = Vec::new();
+    while marks.len() < usize::from(taken) {
+        marks.extend(peer::next(other.as_mut(), |frame, _| {
+            (frame[12..14] == [0x88, 0xb5]).then_some(frame[59])
+        }));
+    }
+    assert_eq!(marks, (0..taken).collect::<Vec<_>>());
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    if !inside("af_packet::errors_say_what_to_do") {
+        return;
+    }
+    let error = |spec: &str| packet::open(&spec.parse().unwrap()).err().unwrap().to_string();
+    let said = error("packet:none");
+    assert!(
+        said.contains("packet:none") && said.contains("name an interface that there is"),
+        "{said}"
+    );
+    let said = error("packet:lo");
+    assert!(said.contains("lo is no Ethernet interface"), "{said}");
+    pair();
+    ip("link set ours address 02:00:00:00:00:05");
+    let said = error("packet:ours,station=02:00:00:00:00:05");
+    assert!(said.contains("the station address is the kernel's own there"), "{said}");
+    drop_rights();
+    let said = error("packet:ours");
+    assert!(said.contains("cap_net_raw"), "{said}");
+}
