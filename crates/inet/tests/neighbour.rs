@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use proptest::prelude::*;
 use quipu_inet::neighbour::{
     Event, Lookup, MAX_FRAME, MAX_HEARD, MAX_KNOWN, MAX_SOUGHT, Neighbours, Settings,
 };
@@ -441,4 +442,54 @@ fn groups_need_no_question() {
     assert_eq!(station(&mut a, "255.255.255.255"), Lookup::Station([0xff; 6]));
     assert_eq!(a.next_hop(0, "ff15::1".parse().unwrap()), Some("ff15::1".parse().unwrap()));
     assert!(frames(&mut a).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn anything_is_survived_within_bounds(
+        steps in prop::collection::vec((0u8..8, 0u16..2_000, any::<[bool; 4]>(), 0u64..3), 0..800),
+    ) {
+        let mut a = end(1, A);
+        let mut now = 0;
+        let (mut waiting, mut told) = (0, 0);
+        for (kind, n, flags, wait) in steps {
+            now += wait * SECOND / 2;
+            let (other, station) = (v6(n), [2, 0, 0, 0, (n >> 8) as u8, n as u8]);
+            let sender = [10, 0, (n >> 8) as u8, n as u8].into();
+            match kind {
+                0 => drop(a.lookup(now, other.into())),
+                1 => a.confirm(now, other.into()),
+                2 => a.handle_discovery(now, &header(other, v6(1)), &solicitation(station)),
+                3 => {
+                    let station = flags[0].then_some(station);
+                    let message = advertisement(n, station, flags[1], flags[2]);
+                    a.handle_discovery(now, &header(other, v6(1)), &message);
+                }
+                4 | 5 => {
+                    let operation =
+                        if kind == 4 { arp::Operation::Request } else { arp::Operation::Reply };
+                    let target = if flags[0] { [10, 0, 0, 1] } else { [10, 0, 0, 7] }.into();
+                    let target_station = if flags[1] { A } else { B };
+                    let message =
+                        arp::Repr { operation, sender_station: station, sender, target_station, target };
+                    a.handle_arp(now, &message);
+                }
+                6 => drop(a.lookup(now, IpAddr::V4(sender))),
+                _ => {
+                    let from = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 1, n);
+                    a.handle_discovery(now, &header(from, v6(1)), &router(n, u32::from(n)));
+                }
+            }
+            a.handle_timeout(now);
+            prop_assert!(a.poll_timeout().is_none_or(|at| at > now), "a stale deadline");
+            if flags[3] {
+                (waiting, told) = (waiting.max(frames(&mut a).len()), told + events(&mut a).len());
+            }
+            let far = a.next_hop(now, "2001:db8:77::1".parse().unwrap());
+            prop_assert!(far.is_none_or(|router| router.to_string().starts_with("fe80::1:")));
+            prop_assert!((1_280..=1_500).contains(&a.mtu()));
+        }
+        prop_assert!(waiting <= 256 && told <= 2 * 800);
+        prop_assert_eq!(a.counters().invalid, 0);
+    }
 }

@@ -181,7 +181,7 @@ impl Connection {
         // size should rather grow first.
         let suits = len > mss
             && len <= whole
-            && behind <= self.queue.written - self.queue.nxt
+            && behind <= self.queue.written.saturating_sub(self.queue.nxt)
             && behind <= self.window.usable(self.queue.nxt)
             && 2 * len <= self.congestion.cwnd;
         suits.then_some(len)
