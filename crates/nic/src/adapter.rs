@@ -420,7 +420,8 @@ impl<P: Probe> Adapter<P> {
             || self.has_frames()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) must be called next.
+    /// When [`handle_timeout`](Self::handle_timeout) must be called next. With frames to transmit: when
+    /// they are transmitted.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let own = self.hub.alarms.first().map(|&(time, _)| time);

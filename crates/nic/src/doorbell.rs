@@ -140,9 +140,10 @@ impl<P: Probe> Adapter<P> {
     /// any time up to now will do.
     #[inline]
     pub fn doorbell_wants_time(&self, id: QpId) -> bool {
-        self.qps
-            .get(id)
-            .is_some_and(|qp| !matches!(qp.path, Path::Channel(_) | Path::Datagrams { .. }))
+        let any_time = |path: &Path| {
+            matches!(path, Path::Channel(_) | Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_))
+        };
+        self.qps.get(id).is_some_and(|qp| !any_time(&qp.path))
     }
 
     /// Tells the adapter that requests were posted to `id`.

@@ -349,12 +349,13 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
         tcp::Event::Connected => connected(qp, hub),
         tcp::Event::Acked(offset) => sending::acknowledged(qp, hub, offset),
         tcp::Event::PeerClosed(_) => {
-            if let Some(path) = tcp_path(qp) {
-                path.peer_closed = true;
-            }
             receiving::finish_stream(qp, hub);
-            hub.tell_tcp(qp.id, TcpChange::PeerClosed);
-            look_whether_closed(qp, hub);
+            // Its completion may have been one too many.
+            if let Some(path) = tcp_path(qp).filter(|path| path.connection.is_some()) {
+                path.peer_closed = true;
+                hub.tell_tcp(qp.id, TcpChange::PeerClosed);
+                look_whether_closed(qp, hub);
+            }
         }
         tcp::Event::Failed(failure) => failed(qp, hub, failure),
         tcp::Event::Closed => closed(qp, hub),

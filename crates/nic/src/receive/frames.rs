@@ -53,13 +53,21 @@ fn take<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, received: &Received, frame: &[u
     let Path::Tcp(path) = &mut qp.path else { return };
     let mode = path.mode;
     path.receives.note_contiguous(received.contiguous);
+    let before = path.receives.delivered();
     let payload = received.placement.as_ref().and_then(|placement| {
         frame.get(placement.payload.clone()).map(|bytes| (placement.offset, bytes))
     });
     let placed = match (payload, mode) {
         (None, _) => Ok(()),
         (Some((_, bytes)), Mode::Message) => take_piece(qp, hub, bytes, received.push),
-        (Some((offset, bytes)), Mode::Stream) => put(qp, hub, offset, bytes),
+        (Some((offset, bytes)), Mode::Stream) => match put(qp, hub, offset, bytes) {
+            Ok(()) => Ok(()),
+            Err((end, fault)) => {
+                // What came before the fault has arrived all the same.
+                let whole = if offset <= before { end } else { before };
+                complete_stream(qp, hub, whole, false).and(Err(fault))
+            }
+        },
     };
     let done = placed.and_then(|()| match mode {
         Mode::Message => take_held(qp, hub),
@@ -103,25 +111,26 @@ pub(crate) fn posted<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     tell_room(qp, hub, true);
 }
 
-/// Puts octets into the receives that they belong to, wherever in the stream they are.
+/// Puts octets into the receives that they belong to, wherever in the stream they are. `Err` has the offset
+/// of the first octet that could not be placed.
 fn put<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     mut offset: u64,
     mut bytes: &[u8],
-) -> Result<(), Fault> {
+) -> Result<(), (u64, Fault)> {
     let pd = qp.recv_pd_number();
     let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
     while !bytes.is_empty() {
         hub.probe.stage(Stage::GetWr, 0);
         // TCP cuts off what there is no room for.
         let place = path.receives.find(rq.head(), rq.tail(), offset);
-        let place = place.ok_or((rq.head(), Refusal::Failed))?;
+        let place = place.ok_or((offset, (rq.head(), Refusal::Failed)))?;
         let len = bytes.len().min(usize::try_from(place.room).unwrap_or(usize::MAX));
         let (piece, rest) = bytes.split_at(len);
         hub.regions
             .scatter(pd, rq.sges(place.position), place.offset, piece)
-            .map_err(|_| (place.position, Refusal::Local))?;
+            .map_err(|_| (offset, (place.position, Refusal::Local)))?;
         hub.probe.stage(Stage::PutData, len);
         offset += len as u64;
         bytes = rest;

@@ -2,6 +2,10 @@
 
 mod datagrams;
 mod deferred;
+mod ends;
+mod hostile;
+mod lifecycle;
+mod memory;
 mod messages;
 pub mod net;
 

@@ -1,0 +1,254 @@
+//! How connections end: by closing, by aborting, by failing; and what that means to what is posted.
+
+use quipu_nic::inet::tcp::Failure;
+
+use super::net::{MILLISECOND, Net, SECOND, pattern};
+use super::*;
+
+#[test]
+fn each_end_closes_its_own_direction() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let qps = net.connected(mode);
+        let sinks = [0, 1].map(|host| net.buffer(host, 1 << 16));
+        for host in 0..2 {
+            net.recv(host, qps[host], 1, &[sinks[host].sge(0, 300)]);
+            net.recv(host, qps[host], 2, &[sinks[host].sge(300, 300)]);
+        }
+        net.send_bytes(0, qps[0], 5, &pattern(1, 200));
+        let now = net.now();
+        net.adapter(0).tcp_close(now, qps[0]).unwrap();
+        net.adapter(0).tcp_close(now, qps[0]).unwrap();
+        net.run_for(SECOND);
+        assert_eq!(brief(&net.poll(0)), [(5, WcStatus::Success, 200)], "what was posted went out");
+        assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 200)]);
+        assert_eq!(net.changes(1), [(qps[1], TcpChange::PeerClosed)]);
+        assert_eq!(net.changes(0), []);
+        // The other direction goes on.
+        net.send_bytes(1, qps[1], 6, &pattern(2, 100));
+        net.run_for(SECOND);
+        assert_eq!(brief(&net.poll(1)), [(6, WcStatus::Success, 100)]);
+        assert_eq!(brief(&net.poll(0)), [(1, WcStatus::Success, 100)]);
+        assert_eq!(sinks[0].bytes(0, 100), pattern(2, 100));
+        let now = net.now();
+        net.adapter(1).tcp_close(now, qps[1]).unwrap();
+        net.run_for(SECOND);
+        assert_eq!(net.changes(0), [(qps[0], TcpChange::PeerClosed), (qps[0], TcpChange::Closed)]);
+        assert_eq!(net.changes(1), [(qps[1], TcpChange::Closed)]);
+        assert_eq!(net.states(qps), [QpState::Err; 2]);
+        for host in 0..2 {
+            assert_eq!(brief(&net.poll(host)), [(2, WcStatus::WrFlushErr, 0)]);
+            assert_eq!(net.adapter(host).tcp_flow(qps[host]), None);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_stream_completes_what_is_in_a_receive() {
+    let mut net = Net::new();
+    let qps = net.connected(Mode::Stream);
+    let sink = net.buffer(1, 1 << 16);
+    // The segment with the push is lost at first, the one before it is not.
+    net.recv(1, qps[1], 1, &[sink.sge(0, 60_000)]);
+    let source = net.buffer(0, 60_000);
+    source.fill(0, &pattern(9, 5_000));
+    net.send(0, qps[0], 1, &[source.sge(0, 5_000)]);
+    let now = net.now();
+    net.adapter(0).tcp_close(now, qps[0]).unwrap();
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 5_000)]);
+    assert_eq!(sink.bytes(0, 5_000), pattern(9, 5_000));
+}
+
+#[test]
+fn an_abort_flushes_both_ends() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let qps = net.connected(mode);
+        let sinks = [0, 1].map(|host| net.buffer(host, 1000));
+        // Host 0 has posted a receive too small for host 1 to send anything more than once.
+        net.recv(0, qps[0], 1, &[sinks[0].sge(0, 10)]);
+        net.send_bytes(1, qps[1], 2, &pattern(1, 200));
+        net.send_bytes(1, qps[1], 3, &pattern(1, 200));
+        net.run_for(100_000);
+        let now = net.now();
+        net.adapter(0).tcp_abort(now, qps[0]).unwrap();
+        assert_eq!(net.changes(0), [(qps[0], TcpChange::Aborted)]);
+        assert_eq!(net.states(qps), [QpState::Err, QpState::Rts]);
+        net.poll(0);
+        net.run_for(SECOND);
+        assert_eq!(net.changes(1), [(qps[1], TcpChange::Failed(Failure::Reset))]);
+        assert_eq!(brief(&net.poll(1)), [(2, WcStatus::RemOpErr, 0), (3, WcStatus::WrFlushErr, 0)]);
+        assert_eq!(net.states(qps), [QpState::Err; 2]);
+        // What is posted now is flushed.
+        net.recv(1, qps[1], 4, &[sinks[1].sge(0, 10)]);
+        assert_eq!(brief(&net.poll(1)), [(4, WcStatus::WrFlushErr, 0)]);
+    }
+}
+
+#[test]
+fn a_peer_that_vanishes_is_given_up() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let sink = net.buffer(1, 1000);
+        net.recv(1, qps[1], 1, &[sink.sge(0, 1000)]);
+        net.join(qps, mode);
+        net.filter = Some(Box::new(|_, _| false));
+        net.send_bytes(0, qps[0], 2, &[1, 2, 3]);
+        net.send_bytes(0, qps[0], 3, &[4]);
+        net.run_for(100 * SECOND);
+        assert_eq!(net.poll(0), []);
+        net.run_for(60 * SECOND);
+        assert_eq!(net.changes(0), [(qps[0], TcpChange::Failed(Failure::TimedOut))]);
+        assert_eq!(
+            brief(&net.poll(0)),
+            [(2, WcStatus::RetryExcErr, 0), (3, WcStatus::WrFlushErr, 0)]
+        );
+    }
+}
+
+#[test]
+fn a_silent_peer_is_asked_for_a_sign_of_life_if_the_program_wants_that() {
+    let mut net = Net::new();
+    let keep_alive = inet::tcp::KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
+    let settings = TcpSettings { keep_alive: Some(keep_alive), ..TcpSettings::default() };
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let listener = net.listen(1, 9000, &TcpSettings::default());
+    net.offer(1, listener, qps[1]).unwrap();
+    let to = net.address(1, 9000);
+    net.connect(0, qps[0], to, &settings).unwrap();
+    net.run_for(60 * SECOND);
+    assert_eq!(net.changes(0), [(qps[0], TcpChange::Connected)]);
+    net.filter = Some(Box::new(|_, _| false));
+    net.run_for(60 * SECOND);
+    assert_eq!(net.changes(0), [(qps[0], TcpChange::Failed(Failure::TimedOut))]);
+    assert_eq!(net.changes(1)[1..], []);
+}
+
+#[test]
+fn sends_wait_while_the_peer_has_no_receive() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let qps = net.connected(mode);
+        let sink = net.buffer(1, 1000);
+        for n in 0..5 {
+            net.send_bytes(0, qps[0], n, &pattern(n, 100));
+        }
+        net.run_for(30 * SECOND);
+        assert_eq!((net.poll(0), net.poll(1)), (vec![], vec![]));
+        for n in 0..5 {
+            net.recv(1, qps[1], n, &[sink.sge(n as usize * 100, 100)]);
+            net.run_for(5 * SECOND);
+            assert_eq!(brief(&net.poll(1)), [(n, WcStatus::Success, 100)]);
+            assert_eq!(sink.bytes(n as usize * 100, 100), pattern(n, 100));
+            assert_eq!(brief(&net.poll(0)), [(n, WcStatus::Success, 100)]);
+        }
+        assert_eq!(net.changes(0), []);
+    }
+}
+
+#[test]
+fn a_message_longer_than_its_receive_ends_the_connection() {
+    // The receive; the message: one segment, one that fills the receive and goes on, many segments.
+    for (room, len) in [(199, 200), (1_000, 1_441), (1440, 3_000), (10_000, 20_000)] {
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let (source, sink) = (net.buffer(0, 1 << 16), net.buffer(1, 1 << 16));
+        net.recv(1, qps[1], 1, &[sink.sge(0, room)]);
+        net.recv(1, qps[1], 2, &[sink.sge(room, 40_000)]);
+        net.join(qps, Mode::Message);
+        source.fill(0, &pattern(4, len));
+        net.send(0, qps[0], 1, &[source.sge(0, len)]);
+        net.run_for(SECOND);
+        let got = brief(&net.poll(1));
+        assert_eq!(got, [(1, WcStatus::LocLenErr, 0), (2, WcStatus::WrFlushErr, 0)]);
+        assert_eq!(net.changes(1), [(qps[1], TcpChange::Aborted)]);
+        assert_eq!(brief(&net.poll(0)), [(1, WcStatus::RemOpErr, 0)]);
+        assert_eq!(net.changes(0), [(qps[0], TcpChange::Failed(Failure::Reset))]);
+        assert_eq!(sink.bytes(room, 100), vec![0; 100], "nothing beside the receive");
+    }
+}
+
+#[test]
+fn a_drain_waits_for_what_is_under_way_and_holds_back_the_rest() {
+    let mut net = Net::new();
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let sink = net.buffer(1, 1000);
+    for n in 0..2 {
+        net.recv(1, qps[1], n, &[sink.sge(0, 100)]);
+    }
+    net.join(qps, Mode::Message);
+    net.send_bytes(0, qps[0], 1, &[1]);
+    net.to(0, qps[0], QpState::Sqd).unwrap();
+    net.send_bytes(0, qps[0], 2, &[2]);
+    assert!(net.adapter(0).query_qp(qps[0]).unwrap().attr.sq_draining);
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(0)), [(1, WcStatus::Success, 1)]);
+    assert!(!net.adapter(0).query_qp(qps[0]).unwrap().attr.sq_draining);
+    net.to(0, qps[0], QpState::Rts).unwrap();
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(0)), [(2, WcStatus::Success, 1)]);
+}
+
+#[test]
+fn a_queue_pair_may_be_destroyed_in_the_middle_of_anything() {
+    for mode in MODES {
+        for instant in 0..60 {
+            for host in 0..2 {
+                for how in 0..3 {
+                    destroy_after(mode, instant * 20_000, host, how);
+                }
+            }
+        }
+    }
+}
+
+fn destroy_after(mode: Mode, ns: u64, host: usize, how: u8) {
+    let mut net = Net::new();
+    let settings = TcpSettings { mode, ..TcpSettings::default() };
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let buffers = [0, 1].map(|host| net.buffer(host, 1 << 16));
+    let (listener, port) = net.adapter(1).tcp_listen(0, &settings, 4).unwrap();
+    for host in 0..2 {
+        for n in 0..4 {
+            net.recv(host, qps[host], n, &[buffers[host].sge(0, 1 << 14)]);
+        }
+    }
+    net.offer(1, listener, qps[1]).unwrap();
+    let to = net.address(1, port);
+    net.connect(0, qps[0], to, &settings).unwrap();
+    let mut sent = false;
+    net.run_while(ns, |net| {
+        if !sent && net.states(qps) == [QpState::Rts; 2] {
+            sent = true;
+            for host in 0..2 {
+                net.send(host, qps[host], 9, &[buffers[host].sge(1 << 15, 1 << 14)]);
+            }
+        }
+        true
+    });
+    let now = net.now();
+    match how {
+        0 => net.adapter(host).destroy_qp(now, qps[host]).unwrap(),
+        1 => net.to(host, qps[host], QpState::Reset).unwrap(),
+        _ => net.to(host, qps[host], QpState::Err).unwrap(),
+    }
+    // Otherwise the peer would wait for another one to be offered.
+    net.adapter(1).tcp_unlisten(listener);
+    net.run_for(300 * SECOND);
+    let other = 1 - host;
+    let stranded = net.state(other, qps[other]);
+    let idle = other == 1 && stranded == QpState::Init;
+    assert!(stranded == QpState::Err || idle, "{ns} {host} {how}: {stranded:?}");
+    for host in 0..2 {
+        let adapter = net.adapter(host);
+        assert!(!adapter.has_frames());
+        assert!(adapter.poll_timeout().is_none(), "nothing is left of it");
+    }
+    let ends = net.changes(other).into_iter().filter(|(_, change)| {
+        matches!(change, TcpChange::Closed | TcpChange::Failed(_) | TcpChange::Aborted)
+    });
+    assert_eq!(ends.count(), usize::from(!idle));
+    net.run_for(MILLISECOND);
+}

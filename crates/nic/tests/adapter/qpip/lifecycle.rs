@@ -1,0 +1,286 @@
+//! Listening, connecting, mating, and what is refused on the way.
+
+use super::net::{MILLISECOND, Net, SECOND, pattern, v6};
+use super::*;
+
+fn settings(mode: Mode) -> TcpSettings {
+    TcpSettings { mode, ..TcpSettings::default() }
+}
+
+#[test]
+fn a_hundred_connections_are_mated_from_one_listener_each_with_its_own_bytes() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let (listener, port) = net.adapter(1).tcp_listen(0, &settings(mode), 128).unwrap();
+        let sink = net.buffer(1, 100 * 64);
+        let servers: Vec<QpId> = (0..100)
+            .map(|n| {
+                let qp = net.qp(1, QpType::Tcp);
+                net.recv(1, qp, n, &[sink.sge(n as usize * 64, 64)]);
+                net.offer(1, listener, qp).unwrap();
+                qp
+            })
+            .collect();
+        let to = net.address(1, port);
+        let clients: Vec<QpId> = (0..100).map(|_| net.qp(0, QpType::Tcp)).collect();
+        for &qp in &clients {
+            net.connect(0, qp, to, &settings(mode)).unwrap();
+        }
+        net.run_for(SECOND);
+        let mut mated: Vec<QpId> = net
+            .changes(1)
+            .into_iter()
+            .map(|(qp, change)| {
+                assert_eq!(change, TcpChange::Connected);
+                qp
+            })
+            .collect();
+        mated.sort();
+        assert_eq!(mated, servers);
+        assert_eq!(net.changes(0).len(), 100);
+        for (n, &qp) in clients.iter().enumerate() {
+            net.send_bytes(0, qp, n as u64, &pattern(n as u64, 64));
+        }
+        net.run_for(SECOND);
+        assert!(net.poll(0).iter().all(|done| done.status == WcStatus::Success));
+        let got = net.poll(1);
+        assert_eq!(got.len(), 100);
+        for done in got {
+            // Whose message it is, its flow says.
+            let n = done.wr_id as usize;
+            let remote = net.adapter(1).tcp_flow(servers[n]).unwrap().remote;
+            let flow = |net: &mut Net, qp| net.adapter(0).tcp_flow(qp).unwrap().local;
+            let client = clients.iter().position(|&qp| flow(&mut net, qp) == remote).unwrap();
+            assert_eq!(sink.bytes(n * 64, 64), pattern(client as u64, 64));
+        }
+    }
+}
+
+#[test]
+fn who_finds_no_idle_queue_pair_waits_for_one() {
+    let mut net = Net::new();
+    let (listener, port) = net.adapter(1).tcp_listen(9000, &settings(Mode::Message), 4).unwrap();
+    assert_eq!(port, 9000);
+    let servers = [0; 2].map(|_| net.qp(1, QpType::Tcp));
+    let clients = [0; 2].map(|_| net.qp(0, QpType::Tcp));
+    net.offer(1, listener, servers[0]).unwrap();
+    let to = net.address(1, 9000);
+    for qp in clients {
+        net.connect(0, qp, to, &settings(Mode::Message)).unwrap();
+    }
+    net.run_for(10 * SECOND);
+    assert_eq!(net.changes(1), [(servers[0], TcpChange::Connected)]);
+    let sink = net.buffer(1, 100);
+    net.recv(1, servers[1], 1, &[sink.sge(0, 100)]);
+    net.offer(1, listener, servers[1]).unwrap();
+    net.run_for(30 * SECOND);
+    assert_eq!(net.changes(1), [(servers[1], TcpChange::Connected)]);
+    assert_eq!(net.changes(0).len(), 2);
+}
+
+/// A frame with a SYN to port 9000 of host 1, from an address that may be anybody's.
+fn syn(from: u16, port: u16) -> Vec<u8> {
+    use quipu_wire::checksum::{Sum, sum};
+    use quipu_wire::{ipv6, tcp};
+    let source = std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 7, from);
+    let std::net::IpAddr::V6(destination) = v6(1) else { unreachable!() };
+    let segment = tcp::Repr {
+        source: port,
+        destination: 9000,
+        flags: tcp::Flags::SYN,
+        window: 1000,
+        ..tcp::Repr::default()
+    };
+    let mut frame = vec![0; 40 + segment.header_len()];
+    let at = ipv6::Repr {
+        source,
+        destination,
+        next_header: 6,
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        payload_len: segment.header_len() as u16,
+    }
+    .emit(&mut frame);
+    segment.emit(&mut frame[at..]);
+    let pseudo = Sum::of_pseudo_header(source.into(), destination.into(), 6, frame.len() - at);
+    let field = at + tcp::CHECKSUM_AT;
+    let checksum = pseudo.and(sum(&frame[at..])).checksum();
+    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
+    frame
+}
+
+#[test]
+fn a_flood_of_syns_takes_no_queue_pair_from_anybody() {
+    let mut net = Net::new();
+    let listener = net.listen(1, 9000, &settings(Mode::Message));
+    let server = net.qp(1, QpType::Tcp);
+    net.offer(1, listener, server).unwrap();
+    for n in 0..500 {
+        net.inject(1, &syn(n, 1024 + n));
+    }
+    let client = net.qp(0, QpType::Tcp);
+    let to = net.address(1, 9000);
+    net.connect(0, client, to, &settings(Mode::Message)).unwrap();
+    net.run_for(100 * MILLISECOND);
+    assert_eq!(net.changes(0), [(client, TcpChange::Connected)]);
+    assert_eq!(net.changes(1), [(server, TcpChange::Connected)]);
+    let accepted = net.adapter(1).inet().unwrap().counters().tcp_accepted;
+    assert!(accepted <= 17, "{accepted} are remembered");
+}
+
+#[test]
+fn nobody_listens() {
+    let mut net = Net::new();
+    let qp = net.qp(0, QpType::Tcp);
+    let buffer = net.buffer(0, 100);
+    net.recv(0, qp, 1, &[buffer.sge(0, 100)]);
+    let to = net.address(1, 9000);
+    net.connect(0, qp, to, &settings(Mode::Message)).unwrap();
+    assert_eq!(net.state(0, qp), QpState::Rtr);
+    net.run_for(SECOND);
+    let refused = TcpChange::Failed(inet::tcp::Failure::Refused);
+    assert_eq!(net.changes(0), [(qp, refused)]);
+    assert_eq!(net.state(0, qp), QpState::Err);
+    assert_eq!(brief(&net.poll(0)), [(1, WcStatus::WrFlushErr, 0)]);
+    // From RESET on it is as good as new.
+    net.to(0, qp, QpState::Reset).unwrap();
+    net.listen(1, 9000, &settings(Mode::Message));
+    net.connect(0, qp, to, &settings(Mode::Message)).unwrap();
+}
+
+#[test]
+fn nobody_answers() {
+    let mut net = Net::new();
+    net.filter = Some(Box::new(|_, _| false));
+    let qp = net.qp(0, QpType::Tcp);
+    let to = net.address(1, 9000);
+    let settings = TcpSettings { connect_timeout_ns: 20 * SECOND, ..TcpSettings::default() };
+    net.connect(0, qp, to, &settings).unwrap();
+    net.run_for(19 * SECOND);
+    assert_eq!(net.changes(0), []);
+    net.run_for(2 * SECOND);
+    let failure = TcpChange::Failed(inet::tcp::Failure::TimedOut);
+    assert_eq!(net.changes(0), [(qp, failure)]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_once() {
+    let mut net = Net::new();
+    let all = TcpSettings::default();
+    let qp = net.qp(0, QpType::Tcp);
+    let own = net.address(0, 80);
+    let to = net.address(1, 80);
+    let invalid =
+        |result: Result<(), Fault>| assert!(matches!(result, Err(Fault::Invalid(_))), "{result:?}");
+    invalid(net.connect(0, qp, own, &all));
+    invalid(net.connect(0, qp, "[ff02::1]:80".parse().unwrap(), &all));
+    invalid(net.connect(0, qp, "[::]:80".parse().unwrap(), &all));
+    assert_eq!(net.state(0, qp), QpState::Init, "it is unchanged");
+    let rc = net.host(0).qp();
+    invalid(net.connect(0, rc, to, &all));
+    assert_eq!(net.connect(0, QpId(77 << 32), to, &all), Err(Fault::NoSuchObject));
+    let now = net.now();
+    assert_eq!(net.adapter(0).tcp_close(now, qp), Err(Fault::WrongState));
+    assert_eq!(net.adapter(0).tcp_abort(now, qp), Err(Fault::WrongState));
+    let (listener, port) = net.adapter(0).tcp_listen(0, &all, 1).unwrap();
+    assert!(matches!(net.adapter(0).tcp_listen(port, &all, 1), Err(Fault::Invalid(_))));
+    net.offer(0, listener, qp).unwrap();
+    assert_eq!(net.offer(0, listener, qp), Err(Fault::Busy));
+    assert_eq!(net.connect(0, qp, to, &all), Err(Fault::Busy));
+    net.adapter(0).tcp_unlisten(listener);
+    assert_eq!(net.offer(0, listener, qp), Err(Fault::NoSuchObject));
+    net.connect(0, qp, to, &all).unwrap();
+    assert_eq!(net.connect(0, qp, to, &all), Err(Fault::WrongState));
+    // Programs go to RTR and RTS by connecting alone.
+    for state in [QpState::Rtr, QpState::Rts] {
+        assert!(matches!(net.to(0, qp, state), Err(Fault::Transition(_))));
+    }
+    let srq = {
+        let pd = net.host(0).pd;
+        net.adapter(0).create_srq(pd, 4, 1, 0).unwrap()
+    };
+    let mut init = QpInit {
+        pd: net.host(0).pd,
+        send_cq: net.host(0).cq,
+        recv_cq: net.host(0).cq,
+        srq: Some(srq),
+        cap: QpCap { max_send_wr: 1, ..QpCap::default() },
+        qp_type: QpType::Tcp,
+        sq_sig_all: false,
+    };
+    let num = QpNum::new(999, 1);
+    assert!(matches!(net.adapter(0).create_qp(&init, num), Err(Fault::Unsupported(_))));
+    init.qp_type = QpType::Udp;
+    assert!(net.adapter(0).create_qp(&init, num).is_ok());
+}
+
+#[test]
+fn an_adapter_without_a_link_says_so() {
+    let mut pair = crate::pair::Pair::new(crate::pair::Way::Link);
+    let [tcp, udp] =
+        [QpType::Tcp, QpType::Udp].map(|it| pair.hosts[0].qp_with(|init| init.qp_type = it));
+    let adapter = &mut pair.hosts[0].adapter;
+    let now = Time(1);
+    let to = "[fd00::1]:80".parse().unwrap();
+    let settings = TcpSettings::default();
+    let connected = adapter.tcp_connect(now, tcp, to, None, &settings);
+    assert!(matches!(connected, Err(Fault::Unsupported(_))));
+    assert!(matches!(adapter.udp_bind(udp, 0), Err(Fault::Unsupported(_))));
+    assert!(matches!(adapter.tcp_listen(0, &settings, 1), Err(Fault::Unsupported(_))));
+    assert!(adapter.inet().is_none());
+    assert!(!adapter.has_frames());
+    assert_eq!(adapter.transmit_frame(now, &mut [0; 2000]), None);
+    let config = || {
+        let secret = inet::tcp::Secret([1, 2]);
+        inet::stack::Config::new(v6(0), 64, secret)
+    };
+    adapter.attach_inet(config()).unwrap();
+    assert_eq!(adapter.attach_inet(config()), Err(Fault::Busy));
+}
+
+#[test]
+fn requests_that_tcp_cannot_carry_are_refused_when_they_are_posted() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let idle = net.qp(0, QpType::Tcp);
+        let qps = net.connected(mode);
+        let buffer = net.buffer(0, 100);
+        let wr = SendWr {
+            wr_id: 1,
+            to: To::Peer,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&[]),
+        };
+        let sges = [buffer.sge(0, 10)];
+        let full = SendWr { payload: Payload::Sges(&sges), ..wr };
+        assert_eq!(net.post(0, idle, &full), Err(Fault::WrongState));
+        let to = To::Address(net.address(1, 5));
+        for op in [
+            SendOp::SendImm(1),
+            SendOp::Write { addr: 0, rkey: 0 },
+            SendOp::Read { addr: 0, rkey: 0 },
+            SendOp::LocalInv { key: 1 },
+        ] {
+            let result = net.post(0, qps[0], &SendWr { op, ..full });
+            assert!(matches!(result, Err(Fault::Invalid(_))), "{op:?}");
+        }
+        assert!(matches!(net.post(0, qps[0], &SendWr { to, ..full }), Err(Fault::Invalid(_))));
+        let empty = net.post(0, qps[0], &wr);
+        match mode {
+            Mode::Message => {
+                assert!(matches!(empty, Err(Fault::Invalid(_))));
+                assert!(net.adapter(0).check_send(qps[0], &wr, 0).is_err());
+            }
+            // A stream has nothing to carry: it is done when what is before it is.
+            Mode::Stream => {
+                empty.unwrap();
+                assert_eq!(brief(&net.poll(0)), [(1, WcStatus::Success, 0)]);
+            }
+        }
+        let now = net.now();
+        net.adapter(0).tcp_close(now, qps[0]).unwrap();
+        assert_eq!(net.post(0, qps[0], &full), Err(Fault::WrongState));
+    }
+}
