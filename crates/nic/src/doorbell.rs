@@ -80,7 +80,11 @@ pub(crate) fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u
 
 /// Where a request goes, if its queue pair sends datagrams.
 #[inline]
-fn destination<P>(qp: &Qp, hub: &Hub<P>, wr: &SendWr<'_>) -> Result<Option<Destination>, Fault> {
+pub(crate) fn destination<P>(
+    qp: &Qp,
+    hub: &Hub<P>,
+    wr: &SendWr<'_>,
+) -> Result<Option<Destination>, Fault> {
     match (qp.qp_type, wr.to) {
         (QpType::Ud, To::Datagram { ah, qpn, qkey }) => {
             datagram::resolve(qp, hub, ah, qpn, qkey).map(Some)

@@ -6,6 +6,7 @@
 //! failures go: a request fails in its turn, what is behind it is flushed, the peer is told what it would
 //! be told. Where nothing of the kind is asked for, the only trace is a bit of a request's flags.
 
+use quipu_inet as inet;
 use quipu_mem::{Key, Sge};
 
 use crate::adapter::{Adapter, Alarm, Hub};
@@ -17,7 +18,7 @@ use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
-use crate::qpip::udp;
+use crate::qpip::{connections, udp};
 use crate::receive;
 use crate::requester;
 use crate::transmit;
@@ -214,6 +215,7 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let length = doorbell::acceptable(qp, wr, self.hub.config.max_message)?;
+        let to = doorbell::destination(qp, &self.hub, wr)?;
         let position = qp.sq.tail;
         let mut wr = *wr;
         let silent = !qp.sq_sig_all && !wr.flags.contains(SendFlags::SIGNALED);
@@ -226,6 +228,9 @@ impl<P: Probe> Adapter<P> {
         }
         wr.flags |= SendFlags::FATED;
         qp.sq.push(&wr, length);
+        if let Some(to) = to {
+            qp.sq.set_destination(to);
+        }
         qp.requester.waiting_bytes += u64::from(length);
         qp.fates.push_back((position, fate));
         Ok(())
@@ -245,12 +250,20 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let room = qp.rq.len() < qp.rq.capacity() && sges.len() <= qp.rq.max_sge();
-        if !room || matches!(qp.state, QpState::Reset | QpState::Err) || qp.srq.is_some() {
+        let is_tcp = matches!(qp.path, Path::Tcp(_));
+        // The window says what is posted: a receive cannot be there and not be there.
+        let plain = is_tcp && matches!(fate, Fate::From(_));
+        let over = matches!(qp.state, QpState::Reset | QpState::Err);
+        if !room || over || qp.srq.is_some() || plain {
             return self.post_recv(now, id, wr_id, sges);
         }
         qp.rq.push(wr_id, sges);
         qp.rq.doom_last(fate);
         self.hub.now = now;
+        if is_tcp {
+            receive::frames::posted(qp, &mut self.hub);
+            return Ok(());
+        }
         requester::set_alarm(qp, &mut self.hub);
         self.hub.nudged.push_back(id);
         self.serve_nudged();
@@ -349,6 +362,9 @@ impl<P: Probe> Adapter<P> {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         if !is_connected(qp) {
             return;
+        }
+        if let Path::Tcp(_) = qp.path {
+            return connections::failed(qp, hub, inet::tcp::Failure::TimedOut);
         }
         connect::detach(qp, hub);
         qp.requester.reconnect_at = None;

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quipu_inet::stack::{ConnectError, ListenError, ListenerId, TcpId};
-use quipu_inet::tcp::{self, Failure, Flow, State};
+use quipu_inet::tcp::{self, Connection, Failure, Flow, State};
 
 use super::path::{Closing, TcpPath};
 use super::{Inet, Owner, TcpChange, TcpSettings, Watch};
@@ -272,6 +272,11 @@ impl<P: Probe> Adapter<P> {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         take_on(qp, hub, connection, &settings);
         connected(qp, hub);
+        let state = |inet: &Inet| inet.stack.connection(connection).map(Connection::state);
+        if hub.inet.as_deref().and_then(state) == Some(State::CloseWait) {
+            // Its end was told while nobody was there to hear of it.
+            happened(qp, hub, tcp::Event::PeerClosed(0));
+        }
     }
 }
 
@@ -364,9 +369,9 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
     }
 }
 
-/// The connection is gone: the oldest send fails with what happened, everything else is flushed. One that was
-/// refused never was: the queue pair keeps what is posted, and may try again.
-fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) {
+/// The connection is gone: the oldest send fails with what happened, everything else is flushed. One that
+/// was refused never was: the queue pair keeps what is posted, and may try again.
+pub(crate) fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) {
     let_go(qp, hub);
     hub.tell_tcp(qp.id, TcpChange::Failed(failure));
     if failure == Failure::Refused && qp.state == QpState::Rtr {

@@ -140,7 +140,6 @@ pub(crate) fn transmit<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) 
 fn compose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, socket: UdpId, out: &mut [u8]) -> Turn {
     let position = qp.sq.next;
     let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
-    hub.probe.stage(Stage::GetWr, 0);
     let Some(inet) = &mut hub.inet else { return Turn::Nothing };
     let departure = match inet.stack.compose_datagram(hub.now.0, socket, to, 0, len, out) {
         Ok(departure) => departure,
@@ -163,6 +162,7 @@ fn compose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, socket: UdpId, out: &mut [u8
         }
     };
     hub.probe.stage(Stage::Headers, departure.headers);
+    hub.probe.stage(Stage::GetWr, 0);
     let Some(payload) = out.get_mut(departure.headers..departure.len()) else {
         return Turn::Again;
     };
@@ -180,7 +180,6 @@ fn compose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, socket: UdpId, out: &mut [u8
     hub.probe.stage(Stage::GetData, len);
     let frame = hub.dispatch(&departure, out);
     requester::skip_local(qp, hub);
-    hub.probe.stage(Stage::Update, 0);
     Turn::Frame(frame)
 }
 

@@ -45,6 +45,7 @@ impl<P: Probe> Adapter<P> {
             }
         }
         self.take_inet_events();
+        self.hub.probe.stage(Stage::Update, 0);
     }
 }
 
@@ -122,10 +123,10 @@ fn put<P: Probe>(
     let pd = qp.recv_pd_number();
     let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
     while !bytes.is_empty() {
-        hub.probe.stage(Stage::GetWr, 0);
         // TCP cuts off what there is no room for.
         let place = path.receives.find(rq.head(), rq.tail(), offset);
         let place = place.ok_or((offset, (rq.head(), Refusal::Failed)))?;
+        hub.probe.stage(Stage::GetWr, 0);
         let len = bytes.len().min(usize::try_from(place.room).unwrap_or(usize::MAX));
         let (piece, rest) = bytes.split_at(len);
         hub.regions
@@ -177,13 +178,13 @@ fn take_piece<P: Probe>(
     let pd = qp.recv_pd_number();
     let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
     let head = rq.head();
-    hub.probe.stage(Stage::GetWr, 0);
     if head == rq.tail() {
         // TCP hands out nothing that it knows no room for.
         return Err((head, Refusal::NoReceive));
     }
     let (filled, capacity) = (path.receives.filled(), path.receives.capacity(head));
     let len = filled + bytes.len() as u64;
+    hub.probe.stage(Stage::GetWr, 0);
     // No message ends with nothing: one that has filled its receive and goes on does not fit.
     if len > capacity || (len == capacity && !last) {
         return Err((head, Refusal::TooLong));

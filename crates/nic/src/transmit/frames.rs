@@ -51,6 +51,7 @@ impl<P: Probe> Adapter<P> {
         };
         // A connection that was told something may be over with what it has said.
         self.take_inet_events();
+        self.hub.probe.stage(Stage::Update, 0);
         frame
     }
 
@@ -131,9 +132,9 @@ fn gather<P: Probe>(
     let mut at = range.start;
     while !out.is_empty() {
         let position = path.sends.find(sq.head, sq.next, at).ok_or(sq.head)?;
-        hub.probe.stage(Stage::GetWr, 0);
         let end = path.sends.end(position);
         let offset = at + u64::from(sq.wqe(position).length) - end;
+        hub.probe.stage(Stage::GetWr, 0);
         let (piece, rest) = out.split_at_mut(((end - at) as usize).min(out.len()));
         match sq.inline(position) {
             Some(bytes) => {
@@ -228,7 +229,6 @@ fn complete<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let done = qp.sq.in_progress().take_while(|&at| path.sends.end(at) <= path.sends.acked);
     if let Some(last) = done.last() {
         qp.requester.acked = qp.sq.wqe(last).end_request;
-        hub.probe.stage(Stage::Update, 0);
         requester::complete_done(qp, hub);
     }
 }

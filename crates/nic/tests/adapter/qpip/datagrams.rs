@@ -35,3 +35,138 @@ fn a_datagram_takes_a_receive_which_says_who_sent_it() {
         assert_eq!([sink.bytes(0, 100), sink.bytes(1000, 150)].concat(), bytes);
     }
 }
+
+/// Two bound queue pairs; the port of host 1.
+fn bound(net: &mut Net) -> ([QpId; 2], SocketAddr) {
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Udp));
+    net.adapter(0).udp_bind(qps[0], 0).unwrap();
+    let port = net.adapter(1).udp_bind(qps[1], 0).unwrap();
+    let to = net.address(1, port);
+    (qps, to)
+}
+
+#[test]
+fn what_finds_no_receive_or_a_short_one_is_dropped() {
+    let mut net = Net::new();
+    let (qps, to) = bound(&mut net);
+    let sink = net.buffer(1, 100);
+    post(&mut net, qps[0], to, &[1; 10]).unwrap();
+    net.run_for(200_000);
+    net.recv(1, qps[1], 1, &[sink.sge(0, 9)]);
+    post(&mut net, qps[0], to, &[2; 10]).unwrap();
+    net.run_for(200_000);
+    post(&mut net, qps[0], to, &[3; 9]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 9)]);
+    assert_eq!(sink.bytes(0, 9), [3; 9]);
+    assert_eq!(net.adapter(1).datagram_drops().no_receive, 2);
+    assert_eq!(net.poll(0).len(), 3, "sends are complete all the same");
+}
+
+#[test]
+fn an_empty_datagram_is_one() {
+    let mut net = Net::new();
+    let (qps, to) = bound(&mut net);
+    net.recv(1, qps[1], 1, &[]);
+    post(&mut net, qps[0], to, &[]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 0)]);
+}
+
+#[test]
+fn what_cannot_be_a_datagram_is_refused_when_it_is_posted() {
+    let mut net = Net::new();
+    let (qps, to) = bound(&mut net);
+    let source = net.buffer(0, 4000);
+    let sges = |len| [source.sge(0, len)];
+    let wr = |to, payload| SendWr {
+        wr_id: 1,
+        to,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        payload,
+    };
+    let (long, fits) = (sges(1500 - 47), sges(1500 - 48));
+    let refused = |result| assert!(matches!(result, Err(Fault::Invalid(_))), "{result:?}");
+    refused(net.post(0, qps[0], &wr(To::Address(to), Payload::Sges(&long))));
+    refused(net.post(0, qps[0], &wr(To::Peer, Payload::Sges(&fits))));
+    let nowhere = SocketAddr::new(to.ip(), 0);
+    refused(net.post(0, qps[0], &wr(To::Address(nowhere), Payload::Sges(&fits))));
+    let imm = SendWr { op: SendOp::SendImm(1), ..wr(To::Address(to), Payload::Sges(&fits)) };
+    refused(net.post(0, qps[0], &imm));
+    net.post(0, qps[0], &wr(To::Address(to), Payload::Sges(&fits))).unwrap();
+    let to_v4 = net::v4(1);
+    let fits = sges(1500 - 28);
+    net.post(0, qps[0], &wr(To::Address(SocketAddr::new(to_v4, 9)), Payload::Sges(&fits))).unwrap();
+    net.run_for(200_000);
+    assert_eq!(net.poll(0).len(), 2);
+    // Bound once, and to a port of its own.
+    assert_eq!(net.adapter(0).udp_bind(qps[0], 0), Err(Fault::WrongState));
+    let other = net.qp(1, QpType::Udp);
+    refused(net.adapter(1).udp_bind(other, to.port()).map(drop));
+    let tcp = net.qp(1, QpType::Tcp);
+    refused(net.adapter(1).udp_bind(tcp, 0).map(drop));
+    // A port is free again when its queue pair is not bound any more.
+    net.to(1, qps[1], QpState::Err).unwrap();
+    assert_eq!(net.adapter(1).udp_bind(other, to.port()), Ok(to.port()));
+}
+
+#[test]
+fn memory_that_is_not_there_stops_the_send_queue_until_the_program_goes_on() {
+    let mut net = Net::new();
+    let (qps, to) = bound(&mut net);
+    let (source, sink) = (net.buffer(0, 10), net.buffer(1, 10));
+    net.recv(1, qps[1], 1, &[sink.sge(0, 10)]);
+    let beyond = [mem::Sge { len: 11, ..source.sge(0, 10) }];
+    let wr = SendWr {
+        wr_id: 1,
+        to: To::Address(to),
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(&beyond),
+    };
+    net.post(0, qps[0], &wr).unwrap();
+    post(&mut net, qps[0], to, &[1]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(0)), [(1, WcStatus::LocProtErr, 0), (5, WcStatus::WrFlushErr, 0)]);
+    assert_eq!(net.state(0, qps[0]), QpState::Sqe);
+    net.to(0, qps[0], QpState::Rts).unwrap();
+    post(&mut net, qps[0], to, &[2]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 1)]);
+}
+
+#[test]
+fn a_receive_into_memory_that_is_not_there_fails() {
+    let mut net = Net::new();
+    let (qps, to) = bound(&mut net);
+    let sink = net.buffer(1, 10);
+    net.recv(1, qps[1], 1, &[mem::Sge { len: 11, ..sink.sge(0, 10) }]);
+    post(&mut net, qps[0], to, &[1; 11]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::LocProtErr, 0)]);
+    assert_eq!(sink.bytes(0, 10), [0; 10], "all or nothing");
+    assert_eq!(net.state(1, qps[1]), QpState::Err);
+}
+
+#[test]
+fn datagrams_and_connections_take_turns() {
+    let mut net = Net::with(1, |_| {});
+    let tcp = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let (source, sink) = (net.buffer(0, 1 << 16), net.buffer(1, 1 << 16));
+    net.recv(1, tcp[1], 1, &[sink.sge(0, 1 << 16)]);
+    net.join(tcp, inet::tcp::Mode::Message);
+    let (udp, to) = bound(&mut net);
+    net.keep = true;
+    net.sent = Default::default();
+    net.send(0, tcp[0], 1, &[source.sge(0, 60_000)]);
+    for _ in 0..8 {
+        post(&mut net, udp[0], to, &[1; 100]).unwrap();
+    }
+    net.run_for(1);
+    // The next header of an IPv6 packet.
+    let kinds: Vec<u8> = net.sent[0].iter().map(|frame| frame[6]).collect();
+    assert!(kinds.len() >= 12, "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| **kind == 17).count(), 8);
+    assert!(kinds[..8].windows(2).all(|pair| pair[0] != pair[1]), "{kinds:?}");
+}

@@ -78,6 +78,41 @@ fn who_finds_no_idle_queue_pair_waits_for_one() {
     assert_eq!(net.changes(0).len(), 2);
 }
 
+#[test]
+fn the_end_of_a_connection_that_waits_is_not_forgotten() {
+    for aborts in [false, true] {
+        let mut net = Net::new();
+        let listener = net.listen(1, 9000, &settings(Mode::Stream));
+        let servers = [0; 2].map(|_| net.qp(1, QpType::Tcp));
+        let clients = [0; 2].map(|_| net.qp(0, QpType::Tcp));
+        net.offer(1, listener, servers[0]).unwrap();
+        let to = net.address(1, 9000);
+        for qp in clients {
+            net.connect(0, qp, to, &settings(Mode::Stream)).unwrap();
+        }
+        net.run_for(SECOND);
+        let now = net.now();
+        // The one whose connection has found no queue pair.
+        let mated = net.adapter(1).tcp_flow(servers[0]).unwrap().remote;
+        let flow = |net: &mut Net, qp| net.adapter(0).tcp_flow(qp).unwrap().local;
+        let waiting = clients.into_iter().find(|&qp| flow(&mut net, qp) != mated).unwrap();
+        if aborts {
+            net.adapter(0).tcp_abort(now, waiting).unwrap();
+        } else {
+            net.adapter(0).tcp_close(now, waiting).unwrap();
+        }
+        net.run_for(SECOND);
+        net.changes(1);
+        net.offer(1, listener, servers[1]).unwrap();
+        net.run_for(SECOND);
+        let expected = match aborts {
+            true => vec![],
+            false => vec![(servers[1], TcpChange::Connected), (servers[1], TcpChange::PeerClosed)],
+        };
+        assert_eq!(net.changes(1), expected);
+    }
+}
+
 /// A frame with a SYN to port 9000 of host 1, from an address that may be anybody's.
 fn syn(from: u16, port: u16) -> Vec<u8> {
     use quipu_wire::checksum::{Sum, sum};
@@ -141,10 +176,9 @@ fn nobody_listens() {
     net.run_for(SECOND);
     let refused = TcpChange::Failed(inet::tcp::Failure::Refused);
     assert_eq!(net.changes(0), [(qp, refused)]);
-    assert_eq!(net.state(0, qp), QpState::Err);
-    assert_eq!(brief(&net.poll(0)), [(1, WcStatus::WrFlushErr, 0)]);
-    // From RESET on it is as good as new.
-    net.to(0, qp, QpState::Reset).unwrap();
+    // It may try again, with what is posted.
+    assert_eq!(net.state(0, qp), QpState::Init);
+    assert_eq!(net.poll(0), []);
     net.listen(1, 9000, &settings(Mode::Message));
     net.connect(0, qp, to, &settings(Mode::Message)).unwrap();
 }

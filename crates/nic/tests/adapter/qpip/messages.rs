@@ -104,3 +104,102 @@ fn every_octet_arrives_through_a_storm() {
         }
     }
 }
+
+/// Messages that come before their turn, and never more than one receive.
+#[test]
+fn one_receive_at_a_time_is_enough() {
+    for mode in MODES {
+        for seed in 1..=3 {
+            println!("seed {seed}");
+            let mut net = Net::with(seed, |_| {});
+            net.weather = STORM;
+            let qps = net.connected(mode);
+            let (source, sink) = (net.buffer(0, 1 << 13), net.buffer(1, 4000));
+            for n in 0..40 {
+                let len = 50 + n as usize * 97 % 4000;
+                source.fill(0, &pattern(n, len));
+                net.send(0, qps[0], n, &[source.sge(0, len)]);
+                let mut got = Vec::new();
+                net.recv(1, qps[1], n, &[sink.sge(0, 4000)]);
+                net.run_while(300 * SECOND, |net| {
+                    for done in net.poll(1) {
+                        assert_eq!(done.status, WcStatus::Success);
+                        got.extend(sink.bytes(0, done.byte_len as usize));
+                        if got.len() < len {
+                            net.recv(1, qps[1], n, &[sink.sge(0, 4000)]);
+                        }
+                    }
+                    got.len() < len
+                });
+                assert!(got == pattern(n, len), "message {n}");
+                net.run_while(300 * SECOND, |net| net.poll(0).is_empty());
+            }
+        }
+    }
+}
+
+/// Many messages are on the way at once, and receives are posted late: some are kept by TCP meanwhile.
+#[test]
+fn messages_that_overtake_others_wait_for_their_receives() {
+    for seed in 1..=6 {
+        println!("seed {seed}");
+        let mut net = Net::with(seed, |_| {});
+        net.weather = STORM;
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let (source, sink) = (net.buffer(0, 64 << 10), net.buffer(1, 64 << 10));
+        for n in 0..3 {
+            net.recv(1, qps[1], n, &[sink.sge(n as usize * 1024, 60 << 10)]);
+        }
+        net.join(qps, Mode::Message);
+        for n in 0..60 {
+            source.fill(n as usize * 1024, &pattern(n, 1000));
+            net.send(0, qps[0], n, &[source.sge(n as usize * 1024, 1000)]);
+        }
+        let mut order = Vec::new();
+        let mut posted = 3;
+        net.run_while(600 * SECOND, |net| {
+            for done in net.poll(1) {
+                assert_eq!((done.status, done.byte_len), (WcStatus::Success, 1000));
+                let at = done.wr_id as usize % 4;
+                let at = if done.wr_id < 3 { done.wr_id as usize * 1024 } else { at * 1024 };
+                order.push(sink.bytes(at, 1000));
+                if posted < 60 {
+                    let slot = posted as usize % 4;
+                    net.recv(1, qps[1], posted, &[sink.sge(slot * 1024, 1000)]);
+                    posted += 1;
+                }
+            }
+            order.len() < 60
+        });
+        let expected: Vec<_> = (0..60).map(|n| pattern(n, 1000)).collect();
+        assert!(order == expected, "{} came", order.len());
+    }
+}
+
+#[test]
+fn a_plan_of_faults_reaches_these_queue_pairs() {
+    let mut net = Net::new();
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let sink = net.buffer(1, 1000);
+    let now = net.now();
+    let late = Fate::Late(20 * MILLISECOND);
+    net.adapter(1).post_recv_fated(now, qps[1], 1, &[sink.sge(0, 100)], late).unwrap();
+    let from = Fate::From(Time::NEVER);
+    net.adapter(1).post_recv_fated(now, qps[1], 2, &[sink.sge(0, 100)], from).unwrap();
+    let fails = Fate::Fail(WcStatus::GeneralErr);
+    net.adapter(1).post_recv_fated(now, qps[1], 3, &[sink.sge(0, 100)], fails).unwrap();
+    net.join(qps, Mode::Message);
+    net.send_bytes(0, qps[0], 1, &[1]);
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.poll(1), []);
+    net.run_for(20 * MILLISECOND);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 1)]);
+    net.send_bytes(0, qps[0], 2, &[1]);
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(brief(&net.poll(1)), [(2, WcStatus::Success, 1)]);
+    net.poll(0);
+    net.send_bytes(0, qps[0], 3, &[1]);
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(1)), [(3, WcStatus::GeneralErr, 0)]);
+    assert_eq!(net.changes(1), [(qps[1], TcpChange::Aborted)]);
+}

@@ -8,6 +8,7 @@ mod lifecycle;
 mod memory;
 mod messages;
 pub mod net;
+mod stages;
 
 use quipu_nic::inet::tcp::Mode;
 use quipu_nic::*;
