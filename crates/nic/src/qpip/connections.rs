@@ -87,8 +87,8 @@ impl<P: Probe> Adapter<P> {
         Ok((id, port))
     }
 
-    /// Answers the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT: its receives are
-    /// the window. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
+    /// Answers the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT: its receives
+    /// are the window. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
     ///
     /// # Errors
     /// No such object, no such request any more, or a queue pair that is of another type or in another state.

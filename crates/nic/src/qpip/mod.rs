@@ -1,8 +1,8 @@
 //! QPIP: queue pairs whose messages are TCP segments and UDP datagrams, with nothing in between.
 //!
 //! The inter-network stack ([`quipu_inet::stack`]) is a value inside the adapter: it writes and reads
-//! headers, and names ranges of streams. This module says whose they are. Payload goes from registered memory into
-//! the frame and from the frame into posted receives; nothing is kept in between (`specs/qpip.md`).
+//! headers, and names ranges of streams. This module says whose they are. Payload goes from registered memory
+//! into the frame and from the frame into posted receives; nothing is kept in between (`specs/qpip.md`).
 //!
 //! | state machine | here |
 //! |---|---|

@@ -61,8 +61,8 @@ pub enum TcpChange {
     PeerClosed,
     /// Both ends have closed, and everything sent is acknowledged: the queue pair is in ERR.
     Closed,
-    /// The peer or the network has ended it: the queue pair is in ERR; or in INIT, with all that is posted, if
-    /// nobody listened there or the peer did not want it, so that it may be tried again.
+    /// The peer or the network has ended it: the queue pair is in ERR; or in INIT, with all that is posted,
+    /// if nobody listened there or the peer did not want it, so that it may be tried again.
     Failed(tcp::Failure),
     /// This end has ended it: the program wanted that, or one of its requests was wrong, whose completion
     /// says so. The queue pair is in ERR, in RESET, or gone.

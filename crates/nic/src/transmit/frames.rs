@@ -1,8 +1,8 @@
 //! Transmission of QPIP: a frame for whoever's turn it is.
 //!
 //! Posting tells TCP that the stream goes on ([`hand_over`]). The stack decides what goes out when, and
-//! writes the headers; what it names of a stream is gathered from the work requests that are there, each time that
-//! it is sent.
+//! writes the headers; what it names of a stream is gathered from the work requests that are there, each time
+//! that it is sent.
 
 use std::ops::Range;
 
