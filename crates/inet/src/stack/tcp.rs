@@ -13,7 +13,8 @@ use super::ingress::{Packet, TCP};
 use super::link::Hop;
 use super::ports::PortMap;
 use super::{Arrival, ConnectError, Departure, Event, ListenError, ListenerId, Stack, TcpId};
-use crate::icmp::Report;
+use crate::icmp::{Report, Trouble};
+use crate::tcp;
 use crate::tcp::hash::{Purpose, of_flow};
 use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
 
@@ -87,7 +88,7 @@ impl Stack {
         let config = self.fitted(config, ip);
         let flow = Flow { local: SocketAddr::new(own, port), remote };
         let connection = Connection::connect(now, config, self.secret, &flow);
-        let index = self.keep(Box::new(connection), key, &flow);
+        let index = self.keep(now, Box::new(connection), key, &flow);
         Ok(self.connections.id(index))
     }
 
@@ -104,9 +105,7 @@ impl Stack {
     /// The configuration with segments that fit the link, for peers of the family of `ip`.
     fn fitted(&mut self, config: &Arc<Config>, ip: IpAddr) -> Arc<Config> {
         let link = (self.mtu - ip_header(ip) - HEADER) as u16;
-        let path = (self.path_mtu(ip) - ip_header(ip) - HEADER) as u16;
-        let receive_mss = config.receive_mss.min(link);
-        let path_mss = config.path_mss.min(path);
+        let (receive_mss, path_mss) = (config.receive_mss.min(link), config.path_mss.min(link));
         if (receive_mss, path_mss) == (config.receive_mss, config.path_mss) {
             return Arc::clone(config);
         }
@@ -126,7 +125,12 @@ impl Stack {
         fitted
     }
 
-    fn keep(&mut self, connection: Box<Connection>, key: Key, flow: &Flow) -> u32 {
+    fn keep(&mut self, now: u64, mut connection: Box<Connection>, key: Key, flow: &Flow) -> u32 {
+        let to = flow.remote.ip();
+        let path = self.paths.get(now, to).min(self.link_mtu());
+        if path < self.mtu {
+            connection.set_path_mss(now, (path - ip_header(to) - HEADER) as u16);
+        }
         // RFC 6437 3: constant for a flow, and not to be guessed.
         let label = of_flow(self.secret, Purpose::FlowLabel, flow, [0; 2]) as u32;
         let index = self.connections.insert(connection, key, label);
@@ -381,7 +385,7 @@ impl Stack {
             };
         watched.unheard += 1;
         self.counters.tcp_accepted += 1;
-        let index = self.keep(connection, *key, &flow);
+        let index = self.keep(now, connection, *key, &flow);
         let slot = self.connections.slot(index);
         slot.listener = at;
         slot.marks.set(Marks::INCOMING);
@@ -493,8 +497,27 @@ impl Stack {
         self.connections.resume(next_hop, found);
     }
 
-    /// Somebody says something about a segment that began with `seq`: not believed so far.
-    pub(super) fn report_tcp(&mut self, _: u64, _: &Key, _: SeqNumber, _: &Report) {}
+    /// Somebody says something about a segment that began with `seq`.
+    pub(super) fn report_tcp(&mut self, now: u64, key: &Key, seq: SeqNumber, report: &Report) {
+        let Some(index) = self.connections.find(key) else { return };
+        let to = report.destination;
+        let said = match report.trouble {
+            Trouble::Soft => tcp::Report::Soft,
+            Trouble::Hard => tcp::Report::Hard,
+            Trouble::TooBig { mtu } => {
+                let Some(mtu) = self.paths.narrower(now, to, mtu) else { return };
+                tcp::Report::TooBig { mss: (mtu - ip_header(to) - HEADER) as u16 }
+            }
+        };
+        let Some(connection) = &mut self.connections.slot(index).connection else { return };
+        if !connection.handle_report(now, seq, said) {
+            return;
+        }
+        if let Trouble::TooBig { mtu } = report.trouble {
+            self.paths.reduce(now, to, mtu);
+        }
+        self.after(index);
+    }
 
     /// Deadlines of connections that have passed.
     pub(super) fn expire_tcp(&mut self, now: u64) {

@@ -133,7 +133,7 @@ impl Connection {
     /// it is sent again; messages not yet sent keep to the new size. After ten minutes the connection looks
     /// whether the path has become better, up to [`super::Config::path_mss`].
     pub fn set_path_mss(&mut self, now: u64, mss: u16) {
-        self.path_mss = mss.max(MIN_MSS);
+        self.path_mss = mss.min(self.config.path_mss).max(MIN_MSS);
         self.search = None;
         let ceiling = self.ceiling();
         if self.path_mss < ceiling {

@@ -6,4 +6,5 @@ mod icmp;
 mod link;
 mod net;
 mod packets;
+mod paths;
 mod streams;

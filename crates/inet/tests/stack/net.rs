@@ -61,6 +61,9 @@ pub struct Net {
     pub delay: u64,
     pub mtu: u32,
     pub faults: Faults,
+    /// Somewhere on the way is a link that takes less; what was too long for it.
+    pub narrow: Option<usize>,
+    pub too_long: Vec<Vec<u8>>,
     pub carried: u64,
     /// The link carries joined segments as they are.
     pub joins: bool,
@@ -270,6 +273,8 @@ impl Net {
             delay: 5 * MILLISECOND,
             mtu,
             faults: Faults::default(),
+            narrow: None,
+            too_long: Vec::new(),
             carried: 0,
             joins: false,
             rng: Pcg64Mcg::seed_from_u64(seed),
@@ -352,7 +357,9 @@ impl Net {
     }
 
     fn put(&mut self, to: usize, frame: Vec<u8>) {
-        if frame.len() <= self.mtu as usize + ethernet::HEADER {
+        if self.narrow.is_some_and(|narrow| frame.len() > narrow) {
+            self.too_long.push(frame);
+        } else if frame.len() <= self.mtu as usize + ethernet::HEADER {
             self.queue(to, frame, false);
         }
     }
