@@ -21,7 +21,7 @@ use std::sync::Arc;
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, QpNum, Time};
 
-use self::buffers::Pool;
+use self::buffers::{Buffer, Pool};
 use self::hot::Hot;
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
@@ -530,7 +530,7 @@ impl Net {
             if sent < filled {
                 // A short rest does not keep a large buffer.
                 stream.unsent = Some(if filled - sent <= SHORT_BYTES {
-                    let rest = buffer[sent..filled].into();
+                    let rest = Buffer::from(&buffer[sent..filled]);
                     self.pool.give_back(buffer);
                     (rest, 0..filled - sent)
                 } else {

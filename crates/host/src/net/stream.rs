@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, Time};
 
-use super::buffers::{Pool, Received};
+use super::buffers::{Buffer, Pool, Received};
 use crate::sys;
 use crate::tap::Tap;
 
@@ -47,7 +47,7 @@ pub(crate) struct Stream {
     pub(crate) interest: c_int,
     pub(crate) received: Received,
     /// The part of a large buffer that the socket did not take.
-    pub(crate) unsent: Option<(Box<[u8]>, Range<usize>)>,
+    pub(crate) unsent: Option<(Buffer, Range<usize>)>,
     /// When it is closed, whatever the peer does; set when flushing begins.
     pub(crate) deadline: Option<Time>,
     /// Whether it is tried without asking epoll.
