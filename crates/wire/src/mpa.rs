@@ -208,7 +208,7 @@ pub const fn fpdu_len(ulpdu: usize) -> usize {
 /// bytes).
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
+    quipu_crc::crc32c(bytes)
 }
 
 /// A marker: how far back in the stream, from the marker's first byte, the ULPDU_Length field of
