@@ -1,8 +1,8 @@
-//! CRC32C with 256-bit carry-less multiplication (VPCLMULQDQ) and, in turns, the CRC32 instruction, which other
-//! units of the processor execute. The turns are long: to switch between the two costs time. (On Zen 3: 34 us a
-//! megabyte, either alone 41, in turns of single instructions 72.) The method is that of "Fast CRC Computation for Generic Polynomials
-//! Using PCLMULQDQ Instruction" (Intel, 2009): what 16 bytes contribute to the remainder is moved behind the bytes
-//! that follow, by two multiplications with constants.
+//! CRC32C with 256-bit carry-less multiplication (VPCLMULQDQ) and, in turns, the CRC32 instruction, which
+//! other units of the processor execute. The turns are long: to switch between the two costs time. (On Zen 3:
+//! 34 us a megabyte, either alone 41, in turns of single instructions 72.) The method is that of "Fast CRC
+//! Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009): what 16 bytes contribute to
+//! the remainder is moved behind the bytes that follow, by two multiplications with constants.
 //!
 //! A polynomial is kept with its highest coefficient in the lowest bit, as the CRC32 instruction has it.
 
@@ -94,8 +94,8 @@ fn compute(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// Takes blocks of `STEPS` steps from the front of `bytes`; what is left. The bytes to be multiplied come first in
-/// a block, then those of the three streams.
+/// Takes blocks of `STEPS` steps from the front of `bytes`; what is left. The bytes to be multiplied come
+/// first in a block, then those of the three streams.
 #[target_feature(enable = "avx2,pclmulqdq,sse4.2,vpclmulqdq")]
 fn blocks<'a, const STEPS: usize>(state: &mut State, bytes: &'a [u8]) -> &'a [u8] {
     let near = both(const { fold_by(FOLDED) });

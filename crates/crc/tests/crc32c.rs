@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use quipu_crc::crc32c;
 
-/// By definition (RFC 3720 B.4 has the examples): the remainder of the bits, lowest first, modulo the polynomial.
+/// By definition (RFC 3720 B.4 has the examples): the remainder of the bits, lowest first, modulo the
+/// polynomial.
 fn by_definition(bytes: &[u8]) -> u32 {
     let mut remainder = !0u32;
     for byte in bytes {
