@@ -2,6 +2,9 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use quipu_nic::WriteOrder;
 
 /// Settings of an engine.
 ///
@@ -28,6 +31,8 @@ use std::path::PathBuf;
 /// | `QUIPU_FAULT_REPLAY` | a file | such a log, whose faults are injected again instead of what the plan draws |
 /// | `QUIPU_STRICT` | `report` or `1`, `fail`, `abort`; `0` | the strict mode: see [`StrictMode`] |
 /// | `QUIPU_STRICT_LOG` | a file, `%p` in its name is the process | its reports, in JSON lines; by default on standard error |
+/// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
+/// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -60,6 +65,8 @@ pub struct Config {
     pub strict: Option<StrictMode>,
     /// Where it is reported, in JSON lines; `%p` is the process. `None`: on standard error.
     pub strict_log: Option<PathBuf>,
+    /// The order in which writes of peers are placed in the strict mode; `None`: as they come.
+    pub strict_order: Option<StrictOrder>,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
     pub log: Option<String>,
     /// Whether others of this user may read what the engine does (`quipu top`).
@@ -130,6 +137,21 @@ pub enum StrictMode {
     Abort,
 }
 
+/// How the strict mode places writes of peers, so that programs which take memory for a completion see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrictOrder {
+    /// Which bytes are placed first.
+    pub order: WriteOrder,
+    /// How long the others are held back, unless something orders them before.
+    pub hold: Duration,
+}
+
+impl Default for StrictOrder {
+    fn default() -> Self {
+        Self { order: WriteOrder::Reverse, hold: Duration::from_millis(1) }
+    }
+}
+
 /// Whether the memory of peers on this host is accessed directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerMemoryPolicy {
@@ -159,6 +181,7 @@ impl Default for Config {
             fault_replay: None,
             strict: None,
             strict_log: None,
+            strict_order: Some(StrictOrder::default()),
             log: None,
             counters: true,
             capture: None,
@@ -242,6 +265,7 @@ impl Config {
             };
         }
         config.strict_log = lookup("QUIPU_STRICT_LOG").map(PathBuf::from);
+        config.strict_order = strict_order(&lookup)?;
         config.log = lookup("QUIPU_LOG");
         if let Some(value) = lookup("QUIPU_COUNTERS") {
             config.counters = match value.trim() {
@@ -285,15 +309,53 @@ fn devices(
 fn capture(
     lookup: &impl Fn(&'static str) -> Option<String>,
 ) -> Result<Option<CaptureConfig>, ConfigError> {
-    let number = |name, default: u32, range: std::ops::RangeInclusive<u32>, expected| {
-        let Some(value) = lookup(name) else { return Ok(default) };
-        let number = value.trim().parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| bad(name, value, expected))
-    };
-    let megabytes = number("QUIPU_PCAP_MB", 1024, 1..=1 << 20, "a number from 1 to 1048576")?;
-    let snaplen = number("QUIPU_PCAP_SNAPLEN", 0, 0..=65_535, "a number from 0 to 65535")?;
+    let megabytes = "a number from 1 to 1048576";
+    let megabytes = number(lookup, "QUIPU_PCAP_MB", 1024, 1..=1 << 20, megabytes)?;
+    let snaplen = "a number from 0 to 65535";
+    let snaplen = number(lookup, "QUIPU_PCAP_SNAPLEN", 0, 0..=65_535, snaplen)?;
     let file_bytes = u64::from(megabytes) << 20;
     Ok(lookup("QUIPU_PCAP").map(|path| CaptureConfig { path: path.into(), file_bytes, snaplen }))
+}
+
+/// How the strict mode places writes.
+fn strict_order(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+) -> Result<Option<StrictOrder>, ConfigError> {
+    let StrictOrder { order, hold } = StrictOrder::default();
+    let order = match lookup("QUIPU_STRICT_ORDER") {
+        None => Some(order),
+        Some(value) => parse_order(value.trim()).ok_or_else(|| {
+            let expected = "reverse, shuffle, shuffle:SEED with a number, or off";
+            bad("QUIPU_STRICT_ORDER", value, expected)
+        })?,
+    };
+    let (default, expected) = (hold.as_micros() as u32, "a number from 1 to 60000000");
+    let hold = number(lookup, "QUIPU_STRICT_HOLD_US", default, 1..=60_000_000, expected)?;
+    let hold = Duration::from_micros(hold.into());
+    Ok(order.map(|order| StrictOrder { order, hold }))
+}
+
+/// `None` for what is no order, `Some(None)` for none.
+fn parse_order(text: &str) -> Option<Option<WriteOrder>> {
+    Some(match (text, text.strip_prefix("shuffle:")) {
+        ("off", _) => None,
+        ("reverse", _) => Some(WriteOrder::Reverse),
+        ("shuffle", _) => Some(WriteOrder::Shuffle { seed: 1 }),
+        (_, seed) => Some(WriteOrder::Shuffle { seed: seed?.parse().ok()? }),
+    })
+}
+
+/// A number in a range, or what it is by default.
+fn number(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+    name: &'static str,
+    default: u32,
+    range: std::ops::RangeInclusive<u32>,
+    expected: &'static str,
+) -> Result<u32, ConfigError> {
+    let Some(value) = lookup(name) else { return Ok(default) };
+    let number = value.trim().parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| bad(name, value, expected))
 }
 
 fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
@@ -351,5 +413,34 @@ mod tests {
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("QUIPU_ADDRESS=eth0") && text.contains("an IP address"));
+    }
+
+    #[test]
+    fn reads_how_writes_are_placed() {
+        let read = |order: &'static str, hold: &'static str| {
+            Config::from_lookup(|name| match name {
+                "QUIPU_STRICT_ORDER" => Some(order.into()),
+                "QUIPU_STRICT_HOLD_US" => Some(hold.into()),
+                _ => None,
+            })
+            .map(|config| config.strict_order)
+        };
+        let (ms, hold) = (Duration::from_millis(1), Duration::from_micros(7));
+        let shuffled = |seed| WriteOrder::Shuffle { seed };
+        for (order, hold_us, expected) in [
+            ("", "", Some((WriteOrder::Reverse, ms))),
+            ("reverse", "7", Some((WriteOrder::Reverse, hold))),
+            ("shuffle", "", Some((shuffled(1), ms))),
+            (" shuffle:12 ", "7", Some((shuffled(12), hold))),
+            ("off", "7", None),
+        ] {
+            let expected = expected.map(|(order, hold)| StrictOrder { order, hold });
+            assert_eq!(read(order, hold_us), Ok(expected), "{order}");
+        }
+        for (order, hold) in
+            [("shuffle:", ""), ("shuffle:x", ""), ("back", ""), ("", "0"), ("", "x")]
+        {
+            assert!(read(order, hold).is_err(), "{order} {hold}");
+        }
     }
 }

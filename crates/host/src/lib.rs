@@ -55,7 +55,7 @@ pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{
-    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, StrictMode,
+    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, StrictMode, StrictOrder,
 };
 pub use engine::{CompletionEvent, ContextId, Doorbell, Engine, EventsReported};
 pub use error::{EngineError, OpenError};

@@ -22,6 +22,7 @@ use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, Gid, LinkId, MrId, MwId,
     PdId, QpId, QpNum, SrqId, TableId, Time, XrcdId,
 };
+use crate::unordered::Unordered;
 
 /// Sizes and identity of an adapter.
 #[derive(Clone, Debug)]
@@ -178,6 +179,8 @@ pub(crate) enum Alarm {
     Cq(CqId),
     /// Receives that are to be there late.
     Srq(SrqId),
+    /// Writes that are held.
+    Held(QpId),
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -241,6 +244,8 @@ pub(crate) struct Hub<P> {
     pub(crate) withdrawn: Vec<Withdrawn>,
     /// Queue pairs for which a message came and no receive, if somebody asked for them.
     pub(crate) starved: Option<Vec<QpId>>,
+    /// How writes of peers are placed, and what is held of them, if not in order.
+    pub(crate) unordered: Option<Box<Unordered>>,
     /// Scratch space for lists of addresses.
     pub(crate) scratch: Vec<(usize, usize)>,
 }
@@ -368,6 +373,7 @@ impl<P: Probe> Adapter<P> {
                 endings_alarm: None,
                 withdrawn: Vec::new(),
                 starved: None,
+                unordered: None,
                 scratch: Vec::new(),
                 config,
             },
@@ -449,6 +455,7 @@ impl<P: Probe> Adapter<P> {
                 }
                 Alarm::Cq(id) => self.hub.period_over(id),
                 Alarm::Srq(id) => self.open_shared(id),
+                Alarm::Held(id) => self.held_alarm(id),
             }
         }
         if let Some(inet) = &mut self.hub.inet {

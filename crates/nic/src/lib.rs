@@ -51,6 +51,7 @@ mod slab;
 mod stream;
 mod transmit;
 mod types;
+mod unordered;
 mod watch;
 mod xrc;
 
@@ -77,3 +78,4 @@ pub use raw::{
     MAX_TABLES, RX_HASH_KEY, RxHash, RxHashFields, station_address,
 };
 pub use types::*;
+pub use unordered::WriteOrder;

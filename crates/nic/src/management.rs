@@ -14,6 +14,7 @@ use crate::probe::Probe;
 use crate::qp::pd_number;
 use crate::queue::RecvQueue;
 use crate::types::{BindMw, MrId, MwId, PdId, SrqId};
+use crate::unordered;
 
 /// A region as its owner knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,7 @@ impl<P: Probe> Hub<P> {
 
     /// Invalidates a type 2 window of this protection domain.
     pub(crate) fn invalidate(&mut self, pd: u32, qp: u32, key: u32) -> Result<(), Fault> {
+        unordered::place_all(self);
         let withdrawn = self
             .regions
             .invalidate(pd, qp, Key(key))
@@ -41,6 +43,7 @@ impl<P: Probe> Hub<P> {
 
     /// Binds a window to a range of a region, or unbinds it.
     pub(crate) fn bind_window(&mut self, pd: u32, qp: u32, bind: &BindMw) -> Result<(), Fault> {
+        unordered::place_all(self);
         let mw = self.mws.get(bind.mw).ok_or(Fault::NoSuchObject)?;
         // To unbind, a program need not name a region.
         let region = match bind.len {
@@ -150,6 +153,7 @@ impl<P: Probe> Adapter<P> {
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, Fault> {
+        unordered::place_all(&mut self.hub);
         let &Mr { pd: old_pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         if let Some(pd) = pd {
             self.hub.pd(pd)?;
@@ -196,6 +200,7 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// [`Fault::Busy`] while windows are bound to it.
     pub fn dereg_mr(&mut self, id: MrId) -> Result<(), Fault> {
+        unordered::place_all(&mut self.hub);
         let &Mr { pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn = self.hub.regions.deregister(key).map_err(|_| Fault::Busy)?;
         self.hub.begin_quiet_wait(withdrawn);
@@ -235,6 +240,7 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// No such window.
     pub fn dealloc_mw(&mut self, id: MwId) -> Result<(), Fault> {
+        unordered::place_all(&mut self.hub);
         let mw = self.hub.mws.remove(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn =
             self.hub.regions.deallocate_window(mw.key).map_err(|_| Fault::NoSuchObject)?;

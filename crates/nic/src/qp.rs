@@ -88,6 +88,8 @@ pub(crate) struct Responder {
     pub(crate) dropping: bool,
     /// Unreliable: whether the message before was a write that was dropped, with the immediate behind it.
     pub(crate) dropped_write: bool,
+    /// Whether something is held of writes that are placed out of order (`unordered`).
+    pub(crate) holding: bool,
     /// Bytes of the write in progress, or of the last one.
     pub(crate) write_len: u32,
     /// Whether the event for the first message in RTR was raised.

@@ -8,6 +8,7 @@ use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::requester;
 use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
+use crate::unordered;
 
 /// A queue pair as `query_qp` shows it.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +120,9 @@ impl<P: Probe> Adapter<P> {
         }
         qp_state::check(qp.qp_type, from, to, mask)?;
         check_values(attr, mask, &hub.config)?;
+        if qp.responder.holding {
+            unordered::settle_unasked(qp, hub);
+        }
         apply(&mut qp.attr, attr, mask);
         hub.counters.changes += 1;
         match to {

@@ -443,6 +443,31 @@ impl Checker {
         self.report(Kind::BufferChanged, what, vec![("the request was posted here", posted.trace)]);
     }
 
+    /// The program changed memory that a peer was in the middle of a write to, through a queue pair.
+    pub fn disturbed(&mut self, id: QpId) {
+        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let what = format!(
+            "memory was changed that the peer of {} was in the middle of a write to",
+            named(num)
+        );
+        self.unordered(id, what);
+    }
+
+    /// A send is about to be posted from memory that a peer is in the middle of a write to.
+    pub fn sent_in_progress(&mut self, id: QpId, wr_id: u64) {
+        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let what = format!(
+            "send {wr_id:#x} of {} is posted from memory that a peer is in the middle of a write to",
+            named(num)
+        );
+        self.unordered(id, what);
+    }
+
+    fn unordered(&mut self, id: QpId, what: String) {
+        let made = self.qps.get(&id).map(|qp| ("created here", qp.made.clone()));
+        self.report_once(Kind::WriteOrder, id.0, what, made.into_iter().collect());
+    }
+
     /// A message for a queue pair found no receive.
     pub fn starved(&mut self, id: QpId) {
         let Some(qp) = self.qps.get(&id) else { return };

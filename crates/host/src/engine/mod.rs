@@ -25,7 +25,7 @@ use self::faults::Faults;
 use self::helper::Helper;
 use self::strict::Strict;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
-use crate::config::{Config, Device, PeerMemoryPolicy, SameHost};
+use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, StrictOrder};
 use crate::counters::Publisher;
 use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
@@ -83,7 +83,12 @@ impl Engine {
     /// # Errors
     ///
     /// The address is not usable, or the kernel refuses descriptors.
-    pub fn open(config: Config) -> Result<Arc<Self>, OpenError> {
+    pub fn open(mut config: Config) -> Result<Arc<Self>, OpenError> {
+        let order = config.strict.and(config.strict_order);
+        if order.is_some() {
+            // So that no peer places its writes itself.
+            config.peer_memory = PeerMemoryPolicy::Never;
+        }
         let birthplace = Birthplace::here();
         let address = choose_address(config.address)?;
         let system = |what| move |error| OpenError::system(what, error);
@@ -113,6 +118,9 @@ impl Engine {
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);
+        if let Some(StrictOrder { order, hold }) = order {
+            adapter.place_unordered(order, hold.as_nanos() as u64);
+        }
         if let Some(directory) = directory
             && let Err(error) = adapter.publish_regions(&directory)
         {

@@ -99,8 +99,12 @@ impl Core {
         wr: &SendWr<'_>,
     ) -> Result<(), EngineError> {
         let mut fingerprint = None;
-        if let Some(strict) = &self.strict {
-            fingerprint = self.adapter.fingerprint(qp, strict.checker.to_read(wr));
+        if let Some(strict) = &mut self.strict {
+            let to_read = strict.checker.to_read(wr);
+            fingerprint = self.adapter.fingerprint(qp, to_read);
+            if self.adapter.is_in_progress(qp, to_read) {
+                strict.checker.sent_in_progress(qp, wr.wr_id);
+            }
             if let Payload::Sges(sges) = wr.payload {
                 self.learn_keys(sges);
             }
@@ -262,6 +266,9 @@ impl Core {
         for qp in self.adapter.take_starved() {
             strict.checker.starved(qp);
         }
+        for qp in self.adapter.take_disturbed() {
+            strict.checker.disturbed(qp);
+        }
         for completion in completions {
             for wanted in strict.checker.polled(cq, completion) {
                 let now = self.adapter.fingerprint(wanted.qp, wanted.sges());
@@ -278,6 +285,8 @@ impl super::Engine {
     #[must_use]
     pub fn strict_verdict(&self) -> bool {
         let Some(mut core) = self.enter_at_exit() else { return false };
+        // What is noticed since the program polled last.
+        core.watch_poll(CqId::NONE, &[]);
         core.strict.as_mut().is_some_and(|strict| strict.sum_up())
     }
 }

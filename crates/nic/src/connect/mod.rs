@@ -33,6 +33,7 @@ use crate::requester;
 use crate::stream::{LastWords, StreamPath};
 use crate::transmit;
 use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
+use crate::unordered;
 use crate::watch;
 
 /// First pause before the peer is tried again; it doubles each time.
@@ -196,6 +197,9 @@ pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
 
 /// Ends the connection of a queue pair, whatever it is: last words are sent, the peer is told.
 pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.responder.holding {
+        unordered::settle(qp, hub);
+    }
     if hub.probe.watches() {
         watch::parted(qp, hub);
     }

@@ -4,7 +4,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
-use super::{answers, unreliable};
+use super::{answers, unreliable, writes};
 use crate::adapter::Hub;
 use crate::channel::{
     BUDGET, CHUNK, Carried, ChannelPath, Other, PIECE, PendingRead, References, carried, flag,
@@ -17,6 +17,7 @@ use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit;
 use crate::types::{Access, WcExtra, WcOpcode, WcStatus};
+use crate::unordered;
 use crate::watch;
 
 /// What became of the slot at the front of a ring.
@@ -151,6 +152,11 @@ fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     Ok(())
 }
 
+/// Says how many requests are executed, if the queue pair has a channel.
+pub(crate) fn tell_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let _ = tell(qp, hub);
+}
+
 /// Takes notice of what the peer has executed, and transmits what that allows.
 #[inline]
 fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
@@ -220,7 +226,7 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
         return Err(End::Over);
     };
     let inline = header.flags & !flag::SOLICITED == 0 && len == u32::from(header.inline_len);
-    let begun = responder.receiving || responder.dropping;
+    let begun = responder.receiving || responder.dropping || responder.holding;
     if !inline || srq.is_some() || begun || !responder.established || path.stalled {
         return Ok(false);
     }
@@ -257,10 +263,13 @@ pub(super) fn execute<P: Probe>(
         return Err(Refusal::Invalid.into());
     }
     responder::note_arrival(qp, hub);
+    if qp.responder.holding && writes::are_ordered_by(header) {
+        unordered::settle(qp, hub);
+    }
     match header.opcode {
         request::SEND | request::SEND_IMM | request::SEND_INV => send(qp, hub, header),
-        request::WRITE => write(qp, hub, header),
-        request::WRITE_IMM => write_imm(qp, hub, header),
+        request::WRITE => writes::write(qp, hub, header),
+        request::WRITE_IMM => writes::write_imm(qp, hub, header),
         request::READ => read(qp, hub, header),
         request::COMPARE_SWAP | request::FETCH_ADD => atomic(qp, hub, header),
         _ => Err(Refusal::Invalid.into()),
@@ -268,7 +277,7 @@ pub(super) fn execute<P: Probe>(
 }
 
 /// Says that the request at the front finds no receive; on an unreliable connection it is dropped.
-fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
+pub(super) fn stall<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<Front, End> {
     if !qp.qp_type.is_reliable() {
         return Err(Refusal::NoReceive.into());
     }
@@ -301,7 +310,11 @@ fn await_shared<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 }
 
 /// Takes a receive for the message that begins; `false` if there is none.
-fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
+pub(super) fn begin<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<bool, End> {
     if qp.responder.receiving {
         return Ok(true);
     }
@@ -321,7 +334,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
 }
 
 /// Copies a part of what the slot at the front carries to `to`. `at` is the offset of the part.
-fn copy_carried(
+pub(super) fn copy_carried(
     channel: &quipu_mem::ring::Channel,
     carried: Carried,
     at: usize,
@@ -342,7 +355,7 @@ fn copy_carried(
 }
 
 /// The reference list of the slot at the front.
-fn references(path: &ChannelPath, header: &SlotHeader) -> References {
+pub(super) fn references(path: &ChannelPath, header: &SlotHeader) -> References {
     let mut bytes = [0; INLINE_MAX];
     let len = usize::from(header.inline_len);
     path.channel.incoming.requests.payload().read_into(0, &mut bytes);
@@ -350,7 +363,7 @@ fn references(path: &ChannelPath, header: &SlotHeader) -> References {
 }
 
 /// Touches memory that the peer's requests refer to, unless the peer has taken it back.
-fn by_reference<P: Probe>(
+pub(super) fn by_reference<P: Probe>(
     qp: &Qp,
     hub: &Hub<P>,
     touch: impl FnOnce(&dyn PeerMemory) -> Result<(), PeerMemoryFault>,
@@ -415,7 +428,7 @@ fn send<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<
     finish(qp, hub, WcOpcode::Recv, byte_len, extra, header)
 }
 
-fn finish<P: Probe>(
+pub(super) fn finish<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     opcode: WcOpcode,
@@ -491,68 +504,6 @@ fn fetch_receive<P: Probe>(
     qp.responder.receive.placed = end;
     path(qp)?.front_done = done + len;
     Ok(done + len == header.length)
-}
-
-/// Puts the bytes of a slot where a write wants them; `true` when all are there.
-fn place_write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
-    let carried = checked_carried(path(qp)?, header)?;
-    hub.probe.stage(Stage::PutData, header.length as usize);
-    let span =
-        responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
-    if carried == Carried::Reference {
-        let done = path(qp)?.front_done;
-        let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
-        let list = references(path(qp)?, header);
-        let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
-        let local = [span.sub(done as usize, len as usize).as_raw()];
-        by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local))?;
-        path(qp)?.front_done = done + len;
-        if done + len < header.length {
-            return Ok(false);
-        }
-    } else {
-        let Path::Channel(path) = &qp.path else { return Err(End::Over) };
-        if !copy_carried(&path.channel, carried, 0, span) {
-            return Err(End::Corrupt);
-        }
-    }
-    release(path(qp)?, carried, header.length)?;
-    qp.responder.write_len = qp.responder.write_len.wrapping_add(header.length);
-    qp.responder.counters.bytes_in += u64::from(header.length);
-    qp.responder.counters.writes += u64::from(header.flags & flag::MORE == 0);
-    Ok(true)
-}
-
-fn write<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    if !place_write(qp, hub, header)? {
-        return Ok(Front::Again);
-    }
-    if header.flags & flag::MORE == 0 {
-        if hub.probe.watches() {
-            watch::received(qp, hub, header, qp.responder.write_len);
-        }
-        qp.responder.write_len = 0;
-        responder::executed(qp);
-    }
-    Ok(Front::Done)
-}
-
-fn write_imm<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    let last = header.flags & flag::MORE == 0;
-    // A request that is refused consumes no receive.
-    responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
-    if last && !begin(qp, hub, header)? {
-        return stall(qp, hub);
-    }
-    if !place_write(qp, hub, header)? {
-        return Ok(Front::Again);
-    }
-    if !last {
-        return Ok(Front::Done);
-    }
-    let byte_len = std::mem::take(&mut qp.responder.write_len);
-    let extra = WcExtra::Imm(header.imm);
-    finish(qp, hub, WcOpcode::RecvRdmaWithImm, byte_len, extra, header)
 }
 
 fn read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
@@ -678,6 +629,9 @@ fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resul
 
 /// Tells the peer that its oldest request is refused, and ends the queue pair.
 pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    if qp.responder.holding {
+        unordered::settle(qp, hub);
+    }
     if hub.probe.watches() {
         watch::refused(qp, hub, true, refusal.remote_status());
     }

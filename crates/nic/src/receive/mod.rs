@@ -6,3 +6,15 @@ pub(crate) mod channel;
 pub(crate) mod frames;
 pub(crate) mod stream;
 mod unreliable;
+mod writes;
+
+use crate::qp::{Path, Qp};
+use crate::responder;
+
+/// Counts a request of so many bytes as executed.
+pub(crate) fn executed(qp: &mut Qp, bytes: usize) {
+    match qp.path {
+        Path::Stream(_) => stream::executed(qp, bytes),
+        _ => responder::executed(qp),
+    }
+}

@@ -15,6 +15,7 @@ use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::stream::Answer;
 use crate::types::{Access, AsyncEvent, SendOp, WcExtra, WcOpcode, WcStatus};
+use crate::unordered::{self, Place};
 
 /// Why reception ends.
 pub(super) enum End {
@@ -167,7 +168,7 @@ fn broken<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
 /// Has the acknowledgement of what was executed sent, at once if much is, else when it is released. No
 /// message of its own will ever carry that of a queue pair without a send queue; and the program's answer,
 /// over another connection, is not to overtake it.
-fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+pub(crate) fn note_executed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let executed = qp.responder.executed;
     let waiting = qp.sq.has_waiting();
     let alone = !qp.qp_type.requests();
@@ -194,16 +195,21 @@ pub(super) fn execute<P: Probe>(
         if !qp.qp_type.responds() {
             return Err(Refusal::Invalid.into());
         }
+        if qp.responder.holding && !matches!(segment, Segment::Write { .. }) {
+            unordered::settle(qp, hub);
+        }
     }
     match segment {
         Segment::Write { stag, to, last, payload } => {
             responder::note_arrival(qp, hub);
-            write(qp, hub, stag.0, to, payload)?;
+            write(qp, hub, stag.0, to, last, payload)?;
             let counters = &mut qp.responder.counters;
             counters.bytes_in += payload.len() as u64;
             counters.writes += u64::from(last);
-            if last {
-                executed(qp, payload.len());
+            match last {
+                true if qp.responder.holding => unordered::execute(qp, hub, payload.len()),
+                true => executed(qp, payload.len()),
+                false => {}
             }
             Ok(())
         }
@@ -245,7 +251,7 @@ fn choose<P>(qp: &mut Qp, hub: &Hub<P>, srq: Option<u32>) -> Result<(), Refusal>
 }
 
 /// Counts a request as executed, for the acknowledgement, which unreliable connections do not have.
-fn executed(qp: &mut Qp, bytes: usize) {
+pub(super) fn executed(qp: &mut Qp, bytes: usize) {
     if !qp.qp_type.is_reliable() {
         return;
     }
@@ -264,11 +270,17 @@ fn write<P: Probe>(
     hub: &mut Hub<P>,
     stag: u32,
     to: u64,
+    last: bool,
     payload: &[u8],
 ) -> Result<(), Refusal> {
     let len = payload.len() as u32;
     let span = responder::remote(qp, hub, stag, to, len, Access::REMOTE_WRITE)?;
-    span.write_from(0, payload);
+    if hub.unordered.is_some() {
+        let place = Place { rkey: stag, addr: to, at: span.as_raw().0 };
+        unordered::write(qp, hub, place, payload, last);
+    } else {
+        span.write_from(0, payload);
+    }
     hub.probe.stage(Stage::PutData, payload.len());
     Ok(())
 }

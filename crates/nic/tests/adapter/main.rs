@@ -16,5 +16,6 @@ mod raw;
 mod revocation;
 mod simulated;
 mod timing;
+mod unordered;
 mod unreliable;
 mod xrc;

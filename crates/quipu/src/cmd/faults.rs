@@ -39,6 +39,10 @@ pub(crate) struct FaultOptions {
     /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
     #[arg(long, env = "QUIPU_STRICT_LOG", value_name = "FILE")]
     strict_log: Option<PathBuf>,
+    /// With `--strict`: which bytes of a write of a peer are placed first: `reverse`: its last ones,
+    /// `shuffle`, `shuffle:SEED`: some, `off`: all as they come
+    #[arg(long, env = "QUIPU_STRICT_ORDER", value_name = "ORDER")]
+    strict_order: Option<String>,
 }
 
 impl FaultOptions {
@@ -74,7 +78,10 @@ impl FaultOptions {
         ];
         let set = named.into_iter().filter_map(|(name, path)| Some((name, given(path)?)));
         let paths = set.map(|(name, path)| (name, absolute(path).into_os_string()));
-        paths.chain(self.strict.as_ref().map(|mode| ("QUIPU_STRICT", mode.into()))).collect()
+        let words = [("QUIPU_STRICT", &self.strict), ("QUIPU_STRICT_ORDER", &self.strict_order)];
+        let words =
+            words.into_iter().filter_map(|(name, word)| Some((name, word.as_ref()?.into())));
+        paths.chain(words).collect()
     }
 }
 
