@@ -3,11 +3,11 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{Node, PATIENCE, engine, pair};
-use quipu_host::nic::{SendOp, WcExtra, WcOpcode, WcStatus};
-use quipu_host::{EngineError, SameHost};
+use quipu_host::nic::{SendOp, WcExtra, WcOpcode, WcStatus, WriteOrder};
+use quipu_host::{Config, Engine, EngineError, SameHost, StrictMode, StrictOrder};
 
 const LARGE: u32 = 3_000_001;
 
@@ -273,4 +273,64 @@ fn a_destroyed_peer_is_noticed() {
 fn exercise_once(a: &Node, b: &Node) {
     a.post(1, SendOp::Write { addr: b.addr(0), rkey: b.rkey() }, &[a.sge(0, 8)]);
     assert_eq!(a.poll().status, WcStatus::Success);
+}
+
+/// An engine in the strict mode, which holds writes back for so long.
+fn strict_engine(address: &str, same_host: SameHost, hold: Duration) -> Arc<Engine> {
+    let strict_order = Some(StrictOrder { order: WriteOrder::Reverse, hold });
+    let address = Some(address.parse().unwrap());
+    let strict = Some(StrictMode::Fail);
+    let (strict_log, arena_bytes) = (Some("/dev/null".into()), 64 << 20);
+    let config = Config { address, same_host, arena_bytes, strict, ..Config::default() };
+    Engine::open(Config { strict_log, strict_order, ..config }).unwrap()
+}
+
+/// The last byte of a write is there, and the first ones are not until something orders them; nobody but the
+/// helper of the target does anything. Then a program that has the writer's completion finds all of them.
+fn placed_out_of_order(same_host: SameHost) {
+    let (ms, minute) = (Duration::from_millis(1), Duration::from_secs(60));
+    let (a, b) = (engine("127.0.0.1", same_host), strict_engine("127.0.0.1", same_host, minute));
+    let (a, b) = pair(&a, &b, 1 << 20);
+    let pattern: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8 | 1).collect();
+    a.fill(0, &pattern);
+    let write = SendOp::Write { addr: b.addr(0), rkey: b.rkey() };
+    a.post(1, write, &[a.sge(0, 100_000)]);
+    let end = Instant::now() + PATIENCE;
+    while b.bytes(99_999, 1) == [0] {
+        assert!(Instant::now() < end, "the last byte never came");
+    }
+    assert_eq!(b.bytes(0, 8), [0; 8]);
+    b.receive(7, &[]);
+    a.post(2, SendOp::Send, &[]);
+    assert_eq!((a.poll().wr_id, a.poll().wr_id, b.poll().wr_id), (1, 2, 7));
+    assert!(b.bytes(0, 100_000) == pattern);
+    assert!(!b.engine.strict_verdict(), "the program has done nothing wrong");
+
+    b.fill(0, &[0; 100_000]);
+    a.post(1, write, &[a.sge(0, 100_000)]);
+    while b.bytes(99_999, 1) == [0] {
+        assert!(Instant::now() < end, "the last byte never came");
+    }
+    b.fill(99_999, &[0]);
+    b.receive(7, &[]);
+    a.post(2, SendOp::Send, &[]);
+    assert_eq!((a.poll().wr_id, a.poll().wr_id, b.poll().wr_id), (1, 2, 7));
+    assert!(b.engine.strict_verdict(), "it took the last byte for the end");
+
+    let (a, b) = (engine("127.0.0.1", same_host), strict_engine("127.0.0.1", same_host, ms));
+    let (a, b) = pair(&a, &b, 4 << 20);
+    exercise(&a, &b);
+    exercise(&b, &a);
+    flood(&a, &b);
+    assert!(!b.engine.strict_verdict(), "nor have those that wait for completions");
+}
+
+#[test]
+fn writes_are_placed_out_of_order_over_tcp() {
+    placed_out_of_order(SameHost::Never);
+}
+
+#[test]
+fn writes_are_placed_out_of_order_over_links() {
+    placed_out_of_order(SameHost::Auto);
 }

@@ -285,6 +285,114 @@ static void ah_in_time(void)
 	to_myself(0);
 }
 
+/* A write of 1000 bytes to end b, of which the last one is not 0. */
+static void write_begins(struct pair *p)
+{
+	struct ibv_sge sge = piece(&p->a, 0, 1000);
+	struct ibv_send_wr wr = write_to_b(p, 1, &sge);
+	fill(&p->a, 0, 1000, 1);
+	post_recv(&p->b, 10, 2000, 8);
+	post_send(&p->a, &wr);
+}
+
+/* A send behind it, whose completion orders it. */
+static void write_ends(struct pair *p)
+{
+	struct ibv_send_wr wr = work(2, IBV_WR_SEND, NULL, 0);
+	post_send(&p->a, &wr);
+	done(&p->b, 10, IBV_WC_SUCCESS);
+	done(&p->a, 1, IBV_WC_SUCCESS);
+	done(&p->a, 2, IBV_WC_SUCCESS);
+}
+
+static void poll_last_byte(struct pair *p)
+{
+	volatile uint8_t *last = p->b.buffer + 999;
+	double until = seconds() + 20;
+	struct ibv_wc wc;
+	while (*last == 0) {
+		SAME(ibv_poll_cq(p->b.cq, 1, &wc), 0);
+		CHECK(seconds() < until);
+	}
+}
+
+/* Takes the last byte for the end, and the buffer back for the next message. */
+static void polls_memory(void)
+{
+	struct pair p = connected_pair();
+	write_begins(&p);
+	poll_last_byte(&p);
+	CHECK(memcmp(p.b.buffer, p.a.buffer, 1000) != 0);
+	p.b.buffer[999] = 0;
+	write_ends(&p);
+	close_pair(&p);
+}
+
+/* The same, in order. */
+static void polls_memory_in_order(void)
+{
+	struct pair p = connected_pair();
+	write_begins(&p);
+	poll_last_byte(&p);
+	SAME(memcmp(p.b.buffer, p.a.buffer, 1000), 0);
+	p.b.buffer[999] = 0;
+	write_ends(&p);
+	close_pair(&p);
+}
+
+/* Sends what it has not got yet to somebody else. */
+static void passes_on(void)
+{
+	struct pair p = connected_pair();
+	write_begins(&p);
+	poll_last_byte(&p);
+	struct ibv_sge sge = piece(&p.b, 500, 8);
+	struct ibv_send_wr wr = work(20, IBV_WR_SEND, &sge, 1);
+	post_recv(&p.a, 3, 2000, 8);
+	post_send(&p.b, &wr);
+	done(&p.a, 3, IBV_WC_SUCCESS);
+	done(&p.b, 20, IBV_WC_SUCCESS);
+	write_ends(&p);
+	close_pair(&p);
+}
+
+/* Waits for the completion: then all is there, and its own. */
+static void waits_for_the_completion(void)
+{
+	struct pair p = connected_pair();
+	write_begins(&p);
+	write_ends(&p);
+	SAME(memcmp(p.b.buffer, p.a.buffer, 1000), 0);
+	memset(p.b.buffer, 0, 1000);
+	close_pair(&p);
+}
+
+/* In the end the writer learns of it, and all is there. */
+static void waits_for_the_writer(void)
+{
+	struct pair p = connected_pair();
+	write_begins(&p);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	SAME(memcmp(p.b.buffer, p.a.buffer, 1000), 0);
+	close_pair(&p);
+}
+
+static void order_of_writes(void)
+{
+	/* For so long that none of this is a matter of time. */
+	setenv("QUIPU_STRICT_HOLD_US", "60000000", 1);
+	finds("write-order", polls_memory);
+	finds("write-order", passes_on);
+	SAME(strictly("fail", waits_for_the_completion), 0);
+	unsetenv("QUIPU_STRICT_HOLD_US");
+	SAME(strictly("fail", waits_for_the_writer), 0);
+	setenv("QUIPU_STRICT_ORDER", "off", 1);
+	SAME(strictly("fail", polls_memory_in_order), 0);
+	setenv("QUIPU_STRICT_ORDER", "shuffle:7", 1);
+	SAME(strictly("fail", waits_for_the_writer), 0);
+	unsetenv("QUIPU_STRICT_ORDER");
+}
+
 static void the_innocent(void)
 {
 	SAME(strictly("1", nothing_wrong), 0);
@@ -335,6 +443,7 @@ int main(int argc, char **argv)
 	static const struct test tests[] = {
 		{ "the_innocent", the_innocent },
 		{ "every_kind", every_kind },
+		{ "order_of_writes", order_of_writes },
 		{ "traces", traces },
 		{ "modes", modes },
 		{ NULL, NULL },
