@@ -4,10 +4,6 @@ use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
 
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 fn asynchronous(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
     let event = |event: &Event| match event {
         Event::Async(event) => Some(*event),
@@ -43,9 +39,9 @@ fn an_empty_write_with_immediate_needs_the_right_to_write() {
         pair.recv(1, qps[1], 5, &[]);
         pair.send(0, qps[0], 1, SendOp::WriteImm { addr: 0, rkey: 0, imm: 9 }, &[]);
         pair.run();
-        let sent = statuses(&pair.hosts[0].poll());
+        let sent = pair.polled(0);
         assert_eq!(sent, [(1, WcStatus::RemInvReqErr)], "{way:?}");
-        let received = statuses(&pair.hosts[1].poll());
+        let received = pair.polled(1);
         assert_eq!(received, [(5, WcStatus::WrFlushErr)], "{way:?}: it consumes no receive");
         assert!(asynchronous(&pair, 1).contains(&AsyncEvent::QpReqErr(qps[1])), "{way:?}");
     }
@@ -58,7 +54,7 @@ fn an_invalidation_that_fails_is_a_bind_error() {
         let (mut pair, qps) = connected(way);
         pair.send(0, qps[0], 1, SendOp::LocalInv { key: 0x1234_5678 }, &[]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::MwBindErr)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::MwBindErr)], "{way:?}");
     }
 }
 
@@ -86,7 +82,7 @@ fn a_shared_receive_queue_has_a_protection_domain_of_its_own() {
             pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, len)]);
             pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, len)]);
             pair.run();
-            let received = statuses(&pair.hosts[1].poll());
+            let received = pair.polled(1);
             let expected = [(5, WcStatus::Success), (6, WcStatus::LocProtErr)];
             assert_eq!(received, expected, "{way:?} {len}");
             assert_eq!(shared.bytes(0, 6), b"shared");
@@ -108,7 +104,7 @@ fn a_send_queue_that_left_sqd_raises_no_event_when_it_drains() {
             pair.recv(1, qps[1], 5, &[]);
             let later = pair.now.after(50_000_000);
             pair.run_until(later);
-            let sent = statuses(&pair.hosts[0].poll());
+            let sent = pair.polled(0);
             let status =
                 if leave == QpState::Rts { WcStatus::Success } else { WcStatus::WrFlushErr };
             assert_eq!(sent, [(1, status)], "{way:?}");
@@ -131,7 +127,7 @@ fn a_queue_with_half_a_message_is_draining() {
     assert!(pair.hosts[0].poll().is_empty());
     pair.run();
     assert!(!draining(&pair));
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
     assert!(asynchronous(&pair, 0).contains(&AsyncEvent::SqDrained(qps[0])));
 }
 
@@ -144,7 +140,7 @@ fn an_error_that_a_completion_reports_raises_no_event() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 10)]);
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 20)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocLenErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(5, WcStatus::LocLenErr)], "{way:?}");
         assert_eq!(asynchronous(&pair, 1), [], "{way:?}");
 
         let (mut pair, qps) = connected(way);
@@ -153,7 +149,7 @@ fn an_error_that_a_completion_reports_raises_no_event() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocProtErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(5, WcStatus::LocProtErr)], "{way:?}");
         assert_eq!(asynchronous(&pair, 1), [], "{way:?}");
     }
 }
@@ -171,7 +167,7 @@ fn garbage_on_the_stream_is_reported_once() {
         }
         pair.inject(0, &[0xff; 70_000]);
         pair.run();
-        let failed = statuses(&pair.hosts[0].poll());
+        let failed = pair.polled(0);
         let fatal = AsyncEvent::QpFatal(qps[0]);
         if busy {
             assert_eq!(failed, [(1, WcStatus::BadRespErr)]);

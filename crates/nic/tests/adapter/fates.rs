@@ -39,14 +39,6 @@ fn fated_recv(pair: &mut Pair, qp: QpId, wr_id: u64, sges: &[Sge], fate: Fate) {
     pair.hosts[1].adapter.post_recv_fated(pair.now, qp, wr_id, sges, fate).unwrap();
 }
 
-fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
-    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
-}
-
-fn polled(pair: &mut Pair, host: usize) -> Vec<(u64, WcStatus)> {
-    pair.hosts[host].poll().iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 fn raised(pair: &Pair, host: usize, event: AsyncEvent) -> bool {
     pair.hosts[host].events.contains(&Event::Async(event))
 }
@@ -63,14 +55,14 @@ fn a_send_fails_in_its_turn_and_flushes_what_is_behind() {
             pair.send(0, qps[0], 3, SendOp::Send, &[]);
             pair.run();
             let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];
-            assert_eq!(polled(&mut pair, 0), expected, "{way:?}");
-            assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+            assert_eq!(pair.polled(0), expected, "{way:?}");
+            assert_eq!(pair.state(0, qps[0]), QpState::Err);
             // The peer has what came before, and is alone from now on.
-            assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+            assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
             pair.send(1, qps[1], 60, SendOp::Send, &[]);
             pair.run();
             let expected = [(60, WcStatus::RetryExcErr), (51, WcStatus::WrFlushErr)];
-            assert_eq!(polled(&mut pair, 1), expected, "{way:?}");
+            assert_eq!(pair.polled(1), expected, "{way:?}");
         }
     }
 }
@@ -91,7 +83,7 @@ fn a_key_that_is_refused_is_refused_by_the_peer() {
             let fate = Fate::Fail(WcStatus::RemAccessErr);
             fated_send(&mut pair, qps[0], 1, op, &[here.sge(0, 8)], fate);
             pair.run();
-            assert_eq!(polled(&mut pair, 0), [(1, WcStatus::RemAccessErr)], "{way:?} {op:?}");
+            assert_eq!(pair.polled(0), [(1, WcStatus::RemAccessErr)], "{way:?} {op:?}");
             assert!(raised(&pair, 1, AsyncEvent::QpAccessErr(qps[1])), "{way:?} {op:?}");
             assert_eq!(there.bytes(0, 8), [0; 8]);
         }
@@ -109,19 +101,19 @@ fn a_receive_fails_when_a_message_comes_for_it() {
                 fated_recv(&mut pair, qps[1], 51, &[there.sge(8, 8)], Fate::Fail(status));
                 pair.recv(1, qps[1], 52, &[there.sge(16, 8)]);
                 pair.run();
-                assert_eq!(polled(&mut pair, 1), []);
+                assert_eq!(pair.polled(1), []);
                 for wr_id in 0..3 {
                     pair.send(0, qps[0], wr_id, op, &[here.sge(0, 8)]);
                 }
                 pair.run();
                 let expected = [(50, WcStatus::Success), (51, status), (52, WcStatus::WrFlushErr)];
-                assert_eq!(polled(&mut pair, 1), expected, "{way:?}");
+                assert_eq!(pair.polled(1), expected, "{way:?}");
                 let remote = match status {
                     WcStatus::LocLenErr => WcStatus::RemInvReqErr,
                     _ => WcStatus::RemOpErr,
                 };
                 let expected = [(0, WcStatus::Success), (1, remote), (2, WcStatus::WrFlushErr)];
-                assert_eq!(polled(&mut pair, 0), expected, "{way:?} {status:?}");
+                assert_eq!(pair.polled(0), expected, "{way:?} {status:?}");
             }
         }
     }
@@ -136,8 +128,8 @@ fn a_write_with_immediate_data_meets_the_fate_of_its_receive() {
         let op = SendOp::WriteImm { addr: there.addr(), rkey: there.key(), imm: 1 };
         pair.send(0, qps[0], 1, op, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(polled(&mut pair, 1), [(50, WcStatus::LocQpOpErr)], "{way:?}");
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::RemOpErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(50, WcStatus::LocQpOpErr)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::RemOpErr)], "{way:?}");
     }
 }
 
@@ -155,7 +147,7 @@ fn completions_show_up_late_and_in_order() {
         fated_send(&mut pair, qps[0], 1, SendOp::Send, &[], Fate::Late(9 * MS));
         pair.send(0, qps[0], 2, SendOp::Send, &[]);
         pair.run_until(start.after(4 * MS));
-        assert_eq!((polled(&mut pair, 0), polled(&mut pair, 1)), (vec![], vec![]), "{way:?}");
+        assert_eq!((pair.polled(0), pair.polled(1)), (vec![], vec![]), "{way:?}");
         let told = |pair: &Pair, host: usize| {
             let events = &pair.hosts[host].events;
             events.iter().filter(|event| matches!(event, Event::Completion { .. })).count()
@@ -163,15 +155,15 @@ fn completions_show_up_late_and_in_order() {
         assert_eq!((told(&pair, 0), told(&pair, 1)), (0, 0));
         pair.run_until(start.after(6 * MS));
         let both = |a, b| vec![(a, WcStatus::Success), (b, WcStatus::Success)];
-        assert_eq!((polled(&mut pair, 0), polled(&mut pair, 1)), (vec![], both(50, 51)), "{way:?}");
+        assert_eq!((pair.polled(0), pair.polled(1)), (vec![], both(50, 51)), "{way:?}");
         pair.run_until(start.after(10 * MS));
-        assert_eq!(polled(&mut pair, 0), both(1, 2), "{way:?}");
+        assert_eq!(pair.polled(0), both(1, 2), "{way:?}");
         assert_eq!((told(&pair, 0), told(&pair, 1)), (1, 1));
         // And never again.
         pair.recv(1, qps[1], 52, &[]);
         pair.send(0, qps[0], 3, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(polled(&mut pair, 0), [(3, WcStatus::Success)]);
+        assert_eq!(pair.polled(0), [(3, WcStatus::Success)]);
     }
 }
 
@@ -192,7 +184,7 @@ fn a_queue_with_completions_held_back_overruns_as_ever_and_can_be_destroyed() {
     pair.hosts[0].adapter.destroy_qp(pair.now, qp).unwrap();
     pair.hosts[0].adapter.destroy_cq(small).unwrap();
     pair.run_until(pair.now.after(20 * MS));
-    assert_eq!(state(&pair, 0, qps[0]), QpState::Rts);
+    assert_eq!(pair.state(0, qps[0]), QpState::Rts);
 }
 
 #[test]
@@ -210,12 +202,12 @@ fn a_slow_peer_takes_its_time_over_each_request() {
         }
         pair.send(0, qps[0], 2, op, &[here.sge(0, 8)]);
         pair.run_until(start.after(2 * MS));
-        assert_eq!((polled(&mut pair, 0), there.bytes(0, 8)), (vec![], vec![0; 8]), "{way:?}");
+        assert_eq!((pair.polled(0), there.bytes(0, 8)), (vec![], vec![0; 8]), "{way:?}");
         pair.run_until(start.after(4 * MS));
-        assert_eq!(polled(&mut pair, 0), [(0, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(0, WcStatus::Success)], "{way:?}");
         assert_eq!(there.bytes(0, 8), [7; 8]);
         pair.run_until(start.after(7 * MS));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     }
 }
 
@@ -237,10 +229,10 @@ fn refusals_count_against_rnr_retry() {
                 u64::from(times.min(u32::from(if rnr_retry == 7 { 99 } else { rnr_retry })));
             if waits > 0 {
                 pair.run_until(start.after(waits * MS - 1));
-                assert_eq!(polled(&mut pair, 0), [], "{way:?} {rnr_retry} {times}");
+                assert_eq!(pair.polled(0), [], "{way:?} {rnr_retry} {times}");
             }
             pair.run_until(start.after(waits * MS + 1));
-            assert_eq!(polled(&mut pair, 0), [(1, expected)], "{way:?} {rnr_retry} {times}");
+            assert_eq!(pair.polled(0), [(1, expected)], "{way:?} {rnr_retry} {times}");
         }
     }
 }
@@ -258,13 +250,13 @@ fn a_receive_that_is_held_back_makes_the_peer_wait() {
                 pair.send(0, qps[0], wr_id, SendOp::Send, &[]);
             }
             pair.run_until(start.after(MS / 2));
-            assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+            assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
             pair.run_until(start.after(40 * MS));
-            let sent = polled(&mut pair, 0);
+            let sent = pair.polled(0);
             assert_eq!(sent[..2], [(1, WcStatus::Success), (2, expected)], "{way:?} {rnr_retry}");
             if expected == WcStatus::Success {
                 let both = [(51, WcStatus::Success), (52, WcStatus::Success)];
-                assert_eq!(polled(&mut pair, 1), both, "{way:?}");
+                assert_eq!(pair.polled(1), both, "{way:?}");
             }
         }
     }
@@ -279,7 +271,7 @@ fn receives_that_are_held_back_are_flushed_with_all_others() {
     pair.recv(1, qps[1], 52, &[]);
     let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
     pair.hosts[1].adapter.modify_qp(pair.now, qps[1], &attr, QpAttrMask::STATE).unwrap();
-    assert_eq!(polled(&mut pair, 1), [50, 51, 52].map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
+    assert_eq!(pair.polled(1), [50, 51, 52].map(|wr_id| (wr_id, WcStatus::WrFlushErr)));
 }
 
 #[test]
@@ -298,14 +290,14 @@ fn shared_receives_meet_their_fates() {
         adapter.post_srq_recv_fated(start, srq, 51, &[], failing).unwrap();
         pair.send(0, own, 1, SendOp::Send, &[]);
         pair.run_until(start.after(MS));
-        assert_eq!(polled(&mut pair, 1), [], "{way:?}");
+        assert_eq!(pair.polled(1), [], "{way:?}");
         pair.run_until(start.after(6 * MS));
-        assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
         pair.send(0, own, 2, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(polled(&mut pair, 1), [(51, WcStatus::LocProtErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(51, WcStatus::LocProtErr)], "{way:?}");
         assert!(raised(&pair, 1, AsyncEvent::QpLastWqeReached(peer)), "{way:?}");
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Rts);
+        assert_eq!(pair.state(0, qps[0]), QpState::Rts);
     }
 }
 
@@ -329,17 +321,17 @@ fn shared_receives_that_are_held_back_make_peers_wait() {
                 pair.send(0, own, wr_id, SendOp::Send, &[]);
             }
             pair.run_until(start.after(MS / 2));
-            assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+            assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
             // One that comes for those who wait waits behind the others.
             let late = Fate::Late(0);
             let now = pair.now;
             pair.hosts[1].adapter.post_srq_recv_fated(now, srq, 53, &[], late).unwrap();
             pair.run_until(start.after(40 * MS));
-            let sent = polled(&mut pair, 0);
+            let sent = pair.polled(0);
             assert_eq!(sent[..2], [(1, WcStatus::Success), (2, expected)], "{way:?} {rnr_retry}");
             if expected == WcStatus::Success {
                 let both = [(51, WcStatus::Success), (52, WcStatus::Success)];
-                assert_eq!(polled(&mut pair, 1), both, "{way:?}");
+                assert_eq!(pair.polled(1), both, "{way:?}");
             }
             // Nothing is left to wake up for.
             pair.hosts[1].adapter.destroy_qp(pair.now, peer).unwrap();
@@ -372,14 +364,14 @@ fn what_is_cut_off_waits_and_then_fails() {
         pair.send(0, qps[0], 1, SendOp::Send, &[]);
         pair.hosts[0].adapter.cut_off(pair.now, qps[0]);
         pair.run_until(start.after(PATIENCE / 2));
-        assert_eq!(polled(&mut pair, 0), [], "{way:?}");
+        assert_eq!(pair.polled(0), [], "{way:?}");
         // In time: everything goes on.
         pair.hosts[0].adapter.restore(pair.now, qps[0]);
         pair.run_until(start.after(3 * PATIENCE));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
         pair.send(0, qps[0], 2, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(polled(&mut pair, 0), [(2, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(2, WcStatus::Success)], "{way:?}");
         // Too late.
         let start = pair.now;
         pair.send(0, qps[0], 3, SendOp::Send, &[]);
@@ -388,10 +380,10 @@ fn what_is_cut_off_waits_and_then_fails() {
         pair.send(0, qps[0], 4, SendOp::Send, &[]);
         pair.hosts[0].adapter.cut_off(pair.now, qps[0]);
         pair.run_until(start.after(PATIENCE - 1));
-        assert_eq!(polled(&mut pair, 0), [(3, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(3, WcStatus::Success)], "{way:?}");
         pair.run_until(start.after(PATIENCE + 1));
-        assert_eq!(polled(&mut pair, 0), [(4, WcStatus::RetryExcErr)], "{way:?}");
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+        assert_eq!(pair.polled(0), [(4, WcStatus::RetryExcErr)], "{way:?}");
+        assert_eq!(pair.state(0, qps[0]), QpState::Err);
     }
 }
 
@@ -411,10 +403,10 @@ fn who_was_cut_off_before_the_connection_stood_connects_afterwards() {
             pair.recv(1, qps[1], 50, &[]);
             pair.send(0, qps[0], 1, SendOp::Send, &[]);
             pair.run_until(pair.now.after(100 * MS));
-            assert_eq!(polled(&mut pair, 0), [], "{way:?}");
+            assert_eq!(pair.polled(0), [], "{way:?}");
             pair.hosts[cut].adapter.restore(pair.now, qps[cut]);
             pair.run_until(pair.now.after(500 * MS));
-            assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?} {cut}");
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?} {cut}");
         }
     }
 }
@@ -431,8 +423,8 @@ fn refusals_of_the_peer_are_answered_after_the_cut() {
         pair.recv(1, qps[1], 50, &[]);
         pair.hosts[0].adapter.restore(pair.now, qps[0]);
         pair.run_until(start.after(10 * MS));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
-        assert_eq!(polled(&mut pair, 1), [(50, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -447,14 +439,14 @@ fn a_dead_peer_is_given_up_after_the_time_of_the_queue_pair() {
         pair.hosts[0].adapter.lose_peer(pair.now, qps[0]);
         pair.send(0, qps[0], 2, SendOp::Send, &[]);
         pair.run_until(start.after(PATIENCE - 1));
-        assert_eq!(polled(&mut pair, 0), [], "{way:?}");
+        assert_eq!(pair.polled(0), [], "{way:?}");
         pair.run_until(start.after(PATIENCE + 1));
         let expected = [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)];
-        assert_eq!(polled(&mut pair, 0), expected, "{way:?}");
+        assert_eq!(pair.polled(0), expected, "{way:?}");
         // The peer takes this side for dead, too.
         pair.send(1, qps[1], 60, SendOp::Send, &[]);
         pair.run_until(start.after(3 * PATIENCE));
-        assert_eq!(polled(&mut pair, 1), [(60, WcStatus::RetryExcErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(60, WcStatus::RetryExcErr)], "{way:?}");
     }
 }
 
@@ -473,7 +465,7 @@ fn a_peer_can_be_dead_before_it_is_reached() {
         }
         pair.run_until(pair.now.after(2 * PATIENCE));
         for host in 0..2 {
-            assert_eq!(polled(&mut pair, host), [(1, WcStatus::RetryExcErr)], "{way:?}");
+            assert_eq!(pair.polled(host), [(1, WcStatus::RetryExcErr)], "{way:?}");
         }
     }
 }
@@ -496,19 +488,19 @@ fn events_take_with_them_what_belongs_to_them() {
             pair.hosts[0].adapter.strike(pair.now, event);
             pair.run();
             assert!(raised(&pair, 0, event), "{way:?} {event:?}");
-            assert_eq!(state(&pair, 0, qps[0]), QpState::Err, "{way:?} {event:?}");
+            assert_eq!(pair.state(0, qps[0]), QpState::Err, "{way:?} {event:?}");
             if queue_fails {
                 let mut out = [Completion::default(); 4];
                 let polled = pair.hosts[0].adapter.poll_cq(pair.hosts[0].cq, &mut out);
                 assert_eq!(polled, Err(Fault::Overrun));
                 assert!(raised(&pair, 0, AsyncEvent::QpFatal(qps[0])));
             } else {
-                assert_eq!(polled(&mut pair, 0), [(50, WcStatus::WrFlushErr)]);
+                assert_eq!(pair.polled(0), [(50, WcStatus::WrFlushErr)]);
             }
             pair.send(1, qps[1], 60, SendOp::Send, &[]);
             // A connection that was never used may be made anew, until the time for that is over.
             pair.run_until(pair.now.after(10_000 * MS));
-            assert_eq!(polled(&mut pair, 1), [(60, WcStatus::RetryExcErr)], "{way:?} {event:?}");
+            assert_eq!(pair.polled(1), [(60, WcStatus::RetryExcErr)], "{way:?} {event:?}");
         }
         let harmless: [Make; 11] = [
             |_, qp| AsyncEvent::CommEst(qp),
@@ -533,7 +525,7 @@ fn events_take_with_them_what_belongs_to_them() {
         pair.recv(1, qps[1], 50, &[]);
         pair.send(0, qps[0], 1, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -550,5 +542,5 @@ fn a_shared_queue_that_fails_takes_its_queue_pairs_with_it() {
     assert!(raised(&pair, 0, AsyncEvent::SrqErr(srq)));
     assert!(raised(&pair, 0, AsyncEvent::QpFatal(own)));
     assert!(raised(&pair, 0, AsyncEvent::QpLastWqeReached(own)));
-    assert_eq!(state(&pair, 0, own), QpState::Err);
+    assert_eq!(pair.state(0, own), QpState::Err);
 }

@@ -2,17 +2,9 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use crate::pair::{ALL_ACCESS, Pair, WAYS, Way, connected, connected_with};
+use crate::pair::{ALL_ACCESS, Pair, WAYS, Way, connected, connected_with, statuses};
 use quipu_nic::mem::Access;
 use quipu_nic::*;
-
-fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
-    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
-}
-
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
 
 fn events(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
     pair.hosts[host]
@@ -42,16 +34,12 @@ fn bad_request(way: Way, access: Access, make: impl Fn(u64, u32) -> SendOp, expe
     pair.send(0, qps[0], 3, SendOp::Send, &[]);
     pair.run();
     assert_eq!(
-        statuses(&pair.hosts[0].poll()),
+        pair.polled(0),
         [(1, WcStatus::Success), (2, expected), (3, WcStatus::WrFlushErr)],
         "{way:?}"
     );
-    assert_eq!(
-        statuses(&pair.hosts[1].poll()),
-        [(50, WcStatus::Success), (51, WcStatus::WrFlushErr)],
-        "{way:?}"
-    );
-    assert_eq!((state(&pair, 0, qps[0]), state(&pair, 1, qps[1])), (QpState::Err, QpState::Err));
+    assert_eq!(pair.polled(1), [(50, WcStatus::Success), (51, WcStatus::WrFlushErr)], "{way:?}");
+    assert_eq!((pair.state(0, qps[0]), pair.state(1, qps[1])), (QpState::Err, QpState::Err));
     assert_eq!(there.bytes(0, 4096), guard, "nothing else is touched");
     let event = match expected {
         WcStatus::RemAccessErr => AsyncEvent::QpAccessErr(qps[1]),
@@ -89,8 +77,8 @@ fn a_send_longer_than_its_receive() {
             pair.recv(1, qps[1], 5, &[there.sge(0, 10)]);
             pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, len)]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::RemInvReqErr)], "{way:?}");
-            assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocLenErr)], "{way:?}");
+            assert_eq!(pair.polled(0), [(1, WcStatus::RemInvReqErr)], "{way:?}");
+            assert_eq!(pair.polled(1), [(5, WcStatus::LocLenErr)], "{way:?}");
             assert_eq!(there.bytes(10, 100), vec![0; 100]);
         }
     }
@@ -106,8 +94,8 @@ fn a_send_refused_before_it_is_sent() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 10)]);
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 1 << 20)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::RemInvReqErr)], "{way:?}");
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocLenErr)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::RemInvReqErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(5, WcStatus::LocLenErr)], "{way:?}");
     }
 }
 
@@ -120,8 +108,8 @@ fn a_receive_into_memory_that_it_may_not_write() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::RemOpErr)], "{way:?}");
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::LocProtErr)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::RemOpErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(5, WcStatus::LocProtErr)], "{way:?}");
     }
 }
 
@@ -140,11 +128,11 @@ fn a_send_from_memory_that_is_not_registered() {
         pair.send(0, qps[0], 3, SendOp::Send, &[]);
         pair.run();
         assert_eq!(
-            statuses(&pair.hosts[0].poll()),
+            pair.polled(0),
             [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)],
             "{way:?}"
         );
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+        assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
     }
 }
 
@@ -169,10 +157,10 @@ fn a_receiver_that_is_late_is_waited_for() {
             pair.recv(1, qps[1], wr_id, &[there.sge(4096, 8192)]);
             now = now.after(20_000_000);
             pair.run_until(now);
-            assert_eq!(statuses(&pair.hosts[1].poll()), [(wr_id, WcStatus::Success)], "{way:?}");
+            assert_eq!(pair.polled(1), [(wr_id, WcStatus::Success)], "{way:?}");
         }
         let expected: Vec<_> = (1..=5).map(|wr_id| (wr_id, WcStatus::Success)).collect();
-        assert_eq!(statuses(&pair.hosts[0].poll()), expected, "{way:?}");
+        assert_eq!(pair.polled(0), expected, "{way:?}");
     }
 }
 
@@ -188,7 +176,7 @@ fn a_receiver_that_never_comes_is_given_up() {
         assert!(pair.hosts[0].poll().is_empty(), "{way:?}: two waits of 0.64 ms come first");
         pair.run_until(start.after(5_000_000));
         assert_eq!(
-            statuses(&pair.hosts[0].poll()),
+            pair.polled(0),
             [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)],
             "{way:?}"
         );
@@ -203,11 +191,11 @@ fn a_peer_that_is_destroyed_is_noticed_by_the_next_send() {
         let now = pair.now;
         pair.hosts[1].adapter.destroy_qp(now, qps[1]).unwrap();
         pair.run();
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Rts, "{way:?}: an idle one notices nothing");
+        assert_eq!(pair.state(0, qps[0]), QpState::Rts, "{way:?}: an idle one notices nothing");
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::RetryExcErr)], "{way:?}");
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+        assert_eq!(pair.polled(0), [(1, WcStatus::RetryExcErr)], "{way:?}");
+        assert_eq!(pair.state(0, qps[0]), QpState::Err);
     }
 }
 
@@ -219,11 +207,11 @@ fn what_was_received_before_the_peer_died_counts() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+        assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
         let now = pair.now;
         pair.hosts[1].adapter.destroy_qp(now, qps[1]).unwrap();
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -269,14 +257,10 @@ fn queue_pairs_connect_in_any_order() {
             pair.to_rtr(1 - first, qps, &keep);
             pair.recv(1 - first, qps[1 - first], 5, &[there.sge(0, 64)]);
             pair.run_until(pair.now.after(200_000_000));
-            assert_eq!(
-                statuses(&pair.hosts[1 - first].poll()),
-                [(5, WcStatus::Success)],
-                "{way:?} {first}"
-            );
+            assert_eq!(pair.polled(1 - first), [(5, WcStatus::Success)], "{way:?} {first}");
             let established = AsyncEvent::CommEst(qps[1 - first]);
             assert!(events(&pair, 1 - first).contains(&established));
-            assert_eq!(statuses(&pair.hosts[first].poll()), [(1, WcStatus::Success)]);
+            assert_eq!(pair.polled(first), [(1, WcStatus::Success)]);
         }
     }
 }
@@ -296,7 +280,7 @@ fn error_flushes_everything_and_reset_forgets_it() {
         pair.recv(0, qps[0], 7, &[]);
         let flushed: Vec<_> =
             [5, 6, 1, 7].into_iter().map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect();
-        assert_eq!(statuses(&pair.hosts[0].poll()), flushed, "{way:?}");
+        assert_eq!(pair.polled(0), flushed, "{way:?}");
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         let adapter = &mut pair.hosts[0].adapter;
         adapter.modify_qp(now, qps[0], &reset, QpAttrMask::STATE).unwrap();
@@ -314,12 +298,8 @@ fn a_connection_can_be_made_again_after_reset() {
             pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
             pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
             pair.run();
-            assert_eq!(
-                statuses(&pair.hosts[0].poll()),
-                [(1, WcStatus::Success)],
-                "{way:?} {round}"
-            );
-            assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?} {round}");
+            assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
             let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let now = pair.now;
             for (host, qp) in qps.into_iter().enumerate() {
@@ -350,13 +330,13 @@ fn sqd_drains_and_goes_on() {
         pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
         pair.recv(1, qps[1], 6, &[there.sge(0, 64)]);
         pair.run_until(now.after(50_000_000));
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
         assert!(events(&pair, 0).contains(&AsyncEvent::SqDrained(qps[0])), "{way:?}");
         let go_on = QpAttr { state: QpState::Rts, ..QpAttr::default() };
         let now = pair.now;
         pair.hosts[0].adapter.modify_qp(now, qps[0], &go_on, QpAttrMask::STATE).unwrap();
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(2, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(2, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -397,8 +377,8 @@ fn garbage_on_the_stream_ends_that_connection_only() {
         pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
         let name = &bytes[..20];
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::WrFlushErr)], "{name:?}");
-        assert_eq!(state(&pair, 1, qps[1]), QpState::Err);
+        assert_eq!(pair.polled(1), [(5, WcStatus::WrFlushErr)], "{name:?}");
+        assert_eq!(pair.state(1, qps[1]), QpState::Err);
         let failed = pair.hosts[0].poll();
         assert_eq!(failed.len(), 1);
         assert_ne!(failed[0].status, WcStatus::Success);
@@ -406,7 +386,7 @@ fn garbage_on_the_stream_ends_that_connection_only() {
         pair.recv(1, others[1], 7, &[there.sge(0, 64)]);
         pair.send(0, others[0], 8, SendOp::Send, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(7, WcStatus::Success)]);
+        assert_eq!(pair.polled(1), [(7, WcStatus::Success)]);
     }
 }
 
@@ -457,7 +437,7 @@ fn completion_queues_overrun_loudly() {
         assert_eq!(adapter.poll_cq(cq, &mut out), Ok(2), "what it has is not lost");
         assert_eq!(adapter.poll_cq(cq, &mut out), Err(Fault::Overrun));
         assert_eq!(adapter.poll_cq(cq, &mut []), Ok(0));
-        assert_eq!(state(&pair, 1, qps[1]), QpState::Err);
+        assert_eq!(pair.state(1, qps[1]), QpState::Err);
     }
 }
 
@@ -507,7 +487,7 @@ fn a_receive_posted_late_wakes_what_waited_for_it() {
             assert_eq!(done[0].wr_id, wr_id);
         }
         adapter.post_recv(pair.now, theirs[2], 7, &[]).unwrap();
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(7, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(1), [(7, WcStatus::Success)], "{way:?}");
     }
 }
 

@@ -15,14 +15,6 @@ use quipu_nic::*;
 
 const STREAM: Way = Way::Stream(usize::MAX);
 
-fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
-    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
-}
-
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 /// The sender of a peer that has said nothing yet.
 fn sender() -> Sender {
     Sender::new(&Negotiated::plain(), 1000)
@@ -69,7 +61,7 @@ fn empty_segments_of_a_send_take_one_receive() {
     let last = segment(&mut sender, &mut msg, 5, b"quipu");
     pair.inject(1, &last);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(1, WcStatus::Success)]);
     assert_eq!(there.bytes(0, 5), b"quipu");
     let now = pair.now;
     pair.hosts[1].adapter.destroy_qp(now, qps[1]).unwrap();
@@ -97,7 +89,7 @@ fn an_answer_that_overruns_the_queue_places_nothing() {
     let mut msg = sender.begin_tagged(TaggedOp::ReadResponse, Stag(position), 0);
     let answer = segment(&mut sender, &mut msg, 8, b"too late");
     adapter.handle_stream(now, conn, &answer);
-    assert_eq!(state(&pair, 0, qps[0]), QpState::Err);
+    assert_eq!(pair.state(0, qps[0]), QpState::Err);
     assert_eq!(here.bytes(0, 8), [0; 8]);
 }
 
@@ -120,8 +112,8 @@ fn an_fpdu_without_an_end_ends_the_connection() {
     assert!(pair.hosts[0].poll().is_empty() && pair.hosts[1].poll().is_empty());
     let end = pair.now.after(20 * SECOND);
     pair.run_until(end);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::WrFlushErr)]);
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::BadRespErr)]);
+    assert_eq!(pair.polled(1), [(5, WcStatus::WrFlushErr)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::BadRespErr)]);
     assert_eq!(pair.hosts.each_ref().map(|host| host.adapter.poll_timeout()), [None, None]);
 }
 
@@ -273,7 +265,7 @@ fn empty_answers_end_the_channel() {
     channel.outgoing.responses.push(&empty, &[]).unwrap();
     let close = LinkMessage::Close { tag: peer.conn };
     pair.hosts[0].adapter.handle_link_message(pair.now, peer.link, close);
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::BadRespErr)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::BadRespErr)]);
 }
 
 /// A peer that lets go of its link, or of a channel, and goes on filling the ring, which it still has.
@@ -326,7 +318,7 @@ fn addresses_in_the_directory_may_wrap() {
     let here = pair.buffer(0, 3 << 20);
     pair.send(0, qp, 1, SendOp::Write { addr: 0, rkey: key }, &[here.sge(0, 3 << 20)]);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
 }
 
 /// A peer that lets go of a channel before it has answered, or never answers, is asked again.

@@ -14,10 +14,6 @@ const HOURS: u64 = 3_600_000_000_000;
 
 fn keep(_: &mut QpAttr) {}
 
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 fn num(pair: &Pair, host: usize, qp: QpId) -> u32 {
     pair.hosts[host].adapter.query_qp(qp).unwrap().num.0
 }
@@ -74,8 +70,8 @@ fn message_passes(pair: &mut Pair, qps: [QpId; 2]) {
     pair.recv(0, qps[0], 5, &[]);
     pair.send(1, qps[1], 1, SendOp::Send, &[]);
     pair.run_until(until);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::Success)]);
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(5, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(1, WcStatus::Success)]);
+    assert_eq!(pair.polled(0), [(5, WcStatus::Success)]);
 }
 
 #[test]
@@ -106,11 +102,11 @@ fn a_queue_pair_that_somebody_else_has_used_is_lost() {
     let mut fpdu = [0; 100];
     let used = sender.segment(&mut msg, &mut fpdu, 0, |_| {}).unwrap().bytes;
     pair.hosts[1].adapter.handle_stream(pair.now, conn, &fpdu[..used]);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
     pair.to_rts(1, qps[1], &keep);
     assert!(is_closed(&mut pair, 1, conn));
     pair.send(1, qps[1], 1, SendOp::Send, &[]);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::RetryExcErr)]);
+    assert_eq!(pair.polled(1), [(1, WcStatus::RetryExcErr)]);
 }
 
 /// Who has one IPv6 address has a network of them, and makes room among his own.

@@ -19,20 +19,12 @@ fn connected(way: Way) -> (Pair, [QpId; 2]) {
     (pair, qps)
 }
 
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 fn changes(pair: &Pair, host: usize) -> Vec<StreamChange> {
     let change = |event: &Event| match event {
         Event::Stream { change, .. } => Some(*change),
         _ => None,
     };
     pair.hosts[host].events.iter().filter_map(change).collect()
-}
-
-fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
-    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -44,7 +36,7 @@ fn messages_of_every_size_arrive_whole() {
     for way in WAYS {
         let (mut pair, qps) = connected(way);
         assert_eq!([0, 1].map(|host| changes(&pair, host)), [[StreamChange::Established]; 2]);
-        assert_eq!([0, 1].map(|host| state(&pair, host, qps[host])), [QpState::Rts; 2]);
+        assert_eq!([0, 1].map(|host| pair.state(host, qps[host])), [QpState::Rts; 2]);
         const MOST: usize = 300_000;
         let (here, there) = (pair.buffer(0, MOST), pair.buffer(1, MOST));
         for (n, len) in [0, 1, 5, 1000, 64_000, 65_536, MOST].into_iter().enumerate() {
@@ -53,7 +45,7 @@ fn messages_of_every_size_arrive_whole() {
             pair.recv(1, qps[1], n as u64, &[there.sge(0, MOST)]);
             pair.send(0, qps[0], 7, SendOp::Send, &[here.sge(0, len)]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(7, WcStatus::Success)]);
+            assert_eq!(pair.polled(0), [(7, WcStatus::Success)]);
             let received = pair.hosts[1].poll();
             assert_eq!((received.len(), received[0].byte_len), (1, len as u32), "{way:?}");
             assert!(there.bytes(0, len) == bytes, "{way:?} {len}");
@@ -62,13 +54,13 @@ fn messages_of_every_size_arrive_whole() {
             there.fill(0, &vec![0; len]);
             pair.send(0, qps[0], 8, SendOp::Write { addr, rkey }, &[here.sge(0, len)]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(8, WcStatus::Success)]);
+            assert_eq!(pair.polled(0), [(8, WcStatus::Success)]);
             assert!(there.bytes(0, len) == bytes, "{way:?} {len}");
 
             here.fill(0, &vec![0; len]);
             pair.send(0, qps[0], 9, SendOp::Read { addr, rkey }, &[here.sge(0, len)]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(9, WcStatus::Success)]);
+            assert_eq!(pair.polled(0), [(9, WcStatus::Success)]);
             assert!(here.bytes(0, len) == bytes, "{way:?} {len}");
         }
     }
@@ -118,7 +110,7 @@ fn what_plain_iwarp_does_not_know_is_not_taken() {
         let taken = pair.hosts[0].adapter.post_send(qps[0], &wr);
         assert!(matches!(taken, Err(Fault::Invalid(_))), "{op:?}");
     }
-    assert_eq!(state(&pair, 0, qps[0]), QpState::Rts);
+    assert_eq!(pair.state(0, qps[0]), QpState::Rts);
 }
 
 #[test]
@@ -128,7 +120,7 @@ fn only_connection_management_connects() {
     let attr = QpAttr { state: QpState::Rtr, ..QpAttr::default() };
     let refused = pair.hosts[0].adapter.modify_qp(pair.now, qps[0], &attr, QpAttrMask::STATE);
     assert_eq!(refused, Err(Fault::ConnectedElsewhere));
-    assert_eq!(state(&pair, 0, qps[0]), QpState::Init);
+    assert_eq!(pair.state(0, qps[0]), QpState::Init);
 
     let reliable = pair.hosts[0].qp();
     let negotiated = quipu_nic::iwarp::Negotiated::plain();
@@ -159,12 +151,12 @@ fn a_disconnect_reaches_both_ends() {
         pair.run();
         let flushed = |id| (id, WcStatus::WrFlushErr);
         let success = |id| (id, WcStatus::Success);
-        assert_eq!(statuses(&pair.hosts[0].poll()), [success(1), flushed(5), flushed(6)]);
-        assert_eq!(statuses(&pair.hosts[1].poll()), [success(5), flushed(6)]);
+        assert_eq!(pair.polled(0), [success(1), flushed(5), flushed(6)]);
+        assert_eq!(pair.polled(1), [success(5), flushed(6)]);
         assert_eq!(buffers[1].bytes(0, 7), b"goodbye");
         for (host, &qp) in qps.iter().enumerate() {
             let life = [StreamChange::Established, StreamChange::Ended];
-            assert_eq!((state(&pair, host, qp), changes(&pair, host)), (QpState::Err, life.into()));
+            assert_eq!((pair.state(host, qp), changes(&pair, host)), (QpState::Err, life.into()));
             assert!(!pair.hosts[host].events.iter().any(|e| matches!(e, Event::Async(_))));
             assert_eq!(pair.hosts[host].adapter.connections(), 0);
         }
@@ -188,8 +180,8 @@ fn a_queue_pair_has_a_second_life() {
     pair.recv(1, qps[1], 5, &[there.sge(0, 64)]);
     pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, WcStatus::Success)]);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
 }
 
 #[test]
@@ -207,11 +199,11 @@ fn receives_of_a_shared_queue_are_taken_and_its_last_is_told() {
     let here = pair.buffer(0, 64);
     pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(5, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(5, WcStatus::Success)]);
     // The next finds the queue empty, and iWARP cannot wait.
     pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
     pair.run();
-    assert_eq!([0, 1].map(|host| state(&pair, host, qps[host])), [QpState::Err; 2]);
+    assert_eq!([0, 1].map(|host| pair.state(host, qps[host])), [QpState::Err; 2]);
     let events = &pair.hosts[1].events;
     assert!(events.contains(&Event::Async(AsyncEvent::QpReqErr(qps[1]))));
     assert!(events.contains(&Event::Async(AsyncEvent::QpLastWqeReached(qps[1]))));

@@ -15,10 +15,6 @@ fn set_state(pair: &mut Pair, host: usize, qp: QpId, state: QpState) {
     pair.hosts[host].adapter.modify_qp(pair.now, qp, &attr, QpAttrMask::STATE).unwrap();
 }
 
-fn statuses(pair: &mut Pair, host: usize) -> Vec<(u64, WcStatus)> {
-    pair.hosts[host].poll().iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 /// Host `host` is, or is no longer, in the middle of an access to the other's memory.
 fn set_guard(pair: &Pair, host: usize, odd: bool) {
     pair.segments[host].u32_at(GUARD_AT).unwrap().store(u32::from(odd), Ordering::SeqCst);
@@ -38,7 +34,7 @@ fn flushed_requests_refer_to_nothing() {
     pair.run();
     set_state(&mut pair, 0, qps[0], QpState::Err);
     let flushed = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
-    assert_eq!(statuses(&mut pair, 0), flushed);
+    assert_eq!(pair.polled(0), flushed);
     source.fill(0, &[9; LARGE]);
     // The peer has not heard of it yet.
     pair.recv(1, qps[1], 3, &[there.sge(0, LARGE)]);
@@ -50,7 +46,7 @@ fn flushed_requests_refer_to_nothing() {
     );
     assert_eq!(sink.bytes(0, LARGE), vec![0; LARGE], "nothing is written into it");
     pair.run();
-    assert_eq!(statuses(&mut pair, 1), []);
+    assert_eq!(pair.polled(1), []);
     assert_eq!(sink.bytes(0, LARGE), vec![0; LARGE]);
 }
 
@@ -76,13 +72,13 @@ fn rights_end_when_they_are_withdrawn() {
         here.fill(0, &[5; LARGE]);
         let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
         pair.send(0, qps[0], 1, write, &[here.sge(0, 100)]);
-        assert_eq!(statuses(&mut pair, 0), [(1, WcStatus::Success)]);
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
         change(&mut pair, qps[1]);
         // The writer has not heard of it yet.
         pair.send(0, qps[0], 2, write, &[here.sge(0, LARGE)]);
         assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
         pair.run();
-        assert_eq!(statuses(&mut pair, 0), [(2, expected)]);
+        assert_eq!(pair.polled(0), [(2, expected)]);
         assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
     }
 }
@@ -100,11 +96,11 @@ fn completions_wait_for_the_access_under_way() {
     assert!(!pair.hosts[0].adapter.memory_is_quiet());
     pair.recv(0, qps[0], 3, &[]);
     pair.run_until(Time(pair.now.0 + 1_000_000));
-    assert_eq!(statuses(&mut pair, 0), []);
+    assert_eq!(pair.polled(0), []);
     set_guard(&pair, 1, false);
     pair.run_until(Time(pair.now.0 + 1_000_000));
     let flushed = [1, 2, 3].map(|id| (id, WcStatus::WrFlushErr));
-    assert_eq!(statuses(&mut pair, 0), flushed);
+    assert_eq!(pair.polled(0), flushed);
     assert!(pair.hosts[0].adapter.memory_is_quiet());
 }
 
@@ -118,9 +114,9 @@ fn a_peer_that_never_lets_go_is_cut_off() {
     set_guard(&pair, 1, true);
     set_state(&mut pair, 0, qps[0], QpState::Err);
     pair.run_until(Time(pair.now.0 + 4_000_000_000));
-    assert_eq!(statuses(&mut pair, 0), []);
+    assert_eq!(pair.polled(0), []);
     pair.run_until(Time(pair.now.0 + 2_000_000_000));
-    assert_eq!(statuses(&mut pair, 0), [(1, WcStatus::WrFlushErr)]);
+    assert_eq!(pair.polled(0), [(1, WcStatus::WrFlushErr)]);
 }
 
 /// A message of many megabytes is moved in pieces, between which the adapter does other things.
@@ -135,8 +131,8 @@ fn large_writes_take_turns() {
     let written = || there.bytes(0, HUGE).iter().filter(|&&byte| byte == 5).count();
     for megabytes in 1..5 {
         assert_eq!(written(), megabytes << 20);
-        assert_eq!(statuses(&mut pair, 0), []);
+        assert_eq!(pair.polled(0), []);
         assert!(pair.hosts[0].adapter.progress(pair.now));
     }
-    assert_eq!((written(), statuses(&mut pair, 0)), (HUGE, vec![(1, WcStatus::Success)]));
+    assert_eq!((written(), pair.polled(0)), (HUGE, vec![(1, WcStatus::Success)]));
 }

@@ -15,15 +15,6 @@ fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
     (pair, qps)
 }
 
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
-fn later(pair: &mut Pair, ns: u64) {
-    let until = pair.now.after(ns);
-    pair.run_until(until);
-}
-
 use WcStatus::{MwBindErr, RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
 
 /// A window that is bound behind a send is bound once, though the send is refused and sent again.
@@ -46,8 +37,8 @@ fn going_back_does_not_bind_twice() {
         pair.send(0, qps[0], 2, SendOp::BindMw(bind), &[]);
         pair.run();
         pair.recv(1, qps[1], 9, &[]);
-        later(&mut pair, 100_000_000);
-        let done = statuses(&pair.hosts[0].poll());
+        pair.later(100_000_000);
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, Success)], "{way:?}");
     }
 }
@@ -66,7 +57,7 @@ fn a_read_before_a_refusal_is_answered() {
         pair.send(0, qps[0], 2, wrong, &[here.sge(0, 8)]);
         pair.send(0, qps[0], 3, SendOp::Write { addr, rkey }, &[here.sge(0, 8)]);
         pair.run();
-        let done = statuses(&pair.hosts[0].poll());
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, RemAccessErr), (3, WrFlushErr)], "{way:?}");
         assert_eq!((here.bytes(0, 1), here.bytes((1 << 20) - 1, 1)), (vec![7], vec![9]));
     }
@@ -93,7 +84,7 @@ fn the_peer_hears_of_what_stands_before_a_failure() {
         }
         pair.hosts[0].adapter.ring_doorbell(pair.now, qps[0]);
         pair.run();
-        let done = statuses(&pair.hosts[0].poll());
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, MwBindErr)], "{way:?}");
     }
 }
@@ -108,8 +99,8 @@ fn retries_exceeded_behind_a_read() {
         let op = SendOp::Read { addr: there.addr(), rkey: there.key() };
         pair.send(0, qps[0], 1, op, &[here.sge(0, 1 << 18)]);
         pair.send(0, qps[0], 2, SendOp::Send, &[]);
-        later(&mut pair, 1_000_000_000);
-        let done = statuses(&pair.hosts[0].poll());
+        pair.later(1_000_000_000);
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, RnrRetryExcErr)], "{way:?}");
     }
 }
@@ -123,8 +114,8 @@ fn a_failure_behind_a_request_that_is_sent_again() {
         pair.send(0, qps[0], 2, SendOp::LocalInv { key: 5 }, &[]);
         pair.run();
         pair.recv(1, qps[1], 9, &[]);
-        later(&mut pair, 100_000_000);
-        let done = statuses(&pair.hosts[0].poll());
+        pair.later(100_000_000);
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, MwBindErr)], "{way:?}");
     }
 }
@@ -158,8 +149,8 @@ fn a_stopped_queue_finishes_what_it_has_begun() {
     let used = adapter.transmit(now, conn, &mut bytes);
     pair.hosts[1].adapter.handle_stream(now, peer_conn, &bytes[..used]);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)]);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(9, Success)]);
+    assert_eq!(pair.polled(0), [(1, Success)]);
+    assert_eq!(pair.polled(1), [(9, Success)]);
     let drained = Event::Async(AsyncEvent::SqDrained(qps[0]));
     assert!(pair.hosts[0].events.contains(&drained));
 }
@@ -174,8 +165,8 @@ fn a_refused_write_with_immediate_consumes_nothing() {
         let op = SendOp::WriteImm { addr: there.addr(), rkey: there.key() ^ 0x100, imm: 5 };
         pair.send(0, qps[0], 1, op, &[here.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, RemAccessErr)], "{way:?}");
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(9, WrFlushErr)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, RemAccessErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(9, WrFlushErr)], "{way:?}");
     }
 }
 
@@ -208,9 +199,9 @@ fn a_grant_that_nobody_heard_is_taken_back() {
     pair.hosts[0].adapter.handle_lost(now, conn, Loss::TimedOut);
     pair.hosts[1].adapter.handle_lost(now, accepted, Loss::Closed);
     assert_eq!(pair.hosts[1].poll(), []);
-    later(&mut pair, 10_000_000);
-    assert_eq!(statuses(&pair.hosts[1].poll()), [(1, Success)]);
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(9, Success)]);
+    pair.later(10_000_000);
+    assert_eq!(pair.polled(1), [(1, Success)]);
+    assert_eq!(pair.polled(0), [(9, Success)]);
 }
 
 /// A queue pair that was connected before is not taken for its successor, nor the other way round.
@@ -224,6 +215,6 @@ fn queue_pairs_with_other_psns_do_not_meet() {
     pair.to_rts(0, qps[0], &|attr| attr.sq_psn = 200);
     pair.send(0, qps[0], 1, SendOp::Send, &[]);
     pair.recv(1, qps[1], 9, &[]);
-    later(&mut pair, 10_000_000);
+    pair.later(10_000_000);
     assert_eq!((pair.hosts[0].poll(), pair.hosts[1].poll()), (vec![], vec![]));
 }

@@ -38,14 +38,6 @@ fn write(
     pair.run();
 }
 
-fn later(pair: &mut Pair, ns: u64) {
-    pair.run_until(pair.now.after(ns));
-}
-
-fn polled(pair: &mut Pair, host: usize) -> Vec<(u64, WcStatus)> {
-    pair.hosts[host].poll().iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
 fn disturbed(pair: &mut Pair) -> Vec<QpId> {
     pair.hosts[1].adapter.take_disturbed()
 }
@@ -58,13 +50,13 @@ fn the_last_word_of_a_write_is_there_before_the_rest() {
             let bytes = pattern(len, n as u8);
             let word = (len - 1) / 8 * 8;
             write(&mut pair, qp, &buffers, 1, 0, &bytes);
-            later(&mut pair, HOLD - MS);
+            pair.later(HOLD - MS);
             assert_eq!(buffers[1].bytes(word, len - word), bytes[word..], "{way:?} {len}");
             assert_eq!(buffers[1].bytes(0, word), vec![0; word], "{way:?} {len}");
-            assert_eq!(polled(&mut pair, 0), [], "it is not acknowledged before all is there");
-            later(&mut pair, 2 * MS);
+            assert_eq!(pair.polled(0), [], "it is not acknowledged before all is there");
+            pair.later(2 * MS);
             assert_eq!(buffers[1].bytes(0, len), bytes, "{way:?} {len}");
-            assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?} {len}");
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?} {len}");
             buffers[1].fill(0, &vec![0; len]);
         }
         assert_eq!(disturbed(&mut pair), []);
@@ -78,8 +70,8 @@ fn a_word_is_placed_whole_and_at_once() {
         for (wr_id, len) in [(1, 8), (2, 1), (3, 0)] {
             write(&mut pair, qp, &buffers, wr_id, 16, &pattern(len, 3));
             assert_eq!(buffers[1].bytes(16, len), pattern(len, 3));
-            later(&mut pair, MS);
-            assert_eq!(polled(&mut pair, 0), [(wr_id, WcStatus::Success)], "{way:?} {len}");
+            pair.later(MS);
+            assert_eq!(pair.polled(0), [(wr_id, WcStatus::Success)], "{way:?} {len}");
         }
     }
 }
@@ -92,12 +84,12 @@ fn a_flag_overtakes_what_it_is_the_flag_of() {
         write(&mut pair, qp, &buffers, 2, 4096, &[7; 8]);
         assert_eq!(buffers[1].bytes(4096, 8), [7; 8], "{way:?}");
         assert_eq!(buffers[1].bytes(0, 96), [0; 96], "{way:?}");
-        later(&mut pair, MS);
-        assert_eq!(polled(&mut pair, 0), [], "an acknowledgement is of all before it");
-        later(&mut pair, HOLD);
+        pair.later(MS);
+        assert_eq!(pair.polled(0), [], "an acknowledgement is of all before it");
+        pair.later(HOLD);
         assert_eq!(buffers[1].bytes(0, 100), pattern(100, 1), "{way:?}");
         let both = [(1, WcStatus::Success), (2, WcStatus::Success)];
-        assert_eq!(polled(&mut pair, 0), both, "{way:?}");
+        assert_eq!(pair.polled(0), both, "{way:?}");
     }
 }
 
@@ -124,11 +116,11 @@ fn what_orders_writes_finds_them_placed() {
             assert_eq!(buffers[1].bytes(0, 3000), pattern(3000, 9), "{way:?} {case}");
             if case == 1 {
                 pair.recv(1, qps[1], 50, &[buffers[1].sge(16_384, 64)]);
-                later(&mut pair, 2 * MS);
+                pair.later(2 * MS);
             }
             let both = [(1, WcStatus::Success), (2, WcStatus::Success)];
-            assert_eq!(polled(&mut pair, 0), both, "{way:?} {case}");
-            assert_eq!(polled(&mut pair, 1).len(), usize::from(case < 3), "{way:?} {case}");
+            assert_eq!(pair.polled(0), both, "{way:?} {case}");
+            assert_eq!(pair.polled(1).len(), usize::from(case < 3), "{way:?} {case}");
             assert_eq!(disturbed(&mut pair), [], "{way:?} {case}");
         }
     }
@@ -147,7 +139,7 @@ fn a_long_write_with_immediate_is_whole_at_its_completion() {
         let received = pair.hosts[1].poll();
         assert_eq!((received.len(), received[0].byte_len), (1, 300_000), "{way:?}");
         assert_eq!(buffers[1].bytes(0, bytes.len()), bytes, "{way:?}");
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -159,12 +151,12 @@ fn of_two_writes_to_one_place_the_later_stays() {
             write(&mut pair, qp, &buffers, 1, 0, &pattern(1000, 1));
             write(&mut pair, qp, &buffers, 2, 500, &pattern(1000, 2));
             write(&mut pair, qp, &buffers, 3, 900, &pattern(8, 3));
-            later(&mut pair, 2 * HOLD);
+            pair.later(2 * HOLD);
             let mut expected = pattern(1000, 1)[..500].to_vec();
             expected.extend(pattern(1000, 2));
             expected[900..908].copy_from_slice(&pattern(8, 3));
             assert_eq!(buffers[1].bytes(0, 1500), expected, "{way:?} {order:?}");
-            assert_eq!(polled(&mut pair, 0).len(), 3);
+            assert_eq!(pair.polled(0).len(), 3);
             assert_eq!(disturbed(&mut pair), [], "{other:?} did nothing");
         }
     }
@@ -180,7 +172,7 @@ fn a_program_that_takes_the_last_byte_for_the_end_is_found() {
             write(&mut pair, qp, &buffers, 1, 0, &pattern(1000, 1));
             write(&mut pair, qp, &buffers, 2, 4096, &[7; 8]);
             buffers[1].fill(at, &[2]);
-            later(&mut pair, 2 * HOLD);
+            pair.later(2 * HOLD);
             let expected = if found { vec![target] } else { vec![] };
             assert_eq!(disturbed(&mut pair), expected, "{way:?} {at}");
         }
@@ -199,7 +191,7 @@ fn what_is_sent_from_a_write_in_progress_is_known() {
     {
         assert_eq!(touches(&pair, at, len), expected, "{len} at {at}");
     }
-    later(&mut pair, 2 * HOLD);
+    pair.later(2 * HOLD);
     assert!(!touches(&pair, 0, 4096));
 }
 
@@ -221,7 +213,7 @@ fn nothing_is_placed_after_the_end() {
             }
             assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1), "{way:?} {case}");
             buffers[1].fill(0, &[9; 1000]);
-            later(&mut pair, 2 * HOLD);
+            pair.later(2 * HOLD);
             assert_eq!(buffers[1].bytes(0, 1000), [9; 1000], "{way:?} {case}");
         }
     }
@@ -234,10 +226,10 @@ fn what_was_placed_before_a_refusal_is_acknowledged() {
         write(&mut pair, qp, &buffers, 1, 0, &pattern(1000, 1));
         let op = SendOp::Write { addr: buffers[1].addr(), rkey: 0x666 };
         pair.send(0, qp, 2, op, &[buffers[0].sge(0, 8)]);
-        later(&mut pair, MS);
+        pair.later(MS);
         assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1), "{way:?}");
         let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr)];
-        assert_eq!(polled(&mut pair, 0), expected, "{way:?}");
+        assert_eq!(pair.polled(0), expected, "{way:?}");
         let state = pair.hosts[1].adapter.query_qp(target).unwrap().attr.state;
         assert_eq!(state, QpState::Err, "{way:?}");
     }
@@ -250,9 +242,9 @@ fn no_more_is_held_than_there_is_room_for() {
         let bytes = pattern(1 << 20, 5);
         write(&mut pair, qp, &buffers, 1, 0, &bytes);
         assert_ne!(buffers[1].bytes(0, 8), [0; 8], "{way:?}: the beginning had to be placed");
-        later(&mut pair, 2 * HOLD);
+        pair.later(2 * HOLD);
         assert_eq!(buffers[1].bytes(0, 1 << 20), bytes, "{way:?}");
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
     }
 }
 
@@ -263,9 +255,9 @@ fn a_seed_shuffles_alike_every_time() {
             unordered(Way::LinkCopying, WriteOrder::Shuffle { seed });
         write(&mut pair, qp, &buffers, 1, 0, &pattern(4096, 1));
         let picture: Vec<bool> = (0..64).map(|n| buffers[1].bytes(n * 64, 1) != [0]).collect();
-        later(&mut pair, 2 * HOLD);
+        pair.later(2 * HOLD);
         assert_eq!(buffers[1].bytes(0, 4096), pattern(4096, 1));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)]);
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
         picture
     };
     assert_eq!(picture(1), picture(1));
@@ -282,9 +274,9 @@ fn writes_of_unreliable_connections_are_placed_out_of_order_too() {
         pair.hosts[1].adapter.place_unordered(WriteOrder::Reverse, HOLD);
         let buffers = [pair.buffer(0, 8192), pair.buffer(1, 8192)];
         write(&mut pair, qps[0], &buffers, 1, 0, &pattern(1000, 1));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
         assert_eq!(buffers[1].bytes(0, 992), [0; 992], "{way:?}");
-        later(&mut pair, 2 * HOLD);
+        pair.later(2 * HOLD);
         assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1), "{way:?}");
     }
 }
@@ -297,8 +289,8 @@ fn rights_that_are_withdrawn_were_those_of_the_write() {
     let adapter = &mut pair.hosts[1].adapter;
     adapter.modify_qp(now, target, &attr, QpAttrMask::ACCESS_FLAGS).unwrap();
     assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1));
-    later(&mut pair, MS);
-    assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)]);
+    pair.later(MS);
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
 }
 
 #[test]
@@ -307,9 +299,9 @@ fn peers_that_have_access_to_memory_are_not_held_up() {
     let (mut pair, [qp, _], buffers) = unordered(Way::Link, WriteOrder::Reverse);
     for len in [100, 100_000] {
         write(&mut pair, qp, &buffers, 1, 0, &pattern(len, 1));
-        later(&mut pair, 2 * HOLD);
+        pair.later(2 * HOLD);
         assert_eq!(buffers[1].bytes(0, len), pattern(len, 1));
-        assert_eq!(polled(&mut pair, 0), [(1, WcStatus::Success)]);
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
     }
 }
 
@@ -324,7 +316,7 @@ fn acknowledgements_that_wait_do_not_hold_up_what_a_peer_has_no_patience_for() {
     let buffers = [pair.buffer(0, 8192), pair.buffer(1, 8192)];
     for round in 0..20 {
         write(&mut pair, qp, &buffers, round, 0, &pattern(1000, round as u8));
-        later(&mut pair, HOLD + MS);
-        assert_eq!(polled(&mut pair, 0), [(round, WcStatus::Success)]);
+        pair.later(HOLD + MS);
+        assert_eq!(pair.polled(0), [(round, WcStatus::Success)]);
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use crate::pair::{Pair, WAYS, Way};
+use crate::pair::{Pair, WAYS, Way, statuses};
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{AtomicResponse, ReadRequest, UntaggedOp};
 use quipu_iwarp::wire::{self, Stag};
@@ -20,19 +20,6 @@ fn unreliable(way: Way) -> (Pair, [QpId; 2]) {
     (pair, qps)
 }
 
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
-}
-
-fn state(pair: &Pair, host: usize, qp: QpId) -> QpState {
-    pair.hosts[host].adapter.query_qp(qp).unwrap().attr.state
-}
-
-fn later(pair: &mut Pair, ns: u64) {
-    let until = pair.now.after(ns);
-    pair.run_until(until);
-}
-
 /// Nothing was noticed but what `connect` may raise.
 fn assert_quiet(pair: &Pair, qps: [QpId; 2]) {
     for host in 0..2 {
@@ -40,7 +27,7 @@ fn assert_quiet(pair: &Pair, qps: [QpId; 2]) {
             !matches!(event, Event::Completion { .. } | Event::Async(AsyncEvent::CommEst(_)))
         };
         assert_eq!(pair.hosts[host].events.iter().find(loud), None);
-        assert_eq!(state(pair, host, qps[host]), QpState::Rts);
+        assert_eq!(pair.state(host, qps[host]), QpState::Rts);
     }
 }
 
@@ -69,7 +56,7 @@ fn sends_and_writes_of_all_sizes() {
                 }
                 pair.send(0, qps[0], 1, op, &[from.sge(0, len)]);
                 pair.run();
-                assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)], "{way:?} {op:?} {len}");
+                assert_eq!(pair.polled(0), [(1, Success)], "{way:?} {op:?} {len}");
                 let got: Vec<_> =
                     pair.hosts[1].poll().iter().map(|wc| (wc.extra, wc.byte_len)).collect();
                 let expected = match kind {
@@ -128,7 +115,7 @@ fn what_cannot_be_executed_is_dropped() {
             let op = SendOp::WriteImm { addr, rkey, imm: 1 };
             pair.send(0, qps[0], 6, op, &[from.sge(0, len)]);
             pair.run();
-            let sent = statuses(&pair.hosts[0].poll());
+            let sent = pair.polled(0);
             assert_eq!(sent, [1, 2, 3, 4, 5, 6].map(|wr_id| (wr_id, Success)), "{way:?} {len}");
             assert!(pair.hosts[1].poll().is_empty(), "{way:?} {len}");
             pair.send(0, qps[0], 7, SendOp::SendImm(2), &[from.sge(0, 5)]);
@@ -162,7 +149,7 @@ fn immediates_without_a_receive_are_dropped() {
             pair.run();
             let got: Vec<_> = pair.hosts[1].poll().iter().map(|wc| wc.byte_len).collect();
             assert_eq!(got, [len as u32], "{way:?} {len}");
-            assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success), (2, Success)]);
+            assert_eq!(pair.polled(0), [(1, Success), (2, Success)]);
         }
         assert_quiet(&pair, qps);
     }
@@ -181,7 +168,7 @@ fn rights_of_the_queue_pair_count() {
         let (addr, rkey) = (to.addr(), to.key());
         pair.send(0, qps[0], 1, SendOp::Write { addr, rkey }, &[from.sge(0, 64)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(1, Success)], "{way:?}");
         assert_eq!(to.bytes(0, 64), [0; 64], "{way:?}");
         assert_quiet(&pair, qps);
     }
@@ -208,23 +195,23 @@ fn a_local_error_leads_to_sqe_and_back() {
         pair.send(0, qps[0], 2, SendOp::Send, &[wrong]);
         pair.send(0, qps[0], 3, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Sqe, "{way:?}");
-        let done = statuses(&pair.hosts[0].poll());
+        assert_eq!(pair.state(0, qps[0]), QpState::Sqe, "{way:?}");
+        let done = pair.polled(0);
         assert_eq!(done, [(1, Success), (2, LocProtErr), (3, WrFlushErr)], "{way:?}");
         pair.send(0, qps[0], 4, SendOp::Send, &[]);
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(4, WrFlushErr)], "{way:?}");
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(50, Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(4, WrFlushErr)], "{way:?}");
+        assert_eq!(pair.polled(1), [(50, Success)], "{way:?}");
         // What arrives is received all the same.
         pair.send(1, qps[1], 5, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(50, Success)], "{way:?}");
+        assert_eq!(pair.polled(0), [(50, Success)], "{way:?}");
         restart(&mut pair, qps[0]);
         let (addr, rkey) = (to.addr(), to.key());
         from.fill(0, &[3; 8]);
         pair.send(0, qps[0], 6, SendOp::WriteImm { addr, rkey, imm: 1 }, &[from.sge(0, 8)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(6, Success)], "{way:?}");
-        let got = statuses(&pair.hosts[1].poll());
+        assert_eq!(pair.polled(0), [(6, Success)], "{way:?}");
+        let got = pair.polled(1);
         assert_eq!(got, [(5, Success), (51, Success)], "{way:?}");
         assert_eq!(to.bytes(0, 8), [3; 8], "{way:?}");
         assert_quiet(&pair, qps);
@@ -248,9 +235,9 @@ fn a_message_that_is_cut_off_is_dropped() {
     pair.hosts[0].adapter.dereg_mr(from.region.id).unwrap();
     pair.hosts[0].adapter.transmit(pair.now, conn, &mut some);
     pair.run();
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(1, LocProtErr)]);
-    assert_eq!(state(&pair, 0, qps[0]), QpState::Sqe);
-    later(&mut pair, SECOND);
+    assert_eq!(pair.polled(0), [(1, LocProtErr)]);
+    assert_eq!(pair.state(0, qps[0]), QpState::Sqe);
+    pair.later(SECOND);
     restart(&mut pair, qps[0]);
     pair.send(0, qps[0], 2, SendOp::Send, &[]);
     pair.run();
@@ -283,8 +270,8 @@ fn a_write_with_immediate_that_is_cut_off_succeeds() {
         }
         pair.socket_bytes = usize::MAX;
         pair.recv(1, qps[1], 9, &[to.sge(0, 8)]);
-        later(&mut pair, 3 * SECOND);
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success), (2, Success)], "{cut}");
+        pair.later(3 * SECOND);
+        assert_eq!(pair.polled(0), [(1, Success), (2, Success)], "{cut}");
         assert!(pair.hosts[1].poll().iter().all(|wc| wc.opcode == WcOpcode::Recv));
         assert_quiet(&pair, qps);
     }
@@ -303,18 +290,18 @@ fn nothing_waits_for_a_peer_that_is_away() {
             pair.hosts[peer].adapter.modify_qp(now, qps[peer], &attr, QpAttrMask::STATE).unwrap();
             pair.run();
             pair.send(sender, qps[sender], 1, SendOp::Send, &[]);
-            later(&mut pair, 3 * SECOND);
-            assert_eq!(statuses(&pair.hosts[sender].poll()), [(1, Success)], "{way:?}");
+            pair.later(3 * SECOND);
+            assert_eq!(pair.polled(sender), [(1, Success)], "{way:?}");
             pair.send(sender, qps[sender], 2, SendOp::Send, &[]);
-            assert_eq!(statuses(&pair.hosts[sender].poll()), [(2, Success)], "{way:?}");
+            assert_eq!(pair.polled(sender), [(2, Success)], "{way:?}");
             pair.to_rtr(peer, qps, &|_| {});
             pair.to_rts(peer, qps[peer], &|_| {});
             pair.recv(peer, qps[peer], 9, &[]);
-            later(&mut pair, SECOND);
+            pair.later(SECOND);
             pair.send(sender, qps[sender], 3, SendOp::Send, &[]);
             pair.run();
-            assert_eq!(statuses(&pair.hosts[sender].poll()), [(3, Success)], "{way:?}");
-            assert_eq!(statuses(&pair.hosts[peer].poll()), [(9, Success)], "{way:?}");
+            assert_eq!(pair.polled(sender), [(3, Success)], "{way:?}");
+            assert_eq!(pair.polled(peer), [(9, Success)], "{way:?}");
             assert_quiet(&pair, qps);
         }
     }
@@ -336,11 +323,11 @@ fn local_errors_do_not_need_a_peer() {
         pair.send_with(0, qps[0], 2, SendOp::Send, SendFlags::SIGNALED, inline);
         pair.send(0, qps[0], 3, SendOp::Send, &[wrong]);
         pair.send(0, qps[0], 4, SendOp::Send, &[]);
-        later(&mut pair, 3 * SECOND);
-        let done = statuses(&pair.hosts[0].poll());
+        pair.later(3 * SECOND);
+        let done = pair.polled(0);
         let expected = [(1, Success), (2, Success), (3, LocProtErr), (4, WrFlushErr)];
         assert_eq!(done, expected, "{way:?}");
-        assert_eq!(state(&pair, 0, qps[0]), QpState::Sqe);
+        assert_eq!(pair.state(0, qps[0]), QpState::Sqe);
     }
 }
 
@@ -378,11 +365,11 @@ fn services_do_not_mix() {
             pair.recv(1, qps[1], 9, &[]);
             pair.send(0, qps[0], 1, SendOp::Send, &[]);
             pair.send(1, qps[1], 1, SendOp::Send, &[]);
-            later(&mut pair, 100 * SECOND);
+            pair.later(100 * SECOND);
             let reliable = 1 - unreliable;
-            assert_eq!(statuses(&pair.hosts[unreliable].poll()), [(1, Success)], "{way:?}");
+            assert_eq!(pair.polled(unreliable), [(1, Success)], "{way:?}");
             let failed = [(1, RetryExcErr), (9, WrFlushErr)];
-            assert_eq!(statuses(&pair.hosts[reliable].poll()), failed, "{way:?}");
+            assert_eq!(pair.polled(reliable), failed, "{way:?}");
         }
     }
 }
@@ -410,11 +397,11 @@ fn within_one_adapter() {
     for (from, to) in [(a, b), (b, a), (own, own)] {
         pair.send(0, from, 1, SendOp::Send, &[buffer.sge(0, 20_000)]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)]);
+        assert_eq!(pair.polled(0), [(1, Success)]);
         pair.recv(0, to, 9, &[buffer.sge(20_000, 20_000)]);
         pair.send(0, from, 2, SendOp::Send, &[buffer.sge(0, 20_000)]);
         pair.run();
-        let mut done = statuses(&pair.hosts[0].poll());
+        let mut done = pair.polled(0);
         done.sort_by_key(|&(wr_id, _)| wr_id);
         assert_eq!(done, [(2, Success), (9, Success)]);
     }
@@ -422,9 +409,9 @@ fn within_one_adapter() {
     let now = pair.now;
     pair.hosts[0].adapter.destroy_qp(now, b).unwrap();
     pair.send(0, a, 3, SendOp::Send, &[]);
-    later(&mut pair, 3 * SECOND);
-    assert_eq!(statuses(&pair.hosts[0].poll()), [(3, Success)]);
-    assert_eq!(state(&pair, 0, a), QpState::Rts);
+    pair.later(3 * SECOND);
+    assert_eq!(pair.polled(0), [(3, Success)]);
+    assert_eq!(pair.state(0, a), QpState::Rts);
 }
 
 /// One FPDU of a message of fixed layout.
@@ -459,16 +446,16 @@ fn nonsense_costs_a_connection_only() {
                 assert_eq!(pair.stream_ends(), first);
                 break;
             }
-            later(&mut pair, 99_000_000);
+            pair.later(99_000_000);
             assert_eq!(pair.streams(), n + 1, "not before its time");
-            later(&mut pair, 2_000_000);
+            pair.later(2_000_000);
             assert_eq!(pair.streams(), n + 2);
         }
         pair.recv(1, qps[1], 9, &[]);
         pair.send(0, qps[0], 1, SendOp::Send, &[]);
         pair.run();
-        assert_eq!(statuses(&pair.hosts[0].poll()), [(1, Success)]);
-        assert_eq!(statuses(&pair.hosts[1].poll()), [(9, Success)]);
+        assert_eq!(pair.polled(0), [(1, Success)]);
+        assert_eq!(pair.polled(1), [(9, Success)]);
         assert_quiet(&pair, qps);
     }
 }

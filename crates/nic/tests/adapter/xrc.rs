@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use crate::pair::{Buffer, Pair, WAYS, Way};
+use crate::pair::{Buffer, Pair, WAYS, Way, statuses};
 use quipu_iwarp::wire::rdmap::UntaggedOp;
 use quipu_iwarp::{Negotiated, Sender};
 use quipu_nic::mem::Access;
@@ -90,10 +90,6 @@ impl Xrc {
     fn buffers(&mut self, len: usize) -> (Buffer, Buffer) {
         (self.pair.buffer(0, len), self.pair.buffer(1, len))
     }
-}
-
-fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
-    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
 }
 
 use WcStatus::{LocLenErr, LocProtErr, RemAccessErr, RemInvReqErr, RemOpErr, Success};

@@ -232,6 +232,20 @@ impl Pair {
         Buffer { segment, region }
     }
 
+    /// The completions of a host that were not polled yet: requests, and how they ended.
+    pub fn polled(&mut self, host: usize) -> Vec<(u64, WcStatus)> {
+        statuses(&self.hosts[host].poll())
+    }
+
+    pub fn state(&self, host: usize, qp: QpId) -> QpState {
+        self.hosts[host].adapter.query_qp(qp).unwrap().attr.state
+    }
+
+    /// Runs for so many nanoseconds.
+    pub fn later(&mut self, ns: u64) {
+        self.run_until(self.now.after(ns));
+    }
+
     /// Takes both queue pairs to RTS, towards each other.
     pub fn connect(&mut self, qps: [QpId; 2]) {
         self.connect_with(qps, |_| {});
@@ -600,6 +614,11 @@ impl Pair {
         let wire = self.wires.last_mut().expect("a stream");
         wire.towards[host].extend(bytes);
     }
+}
+
+/// Requests, and how they ended.
+pub fn statuses(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
+    completions.iter().map(|wc| (wc.wr_id, wc.status)).collect()
 }
 
 /// Two reliable queue pairs, one at each host, that are connected.
