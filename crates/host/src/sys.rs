@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use libc::{c_int, c_void, socklen_t};
+use libc::{c_int, c_short, c_void, socklen_t};
 
 /// The lowest number that a descriptor of ours may have.
 const LOWEST_FD: c_int = 3;
@@ -552,19 +552,33 @@ impl Epoll {
     }
 }
 
-/// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end).
-pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Duration>) {
-    let entry =
-        |fd: &OwnedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut polls = [entry(first), entry(second)];
+fn poll_entry(fd: &OwnedFd, events: c_short) -> libc::pollfd {
+    libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+}
+
+/// Waits for one of many descriptors, at most `timeout` (`None`: without end). How many are ready; negative
+/// if none is because of an error or a signal.
+fn poll_all(polls: &mut [libc::pollfd], timeout: Option<Duration>) -> c_int {
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: t.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: two pollfds in a live array; the timespec is null or lives across the call; a null
-    // mask leaves the signals as they are. Whatever the outcome, the callers look for themselves.
-    unsafe { libc::ppoll(polls.as_mut_ptr(), 2, limit, std::ptr::null()) };
+    // SAFETY: pollfds of a live slice; the timespec is null or lives across the call; a null mask leaves
+    // the signals as they are.
+    unsafe { libc::ppoll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, limit, std::ptr::null()) }
+}
+
+/// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end). Whatever the
+/// outcome, the callers look for themselves.
+pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Duration>) {
+    poll_all(&mut [first, second].map(|fd| poll_entry(fd, libc::POLLIN)), timeout);
+}
+
+/// Waits until one of these descriptors is writable or broken. `false` if none is for so long.
+pub(crate) fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, timeout: Duration) -> bool {
+    let mut polls: Vec<_> = fds.map(|fd| poll_entry(fd, libc::POLLOUT)).collect();
+    poll_all(&mut polls, Some(timeout)) != 0
 }
 
 /// Waits until `fd` is readable. `Ok(false)` if a signal handler ran instead.

@@ -282,3 +282,60 @@ fn a_peer_that_knows_revision_1_only_connects() {
     client.expect(EventKind::Disconnected);
     client.engine.cm_destroy_id(id).unwrap();
 }
+
+/// The bytes of Sends in a stream of FPDUs that is cut nowhere.
+fn sent_bytes(stream: &[u8]) -> usize {
+    const HEADER: usize = 18;
+    let (mut at, mut total) = (0, 0);
+    while at < stream.len() {
+        let len = usize::from(u16::from_be_bytes([stream[at], stream[at + 1]]));
+        total += len - HEADER;
+        at += (2 + len).next_multiple_of(4) + 4;
+    }
+    assert_eq!(at, stream.len(), "the last FPDU is whole");
+    total
+}
+
+/// A request of plain iWARP is complete when its bytes are handed over: also those that the socket had no room
+/// for get to a peer that begins to read late.
+#[test]
+fn all_that_is_complete_arrives_although_the_process_ends() {
+    const MESSAGES: usize = 40;
+    const LEN: usize = 1 << 20;
+    let client = Program::new(Device::QuipuIw0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    client.connect(listener.local_addr().unwrap(), &client.param(b""));
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.read_exact(&mut [0; 24]).unwrap();
+    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
+    client.expect(EventKind::Established);
+    peer.read_exact(&mut [0; READY.len()]).unwrap();
+    for n in 0..MESSAGES {
+        client.node.post(n as u64, SendOp::Send, &[client.node.sge(0, LEN as u32)]);
+    }
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        peer.read_to_end(&mut all).unwrap();
+        sent_bytes(&all)
+    });
+    client.engine.shutdown_flush();
+    drop(client);
+    assert_eq!(reader.join().unwrap(), MESSAGES * LEN);
+}
+
+/// A peer that takes nothing does not keep a process from its end.
+#[test]
+fn a_peer_that_never_reads_is_left_behind() {
+    let client = Program::new(Device::QuipuIw0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    client.connect(listener.local_addr().unwrap(), &client.param(b""));
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.read_exact(&mut [0; 24]).unwrap();
+    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
+    client.expect(EventKind::Established);
+    for n in 0..40 {
+        client.node.post(n, SendOp::Send, &[client.node.sge(0, 1 << 20)]);
+    }
+    client.engine.shutdown_flush();
+    drop(peer);
+}

@@ -5,6 +5,7 @@
 //! FPDUs of many work requests, and one send passes them on.
 
 mod buffers;
+mod exit;
 mod hot;
 pub(crate) mod listener;
 pub(crate) mod numbers;
@@ -677,17 +678,5 @@ impl Net {
     /// True if some streams' turn ended before they had sent everything.
     pub(crate) fn wants_turn(&self) -> bool {
         !self.again.is_empty()
-    }
-
-    /// Ends all streams after what the adapter transmits at once: the process is about to exit.
-    pub(crate) fn shut_down(&mut self, adapter: &mut Adapter, now: Time) {
-        self.transmit(adapter, now);
-        let slots: Vec<Slot> = self.streams.slots().collect();
-        for slot in slots {
-            if let Some(stream) = self.streams.get_mut(slot) {
-                // The peer may be gone already; nothing more can be done for it.
-                let _ = sys::shutdown_write(&stream.fd);
-            }
-        }
     }
 }

@@ -57,7 +57,8 @@ FAULTS: a plan says what fails on purpose, where and when, in an unmodified prog
 
   seed = 42
   [[fault]]
-  inject = "completion"          # delay slow_peer dead_peer rnr port_down device_removal event refuse
+  inject = "completion"          # delay slow_peer dead_peer rnr port_down device_removal event
+                                 # cm_event refuse
   status = "rem_access_err"      # any ibv_wc_status, without IBV_WC_
   opcode = "rdma_write"          # where: opcode, bytes, side, qp, qp_num, cq, program, env
   nth = 100                      # when: nth, every, probability, after, count
