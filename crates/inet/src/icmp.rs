@@ -1,5 +1,5 @@
-//! ICMP (RFC 4443, RFC 792): echoes are answered, packets that nobody here takes are refused, and what routers
-//! and peers say about packets of this end becomes a [`Report`].
+//! ICMP (RFC 4443, RFC 792): echoes are answered, packets that nobody here takes are refused, and what
+//! routers and peers say about packets of this end becomes a [`Report`].
 //!
 //! Everything that goes out is limited (RFC 4443 2.4 f, RFC 1812 4.3.2.8): by tokens that come back with
 //! time, and by the octets that wait to be sent.

@@ -468,10 +468,13 @@ proptest! {
                 4 | 5 => {
                     let operation =
                         if kind == 4 { arp::Operation::Request } else { arp::Operation::Reply };
-                    let target = if flags[0] { [10, 0, 0, 1] } else { [10, 0, 0, 7] }.into();
-                    let target_station = if flags[1] { A } else { B };
-                    let message =
-                        arp::Repr { operation, sender_station: station, sender, target_station, target };
+                    let message = arp::Repr {
+                        operation,
+                        sender_station: station,
+                        sender,
+                        target_station: if flags[1] { A } else { B },
+                        target: if flags[0] { [10, 0, 0, 1] } else { [10, 0, 0, 7] }.into(),
+                    };
                     a.handle_arp(now, &message);
                 }
                 6 => drop(a.lookup(now, IpAddr::V4(sender))),

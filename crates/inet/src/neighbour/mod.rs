@@ -1,5 +1,5 @@
-//! Neighbours on an Ethernet link: who has which address (Neighbour Discovery, RFC 4861; ARP, RFC 826), whether
-//! they are still there, and which router leads elsewhere.
+//! Neighbours on an Ethernet link: who has which address (Neighbour Discovery, RFC 4861; ARP, RFC 826),
+//! whether they are still there, and which router leads elsewhere.
 //!
 //! Messages and the time go in; frames, events and the next deadline come out. Nothing waits here for a
 //! neighbour to be found: whoever has something to send asks [`Neighbours::lookup`] again after
@@ -462,7 +462,8 @@ impl Neighbours {
         !self.waiting.is_empty()
     }
 
-    /// Writes the next frame to the front of `out`, of [`MAX_FRAME`] octets at least, and says how long it is.
+    /// Writes the next frame to the front of `out`, of [`MAX_FRAME`] octets at least, and says how long
+    /// it is.
     pub fn poll_transmit(&mut self, out: &mut [u8]) -> Option<usize> {
         let (destination, message) = self.waiting.pop_front()?;
         let kind = match message {

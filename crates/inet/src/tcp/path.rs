@@ -195,8 +195,8 @@ impl Connection {
         }
     }
 
-    /// What begins at `position` is sent again, and no longer a probe: whatever is acknowledged now says nothing
-    /// of its size.
+    /// What begins at `position` is sent again, and no longer a probe: whatever is acknowledged now says
+    /// nothing of its size.
     pub(super) fn probe_resent(&mut self, now: u64, position: u64) {
         if self.search.as_ref().is_some_and(|search| search.probe == Some(position)) {
             self.fail_probe(now);
