@@ -31,10 +31,12 @@ pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
     // SAFETY: the callers pass a descriptor that the kernel has just given them and nobody else
     // knows, as `from_raw_fd` asks.
     let owned = unsafe { OwnedFd::from_raw_fd(check(fd)?) };
-    if owned.as_raw_fd() >= LOWEST_FD {
-        return Ok(owned);
-    }
-    duplicate(&owned)
+    above_standard_fd(owned)
+}
+
+/// The same open file by a descriptor above the standard ones.
+pub(crate) fn above_standard_fd(fd: OwnedFd) -> io::Result<OwnedFd> {
+    if fd.as_raw_fd() >= LOWEST_FD { Ok(fd) } else { duplicate(&fd) }
 }
 
 /// A file whose descriptor is above the standard ones. Its locks stay.

@@ -156,6 +156,7 @@ fn features(name: Name, wanted: Option<Station>) -> io::Result<Features> {
         segment: MAX_SEGMENT,
         address: None,
         interface: name.text(),
+        enter: Vec::new(),
     })
 }
 

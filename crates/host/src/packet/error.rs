@@ -42,7 +42,16 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Tap { .. }, Some(libc::EBUSY)) => {
             "another process has it, or it is no TAP device; choose another name".to_owned()
         }
-        (LinkSpec::Tap { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
+        (LinkSpec::Namespace { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSPC)) => {
+            "let users make user namespaces (sysctl user.max_user_namespaces, on some systems \
+             kernel.unprivileged_userns_clone=1 or \
+             kernel.apparmor_restrict_unprivileged_userns=0), or use a udp: link"
+                .to_owned()
+        }
+        (LinkSpec::Namespace { .. }, Some(libc::EINVAL)) => {
+            "choose an MTU from 1280 to 65521, and addresses that an interface may have".to_owned()
+        }
+        (LinkSpec::Tap { .. } | LinkSpec::Namespace { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
             "load the module tun (modprobe tun), or let the container have /dev/net/tun".to_owned()
         }
         (LinkSpec::Packet { .. }, Some(libc::EPERM | libc::EACCES)) => {

@@ -9,9 +9,17 @@ use crate::sys::{adopt, check};
 
 /// The name of an interface, ended by a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
 pub(super) struct Name([u8; libc::IFNAMSIZ]);
 
 impl Name {
+    /// The loopback's.
+    pub(super) const LOOPBACK: Self = {
+        let mut bytes = [0; libc::IFNAMSIZ];
+        (bytes[0], bytes[1]) = (b'l', b'o');
+        Self(bytes)
+    };
+
     /// `name`, if it is short enough.
     pub(super) fn new(name: &str) -> io::Result<Self> {
         let mut bytes = [0; libc::IFNAMSIZ];

@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `tap` | `tap:NAME` | Ethernet; the kernel cuts segments | a TAP device, or CAP_NET_ADMIN |
 //! | `af_packet` | `packet:INTERFACE` | Ethernet; the kernel cuts segments | CAP_NET_RAW |
+//! | `namespace` | `ns:NAME` | as `tap`, in a namespace of the user's own | user namespaces |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
@@ -15,6 +16,7 @@ mod af_packet;
 mod error;
 pub mod interface;
 mod messages;
+mod namespace;
 mod netlink;
 mod place;
 mod queue;
@@ -55,6 +57,8 @@ pub struct Features {
     pub address: Option<(std::net::IpAddr, u8)>,
     /// The network interface that the link is on; empty if it is on none.
     pub interface: String,
+    /// The words before a command that is to run where the interface is; none: it runs as it is.
+    pub enter: Vec<String>,
 }
 
 /// A frame that was written to a slot.
@@ -114,6 +118,9 @@ pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
         LinkSpec::Tap { name, station } => Box::new(tap::Tap::open(spec, name, *station)?),
         LinkSpec::Packet { interface, station } => {
             Box::new(af_packet::PacketSocket::open(spec, interface, *station)?)
+        }
+        LinkSpec::Namespace { name, addresses, mtu, station } => {
+            Box::new(namespace::open(spec, name, addresses, *mtu, *station)?)
         }
         LinkSpec::Udp { bind, peers } => Box::new(udp::UdpLink::open(spec, *bind, peers)?),
     })

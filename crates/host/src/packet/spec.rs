@@ -1,7 +1,7 @@
 //! What a user writes for a link.
 
 use std::fmt;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use super::place::PREFIX;
@@ -24,6 +24,18 @@ pub enum LinkSpec {
     Packet {
         /// The interface.
         interface: String,
+        /// The station address of our end; drawn if none is given.
+        station: Option<Station>,
+    },
+    /// `ns:NAME[,address=IP/PREFIX]...[,mtu=OCTETS][,station=XX:XX:XX:XX:XX:XX]`: a TAP device in a network
+    /// namespace of one's own.
+    Namespace {
+        /// The interface in there; without a name the kernel chooses one.
+        name: String,
+        /// The kernel's addresses on it, with the lengths of their prefixes.
+        addresses: Vec<(IpAddr, u8)>,
+        /// The largest IP packet; 1500 if none is given.
+        mtu: Option<u32>,
         /// The station address of our end; drawn if none is given.
         station: Option<Station>,
     },
@@ -59,9 +71,13 @@ pub struct SpecError {
     pub problem: &'static str,
 }
 
-const KINDS: &str = "expected tap:NAME, packet:INTERFACE or udp:ADDRESS:PORT";
+const KINDS: &str = "expected tap:NAME, packet:INTERFACE, ns:NAME or udp:ADDRESS:PORT";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
 const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
+const NAMESPACE: &str =
+    "expected address=IP/PREFIX, mtu=OCTETS or station=XX:XX:XX:XX:XX:XX behind a comma";
+const ADDRESS: &str = "an address has a prefix, like 10.9.0.1/24 or fd09::1/64";
+const MTU: &str = "the MTU is a number from 1280 to 65535";
 const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
 const BIND: &str = "expected an address and a port, like 192.0.2.1:4000 or [2001:db8::1]:4000";
 const UNSPECIFIED: &str = "expected the address by which others reach this host";
@@ -75,7 +91,7 @@ impl LinkSpec {
     pub fn interface(&self) -> Option<&str> {
         match self {
             Self::Tap { name: interface, .. } | Self::Packet { interface, .. } => Some(interface),
-            Self::Udp { .. } => None,
+            Self::Namespace { .. } | Self::Udp { .. } => None,
         }
     }
 }
@@ -94,10 +110,10 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
     let what = parts.next().unwrap_or_default();
     match kind {
         "tap" => {
-            // The kernel chooses the name of one without.
-            let name = if what.is_empty() { String::new() } else { interface(what)? };
-            Ok(LinkSpec::Tap { name, station: station_option(parts)? })
+            let (name, station) = (device(what)?, station_option(parts)?);
+            Ok(LinkSpec::Tap { name, station })
         }
+        "ns" => namespace(device(what)?, parts),
         "packet" => {
             let interface = interface(what)?;
             Ok(LinkSpec::Packet { interface, station: station_option(parts)? })
@@ -125,6 +141,39 @@ fn interface(name: &str) -> Result<String, &'static str> {
         return Err(NAME);
     }
     Ok(name.to_owned())
+}
+
+/// The name of a device that is made, which the kernel may choose.
+fn device(name: &str) -> Result<String, &'static str> {
+    if name.is_empty() { Ok(String::new()) } else { interface(name) }
+}
+
+fn namespace<'a>(
+    name: String,
+    parts: impl Iterator<Item = &'a str>,
+) -> Result<LinkSpec, &'static str> {
+    let (mut addresses, mut mtu, mut station) = (Vec::new(), None, None);
+    for part in parts {
+        match part.split_once('=') {
+            Some(("address", text)) => addresses.push(address(text)?),
+            Some(("mtu", text)) if mtu.is_none() => {
+                let octets = text.parse().ok().filter(|mtu| (1280..=65_535).contains(mtu));
+                mtu = Some(octets.ok_or(MTU)?);
+            }
+            Some(("station", text)) if station.is_none() => station = Some(text.parse()?),
+            _ => return Err(NAMESPACE),
+        }
+    }
+    Ok(LinkSpec::Namespace { name, addresses, mtu, station })
+}
+
+/// An address with the length of its prefix.
+fn address(text: &str) -> Result<(IpAddr, u8), &'static str> {
+    let (ip, prefix) = text.split_once('/').ok_or(ADDRESS)?;
+    let ip: IpAddr = ip.parse().map_err(|_| ADDRESS)?;
+    let longest = if ip.is_ipv4() { 32 } else { 128 };
+    let prefix = prefix.parse().ok().filter(|prefix| *prefix <= longest).ok_or(ADDRESS)?;
+    Ok((ip, prefix))
 }
 
 fn station_option<'a>(
@@ -180,6 +229,12 @@ impl fmt::Display for LinkSpec {
                 write!(f, "packet:{interface}")?;
                 show_station(*station, f)
             }
+            Self::Namespace { name, addresses, mtu, station } => {
+                write!(f, "ns:{name}")?;
+                addresses.iter().try_for_each(|(ip, len)| write!(f, ",address={ip}/{len}"))?;
+                mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
+                show_station(*station, f)
+            }
             Self::Udp { bind, peers } => {
                 write!(f, "udp:{bind}")?;
                 peers.iter().try_for_each(|p| write!(f, ",peer={}@{}", p.inner, p.place))
@@ -212,6 +267,8 @@ mod tests {
             "tap:qp0,station=02:00:00:00:00:0a",
             "packet:eth1",
             "packet:eth1,station=02:00:00:00:00:0a",
+            "ns:",
+            "ns:qp0,address=10.9.0.1/24,address=fd09::1/64,mtu=9000,station=02:00:00:00:00:0a",
             "udp:127.0.0.1:4000",
             "udp:[::1]:0",
             "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
@@ -229,6 +286,14 @@ mod tests {
             ("qp0", KINDS),
             ("tun:qp0", KINDS),
             ("packet:", NAME),
+            ("ns:a/b", NAME),
+            ("ns:,10.9.0.1", NAMESPACE),
+            ("ns:,mtu=1500,mtu=1500", NAMESPACE),
+            ("ns:,address=10.9.0.1", ADDRESS),
+            ("ns:,address=10.9.0.1/33", ADDRESS),
+            ("ns:,mtu=1279", MTU),
+            ("ns:,mtu=65536", MTU),
+            ("ns:,station=1", STATION),
             ("tap:a/b", NAME),
             ("tap:..", NAME),
             ("tap:sixteen_letters_", NAME),

@@ -31,6 +31,8 @@ pub(super) struct Tap {
     features: Features,
     waiting: Queue<usize>,
     inbox: Box<[u8]>,
+    /// The namespaces of the device, if they are ours to keep.
+    _namespaces: Option<[OwnedFd; 2]>,
 }
 
 impl Tap {
@@ -43,12 +45,18 @@ impl Tap {
         let name = Name::new(name).map_err(LinkError::at(spec, "the name of the interface"))?;
         let (fd, name) =
             attach(name).map_err(LinkError::at(spec, "attaching to the TAP device"))?;
-        Self::new(fd, name, wanted).map_err(LinkError::at(spec, "setting up the TAP device"))
+        control()
+            .and_then(|control| Self::new(fd, name, mtu(&control, name)?, wanted))
+            .map_err(LinkError::at(spec, "setting up the TAP device"))
     }
 
     /// A link over a TAP device that was attached to.
-    pub(super) fn new(fd: OwnedFd, name: Name, wanted: Option<Station>) -> io::Result<Self> {
-        let mtu = mtu(&control()?, name)?;
+    pub(super) fn new(
+        fd: OwnedFd,
+        name: Name,
+        mtu: u32,
+        wanted: Option<Station>,
+    ) -> io::Result<Self> {
         let features = Features {
             mtu,
             hardware: Some(station(wanted)?),
@@ -56,9 +64,24 @@ impl Tap {
             segment: MAX_SEGMENT,
             address: None,
             interface: name.text(),
+            enter: Vec::new(),
         };
         let inbox = vec![0; SLOT].into_boxed_slice();
-        Ok(Self { fd, features, waiting: Queue::new(SLOTS, SLOT), inbox })
+        let waiting = Queue::new(SLOTS, SLOT);
+        Ok(Self { fd, features, waiting, inbox, _namespaces: None })
+    }
+
+    /// The same over a device in namespaces that live as long as the link, or a program in them.
+    pub(super) fn in_namespace(mut self, user: OwnedFd, net: OwnedFd) -> Self {
+        let path = |fd: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+        self.features.enter = vec![
+            "nsenter".to_owned(),
+            "--preserve-credentials".to_owned(),
+            format!("--user={}", path(&user)),
+            format!("--net={}", path(&net)),
+        ];
+        self._namespaces = Some([user, net]);
+        self
     }
 
     /// Reads a frame with its header; `None` if there is none.

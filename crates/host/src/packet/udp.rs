@@ -195,6 +195,7 @@ fn features(fd: &OwnedFd, bind: SocketAddr) -> io::Result<Features> {
         segment: 0,
         address,
         interface: String::new(),
+        enter: Vec::new(),
     })
 }
 

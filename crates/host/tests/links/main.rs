@@ -2,6 +2,7 @@
 //! happens when something is missing. The kernel's sockets are the peer.
 
 mod af_packet;
+mod namespace;
 mod peer;
 mod space;
 mod tap;
