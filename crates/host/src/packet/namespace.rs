@@ -1,8 +1,8 @@
-//! A TAP device in a network namespace of the user's own (user_namespaces(7)): without any privilege, the kernel
-//! of this host becomes the peer.
+//! A TAP device in a network namespace of the user's own (user_namespaces(7)): without any privilege, the
+//! kernel of this host becomes the peer.
 //!
-//! A process with threads cannot enter a user namespace, so a child makes it, sets the device up inside, hands
-//! the descriptors over and ends. The descriptors keep the namespaces; programs enter them through ours,
+//! A process with threads cannot enter a user namespace, so a child makes it, sets the device up inside,
+//! hands the descriptors over and ends. The descriptors keep the namespaces; programs enter them through ours,
 //! and are root there.
 
 use std::ffi::CStr;
@@ -111,13 +111,13 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((first?, second?))
 }
 
-/// Starts the child, which ends as soon as it has reported. No signal comes when it does: the program does not
-/// know of it.
+/// Starts the child, which ends as soon as it has reported. No signal comes when it does: the program
+/// does not know of it.
 fn start(order: &Order<'_>, to: &OwnedFd) -> io::Result<libc::pid_t> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are live; the first is filled in before it is read. With all signals blocked, no handler
-    // of the program runs in the child.
+    // SAFETY: both sets are live; the first is filled in before it is read. With all signals blocked, no
+    // handler of the program runs in the child.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -214,8 +214,8 @@ fn with_header<T>(
     with(&mut header)
 }
 
-/// In the child: sends the report, and the descriptors unless something failed. If it cannot be sent, the parent
-/// sees the end of the stream.
+/// In the child: sends the report, and the descriptors unless something failed. If it cannot be sent, the
+/// parent sees the end of the stream.
 fn send(to: &OwnedFd, report: &Report, fds: Option<&[OwnedFd; DESCRIPTORS]>) {
     let mut control = Control([0; 64]);
     with_header(std::ptr::from_ref(report).cast_mut(), &mut control, |header| {
