@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::net::{Net, pattern};
+use super::net::{MILLISECOND, Net, SECOND, pattern};
 use super::*;
 
 fn post(net: &mut Net, qp: QpId, to: SocketAddr, bytes: &[u8]) -> Result<(), Fault> {
@@ -169,4 +169,72 @@ fn datagrams_and_connections_take_turns() {
     assert!(kinds.len() >= 12, "{kinds:?}");
     assert_eq!(kinds.iter().filter(|kind| **kind == 17).count(), 8);
     assert!(kinds[..8].windows(2).all(|pair| pair[0] != pair[1]), "{kinds:?}");
+}
+
+/// A link with stations, whose addresses must be found out.
+fn stations() -> Net {
+    Net::with(1, |config| {
+        let std::net::IpAddr::V6(own) = config.addresses[0].0 else { unreachable!() };
+        config.hardware = Some([2, 0, 0, 0, 0, own.octets()[15]]);
+    })
+}
+
+#[test]
+fn a_datagram_waits_for_its_neighbour_and_holds_up_nobody_else() {
+    for v4 in [false, true] {
+        let mut net = stations();
+        net.v4 = v4;
+        let tcp = net.connected(inet::tcp::Mode::Message);
+        let (udp, to) = bound(&mut net);
+        let other = net.qp(0, QpType::Udp);
+        net.adapter(0).udp_bind(other, 0).unwrap();
+        let sink = net.buffer(1, 100);
+        for n in 0..3 {
+            net.recv(1, udp[1], n, &[sink.sge(n as usize * 10, 10)]);
+        }
+        net.recv(1, tcp[1], 7, &[sink.sge(50, 10)]);
+        net.run_for(100 * MILLISECOND);
+        net.poll(0);
+        let nobody = match v4 {
+            true => "10.9.0.77:9".parse().unwrap(),
+            false => "[fd00::77]:9".parse().unwrap(),
+        };
+        post(&mut net, udp[0], nobody, &[1]).unwrap();
+        post(&mut net, udp[0], nobody, &[2]).unwrap();
+        post(&mut net, udp[0], to, &[3]).unwrap();
+        post(&mut net, other, to, &[4]).unwrap();
+        net.send_bytes(0, tcp[0], 8, &[5]);
+        net.run_for(10 * MILLISECOND);
+        assert_eq!(brief(&net.poll(1)), [(0, WcStatus::Success, 1), (7, WcStatus::Success, 1)]);
+        assert_eq!((sink.bytes(0, 1), sink.bytes(50, 1)), (vec![4], vec![5]));
+        let done: Vec<u64> = net.poll(0).iter().map(|done| done.wr_id).collect();
+        assert_eq!(done, [5, 8], "not those that wait");
+        // Nobody answers: what waited is lost, and what was behind it goes.
+        net.run_for(5 * SECOND);
+        assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 1)]);
+        assert_eq!(sink.bytes(10, 1), [3]);
+        let done = net.poll(0);
+        assert_eq!(done.len(), 3);
+        assert!(done.iter().all(|done| done.status == WcStatus::Success));
+    }
+}
+
+#[test]
+fn a_queue_pair_that_waits_for_a_neighbour_may_go() {
+    for how in 0..3 {
+        let mut net = stations();
+        let (udp, _) = bound(&mut net);
+        let nobody = "[fd00::77]:9".parse().unwrap();
+        post(&mut net, udp[0], nobody, &[1]).unwrap();
+        net.run_for(MILLISECOND);
+        let now = net.now();
+        match how {
+            0 => net.adapter(0).destroy_qp(now, udp[0]).unwrap(),
+            1 => net.to(0, udp[0], QpState::Err).unwrap(),
+            _ => net.to(0, udp[0], QpState::Reset).unwrap(),
+        }
+        net.run_for(10 * SECOND);
+        let expected: &[_] = if how == 1 { &[(5, WcStatus::WrFlushErr, 0)] } else { &[] };
+        assert_eq!(brief(&net.poll(0)), expected);
+    }
 }
