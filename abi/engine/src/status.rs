@@ -74,6 +74,7 @@ impl From<EngineError> for Failure {
             EngineError::WouldBlock => Self(S::WouldBlock),
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
+            EngineError::NoLink => Self(S::NotSupported),
             EngineError::BadAddress => Self(S::BadAddress),
             EngineError::Connection(refused) => {
                 tracing::debug!(%error, "a call is refused");
@@ -109,6 +110,7 @@ impl From<&OpenError> for Failure {
             OpenError::Addresses(source)
             | OpenError::Capture { source, .. }
             | OpenError::System { source, .. } => of_system(source),
+            OpenError::Link(error) => of_system(&error.source),
         })
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use quipu_nic::WriteOrder;
 
+use crate::qpip::QpipConfig;
+
 /// Settings of an engine.
 ///
 /// # Environment
@@ -33,6 +35,9 @@ use quipu_nic::WriteOrder;
 /// | `QUIPU_STRICT_LOG` | a file, `%p` in its name is the process | its reports, in JSON lines; by default on standard error |
 /// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
 /// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
+/// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `udp:ADDRESS:PORT` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
+/// | `QUIPU_QPIP_ADDRESS` | addresses with the lengths of their prefixes, such as `10.9.0.2/24,fd09::2/64` | its addresses there, which must not be the kernel's |
+/// | `QUIPU_QPIP_GATEWAY` | addresses, with commas between them | who forwards from there to everybody else |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -73,6 +78,8 @@ pub struct Config {
     pub counters: bool,
     /// Where packets are captured, if anywhere.
     pub capture: Option<CaptureConfig>,
+    /// The link and the addresses of QPIP. `None`: there are no such queue pairs.
+    pub qpip: Option<QpipConfig>,
 }
 
 /// What a program may take the engine for.
@@ -185,6 +192,7 @@ impl Default for Config {
             log: None,
             counters: true,
             capture: None,
+            qpip: None,
         }
     }
 }
@@ -275,6 +283,7 @@ impl Config {
             };
         }
         config.capture = capture(&lookup)?;
+        config.qpip = QpipConfig::from_lookup(&lookup)?;
         Ok(config)
     }
 }

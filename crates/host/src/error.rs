@@ -51,6 +51,9 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The link of QPIP.
+    #[error(transparent)]
+    Link(#[from] crate::packet::LinkError),
     /// The log of the strict mode.
     #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
     StrictLog(String),
@@ -117,6 +120,12 @@ pub enum EngineError {
     /// An address or port cannot be had.
     #[error("the address or port cannot be used: {0}")]
     Address(#[source] io::Error),
+    /// There is no link for QPIP.
+    #[error(
+        "this engine has no link for queue pairs over TCP and UDP of its own: set QUIPU_QPIP_LINK, such as \
+         tap:qp0 (see docs/qpip.md)"
+    )]
+    NoLink,
     /// The channel or context was destroyed, or never existed.
     #[error("no such channel or context: it was destroyed, or never created")]
     NoSuchQueue,
@@ -142,6 +151,14 @@ impl EngineError {
     pub(crate) fn system(what: &'static str, source: io::Error) -> Self {
         let remedy = remedy(&source);
         Self::System { what, source, remedy }
+    }
+
+    /// The same, where the engine cannot be opened therefore.
+    pub(crate) fn at_opening(self) -> OpenError {
+        match self {
+            Self::System { what, source, remedy } => OpenError::System { what, source, remedy },
+            other => OpenError::system("an engine", io::Error::other(other)),
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `datagram` | UDP, for datagram queue pairs |
 //! | `link` | shared memory with engines on this host |
 //! | [`packet`] | frames of the adapter's own TCP, UDP and IP |
+//! | `qpip` | those of the engine's link, to and from the adapter |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
 //! | [`counters`] | what engines did, for others to read |
@@ -40,22 +41,29 @@ mod error;
 mod fault_log;
 mod fork;
 mod handle_map;
+mod interrupts;
 mod link;
 mod lock;
 mod mapped;
 mod net;
 pub mod packet;
 mod port;
+mod qpip;
 mod sys;
 mod tap;
 
 pub use quipu_cm as connection;
 pub use quipu_fault as fault;
+pub use quipu_inet as inet;
 pub use quipu_nic as nic;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{
     CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, StrictMode, StrictOrder,
 };
-pub use engine::{CompletionEvent, ContextId, Doorbell, Engine, EventsReported};
+pub use engine::{
+    CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,
+};
 pub use error::{EngineError, OpenError};
+pub use interrupts::Interrupts;
+pub use qpip::{QpipConfig, parse_address};

@@ -455,22 +455,22 @@ impl Epoll {
     }
 
     /// Adds a descriptor.
-    pub(crate) fn add(&self, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+    pub(crate) fn add(&self, fd: &impl AsRawFd, events: c_int, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, events, token)
     }
 
     /// Changes what is waited for.
-    pub(crate) fn modify(&self, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+    pub(crate) fn modify(&self, fd: &impl AsRawFd, events: c_int, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, events, token)
     }
 
     /// Removes a descriptor, which a duplicate elsewhere could otherwise keep in the set.
-    pub(crate) fn remove(&self, fd: &OwnedFd) {
+    pub(crate) fn remove(&self, fd: &impl AsRawFd) {
         // The one possible error is that it is not in the set.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
-    fn control(&self, what: c_int, fd: &OwnedFd, events: c_int, token: u64) -> io::Result<()> {
+    fn control(&self, what: c_int, fd: &impl AsRawFd, events: c_int, token: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the kernel reads one event from a live variable.
         check(unsafe {
@@ -554,7 +554,7 @@ impl Epoll {
     }
 }
 
-fn poll_entry(fd: &OwnedFd, events: c_short) -> libc::pollfd {
+fn poll_entry(fd: &impl AsRawFd, events: c_short) -> libc::pollfd {
     libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
 }
 
@@ -573,7 +573,7 @@ fn poll_all(polls: &mut [libc::pollfd], timeout: Option<Duration>) -> c_int {
 
 /// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end). Whatever the
 /// outcome, the callers look for themselves.
-pub(crate) fn wait_either(first: &OwnedFd, second: &OwnedFd, timeout: Option<Duration>) {
+pub(crate) fn wait_either<F: AsRawFd>(first: &F, second: &F, timeout: Option<Duration>) {
     poll_all(&mut [first, second].map(|fd| poll_entry(fd, libc::POLLIN)), timeout);
 }
 

@@ -10,6 +10,7 @@ use quipu_nic::{
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
+use super::qpip::TcpEvent;
 use super::strict::Strict;
 use crate::clock::Clock;
 use crate::cm::{Given, Manager};
@@ -19,6 +20,7 @@ use crate::link::{Links, Reach, Waiting};
 use crate::net::Net;
 use crate::net::token::Token;
 use crate::port::Port;
+use crate::qpip::Qpip;
 use crate::sys::{Epoll, EventFd, ReadyList};
 use crate::tap::Adapter;
 
@@ -57,6 +59,8 @@ pub(crate) struct Core {
     pub(crate) net: Net,
     pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
+    /// `None` without a link for QPIP.
+    pub(crate) qpip: Option<Box<Qpip>>,
     pub(crate) events: Events,
     /// `None` until a program manages connections.
     pub(crate) cm: Option<Box<Manager>>,
@@ -94,6 +98,7 @@ pub(crate) struct Parts {
     pub(crate) net: Net,
     pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
+    pub(crate) qpip: Option<Box<Qpip>>,
     pub(crate) port: Option<Port>,
     pub(crate) publisher: Option<Box<Publisher>>,
     pub(crate) epoll: Arc<Epoll>,
@@ -108,6 +113,7 @@ impl Core {
             net: parts.net,
             datagrams: parts.datagrams,
             links: parts.links,
+            qpip: parts.qpip,
             events: Events::new(),
             cm: None,
             publisher: parts.publisher,
@@ -153,6 +159,7 @@ impl Core {
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
+        any |= self.poll_packets(now);
         self.polls_since_look += 1;
         if self.polls_since_look >= self.polls_per_look() {
             any |= self.look(now);
@@ -197,6 +204,15 @@ impl Core {
         }
     }
 
+    /// Takes frames from the link of QPIP, if there is one that was busy lately.
+    #[inline]
+    fn poll_packets(&mut self, now: Time) -> bool {
+        match &mut self.qpip {
+            None => false,
+            Some(qpip) => qpip.poll_hot(&mut self.adapter, now),
+        }
+    }
+
     /// Asks epoll, without waiting.
     fn look(&mut self, now: Time) -> bool {
         self.polls_since_look = 0;
@@ -216,6 +232,7 @@ impl Core {
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
+        any |= self.poll_packets(now);
         any |= self.look(now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
@@ -243,6 +260,11 @@ impl Core {
                 }
                 Some(Token::Datagrams(index)) => {
                     any |= self.datagrams.ready(adapter, now, index, item.events);
+                }
+                Some(Token::Packets) => {
+                    if let Some(qpip) = &mut self.qpip {
+                        any |= qpip.ready(adapter, now, item.events);
+                    }
                 }
                 Some(Token::Port) => {
                     if let Some(event) = self.port.as_mut().and_then(Port::news) {
@@ -314,8 +336,11 @@ impl Core {
     fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
-            let sent = transmit(&mut self.net, &mut self.adapter, now)
+            let mut sent = transmit(&mut self.net, &mut self.adapter, now)
                 | self.datagrams.transmit(&mut self.adapter, now);
+            if let Some(qpip) = &mut self.qpip {
+                sent |= qpip.transmit(&mut self.adapter, now);
+            }
             if !acted && !sent && !self.stay_armed(now) {
                 break;
             }
@@ -371,7 +396,9 @@ impl Core {
 
     /// Gives back the number of a queue pair that is gone.
     pub(crate) fn give_back_number(&mut self, number: QpNum) {
-        if !self.datagrams.give_back_number(number) {
+        let given = self.datagrams.give_back_number(number)
+            || self.qpip.as_mut().is_some_and(|qpip| qpip.give_back_number(number));
+        if !given {
             self.net.give_back_number(number);
         }
     }
@@ -391,14 +418,15 @@ impl Core {
                 Event::Completion { channel, cq, context } => {
                     self.events.completion(channel, CompletionEvent { cq, context });
                 }
+                Event::Tcp { qp, change } => self.events.tcp(TcpEvent { qp, change }),
                 Event::Stream { qp, change, .. } => {
                     let now = self.clock.recent().0;
                     if let Some(cm) = &mut self.cm {
                         cm.stream_changed(now, qp, change);
                     }
                 }
-                // No engine is attached to a network of IP yet.
-                Event::Tcp { .. } | Event::TcpRequest { .. } => {}
+                // No listener of an engine is deferred yet.
+                Event::TcpRequest { .. } => {}
             }
         }
     }

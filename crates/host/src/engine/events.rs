@@ -2,10 +2,12 @@
 //! is readable exactly while events are queued.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, RawFd};
 
 use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, SrqId};
 
+use super::qpip::TcpEvent;
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
 use crate::net::table::Table;
@@ -113,6 +115,10 @@ pub(crate) struct Events {
     objects: HandleMap<Object, ObjectState>,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelId>,
+    /// What happens to connections of QPIP, for contexts that have asked for it.
+    tcp: HandleMap<ContextId, Queue<TcpEvent>>,
+    /// The context for which a thread waits inside the engine.
+    attended_tcp: Option<ContextId>,
 }
 
 /// Set in every handle, so that none is 0, which facades use for "none".
@@ -134,6 +140,8 @@ impl Events {
             contexts: Table::new(),
             objects: HandleMap::default(),
             attended: None,
+            tcp: HandleMap::default(),
+            attended_tcp: None,
         }
     }
 
@@ -175,6 +183,7 @@ impl Events {
     }
 
     pub(crate) fn close_context(&mut self, id: ContextId) -> Result<(), EngineError> {
+        self.tcp.remove(&id);
         self.contexts.remove(slot_of(id.0)).map(drop).ok_or(EngineError::NoSuchQueue)
     }
 
@@ -203,6 +212,10 @@ impl Events {
         };
         if let Ok(queue) = self.context(state.context) {
             queue.events.retain(|event| subject(event) != Some(object));
+            queue.signal();
+        }
+        if let (Some(queue), Object::Qp(qp)) = (self.tcp.get_mut(&state.context), object) {
+            queue.events.retain(|event| event.qp != qp);
             queue.signal();
         }
         if let (Some(Ok(channel)), Object::Cq(cq)) =
@@ -275,6 +288,61 @@ impl Events {
         Ok(event)
     }
 
+    /// Has events about connections be kept for a context; their descriptor.
+    pub(crate) fn open_tcp(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
+        self.context(id)?;
+        if let Entry::Vacant(place) = self.tcp.entry(id) {
+            place.insert(Queue {
+                fd: new_descriptor()?,
+                signalled: false,
+                events: VecDeque::new(),
+            });
+        }
+        self.tcp_fd(id)
+    }
+
+    fn tcp_queue(&mut self, id: ContextId) -> Result<&mut Queue<TcpEvent>, EngineError> {
+        self.tcp.get_mut(&id).ok_or(EngineError::NoSuchQueue)
+    }
+
+    pub(crate) fn tcp_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
+        Ok(self.tcp_queue(id)?.fd.fd().as_raw_fd())
+    }
+
+    /// Queues an event about a connection, if its owner wants to know. A connection has three at most, so
+    /// there are never many.
+    pub(crate) fn tcp(&mut self, event: TcpEvent) {
+        let owner = self.objects.get(&Object::Qp(event.qp)).map(|state| state.context);
+        let attended = owner.is_some() && self.attended_tcp == owner;
+        if let Some(queue) = owner.and_then(|owner| self.tcp.get_mut(&owner)) {
+            queue.events.push_back(event);
+            if !attended {
+                queue.signal();
+            }
+        }
+    }
+
+    /// Takes the next event about a connection.
+    pub(crate) fn take_tcp(&mut self, id: ContextId) -> Result<Option<TcpEvent>, EngineError> {
+        Ok(self.tcp_queue(id)?.take())
+    }
+
+    pub(crate) fn has_tcp(&self, id: ContextId) -> bool {
+        self.tcp.get(&id).is_some_and(|queue| !queue.events.is_empty())
+    }
+
+    /// A thread begins to wait inside the engine for events about connections.
+    pub(crate) fn attend_tcp(&mut self, id: ContextId) {
+        self.attended_tcp = Some(id);
+    }
+
+    /// The thread no longer waits: the descriptor speaks again.
+    pub(crate) fn leave_tcp(&mut self) {
+        if let Some(Ok(queue)) = self.attended_tcp.take().map(|id| self.tcp_queue(id)) {
+            queue.signal();
+        }
+    }
+
     /// A thread looks for events of a channel, and takes one if there are any: until it leaves, the
     /// descriptor says nothing of new ones.
     pub(crate) fn hold(&mut self, id: ChannelId) {
@@ -298,6 +366,9 @@ impl Events {
 
     /// Whether events are queued in the channel for which a thread waits inside the engine.
     pub(crate) fn attended_waits(&mut self) -> bool {
+        if self.attended_tcp.is_some_and(|id| self.has_tcp(id)) {
+            return true;
+        }
         let channel = self.attended.map(|id| self.channel(id));
         channel.is_some_and(|channel| channel.is_ok_and(|it| !it.queue.events.is_empty()))
     }

@@ -6,6 +6,7 @@ mod events;
 mod faults;
 mod helper;
 mod post;
+mod qpip;
 mod raw;
 mod strict;
 mod verbs;
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use quipu_inet::stack::{self, Offload};
+use quipu_inet::tcp::Secret;
 use quipu_mem::{Nothing, Segment};
 use quipu_nic::Gid;
 
@@ -36,15 +39,20 @@ use crate::lock::{Guard, Lock};
 use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
+use crate::packet;
 use crate::port::{self, Port};
+use crate::qpip::{Qpip, QpipConfig};
 use crate::sys::{self, Epoll, EventFd};
 use crate::tap::{Adapter, Tap};
 
 pub use self::events::{CompletionEvent, ContextId, EventsReported};
 pub use self::post::Doorbell;
+pub use self::qpip::{QpipInfo, TcpEvent};
 #[cfg(test)]
 pub(crate) use self::verbs::QUIET_WAIT;
 
+/// The most connections of QPIP.
+const MAX_CONNECTIONS: u32 = 1 << 17;
 /// How long the end of the process waits for calls that other threads are in the middle of.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -131,6 +139,10 @@ impl Engine {
         {
             adapter.set_own_memory(memory);
         }
+        let qpip = match &config.qpip {
+            Some(wanted) => Some(open_qpip(wanted, &mut adapter, &epoll)?),
+            None => None,
+        };
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
@@ -141,8 +153,17 @@ impl Engine {
         });
         let publisher = publisher.map(Box::new);
         let epoll_share = Arc::clone(&epoll);
-        let parts =
-            Parts { adapter, net, datagrams, links, port, publisher, epoll: epoll_share, bell };
+        let parts = Parts {
+            adapter,
+            net,
+            datagrams,
+            links,
+            qpip,
+            port,
+            publisher,
+            epoll: epoll_share,
+            bell,
+        };
         let mut core = Core::new(parts);
         core.faults = Faults::open(&config, core.now())?;
         core.watch_by(Strict::open(&config)?);
@@ -159,7 +180,12 @@ impl Engine {
             address,
             config,
         };
-        Ok(Arc::new(Self { inner: Arc::new(inner) }))
+        let inner = Arc::new(inner);
+        if inner.config.qpip.is_some() {
+            // Neighbours ask for its addresses, and others send it echoes, though no program does anything.
+            Helper::start(&inner).map_err(EngineError::at_opening)?;
+        }
+        Ok(Arc::new(Self { inner }))
     }
 
     /// The address of the device.
@@ -300,6 +326,36 @@ fn open_links(
     }
     let identity = Identity::new(gid, shown, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
+}
+
+/// Random octets as two words.
+fn halves(bytes: [u8; 16]) -> [u64; 2] {
+    let whole = u128::from_ne_bytes(bytes);
+    [whole as u64, (whole >> 64) as u64]
+}
+
+/// Opens the packet link of QPIP, and attaches a stack with its features to the adapter.
+fn open_qpip(
+    wanted: &QpipConfig,
+    adapter: &mut Adapter,
+    epoll: &Arc<Epoll>,
+) -> Result<Box<Qpip>, OpenError> {
+    let link = packet::open(&wanted.link)?;
+    let features = link.features();
+    let mut bytes = [0; 16];
+    sys::random(&mut bytes).map_err(|error| OpenError::system("secrets of TCP", error))?;
+    let attached = adapter.attach_inet(stack::Config {
+        hardware: features.hardware,
+        addresses: wanted.addresses.iter().copied().chain(features.address).collect(),
+        gateways: wanted.gateways.clone(),
+        mtu: features.mtu,
+        offload: Offload { checksum: features.checksum, segment: features.segment },
+        max_connections: MAX_CONNECTIONS,
+        secret: Secret(halves(bytes)),
+    });
+    debug_assert!(attached.is_ok(), "a new adapter has no stack");
+    let qpip = Qpip::new(link, Arc::clone(epoll));
+    qpip.map(Box::new).map_err(|error| OpenError::system("an epoll entry", error))
 }
 
 #[cfg(test)]

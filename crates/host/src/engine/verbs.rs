@@ -491,7 +491,10 @@ impl Engine {
         }
         Helper::start(&self.inner)?;
         let mut core = self.enter_for(Call::CreateQp)?;
-        let number = if matches!(init.qp_type, QpType::Ud | QpType::RawPacket) {
+        let number = if matches!(init.qp_type, QpType::Tcp | QpType::Udp) {
+            let qpip = core.qpip.as_mut().ok_or(EngineError::NoLink)?;
+            qpip.take_number().ok_or(quipu_nic::Fault::Exhausted("queue pair numbers"))?
+        } else if matches!(init.qp_type, QpType::Ud | QpType::RawPacket) {
             core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?
         } else {
             let (number, port) =

@@ -22,6 +22,8 @@ pub(crate) enum Token {
     CmStream(Slot),
     /// A UDP socket, by index.
     Datagrams(u32),
+    /// The packet link of QPIP.
+    Packets,
 }
 
 /// A place in a [`Table`](super::table::Table).
@@ -55,6 +57,7 @@ impl Token {
             Self::CmSocket(slot) => pack(10, slot),
             Self::CmStream(slot) => pack(11, slot),
             Self::Datagrams(index) => plain(8, index),
+            Self::Packets => plain(9, 0),
         }
     }
 
@@ -72,6 +75,7 @@ impl Token {
             10 => Self::CmSocket(slot),
             11 => Self::CmStream(slot),
             8 => Self::Datagrams(index),
+            9 => Self::Packets,
             _ => return None,
         })
     }
@@ -94,6 +98,7 @@ mod tests {
             Token::CmSocket(slot),
             Token::CmStream(slot),
             Token::Datagrams(3),
+            Token::Packets,
         ] {
             assert_eq!(Token::from_bits(token.bits()), Some(token));
         }

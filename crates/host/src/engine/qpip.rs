@@ -1,0 +1,281 @@
+//! The control path of QPIP: connections of queue pairs over the engine's own TCP, ports of UDP, and what
+//! programs hear of them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+use quipu_inet::stack::ListenerId;
+use quipu_inet::tcp::Flow;
+use quipu_nic::{ChannelId, QpId, TcpChange, TcpSettings};
+
+use super::core::Core;
+use super::wait::is_non_blocking;
+use super::{ContextId, Engine};
+use crate::error::EngineError;
+use crate::packet::LinkSpec;
+use crate::sys;
+
+/// Something has happened to the connection of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpEvent {
+    /// The queue pair.
+    pub qp: QpId,
+    /// What.
+    pub change: TcpChange,
+}
+
+/// What the stack of QPIP stands on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpipInfo {
+    /// The link.
+    pub link: LinkSpec,
+    /// Its station address; `None` where packets go without Ethernet.
+    pub hardware: Option<[u8; 6]>,
+    /// Own addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Largest IP packet, in octets.
+    pub mtu: u32,
+    /// Whether the link fills in checksums.
+    pub checksum: bool,
+    /// Most octets of TCP payload that the link cuts into segments itself; 0: none.
+    pub segment: u32,
+}
+
+impl Engine {
+    /// Whether it has a link for QPIP.
+    #[must_use]
+    pub fn has_qpip(&self) -> bool {
+        self.inner.config.qpip.is_some()
+    }
+
+    /// What the stack of QPIP stands on.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoLink`].
+    pub fn qpip_info(&self) -> Result<QpipInfo, EngineError> {
+        let Some(config) = &self.inner.config.qpip else { return Err(EngineError::NoLink) };
+        let core = self.enter()?;
+        let (Some(qpip), Some(stack)) = (&core.qpip, core.adapter.inet()) else {
+            return Err(EngineError::NoLink);
+        };
+        let features = qpip.link().features();
+        Ok(QpipInfo {
+            link: config.link.clone(),
+            hardware: features.hardware,
+            addresses: stack.addresses().collect(),
+            mtu: features.mtu,
+            checksum: features.checksum,
+            segment: features.segment,
+        })
+    }
+
+    /// Listens at a TCP port (0: one that is free) with room for `backlog` connections that wait for a queue
+    /// pair; the listener and its port.
+    ///
+    /// # Errors
+    ///
+    /// The port is taken, or there is no room.
+    pub fn tcp_listen(
+        &self,
+        port: u16,
+        settings: &TcpSettings,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), EngineError> {
+        Ok(self.enter_for_qpip()?.adapter.tcp_listen(port, settings, backlog)?)
+    }
+
+    /// Ends a listener. Connections that wait for a queue pair are reset; those that have one stay.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoLink`].
+    pub fn tcp_unlisten(&self, listener: ListenerId) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qpip()?;
+        core.adapter.tcp_unlisten(listener);
+        settle(&mut core);
+        Ok(())
+    }
+
+    /// Gives an idle queue pair to a listener: the next connection is mated with it.
+    ///
+    /// # Errors
+    ///
+    /// No such listener, or the queue pair is not idle.
+    pub fn tcp_offer(&self, listener: ListenerId, qp: QpId) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qpip()?;
+        let now = core.now();
+        core.adapter.tcp_offer(now, listener, qp)?;
+        core.settle(now);
+        Ok(())
+    }
+
+    /// Connects a queue pair. Returns at once; an event says what comes of it.
+    ///
+    /// # Errors
+    ///
+    /// It is not idle, there is no way to the peer, or the port is taken.
+    pub fn tcp_connect(
+        &self,
+        qp: QpId,
+        remote: SocketAddr,
+        local_port: Option<u16>,
+        settings: &TcpSettings,
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qpip()?;
+        let now = core.now();
+        core.adapter.tcp_connect(now, qp, remote, local_port, settings)?;
+        core.settle(now);
+        Ok(())
+    }
+
+    /// Sends nothing more: the peer hears the end of the stream behind what is posted.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair has no connection.
+    pub fn tcp_close(&self, qp: QpId) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qpip()?;
+        let now = core.now();
+        core.adapter.tcp_close(now, qp)?;
+        core.settle(now);
+        Ok(())
+    }
+
+    /// Resets the connection of a queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The queue pair has no connection.
+    pub fn tcp_abort(&self, qp: QpId) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qpip()?;
+        let now = core.now();
+        core.adapter.tcp_abort(now, qp)?;
+        core.settle(now);
+        Ok(())
+    }
+
+    /// Both ends of the connection of a queue pair, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoLink`].
+    pub fn tcp_flow(&self, qp: QpId) -> Result<Option<Flow>, EngineError> {
+        Ok(self.enter_for_qpip()?.adapter.tcp_flow(qp))
+    }
+
+    /// Binds a queue pair to a UDP port (0: one that is free), and makes it ready to send; the port.
+    ///
+    /// # Errors
+    ///
+    /// The port is taken, or the queue pair is bound already.
+    pub fn udp_bind(&self, qp: QpId, port: u16) -> Result<u16, EngineError> {
+        Ok(self.enter_for_qpip()?.adapter.udp_bind(qp, port)?)
+    }
+
+    /// From now on keeps what happens to the connections of a context's queue pairs, for
+    /// [`take_tcp_event`](Self::take_tcp_event); a descriptor that is readable while there is something.
+    ///
+    /// # Errors
+    ///
+    /// No such context, or no descriptor is left.
+    pub fn tcp_events(&self, context: ContextId) -> Result<RawFd, EngineError> {
+        self.enter()?.events.open_tcp(context)
+    }
+
+    /// Takes the next event about a connection of a context's queue pairs.
+    ///
+    /// # Errors
+    ///
+    /// No such context, or one without [`tcp_events`](Self::tcp_events).
+    pub fn take_tcp_event(&self, context: ContextId) -> Result<Option<TcpEvent>, EngineError> {
+        self.enter()?.events.take_tcp(context)
+    }
+
+    /// As [`take_tcp_event`](Self::take_tcp_event), and waits for one, unless the program has made the
+    /// descriptor non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`EngineError::WouldBlock`], [`EngineError::Interrupted`].
+    pub fn wait_tcp_event(&self, context: ContextId) -> Result<TcpEvent, EngineError> {
+        loop {
+            let mut core = self.enter()?;
+            core.run();
+            if let Some(event) = core.events.take_tcp(context)? {
+                return Ok(event);
+            }
+            let fd = core.events.tcp_fd(context)?;
+            if is_non_blocking(fd) {
+                return Err(EngineError::WouldBlock);
+            }
+            if core.driver {
+                drop(core);
+                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
+                    return Err(EngineError::Interrupted);
+                }
+                continue;
+            }
+            let attend = |core: &mut Core| core.events.attend_tcp(context);
+            let leave = |core: &mut Core| {
+                core.events.leave_tcp();
+                core.events.take_tcp(context)
+            };
+            if let Some(event) = self.drive(core, attend, leave)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Waits until a completion channel has an event, which it takes, or a context has one about a connection,
+    /// which it leaves for [`take_tcp_event`](Self::take_tcp_event). For one thread that does both.
+    ///
+    /// # Errors
+    ///
+    /// No such channel or context; [`EngineError::Interrupted`].
+    pub fn wait_completion_or_tcp(
+        &self,
+        channel: ChannelId,
+        context: ContextId,
+    ) -> Result<(), EngineError> {
+        loop {
+            let mut core = self.enter()?;
+            core.run();
+            if core.events.take_completion(channel)?.is_some() || core.events.has_tcp(context) {
+                return Ok(());
+            }
+            let fd = core.events.channel_fd(channel)?;
+            if core.driver {
+                let other = core.events.tcp_fd(context)?;
+                drop(core);
+                sys::wait_either(&fd, &other, None);
+                continue;
+            }
+            let attend = |core: &mut Core| {
+                core.events.attend(channel);
+                core.events.attend_tcp(context);
+            };
+            let leave = |core: &mut Core| {
+                core.events.leave_tcp();
+                let taken = core.events.take_completion(channel);
+                core.events.leave();
+                let any = taken?.is_some() || core.events.has_tcp(context);
+                Ok(any.then_some(()))
+            };
+            if self.drive(core, attend, leave)?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the lock for a call about QPIP.
+    fn enter_for_qpip(&self) -> Result<crate::lock::Guard<'_, Core>, EngineError> {
+        let core = self.enter()?;
+        if core.qpip.is_some() { Ok(core) } else { Err(EngineError::NoLink) }
+    }
+}
+
+fn settle(core: &mut Core) {
+    let now = core.now();
+    core.settle(now);
+}

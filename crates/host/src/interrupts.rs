@@ -1,0 +1,64 @@
+//! The signals that ask a command to end, waited for instead of handled.
+
+use std::io;
+
+/// SIGINT and SIGTERM, which wait to be [waited for](Self::wait).
+pub struct Interrupts {
+    set: libc::sigset_t,
+}
+
+impl Interrupts {
+    /// Blocks the two for this thread, and for those that it starts from now on: to be called before there are
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// What the system reports.
+    pub fn block() -> io::Result<Self> {
+        // SAFETY: sigset_t is plain data, which sigemptyset fills in before it is used.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set is a live variable, and the numbers are those of signals.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGINT);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+        }
+        let interrupts = Self { set };
+        interrupts.mask(libc::SIG_BLOCK)?;
+        Ok(interrupts)
+    }
+
+    fn mask(&self, how: libc::c_int) -> io::Result<()> {
+        // SAFETY: the set is filled in; the old mask is not asked for.
+        match unsafe { libc::pthread_sigmask(how, &raw const self.set, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// Waits until one comes. The next one ends the process, should what follows take too long.
+    pub fn wait(&self) {
+        let mut signal = 0;
+        // SAFETY: the set is filled in, and the number goes to a live variable.
+        unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
+        // It was blocked, so it can be unblocked.
+        let _ = self.mask(libc::SIG_UNBLOCK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_came_before_is_not_missed() {
+        // In a thread of its own, whose mask nobody else sees.
+        let thread = std::thread::spawn(|| {
+            let interrupts = Interrupts::block().unwrap();
+            // SAFETY: sends a signal to the calling thread, which has blocked it.
+            assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) }, 0);
+            interrupts.wait();
+        });
+        thread.join().unwrap();
+    }
+}

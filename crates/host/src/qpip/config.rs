@@ -1,0 +1,107 @@
+//! What the stack of QPIP is given: its link, its addresses and the way out.
+
+use std::net::IpAddr;
+
+use crate::config::ConfigError;
+use crate::packet::LinkSpec;
+
+/// The link and the addresses of the stack of QPIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpipConfig {
+    /// The link.
+    pub link: LinkSpec,
+    /// Own addresses, each with the length of the prefix that it shares with its neighbours. Without any,
+    /// the adapter has what the link gives it: on Ethernet a link-local IPv6 address.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Who forwards to everybody else; routers that announce themselves need not be among them.
+    pub gateways: Vec<IpAddr>,
+}
+
+impl QpipConfig {
+    /// A link without addresses of one's own.
+    #[must_use]
+    pub fn new(link: LinkSpec) -> Self {
+        Self { link, addresses: Vec::new(), gateways: Vec::new() }
+    }
+
+    /// What the variables of the environment ask for; `None` without a link.
+    pub(crate) fn from_lookup(
+        lookup: &impl Fn(&'static str) -> Option<String>,
+    ) -> Result<Option<Self>, ConfigError> {
+        let Some(link) = lookup("QUIPU_QPIP_LINK") else {
+            return Ok(None);
+        };
+        let mut config = match link.trim().parse::<LinkSpec>() {
+            Ok(link) => Self::new(link),
+            Err(error) => return Err(bad("QUIPU_QPIP_LINK", link, error.problem)),
+        };
+        if let Some(list) = lookup("QUIPU_QPIP_ADDRESS") {
+            let read: Option<_> = list.split(',').map(parse_address).collect();
+            config.addresses = read.ok_or_else(|| bad("QUIPU_QPIP_ADDRESS", list, ADDRESSES))?;
+        }
+        if let Some(list) = lookup("QUIPU_QPIP_GATEWAY") {
+            let read: Result<_, _> = list.split(',').map(|word| word.trim().parse()).collect();
+            config.gateways =
+                read.map_err(|_| bad("QUIPU_QPIP_GATEWAY", list, "IP addresses with commas"))?;
+        }
+        Ok(Some(config))
+    }
+}
+
+const ADDRESSES: &str =
+    "addresses with the lengths of their prefixes, such as 10.9.0.2/24,fd09::2/64";
+
+fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
+    ConfigError { name, value, expected }
+}
+
+/// Reads an address with the length of its prefix, such as `10.9.0.2/24`. `None`: it is none, or one that no
+/// station can have.
+#[must_use]
+pub fn parse_address(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, len) = text.trim().split_once('/')?;
+    let (address, len): (IpAddr, u8) = (address.parse().ok()?, len.parse().ok()?);
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let usable = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
+    (usable && (1..=longest).contains(&len)).then_some((address, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_length_of_its_prefix() {
+        assert_eq!(parse_address(" 10.9.0.2/24"), Some(([10, 9, 0, 2].into(), 24)));
+        assert_eq!(parse_address("fd09::2/64"), Some(("fd09::2".parse().unwrap(), 64)));
+        for bad in ["10.9.0.2", "10.9.0.2/", "10.9.0.2/33", "fd09::2/129", "::/64", "ff02::1/64"] {
+            assert_eq!(parse_address(bad), None, "{bad}");
+        }
+        for bad in ["127.0.0.1/8", "0.0.0.0/8", "224.0.0.1/4", "10.9.0.2/0", "x/24"] {
+            assert_eq!(parse_address(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_environment_says_the_link_and_the_addresses() {
+        let read = |link: &'static str, address: &'static str, gateway: &'static str| {
+            QpipConfig::from_lookup(&move |name| match name {
+                "QUIPU_QPIP_LINK" => Some(link.to_owned()),
+                "QUIPU_QPIP_ADDRESS" => Some(address.to_owned()),
+                "QUIPU_QPIP_GATEWAY" => Some(gateway.to_owned()),
+                _ => None,
+            })
+        };
+        let config = read("tap:qp0", "10.9.0.2/24, fd09::2/64", "10.9.0.1").unwrap().unwrap();
+        assert_eq!(config.link, "tap:qp0".parse().unwrap());
+        assert_eq!(config.addresses.len(), 2);
+        assert_eq!(config.gateways, ["10.9.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            read("nonsense", "10.9.0.2/24", "10.9.0.1").unwrap_err().name,
+            "QUIPU_QPIP_LINK"
+        );
+        assert_eq!(read("tap:a", "10.9.0.2", "10.9.0.1").unwrap_err().name, "QUIPU_QPIP_ADDRESS");
+        assert_eq!(read("tap:a", "10.9.0.2/24", "x").unwrap_err().name, "QUIPU_QPIP_GATEWAY");
+        assert_eq!(QpipConfig::from_lookup(&|_| None).unwrap(), None);
+    }
+}

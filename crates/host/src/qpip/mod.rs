@@ -1,0 +1,183 @@
+//! The packet link of QPIP under the engine: frames from the link to the adapter, and back.
+//!
+//! A link that takes no more frames holds up the adapter, which keeps what it has to send as work requests;
+//! nothing is queued here.
+
+mod config;
+
+use std::io;
+use std::sync::Arc;
+
+use libc::c_int;
+use quipu_inet::stack::Frame;
+use quipu_nic::{FrameOut, QpNum, Time};
+
+use crate::net::numbers::Numbers;
+use crate::net::token::Token;
+use crate::packet::{Outgoing, PacketLink};
+use crate::sys::Epoll;
+use crate::tap::Adapter;
+
+pub use self::config::{QpipConfig, parse_address};
+
+/// Frames that one look at the link takes, and that one turn sends.
+const FRAMES_PER_TURN: usize = 256;
+/// Looks in vain after which the link is no longer tried without asking epoll.
+const PATIENCE: u32 = 4096;
+/// Failures in a row after which the link is given up.
+const FAILURES_MAX: u32 = 64;
+/// Ports of queue pair numbers that no TCP socket of ours has: queue pairs of QPIP are known by addresses and
+/// ports of their own, and their numbers are not to cost any of the kernel's.
+const NUMBER_PORTS: std::ops::Range<u16> = 1..1024;
+
+const READ: c_int = libc::EPOLLIN;
+const WRITE: c_int = libc::EPOLLOUT;
+
+/// What the engine has for QPIP.
+pub(crate) struct Qpip {
+    link: Box<dyn PacketLink>,
+    epoll: Arc<Epoll>,
+    /// Whether epoll says when the link takes frames again.
+    waits_for_room: bool,
+    /// Looks in vain since the last frame.
+    misses: u32,
+    /// Failures of the link since it last worked.
+    failures: u32,
+    numbers: Numbers,
+    next_port: u16,
+}
+
+impl Qpip {
+    /// Puts a link under an adapter to which a stack with the link's features is attached.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no memory for another entry of epoll.
+    pub(crate) fn new(link: Box<dyn PacketLink>, epoll: Arc<Epoll>) -> io::Result<Self> {
+        epoll.add(&link.descriptor(), READ, Token::Packets.bits())?;
+        Ok(Self {
+            link,
+            epoll,
+            waits_for_room: false,
+            misses: PATIENCE,
+            failures: 0,
+            numbers: Numbers::default(),
+            next_port: NUMBER_PORTS.start,
+        })
+    }
+
+    /// The link.
+    pub(crate) fn link(&self) -> &dyn PacketLink {
+        &*self.link
+    }
+
+    /// A number for a new queue pair.
+    pub(crate) fn take_number(&mut self) -> Option<QpNum> {
+        if self.numbers.wants_port() && NUMBER_PORTS.contains(&self.next_port) {
+            self.numbers.add_port(self.next_port);
+            self.next_port += 1;
+        }
+        self.numbers.take()
+    }
+
+    /// Gives a number back; `false` if it is not one of these.
+    pub(crate) fn give_back_number(&mut self, number: QpNum) -> bool {
+        let ours = NUMBER_PORTS.contains(&number.port());
+        if ours {
+            self.numbers.give_back(number);
+        }
+        ours
+    }
+
+    /// Whether the link is tried without asking epoll: frames have come lately.
+    #[inline]
+    pub(crate) fn is_hot(&self) -> bool {
+        self.misses < PATIENCE
+    }
+
+    /// Takes frames from the link if it was busy lately. True if there were any.
+    #[inline]
+    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        self.is_hot() && self.receive(adapter, now)
+    }
+
+    /// Does what epoll says that can be done. True if that was something.
+    pub(crate) fn ready(&mut self, adapter: &mut Adapter, now: Time, events: u32) -> bool {
+        if events & WRITE as u32 != 0 {
+            self.flush();
+        }
+        let failed = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
+        let readable = events & READ as u32 != 0 || failed;
+        let received = readable && self.receive(adapter, now);
+        if failed && !received {
+            self.failed(&io::Error::from_raw_os_error(libc::EIO));
+        }
+        received
+    }
+
+    fn receive(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let each = &mut |frame: &Frame<'_>| adapter.handle_frame(now, frame);
+        match self.link.receive(FRAMES_PER_TURN, each) {
+            Ok(0) => {
+                self.misses = self.misses.saturating_add(1);
+                false
+            }
+            Ok(_) => {
+                (self.misses, self.failures) = (0, 0);
+                true
+            }
+            Err(error) => {
+                self.misses = PATIENCE;
+                self.failed(&error);
+                false
+            }
+        }
+    }
+
+    /// Sends what the adapter has to send, as far as the link takes it. True if it took something.
+    #[inline]
+    pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        adapter.has_frames() && self.transmit_some(adapter, now)
+    }
+
+    fn transmit_some(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        let mut sent = 0;
+        while sent < FRAMES_PER_TURN {
+            let Some(slot) = self.link.slot() else { break };
+            let Some(frame) = adapter.transmit_frame(now, slot) else { break };
+            let FrameOut { len, checksum, segment } = frame;
+            self.link.send(Outgoing { len, checksum, segment });
+            sent += 1;
+        }
+        self.flush();
+        sent > 0
+    }
+
+    /// Hands everything to the kernel; what it does not take now it takes when epoll says so.
+    fn flush(&mut self) {
+        if let Err(error) = self.link.flush() {
+            self.failed(&error);
+        }
+        let wants = self.link.wants_writable();
+        if wants != self.waits_for_room && self.failures <= FAILURES_MAX {
+            self.waits_for_room = wants;
+            let events = if wants { READ | WRITE } else { READ };
+            // It is in the set, and no memory is needed to change what it waits for.
+            let _ = self.epoll.modify(&self.link.descriptor(), events, Token::Packets.bits());
+        }
+    }
+
+    /// Notes a failure of the link: frames are lost, as they may be on any. One that does nothing but fail is
+    /// no longer waited for, lest epoll report it for ever.
+    #[cold]
+    fn failed(&mut self, error: &io::Error) {
+        self.failures += 1;
+        if self.failures == 1 {
+            tracing::warn!(%error, "the packet link fails");
+        }
+        if self.failures == FAILURES_MAX {
+            tracing::error!(%error, "the packet link has failed for good; nothing more is received");
+            self.epoll.remove(&self.link.descriptor());
+        }
+    }
+}
