@@ -28,7 +28,7 @@ pub struct CompletionQueue {
 pub(crate) struct Queue {
     device: Device,
     pub(crate) id: CqId,
-    channel: ChannelId,
+    pub(crate) channel: ChannelId,
     fd: RawFd,
     entries: u32,
 }

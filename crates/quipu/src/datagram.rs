@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_host::nic::{
-    AhId, Gid, QpAttr, QpAttrMask as Mask, QpId, QpInit, QpNum, QpState, QpType, Sge, To,
+    AhId, Gid, QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge, To,
 };
 
 use crate::cq::CompletionQueue;
@@ -86,18 +86,8 @@ impl QueuePairBuilder {
     ///
     /// As [`build`](Self::build).
     pub fn build_datagram(self, qkey: u32) -> Result<DatagramQueuePair, Error> {
-        let opened = &self.pd.device().opened;
-        let init = QpInit {
-            pd: self.pd.inner.id,
-            send_cq: self.send_cq.inner.id,
-            recv_cq: self.recv_cq.inner.id,
-            srq: self.srq.as_ref().map(|srq| srq.inner.id),
-            cap: self.cap,
-            qp_type: QpType::Ud,
-            sq_sig_all: false,
-        };
-        let (id, qp_num, _) = opened.engine.create_qp(opened.context, &init)?;
-        let address = DatagramAddress { gid: opened.engine.gid(), qp_num, qkey };
+        let (id, qp_num, _) = self.create(QpType::Ud)?;
+        let address = DatagramAddress { gid: self.pd.device().gid(), qp_num, qkey };
         let Self { pd, send_cq, recv_cq, srq, .. } = self;
         let qp = DatagramQueuePair { id, address, pd, _queues: (send_cq, recv_cq, srq) };
         qp.bring_up()?;

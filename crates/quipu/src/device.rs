@@ -10,6 +10,7 @@ use crate::cq::CompletionQueue;
 use crate::error::Error;
 use crate::memory::MemoryRegion;
 use crate::qp::QueuePairBuilder;
+use crate::qpip;
 use crate::srq::SharedReceiveQueue;
 
 /// The engine and this opening of it; every object keeps it alive.
@@ -17,6 +18,8 @@ use crate::srq::SharedReceiveQueue;
 pub(crate) struct Opened {
     pub(crate) engine: EngineHandle,
     pub(crate) context: ContextId,
+    /// What happens to connections of QPIP.
+    pub(crate) tcp: qpip::Events,
 }
 
 /// The engine, with a `Debug` that says which.
@@ -61,7 +64,13 @@ impl Device {
     pub fn open(config: Config) -> Result<Self, Error> {
         let engine = Engine::open(config)?;
         let (context, _) = engine.open_context()?;
-        Ok(Self { opened: Arc::new(Opened { engine: EngineHandle(engine), context }) })
+        Ok(Self {
+            opened: Arc::new(Opened {
+                engine: EngineHandle(engine),
+                context,
+                tcp: qpip::Events::default(),
+            }),
+        })
     }
 
     /// Opens a device as the environment says: the variables of [`Config`].

@@ -48,6 +48,9 @@ pub enum Error {
     /// for which there are no queue pairs here.
     #[error("connections by address are those of plain iWARP here")]
     PlainIwarp,
+    /// A TCP connection of a queue pair has failed.
+    #[error("{0}")]
+    Tcp(quipu_host::inet::tcp::Failure),
     /// Endpoints could not be exchanged.
     #[error("the endpoints could not be exchanged: {0}")]
     Exchange(#[from] std::io::Error),

@@ -11,6 +11,7 @@
 //! | [`Connection::open`], [`Listener`] | the same by IP address and port, as `rdma_cm` does it for C programs |
 //! | [`QueuePairBuilder::build_datagram`] | a queue pair for datagrams, to anybody and to multicast groups |
 //! | [`QueuePair::post_recv`], [`QueuePair::post_send`] | hand work to the adapter |
+//! | [`qpip::Adapter`] | an adapter with a TCP of its own, whose peers may be sockets |
 //! | [`CompletionQueue::poll`], [`CompletionQueue::wait`] | tell what work is done |
 //!
 //! Everything is safe. Memory that peers may change at any moment is never lent out as a Rust
@@ -55,6 +56,7 @@ mod endpoint;
 mod error;
 mod memory;
 mod qp;
+pub mod qpip;
 mod request;
 mod srq;
 

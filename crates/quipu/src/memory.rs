@@ -41,6 +41,12 @@ impl MemoryRegion {
         Ok(Self { segment, region, pd: pd.clone() })
     }
 
+    /// The domain whose queue pairs may use it.
+    #[must_use]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
     /// Bytes in the region.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -153,12 +153,8 @@ impl QueuePairBuilder {
         (self.retries, self.rnr_retries)
     }
 
-    /// Creates the queue pair. Receives can be posted to it from now on.
-    ///
-    /// # Errors
-    ///
-    /// A size beyond the adapter's limits, or the system refuses a port or a thread.
-    pub fn build(self) -> Result<QueuePair, Error> {
+    /// Has the engine create one of a type; its handle, number and sizes.
+    pub(crate) fn create(&self, qp_type: QpType) -> Result<(QpId, QpNum, QpCap), Error> {
         let opened = &self.pd.device().opened;
         let init = QpInit {
             pd: self.pd.inner.id,
@@ -166,13 +162,23 @@ impl QueuePairBuilder {
             recv_cq: self.recv_cq.inner.id,
             srq: self.srq.as_ref().map(|srq| srq.inner.id),
             cap: self.cap,
-            qp_type: self.qp_type,
+            qp_type,
             sq_sig_all: false,
         };
-        let (id, num, cap) = opened.engine.create_qp(opened.context, &init)?;
+        Ok(opened.engine.create_qp(opened.context, &init)?)
+    }
+
+    /// Creates the queue pair. Receives can be posted to it from now on.
+    ///
+    /// # Errors
+    ///
+    /// A size beyond the adapter's limits, or the system refuses a port or a thread.
+    pub fn build(self) -> Result<QueuePair, Error> {
+        let (id, num, cap) = self.create(self.qp_type)?;
         // No secret: it only tells this connection from an earlier one between the same two.
         let psn = RandomState::new().hash_one(num.0) as u32 & 0xff_ffff;
-        let endpoint = Endpoint { gid: opened.engine.gid(), qp_num: num, psn };
+        let gid = self.pd.device().gid();
+        let endpoint = Endpoint { gid, qp_num: num, psn };
         let qp = QueuePair { id, endpoint, cap, built: self };
         qp.initialise()?;
         Ok(qp)

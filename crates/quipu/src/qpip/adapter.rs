@@ -1,0 +1,137 @@
+//! The adapter on its link.
+
+use std::ops::Deref;
+
+use quipu_host::{Config, EngineError, QpipConfig, QpipInfo};
+
+use super::events::Event;
+use super::{TcpListener, TcpSettings};
+use crate::cq::CompletionQueue;
+use crate::device::Device;
+use crate::error::Error;
+
+/// A [`Device`] with a packet link, and on it addresses of its own.
+///
+/// Clones are the same adapter. While nobody calls it, a thread answers for it: neighbours find its addresses,
+/// and echoes come back.
+///
+/// ```no_run
+/// use quipu::qpip::{Adapter, QpipConfig, TcpSettings};
+/// use quipu::{Access, Request};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // On a TAP whose other end the kernel has: `ip address add 10.9.0.1/24 dev qp0`.
+/// let mut config = QpipConfig::new("tap:qp0".parse()?);
+/// config.addresses.push(("10.9.0.2".parse()?, 24));
+/// let adapter = Adapter::open(config)?;
+/// let (pd, cq) = (adapter.protection_domain()?, adapter.completion_queue(16)?);
+/// let memory = pd.register(4096, Access::LOCAL_WRITE)?;
+///
+/// // A client of any server there.
+/// let qp = pd.queue_pair(&cq, &cq).build_tcp()?;
+/// qp.post_recv(1, &[memory.sge(0, 4096)?])?;
+/// qp.connect("10.9.0.1:7".parse()?, &TcpSettings::default())?;
+/// qp.post_send(&Request::send_inline(b"is anybody there?").id(2))?;
+/// cq.next()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    device: Device,
+}
+
+impl Adapter {
+    /// Opens a link and brings an adapter up on it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`]: the link cannot be had, mostly for want of a right; it says of which.
+    pub fn open(config: QpipConfig) -> Result<Self, Error> {
+        Self::open_with(Config { qpip: Some(config), ..Config::default() })
+    }
+
+    /// The same with all settings of an engine, of which [`Config::qpip`] says the link.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); [`EngineError::NoLink`] where there is none.
+    pub fn open_with(config: Config) -> Result<Self, Error> {
+        if config.qpip.is_none() {
+            return Err(EngineError::NoLink.into());
+        }
+        let device = Device::open(config)?;
+        device.opened.engine.tcp_events(device.opened.context)?;
+        Ok(Self { device })
+    }
+
+    /// What it stands on: link, addresses, MTU.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn info(&self) -> Result<QpipInfo, Error> {
+        Ok(self.device.opened.engine.qpip_info()?)
+    }
+
+    /// Listens at a TCP port of all its addresses (0: one that is free). Connections come to the queue pairs
+    /// that are [offered](TcpListener::offer); up to `backlog` wait for one, others are kept from connecting.
+    ///
+    /// # Errors
+    ///
+    /// Somebody listens there.
+    pub fn listen(
+        &self,
+        port: u16,
+        settings: &TcpSettings,
+        backlog: u32,
+    ) -> Result<TcpListener, Error> {
+        TcpListener::new(&self.device, port, settings, backlog)
+    }
+
+    /// The oldest event about a connection that was not taken yet, of any queue pair of this adapter. What
+    /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn poll_event(&self) -> Result<Option<Event>, Error> {
+        self.device.opened.tcp.poll(&self.device.opened)
+    }
+
+    /// As [`poll_event`](Self::poll_event), but waits for one.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_event(&self) -> Result<Event, Error> {
+        self.device.opened.tcp.next(&self.device.opened)
+    }
+
+    /// Waits until `cq` has completions or there is an event to [poll](Self::poll_event): for one thread that
+    /// serves many connections. It may return without either; look at both.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn wait(&self, cq: &CompletionQueue) -> Result<(), Error> {
+        cq.request_event(false)?;
+        match self
+            .device
+            .opened
+            .engine
+            .wait_completion_or_tcp(cq.inner.channel, self.device.opened.context)
+        {
+            Ok(()) | Err(EngineError::Interrupted) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Deref for Adapter {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}

@@ -1,0 +1,230 @@
+//! Queue pairs over the adapter's own TCP and UDP, between two adapters on UDP links, which need no right.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use quipu::qpip::{
+    Adapter, Failure, Mode, QpipConfig, TcpChange, TcpListener, TcpQueuePair, TcpSettings,
+};
+use quipu::{
+    Access, Completion, CompletionQueue, Config, Error, MemoryRegion, Request, WcExtra, WcStatus,
+};
+
+const SIZE: usize = 1 << 16;
+
+/// An adapter with one completion queue and memory.
+struct End {
+    adapter: Adapter,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new() -> Self {
+        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+        let config = Config {
+            address: Some([127, 0, 0, 1].into()),
+            counters: false,
+            qpip: Some(qpip),
+            ..Config::default()
+        };
+        let adapter = Adapter::open_with(config).unwrap();
+        let cq = adapter.completion_queue(64).unwrap();
+        let memory = adapter.protection_domain().unwrap();
+        let memory = memory.register(4 * SIZE, Access::LOCAL_WRITE).unwrap();
+        Self { adapter, cq, memory }
+    }
+
+    fn address(&self) -> IpAddr {
+        self.adapter.info().unwrap().addresses[0]
+    }
+
+    fn tcp(&self) -> TcpQueuePair {
+        let queues = self.memory.domain().queue_pair(&self.cq, &self.cq);
+        queues.build_tcp().unwrap()
+    }
+
+    /// Posts a receive of so many bytes of the first half of memory.
+    fn receive(&self, qp: &TcpQueuePair, wr_id: u64, at: usize, len: usize) {
+        qp.post_recv(wr_id, &[self.memory.sge(at, len).unwrap()]).unwrap();
+    }
+
+    fn send(&self, qp: &TcpQueuePair, wr_id: u64, bytes: &[u8]) {
+        self.memory.write(2 * SIZE, bytes).unwrap();
+        let memory = [self.memory.sge(2 * SIZE, bytes.len()).unwrap()];
+        qp.post_send(&Request::send(&memory).id(wr_id)).unwrap();
+    }
+
+    fn next(&self) -> Completion {
+        self.cq.next().unwrap()
+    }
+}
+
+/// A client and a server whose connection stands, each with a receive 1 of `SIZE` bytes posted.
+fn connected(mode: Mode) -> (End, TcpQueuePair, End, TcpQueuePair, TcpListener) {
+    let (client, server) = (End::new(), End::new());
+    let settings = TcpSettings { mode, ..TcpSettings::default() };
+    let listener = server.adapter.listen(0, &settings, 4).unwrap();
+    let (there, here) = (server.tcp(), client.tcp());
+    server.receive(&there, 1, 0, SIZE);
+    client.receive(&here, 1, 0, SIZE);
+    listener.offer(&there).unwrap();
+    here.connect(SocketAddr::new(server.address(), listener.port()), &settings).unwrap();
+    there.wait_connected().unwrap();
+    (client, here, server, there, listener)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+#[test]
+fn messages_are_found_whole_and_connections_close_in_both_directions() {
+    let (client, here, server, there, listener) = connected(Mode::Message);
+    let flow = here.flow().unwrap().unwrap();
+    assert_eq!(flow.remote, SocketAddr::new(server.address(), listener.port()));
+    assert_eq!(there.flow().unwrap().unwrap().remote, flow.local);
+    let long = pattern(40_000);
+    client.send(&here, 2, &long);
+    let done = server.next();
+    assert_eq!((done.wr_id, done.byte_len as usize, done.qp_num), (1, 40_000, there.number()));
+    assert_eq!(server.memory.to_vec(0, 40_000).unwrap(), long);
+    assert_eq!(client.next().wr_id, 2);
+    server.send(&there, 3, b"short");
+    assert_eq!(client.next().byte_len, 5);
+    assert_eq!(server.next().wr_id, 3);
+
+    here.close().unwrap();
+    there.wait_peer_closed().unwrap();
+    // The other direction is still open.
+    client.receive(&here, 4, 0, SIZE);
+    server.send(&there, 5, b"and goodbye");
+    assert_eq!(client.next().byte_len, 11);
+    assert_eq!(client.memory.to_vec(0, 11).unwrap(), b"and goodbye");
+    assert_eq!(server.next().wr_id, 5);
+    there.close().unwrap();
+    there.wait_closed().unwrap();
+    here.wait_closed().unwrap();
+}
+
+#[test]
+fn a_stream_fills_receives_in_order() {
+    let (client, here, server, there, _listener) = connected(Mode::Stream);
+    server.receive(&there, 2, SIZE, SIZE);
+    let long = pattern(SIZE + 1000);
+    client.send(&here, 3, &long[..SIZE]);
+    assert_eq!(client.next().wr_id, 3);
+    client.send(&here, 4, &long[SIZE..]);
+    let (mut got, mut last) = (0, 0);
+    while got < long.len() {
+        let done = server.next();
+        // Each begins where its receive does; a push may have ended the one before early.
+        let at = (done.wr_id as usize - 1) * SIZE;
+        let bytes = server.memory.to_vec(at, done.byte_len as usize).unwrap();
+        assert_eq!(bytes, long[got..got + bytes.len()]);
+        assert_eq!(done.wr_id, last + 1);
+        last = done.wr_id;
+        got += bytes.len();
+        server.receive(&there, last + 1, (last as usize) * SIZE % (2 * SIZE), 100);
+    }
+}
+
+#[test]
+fn nobody_listens() {
+    let (client, server) = (End::new(), End::new());
+    let qp = client.tcp();
+    let to = SocketAddr::new(server.address(), 9);
+    let refused = qp.connect(to, &TcpSettings::default());
+    assert!(matches!(refused, Err(Error::Tcp(Failure::Refused))), "{refused:?}");
+    // A queue pair is for one connection.
+    assert!(qp.connect(to, &TcpSettings::default()).is_err());
+    assert!(qp.close().is_err());
+}
+
+#[test]
+fn a_reset_flushes_what_is_posted() {
+    let (client, here, server, there, _listener) = connected(Mode::Message);
+    there.abort().unwrap();
+    let ended = here.wait_closed();
+    assert!(matches!(ended, Err(Error::Tcp(Failure::Reset))), "{ended:?}");
+    for end in [&client, &server] {
+        let failed = end.cq.next().unwrap_err();
+        assert_eq!(failed.work_status(), Some(WcStatus::WrFlushErr));
+    }
+    assert!(there.wait_closed().is_ok());
+    // One that is dropped resets, too.
+    let (_client, here, _server, there, _listener) = connected(Mode::Message);
+    drop(there);
+    assert!(here.wait_closed().is_err());
+}
+
+#[test]
+fn one_thread_waits_for_completions_and_events() {
+    let (client, here, server, there, _listener) = connected(Mode::Stream);
+    assert_eq!(server.adapter.poll_event().unwrap().unwrap().change, TcpChange::Connected);
+    assert_eq!(server.adapter.poll_event().unwrap(), None);
+    let patience = Instant::now() + Duration::from_secs(20);
+    let waited = |out: &mut [Completion]| {
+        loop {
+            assert!(Instant::now() < patience, "nothing comes");
+            let found = server.cq.poll(out).unwrap();
+            let event = server.adapter.poll_event().unwrap();
+            if found > 0 || event.is_some() {
+                return (found, event);
+            }
+            server.adapter.wait(&server.cq).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        let late = |what: fn(&End, &TcpQueuePair)| {
+            let (client, here) = (&client, &here);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                what(client, here);
+            });
+        };
+        let mut out = [Completion::default()];
+        late(|client, here| client.send(here, 2, b"x"));
+        assert_eq!(waited(&mut out), (1, None));
+        late(|_, here| here.close().unwrap());
+        let (_, event) = waited(&mut out);
+        assert_eq!(event.unwrap().change, TcpChange::PeerClosed);
+        assert_eq!(event.unwrap().qp_num, there.number());
+    });
+}
+
+#[test]
+fn datagrams_come_with_the_address_of_their_sender() {
+    let (client, server) = (End::new(), End::new());
+    let build = |end: &End, port| {
+        let queues = end.memory.domain().queue_pair(&end.cq, &end.cq);
+        queues.build_udp(port).unwrap()
+    };
+    let (here, there) = (build(&client, 0), build(&server, 4791));
+    assert_eq!(there.port(), 4791);
+    there.post_recv(1, &[server.memory.sge(0, SIZE).unwrap()]).unwrap();
+    here.post_recv(1, &[client.memory.sge(0, SIZE).unwrap()]).unwrap();
+    let to = SocketAddr::new(server.address(), 4791);
+    here.send_to(&Request::send_inline(b"a postcard").id(2), to).unwrap();
+    assert_eq!(client.next().wr_id, 2);
+    let done = server.next();
+    assert_eq!((done.byte_len, done.qp_num), (10, there.number()));
+    let WcExtra::From(from) = done.extra else { panic!("{:?}", done.extra) };
+    assert_eq!(SocketAddr::from(from), SocketAddr::new(client.address(), here.port()));
+    there.send_to(&Request::send_inline(b"back").id(3), from.into()).unwrap();
+    assert_eq!(client.next().byte_len, 4);
+    // A port is somebody's.
+    let queues = server.memory.domain().queue_pair(&server.cq, &server.cq);
+    assert!(queues.build_udp(4791).is_err());
+}
+
+#[test]
+fn without_a_link_there_are_none() {
+    assert!(Adapter::open_with(Config::default()).is_err());
+    let config = Config { address: Some([127, 0, 0, 1].into()), ..Config::default() };
+    let device = quipu::Device::open(config).unwrap();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(4).unwrap());
+    let error = pd.queue_pair(&cq, &cq).build_tcp().unwrap_err();
+    assert!(error.to_string().contains("QUIPU_QPIP_LINK"), "{error}");
+    assert!(pd.queue_pair(&cq, &cq).build_udp(0).is_err());
+}
