@@ -10,7 +10,9 @@ mod env;
 mod failure;
 mod faults;
 mod libraries;
+mod nic;
 mod output;
+mod qpip;
 mod run;
 mod sim;
 mod top;
@@ -54,6 +56,10 @@ enum Task {
     Doctor(doctor::Options),
     /// Show what the engines of this user do: queue pairs, messages, bytes, errors.
     Top(top::Options),
+    /// Bring up an adapter with IP addresses of its own on a packet link.
+    Nic(nic::Options),
+    /// Tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
+    Qpip(qpip::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
@@ -84,6 +90,8 @@ pub(crate) fn main() -> ExitCode {
         Task::Devices(options) => devices::run(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Top(options) => top::run(&options),
+        Task::Nic(options) => nic::run(&options),
+        Task::Qpip(options) => qpip::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),

@@ -1,0 +1,53 @@
+//! Processor time of this process's threads, as the kernel counts it.
+
+use std::fs;
+use std::time::Duration;
+
+/// Processor time since the process began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cpu {
+    /// Of the program's threads, which do the adapter's work, too, while they poll.
+    pub(super) program: Duration,
+    /// Of the adapter's own thread, which works while nobody polls.
+    pub(super) adapter: Duration,
+}
+
+impl Cpu {
+    /// So far. What the kernel does not tell counts as none.
+    pub(super) fn now() -> Self {
+        let mut out = Self::default();
+        let Ok(tasks) = fs::read_dir("/proc/self/task") else { return out };
+        for task in tasks.flatten() {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let spent = read("schedstat");
+            let spent = spent.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0);
+            let spent = Duration::from_nanos(spent);
+            match read("comm").trim() {
+                "quipu" if task.file_name() != *std::process::id().to_string() => {
+                    out.adapter += spent
+                }
+                _ => out.program += spent,
+            }
+        }
+        out
+    }
+
+    /// What was spent since `earlier`.
+    pub(super) fn since(self, earlier: Self) -> Self {
+        Self {
+            program: self.program.saturating_sub(earlier.program),
+            adapter: self.adapter.saturating_sub(earlier.adapter),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on() {
+        let before = Cpu::now();
+        assert_eq!(before.since(Cpu::now()), Cpu::default());
+    }
+}

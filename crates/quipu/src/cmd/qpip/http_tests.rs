@@ -1,0 +1,198 @@
+//! Requests as clients send them, well and badly, and the heads of responses.
+
+use super::*;
+
+fn one(text: &str) -> Result<Request, Refusal> {
+    let mut parser = Parser::default();
+    parser.add(text.as_bytes());
+    let found = parser.next().expect("a whole request");
+    assert!(parser.next().is_none());
+    found
+}
+
+fn get(target: &str) -> Result<String, Refusal> {
+    one(&format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).map(|request| request.path)
+}
+
+#[test]
+fn a_request_is_read_however_it_is_cut() {
+    let text =
+        b"GET /a%20b?x=1 HTTP/1.1\r\nHost: q\r\nUser-Agent: curl/8\r\nRange: bytes=2-5\r\n\r\n";
+    for cut in 0..text.len() {
+        let mut parser = Parser::default();
+        parser.add(&text[..cut]);
+        assert_eq!(parser.next(), None);
+        parser.add(&text[cut..]);
+        let request = parser.next().unwrap().unwrap();
+        assert_eq!((request.path.as_str(), request.head_only), ("/a b", false));
+        assert_eq!(request.part, Some(Part::From(2, Some(5))));
+        assert!(request.keep_alive);
+        assert_eq!(parser.next(), None);
+    }
+}
+
+#[test]
+fn requests_in_a_row_come_one_by_one() {
+    let mut parser = Parser::default();
+    parser.add(b"\r\nGET /1 HTTP/1.1\nHost: a\n\nHEAD /2 HTTP/1.0\r\n\r\nGET /3 HT");
+    assert_eq!(parser.next().unwrap().unwrap().path, "/1");
+    let second = parser.next().unwrap().unwrap();
+    assert_eq!((second.path.as_str(), second.head_only, second.keep_alive), ("/2", true, false));
+    assert_eq!(parser.next(), None);
+    parser.add(b"TP/1.1\r\nHost: a\r\nConnection: foo, Close\r\n\r\n");
+    assert!(!parser.next().unwrap().unwrap().keep_alive);
+}
+
+#[test]
+fn a_body_is_thrown_away() {
+    let mut parser = Parser::default();
+    parser.add(b"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nabc");
+    assert_eq!(parser.next().unwrap().unwrap().path, "/1");
+    assert_eq!(parser.next(), None);
+    parser.add(b"defGET /2 HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(parser.next().unwrap().unwrap().path, "/2");
+    let long = "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n";
+    assert_eq!(one(long), Err(Status::ContentTooLarge));
+}
+
+#[test]
+fn old_clients_may_keep_the_connection() {
+    assert!(!one("GET / HTTP/1.0\r\n\r\n").unwrap().keep_alive);
+    assert!(one("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").unwrap().keep_alive);
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_the_word_for_it() {
+    let refused = [
+        ("GET / HTTP/1.1\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", Status::BadRequest),
+        ("GET /\r\n\r\n", Status::BadRequest),
+        ("GET  / HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/2.0\r\nHost: a\r\n\r\n", Status::VersionNotSupported),
+        ("GET / FTP/1.0\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("POST / HTTP/1.1\r\nHost: a\r\n\r\n", Status::MethodNotAllowed),
+        ("BREW / HTTP/1.1\r\nHost: a\r\n\r\n", Status::NotImplemented),
+        ("G(T / HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n", Status::BadRequest),
+        (
+            "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            Status::BadRequest,
+        ),
+        ("GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", Status::NotImplemented),
+    ];
+    for (text, status) in refused {
+        assert_eq!(one(text), Err(status), "{text:?}");
+    }
+    let mut parser = Parser::default();
+    parser.add(b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(parser.next(), Some(Err(Status::BadRequest)));
+}
+
+#[test]
+fn a_head_without_end_is_not_kept() {
+    let mut parser = Parser::default();
+    parser.add(b"GET / HTTP/1.1\r\n");
+    let mut steps = 0;
+    while parser.next().is_none() {
+        parser.add(&[b'a'; 1000]);
+        steps += 1;
+        assert!(steps < 20);
+    }
+    assert_eq!(parser.next(), Some(Err(Status::HeadTooLarge)));
+    let mut parser = Parser::default();
+    parser.add(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", "a".repeat(MAX_HEAD)).as_bytes());
+    assert_eq!(parser.next(), Some(Err(Status::HeadTooLarge)));
+}
+
+#[test]
+fn no_path_leads_out_of_the_folder() {
+    assert_eq!(get("/").unwrap(), "/");
+    assert_eq!(get("//a/./b//").unwrap(), "/a/b/");
+    assert_eq!(get("http://host:80/a").unwrap(), "/a");
+    assert_eq!(get("http://host").unwrap(), "/");
+    assert_eq!(get("/%E2%82%AC?q#f").unwrap(), "/€");
+    for bad in [
+        "a",
+        "*",
+        "/..",
+        "/a/../b",
+        "/%2e%2e/etc",
+        "/%2E./x",
+        "/a%00b",
+        "/%",
+        "/%4",
+        "/%zz",
+        "/%ff",
+    ] {
+        assert_eq!(get(bad), Err(Status::BadRequest), "{bad}");
+    }
+}
+
+#[test]
+fn a_part_is_what_there_is_of_it() {
+    assert_eq!(part("bytes=0-0").unwrap().of(10), Some(0..1));
+    assert_eq!(part("bytes=5-").unwrap().of(10), Some(5..10));
+    assert_eq!(part("bytes=5-99").unwrap().of(10), Some(5..10));
+    assert_eq!(part("bytes=-3").unwrap().of(10), Some(7..10));
+    assert_eq!(part("bytes=-30").unwrap().of(10), Some(0..10));
+    assert_eq!(part("bytes=-0").unwrap().of(10), None);
+    assert_eq!(part("bytes=10-").unwrap().of(10), None);
+    assert_eq!(part("bytes=0-18446744073709551615").unwrap().of(10), Some(0..10));
+    for ignored in ["bytes=5-4", "bytes=1-2,4-5", "lines=1-2", "bytes=a-", "bytes=-"] {
+        assert_eq!(part(ignored), None, "{ignored}");
+    }
+}
+
+#[test]
+fn dates_are_those_of_the_calendar() {
+    // RFC 9110 section 5.6.7 has this one as its example.
+    let example = "Sun, 06 Nov 1994 08:49:37 GMT";
+    assert_eq!(date(784_111_777), example);
+    assert_eq!(parse_date(example), Some(784_111_777));
+    assert_eq!(date(0), "Thu, 01 Jan 1970 00:00:00 GMT");
+    assert_eq!(date(951_782_400), "Tue, 29 Feb 2000 00:00:00 GMT");
+    for seconds in (0..5_000_000_000).step_by(86_399 * 37) {
+        assert_eq!(parse_date(&date(seconds)), Some(seconds));
+    }
+    for bad in ["", "Sun, 31 Feb 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "x, 1 Jan"] {
+        assert_eq!(parse_date(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn a_head_says_what_follows() {
+    let head = Head {
+        media_type: "text/plain",
+        length: 5,
+        part: Some((3..8, 10)),
+        keep_alive: true,
+        ..Head::default()
+    };
+    let at = UNIX_EPOCH + Duration::from_secs(784_111_777);
+    let text = |head: &Head<'_>, status| String::from_utf8(head.write(status, at)).unwrap();
+    assert_eq!(
+        text(&head, Status::PartialContent),
+        "HTTP/1.1 206 Partial Content\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nServer: quipu\r\n\
+         Content-Length: 5\r\nContent-Type: text/plain\r\nAccept-Ranges: bytes\r\n\
+         Content-Range: bytes 3-7/10\r\nConnection: keep-alive\r\n\r\n"
+    );
+    let unmet = text(&head, Status::RangeNotSatisfiable);
+    assert!(unmet.contains("\r\nContent-Range: bytes */10\r\n"));
+    let closing = Head { keep_alive: false, ..head };
+    let refused = text(&closing, Status::MethodNotAllowed);
+    assert!(refused.contains("\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n"));
+    assert!(!text(&closing, Status::NotModified).contains("Content-Length"));
+}
+
+#[test]
+fn names_survive_html_and_links() {
+    assert_eq!(escape("<a href=\"x\">&'"), "&lt;a href=&quot;x&quot;&gt;&amp;&#39;");
+    assert_eq!(encode("/a b/€"), "/a%20b/%E2%82%AC");
+    assert_eq!(decode(&encode("/a b%/€?")).unwrap(), "/a b%/€?");
+    assert_eq!(
+        (media_type("a.HTML"), media_type("b")),
+        ("text/html; charset=utf-8", "application/octet-stream")
+    );
+}

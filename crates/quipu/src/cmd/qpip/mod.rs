@@ -1,0 +1,167 @@
+//! `quipu qpip`: tools whose queue pairs are connections of the adapter's own TCP.
+
+mod cpu;
+mod echo;
+mod files;
+mod http;
+mod pingpong;
+mod sample;
+mod serve;
+mod ttcp;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use quipu::qpip::{Adapter, LinkSpec, Mode, QpipConfig, TcpSettings, parse_address};
+use quipu::{Config, Error};
+
+use super::failure::Failure;
+
+/// Which tool.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(clap::Subcommand)]
+enum Tool {
+    /// Serve files or a page by HTTP from queue pairs: curl and browsers are the peers.
+    Serve(serve::Options),
+    /// Measure bulk transfer between queue pairs, or between a queue pair and a socket.
+    Ttcp(ttcp::Options),
+    /// Measure round trips between queue pairs, or between a queue pair and a socket.
+    Pingpong(pingpong::Options),
+}
+
+/// Runs it.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    match &options.tool {
+        Tool::Serve(options) => serve::run(options),
+        Tool::Ttcp(options) => ttcp::run(options),
+        Tool::Pingpong(options) => pingpong::run(options),
+    }
+}
+
+/// Where the adapter is.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct LinkOptions {
+    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE` or `udp:ADDRESS:PORT`.
+    #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK")]
+    link: Option<LinkSpec>,
+    /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: the
+    /// kernel's own addresses are not the adapter's. May be given several times.
+    ///
+    /// Without any the adapter has what the link gives it: on Ethernet a link-local IPv6 address.
+    #[arg(long, short, env = "QUIPU_QPIP_ADDRESS", value_name = "ADDRESS/LEN",
+          value_delimiter = ',', value_parser = address)]
+    address: Vec<(IpAddr, u8)>,
+    /// Who forwards to hosts that are not neighbours. May be given several times.
+    #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',')]
+    gateway: Vec<IpAddr>,
+}
+
+fn address(text: &str) -> Result<(IpAddr, u8), String> {
+    parse_address(text).ok_or_else(|| {
+        "give an address that one station can have, with the length of its prefix, such as 10.9.0.2/24 or \
+         fd09::2/64"
+            .into()
+    })
+}
+
+impl LinkOptions {
+    /// Brings the adapter up.
+    pub(crate) fn open(&self) -> Result<Adapter, Failure> {
+        let Some(link) = self.link.clone() else {
+            let remedy = "give one with --link, such as tap:qp0 or udp:127.0.0.1:4000, or set \
+                          QUIPU_QPIP_LINK; `quipu help nic` says which there are";
+            return Err(Failure::new("cannot bring up an adapter", "it has no link", remedy));
+        };
+        let (addresses, gateways) = (self.address.clone(), self.gateway.clone());
+        let config = Config::from_env().map_err(|error| Failure::new("cannot begin", error, ""))?;
+        let qpip = QpipConfig { link, addresses, gateways };
+        Adapter::open_with(Config { qpip: Some(qpip), ..config })
+            .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))
+    }
+}
+
+/// What an adapter is, in a line.
+pub(crate) fn describe(adapter: &Adapter) -> Result<String, Failure> {
+    let info = adapter.info().map_err(failed)?;
+    let addresses: Vec<_> = info.addresses.iter().map(ToString::to_string).collect();
+    let station = info.hardware.map(|octets| {
+        let pairs: Vec<_> = octets.iter().map(|octet| format!("{octet:02x}")).collect();
+        format!(" ({})", pairs.join(":"))
+    });
+    let mut text = format!("{}{}", info.link, station.unwrap_or_default());
+    text += &format!(": {}, MTU {}", addresses.join(", "), info.mtu);
+    if info.checksum {
+        text += ", checksums by the link";
+    }
+    if info.segment > 0 {
+        text += &format!(", segments of up to {} bytes cut by the link", info.segment);
+    }
+    Ok(text)
+}
+
+/// A failure of the adapter on the way.
+pub(crate) fn failed(error: Error) -> Failure {
+    Failure::new("the adapter", error, "")
+}
+
+/// Whether peers are told by messages or take a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum ModeOption {
+    /// A send is found whole in one receive by the other queue pair.
+    #[default]
+    Message,
+    /// Boundaries mean nothing, as for sockets.
+    Stream,
+}
+
+impl ModeOption {
+    fn settings(self) -> TcpSettings {
+        let mode = match self {
+            Self::Message => Mode::Message,
+            Self::Stream => Mode::Stream,
+        };
+        TcpSettings { mode, ..TcpSettings::default() }
+    }
+}
+
+/// Why a peer cannot be reached, and what to do.
+fn unreachable(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
+    let remedy =
+        "is the server running, at that port, and can `ping` reach this adapter from there?";
+    Failure::new(format!("cannot connect to {to}"), error, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        link: LinkOptions,
+    }
+
+    #[test]
+    fn an_adapter_is_a_link_and_addresses() {
+        let words =
+            ["x", "--link", "tap:qp0", "-a", "10.9.0.2/24", "-a", "fd09::2/64", "-g", "10.9.0.1"];
+        let line = Line::try_parse_from(words).unwrap().link;
+        assert_eq!(line.link, Some("tap:qp0".parse().unwrap()));
+        assert_eq!(line.address, [([10, 9, 0, 2].into(), 24), ("fd09::2".parse().unwrap(), 64)]);
+        assert_eq!(line.gateway, [IpAddr::from([10, 9, 0, 1])]);
+        for bad in
+            [["--link", "carrier:pigeon"], ["--address", "10.9.0.2"], ["--address", "::1/64"]]
+        {
+            assert!(Line::try_parse_from(["x"].into_iter().chain(bad)).is_err(), "{bad:?}");
+        }
+        let missing = Line::try_parse_from(["x"]).unwrap().link.open().unwrap_err();
+        assert!(missing.to_string().contains("--link"));
+    }
+}

@@ -1,0 +1,317 @@
+//! `quipu qpip pingpong`: round trips, over TCP and UDP, between queue pairs or with a socket.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use quipu::qpip::{Adapter, TcpQueuePair, UdpQueuePair};
+use quipu::{
+    Access, Completion, CompletionQueue, MemoryRegion, ProtectionDomain, Request, WcStatus,
+};
+use serde_json::json;
+
+use super::sample::{Samples, micros};
+use super::{LinkOptions, ModeOption, echo, failed, unreachable};
+use crate::cmd::failure::Failure;
+
+/// With whom, and what.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    pub(super) link: LinkOptions,
+    /// The server's address; without one, be the server, which sends everything back.
+    #[arg(value_name = "SERVER")]
+    server: Option<IpAddr>,
+    /// The port, of TCP and of UDP.
+    #[arg(long, short, default_value_t = 5002, value_name = "PORT")]
+    pub(super) port: u16,
+    /// Bytes of a message.
+    #[arg(long, short, default_value_t = 1, value_name = "BYTES",
+          value_parser = clap::value_parser!(u32).range(1..=65_000))]
+    size: u32,
+    /// Round trips.
+    #[arg(long, short = 'n', default_value_t = 10_000, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    count: u32,
+    /// By UDP instead of TCP.
+    #[arg(long)]
+    udp: bool,
+    /// How the stream of TCP is used; by default so that the other end may be a socket.
+    #[arg(long, value_enum, default_value = "stream")]
+    pub(super) mode: ModeOption,
+    /// Sleep until something comes, instead of polling.
+    #[arg(long)]
+    pub(super) wait: bool,
+    /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
+    #[arg(long, conflicts_with = "link")]
+    pub(super) socket: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu qpip pingpong --link udp:127.0.0.1:4000            the server, which prints its address
+  quipu qpip pingpong --link udp:127.0.0.1:4001 ADDRESS    and its client
+  sudo quipu qpip pingpong -L tap:qp0 -a 10.9.0.2/24       a server
+  quipu qpip pingpong --socket --udp 10.9.0.2              its client: a socket of the kernel
+  nc 10.9.0.2 5002                                         or any other
+
+The server answers TCP and UDP, one client of TCP after another. Ctrl-C ends it.";
+
+/// How long a datagram is waited for before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Runs it.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let Some(server) = options.server else { return echo::run(options) };
+    let to = SocketAddr::new(server, options.port);
+    let (samples, lost) = match (options.socket, options.udp) {
+        (true, false) => (socket_tcp(options, to)?, 0),
+        (true, true) => socket_udp(options, to)?,
+        (false, udp) => {
+            let adapter = options.link.open()?;
+            let end = End::new(&adapter, options)?;
+            if udp { end.by_udp(to)? } else { (end.by_tcp(to)?, 0) }
+        }
+    };
+    print!("{}", report(options, &Samples::new(samples), lost));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The result as text or JSON.
+fn report(options: &Options, samples: &Samples, lost: u32) -> String {
+    let at = |of_10000| samples.percentile(of_10000);
+    let protocol = if options.udp { "UDP" } else { "TCP" };
+    if options.json {
+        let histogram: Vec<_> = samples
+            .buckets()
+            .into_iter()
+            .map(|(from, count)| json!({ "from_ns": from, "count": count }))
+            .collect();
+        let result = json!({
+            "protocol": protocol,
+            "socket": options.socket,
+            "bytes": options.size,
+            "round_trips": samples.len(),
+            "lost": lost,
+            "ns": {
+                "min": at(0), "mean": samples.mean(), "median": at(5000), "p90": at(9000),
+                "p99": at(9900), "p99.9": at(9990), "max": at(10_000),
+            },
+            "histogram": histogram,
+        });
+        return format!("{result:#}\n");
+    }
+    let mut out = samples.picture();
+    out += &format!(
+        "{} round trips of {} bytes by {protocol}{}: least {} us, median {}, 99 % {}, 99.9 % {}, most {}\n",
+        samples.len(),
+        options.size,
+        if lost > 0 { format!(", {lost} lost") } else { String::new() },
+        micros(at(0)),
+        micros(at(5000)),
+        micros(at(9900)),
+        micros(at(9990)),
+        micros(at(10_000)),
+    );
+    out
+}
+
+/// What a client of queue pairs needs.
+struct End<'a> {
+    options: &'a Options,
+    pd: ProtectionDomain,
+    sends: CompletionQueue,
+    receives: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+/// What completes: the one thing, or nothing in time.
+fn next(
+    cq: &CompletionQueue,
+    wait: bool,
+    deadline: Option<Instant>,
+) -> Result<Option<Completion>, Failure> {
+    let mut out = [Completion::default()];
+    loop {
+        let found = if wait && deadline.is_none() { cq.wait(&mut out) } else { cq.poll(&mut out) };
+        if found.map_err(failed)? > 0 {
+            break;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            return Ok(None);
+        }
+    }
+    match out[0].status {
+        WcStatus::Success => Ok(Some(out[0])),
+        _ => Err(Failure::new(
+            "the round trips",
+            quipu::Error::Work(out[0]),
+            "is the server still there?",
+        )),
+    }
+}
+
+impl<'a> End<'a> {
+    fn new(adapter: &Adapter, options: &'a Options) -> Result<Self, Failure> {
+        let pd = adapter.protection_domain().map_err(failed)?;
+        let memory = pd.register(2 * options.size as usize, Access::LOCAL_WRITE).map_err(failed)?;
+        let cq = || adapter.completion_queue(4).map_err(failed);
+        Ok(Self { options, sends: cq()?, receives: cq()?, memory, pd })
+    }
+
+    fn message(&self) -> Result<[quipu::Sge; 1], Failure> {
+        Ok([self.memory.sge(0, self.options.size as usize).map_err(failed)?])
+    }
+
+    /// Where the rest of a message goes.
+    fn room(&self, got: usize) -> Result<[quipu::Sge; 1], Failure> {
+        let size = self.options.size as usize;
+        Ok([self.memory.sge(size + got, size - got).map_err(failed)?])
+    }
+
+    fn by_tcp(&self, to: SocketAddr) -> Result<Vec<u64>, Failure> {
+        let qp = self.pd.queue_pair(&self.sends, &self.receives).build_tcp().map_err(failed)?;
+        qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        let settings = self.options.mode.settings();
+        qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        let mut samples = Vec::with_capacity(self.options.count as usize);
+        for round in 0..self.options.count {
+            samples.push(self.round_by_tcp(&qp, round + 1 == self.options.count)?);
+        }
+        qp.close().map_err(failed)?;
+        // How the connection ends is the peer's affair.
+        let _ = qp.wait_closed();
+        Ok(samples)
+    }
+
+    /// One round trip in nanoseconds; posts the receive for the next one.
+    fn round_by_tcp(&self, qp: &TcpQueuePair, last: bool) -> Result<u64, Failure> {
+        let begun = Instant::now();
+        qp.post_send(&Request::send(&self.message()?)).map_err(failed)?;
+        let mut got = 0;
+        while got < self.options.size as usize {
+            // A stream may come in pieces.
+            if got > 0 {
+                qp.post_recv(0, &self.room(got)?).map_err(failed)?;
+            }
+            let done = next(&self.receives, self.options.wait, None)?;
+            got += done.map_or(0, |done| done.byte_len as usize);
+        }
+        let took = begun.elapsed().as_nanos() as u64;
+        if !last {
+            qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        }
+        next(&self.sends, self.options.wait, None)?;
+        Ok(took)
+    }
+
+    fn by_udp(&self, to: SocketAddr) -> Result<(Vec<u64>, u32), Failure> {
+        let qp = self.pd.queue_pair(&self.sends, &self.receives).build_udp(0).map_err(failed)?;
+        let (mut samples, mut lost) = (Vec::with_capacity(self.options.count as usize), 0);
+        qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        for _ in 0..self.options.count {
+            match self.round_by_udp(&qp, to)? {
+                Some(took) => samples.push(took),
+                None => lost += 1,
+            }
+            if samples.is_empty() && lost > 2 {
+                return Err(unreachable(to, &"nothing comes back"));
+            }
+        }
+        Ok((samples, lost))
+    }
+
+    fn round_by_udp(&self, qp: &UdpQueuePair, to: SocketAddr) -> Result<Option<u64>, Failure> {
+        let begun = Instant::now();
+        qp.send_to(&Request::send(&self.message()?), to)
+            .map_err(|error| unreachable(to, &error))?;
+        next(&self.sends, self.options.wait, None)?;
+        let done = next(&self.receives, self.options.wait, Some(begun + PATIENCE))?;
+        let took = begun.elapsed().as_nanos() as u64;
+        if done.is_some() {
+            qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        }
+        Ok(done.map(|_| took))
+    }
+}
+
+fn socket_failed(error: std::io::Error) -> Failure {
+    Failure::new("the socket", error, "")
+}
+
+/// Whether a call has found nothing yet.
+fn nothing_yet(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
+}
+
+fn socket_tcp(options: &Options, to: SocketAddr) -> Result<Vec<u64>, Failure> {
+    let mut stream = TcpStream::connect(to).map_err(|error| unreachable(to, &error))?;
+    stream.set_nodelay(true).map_err(socket_failed)?;
+    stream.set_nonblocking(!options.wait).map_err(socket_failed)?;
+    let mut buffer = vec![0; options.size as usize];
+    let mut samples = Vec::with_capacity(options.count as usize);
+    for _ in 0..options.count {
+        let begun = Instant::now();
+        let mut sent = 0;
+        while sent < buffer.len() {
+            match stream.write(&buffer[sent..]) {
+                Err(error) if nothing_yet(&error) => {}
+                wrote => sent += wrote.map_err(socket_failed)?,
+            }
+        }
+        let mut got = 0;
+        while got < buffer.len() {
+            match stream.read(&mut buffer[got..]) {
+                Err(error) if nothing_yet(&error) => {}
+                Ok(0) => {
+                    return Err(unreachable(to, &"the server has closed the connection"));
+                }
+                read => got += read.map_err(socket_failed)?,
+            }
+        }
+        samples.push(begun.elapsed().as_nanos() as u64);
+    }
+    Ok(samples)
+}
+
+fn socket_udp(options: &Options, to: SocketAddr) -> Result<(Vec<u64>, u32), Failure> {
+    let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }
+        .parse()
+        .map_err(|error| Failure::new("the socket", error, ""))?;
+    let socket = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(to)?;
+        socket.set_nonblocking(!options.wait)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(socket)
+    });
+    let socket = socket.map_err(socket_failed)?;
+    let mut buffer = vec![0; options.size as usize];
+    let (mut samples, mut lost) = (Vec::with_capacity(options.count as usize), 0);
+    for _ in 0..options.count {
+        let begun = Instant::now();
+        socket.send(&buffer).map_err(socket_failed)?;
+        loop {
+            match socket.recv(&mut buffer) {
+                Ok(_) => {
+                    samples.push(begun.elapsed().as_nanos() as u64);
+                    break;
+                }
+                Err(error) if !nothing_yet(&error) => return Err(unreachable(to, &error)),
+                Err(_) if begun.elapsed() > PATIENCE => {
+                    lost += 1;
+                    break;
+                }
+                Err(_) => {}
+            }
+        }
+        if samples.is_empty() && lost > 2 {
+            return Err(unreachable(to, &"nothing comes back"));
+        }
+    }
+    Ok((samples, lost))
+}

@@ -1,0 +1,525 @@
+//! `quipu qpip serve`: HTTP from queue pairs. A pool of idle queue pairs waits for connections; what is sent
+//! is sent from registered memory by work requests.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use quipu::qpip::{Adapter, Event, Mode, TcpChange, TcpListener, TcpQueuePair, TcpSettings};
+use quipu::{
+    Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, QpNum,
+    Request as Work, WcStatus,
+};
+use quipu_host::Interrupts;
+
+use super::files::{Content, Data, Otherwise, Source, register};
+use super::http::{Head, Parser, Request, Status};
+use super::{LinkOptions, describe, failed};
+use crate::cmd::failure::Failure;
+
+/// What to serve.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
+    /// The folder; without one, a page that says where it comes from.
+    #[arg(value_name = "FOLDER", conflicts_with = "text")]
+    folder: Option<PathBuf>,
+    /// Serve this text, or HTML, as the only page.
+    #[arg(long, value_name = "TEXT")]
+    text: Option<String>,
+    /// The TCP port.
+    #[arg(long, short, default_value_t = 80, value_name = "PORT")]
+    port: u16,
+    /// Queue pairs that wait for connections or have one.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    connections: u32,
+    /// Do not tell of every request.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo quipu qpip serve --link tap:qp0 --address 10.9.0.2/24 /usr/share/doc
+  sudo ip address add 10.9.0.1/24 dev qp0        (in another terminal, as the next ones)
+  curl http://10.9.0.2/
+  curl --range 0-99 http://10.9.0.2/README
+
+GET and HEAD are answered, one range at a time; folders are listed. Ctrl-C ends it.";
+
+/// Memory of a connection: places for requests, then one for the head of a response.
+const RECEIVES: usize = 4;
+const RECEIVE_LEN: usize = 4096;
+const HEAD_LEN: usize = 4096;
+/// Sends that a connection has under way at once, and their length.
+const SENDS: usize = 8;
+const PIECE: u64 = 1 << 20;
+/// The same of files that are too long to be kept.
+pub(super) const FILE_PIECE: u64 = 256 << 10;
+/// The number of every send.
+const SEND: u64 = u64::MAX;
+
+/// Serves until a signal comes.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let interrupts =
+        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+    let adapter = options.link.open()?;
+    let mut server = Server::new(&adapter, options)?;
+    println!("{}", describe(&adapter)?);
+    for address in adapter.info().map_err(failed)?.addresses {
+        println!("serving http://{}/", SocketAddr::new(address, options.port));
+    }
+    println!("Ctrl-C ends it.");
+    let bell = server.bell().map_err(failed)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            interrupts.wait();
+            stop.store(true, Ordering::Release);
+            // What it has posted completes, which wakes the server.
+            let _ = bell.flush();
+        });
+        server.run(&stop)
+    })
+    .map_err(failed)?;
+    println!("{} requests on {} connections", server.requests, server.accepted);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Octets that are being sent.
+struct Body {
+    data: Data,
+    at: u64,
+    end: u64,
+}
+
+/// A queue pair and what it is doing.
+struct Connection {
+    qp: TcpQueuePair,
+    memory: MemoryRegion,
+    parser: Parser,
+    /// Receives whose octets are with the parser; they are posted again when it has read them.
+    taken: Vec<usize>,
+    /// What the sends under way send, in order, so that it stays.
+    sending: VecDeque<Option<Arc<MemoryRegion>>>,
+    body: Option<Body>,
+    peer: Option<SocketAddr>,
+    peer_closed: bool,
+    /// The response under way is the last one.
+    last: bool,
+    /// Nothing more is answered.
+    closing: bool,
+    /// It has a connection, and that is how it has been for so long, by the server's count of what happens.
+    active: Option<u64>,
+}
+
+/// The server: everything is done by one thread.
+struct Server {
+    adapter: Adapter,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    listener: TcpListener,
+    source: Source,
+    connections: HashMap<QpNum, Connection>,
+    /// Queue pairs without a connection.
+    idle: u32,
+    /// Counts completions and events.
+    clock: u64,
+    quiet: bool,
+    requests: u64,
+    accepted: u64,
+}
+
+/// The page without a folder.
+fn greeting(adapter: &Adapter) -> Result<String, Failure> {
+    Ok(format!(
+        "<!DOCTYPE html>\n<title>Quipu</title>\n<h1>A page from a queue pair</h1>\n<p>Its octets went from \
+         registered memory into the segments of a TCP that is the adapter's own: {}.\n",
+        super::http::escape(&describe(adapter)?)
+    ))
+}
+
+impl Server {
+    fn new(adapter: &Adapter, options: &Options) -> Result<Self, Failure> {
+        let pd = adapter.protection_domain().map_err(failed)?;
+        let source = match (&options.folder, &options.text) {
+            (Some(folder), _) => Source::folder(&pd, folder).map_err(|error| {
+                let what = format!("cannot serve {}", folder.display());
+                Failure::new(what, error, "give a folder that you may read")
+            })?,
+            (None, Some(text)) => Source::page(&pd, text.clone()),
+            (None, None) => Source::page(&pd, greeting(adapter)?),
+        };
+        // Each of a queue pair's requests may be in the queue, and the bell's.
+        let entries = options.connections * (RECEIVES + SENDS) as u32 + 1;
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = adapter.listen(options.port, &settings, 128).map_err(|error| {
+            let what = format!("cannot listen at port {}", options.port);
+            Failure::new(what, error, "choose another with --port")
+        })?;
+        let mut server = Self {
+            cq: adapter.completion_queue(entries).map_err(failed)?,
+            adapter: adapter.clone(),
+            pd,
+            listener,
+            source,
+            connections: HashMap::new(),
+            idle: 0,
+            clock: 0,
+            quiet: options.quiet,
+            requests: 0,
+            accepted: 0,
+        };
+        for _ in 0..options.connections {
+            server.add().map_err(failed)?;
+        }
+        Ok(server)
+    }
+
+    /// A queue pair that is never connected, whose only receive wakes the server when it is flushed.
+    fn bell(&self) -> Result<TcpQueuePair, Error> {
+        let qp = self.pd.queue_pair(&self.cq, &self.cq).build_tcp()?;
+        qp.post_recv(0, &[])?;
+        Ok(qp)
+    }
+
+    /// Adds an idle queue pair to the pool.
+    fn add(&mut self) -> Result<(), Error> {
+        let memory = self.pd.register(RECEIVES * RECEIVE_LEN + HEAD_LEN, Access::LOCAL_WRITE)?;
+        let queues = self.pd.queue_pair(&self.cq, &self.cq);
+        let qp = queues.send_queue(SENDS as u32, 1).recv_queue(RECEIVES as u32, 1).build_tcp()?;
+        let connection = Connection {
+            qp,
+            memory,
+            parser: Parser::default(),
+            taken: Vec::new(),
+            sending: VecDeque::new(),
+            body: None,
+            peer: None,
+            peer_closed: false,
+            last: false,
+            closing: false,
+            active: None,
+        };
+        (0..RECEIVES).try_for_each(|place| connection.post(place))?;
+        self.listener.offer(&connection.qp)?;
+        self.connections.insert(connection.qp.number(), connection);
+        self.idle += 1;
+        Ok(())
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
+        let mut out = [Completion::default(); 64];
+        let mut events = Vec::new();
+        while !stop.load(Ordering::Acquire) {
+            while let Some(event) = self.adapter.poll_event()? {
+                events.push(event);
+            }
+            // What a peer sent before it closed completes before the event that says so.
+            let mut any = !events.is_empty();
+            loop {
+                let found = self.cq.poll(&mut out)?;
+                if found == 0 {
+                    break;
+                }
+                any = true;
+                out[..found].iter().for_each(|completion| self.completed(completion));
+            }
+            for event in events.drain(..) {
+                self.happened(event)?;
+            }
+            if !any {
+                self.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for completions and events; what came since the last look counts.
+    fn wait(&mut self) -> Result<(), Error> {
+        self.cq.request_event(false)?;
+        let mut out = [Completion::default()];
+        if self.cq.poll(&mut out)? > 0 {
+            self.completed(&out[0]);
+            return Ok(());
+        }
+        self.adapter.wait(&self.cq)
+    }
+
+    fn happened(&mut self, event: Event) -> Result<(), Error> {
+        self.clock += 1;
+        let Some(connection) = self.connections.get_mut(&event.qp_num) else { return Ok(()) };
+        match event.change {
+            TcpChange::Connected => {
+                connection.active = Some(self.clock);
+                self.accepted += 1;
+                self.idle -= 1;
+                self.make_room();
+            }
+            TcpChange::PeerClosed => {
+                connection.peer_closed = true;
+                self.go_on(event.qp_num);
+            }
+            TcpChange::Closed | TcpChange::Failed(_) | TcpChange::Aborted => {
+                let mated = connection.active.is_some();
+                self.idle -= u32::from(!mated);
+                self.connections.remove(&event.qp_num);
+                self.add()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When no queue pair is left for the next client, ends the connection that has been quiet for longest,
+    /// of those that owe their client nothing if there are any.
+    fn make_room(&mut self) {
+        if self.idle > 0 || self.connections.len() < 2 {
+            return;
+        }
+        let oldest = |busy: bool| {
+            let some = self.connections.values().filter(move |it| it.is_busy() == busy);
+            some.min_by_key(|connection| connection.active)
+        };
+        if let Some(connection) = oldest(false).or_else(|| oldest(true)) {
+            // Its end is an event.
+            let _ = connection.qp.abort();
+        }
+    }
+
+    fn completed(&mut self, completion: &Completion) {
+        self.clock += 1;
+        let Some(connection) = self.connections.get_mut(&completion.qp_num) else { return };
+        connection.active = connection.active.map(|_| self.clock);
+        if completion.wr_id == SEND {
+            connection.sending.pop_front();
+        }
+        // What fails ends with an event.
+        if completion.status != WcStatus::Success {
+            return;
+        }
+        if connection.peer.is_none() {
+            // A request may be here before the event that tells of its connection.
+            connection.peer = connection.qp.flow().ok().flatten().map(|flow| flow.remote);
+        }
+        if completion.wr_id != SEND
+            && connection.received(completion.wr_id as usize, completion.byte_len as usize).is_err()
+        {
+            let _ = connection.qp.abort();
+            return;
+        }
+        self.go_on(completion.qp_num);
+    }
+
+    /// Sends what can be sent now, and answers what can be answered.
+    fn go_on(&mut self, number: QpNum) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let outcome = connection.go_on(&self.pd, |request, connection| {
+            self.requests += 1;
+            let response = answer(&mut self.source, request);
+            if !self.quiet {
+                connection.tell(request, &response);
+            }
+            response
+        });
+        if let Err(error) = outcome {
+            if !self.quiet {
+                eprintln!("{}: {error}", connection.name());
+            }
+            let _ = connection.qp.abort();
+        }
+    }
+}
+
+/// What goes back.
+struct Response {
+    status: Status,
+    media_type: &'static str,
+    changed: Option<u64>,
+    location: Option<String>,
+    part: Option<(std::ops::Range<u64>, u64)>,
+    len: u64,
+    /// The content, and the octets of it that are sent.
+    data: Data,
+    range: std::ops::Range<u64>,
+    keep_alive: bool,
+}
+
+impl Response {
+    /// One that consists of its status only.
+    fn bare(status: Status, keep_alive: bool) -> Self {
+        Self {
+            status,
+            media_type: "text/plain; charset=utf-8",
+            changed: None,
+            location: None,
+            part: None,
+            len: 0,
+            data: Data::Nothing,
+            range: 0..0,
+            keep_alive,
+        }
+    }
+}
+
+/// Answers a request, or a refusal to read one.
+fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
+    let request = match request {
+        Ok(request) => request,
+        Err(status) => return Response::bare(*status, false),
+    };
+    let content = match source.find(&request.path) {
+        Ok(content) => content,
+        Err(Otherwise::Refused(status)) => return Response::bare(status, request.keep_alive),
+        Err(Otherwise::Moved(to)) => {
+            let moved = Response::bare(Status::MovedPermanently, request.keep_alive);
+            return Response { location: Some(to), ..moved };
+        }
+    };
+    present(content, request)
+}
+
+fn present(content: Content, request: &Request) -> Response {
+    let Content { media_type, changed, len, data } = content;
+    let base = Response { media_type, changed, ..Response::bare(Status::Ok, request.keep_alive) };
+    let known = request.unless_newer.zip(changed);
+    if request.part.is_none() && known.is_some_and(|(known, changed)| changed <= known) {
+        return Response { status: Status::NotModified, ..base };
+    }
+    let (status, range) = match request.part.filter(|_| !request.head_only) {
+        None => (Status::Ok, 0..len),
+        Some(part) => match part.of(len) {
+            Some(range) => (Status::PartialContent, range),
+            None => (Status::RangeNotSatisfiable, 0..0),
+        },
+    };
+    let part = (status != Status::Ok).then(|| (range.clone(), len));
+    let (shown, sent) = (range.end - range.start, if request.head_only { 0..0 } else { range });
+    Response { status, part, len: shown, data, range: sent, ..base }
+}
+
+impl Connection {
+    fn name(&self) -> String {
+        self.peer.map_or_else(|| "?".into(), |peer| peer.to_string())
+    }
+
+    fn tell(&self, request: &Result<Request, Status>, response: &Response) {
+        let what = match request {
+            Ok(request) => {
+                format!(
+                    "{} {}",
+                    if request.head_only { "HEAD" } else { "GET" },
+                    request.path.escape_debug()
+                )
+            }
+            Err(_) => "?".into(),
+        };
+        let status = &response.status.line()[..3];
+        println!("{} {what} {status} {}", self.name(), response.range.end - response.range.start);
+    }
+
+    /// Whether a response is under way.
+    fn is_busy(&self) -> bool {
+        self.body.is_some() || !self.sending.is_empty()
+    }
+
+    /// Posts the receive of a place.
+    fn post(&self, place: usize) -> Result<(), Error> {
+        self.qp.post_recv(place as u64, &[self.memory.sge(place * RECEIVE_LEN, RECEIVE_LEN)?])
+    }
+
+    /// Takes what has come into a place.
+    fn received(&mut self, place: usize, len: usize) -> Result<(), Error> {
+        // Nothing is read any more: what comes is let in and forgotten, so that the peer reads to the end.
+        if self.closing {
+            return self.post(place);
+        }
+        self.parser.add(&self.memory.to_vec(place * RECEIVE_LEN, len)?);
+        self.taken.push(place);
+        Ok(())
+    }
+
+    /// Sends what can be sent now; answers the next request when the last response is out.
+    fn go_on(
+        &mut self,
+        pd: &ProtectionDomain,
+        mut answer: impl FnMut(&Result<Request, Status>, &Self) -> Response,
+    ) -> Result<(), Error> {
+        loop {
+            self.send_body(pd)?;
+            if self.last && self.body.is_none() && !self.closing {
+                return self.finish();
+            }
+            if self.closing || self.is_busy() {
+                return Ok(());
+            }
+            let Some(request) = self.parser.next() else { break };
+            let response = answer(&request, self);
+            self.respond(pd, response)?;
+        }
+        for place in std::mem::take(&mut self.taken) {
+            self.post(place)?;
+        }
+        if self.peer_closed {
+            self.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Sends nothing more, and lets in what still comes.
+    fn finish(&mut self) -> Result<(), Error> {
+        self.closing = true;
+        for place in std::mem::take(&mut self.taken) {
+            self.post(place)?;
+        }
+        self.qp.close()
+    }
+
+    fn respond(&mut self, pd: &ProtectionDomain, response: Response) -> Result<(), Error> {
+        let keep_alive = response.keep_alive;
+        let head = Head {
+            media_type: response.media_type,
+            length: response.len,
+            part: response.part,
+            changed: response.changed,
+            location: response.location.as_deref(),
+            keep_alive,
+        };
+        let head = head.write(response.status, SystemTime::now());
+        if head.len() <= HEAD_LEN {
+            self.memory.write(RECEIVES * RECEIVE_LEN, &head)?;
+            let piece = [self.memory.sge(RECEIVES * RECEIVE_LEN, head.len())?];
+            self.qp.post_send(&Work::send(&piece).id(SEND))?;
+            self.sending.push_back(None);
+        } else if let Data::Memory(region) = register(pd, &head)? {
+            self.qp.post_send(&Work::send(&[region.sge(0, head.len())?]).id(SEND))?;
+            self.sending.push_back(Some(region));
+        }
+        let std::ops::Range { start: at, end } = response.range;
+        self.body = (at < end).then_some(Body { data: response.data, at, end });
+        self.last = !keep_alive;
+        Ok(())
+    }
+
+    /// Posts pieces of the response as long as there is room.
+    fn send_body(&mut self, pd: &ProtectionDomain) -> Result<(), Error> {
+        while self.sending.len() < SENDS
+            && let Some(body) = &mut self.body
+        {
+            let most = (body.end - body.at).min(PIECE);
+            let (region, at, len) = body.data.piece(pd, body.at, most)?;
+            self.qp.post_send(&Work::send(&[region.sge(at, len)?]).id(SEND))?;
+            self.sending.push_back(Some(region));
+            body.at += len as u64;
+            if body.at == body.end {
+                self.body = None;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,339 @@
+//! `quipu qpip ttcp`: bulk transfer, in the manner of the program of that name, of which the QPIP paper's
+//! figure 4 is made.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener as SocketListener, TcpStream};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use quipu::qpip::{Adapter, TcpChange, TcpQueuePair};
+use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, WcStatus};
+use serde_json::json;
+
+use super::cpu::Cpu;
+use super::{LinkOptions, ModeOption, failed, unreachable};
+use crate::cmd::failure::Failure;
+
+/// Who does what.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+#[command(group = clap::ArgGroup::new("role").required(true))]
+pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
+    /// Send to the receiver at this address.
+    #[arg(long, short, group = "role", value_name = "ADDRESS")]
+    transmit: Option<IpAddr>,
+    /// Receive from one sender.
+    #[arg(long, short, group = "role")]
+    receive: bool,
+    /// The TCP port.
+    #[arg(long, short, default_value_t = 5001, value_name = "PORT")]
+    port: u16,
+    /// Bytes of a message, and of a receive.
+    #[arg(long, short, default_value_t = 65536, value_name = "BYTES",
+          value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    length: u32,
+    /// Messages that are sent.
+    #[arg(long, short = 'n', default_value_t = 2048, value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    count: u64,
+    /// Requests that are posted at once.
+    #[arg(long, default_value_t = 16, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: u32,
+    /// How the stream is used; `stream` where the other end is a socket.
+    #[arg(long, value_enum, default_value_t)]
+    mode: ModeOption,
+    /// Sleep until something completes, instead of polling.
+    #[arg(long)]
+    wait: bool,
+    /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
+    #[arg(long, conflicts_with = "link")]
+    socket: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu qpip ttcp -r --link udp:127.0.0.1:4000          a queue pair that receives
+  quipu qpip ttcp -t ADDRESS --link udp:127.0.0.1:4001  and one that sends to the address it printed
+  sudo quipu qpip ttcp -r -L tap:qp0 -a 10.9.0.2/24 --mode stream
+  quipu qpip ttcp -t 10.9.0.2 --socket                  a socket of the kernel sends to it
+
+The sender's time ends when everything is acknowledged, the receiver's when it has everything.";
+
+/// What was measured.
+struct Outcome {
+    bytes: u64,
+    messages: u64,
+    took: Duration,
+    cpu: Cpu,
+}
+
+/// Runs it.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let outcome = match (options.socket, options.transmit) {
+        (true, Some(to)) => socket_sends(options, SocketAddr::new(to, options.port)),
+        (true, None) => socket_receives(options),
+        (false, to) => {
+            let adapter = options.link.open()?;
+            if !options.json {
+                println!("{}", super::describe(&adapter)?);
+            }
+            let end = End::new(&adapter, options)?;
+            match to {
+                Some(to) => end.sends(SocketAddr::new(to, options.port)),
+                None => end.receives(),
+            }
+        }
+    }?;
+    print!("{}", report(options, &outcome));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The result as text or JSON.
+fn report(options: &Options, outcome: &Outcome) -> String {
+    let Outcome { bytes, messages, took, cpu } = outcome;
+    let seconds = took.as_secs_f64().max(1e-9);
+    let mbit = *bytes as f64 * 8.0 / 1e6 / seconds;
+    let role = if options.receive { "received" } else { "sent" };
+    let (program, adapter) = (cpu.program.as_secs_f64(), cpu.adapter.as_secs_f64());
+    if options.json {
+        let result = json!({
+            "role": role,
+            "socket": options.socket,
+            "bytes": bytes,
+            "requests": messages,
+            "message_bytes": options.length,
+            "seconds": seconds,
+            "mbit_per_second": mbit,
+            "cpu_seconds": { "program": program, "adapter_thread": adapter },
+        });
+        return format!("{result:#}\n");
+    }
+    let share = |spent: f64| spent / seconds * 100.0;
+    format!(
+        "{role} {bytes} bytes in {messages} requests, {seconds:.3} s: {mbit:.1} Mbit/s\n\
+         processor: program {program:.3} s ({:.0} %), adapter's thread {adapter:.3} s ({:.0} %)\n",
+        share(program),
+        share(adapter),
+    )
+}
+
+/// A queue pair with what it needs.
+struct End<'a> {
+    options: &'a Options,
+    adapter: &'a Adapter,
+    qp: TcpQueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl<'a> End<'a> {
+    fn new(adapter: &'a Adapter, options: &'a Options) -> Result<Self, Failure> {
+        let (depth, length) = (options.depth, options.length as usize);
+        let pd = adapter.protection_domain().map_err(failed)?;
+        let cq = adapter.completion_queue(2 * depth).map_err(failed)?;
+        let queues = pd.queue_pair(&cq, &cq).send_queue(depth, 1).recv_queue(depth, 1);
+        let qp = queues.build_tcp().map_err(failed)?;
+        let memory = pd.register(depth as usize * length, Access::LOCAL_WRITE).map_err(failed)?;
+        Ok(Self { options, adapter, qp, cq, memory })
+    }
+
+    /// The memory of a request.
+    fn place(&self, number: u64) -> Result<quipu::Sge, quipu::Error> {
+        let length = self.options.length as usize;
+        let place = number as usize % self.options.depth as usize;
+        self.memory.sge(place * length, length)
+    }
+
+    /// Takes completions; none if there is an event instead.
+    fn completions(&self, out: &mut [Completion]) -> Result<usize, quipu::Error> {
+        if !self.options.wait {
+            return self.cq.poll(out);
+        }
+        match self.cq.poll(out)? {
+            0 => {}
+            found => return Ok(found),
+        }
+        self.cq.request_event(false)?;
+        match self.cq.poll(out)? {
+            0 => self.adapter.wait(&self.cq).map(|()| 0),
+            found => Ok(found),
+        }
+    }
+
+    fn sends(&self, to: SocketAddr) -> Result<Outcome, Failure> {
+        let settings = self.options.mode.settings();
+        self.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        let (begun, cpu, count) = (Instant::now(), Cpu::now(), self.options.count);
+        let (mut posted, mut done) = (0, 0);
+        let mut out = [Completion::default(); 64];
+        while done < count {
+            while posted < count && posted - done < u64::from(self.options.depth) {
+                let memory = [self.place(posted).map_err(failed)?];
+                self.qp.post_send(&Request::send(&memory).id(posted)).map_err(failed)?;
+                posted += 1;
+            }
+            let found = self.completions(&mut out).map_err(failed)?;
+            for completion in &out[..found] {
+                check(completion)?;
+            }
+            done += found as u64;
+            // Ends of the connection are told by the completions; here they are only taken.
+            while found == 0 && self.adapter.poll_event().map_err(failed)?.is_some() {}
+        }
+        let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
+        self.qp.close().map_err(failed)?;
+        // All is acknowledged: how the connection ends is the peer's affair.
+        let _ = self.qp.wait_closed();
+        Ok(Outcome { bytes: count * u64::from(self.options.length), messages: count, took, cpu })
+    }
+
+    fn receives(&self) -> Result<Outcome, Failure> {
+        let settings = self.options.mode.settings();
+        let listener = self.adapter.listen(self.options.port, &settings, 1).map_err(failed)?;
+        for number in 0..u64::from(self.options.depth) {
+            let memory = [self.place(number).map_err(failed)?];
+            self.qp.post_recv(number, &memory).map_err(failed)?;
+        }
+        listener.offer(&self.qp).map_err(failed)?;
+        if !self.options.json {
+            println!("waiting at port {}", listener.port());
+        }
+        self.qp.wait_connected().map_err(failed)?;
+        let (begun, cpu) = (Instant::now(), Cpu::now());
+        let (mut bytes, mut messages, mut ended) = (0, 0, false);
+        let mut out = [Completion::default(); 64];
+        loop {
+            let found = self.completions(&mut out).map_err(failed)?;
+            for completion in &out[..found] {
+                check(completion)?;
+                bytes += u64::from(completion.byte_len);
+                messages += u64::from(completion.byte_len > 0);
+                let memory = [self.place(completion.wr_id).map_err(failed)?];
+                self.qp.post_recv(completion.wr_id, &memory).map_err(failed)?;
+            }
+            // What came before the end completes before the event that tells of it.
+            if ended && found == 0 {
+                break;
+            }
+            while found == 0
+                && let Some(event) = self.adapter.poll_event().map_err(failed)?
+            {
+                ended |= event.change != TcpChange::Connected;
+            }
+        }
+        let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
+        // The peer has closed; whether the connection still stands is all the same.
+        let _ = self.qp.close().and_then(|()| self.qp.wait_closed());
+        Ok(Outcome { bytes, messages, took, cpu })
+    }
+}
+
+fn check(completion: &Completion) -> Result<(), Failure> {
+    if completion.status == WcStatus::Success {
+        return Ok(());
+    }
+    let remedy = "do both ends have the same --mode and --length? Sockets need --mode stream";
+    Err(Failure::new("the transfer", quipu::Error::Work(*completion), remedy))
+}
+
+fn socket_failed(error: std::io::Error) -> Failure {
+    Failure::new("the socket", error, "")
+}
+
+fn socket_sends(options: &Options, to: SocketAddr) -> Result<Outcome, Failure> {
+    let mut stream = TcpStream::connect(to).map_err(|error| unreachable(to, &error))?;
+    stream.set_nodelay(true).map_err(socket_failed)?;
+    let message = vec![0; options.length as usize];
+    let (begun, cpu) = (Instant::now(), Cpu::now());
+    for _ in 0..options.count {
+        stream.write_all(&message).map_err(socket_failed)?;
+    }
+    stream.shutdown(Shutdown::Write).map_err(socket_failed)?;
+    // The end comes back when everything has arrived.
+    let _ = stream.read(&mut [0]);
+    let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
+    let bytes = options.count * u64::from(options.length);
+    Ok(Outcome { bytes, messages: options.count, took, cpu })
+}
+
+fn socket_receives(options: &Options) -> Result<Outcome, Failure> {
+    let listener = SocketListener::bind((Ipv6Addr::UNSPECIFIED, options.port));
+    let listener = listener.or_else(|_| SocketListener::bind(("0.0.0.0", options.port)));
+    let (mut stream, _) = listener.and_then(|it| it.accept()).map_err(socket_failed)?;
+    let mut buffer = vec![0; options.length as usize];
+    let (begun, cpu) = (Instant::now(), Cpu::now());
+    let (mut bytes, mut messages) = (0, 0);
+    loop {
+        match stream.read(&mut buffer).map_err(socket_failed)? {
+            0 => break,
+            len => (bytes, messages) = (bytes + len as u64, messages + 1),
+        }
+    }
+    Ok(Outcome { bytes, messages, took: begun.elapsed(), cpu: Cpu::now().since(cpu) })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn line(words: &[&str]) -> Result<Options, clap::Error> {
+        Line::try_parse_from([&["ttcp"], words].concat()).map(|line| line.options)
+    }
+
+    #[test]
+    fn one_end_sends_and_the_other_receives() {
+        assert!(line(&["-r"]).unwrap().receive);
+        assert_eq!(line(&["-t", "::1"]).unwrap().transmit, Some(Ipv6Addr::LOCALHOST.into()));
+        for bad in [&["-r", "-t", "::1"] as &[&str], &[], &["-t", "host"], &["-r", "-l", "0"]] {
+            assert!(line(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_result_is_said_for_people_and_for_programs() {
+        let outcome = Outcome {
+            bytes: 1_000_000,
+            messages: 10,
+            took: Duration::from_millis(500),
+            cpu: Cpu { program: Duration::from_millis(250), adapter: Duration::ZERO },
+        };
+        let text = report(&line(&["-r"]).unwrap(), &outcome);
+        assert!(text.starts_with("received 1000000 bytes in 10 requests, 0.500 s: 16.0 Mbit/s\n"));
+        assert!(text.contains("program 0.250 s (50 %)"));
+        let json: serde_json::Value =
+            serde_json::from_str(&report(&line(&["-r", "--json"]).unwrap(), &outcome)).unwrap();
+        assert_eq!(json["mbit_per_second"], 16.0);
+        assert_eq!(json["cpu_seconds"]["program"], 0.25);
+    }
+
+    #[test]
+    fn a_socket_sends_to_a_socket() {
+        let port =
+            SocketListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let both = ["--socket", "-p", port.as_str(), "-l", "1000", "-n", "50"];
+        let receiver = line(&[&both[..], &["-r"]].concat()).unwrap();
+        let sender = line(&[&both[..], &["-t", "127.0.0.1"]].concat()).unwrap();
+        let received = std::thread::spawn(move || socket_receives(&receiver).unwrap().bytes);
+        let to = SocketAddr::from(([127, 0, 0, 1], sender.port));
+        let begun = Instant::now();
+        while socket_sends(&sender, to).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the receiver does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(received.join().unwrap(), 50_000);
+    }
+}
