@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(crate) struct Running {
     child: Child,
     output: Option<[JoinHandle<String>; 2]>,
+    /// What it has written to standard output so far.
+    said: Arc<Mutex<String>>,
     ended: Receiver<()>,
     status: Option<ExitStatus>,
 }
@@ -73,19 +76,30 @@ impl Running {
         let stdout = child.stdout.take().context("no standard output")?;
         let stderr = child.stderr.take().context("no standard error")?;
         // The output is at its end when every process that could write to it is gone.
+        let said = Arc::<Mutex<String>>::default();
         let output = [
             thread::spawn({
-                let end = end.clone();
-                move || read_all(stdout, &end)
+                let (end, said) = (end.clone(), Arc::clone(&said));
+                move || read_all(stdout, &said, &end)
             }),
-            thread::spawn(move || read_all(stderr, &end)),
+            thread::spawn(move || read_all(stderr, &Mutex::default(), &end)),
         ];
-        Ok(Self { child, output: Some(output), ended, status: None })
+        Ok(Self { child, output: Some(output), said, ended, status: None })
     }
 
     /// The process's number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What it has written to standard output so far.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether that has a text in it.
+    pub(crate) fn has_said(&self, text: &str) -> bool {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).contains(text)
     }
 
     /// Whether it has ended, without waiting.
@@ -133,9 +147,25 @@ impl Drop for Running {
     }
 }
 
-fn read_all(mut from: impl Read, end: &std::sync::mpsc::Sender<()>) -> String {
-    let mut bytes = Vec::new();
-    let _ = from.read_to_end(&mut bytes);
+/// Reads to the end; adds to `so_far` what has come.
+fn read_all(
+    mut from: impl Read,
+    so_far: &Mutex<String>,
+    end: &std::sync::mpsc::Sender<()>,
+) -> String {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(len) => {
+                bytes.extend_from_slice(&buffer[..len]);
+                let text = String::from_utf8_lossy(&buffer[..len]);
+                so_far.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
     let _ = end.send(());
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -173,6 +203,15 @@ mod tests {
         let ended = capture(shell("echo a; echo b >&2; exit 3"), Duration::from_secs(20)).unwrap();
         assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("a\n", "b\n"));
         assert_eq!(ended.verdict(), "ended with status 3");
+    }
+
+    #[test]
+    fn what_a_child_says_is_known_while_it_runs() {
+        let running = Running::start(shell("echo ready; exec sleep 1000")).unwrap();
+        assert!(
+            wait_until(Instant::now() + Duration::from_secs(20), || running.has_said("ready\n"))
+        );
+        assert_eq!(running.said(), "ready\n");
     }
 
     #[test]

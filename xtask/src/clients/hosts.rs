@@ -53,7 +53,7 @@ pub(super) const NAMES: [&str; 2] = ["host0", "host1"];
 const TALLY: &str = "rows:";
 
 /// What makes the namespaces: with `root`, as the administrator; else as a user who is one inside.
-fn unshare(root: bool) -> Command {
+pub(crate) fn unshare(root: bool) -> Command {
     let mut command = Command::new("unshare");
     if !root {
         command.args(["--user", "--map-root-user"]);

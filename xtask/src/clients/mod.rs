@@ -10,6 +10,7 @@ mod libfabric;
 mod openmpi;
 mod pair;
 mod planned;
+mod qpip;
 mod rdmacm;
 mod rows;
 mod single;
@@ -29,7 +30,7 @@ use crate::report::Tally;
 use crate::stage::Staged;
 use crate::tools;
 
-pub(crate) use hosts::Family;
+pub(crate) use hosts::{Family, unshare};
 pub(crate) use pair::{Pairing, run_pair};
 
 /// Which part of the programs to run.

@@ -5,8 +5,8 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, rdmacm,
-    single, suite, trace,
+    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, qpip,
+    rdmacm, single, suite, trace,
 };
 
 /// Exchanges of a row with one size.
@@ -103,6 +103,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(libfabric::rows(staged));
     rows.extend(openmpi::rows(staged));
     rows.extend(faults::two_hosts(staged));
+    rows.extend(qpip::rows(staged));
     rows
 }
 
