@@ -53,14 +53,18 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last show: the kernel and an adapter at the ends of a TAP device, in a namespace of their own, and what
-/// the kernel's programs see of it. `{server}` stands for the server.
+/// The last show: the kernel and an adapter at the ends of a TAP device, in a namespace of their own, and
+/// what the kernel's programs see of it. `{server}` stands for the server.
 const PAGE: &str = "\
 ip link set lo up
-ip tuntap add dev qp0 mode tap vnet_hdr && ip address add 10.9.0.1/24 dev qp0 && ip link set qp0 up || exit 1
+ip tuntap add dev qp0 mode tap vnet_hdr || exit 1
+ip address add 10.9.0.1/24 dev qp0 && ip link set qp0 up || exit 1
 {server} &
 server=$!
-for try in $(seq 100); do curl --silent --head --max-time 1 http://10.9.0.2/ > /dev/null && break; sleep 0.1; done
+for try in $(seq 100); do
+    curl --silent --head --max-time 1 http://10.9.0.2/ > /dev/null && break
+    sleep 0.1
+done
 curl --silent --show-error --fail --max-time 20 http://10.9.0.2/
 outcome=$?
 kill $server

@@ -8,8 +8,8 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Blocks the two for this thread, and for those that it starts from now on: to be called before there are
-    /// others.
+    /// Blocks the two for this thread, and for those that it starts from now on: to be called before there
+    /// are others.
     ///
     /// # Errors
     ///

@@ -227,8 +227,9 @@ impl Engine {
         }
     }
 
-    /// Waits until a completion channel has an event, which it takes, or a context has one about a connection,
-    /// which it leaves for [`take_tcp_event`](Self::take_tcp_event). For one thread that does both.
+    /// Waits until a completion channel has an event, which it takes, or a context has one about a
+    /// connection, which it leaves for [`take_tcp_event`](Self::take_tcp_event). For one thread that
+    /// does both.
     ///
     /// # Errors
     ///

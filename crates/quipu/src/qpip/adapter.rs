@@ -12,8 +12,8 @@ use crate::error::Error;
 
 /// A [`Device`] with a packet link, and on it addresses of its own.
 ///
-/// Clones are the same adapter. While nobody calls it, a thread answers for it: neighbours find its addresses,
-/// and echoes come back.
+/// Clones are the same adapter. While nobody calls it, a thread answers for it: neighbours find its
+/// addresses, and echoes come back.
 ///
 /// ```no_run
 /// use quipu::qpip::{Adapter, QpipConfig, TcpSettings};

@@ -13,8 +13,8 @@ use crate::qp::QueuePairBuilder;
 use crate::request::Request;
 
 impl QueuePairBuilder {
-    /// Creates a queue pair whose transport is a TCP connection, of a [`qpip::Adapter`](super::Adapter). It is
-    /// idle: receives can be posted to it, and it can be connected, or offered to a listener.
+    /// Creates a queue pair whose transport is a TCP connection, of a [`qpip::Adapter`](super::Adapter). It
+    /// is idle: receives can be posted to it, and it can be connected, or offered to a listener.
     ///
     /// # Errors
     ///
@@ -71,15 +71,15 @@ impl TcpQueuePair {
     ///
     /// # Errors
     ///
-    /// [`Error::Tcp`]: refused, reset, or nobody answers; there is no way to the peer, or the queue pair is not
-    /// idle.
+    /// [`Error::Tcp`]: refused, reset, or nobody answers; there is no way to the peer, or the queue pair is
+    /// not idle.
     pub fn connect(&self, to: SocketAddr, settings: &TcpSettings) -> Result<(), Error> {
         self.start_connect(to, None, settings)?;
         self.wait_connected()
     }
 
-    /// As [`connect`](Self::connect), from a port of one's choice and without waiting: an event says what comes
-    /// of it.
+    /// As [`connect`](Self::connect), from a port of one's choice and without waiting: an event says what
+    /// comes of it.
     ///
     /// # Errors
     ///
@@ -235,8 +235,8 @@ impl TcpListener {
         self.port
     }
 
-    /// Gives an idle queue pair away: the next connection that nobody has is mated with it, and an event tells
-    /// so. Post receives to it before.
+    /// Gives an idle queue pair away: the next connection that nobody has is mated with it, and an event
+    /// tells so. Post receives to it before.
     ///
     /// # Errors
     ///

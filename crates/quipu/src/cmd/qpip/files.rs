@@ -245,8 +245,8 @@ impl From<io::Error> for Trouble {
 }
 
 impl Data {
-    /// Up to `most` octets from `at` on, in registered memory: the region, and where they are in it. Of a file
-    /// they are read now.
+    /// Up to `most` octets from `at` on, in registered memory: the region, and where they are in it. Of a
+    /// file they are read now.
     ///
     /// # Errors
     ///
