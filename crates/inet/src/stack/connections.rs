@@ -8,6 +8,9 @@ use super::demux::{Demux, Key};
 use super::wheel::Wheel;
 use crate::tcp::{Connection, Secret, State};
 
+/// The bits of ECN in a traffic class (RFC 3168 5).
+const ECN: u8 = 3;
+
 /// A set of small properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(u8);
@@ -59,6 +62,8 @@ pub(super) struct Slot {
     /// Of an incoming connection.
     pub(super) listener: u32,
     pub(super) flow_label: u32,
+    /// Of what it sends, without ECN.
+    pub(super) traffic_class: u8,
     pub(super) marks: Marks,
 }
 
@@ -148,6 +153,7 @@ impl Connections {
                 generation: 0,
                 listener: 0,
                 flow_label: 0,
+                traffic_class: 0,
                 marks: Marks::default(),
             };
             // Doubling would waste a third on average; what is copied is small.
@@ -158,6 +164,7 @@ impl Connections {
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
+        slot.traffic_class = connection.config().traffic_class & !ECN;
         (slot.connection, slot.key, slot.flow_label) = (Some(connection), key, flow_label);
         slot.marks.set(Marks::LISTED);
         self.table.insert(key.hash(self.secret), index);

@@ -35,6 +35,16 @@ pub(super) struct Envelope {
     pub(super) protocol: u8,
     pub(super) traffic_class: u8,
     pub(super) flow_label: u32,
+    /// None: the usual one.
+    pub(super) hop_limit: Option<u8>,
+}
+
+impl Envelope {
+    /// Of what needs nothing special.
+    pub(super) fn plain(local: u16, to: IpAddr, station: Station, protocol: u8) -> Self {
+        let (traffic_class, flow_label, hop_limit) = (0, 0, None);
+        Self { local, to, station, protocol, traffic_class, flow_label, hop_limit }
+    }
 }
 
 impl Stack {
@@ -48,9 +58,7 @@ impl Stack {
         while let Some(answer) = self.answers.pop_front() {
             match answer {
                 Answer::Segment { station, local, to, header } => {
-                    let (traffic_class, flow_label) = (0, 0);
-                    let envelope =
-                        Envelope { local, to, station, protocol: TCP, traffic_class, flow_label };
+                    let envelope = Envelope::plain(local, to, station, TCP);
                     return Some(self.write_segment(&envelope, &header, 0..0, out));
                 }
                 Answer::Message { station } => {
@@ -80,8 +88,7 @@ impl Stack {
             return None;
         }
         let protocol = if to.is_ipv6() { icmpv6::PROTOCOL } else { PROTOCOL_V4 };
-        let (traffic_class, flow_label) = (0, 0);
-        let envelope = Envelope { local, to, station, protocol, traffic_class, flow_label };
+        let envelope = Envelope::plain(local, to, station, protocol);
         let start = self.write_ip(&envelope, bytes.len(), out);
         let headers = start + bytes.len();
         out[start..headers].copy_from_slice(&bytes);
@@ -172,7 +179,7 @@ impl Stack {
             (None, _) => 0,
         };
         let out = &mut out[at..];
-        let hop_limit = self.hop_limit();
+        let hop_limit = envelope.hop_limit.unwrap_or_else(|| self.hop_limit());
         at + match (self.addresses.get(envelope.local), envelope.to) {
             (IpAddr::V6(source), IpAddr::V6(destination)) => ipv6::Repr {
                 source,

@@ -1,6 +1,6 @@
 //! TCP: connections and listeners of the stack.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_wire::ndp::Station;
@@ -66,20 +66,41 @@ impl Stack {
         remote: SocketAddr,
         config: &Arc<Config>,
     ) -> Result<TcpId, ConnectError> {
+        let any = IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        self.connect_from(now, SocketAddr::new(any, local_port.unwrap_or(0)), remote, config)
+    }
+
+    /// The same, from an own address and a port, each of which may be unspecified (RFC 9293 3.9.1.1,
+    /// MUST-43).
+    ///
+    /// # Errors
+    /// The same; [`ConnectError::NoRoute`] also if it is not an own address, or of another family.
+    pub fn connect_from(
+        &mut self,
+        now: u64,
+        local: SocketAddr,
+        remote: SocketAddr,
+        config: &Arc<Config>,
+    ) -> Result<TcpId, ConnectError> {
         let ip = remote.ip().to_canonical();
         let remote = SocketAddr::new(ip, remote.port());
         if remote.port() == 0 || !self.addresses.is_peer(ip) {
             return Err(ConnectError::BadAddress);
         }
-        let local = self.addresses.source(ip).filter(|_| self.leads_to(now, ip));
-        let local = local.ok_or(ConnectError::NoRoute)?;
+        let port = local.port();
+        let source = if local.ip().is_unspecified() {
+            self.addresses.source(ip)
+        } else {
+            self.addresses.find(local.ip()).filter(|_| local.is_ipv6() == ip.is_ipv6())
+        };
+        let local = source.filter(|_| self.leads_to(now, ip)).ok_or(ConnectError::NoRoute)?;
         if self.connections.is_full() {
             return Err(ConnectError::TooMany);
         }
         let own = self.addresses.get(local);
-        let port = match local_port.filter(|port| *port != 0) {
-            Some(port) => port,
-            None => self.ephemeral_port(local, remote).ok_or(ConnectError::NoPort)?,
+        let port = match port {
+            0 => self.ephemeral_port(local, remote).ok_or(ConnectError::NoPort)?,
+            port => port,
         };
         let key = Key::new(local, port, remote);
         if self.connections.find(&key).is_some() {
@@ -208,6 +229,13 @@ impl Stack {
         let Some(connection) = self.open(id) else { return };
         connection.set_receive_space(bytes);
         self.connections.touch(id.index);
+    }
+
+    /// The Differentiated Services of what is sent from now on (RFC 9293 3.9.2, SHLD-21): the upper six bits.
+    pub fn set_traffic_class(&mut self, id: TcpId, traffic_class: u8) {
+        if let Some(slot) = self.connections.get_mut(id) {
+            slot.traffic_class = traffic_class & !3;
+        }
     }
 
     /// See [`Connection::answer`].
@@ -481,8 +509,9 @@ impl Stack {
                 station,
                 protocol: TCP,
                 // ECT(0) (RFC 3168 5).
-                traffic_class: if segment.ect { 2 } else { 0 },
+                traffic_class: slot.traffic_class | if segment.ect { 2 } else { 0 },
                 flow_label: slot.flow_label,
+                hop_limit: slot.connection.as_ref().and_then(|it| it.config().hop_limit),
             };
             self.connections.put_back(index);
             let of = Some(self.connections.id(index));

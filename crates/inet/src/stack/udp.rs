@@ -116,8 +116,7 @@ impl Stack {
             Hop::Resolving(next_hop) => return Err(DatagramError::Unresolved { next_hop }),
             Hop::Nowhere => return Err(DatagramError::NoRoute),
         };
-        let envelope =
-            Envelope { local, to: to.ip(), station, protocol: UDP, traffic_class, flow_label: 0 };
+        let envelope = Envelope { traffic_class, ..Envelope::plain(local, to.ip(), station, UDP) };
         let start = self.write_ip(&envelope, udp::LEN + len, out);
         self.outstanding.sent(SocketAddr::new(self.addresses.get(local), source), to);
         let repr = udp::Repr { source, destination: to.port(), payload_len: len as u16 };

@@ -40,6 +40,12 @@ pub struct Config {
     pub path_mss: u16,
     /// The most that can ever be posted to receive: decides on the window scale (RFC 7323 2.2).
     pub max_receive_space: u64,
+    /// Time to live, or hop limit, of what is sent (RFC 9293 3.9.2, MUST-49); none: what the link's routers
+    /// recommend, or 64.
+    pub hop_limit: Option<u8>,
+    /// Differentiated Services of what is sent (RFC 9293 3.9.2, MUST-48): the upper six bits; the lower two
+    /// are those of ECN.
+    pub traffic_class: u8,
     /// Offer timestamps (RFC 7323 3).
     pub timestamps: bool,
     /// Offer SACK (RFC 2018).
@@ -86,6 +92,8 @@ impl Default for Config {
             receive_mss: 1440,
             path_mss: 1440,
             max_receive_space: 4 << 20,
+            hop_limit: None,
+            traffic_class: 0,
             timestamps: true,
             sack: true,
             ecn: true,

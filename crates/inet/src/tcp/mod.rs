@@ -280,6 +280,11 @@ impl Connection {
         }
     }
 
+    /// What it was told.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// The state.
     pub fn state(&self) -> State {
         self.state

@@ -64,6 +64,8 @@ pub struct Net {
     /// Somewhere on the way is a link that takes less; what was too long for it.
     pub narrow: Option<usize>,
     pub too_long: Vec<Vec<u8>>,
+    /// Everything that may be is marked CE (RFC 3168 5); IPv6 on a link of bare packets.
+    pub mark: bool,
     pub carried: u64,
     /// The link carries joined segments as they are.
     pub joins: bool,
@@ -275,6 +277,7 @@ impl Net {
             faults: Faults::default(),
             narrow: None,
             too_long: Vec::new(),
+            mark: false,
             carried: 0,
             joins: false,
             rng: Pcg64Mcg::seed_from_u64(seed),
@@ -367,6 +370,9 @@ impl Net {
     /// Puts a frame on the link.
     fn queue(&mut self, to: usize, mut frame: Vec<u8>, checked: bool) {
         self.carried += 1;
+        if self.mark && frame[0] >> 4 == 6 && frame[1] & 0x30 == 0x20 {
+            frame[1] |= 0x30;
+        }
         if self.chance(self.faults.lose) {
             return;
         }

@@ -1,7 +1,11 @@
 //! Connections, from SYN to the last FIN, byte-exact.
 
-use quipu_inet::stack::{self, Offload};
+use std::net::{IpAddr, SocketAddr};
+
+use quipu_inet::stack::{self, ConnectError, Offload};
 use quipu_inet::tcp::{Config, Event, MILLISECOND as MS, Mode, SECOND, Secret, State};
+
+use quipu_wire::ipv6;
 
 use crate::net::{Faults, Net, V4, V6};
 
@@ -129,4 +133,90 @@ fn joined_segments_survive_losses() {
             );
         }
     }
+}
+
+#[test]
+fn both_open_at_once() {
+    for addresses in [V6, V4] {
+        let mut net = Net::new(addresses, 1_500, stream(), 1);
+        let config = net.config.clone();
+        let ids = [0, 1].map(|host: usize| {
+            let to = (net.hosts[1 - host].address, 80).into();
+            let id = net.hosts[host].stack.connect(net.now, Some(80), to, &config).unwrap();
+            net.hosts[host].adopt(id);
+            // A port may be watched that a connection has (RFC 9293 3.9.1.1, MUST-42).
+            assert!(net.hosts[host].stack.listen(80, &config, 1).is_ok());
+            id
+        });
+        let both =
+            |net: &mut Net| (0..2).all(|host| net.hosts[host].knows(ids[host], Event::Connected));
+        assert!(net.run_until(SECOND, both));
+        assert!(net.hosts[0].accepted.is_empty() && net.hosts[1].accepted.is_empty());
+        for (host, id) in ids.into_iter().enumerate() {
+            net.hosts[host].stack.send(id, 10_000, true).unwrap();
+        }
+        let acked =
+            |net: &mut Net| (0..2).all(|host| net.hosts[host].user(ids[host]).acked == 10_000);
+        assert!(net.run_until(LIMIT, acked));
+        (0..2).for_each(|host| net.check(host, ids[host], 10_000));
+        // Both close at once, and both wait.
+        (0..2).for_each(|host| net.hosts[host].stack.close(ids[host]));
+        net.run(SECOND);
+        for (host, id) in ids.into_iter().enumerate() {
+            let state = net.hosts[host].stack.connection(id).unwrap().state();
+            assert_eq!(state, State::TimeWait);
+        }
+    }
+}
+
+#[test]
+fn a_connection_has_the_address_class_and_hop_limit_that_it_was_given() {
+    let others: [IpAddr; 2] = ["fd00::11".parse().unwrap(), "fd00::22".parse().unwrap()];
+    let config = Config { hop_limit: Some(9), traffic_class: 0xb8 | 3, ..stream() };
+    let mut net = Net::with(1_500, config, 1, |host| {
+        let mut config = stack::Config::new(V6[host].parse().unwrap(), 64, Secret([1, 2]));
+        config.addresses.push((others[host], 64));
+        config
+    });
+    net.listen(1, 80, 2);
+    let (config, to) = (net.config.clone(), SocketAddr::new(others[1], 80));
+    let from = SocketAddr::new(others[0], 0);
+    let id = net.hosts[0].stack.connect_from(net.now, from, to, &config).unwrap();
+    let flow = net.hosts[0].stack.flow(id).unwrap();
+    assert_eq!((flow.local.ip(), flow.remote), (others[0], to));
+    let mut frame = vec![0; 1_514];
+    let mut header = |net: &mut Net| {
+        let departure = net.hosts[0].stack.poll_transmit(net.now, &mut frame).unwrap();
+        let (header, _) = ipv6::Repr::parse(&frame[..departure.headers]).unwrap();
+        net.arrive(1, &frame[..departure.headers], false);
+        (IpAddr::V6(header.source), header.traffic_class, header.hop_limit)
+    };
+    // A SYN is not ECN-capable, but what asks for ECN is in its flags.
+    assert_eq!(header(&mut net), (others[0], 0xb8, 9));
+    net.hosts[0].adopt(id);
+    assert!(net.run_until(SECOND, |net| net.hosts[0].knows(id, Event::Connected)));
+    net.flush(0);
+    net.hosts[0].stack.set_traffic_class(id, 0x20 | 1);
+    net.hosts[0].stack.close(id);
+    assert_eq!(header(&mut net), (others[0], 0x20, 9));
+    for wrong in ["fd00::99", "10.0.0.1"] {
+        let from = SocketAddr::new(wrong.parse().unwrap(), 0);
+        let refused = net.hosts[0].stack.connect_from(net.now, from, to, &config);
+        assert_eq!(refused, Err(ConnectError::NoRoute));
+    }
+}
+
+#[test]
+fn marks_of_the_network_slow_the_sender_down() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let [client, server] = net.pair();
+    net.mark = true;
+    net.hosts[0].stack.send(client, 500_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 500_000));
+    net.check(1, server, 500_000);
+    let counters = *net.hosts[0].stack.connection(client).unwrap().counters();
+    assert!(counters.marks > 0, "{counters:?}");
+    assert_eq!(counters.retransmitted, 0);
+    let window = net.hosts[0].stack.connection(client).unwrap().congestion_window();
+    assert!(window < 10 * 1_440, "{window}");
 }
