@@ -99,6 +99,9 @@ pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fau
     if to.port() == 0 {
         return Err(Fault::Invalid("a datagram to port 0"));
     }
+    if inet.stack.addresses().any(|own| own == to.ip()) {
+        return Err(Fault::Invalid("a datagram to the adapter itself, which has shorter ways"));
+    }
     Ok(())
 }
 

@@ -113,6 +113,34 @@ fn the_end_of_a_connection_that_waits_is_not_forgotten() {
     }
 }
 
+#[test]
+fn data_that_stands_in_for_the_last_word_of_the_handshake_is_not_lost() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let (listener, port) = net.adapter(1).tcp_listen(0, &settings(mode), 4).unwrap();
+        let sink = net.buffer(1, 1000);
+        let (server, client) = (net.qp(1, QpType::Tcp), net.qp(0, QpType::Tcp));
+        net.recv(1, server, 1, &[sink.sge(0, 1000)]);
+        net.offer(1, listener, server).unwrap();
+        let to = net.address(1, port);
+        net.connect(0, client, to, &settings(mode)).unwrap();
+        // The client's bare acknowledgement of the SYN-ACK is lost: its data bring the first.
+        let mut frames = 0;
+        net.filter = Some(Box::new(move |to, _| {
+            frames += u32::from(to == 1);
+            frames != 2 || to == 0
+        }));
+        net.run_while(SECOND, |net| net.state(0, client) != QpState::Rts);
+        assert_eq!(net.changes(1), [], "half open");
+        net.send_bytes(0, client, 1, &pattern(1, 200));
+        net.run_for(10 * SECOND);
+        assert_eq!(net.changes(1), [(server, TcpChange::Connected)]);
+        assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 200)]);
+        assert_eq!(sink.bytes(0, 200), pattern(1, 200));
+        assert_eq!(brief(&net.poll(0)), [(1, WcStatus::Success, 200)]);
+    }
+}
+
 /// A frame with a SYN to port 9000 of host 1, from an address that may be anybody's.
 fn syn(from: u16, port: u16) -> Vec<u8> {
     use quipu_wire::checksum::{Sum, sum};

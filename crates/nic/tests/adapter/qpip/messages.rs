@@ -203,3 +203,29 @@ fn a_plan_of_faults_reaches_these_queue_pairs() {
     assert_eq!(brief(&net.poll(1)), [(3, WcStatus::GeneralErr, 0)]);
     assert_eq!(net.changes(1), [(qps[1], TcpChange::Aborted)]);
 }
+
+#[test]
+fn what_was_kept_is_handed_out_as_receives_are_posted_without_another_word_of_the_peer() {
+    let mut net = Net::new();
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let sink = net.buffer(1, 64 << 10);
+    net.recv(1, qps[1], 0, &[sink.sge(0, 60 << 10)]);
+    net.join(qps, Mode::Message);
+    // The first of three messages is lost once.
+    let mut lost = false;
+    net.filter = Some(Box::new(move |to, frame| {
+        let first = to == 1 && frame.len() > 150 && !std::mem::replace(&mut lost, true);
+        !first
+    }));
+    for n in 0..3 {
+        net.send_bytes(0, qps[0], n, &pattern(n, 100));
+    }
+    net.run_for(5 * SECOND);
+    assert_eq!(brief(&net.poll(1)), [(0, WcStatus::Success, 100)]);
+    assert_eq!(net.poll(0).len(), 3, "the others are acknowledged, since they are kept");
+    for n in 1..3 {
+        net.recv(1, qps[1], n, &[sink.sge(n as usize * 100, 100)]);
+        assert_eq!(brief(&net.poll(1)), [(n, WcStatus::Success, 100)]);
+        assert_eq!(sink.bytes(n as usize * 100, 100), pattern(n, 100));
+    }
+}
