@@ -78,6 +78,22 @@ fn a_narrower_path_without_reports_is_found_out() {
 }
 
 #[test]
+fn retransmissions_are_not_joined_with_what_comes_behind() {
+    // What was too long is lost without a recovery: it is not followed by new data.
+    for reports in [true, false] {
+        let mut pair = pair(Config::default(), 8);
+        pair.join = 60_000;
+        transfer(&mut pair, 1_000_000, 50_000, 20 * SECOND);
+        (pair.mtu, pair.reports) = (1_240, reports);
+        transfer(&mut pair, 4_000_000, 4_000_000, 60 * SECOND);
+        for _ in 0..20 {
+            transfer(&mut pair, 500_000, 50_000, 60 * SECOND);
+        }
+        assert_eq!(counters(&mut pair).narrowed, 1);
+    }
+}
+
+#[test]
 fn messages_shorter_than_the_largest_segment_escape_a_black_hole_too() {
     let mut pair = pair(Config { mode: Mode::Message, ..Config::default() }, 3);
     transfer(&mut pair, 130_000, 1_300, 20 * SECOND);

@@ -41,7 +41,9 @@ impl Connection {
         let mut joined = self.poll_transmit(now)?;
         let mss = u64::from(self.mss());
         let mut last = joined.payload.end - joined.payload.start;
-        if 2 * mss > max || last != mss || self.recovery.is_some() {
+        // Only new data is followed by new data.
+        let newest = joined.payload.end + FIRST == self.queue.nxt;
+        if 2 * mss > max || last != mss || !newest || self.recovery.is_some() {
             return Some((joined, None));
         }
         const ENDS: Flags = Flags::from_bits(Flags::PSH.bits() | Flags::FIN.bits());

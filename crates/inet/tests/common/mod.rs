@@ -8,7 +8,7 @@ use quipu_inet::tcp::{
     Config, Connection, Event, Flow, Listener, MILLISECOND, Mode, Opening, Report, Secret, Segment,
     State, reset_for,
 };
-use quipu_wire::tcp::{MAX_LEN, MIN_LEN, Repr, SeqNumber};
+use quipu_wire::tcp::{Flags, MAX_LEN, MIN_LEN, Repr, SeqNumber};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -73,6 +73,8 @@ pub struct Pair {
     pub mtu: usize,
     /// What is longer is reported, not only dropped.
     pub reports: bool,
+    /// The most octets that the link cuts into segments itself; zero: it cuts none.
+    pub join: u64,
     pub packets: u64,
     pub dropped: u64,
     /// A packet of its own fate: by its number in the run.
@@ -94,6 +96,24 @@ pub fn flow(end: usize) -> Flow {
 
 pub fn secret(end: usize) -> Secret {
     Secret([7 + end as u64, 11])
+}
+
+/// What a link makes of segments that were joined for it: PSH and FIN belong to the last.
+fn cut(joined: Segment, size: Option<u16>, max: u64) -> Vec<Segment> {
+    let Some(size) = size else { return vec![joined] };
+    let Segment { header, payload, ect } = joined;
+    assert!(payload.end - payload.start <= max, "{payload:?}");
+    let starts = payload.clone().step_by(usize::from(size));
+    let segments = starts.map(|start| {
+        let end = payload.end.min(start + u64::from(size));
+        let last = end == payload.end;
+        let ends = Flags::PSH | Flags::FIN;
+        let bits = if last { header.flags.bits() } else { header.flags.bits() & !ends.bits() };
+        let seq = header.seq + (start - payload.start) as u32;
+        let header = Repr { seq, flags: Flags::from_bits(bits), ..header };
+        Segment { header, payload: start..end, ect }
+    });
+    segments.collect()
 }
 
 impl End {
@@ -221,6 +241,7 @@ impl Pair {
             faults: Faults::default(),
             mtu: usize::MAX,
             reports: false,
+            join: 0,
             packets: 0,
             dropped: 0,
             drop_numbers: Vec::new(),
@@ -237,8 +258,12 @@ impl Pair {
     /// Everything that an end has to send goes to the link.
     pub fn flush(&mut self, from: usize) {
         while let Some(connection) = &mut self.ends[from].connection {
-            let Some(segment) = connection.poll_transmit(self.now) else { break };
-            self.transmit(from, &segment);
+            let Some((joined, size)) = connection.poll_transmit_joined(self.now, self.join) else {
+                break;
+            };
+            for segment in cut(joined, size, self.join) {
+                self.transmit(from, &segment);
+            }
         }
     }
 
