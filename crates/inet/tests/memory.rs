@@ -12,9 +12,7 @@ use quipu_wire::checksum::Sum;
 use quipu_wire::ipv6;
 use quipu_wire::tcp::{CHECKSUM_AT, Flags, Options, Repr, SeqNumber, Timestamps};
 
-fn server() -> Ipv6Addr {
-    "fd00::1".parse().expect("an address")
-}
+const SERVER: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 
 /// A stack with many connections, each from a client of its own; frames are made and read without
 /// allocation.
@@ -33,7 +31,7 @@ struct Many {
 impl Many {
     fn new(count: u32) -> Self {
         let secret = Secret([3, 4]);
-        let config = Config { max_connections: count, ..Config::new(server().into(), 64, secret) };
+        let config = Config { max_connections: count, ..Config::new(SERVER.into(), 64, secret) };
         let mut stack = Stack::new(config);
         let tcp = Arc::new(tcp::Config { ack_delay: 0, pacing: false, ..tcp::Config::default() });
         let (listener, _) = stack.listen(80, &tcp, count).expect("a free port");
@@ -61,7 +59,7 @@ impl Many {
         let len = segment.header_len() + payload;
         let ip = ipv6::Repr {
             source,
-            destination: server(),
+            destination: SERVER,
             next_header: 6,
             traffic_class: 0,
             flow_label: 0,
@@ -70,7 +68,7 @@ impl Many {
         };
         let start = ip.emit(&mut self.frame);
         segment.emit(&mut self.frame[start..]);
-        let sum = Sum::of_pseudo_header(source.into(), server().into(), 6, len).partial();
+        let sum = Sum::of_pseudo_header(source.into(), SERVER.into(), 6, len).partial();
         let at = start + CHECKSUM_AT;
         self.frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
         let frame = &mut self.frame[..start + len];

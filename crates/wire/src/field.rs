@@ -18,9 +18,8 @@ pub(crate) fn exactly(bytes: &[u8], need: usize) -> Result<(), WireError> {
 
 #[inline]
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut field = [0; N];
-    field.copy_from_slice(&bytes[at..at + N]);
-    field
+    // Not `copy_from_slice`: that is a call of `memcpy` for two octets, where it is not inlined.
+    *bytes[at..].first_chunk().expect("the length was checked")
 }
 
 #[inline]
@@ -40,5 +39,5 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 #[inline]
 pub(crate) fn put<const N: usize>(out: &mut [u8], at: usize, field: [u8; N]) {
-    out[at..at + N].copy_from_slice(&field);
+    *out[at..].first_chunk_mut().expect("the length was checked") = field;
 }

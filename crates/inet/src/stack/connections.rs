@@ -13,40 +13,42 @@ const ECN: u8 = 3;
 
 /// A set of small properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Marks(u8);
+pub(super) struct Marks(u16);
 
 impl Marks {
     /// It stands in the list of those that may have something to send. A property of the place: it outlives
     /// the connection.
-    const READY: u8 = 1;
+    const READY: u16 = 1;
     /// The same for those that may have events.
-    const EVENTFUL: u8 = 2;
+    const EVENTFUL: u16 = 2;
     /// The user does not know of it yet.
-    pub(super) const INCOMING: u8 = 4;
+    pub(super) const INCOMING: u16 = 4;
     /// The user does not know of it any more.
-    pub(super) const RELEASED: u8 = 8;
+    pub(super) const RELEASED: u16 = 8;
     /// Segments find it.
-    const LISTED: u8 = 16;
+    const LISTED: u16 = 16;
     /// It counts as half open at its listener.
-    pub(super) const HALF_OPEN: u8 = 32;
+    pub(super) const HALF_OPEN: u16 = 32;
     /// It waits for a next hop to become known. A property of the place, as the first.
-    const PARKED: u8 = 64;
+    const PARKED: u16 = 64;
     /// Its next hop could not be found: what it sends next is lost.
-    const LOST: u8 = 128;
+    const LOST: u16 = 128;
+    /// Only time is still to pass: it stands in the list of those that go first.
+    const WAITING: u16 = 256;
 
     #[inline]
-    pub(super) fn has(self, mark: u8) -> bool {
+    pub(super) fn has(self, mark: u16) -> bool {
         self.0 & mark != 0
     }
 
     #[inline]
-    pub(super) fn set(&mut self, mark: u8) {
+    pub(super) fn set(&mut self, mark: u16) {
         self.0 |= mark;
     }
 
     /// Takes a mark away, and says whether it was there.
     #[inline]
-    pub(super) fn take(&mut self, mark: u8) -> bool {
+    pub(super) fn take(&mut self, mark: u16) -> bool {
         let had = self.has(mark);
         self.0 &= !mark;
         had
@@ -76,6 +78,10 @@ pub(super) struct Connections {
     table: Demux,
     ready: VecDeque<u32>,
     eventful: VecDeque<u32>,
+    /// Those in TIME-WAIT of which the user has forgotten, the oldest first; some are gone already.
+    waiting: VecDeque<TcpId>,
+    /// How many of them are not.
+    waits: u32,
     /// Who waits for which next hop.
     parked: Vec<(IpAddr, u32)>,
     pub(super) wheel: Wheel,
@@ -91,6 +97,8 @@ impl Connections {
             table: Demux::default(),
             ready: VecDeque::new(),
             eventful: VecDeque::new(),
+            waiting: VecDeque::new(),
+            waits: 0,
             parked: Vec::new(),
             wheel: Wheel::default(),
             max,
@@ -101,7 +109,10 @@ impl Connections {
     pub(super) fn memory(&self) -> usize {
         const ALLOCATOR: usize = 16;
         let connections = self.slots.iter().filter_map(|slot| slot.connection.as_ref());
-        let lists = self.free.capacity() + self.ready.capacity() + self.eventful.capacity();
+        let lists = self.free.capacity()
+            + 2 * self.waiting.capacity()
+            + self.ready.capacity()
+            + self.eventful.capacity();
         connections.map(|it| it.memory() + ALLOCATOR).sum::<usize>()
             + self.slots.capacity() * size_of::<Slot>()
             + lists * size_of::<u32>()
@@ -109,8 +120,39 @@ impl Connections {
             + self.wheel.memory()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.free.is_empty() && self.slots.len() >= self.max as usize
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < self.max as usize || self.waits > 0
+    }
+
+    /// Whether there is room for one more: where there is none, the oldest that only waits for time to pass
+    /// goes (RFC 9293 3.4.3 lets TIME-WAIT be cut short where numbers are chosen as here, and timestamps
+    /// are in use).
+    pub(super) fn make_room(&mut self) -> bool {
+        while self.free.is_empty() && self.slots.len() >= self.max as usize {
+            let Some(oldest) = self.waiting.pop_front() else { return false };
+            if self.is_waiting(oldest) {
+                self.remove(oldest.index);
+            }
+        }
+        true
+    }
+
+    fn is_waiting(&self, id: TcpId) -> bool {
+        let slot = &self.slots[id.index as usize];
+        slot.generation == id.generation && slot.marks.has(Marks::WAITING)
+    }
+
+    /// Notes that only time is still to pass for a connection.
+    fn wait(&mut self, index: u32) {
+        if self.slots[index as usize].marks.has(Marks::WAITING) {
+            return;
+        }
+        self.slots[index as usize].marks.set(Marks::WAITING);
+        while self.waiting.front().is_some_and(|oldest| !self.is_waiting(*oldest)) {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back(self.id(index));
+        self.waits += 1;
     }
 
     /// The place that a segment is for.
@@ -188,6 +230,7 @@ impl Connections {
         slot.generation = slot.generation.wrapping_add(1);
         slot.marks.take(Marks::RELEASED);
         slot.marks.take(Marks::INCOMING);
+        self.waits -= u32::from(slot.marks.take(Marks::WAITING));
         self.free.push(index);
     }
 
@@ -235,12 +278,18 @@ impl Connections {
             }
             return;
         }
+        let waits = connection.state() == State::TimeWait && slot.marks.has(Marks::RELEASED);
         // A deadline that moves away is not moved in the wheel: it is looked at when it comes up. Most are
         // never reached, and every acknowledgement moves them.
         // One that is over is that of pacing, of a connection that waits for something else.
-        let Some(deadline) = connection.poll_timeout().filter(|at| *at > now) else { return };
-        if self.wheel.get(index).is_none_or(|set| deadline < set) {
+        let deadline = connection.poll_timeout().filter(|at| *at > now);
+        if let Some(deadline) = deadline
+            && self.wheel.get(index).is_none_or(|set| deadline < set)
+        {
             self.wheel.set(index, deadline);
+        }
+        if waits {
+            self.wait(index);
         }
     }
 

@@ -94,7 +94,7 @@ impl Stack {
             self.addresses.find(local.ip()).filter(|_| local.is_ipv6() == ip.is_ipv6())
         };
         let local = source.filter(|_| self.leads_to(now, ip)).ok_or(ConnectError::NoRoute)?;
-        if self.connections.is_full() {
+        if !self.connections.make_room() {
             return Err(ConnectError::TooMany);
         }
         let own = self.addresses.get(local);
@@ -370,7 +370,7 @@ impl Stack {
     fn may_open(&self, port: u16) -> bool {
         let watched = self.listeners.ports.get(port);
         let watched = watched.and_then(|index| self.listeners.places[index as usize].1.as_ref());
-        watched.is_some_and(|it| it.idle > it.unheard) && !self.connections.is_full()
+        watched.is_some_and(|it| it.idle > it.unheard) && self.connections.has_room()
     }
 
     /// A segment of no connection.
@@ -411,6 +411,9 @@ impl Stack {
                     return;
                 }
             };
+        if !self.connections.make_room() {
+            return;
+        }
         watched.unheard += 1;
         self.counters.tcp_accepted += 1;
         let index = self.keep(now, connection, *key, &flow);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use quipu_inet::stack::{Arrival, ConnectError, Counters, DatagramError, Event, Frame};
+use quipu_inet::stack::{Arrival, Config, ConnectError, Counters, DatagramError, Event, Frame};
 use quipu_inet::tcp::{self, Failure, SECOND, State};
 use quipu_wire::tcp::{Flags, Options, Repr, SeqNumber};
 use quipu_wire::{ipv4, ipv6};
@@ -287,4 +287,52 @@ fn a_connection_in_time_wait_makes_room_for_a_new_one() {
         net.run(2 * SECOND);
     }
     assert_eq!(counted(&net).tcp_reused, 2);
+}
+
+#[test]
+fn connections_are_bounded_and_those_that_only_wait_go_first() {
+    let mut net = Net::with(1_500, stream(), 1, |host| {
+        let config = Config::new(ip(V6[host]), 64, tcp::Secret([1, host as u64]));
+        Config { max_connections: 4, ..config }
+    });
+    net.listen(1, 80, 100);
+    let connected = |net: &mut Net| {
+        let id = net.connect(0, 80);
+        let known = |net: &mut Net| net.hosts[0].knows(id, tcp::Event::Connected);
+        assert!(net.run_until(SECOND / 2, known), "{:?}", counted(net));
+        id
+    };
+    let ids = [(); 4].map(|()| connected(&mut net));
+    let (config, to) = (net.config.clone(), (ip(V6[1]), 80).into());
+    let refused = net.hosts[0].stack.connect(net.now, None, to, &config);
+    assert_eq!(refused, Err(ConnectError::TooMany));
+    // A stranger is kept waiting as well.
+    let frame = Packet::new(ip("fd00::9"), ip(V6[1])).segment(&syn(9, 0), &[]);
+    net.arrive(1, &frame, false);
+    assert_eq!(counted(&net).tcp_waiting, 1);
+    // Ours close, first; theirs follow. All of ours wait for time to pass.
+    let accepted = net.hosts[1].accepted.clone();
+    for id in ids {
+        net.hosts[0].stack.close(id);
+    }
+    net.run(SECOND);
+    for id in accepted {
+        net.hosts[1].stack.close(id);
+    }
+    net.run(SECOND);
+    for id in &net.hosts[1].accepted.clone() {
+        net.hosts[1].stack.release(*id);
+    }
+    let states = ids.map(|id| net.hosts[0].stack.connection(id).unwrap().state());
+    assert_eq!(states, [State::TimeWait; 4]);
+    // A user that still wants to see one keeps it.
+    let refused = net.hosts[0].stack.connect(net.now, None, to, &config);
+    assert_eq!(refused, Err(ConnectError::TooMany));
+    ids[1..].iter().for_each(|id| net.hosts[0].stack.release(*id));
+    net.run(SECOND);
+    let again = [(); 3].map(|()| connected(&mut net));
+    assert!(again.iter().all(|id| !ids.contains(id)));
+    let refused = net.hosts[0].stack.connect(net.now, None, to, &config);
+    assert_eq!(refused, Err(ConnectError::TooMany));
+    assert!(net.hosts[0].stack.connection(ids[0]).is_some());
 }

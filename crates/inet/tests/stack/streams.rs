@@ -220,3 +220,31 @@ fn marks_of_the_network_slow_the_sender_down() {
     let window = net.hosts[0].stack.connection(client).unwrap().congestion_window();
     assert!(window < 10 * 1_440, "{window}");
 }
+
+#[test]
+fn connections_take_turns() {
+    const COUNT: usize = 20;
+    let mut net = Net::new(V6, 1_500, Config { pacing: false, ..stream() }, 1);
+    net.listen(1, 80, COUNT as u32);
+    let ids: Vec<_> = (0..COUNT).map(|_| net.connect(0, 80)).collect();
+    let all = |net: &mut Net| ids.iter().all(|id| net.hosts[0].knows(*id, Event::Connected));
+    assert!(net.run_until(LIMIT, all));
+    net.flush(0);
+    for id in &ids {
+        net.hosts[0].stack.send(*id, 100_000, true).unwrap();
+    }
+    // As many frames as a link takes at a time: everybody has some of them.
+    let mut frame = vec![0; 1_514];
+    let mut sent = vec![0u64; COUNT];
+    for _ in 0..3 * COUNT {
+        let departure = net.hosts[0].stack.poll_transmit(net.now, &mut frame).unwrap();
+        let of = departure.of.unwrap();
+        sent[ids.iter().position(|id| *id == of).unwrap()] += 1;
+    }
+    assert_eq!(sent, [3; COUNT]);
+    // Those frames are lost, and everything arrives nevertheless.
+    let acked = |net: &mut Net| ids.iter().all(|id| net.hosts[0].user(*id).acked == 100_000);
+    assert!(net.run_until(LIMIT, acked));
+    let accepted = net.hosts[1].accepted.clone();
+    accepted.into_iter().for_each(|id| net.check(1, id, 100_000));
+}
