@@ -253,3 +253,39 @@ fn destroy_after(mode: Mode, ns: u64, host: usize, how: u8) {
     assert_eq!(ends.count(), usize::from(!idle));
     net.run_for(MILLISECOND);
 }
+
+#[test]
+fn a_completion_too_many_ends_the_connection() {
+    for mode in MODES {
+        for receives in [false, true] {
+            let mut net = Net::new();
+            let host = usize::from(receives);
+            let (small, _) = net.adapter(host).create_cq(1, None, 0).unwrap();
+            let make = |net: &mut Net, end: usize| {
+                net.qp_with(end, QpType::Tcp, |init| {
+                    if end == host && receives {
+                        init.recv_cq = small;
+                    } else if end == host {
+                        init.send_cq = small;
+                    }
+                })
+            };
+            let qps = [make(&mut net, 0), make(&mut net, 1)];
+            let sink = net.buffer(1, 1000);
+            for n in 0..4 {
+                net.recv(1, qps[1], n, &[sink.sge(n as usize * 100, 100)]);
+            }
+            net.join(qps, mode);
+            for n in 0..3 {
+                net.send_bytes(0, qps[0], n, &pattern(n, 100));
+            }
+            net.run_for(SECOND);
+            assert_eq!(net.state(host, qps[host]), QpState::Err);
+            assert_eq!(net.changes(host), [(qps[host], TcpChange::Aborted)]);
+            let fatal = Event::Async(AsyncEvent::QpFatal(qps[host]));
+            assert!(net.host(host).events.contains(&fatal));
+            let other = 1 - host;
+            assert_eq!(net.changes(other), [(qps[other], TcpChange::Failed(Failure::Reset))]);
+        }
+    }
+}

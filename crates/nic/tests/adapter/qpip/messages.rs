@@ -1,6 +1,6 @@
 //! Messages and streams over TCP.
 
-use super::net::{MILLISECOND, Net, SECOND, STORM, pattern};
+use super::net::{MILLISECOND, Net, SECOND, STORM, Weather, pattern};
 use super::*;
 
 #[test]
@@ -89,6 +89,18 @@ fn every_octet_arrives_once_and_in_its_place() {
     for mode in MODES {
         for mtu in [1280, 1500, 9000, 65_535] {
             exchange(&mut Net::with(1, |config| config.mtu = mtu), mode, 24);
+        }
+    }
+}
+
+#[test]
+fn a_link_that_cuts_segments_gets_what_several_requests_have_in_one_frame() {
+    for mode in MODES {
+        for weather in [Weather::default(), STORM] {
+            let mut net = Net::with(2, |config| config.offload.segment = 65_000);
+            net.weather = weather;
+            exchange(&mut net, mode, 24);
+            assert!(net.cut > 10, "{} frames", net.cut);
         }
     }
 }
