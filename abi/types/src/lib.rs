@@ -5,7 +5,7 @@
 //! `ibv_*(3)` and `rdma_*(3)` say what each field means, so fields carry no documentation of their
 //! own here. The layout is the newest one that is published: structures that grew since rdma-core
 //! 44 carry the newer fields at their end (or, in [`verbs_context`], at their beginning).
-//! `tests/layout.rs` pins sizes and offsets.
+//! `tests/layouts` pins sizes and offsets.
 //!
 //! This crate holds data only: it calls nothing and owns nothing.
 #![no_std]

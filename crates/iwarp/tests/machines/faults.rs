@@ -1,8 +1,6 @@
 //! Every fault of the peer, the Terminate that answers it, and what the other end makes of that.
 
-mod common;
-
-use common::{emitted, first, fpdu, receiver, some_atomic, some_read, tagged, untagged};
+use crate::common::{emitted, first, fpdu, receiver, some_atomic, some_read, tagged, untagged};
 use proptest::prelude::*;
 use quipu_iwarp::terminate::{for_error, for_fault, for_setup_error, verdict};
 use quipu_iwarp::wire::control::Control;

@@ -5,8 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-mod harness;
-use harness::{Folder, compiled, printed};
+use crate::harness::{Folder, compiled, printed};
 
 /// The facade over the engine without a network.
 fn folder() -> &'static Folder {

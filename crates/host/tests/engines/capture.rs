@@ -1,13 +1,11 @@
 //! Captured packets, read back: they are whole, and those of shared memory are those of TCP.
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::pcapng::{packets, streams};
-use common::{Node, pair};
+use crate::common::pcapng::{packets, streams};
+use crate::common::{Node, pair};
 use quipu_host::nic::{SendOp, WcStatus};
 use quipu_host::{CaptureConfig, Config, Engine, SameHost};
 use quipu_iwarp::wire::mpa::{FrameKind, StartFrame, crc32c, fpdu_len};

@@ -3,9 +3,10 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::{env, fs};
 
-#[path = "../../../types/testing/cdylib.rs"]
+#[path = "../../../../types/testing/cdylib.rs"]
 mod cdylib;
 
 /// A folder with the libraries under the names that programs look for.
@@ -28,7 +29,6 @@ impl Folder {
     }
 
     /// Where it is.
-    #[allow(dead_code)] // Not every test that shares this module asks.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -40,12 +40,17 @@ impl Folder {
     }
 
     /// Runs a program with our library in place of the system's.
-    #[allow(dead_code)] // As above.
     pub fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Output {
         let mut command = Command::new(program.as_ref());
         self.put_in_front(command.args(arguments));
         command.output().expect("the program starts")
     }
+}
+
+/// The facade over the real engine.
+pub fn over_engine() -> &'static Folder {
+    static FOLDER: OnceLock<Folder> = OnceLock::new();
+    FOLDER.get_or_init(|| Folder::new("engine", &["-p", "quipu-engine"], "quipu_engine"))
 }
 
 /// Compiles `c/<name>.c`; none where the headers are not installed.

@@ -1,14 +1,12 @@
 //! Captures of connection management, and of the streams that it hands over, from their first byte.
 
-mod common;
-
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::Node;
-use common::pcapng::{packets, streams};
+use crate::common::Node;
+use crate::common::pcapng::{packets, streams};
 use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
 use quipu_host::{CaptureConfig, Config, Device, Engine};
 use quipu_iwarp::wire::mpa::{FrameKind, StartFrame};

@@ -7,14 +7,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-mod harness;
-use harness::{Folder, compiled, printed};
-
-/// The facade over the real engine.
-fn folder() -> &'static Folder {
-    static FOLDER: OnceLock<Folder> = OnceLock::new();
-    FOLDER.get_or_init(|| Folder::new("traced", &["-p", "quipu-engine"], "quipu_engine"))
-}
+use crate::harness::{compiled, over_engine, printed};
 
 /// The program; none without a C compiler. It is compiled once: it cannot be written while it runs.
 fn program() -> Option<&'static Path> {
@@ -24,9 +17,9 @@ fn program() -> Option<&'static Path> {
 
 /// Runs one test of the program with its calls traced in a file of that name; the file.
 fn traced(program: &Path, test: &str, name: &str) -> String {
-    let file = folder().path().join(name);
+    let file = over_engine().path().join(name);
     let mut command = Command::new(program);
-    folder().put_in_front(&mut command);
+    over_engine().put_in_front(&mut command);
     command.arg(test).env("QUIPU_TRACE", &file).env("QUIPU_ADDRESS", "127.0.0.1");
     printed(command.output().expect("the program starts"));
     fs::read_to_string(file).unwrap()
@@ -127,7 +120,7 @@ fn calls_of_the_extended_interface_are_shown_one_by_one() {
 #[test]
 fn nothing_is_traced_that_nobody_asked_for() {
     let Some(program) = program() else { return };
-    let output = folder().run(program, &["failures"]);
+    let output = over_engine().run(program, &["failures"]);
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     printed(output);
 }

@@ -2,8 +2,6 @@
 //!
 //! The test becomes two users, which only root may; everywhere else it says that it was skipped.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -12,8 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use common::actor::{Actor, PART};
-use common::{Node, engine};
+use crate::common::actor::{Actor, PART};
+use crate::common::{Node, engine};
 use quipu_host::SameHost;
 use quipu_host::nic::{QpNum, SendOp, WcStatus};
 
@@ -46,7 +44,7 @@ fn may_become_others() -> bool {
 
 /// A child that is some other user, and (as std sees to) in no groups of root's.
 fn actor(part: &str, user: u32) -> Actor {
-    Actor::start(part, |command: &mut Command| {
+    Actor::start(module_path!(), part, |command: &mut Command| {
         command.current_dir("/").gid(user).uid(user);
     })
 }

@@ -1,8 +1,6 @@
 //! Messages of extended reliable connections, which name a shared receive queue (`specs/quipu-wire.md` 6).
 
-mod common;
-
-use common::{emitted, sender, untagged};
+use crate::common::{emitted, sender, untagged};
 use quipu_iwarp::wire::ddp;
 use quipu_iwarp::wire::rdmap::{Immediate, UntaggedOp, queue};
 use quipu_iwarp::{Extensions, Negotiated, ProtocolError, Receiver, Segment};

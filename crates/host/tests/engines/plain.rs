@@ -1,13 +1,11 @@
 //! Plain iWARP over loopback: connection management, the hand-over of the stream, and the end; with a Quipu
 //! at the other end, and with a peer of another make that the test plays itself.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-use common::Node;
+use crate::common::Node;
 use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
 use quipu_host::{Config, Device, Engine};
 use quipu_nic::{Access, QpAttr, QpAttrMask, QpState, QpType, SendOp, WcStatus};

@@ -1,8 +1,6 @@
 //! Engines in processes that may do little: what the kernel forbids, or what there is too little of, makes
 //! something slower and nothing fail.
 
-mod common;
-
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -11,8 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::Node;
-use common::actor::{Actor, PART};
+use crate::common::Node;
+use crate::common::actor::{Actor, PART};
 use quipu_host::nic::{Gid, QpNum, SendOp, WcStatus};
 use quipu_host::{Config, Engine, PeerMemoryPolicy, SameHost};
 
@@ -135,7 +133,7 @@ struct Scene {
 impl Scene {
     fn new(part: &str, prepare: fn() -> io::Result<()>) -> Self {
         let engine = Engine::open(config(PARENT, part)).unwrap();
-        let mut actor = Actor::start(part, |command: &mut Command| {
+        let mut actor = Actor::start(module_path!(), part, |command: &mut Command| {
             // SAFETY: what the tests do here are system calls.
             unsafe { command.pre_exec(prepare) };
         });

@@ -1,6 +1,5 @@
 //! What the tests share: messages to send, a collector of what arrives, a reference remover of
 //! markers.
-#![allow(dead_code)] // Each test file uses its own part.
 
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{

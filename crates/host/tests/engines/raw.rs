@@ -1,8 +1,6 @@
 //! Ethernet frames between engines over the kernel's UDP, on the loopback.
 
-mod common;
-
-use common::{Node, engine};
+use crate::common::{Node, engine};
 use quipu_host::SameHost;
 use quipu_host::nic::{
     Completion, FlowLayer, FlowRule, FlowSpec, QpAttr, QpAttrMask, QpNum, QpState, QpType,

@@ -1,43 +1,34 @@
 //! C programs over this library and the real engine: two queue pairs of one process, connected to
 //! each other. Each program is a list of named tests, and runs one alone if that is its argument.
 
-use std::sync::OnceLock;
-
-mod harness;
-use harness::{Folder, compiled, printed};
-
-/// The facade over the real engine.
-fn folder() -> &'static Folder {
-    static FOLDER: OnceLock<Folder> = OnceLock::new();
-    FOLDER.get_or_init(|| Folder::new("engine", &["-p", "quipu-engine"], "quipu_engine"))
-}
+use crate::harness::{compiled, over_engine, printed};
 
 #[test]
 fn every_operation_works() {
     let Some(program) = compiled("rc_work") else { return };
-    printed(folder().run(program, &[]));
+    printed(over_engine().run(program, &[]));
 }
 
 #[test]
 fn states_errors_and_events_follow_the_rules() {
     let Some(program) = compiled("rc_rules") else { return };
-    printed(folder().run(program, &[]));
+    printed(over_engine().run(program, &[]));
 }
 
 #[test]
 fn forks_descriptors_and_threads_are_no_surprise() {
     let Some(program) = compiled("rc_process") else { return };
-    printed(folder().run(program, &[]));
+    printed(over_engine().run(program, &[]));
 }
 
 #[test]
 fn every_error_is_reached_through_a_plan_of_faults() {
     let Some(program) = compiled("faults") else { return };
-    printed(folder().run(program, &[]));
+    printed(over_engine().run(program, &[]));
 }
 
 #[test]
 fn the_strict_mode_finds_what_hardware_would_punish() {
     let Some(program) = compiled("strict") else { return };
-    printed(folder().run(program, &[]));
+    printed(over_engine().run(program, &[]));
 }

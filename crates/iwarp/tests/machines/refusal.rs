@@ -1,8 +1,6 @@
 //! Receiver not ready: a request is refused, what follows is dropped, and all is sent again.
 
-mod common;
-
-use common::{Collector, Msg, drain, receiver, send, sender, some_atomic, some_read};
+use crate::common::{Collector, Msg, drain, receiver, send, sender, some_atomic, some_read};
 use proptest::prelude::*;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{AtomicResponse, Immediate, TaggedOp, UntaggedOp};

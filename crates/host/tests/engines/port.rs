@@ -1,11 +1,9 @@
 //! The port follows its interface. The interface is the loopback of a network namespace of its own, so
 //! this needs the right to make one, and is skipped where there is none.
 
-mod common;
-
 use std::process::Command;
 
-use common::{Node, engine};
+use crate::common::{Node, engine};
 use quipu_host::SameHost;
 use quipu_host::nic::AsyncEvent;
 
@@ -32,7 +30,7 @@ fn an_interface_that_goes_down_takes_the_port_with_it() {
         eprintln!("skipped: no network namespaces here");
         return;
     }
-    let name = "an_interface_that_goes_down_takes_the_port_with_it";
+    let name = "port::an_interface_that_goes_down_takes_the_port_with_it";
     let output = namespace()
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])

@@ -1,5 +1,4 @@
 //! What the tests of whole engines share: a node with one queue pair, and how two get connected.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod actor;
 pub mod pcapng;

@@ -1,11 +1,9 @@
 //! Whole engines in one process, over every way there is between them.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Node, PATIENCE, engine, pair};
+use crate::common::{Node, PATIENCE, engine, pair};
 use quipu_host::nic::{SendOp, WcExtra, WcOpcode, WcStatus, WriteOrder};
 use quipu_host::{Config, Engine, EngineError, SameHost, StrictMode, StrictOrder};
 

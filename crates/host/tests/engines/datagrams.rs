@@ -1,11 +1,9 @@
 //! Datagrams between engines over the kernel's UDP, on the loopback.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Node, PATIENCE, engine};
+use crate::common::{Node, PATIENCE, engine};
 use quipu_host::counters::observe::{ENGINE_METRICS, Sample};
 use quipu_host::counters::samples;
 use quipu_host::nic::{

@@ -1,11 +1,9 @@
 //! What happens to an engine when processes die or fork.
 
-mod common;
-
 use std::time::Instant;
 
-use common::actor::{Actor, PART};
-use common::{Node, PATIENCE, engine};
+use crate::common::actor::{Actor, PART};
+use crate::common::{Node, PATIENCE, engine};
 use quipu_host::nic::{QpNum, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
 
@@ -36,7 +34,7 @@ fn child() {
 fn with_target(part: &str) -> (Node, Actor, SendOp) {
     let engine = engine("127.0.0.1", mode(part));
     let node = Node::new(&engine, 1 << 20);
-    let mut actor = Actor::start(part, |_| {});
+    let mut actor = Actor::start(module_path!(), part, |_| {});
     let told = actor.hear("QUIPU ");
     actor.tell(&[node.num.0.into()]);
     node.connect(engine.gid(), QpNum(told[0] as u32));

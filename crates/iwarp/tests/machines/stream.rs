@@ -1,8 +1,6 @@
 //! Messages through a sender and a receiver, over any split of the stream.
 
-mod common;
-
-use common::{Collector, Msg, drain, receiver, remove_markers, send, sender};
+use crate::common::{Collector, Msg, drain, receiver, remove_markers, send, sender};
 use proptest::prelude::*;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{

@@ -1,5 +1,5 @@
-//! A test file that starts itself again as a child process, with `HOST_TEST_PART` naming its part. The
-//! part is played by the test `child` of that file.
+//! A test that starts the test program again as a child process, with `HOST_TEST_PART` naming its part. The
+//! part is played by the test `child` of the same module.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -16,11 +16,12 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Starts a child, once `prepare` has had its way.
-    pub fn start(part: &str, prepare: impl FnOnce(&mut Command)) -> Self {
+    /// Starts a child that plays a part in `module` (`module_path!()`), once `prepare` has had its way.
+    pub fn start(module: &str, part: &str, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
+        let (_, module) = module.split_once("::").unwrap();
         command
-            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .args(["--exact", &format!("{module}::child"), "--nocapture", "--test-threads=1"])
             .env(PART, part)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

@@ -1,11 +1,9 @@
 //! What others of the user read of an engine.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::{Node, PATIENCE, pair};
+use crate::common::{Node, PATIENCE, pair};
 use quipu_host::counters::observe::{PATHS, STATES, STATUSES, Sample, WORK_METRICS, prometheus};
 use quipu_host::counters::samples;
 use quipu_host::nic::{SendOp, WcStatus};

@@ -1,0 +1,16 @@
+//! Whole engines, and what happens between them. One program, since each would link everything anew; what needs a
+//! process of its own starts it.
+
+mod capture;
+mod capture_cm;
+mod common;
+mod connections;
+mod counters;
+mod datagrams;
+mod deaths;
+mod fallbacks;
+mod plain;
+mod port;
+mod raw;
+mod users;
+mod ways;
