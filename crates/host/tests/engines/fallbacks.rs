@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::common::Node;
 use crate::common::actor::{Actor, PART};
+use crate::common::mapped;
 use quipu_host::nic::{Gid, QpNum, SendOp, WcStatus};
 use quipu_host::{Config, Engine, PeerMemoryPolicy, SameHost};
 
@@ -182,12 +183,11 @@ impl Scene {
         sockets.lines().filter(linked).count()
     }
 
-    /// Whether the child shows its directory to anybody: the parent would have it mapped.
+    /// Whether child or parent shows its directory to the other: then both have it mapped.
     fn shows_directory(&self) -> bool {
-        let pid = self.actor.child.id();
-        let maps = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        let count = |maps: String| maps.matches("memfd:quipu-directory").count();
-        count(maps("self")) > 1 || count(maps(&pid.to_string())) > 1
+        let child = self.actor.child.id();
+        !mapped(&child.to_string(), "memfd:quipu-directory")
+            .is_disjoint(&mapped("self", "memfd:quipu-directory"))
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use crate::common::actor::{Actor, PART};
-use crate::common::{Node, engine};
+use crate::common::{Node, engine, mapped};
 use quipu_host::SameHost;
 use quipu_host::nic::{QpNum, SendOp, WcStatus};
 
@@ -166,9 +166,7 @@ fn squat() {
 
 /// The inodes of memory files of engines that a process has mapped.
 fn shared_files(actor: &Actor) -> BTreeSet<String> {
-    let maps = fs::read_to_string(format!("/proc/{}/maps", actor.child.id())).unwrap();
-    let files = maps.lines().filter(|line| line.contains("memfd:quipu"));
-    files.map(|line| line.split_whitespace().nth(4).unwrap().to_owned()).collect()
+    mapped(&actor.child.id().to_string(), "memfd:quipu")
 }
 
 /// Has a node of `user` write to one of the owner; the memory files that both have mapped then.

@@ -24,11 +24,11 @@ fn messages_name_their_queue() {
         (UntaggedOp::Send, 1, 1),
     ] {
         let msg = sender.begin_shared(op, 9, srq);
-        common::send(&mut sender, msg, &vec![7; len], 1500, &mut stream);
+        crate::common::send(&mut sender, msg, &vec![7; len], 1500, &mut stream);
     }
     let immediate = Immediate { imm: 1, write_len: 2 };
     let msg = sender.begin_shared(UntaggedOp::Immediate, 0, 6);
-    common::send(&mut sender, msg, &emitted(&immediate), 1500, &mut stream);
+    crate::common::send(&mut sender, msg, &emitted(&immediate), 1500, &mut stream);
     let mut seen = Vec::new();
     let mut rest = &stream[..];
     while let Some((used, segment)) = receiver.next(rest).unwrap() {

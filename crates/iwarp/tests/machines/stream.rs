@@ -187,8 +187,8 @@ fn message() -> impl Strategy<Value = Msg> {
         (any::<[u32; 2]>(), any::<bool>()).prop_map(|([imm, write_len], se)| {
             Msg::Immediate(Immediate { imm, write_len }, se)
         }),
-        Just(Msg::Read(common::some_read())),
-        Just(Msg::Atomic(common::some_atomic())),
+        Just(Msg::Read(crate::common::some_read())),
+        Just(Msg::Atomic(crate::common::some_atomic())),
         any::<u32>().prop_map(|id| Msg::AtomicResponse(AtomicResponse { id, original: 1 })),
         any::<u32>().prop_map(|count| Msg::Control(Control::Ack { count })),
     ]

@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod pcapng;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,13 @@ pub fn engine(address: &str, same_host: SameHost) -> Arc<Engine> {
     }
     let address = Some(address.parse().unwrap());
     Engine::open(Config { address, same_host, arena_bytes: 64 << 20, ..Config::default() }).unwrap()
+}
+
+/// The inodes of files with such names that a process has mapped.
+pub fn mapped(process: &str, name: &str) -> BTreeSet<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    let files = maps.lines().filter(|line| line.contains(name));
+    files.map(|line| line.split_whitespace().nth(4).unwrap().to_owned()).collect()
 }
 
 /// A queue pair with memory and queues of its own.
