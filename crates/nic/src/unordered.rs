@@ -378,6 +378,17 @@ impl<P: Probe> Adapter<P> {
         pieces.any(|piece| piece.is_ok_and(|span| meets(span.as_raw())))
     }
 
+    /// Places all that is held of any write, and acknowledges it: the process is about to end.
+    pub fn place_held(&mut self) {
+        let ids = self.hub.unordered.iter().flat_map(|unordered| unordered.held.keys());
+        for id in ids.copied().collect::<Vec<_>>() {
+            if let Some((qp, hub)) = self.qp_and_hub(id) {
+                settle_unasked(qp, hub);
+            }
+        }
+        self.serve_nudged();
+    }
+
     /// Places what was held long enough of the writes to a queue pair.
     pub(crate) fn held_alarm(&mut self, id: QpId) {
         if let Some(held) = self.hub.unordered.as_mut().and_then(|all| all.held.get_mut(&id)) {

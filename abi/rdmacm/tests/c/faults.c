@@ -88,6 +88,25 @@ static struct rdma_cm_id *requested(void)
 	return child;
 }
 
+/* Asks the listener for a connection. */
+static struct rdma_cm_id *connecting(int port)
+{
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(active, &param) == 0);
+	return active;
+}
+
+/* Takes what was asked for; the other end. */
+static struct rdma_cm_id *established(struct rdma_cm_id *active)
+{
+	struct rdma_cm_id *passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	return passive;
+}
+
 /* Everything goes on after a failure: the identifier can be destroyed, and another one connects. */
 static void ends(struct rdma_cm_id *id)
 {
@@ -96,13 +115,7 @@ static void ends(struct rdma_cm_id *id)
 
 static void connects(int port)
 {
-	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
-	CHECK(rdma_connect(active, &param) == 0);
-	passive = requested();
-	CHECK(rdma_accept(passive, &param) == 0);
-	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
-	CHECK(rdma_establish(active) == 0);
-	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	struct rdma_cm_id *active = connecting(port), *passive = established(active);
 	ends(active);
 	pass(there, RDMA_CM_EVENT_DISCONNECTED);
 	ends(passive);
@@ -146,8 +159,7 @@ static void connecting_fails(const void *argument)
 {
 	const struct failure *failure = argument;
 	int port = begin();
-	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port);
-	CHECK(rdma_connect(id, &param) == 0);
+	struct rdma_cm_id *id = connecting(port);
 	meets(here, failure->type, failure->status);
 	FAILS(rdma_connect(id, &param), EINVAL);
 	ends(id);
@@ -158,8 +170,7 @@ static void accepting_fails(const void *argument)
 {
 	const struct failure *failure = argument;
 	int port = begin();
-	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
-	CHECK(rdma_connect(active, &param) == 0);
+	struct rdma_cm_id *active = connecting(port), *passive;
 	passive = requested();
 	CHECK(rdma_accept(passive, &param) == 0);
 	meets(there, failure->type, failure->status);
@@ -194,8 +205,7 @@ static void address_changes(const void *argument)
 {
 	const struct failure *failure = argument;
 	int port = begin();
-	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
-	CHECK(rdma_connect(active, &param) == 0);
+	struct rdma_cm_id *active = connecting(port), *passive;
 	meets(here, failure->type, failure->status);
 	passive = requested();
 	CHECK(rdma_reject(passive, NULL, 0) == 0);
@@ -208,13 +218,7 @@ static void wait_is_over(const void *argument)
 {
 	const struct failure *failure = argument;
 	int port = begin();
-	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
-	CHECK(rdma_connect(active, &param) == 0);
-	passive = requested();
-	CHECK(rdma_accept(passive, &param) == 0);
-	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
-	CHECK(rdma_establish(active) == 0);
-	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	struct rdma_cm_id *active = connecting(port), *passive = established(active);
 	CHECK(rdma_disconnect(active) == 0);
 	meets(here, failure->type, failure->status);
 	pass(there, RDMA_CM_EVENT_DISCONNECTED);
@@ -264,15 +268,9 @@ static void removed(const void *argument)
 	struct pollfd fds = { .fd = idle->fd, .events = POLLIN };
 	int port = begin(), seen = 0;
 	(void)argument;
-	active = resolved(here, RDMA_PS_TCP, port);
-	CHECK(rdma_connect(active, &param) == 0);
-	passive = requested();
-	CHECK(rdma_accept(passive, &param) == 0);
-	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
-	CHECK(rdma_establish(active) == 0);
-	pass(there, RDMA_CM_EVENT_ESTABLISHED);
-	waiting = resolved(here, RDMA_PS_TCP, port);
-	CHECK(rdma_connect(waiting, &param) == 0);
+	active = connecting(port);
+	passive = established(active);
+	waiting = connecting(port);
 	fds.fd = there->fd;
 	CHECK(poll(&fds, 1, 10000) == 1); /* the request, which is not taken */
 	CHECK(rdma_create_id(idle, &wildcard, NULL, RDMA_PS_TCP) == 0);
@@ -419,8 +417,7 @@ static void answer(const void *argument)
 {
 	const struct refusal *refusal = argument;
 	int port = begin(), accept = strcmp(refusal->call, "accept") == 0;
-	struct rdma_cm_id *id = resolved(here, RDMA_PS_TCP, port), *passive;
-	CHECK(rdma_connect(id, &param) == 0);
+	struct rdma_cm_id *id = connecting(port), *passive;
 	passive = requested();
 	if (accept)
 		FAILS(rdma_accept(passive, &param), ENOMEM);
@@ -438,11 +435,7 @@ static void refuse_disconnect(const void *argument)
 	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
 	(void)argument;
 	CHECK(rdma_connect(active, &param) == 0);
-	passive = requested();
-	CHECK(rdma_accept(passive, &param) == 0);
-	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
-	CHECK(rdma_establish(active) == 0);
-	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	passive = established(active);
 	FAILS(rdma_disconnect(active), ENOMEM);
 	CHECK(rdma_disconnect(active) == 0);
 	pass(there, RDMA_CM_EVENT_DISCONNECTED);

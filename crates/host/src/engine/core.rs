@@ -607,6 +607,7 @@ impl Core {
             faults.sum_up();
         }
         self.adapter.progress(now);
+        self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);
         self.net.shut_down(&mut self.adapter, now);

@@ -282,6 +282,19 @@ fn writes_of_unreliable_connections_are_placed_out_of_order_too() {
 }
 
 #[test]
+fn a_process_that_ends_acknowledges_what_it_has() {
+    for way in WAYS {
+        let (mut pair, [qp, _], buffers) = unordered(way, WriteOrder::Reverse);
+        write(&mut pair, qp, &buffers, 1, 0, &pattern(1000, 1));
+        pair.hosts[1].adapter.place_held();
+        assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1), "{way:?}");
+        pair.hosts[1].adapter.release_acks();
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
+    }
+}
+
+#[test]
 fn rights_that_are_withdrawn_were_those_of_the_write() {
     let (mut pair, [qp, target], buffers) = unordered(Way::Stream(97), WriteOrder::Reverse);
     write(&mut pair, qp, &buffers, 1, 0, &pattern(1000, 1));
