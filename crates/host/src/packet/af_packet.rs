@@ -58,6 +58,11 @@ impl PacketSocket {
         })
     }
 
+    /// The socket.
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     /// What a refusal means: that the interface is down is said in the same words as that it is gone.
     fn refusal(&self, error: &io::Error) -> Refusal {
         let refusal = Refusal::of(error);

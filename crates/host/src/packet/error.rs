@@ -35,6 +35,20 @@ impl LinkError {
 fn remedy(link: &LinkSpec, error: &io::Error) -> String {
     let name = link.interface().unwrap_or_default();
     match (link, error.raw_os_error()) {
+        (LinkSpec::Xdp { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) => format!(
+            "grant the rights to XDP (setcap cap_net_raw,cap_net_admin,cap_bpf+ep on the program, \
+             outside of user namespaces), or use packet:{name}, which is slower"
+        ),
+        (LinkSpec::Xdp { .. }, Some(libc::EBUSY | libc::EEXIST)) => format!(
+            "another XDP program or socket has the interface or the queue; choose another queue, \
+             remove it, or use packet:{name}"
+        ),
+        (LinkSpec::Xdp { .. }, Some(libc::EINVAL)) => {
+            format!("name a queue that the interface has (ethtool -l {name}), or use packet:{name}")
+        }
+        (LinkSpec::Xdp { .. }, Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => {
+            format!("no XDP here, or no Ethernet; use packet:{name} on an Ethernet interface")
+        }
         (LinkSpec::Tap { .. }, Some(libc::EPERM | libc::EACCES)) => format!(
             "have an administrator make the device for you (ip tuntap add dev {name} mode tap \
              vnet_hdr user YOU), or use a udp: link, which needs no rights"
@@ -62,7 +76,7 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Packet { .. }, Some(libc::EAFNOSUPPORT)) => {
             format!("{name} is no Ethernet interface; name another, or use a udp: link")
         }
-        (LinkSpec::Packet { .. }, Some(libc::EADDRINUSE)) => {
+        (LinkSpec::Packet { .. } | LinkSpec::Xdp { .. }, Some(libc::EADDRINUSE)) => {
             "the station address is the kernel's own there; choose another".to_owned()
         }
         (LinkSpec::Udp { .. }, Some(libc::EADDRNOTAVAIL)) => {

@@ -5,6 +5,7 @@
 //! | `tap` | `tap:NAME` | Ethernet; the kernel cuts segments | a TAP device, or CAP_NET_ADMIN |
 //! | `af_packet` | `packet:INTERFACE` | Ethernet; the kernel cuts segments | CAP_NET_RAW |
 //! | `namespace` | `ns:NAME` | as `tap`, in a namespace of the user's own | user namespaces |
+//! | `xdp` | `xdp:INTERFACE` | Ethernet | CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
@@ -25,6 +26,7 @@ mod split;
 mod tap;
 mod udp;
 mod vnet;
+mod xdp;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -121,6 +123,9 @@ pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
         }
         LinkSpec::Namespace { name, addresses, mtu, station } => {
             Box::new(namespace::open(spec, name, addresses, *mtu, *station)?)
+        }
+        LinkSpec::Xdp { interface, queue, station } => {
+            Box::new(xdp::XdpSocket::open(spec, interface, *queue, *station)?)
         }
         LinkSpec::Udp { bind, peers } => Box::new(udp::UdpLink::open(spec, *bind, peers)?),
     })

@@ -2,8 +2,8 @@
 //! kernel of this host becomes the peer.
 //!
 //! A process with threads cannot enter a user namespace, so a child makes it, sets the device up inside,
-//! hands the descriptors over and ends. The descriptors keep the namespaces; programs enter them through ours,
-//! and are root there.
+//! hands the descriptors over and ends. The descriptors keep the namespaces; programs enter them through
+//! ours, and are root there.
 
 use std::ffi::CStr;
 use std::io;

@@ -8,6 +8,8 @@ use super::place::PREFIX;
 
 /// The longest name of a network interface.
 const MAX_NAME: usize = 15;
+/// The highest number of a queue that makes sense.
+const MAX_QUEUE: u32 = 4095;
 
 /// A link, as a user names it: `KIND:WHAT`, and behind commas what else there is to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,16 @@ pub enum LinkSpec {
     Packet {
         /// The interface.
         interface: String,
+        /// The station address of our end; drawn if none is given.
+        station: Option<Station>,
+    },
+    /// `xdp:INTERFACE[,queue=NUMBER][,station=XX:XX:XX:XX:XX:XX]`: an XDP socket on a queue of an Ethernet
+    /// interface.
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// The queue: 0 if none is given.
+        queue: u32,
         /// The station address of our end; drawn if none is given.
         station: Option<Station>,
     },
@@ -71,9 +83,12 @@ pub struct SpecError {
     pub problem: &'static str,
 }
 
-const KINDS: &str = "expected tap:NAME, packet:INTERFACE, ns:NAME or udp:ADDRESS:PORT";
+const KINDS: &str =
+    "expected tap:NAME, packet:INTERFACE, xdp:INTERFACE, ns:NAME or udp:ADDRESS:PORT";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
 const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
+const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX behind a comma";
+const QUEUE: &str = "a queue has a number from 0 to 4095";
 const NAMESPACE: &str =
     "expected address=IP/PREFIX, mtu=OCTETS or station=XX:XX:XX:XX:XX:XX behind a comma";
 const ADDRESS: &str = "an address has a prefix, like 10.9.0.1/24 or fd09::1/64";
@@ -90,7 +105,9 @@ impl LinkSpec {
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         match self {
-            Self::Tap { name: interface, .. } | Self::Packet { interface, .. } => Some(interface),
+            Self::Tap { name: interface, .. }
+            | Self::Packet { interface, .. }
+            | Self::Xdp { interface, .. } => Some(interface),
             Self::Namespace { .. } | Self::Udp { .. } => None,
         }
     }
@@ -118,6 +135,7 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
             let interface = interface(what)?;
             Ok(LinkSpec::Packet { interface, station: station_option(parts)? })
         }
+        "xdp" => xdp(interface(what)?, parts),
         "udp" => {
             let bind: SocketAddr = what.parse().map_err(|_| BIND)?;
             if bind.ip().is_unspecified() || bind.ip().is_multicast() {
@@ -146,6 +164,24 @@ fn interface(name: &str) -> Result<String, &'static str> {
 /// The name of a device that is made, which the kernel may choose.
 fn device(name: &str) -> Result<String, &'static str> {
     if name.is_empty() { Ok(String::new()) } else { interface(name) }
+}
+
+fn xdp<'a>(
+    interface: String,
+    parts: impl Iterator<Item = &'a str>,
+) -> Result<LinkSpec, &'static str> {
+    let (mut queue, mut station) = (None, None);
+    for part in parts {
+        match part.split_once('=') {
+            Some(("queue", text)) if queue.is_none() => {
+                let number = text.parse().ok().filter(|queue| *queue <= MAX_QUEUE);
+                queue = Some(number.ok_or(QUEUE)?);
+            }
+            Some(("station", text)) if station.is_none() => station = Some(text.parse()?),
+            _ => return Err(XDP),
+        }
+    }
+    Ok(LinkSpec::Xdp { interface, queue: queue.unwrap_or(0), station })
 }
 
 fn namespace<'a>(
@@ -229,6 +265,13 @@ impl fmt::Display for LinkSpec {
                 write!(f, "packet:{interface}")?;
                 show_station(*station, f)
             }
+            Self::Xdp { interface, queue, station } => {
+                write!(f, "xdp:{interface}")?;
+                if *queue > 0 {
+                    write!(f, ",queue={queue}")?;
+                }
+                show_station(*station, f)
+            }
             Self::Namespace { name, addresses, mtu, station } => {
                 write!(f, "ns:{name}")?;
                 addresses.iter().try_for_each(|(ip, len)| write!(f, ",address={ip}/{len}"))?;
@@ -267,6 +310,8 @@ mod tests {
             "tap:qp0,station=02:00:00:00:00:0a",
             "packet:eth1",
             "packet:eth1,station=02:00:00:00:00:0a",
+            "xdp:eth1",
+            "xdp:eth1,queue=3,station=02:00:00:00:00:0a",
             "ns:",
             "ns:qp0,address=10.9.0.1/24,address=fd09::1/64,mtu=9000,station=02:00:00:00:00:0a",
             "udp:127.0.0.1:4000",
@@ -286,6 +331,11 @@ mod tests {
             ("qp0", KINDS),
             ("tun:qp0", KINDS),
             ("packet:", NAME),
+            ("xdp:", NAME),
+            ("xdp:eth1,3", XDP),
+            ("xdp:eth1,queue=1,queue=1", XDP),
+            ("xdp:eth1,queue=4096", QUEUE),
+            ("xdp:eth1,queue=-1", QUEUE),
             ("ns:a/b", NAME),
             ("ns:,10.9.0.1", NAMESPACE),
             ("ns:,mtu=1500,mtu=1500", NAMESPACE),

@@ -7,3 +7,4 @@ mod peer;
 mod space;
 mod tap;
 mod udp;
+mod xdp;
