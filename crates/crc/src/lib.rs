@@ -1,8 +1,8 @@
 //! CRC32C, the checksum of MPA (RFC 5044 4.4), which takes it over from iSCSI (RFC 3720 B.4).
 //!
 //! It is computed by the crate `crc-fast`, but for long inputs on x86-64 processors that multiply 256 bits
-//! without carries and have no AVX-512: there `wide` is nearly twice as fast, which counts, as the checksum is
-//! the dearest part of a large message.
+//! without carries and have no AVX-512: there `wide` is nearly twice as fast, which counts, as the checksum
+//! is the dearest part of a large message.
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
