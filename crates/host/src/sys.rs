@@ -621,6 +621,13 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// The processor on which this thread runs at this moment.
+#[inline]
+pub(crate) fn processor() -> u32 {
+    // SAFETY: a question without pointers.
+    unsafe { libc::sched_getcpu() as u32 }
+}
+
 /// How many processors the machine has, at least 1, whichever of them this thread may run on.
 pub(crate) fn processors_online() -> usize {
     // SAFETY: a question without pointers.

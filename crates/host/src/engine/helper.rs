@@ -17,13 +17,16 @@ use super::core::HelperMode;
 use crate::clock::kernel_ns;
 use crate::error::EngineError;
 use crate::lock::{futex_wait, futex_wake};
-use crate::sys::{EventFd, ReadyList, wait_either};
+use crate::sys::{self, EventFd, ReadyList, wait_either};
 
 /// The shortest and the longest doze.
 const DOZE_MIN: Duration = Duration::from_micros(100);
 const DOZE_MAX: Duration = Duration::from_millis(1);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
+/// So many polls since the helper looked last are those of a program that polls busily; and so many pass
+/// before its processor is looked up again.
+pub(super) const POLLS_PER_PLACE: u64 = 64;
 /// A program that waits inside the engine at least so often in a doze will come back soon.
 const BUSY_DRIVES: u64 = 4;
 /// Dozes without any sign of life after which the helper rests, while a thread of the program waits.
@@ -117,6 +120,13 @@ fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
     }
 }
 
+/// Whether a program that made `polls` polls on processor `place`, but none now, most likely polls again once
+/// this thread, on processor `here`, lets it: threads that the program has tied to processors after the engine
+/// was opened are not moved out of the helper's way.
+fn was_interrupted(polls: u64, place: u32, here: u32) -> bool {
+    polls >= POLLS_PER_PLACE && place == here
+}
+
 impl Inner {
     /// Whether the program is making progress right now, of which it had made `polls` before.
     fn is_busy(&self, polls: u64) -> bool {
@@ -136,7 +146,8 @@ impl Inner {
             }
             std::hint::spin_loop();
         }
-        false
+        let place = self.place.load(Ordering::Relaxed);
+        was_interrupted(before.wrapping_sub(polls), place, sys::processor())
     }
 
     /// The helper's life.
@@ -227,5 +238,19 @@ impl Inner {
             }
             core.finish_wait(ready);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poller_that_the_helper_keeps_from_its_processor_counts_as_polling() {
+        assert!(was_interrupted(5_000, 1, 1));
+        // Elsewhere it would have been seen.
+        assert!(!was_interrupted(5_000, 0, 1));
+        // It polls now and then, and wants help in between.
+        assert!(!was_interrupted(3, 1, 1));
     }
 }

@@ -14,7 +14,7 @@ mod wait;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     helper: Helper,
     /// Polls so far. Written under the lock, read by the helper without.
     polls: AtomicU64,
+    /// The processor on which a program's thread polled, looked up now and then.
+    place: AtomicU32,
     /// Whether the helper and the program share one processor.
     alone: bool,
     /// Whether the machine has one processor.
@@ -173,6 +175,7 @@ impl Engine {
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
+            place: AtomicU32::new(u32::MAX),
             alone,
             uniprocessor,
             mappings,
@@ -254,7 +257,11 @@ impl Inner {
     /// Counts a poll. The lock is held, so no other thread writes.
     #[inline]
     fn count_poll(&self) {
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(helper::POLLS_PER_PLACE) {
+            self.place.store(sys::processor(), Ordering::Relaxed);
+        }
     }
 }
 
