@@ -30,6 +30,7 @@
 
 mod address;
 mod blank;
+mod buffer;
 mod clock;
 mod cm;
 mod config;

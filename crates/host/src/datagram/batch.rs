@@ -8,12 +8,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use libc::{c_int, c_void};
 use quipu_nic::{Arrival, Departure, MAX_DATAGRAM};
 
+use crate::buffer::Buffer;
 use crate::sys::{RawAddr, check};
 
 /// Datagrams of one call.
 pub(super) const BATCH: usize = 32;
 /// Room for one datagram, and a byte to notice a longer one by.
-const SLOT: usize = MAX_DATAGRAM + 1;
+const ROOM: usize = MAX_DATAGRAM + 1;
+/// From one datagram to the next: each has lines of the cache of its own.
+const SLOT: usize = ROOM.next_multiple_of(64);
 /// Room for the control messages of one datagram, which need less than a hundred bytes.
 const CONTROL: usize = 128;
 
@@ -58,13 +61,13 @@ impl Call {
 /// Datagrams that come in.
 pub(super) struct Incoming {
     call: Box<Call>,
-    bytes: Box<[u8]>,
+    bytes: Buffer,
     count: usize,
 }
 
 impl Incoming {
     pub(super) fn new() -> Self {
-        Self { call: Call::new(), bytes: vec![0; BATCH * SLOT].into_boxed_slice(), count: 0 }
+        Self { call: Call::new(), bytes: Buffer::new(BATCH * SLOT), count: 0 }
     }
 
     /// Receives what there is, up to a batch, without waiting; how many.
@@ -72,7 +75,7 @@ impl Incoming {
         self.count = 0;
         for (index, slot) in self.bytes.chunks_exact_mut(SLOT).enumerate() {
             let name = size_of::<libc::sockaddr_storage>();
-            self.call.aim(index, slot.as_mut_ptr(), SLOT, CONTROL, name);
+            self.call.aim(index, slot.as_mut_ptr(), ROOM, CONTROL, name);
         }
         let headers = self.call.headers.as_mut_ptr();
         let flags = libc::MSG_DONTWAIT;
@@ -98,7 +101,7 @@ impl Incoming {
             let from = unsafe { RawAddr::decode((&raw const self.call.addresses[index]).cast()) }?;
             let mut arrival = Arrival { from, to, traffic_class: 0, hop_limit: 0 };
             read_control(&header.msg_hdr, &mut arrival);
-            let len = (header.msg_len as usize).min(SLOT);
+            let len = (header.msg_len as usize).min(ROOM);
             Some((arrival, &self.bytes[index * SLOT..][..len]))
         })
     }
@@ -151,7 +154,7 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) {
 /// Datagrams that go out.
 pub(super) struct Outgoing {
     call: Box<Call>,
-    bytes: Box<[u8]>,
+    bytes: Buffer,
     departures: Vec<Departure>,
     sent: usize,
 }
@@ -160,7 +163,7 @@ impl Outgoing {
     pub(super) fn new() -> Self {
         Self {
             call: Call::new(),
-            bytes: vec![0; BATCH * SLOT].into_boxed_slice(),
+            bytes: Buffer::new(BATCH * SLOT),
             departures: Vec::with_capacity(BATCH),
             sent: 0,
         }

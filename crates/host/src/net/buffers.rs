@@ -5,64 +5,18 @@
 //! idle stream holds none, and peers that stop in the middle of an FPDU cannot make thousands of
 //! streams hold large buffers.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
+
+use crate::buffer::Buffer;
 
 /// Size of a shared buffer.
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
-/// Where a shared buffer begins in its page. The kernel copies to and from it with the processor's string
-/// instruction, which on AMD processors takes fifteen times as long where the target is 1 to 31 bytes further
-/// into its page than the source. The kernel's own buffers mostly begin with their pages, or a few short
-/// messages behind that: half a page is far from all of these, in both directions.
-const PHASE: usize = PAGE / 2;
-const PAGE: usize = 4096;
 /// Room for the longest FPDU (64 KiB and a little) and what may come right behind it.
 const ROOM_BYTES: usize = 128 * 1024;
 /// How many large buffers streams may hold at once.
 const HELD_MAX: usize = 16;
 /// How many free ones are kept.
 const SPARE_MAX: usize = 4;
-
-/// A buffer, shared or of the size of what it holds.
-pub(crate) struct Buffer {
-    memory: Box<[u8]>,
-    start: usize,
-}
-
-impl Buffer {
-    fn shared() -> Self {
-        let memory = vec![0; BUFFER_BYTES + PAGE].into_boxed_slice();
-        let start = PHASE.wrapping_sub(memory.as_ptr().addr()) % PAGE;
-        Self { memory, start }
-    }
-
-    fn is_shared(&self) -> bool {
-        self.memory.len() == BUFFER_BYTES + PAGE
-    }
-}
-
-impl From<&[u8]> for Buffer {
-    fn from(bytes: &[u8]) -> Self {
-        Self { memory: bytes.into(), start: 0 }
-    }
-}
-
-impl Deref for Buffer {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let len = self.memory.len().min(BUFFER_BYTES);
-        &self.memory[self.start..self.start + len]
-    }
-}
-
-impl DerefMut for Buffer {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let len = self.memory.len().min(BUFFER_BYTES);
-        &mut self.memory[self.start..self.start + len]
-    }
-}
 
 /// The shared buffers that nobody uses now.
 #[derive(Default)]
@@ -74,12 +28,12 @@ pub(crate) struct Pool {
 impl Pool {
     /// A buffer of [`BUFFER_BYTES`], the one used last if there is one: its lines are still cached.
     pub(crate) fn take(&mut self) -> Buffer {
-        self.spare.pop().unwrap_or_else(Buffer::shared)
+        self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES))
     }
 
     /// Gives a buffer back.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
-        if buffer.is_shared() && self.spare.len() < SPARE_MAX {
+        if buffer.len() == BUFFER_BYTES && self.spare.len() < SPARE_MAX {
             self.spare.push(buffer);
         }
     }
@@ -145,22 +99,6 @@ impl Received {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shared_buffers_begin_in_the_middle_of_a_page() {
-        let mut pool = Pool::default();
-        let mut buffers: Vec<_> = (0..3).map(|_| pool.take()).collect();
-        for buffer in &mut buffers {
-            assert_eq!((buffer.len(), buffer.as_ptr().addr() % PAGE), (BUFFER_BYTES, PHASE));
-            buffer.fill(7);
-        }
-        buffers.into_iter().for_each(|buffer| pool.give_back(buffer));
-        assert_eq!(pool.spare.len(), 3);
-        let short = Buffer::from(&[1, 2, 3][..]);
-        assert_eq!(*short, [1, 2, 3]);
-        pool.give_back(short);
-        assert_eq!(pool.spare.len(), 3);
-    }
 
     #[test]
     fn partial_data_stays_in_order_and_large_buffers_are_bounded() {

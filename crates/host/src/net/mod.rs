@@ -22,13 +22,14 @@ use std::sync::Arc;
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, QpNum, Time};
 
-use self::buffers::{Buffer, Pool};
+use self::buffers::Pool;
 use self::hot::Hot;
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
 use self::stream::{Phase, Stream};
 use self::table::Table;
 use self::token::{Slot, Token};
+use crate::buffer::Buffer;
 use crate::handle_map::HandleMap;
 use crate::sys::{self, Epoll, with_more_descriptors};
 use crate::tap::Adapter;

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, Time};
 
-use super::buffers::{Buffer, Pool, Received};
+use super::buffers::{Pool, Received};
+use crate::buffer::Buffer;
 use crate::sys;
 use crate::tap::Tap;
 
