@@ -4,9 +4,9 @@ use std::ops::{Deref, DerefMut, Range};
 
 const PAGE: usize = 4096;
 /// Where a buffer begins in its page. The kernel copies with the processor's string instruction, which on AMD
-/// processors (measured on Zen 3) takes fifteen times as long where the target is 1 to 31 bytes further into its
-/// page than the source. The kernel's own buffers mostly begin with their pages, or behind headers or a few
-/// short messages: half a page is far from all of these, in both directions.
+/// processors (measured on Zen 3) takes fifteen times as long where the target is 1 to 31 bytes further into
+/// its page than the source. The kernel's own buffers mostly begin with their pages, or behind headers or a
+/// few short messages: half a page is far from all of these, in both directions.
 const PHASE: usize = PAGE / 2;
 
 /// Bytes for system calls. It does not grow.

@@ -121,8 +121,8 @@ fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
 }
 
 /// Whether a program that made `polls` polls on processor `place`, but none now, most likely polls again once
-/// this thread, on processor `here`, lets it: threads that the program has tied to processors after the engine
-/// was opened are not moved out of the helper's way.
+/// this thread, on processor `here`, lets it: threads that the program has tied to processors after the
+/// engine was opened are not moved out of the helper's way.
 fn was_interrupted(polls: u64, place: u32, here: u32) -> bool {
     polls >= POLLS_PER_PLACE && place == here
 }
