@@ -27,6 +27,17 @@ impl<P> Hub<P> {
     }
 }
 
+/// A taker for [`Adapter::poll_cq_each`] that fills a list from its front.
+#[inline]
+pub fn into_list(out: &mut [Completion]) -> impl FnMut(&Completion) {
+    let mut free = out.iter_mut();
+    move |completion| {
+        if let Some(slot) = free.next() {
+            *slot = *completion;
+        }
+    }
+}
+
 impl<P: Probe> Adapter<P> {
     /// Creates a completion queue of at least `cqe` entries; its handle and its size.
     ///
@@ -153,12 +164,7 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// As there.
     pub fn poll_cq(&mut self, id: CqId, out: &mut [Completion]) -> Result<usize, Fault> {
-        let (max, mut free) = (out.len(), out.iter_mut());
-        self.poll_cq_each(id, max, |completion| {
-            if let Some(slot) = free.next() {
-                *slot = *completion;
-            }
-        })
+        self.poll_cq_each(id, out.len(), into_list(out))
     }
 
     /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was made.

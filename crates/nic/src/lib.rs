@@ -56,6 +56,7 @@ mod watch;
 mod xrc;
 
 pub use adapter::{Adapter, Config};
+pub use completion_queues::into_list;
 pub use counters::{
     AdapterCounters, PathKind, QpCounters, QpSummary, RequesterCounters, ResponderCounters,
 };

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use quipu_fault::{Call, Occasion};
-use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time};
+use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
 
 use super::Engine;
 use super::core::Core;
@@ -241,12 +241,7 @@ impl Engine {
     /// As there.
     #[inline]
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, EngineError> {
-        let (max, mut free) = (out.len(), out.iter_mut());
-        self.poll_cq_each(cq, max, |completion| {
-            if let Some(slot) = free.next() {
-                *slot = *completion;
-            }
-        })
+        self.poll_cq_each(cq, out.len(), into_list(out))
     }
 
     /// Takes the oldest completion out of a queue that keeps stamps, with the time at which it was

@@ -1,5 +1,5 @@
-//! The end of the process. What is in sockets the kernel sends; what is not is lost, although its request may be
-//! complete: that of plain iWARP is, once its bytes are handed over. So these are waited for.
+//! The end of the process. What is in sockets the kernel sends; what is not is lost, although its request may
+//! be complete: that of plain iWARP is, once its bytes are handed over. So these are waited for.
 
 use std::time::{Duration, Instant};
 

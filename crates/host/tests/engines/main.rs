@@ -1,5 +1,5 @@
-//! Whole engines, and what happens between them. One program, since each would link everything anew; what needs a
-//! process of its own starts it.
+//! Whole engines, and what happens between them. One program, since each would link everything anew; what
+//! needs a process of its own starts it.
 
 mod capture;
 mod capture_cm;

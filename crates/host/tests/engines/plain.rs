@@ -294,8 +294,8 @@ fn sent_bytes(stream: &[u8]) -> usize {
     total
 }
 
-/// A request of plain iWARP is complete when its bytes are handed over: also those that the socket had no room
-/// for get to a peer that begins to read late.
+/// A request of plain iWARP is complete when its bytes are handed over: also those that the socket had no
+/// room for get to a peer that begins to read late.
 #[test]
 fn all_that_is_complete_arrives_although_the_process_ends() {
     const MESSAGES: usize = 40;

@@ -1,4 +1,4 @@
-//! The protocol machines, at both ends and against peers that break the rules. One program, which is linked once.
+//! The protocol machines, at both ends and against peers that break the rules. One program, linked once.
 
 mod common;
 mod faults;

@@ -66,8 +66,8 @@ fn place_in_order<P: Probe>(
     }
 }
 
-/// Places a part of the bytes of a slot now, and has the others held. `false` if the slot is not of that kind;
-/// what is held of other writes to the same place is then done with.
+/// Places a part of the bytes of a slot now, and has the others held. `false` if the slot is not of that
+/// kind; what is held of other writes to the same place is then done with.
 #[cold]
 fn place_unordered<P: Probe>(
     qp: &mut Qp,
