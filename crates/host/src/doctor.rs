@@ -9,6 +9,7 @@ use crate::link::probe;
 use crate::link::segment::{self, MAX_BYTES, Writers};
 use crate::link::socket;
 use crate::net::default_congestion;
+use crate::packet;
 use crate::sys;
 
 /// How something is.
@@ -62,6 +63,7 @@ pub fn examine(config: &Config) -> Vec<Check> {
         congestion(config),
         processors(),
         clock_source(),
+        packet_links(),
     ]
 }
 
@@ -226,6 +228,26 @@ fn clock_source() -> Check {
     Check::new("clock", verdict, detail).remedy("nothing to be done; reading the time costs more")
 }
 
+fn packet_links() -> Check {
+    let (mut can, mut cannot) = (Vec::new(), Vec::new());
+    for (kind, outcome) in packet::kinds() {
+        match outcome {
+            Ok(()) => can.push(kind.to_owned()),
+            Err(error) => cannot.push(format!("{kind} {error}")),
+        }
+    }
+    // The one that always works leads to no kernel's sockets.
+    let verdict = if can.len() > 1 { Verdict::Ok } else { Verdict::Warn };
+    let mut detail = can.join(" ");
+    if !cannot.is_empty() {
+        detail = format!("{detail}; not {}", cannot.join(", "));
+    }
+    Check::new("packet links", verdict, detail).remedy(
+        "queue pairs with TCP of their own reach other Quipus only; grant a right as \
+         docs/qpip-links.md has them, or let users make user namespaces",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,5 +267,7 @@ mod tests {
             assert!(troubled.iter().any(|check| check.name == name), "{name}");
         }
         assert_eq!(checks[0].verdict, Verdict::Fail);
+        let links = checks.iter().find(|check| check.name == "packet links").unwrap();
+        assert!(links.detail.contains("udp:"), "{}", links.detail);
     }
 }

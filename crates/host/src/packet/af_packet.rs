@@ -43,10 +43,7 @@ impl PacketSocket {
         let at = |what| LinkError::at(spec, what);
         let name = Name::new(name).map_err(at("the name of the interface"))?;
         let features = features(name, wanted).map_err(at("looking at the interface"))?;
-        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: takes integers only. Without a protocol the socket receives nothing before it is bound.
-        let fd = adopt(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
-            .map_err(at("making a packet socket"))?;
+        let fd = raw_socket().map_err(at("making a packet socket"))?;
         prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
         Ok(Self {
             fd,
@@ -150,6 +147,18 @@ impl PacketLink for PacketSocket {
     fn wants_writable(&self) -> bool {
         !self.waiting.is_empty()
     }
+}
+
+/// Whether packet sockets can be had here.
+pub(super) fn probe() -> io::Result<()> {
+    raw_socket().map(drop)
+}
+
+/// A packet socket that receives nothing before it is bound, as it has no protocol.
+fn raw_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes integers only.
+    adopt(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
 }
 
 /// What a link on an interface is.

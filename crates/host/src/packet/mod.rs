@@ -131,6 +131,20 @@ pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
     })
 }
 
+/// Which kinds of links this process can open here, each with why not. Leaves nothing behind.
+#[must_use]
+pub fn kinds() -> Vec<(&'static str, Result<(), String>)> {
+    let namespace = || open(&"ns:".parse().expect("it names a link")).map(drop);
+    let said = |outcome: io::Result<()>| outcome.map_err(|error| error.to_string());
+    vec![
+        ("tap:", said(tap::probe())),
+        ("packet:", said(af_packet::probe())),
+        ("xdp:", said(xdp::probe())),
+        ("ns:", namespace().map_err(|error| error.source.to_string())),
+        ("udp:", Ok(())),
+    ]
+}
+
 /// What to do about a frame that the kernel has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {

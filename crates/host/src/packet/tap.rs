@@ -25,6 +25,9 @@ const OFFLOAD: libc::c_uint =
 /// Since Linux 6.2.
 const OFFLOAD_UDP: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
+/// The bit of the right to make interfaces (capabilities(7)).
+const CAP_NET_ADMIN: u32 = 12;
+
 /// A link over a TAP device.
 pub(super) struct Tap {
     fd: OwnedFd,
@@ -180,6 +183,16 @@ fn clone_device() -> io::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
     // SAFETY: the path is a zero-terminated string.
     adopt(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })
+}
+
+/// Whether TAP devices can be made here.
+pub(super) fn probe() -> io::Result<()> {
+    clone_device()?;
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let allowed = mask & 1 << CAP_NET_ADMIN != 0;
+    if allowed { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
 /// Tells the kernel something about a TAP device.

@@ -5,6 +5,7 @@ mod af_packet;
 mod namespace;
 mod peer;
 mod space;
+mod stack;
 mod tap;
 mod udp;
 mod xdp;

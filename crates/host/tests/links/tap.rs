@@ -11,7 +11,7 @@ fn open(spec: &str) -> Box<dyn PacketLink> {
 }
 
 /// Whether TAP devices can be made here.
-fn possible() -> bool {
+pub fn possible() -> bool {
     let possible = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").is_ok();
     if !possible {
         println!("SKIPPED: no /dev/net/tun here");

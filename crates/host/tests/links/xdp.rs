@@ -13,7 +13,7 @@ fn open(spec: &str) -> Box<dyn PacketLink> {
 }
 
 /// Makes a pair, if XDP sockets can be had on its end.
-fn possible() -> bool {
+pub fn possible() -> bool {
     pair();
     match packet::open(&"xdp:ours".parse().unwrap()) {
         Ok(_) => true,

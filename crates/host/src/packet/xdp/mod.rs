@@ -2,8 +2,8 @@
 //! driver.
 //!
 //! Everything else goes on to the kernel, group frames too, which it needs as much as we do: those, and
-//! frames for us on other queues, come by a packet socket ([`af_packet`](super::af_packet)), which also has the
-//! interface receive for our station.
+//! frames for us on other queues, come by a packet socket ([`af_packet`](super::af_packet)), which also has
+//! the interface receive for our station.
 
 mod program;
 mod rings;
@@ -36,6 +36,13 @@ const MAX_MTU: u32 = (SLOT - HEADROOM - ETHERNET) as u32;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So many times in a row that nothing has come, it is asked whether the interface is still there.
 const IDLE: u32 = 64;
+
+/// Whether XDP sockets can be had here at all.
+pub(super) fn probe() -> io::Result<()> {
+    // SAFETY: takes integers only.
+    adopt(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    program::make_map(0).map(drop)
+}
 
 /// A link over an XDP socket.
 pub(super) struct XdpSocket {
