@@ -7,7 +7,7 @@ use quipu_wire::cm::{
     SIDR_REQ_DATA, SIDR_REQ_LEN, Setup,
 };
 
-const SPEC: &str = include_str!("../../../specs/quipu-cm.md");
+const SPEC: &str = include_str!("../../../../specs/quipu-cm.md");
 
 /// The bytes of the block that the specification calls `name`.
 fn example(name: &str) -> Vec<u8> {

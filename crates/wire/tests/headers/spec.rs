@@ -7,8 +7,8 @@ use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
 use quipu_wire::rdmap::{Immediate, UntaggedOp, queue};
 use quipu_wire::{Payload, ddp};
 
-const WIRE: &str = include_str!("../../../specs/quipu-wire.md");
-const DATAGRAM: &str = include_str!("../../../specs/quipu-datagram.md");
+const WIRE: &str = include_str!("../../../../specs/quipu-wire.md");
+const DATAGRAM: &str = include_str!("../../../../specs/quipu-datagram.md");
 
 /// The bytes of the block that the specification of the wire calls `name`.
 fn example(name: &str) -> Vec<u8> {
