@@ -52,8 +52,9 @@ impl Stack {
     /// and 14 octets, or, where the link cuts segments itself, for 65 549 octets. The user copies the
     /// payload behind the headers.
     pub fn poll_transmit(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
-        if let Some(departure) = self.transmit_discovery(out) {
-            return Some(departure);
+        let first = self.transmit_discovery(out).or_else(|| self.transmit_report(out));
+        if first.is_some() {
+            return first;
         }
         while let Some(answer) = self.answers.pop_front() {
             match answer {
@@ -101,6 +102,7 @@ impl Stack {
     pub fn wants_transmit(&self) -> bool {
         !self.answers.is_empty()
             || self.connections.is_ready()
+            || self.groups.wants_transmit()
             || self.neighbours.as_ref().is_some_and(|it| it.wants_transmit())
     }
 

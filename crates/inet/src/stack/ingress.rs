@@ -7,6 +7,7 @@ use quipu_wire::ipv6_extension::{Fragment, Refusal, Walk, next_header, walk};
 use quipu_wire::ndp::Station;
 use quipu_wire::{icmpv6, ipv4, ipv6};
 
+use super::groups::QUERY;
 use super::{Arrival, Frame, Stack};
 use crate::icmp::{Cause, PROTOCOL_AT, PROTOCOL_V4};
 
@@ -238,6 +239,9 @@ impl Stack {
             (TCP, Some(local)) => return self.arrive_tcp(now, packet, local, checked),
             (UDP, Some(_)) => return self.arrive_udp(now, packet, checked),
             (TCP | UDP, None) => self.counters.not_ours += 1,
+            (icmpv6::PROTOCOL, _) if packet.payload.first() == Some(&QUERY) => {
+                self.arrive_query(now, packet);
+            }
             (PROTOCOL_V4 | icmpv6::PROTOCOL, _) => self.arrive_icmp(now, packet),
             (next_header::NONE, _) => self.counters.other += 1,
             _ => {

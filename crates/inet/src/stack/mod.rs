@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `config`, `api` | what goes in and comes out |
 //! | `ingress`, `egress` | the way of a frame up and down, between link and transport |
-//! | `link` | frames and stations |
+//! | `link`, `groups` | frames, stations, groups of stations |
 //! | `addresses` | own addresses, martians |
 //! | `tcp`, `connections` | connections and listeners; where they are kept |
 //! | `udp` | datagrams |
@@ -35,6 +35,7 @@ mod connections;
 mod counters;
 mod demux;
 mod egress;
+mod groups;
 mod icmp;
 mod ingress;
 mod link;
@@ -66,6 +67,7 @@ use crate::tcp::Secret;
 use addresses::Addresses;
 use connections::Connections;
 use egress::Answer;
+use groups::Groups;
 use ports::Ephemeral;
 use tcp::Listeners;
 use udp::Sockets;
@@ -80,6 +82,8 @@ pub struct Stack {
     hardware: Option<Station>,
     /// On a link with stations.
     neighbours: Option<Neighbours>,
+    /// What the link is told of them.
+    groups: Groups,
     icmp: Icmp,
     fragments: Fragments,
     /// Where in [`Fragments::whole`] the payload of the last datagram is that came in parts.
@@ -126,6 +130,7 @@ impl Stack {
             addresses: Addresses::new(&addresses),
             hardware: config.hardware,
             neighbours,
+            groups: Groups::default(),
             icmp: Icmp::default(),
             fragments: Fragments::default(),
             reassembled: 0..0,
@@ -149,12 +154,14 @@ impl Stack {
         if let Some(neighbours) = &mut self.neighbours {
             if !self.begun {
                 neighbours.solicit_routers(now);
+                self.groups.begin(now);
             }
             neighbours.handle_timeout(now);
             self.hear_neighbours();
         }
         (self.now, self.begun) = (now, true);
         self.fragments.handle_timeout(now);
+        self.groups.handle_timeout(now);
         self.expire_tcp(now);
     }
 
@@ -167,6 +174,7 @@ impl Stack {
         }
         let neighbours = self.neighbours.as_ref().and_then(|it| it.poll_timeout());
         let others = neighbours.into_iter().chain(self.fragments.poll_timeout());
+        let others = others.chain(self.groups.poll_timeout());
         others.chain(self.connections.wheel.next()).min()
     }
 

@@ -1,6 +1,7 @@
 //! The stack in simulated time: two of them on a link, or one and a stranger's frames.
 
 mod datagrams;
+mod groups;
 mod hostile;
 mod icmp;
 mod link;
