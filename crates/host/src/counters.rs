@@ -138,6 +138,7 @@ impl Publisher {
         }
         sample.work = work(&total);
         sample.statuses = statuses(counters);
+        let frames = adapter.inet().map(|stack| *stack.counters()).unwrap_or_default();
         sample.engine = [
             counters.completions,
             counters.doorbells,
@@ -148,6 +149,11 @@ impl Publisher {
             calls.receives,
             calls.looks,
             dropped(adapter),
+            frames.received,
+            frames.sent,
+            unused(&frames),
+            frames.tcp_accepted,
+            frames.tcp_resets,
         ];
     }
 }
@@ -170,6 +176,14 @@ fn activity(adapter: &Adapter, calls: &Calls) -> u64 {
 fn dropped(adapter: &Adapter) -> u64 {
     let drops = adapter.datagram_drops();
     drops.malformed + drops.no_queue_pair + drops.qkey_violation + drops.no_receive
+}
+
+/// Frames of QPIP in which there was nothing for anybody here.
+fn unused(frames: &quipu_inet::stack::Counters) -> u64 {
+    let headers = frames.other + frames.malformed + frames.martians + frames.not_ours;
+    let above =
+        frames.unknown_protocol + frames.checksum + frames.tcp_malformed + frames.tcp_unknown;
+    headers + frames.fragments + above + frames.udp_malformed + frames.udp_unknown
 }
 
 /// In the order of `WORK_METRICS`.

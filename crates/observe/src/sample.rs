@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use quipu_iwarp::wire::mpa::crc32c;
 
 const MAGIC: &[u8; 8] = b"QUIPUCNT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_LEN: usize = 20;
 /// Longest sample.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -57,7 +57,7 @@ pub const WORK_METRICS: [Metric; WORK] = [
 ];
 
 /// How many values there are of each engine.
-pub const ENGINE: usize = 9;
+pub const ENGINE: usize = 14;
 /// What is counted of each engine beside that, in the order of [`Sample::engine`].
 pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("completions", "Completions, those in error among them."),
@@ -69,6 +69,14 @@ pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("socket_receives", "System calls that received from a socket."),
     metric("epoll_looks", "Questions to epoll without waiting."),
     metric("dropped_datagrams", "Datagrams that came and were dropped."),
+    metric("frames_received", "Frames from the packet link."),
+    metric("frames_sent", "Frames to the packet link."),
+    metric(
+        "frames_dropped",
+        "Frames with something that is not legal, not spoken or for nobody here.",
+    ),
+    metric("tcp_accepted", "Connections of the adapter's own TCP that peers have opened."),
+    metric("tcp_resets_sent", "Resets for segments that belong to no connection."),
 ];
 
 /// The statuses of completions that are counted, by their numbers in verbs; the last is all others.
