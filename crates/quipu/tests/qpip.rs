@@ -136,9 +136,16 @@ fn nobody_listens() {
     let to = SocketAddr::new(server.address(), 9);
     let refused = qp.connect(to, &TcpSettings::default());
     assert!(matches!(refused, Err(Error::Tcp(Failure::Refused))), "{refused:?}");
-    // A queue pair is for one connection.
-    assert!(qp.connect(to, &TcpSettings::default()).is_err());
     assert!(qp.close().is_err());
+    // It may try again, and what came of the first attempt is no answer to the second.
+    let refused = qp.connect(to, &TcpSettings::default());
+    assert!(matches!(refused, Err(Error::Tcp(Failure::Refused))), "{refused:?}");
+    assert!(qp.close().is_err());
+    let listener = server.adapter.listen(9, &TcpSettings::default(), 1).unwrap();
+    let there = server.tcp();
+    listener.offer(&there).unwrap();
+    qp.connect(to, &TcpSettings::default()).unwrap();
+    there.wait_connected().unwrap();
 }
 
 #[test]
@@ -227,4 +234,42 @@ fn without_a_link_there_are_none() {
     let error = pd.queue_pair(&cq, &cq).build_tcp().unwrap_err();
     assert!(error.to_string().contains("QUIPU_QPIP_LINK"), "{error}");
     assert!(pd.queue_pair(&cq, &cq).build_udp(0).is_err());
+}
+
+/// What is received one after another goes on without a pause, also when the other direction is closed.
+fn through_two_receives(half_closed: bool) {
+    let (client, here, server, there, _listener) = connected(Mode::Stream);
+    client.receive(&here, 2, SIZE, SIZE);
+    if half_closed {
+        here.close().unwrap();
+    }
+    let begun = Instant::now();
+    let (rounds, mut got) = (100, 0);
+    let message = [server.memory.sge(2 * SIZE, SIZE).unwrap()];
+    std::thread::scope(|scope| {
+        let (server, there) = (&server, &there);
+        scope.spawn(move || {
+            for number in 0..rounds {
+                there.post_send(&Request::send(&message).id(number)).unwrap();
+            }
+            (0..rounds).for_each(|number| assert_eq!(server.next().wr_id, number));
+        });
+        while got < rounds as usize * SIZE {
+            let done = client.next();
+            got += done.byte_len as usize;
+            client.receive(&here, done.wr_id, (done.wr_id as usize - 1) * SIZE, SIZE);
+        }
+    });
+    // A window that opens and is not told of is found by probes: a fifth of a second for each round.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_window_that_opens_is_told_of() {
+    through_two_receives(false);
+}
+
+#[test]
+fn a_window_that_opens_is_told_of_in_the_direction_that_is_left() {
+    through_two_receives(true);
 }

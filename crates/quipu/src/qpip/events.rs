@@ -29,6 +29,12 @@ pub(super) struct Status {
     pub(super) end: Option<TcpChange>,
 }
 
+impl Status {
+    fn idle(number: QpNum) -> Self {
+        Self { number, connected: false, peer_closed: false, end: None }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     of: HashMap<QpId, Status>,
@@ -67,8 +73,16 @@ impl Events {
     }
 
     pub(super) fn add(&self, qp: QpId, number: QpNum) {
-        let status = Status { number, connected: false, peer_closed: false, end: None };
-        self.lock().of.insert(qp, status);
+        self.lock().of.insert(qp, Status::idle(number));
+    }
+
+    /// A queue pair begins anew: what has become of an attempt before is no answer any more.
+    pub(super) fn begin(&self, opened: &Opened, qp: QpId) -> Result<(), Error> {
+        let mut state = self.collect(opened)?;
+        if let Some(status) = state.of.get_mut(&qp) {
+            *status = Status::idle(status.number);
+        }
+        Ok(())
     }
 
     pub(super) fn remove(&self, qp: QpId) {

@@ -90,6 +90,7 @@ impl TcpQueuePair {
         from: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), Error> {
+        self.opened().tcp.begin(self.opened(), self.id)?;
         Ok(self.engine().tcp_connect(self.id, to, from, settings)?)
     }
 

@@ -3,6 +3,7 @@
 mod cpu;
 mod echo;
 mod files;
+mod get;
 mod http;
 mod pingpong;
 mod sample;
@@ -28,6 +29,8 @@ pub(crate) struct Options {
 enum Tool {
     /// Serve files or a page by HTTP from queue pairs: curl and browsers are the peers.
     Serve(serve::Options),
+    /// Fetch a page by HTTP through a queue pair, from any server.
+    Get(get::Options),
     /// Measure bulk transfer between queue pairs, or between a queue pair and a socket.
     Ttcp(ttcp::Options),
     /// Measure round trips between queue pairs, or between a queue pair and a socket.
@@ -38,6 +41,7 @@ enum Tool {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     match &options.tool {
         Tool::Serve(options) => serve::run(options),
+        Tool::Get(options) => get::run(options),
         Tool::Ttcp(options) => ttcp::run(options),
         Tool::Pingpong(options) => pingpong::run(options),
     }

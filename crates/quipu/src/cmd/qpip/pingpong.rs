@@ -62,6 +62,10 @@ Examples:
 
 The server answers TCP and UDP, one client of TCP after another. Ctrl-C ends it.";
 
+/// Receives that are posted, and their least length: a window that a message fills to the last octet makes
+/// senders hesitate (RFC 9293 3.8.6.2).
+const PLACES: usize = 4;
+const LEN: usize = 16 << 10;
 /// How long a datagram is waited for before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -159,8 +163,9 @@ fn next(
 impl<'a> End<'a> {
     fn new(adapter: &Adapter, options: &'a Options) -> Result<Self, Failure> {
         let pd = adapter.protection_domain().map_err(failed)?;
-        let memory = pd.register(2 * options.size as usize, Access::LOCAL_WRITE).map_err(failed)?;
-        let cq = || adapter.completion_queue(4).map_err(failed);
+        let (size, len) = (options.size as usize, LEN.max(options.size as usize));
+        let memory = pd.register(size + PLACES * len, Access::LOCAL_WRITE).map_err(failed)?;
+        let cq = || adapter.completion_queue(2 * PLACES as u32).map_err(failed);
         Ok(Self { options, sends: cq()?, receives: cq()?, memory, pd })
     }
 
@@ -168,20 +173,23 @@ impl<'a> End<'a> {
         Ok([self.memory.sge(0, self.options.size as usize).map_err(failed)?])
     }
 
-    /// Where the rest of a message goes.
-    fn room(&self, got: usize) -> Result<[quipu::Sge; 1], Failure> {
+    /// Where a receive puts what comes.
+    fn room(&self, place: u64) -> Result<[quipu::Sge; 1], Failure> {
         let size = self.options.size as usize;
-        Ok([self.memory.sge(size + got, size - got).map_err(failed)?])
+        let len = LEN.max(size);
+        Ok([self.memory.sge(size + place as usize * len, len).map_err(failed)?])
     }
 
     fn by_tcp(&self, to: SocketAddr) -> Result<Vec<u64>, Failure> {
         let qp = self.pd.queue_pair(&self.sends, &self.receives).build_tcp().map_err(failed)?;
-        qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        for place in 0..PLACES as u64 {
+            qp.post_recv(place, &self.room(place)?).map_err(failed)?;
+        }
         let settings = self.options.mode.settings();
         qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
         let mut samples = Vec::with_capacity(self.options.count as usize);
-        for round in 0..self.options.count {
-            samples.push(self.round_by_tcp(&qp, round + 1 == self.options.count)?);
+        for _ in 0..self.options.count {
+            samples.push(self.round_by_tcp(&qp)?);
         }
         qp.close().map_err(failed)?;
         // How the connection ends is the peer's affair.
@@ -189,22 +197,18 @@ impl<'a> End<'a> {
         Ok(samples)
     }
 
-    /// One round trip in nanoseconds; posts the receive for the next one.
-    fn round_by_tcp(&self, qp: &TcpQueuePair, last: bool) -> Result<u64, Failure> {
+    /// One round trip, in nanoseconds.
+    fn round_by_tcp(&self, qp: &TcpQueuePair) -> Result<u64, Failure> {
         let begun = Instant::now();
         qp.post_send(&Request::send(&self.message()?)).map_err(failed)?;
-        let mut got = 0;
-        while got < self.options.size as usize {
-            // A stream may come in pieces.
-            if got > 0 {
-                qp.post_recv(0, &self.room(got)?).map_err(failed)?;
-            }
-            let done = next(&self.receives, self.options.wait, None)?;
-            got += done.map_or(0, |done| done.byte_len as usize);
-        }
-        let took = begun.elapsed().as_nanos() as u64;
-        if !last {
-            qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        let (mut got, mut took) = (0, 0);
+        // A stream may come in pieces.
+        while got < self.options.size
+            && let Some(done) = next(&self.receives, self.options.wait, None)?
+        {
+            took = begun.elapsed().as_nanos() as u64;
+            got += done.byte_len;
+            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
         }
         next(&self.sends, self.options.wait, None)?;
         Ok(took)
@@ -213,7 +217,9 @@ impl<'a> End<'a> {
     fn by_udp(&self, to: SocketAddr) -> Result<(Vec<u64>, u32), Failure> {
         let qp = self.pd.queue_pair(&self.sends, &self.receives).build_udp(0).map_err(failed)?;
         let (mut samples, mut lost) = (Vec::with_capacity(self.options.count as usize), 0);
-        qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        for place in 0..PLACES as u64 {
+            qp.post_recv(place, &self.room(place)?).map_err(failed)?;
+        }
         for _ in 0..self.options.count {
             match self.round_by_udp(&qp, to)? {
                 Some(took) => samples.push(took),
@@ -233,8 +239,8 @@ impl<'a> End<'a> {
         next(&self.sends, self.options.wait, None)?;
         let done = next(&self.receives, self.options.wait, Some(begun + PATIENCE))?;
         let took = begun.elapsed().as_nanos() as u64;
-        if done.is_some() {
-            qp.post_recv(0, &self.room(0)?).map_err(failed)?;
+        if let Some(done) = done {
+            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
         }
         Ok(done.map(|_| took))
     }

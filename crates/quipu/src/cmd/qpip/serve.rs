@@ -523,3 +523,7 @@ impl Connection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

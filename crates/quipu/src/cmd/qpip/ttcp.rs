@@ -139,7 +139,8 @@ impl<'a> End<'a> {
         let cq = adapter.completion_queue(2 * depth).map_err(failed)?;
         let queues = pd.queue_pair(&cq, &cq).send_queue(depth, 1).recv_queue(depth, 1);
         let qp = queues.build_tcp().map_err(failed)?;
-        let memory = pd.register(depth as usize * length, Access::LOCAL_WRITE).map_err(failed)?;
+        let memory = depth as usize * length + 1;
+        let memory = pd.register(memory, Access::LOCAL_WRITE).map_err(failed)?;
         Ok(Self { options, adapter, qp, cq, memory })
     }
 
@@ -168,6 +169,9 @@ impl<'a> End<'a> {
 
     fn sends(&self, to: SocketAddr) -> Result<Outcome, Failure> {
         let settings = self.options.mode.settings();
+        // What is posted is the window, and into a closed one no TCP sends its end.
+        let end = [self.memory.sge(self.memory.len() - 1, 1).map_err(failed)?];
+        self.qp.post_recv(u64::MAX, &end).map_err(failed)?;
         self.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
         let (begun, cpu, count) = (Instant::now(), Cpu::now(), self.options.count);
         let (mut posted, mut done) = (0, 0);

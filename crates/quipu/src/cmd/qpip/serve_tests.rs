@@ -1,0 +1,191 @@
+//! A server and its clients, which are queue pairs too, on UDP links: no right is needed.
+
+use std::sync::atomic::AtomicBool;
+use std::thread::scope;
+
+use clap::Parser;
+use quipu::qpip::QpipConfig;
+use quipu::{Completion, Config};
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    options: Options,
+}
+
+fn adapter() -> Adapter {
+    let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+    let address = Some([127, 0, 0, 1].into());
+    let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
+    Adapter::open_with(config).unwrap()
+}
+
+/// A client with one connection.
+struct Client {
+    qp: TcpQueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    got: Vec<u8>,
+}
+
+const LEN: usize = 64 << 10;
+/// Receives that it has posted.
+const PLACES: usize = 4;
+
+impl Client {
+    fn connect(adapter: &Adapter, to: SocketAddr) -> Self {
+        let (pd, cq) =
+            (adapter.protection_domain().unwrap(), adapter.completion_queue(64).unwrap());
+        let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+        let memory = pd.register((PLACES + 1) * LEN, Access::LOCAL_WRITE).unwrap();
+        let client = Self { qp, cq, memory, got: Vec::new() };
+        (0..PLACES).for_each(|place| client.post(place));
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        client.qp.connect(to, &settings).unwrap();
+        client
+    }
+
+    fn post(&self, place: usize) {
+        let room = [self.memory.sge(place * LEN, LEN).unwrap()];
+        self.qp.post_recv(place as u64, &room).unwrap();
+    }
+
+    /// Waits for what completes next; what has come, if it was a receive.
+    fn next(&self) -> Vec<u8> {
+        let mut out = [Completion::default()];
+        self.cq.wait(&mut out).unwrap();
+        assert_eq!(out[0].status, WcStatus::Success);
+        if out[0].wr_id == SEND {
+            return Vec::new();
+        }
+        let place = out[0].wr_id as usize;
+        let came = self.memory.to_vec(place * LEN, out[0].byte_len as usize).unwrap();
+        self.post(place);
+        came
+    }
+
+    fn send(&self, text: &str) {
+        self.memory.write(PLACES * LEN, text.as_bytes()).unwrap();
+        let memory = [self.memory.sge(PLACES * LEN, text.len()).unwrap()];
+        self.qp.post_send(&Work::send(&memory).id(SEND)).unwrap();
+    }
+
+    /// Receives until what has come is enough; then that, to be looked at.
+    fn receive(&mut self, enough: impl Fn(&[u8]) -> bool) -> String {
+        while !enough(&self.got) {
+            let came = self.next();
+            self.got.extend(came);
+        }
+        String::from_utf8_lossy(&std::mem::take(&mut self.got)).into_owned()
+    }
+
+    /// A request, and its response as far as the end of `end`.
+    fn ask(&mut self, text: &str, end: &str) -> String {
+        self.send(text);
+        self.receive(|got| got.ends_with(end.as_bytes()))
+    }
+}
+
+/// Runs a server with these words on its command line while `clients` does what it does.
+fn served(words: &[&str], clients: impl FnOnce(&Adapter, SocketAddr) + Send) {
+    let words = [&["serve", "--quiet", "--port", "80"], words].concat();
+    let options = Line::try_parse_from(words).unwrap().options;
+    let (here, there) = (adapter(), adapter());
+    let mut server = Server::new(&there, &options).unwrap();
+    let (bell, stop) = (server.bell().unwrap(), AtomicBool::new(false));
+    let to = SocketAddr::new(there.info().unwrap().addresses[0], 80);
+    scope(|scope| {
+        let client = scope.spawn(move || clients(&here, to));
+        scope.spawn(|| {
+            let outcome = client.join();
+            stop.store(true, Ordering::Release);
+            bell.flush().unwrap();
+            outcome.unwrap();
+        });
+        server.run(&stop).unwrap();
+    });
+}
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+
+#[test]
+fn requests_on_one_connection_are_answered_in_order() {
+    served(&["--text", "knots"], |adapter, to| {
+        let mut client = Client::connect(adapter, to);
+        let first = client.ask(GET, "knots");
+        assert!(first.starts_with("HTTP/1.1 200 OK\r\n"), "{first}");
+        // Several at once, the last cut in the middle.
+        client.send(&format!("{GET}GET /x HTTP/1.1\r\nHost: a\r\n\r\nHEAD / HT"));
+        let both = client.receive(|got| {
+            let text = String::from_utf8_lossy(got);
+            text.contains("knots") && text.contains(" 404 ") && text.ends_with("\r\n\r\n")
+        });
+        assert!(both.find("knots").unwrap() < both.find(" 404 ").unwrap());
+        let last = client.ask("TP/1.0\r\n\r\n", "\r\n\r\n");
+        assert!(last.contains("Content-Length: 5\r\n") && last.contains("Connection: close"));
+        // It was asked not to stay.
+        client.qp.wait_peer_closed().unwrap();
+        client.qp.close().unwrap();
+        client.qp.wait_closed().unwrap();
+    });
+}
+
+#[test]
+fn what_is_no_request_is_refused_and_the_connection_closed() {
+    served(&[], |adapter, to| {
+        for (text, status) in [
+            ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", "405"),
+            ("nonsense\r\n\r\n", "400"),
+            ("GET /%2e%2e/etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", "400"),
+        ] {
+            let mut client = Client::connect(adapter, to);
+            let answer = client.ask(text, "\r\n\r\n");
+            assert_eq!(&answer[9..12], status, "{text:?}");
+            // What is still sent does not disturb the end.
+            client.send("and more");
+            client.qp.wait_peer_closed().unwrap();
+            client.qp.close().unwrap();
+            client.qp.wait_closed().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_client_that_has_closed_its_direction_gets_everything() {
+    let name = std::env::temp_dir().join(format!("quipu-serve-{}", std::process::id()));
+    std::fs::create_dir(&name).unwrap();
+    // Longer than what is under way at once.
+    let content: Vec<u8> =
+        (0..SENDS * PIECE as usize + 12_345).map(|at| (at % 251) as u8).collect();
+    std::fs::write(name.join("long"), &content).unwrap();
+    served(&[name.to_str().unwrap()], |adapter, to| {
+        let client = Client::connect(adapter, to);
+        client.send("GET /long HTTP/1.1\r\nHost: a\r\n\r\n");
+        client.qp.close().unwrap();
+        let mut got = Vec::new();
+        while got.len() < content.len() || !got.ends_with(&content[content.len() - 1000..]) {
+            got.extend(client.next());
+        }
+        let head = got.len() - content.len();
+        assert!(got[..head].ends_with(b"\r\n\r\n") && got[head..] == content);
+        client.qp.wait_closed().unwrap();
+    });
+    std::fs::remove_dir_all(&name).unwrap();
+}
+
+#[test]
+fn a_new_client_takes_the_place_of_the_one_that_is_quiet_for_longest() {
+    served(&["--text", "knots", "--connections", "2"], |adapter, to| {
+        let mut clients = Vec::new();
+        for _ in 0..5 {
+            let mut client = Client::connect(adapter, to);
+            client.ask(GET, "knots");
+            clients.push(client);
+        }
+        assert!(clients[0].qp.wait_closed().is_err());
+        // The last is still served.
+        clients[4].ask(GET, "knots");
+    });
+}
