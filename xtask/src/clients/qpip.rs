@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::process::{Ended, Running, capture, wait_until};
 use crate::stage::Staged;
 
-use super::hosts::Family;
+use super::hosts::{Family, on_host};
 use super::{LIMIT, Row, scratch_file};
 
 /// What `nc` does, where there is no `nc`: sends a text, ends its direction, and prints what comes back.
@@ -30,6 +30,7 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         };
         rows.push(row("curl-of-serve", curl));
         rows.push(row("curl-many", curl_many));
+        rows.push(row("get-of-http.server", get));
         rows.push(row("nc-of-pingpong", nc));
         rows.push(row("pingpong/queue-pair-of-socket", |staged, net| pingpong(staged, net, true)));
         rows.push(row("pingpong/socket-of-queue-pair", |staged, net| pingpong(staged, net, false)));
@@ -251,6 +252,29 @@ fn curl_many(staged: &Staged, net: &Net) -> Result<(), String> {
     check(ended.stdout == "1 0 0 ", &ended, "not one connection")
 }
 
+/// A queue pair fetches from a server with sockets.
+fn get(staged: &Staged, net: &Net) -> Result<(), String> {
+    let folder = Folder::new()?;
+    let path = folder.0.display().to_string();
+    let args = ["-u", "-m", "http.server", "--bind", net.kernel(), "--directory", &path, "8000"];
+    let _server = start(net.command("python3", &args), "Serving HTTP")?;
+    let host =
+        if net.family == Family::V6 { format!("[{}]", net.kernel()) } else { net.kernel().into() };
+    let to = folder.0.join("fetched");
+    for size in SIZES {
+        let url = format!("http://{host}:8000/{size}");
+        run(net.tool(staged, &["get", &url, "--output", &to.display().to_string()]))?;
+        let got = fs::read(&to).map_err(|error| error.to_string())?;
+        if got != noise(size) {
+            return Err(format!("  {} of {size} octets came, or others", got.len()));
+        }
+    }
+    let url = format!("http://{host}:8000/none");
+    let ended =
+        capture(net.tool(staged, &["get", &url]), LIMIT).map_err(|error| error.to_string())?;
+    check(!ended.success() && ended.stderr.contains("404"), &ended, "no word about 404")
+}
+
 /// Everything comes back, and then the end.
 fn nc(staged: &Staged, net: &Net) -> Result<(), String> {
     let _server = start(net.tool(staged, &["pingpong", "--wait"]), "sending back")?;
@@ -319,8 +343,10 @@ fn ttcp(staged: &Staged, net: &Net, queue_pair_sends: bool) -> Result<(), String
 /// Two adapters without any right.
 fn udp_link(staged: &Staged) -> Result<(), String> {
     let quipu = |args: &[&str]| {
-        let mut command = Command::new(&staged.quipu);
-        command.args(["qpip", "pingpong"]).args(args);
+        let mut words = on_host(0);
+        words.extend([staged.quipu.display().to_string(), "qpip".into(), "pingpong".into()]);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(args);
         command
     };
     let mut server = start(quipu(&["--link", "udp:[::1]:4790", "--wait"]), "sending back")?;
