@@ -105,12 +105,12 @@ kinds! {
          datagrams) and 148 for rdma_reject; send what is longer over the connection";
     /// Memory was used while a write of a peer to it was only partly placed.
     WriteOrder = "write-order",
-        "the bytes of writes become visible in any order until a completion orders them: that the last \
-         byte is there, or a flag that was written later, says nothing of those before it (IBA 9.5; RFC \
-         5040 5.5)",
-        "have the peer end with a send or a write with immediate, and wait for its completion; or poll a \
-         word that the peer changes by an atomic; or ask ibv_query_qp_data_in_order(3), which knows of \
-         adapters that keep the order within a write";
+        "the bytes of writes become visible in any order until a completion orders them: that the \
+         last byte is there, or a flag that was written later, says nothing of those before it \
+         (IBA 9.5; RFC 5040 5.5)",
+        "have the peer end with a send or a write with immediate, and wait for its completion; or \
+         poll a word that the peer changes by an atomic; or ask ibv_query_qp_data_in_order(3), \
+         which knows of adapters that keep the order within a write";
 }
 
 /// Something that a program did.
