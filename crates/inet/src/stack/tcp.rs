@@ -272,9 +272,10 @@ impl Stack {
     fn forget(&mut self, index: u32) {
         let slot = self.connections.slot(index);
         slot.marks.set(Marks::RELEASED);
-        let (unheard, listener) = (slot.marks.take(Marks::INCOMING), slot.listener);
-        if unheard {
-            self.heard(listener);
+        if slot.marks.take(Marks::INCOMING)
+            && let Some(watched) = self.watched(index)
+        {
+            watched.unheard = watched.unheard.saturating_sub(1);
         }
         self.after(index);
     }
@@ -446,18 +447,19 @@ impl Stack {
         let slot = self.connections.slot(index);
         let settled = slot.connection.as_ref().is_none_or(|it| it.state() != State::SynReceived);
         if settled && slot.marks.take(Marks::HALF_OPEN) {
-            let (listener, v6) = (slot.listener, slot.key.remote().is_ipv6());
-            if let Some(watched) = &mut self.listeners.places[listener as usize].1 {
+            let v6 = slot.key.remote().is_ipv6();
+            if let Some(watched) = self.watched(index) {
                 watched.families[usize::from(v6)].settled();
             }
         }
         self.connections.touch(index);
     }
 
-    fn heard(&mut self, listener: u32) {
-        if let Some(watched) = &mut self.listeners.places[listener as usize].1 {
-            watched.unheard = watched.unheard.saturating_sub(1);
-        }
+    /// The listener that a connection came to, if it still watches the port.
+    fn watched(&mut self, index: u32) -> Option<&mut Watched> {
+        let slot = self.connections.slot(index);
+        let watched = self.listeners.places[slot.listener as usize].1.as_mut();
+        watched.filter(|watched| watched.port == slot.key.local_port)
     }
 
     /// The next event of a connection.
@@ -466,12 +468,14 @@ impl Stack {
             let connection = self.connections.id(index);
             let slot = self.connections.slot(index);
             if slot.marks.take(Marks::INCOMING) {
-                let at = slot.listener;
-                let listener = self.listeners.id(at);
-                if let Some(watched) = &mut self.listeners.places[at as usize].1 {
-                    watched.unheard = watched.unheard.saturating_sub(1);
-                    watched.idle = watched.idle.saturating_sub(1);
-                }
+                let listener = self.listeners.id(slot.listener);
+                let Some(watched) = self.watched(index) else {
+                    // Nobody watches any more, and nobody has heard of it.
+                    self.release(connection);
+                    continue;
+                };
+                watched.unheard = watched.unheard.saturating_sub(1);
+                watched.idle = watched.idle.saturating_sub(1);
                 return Some(Event::Incoming { listener, connection });
             }
             if !slot.marks.has(Marks::RELEASED)

@@ -101,6 +101,7 @@ impl Stack {
         out: &mut [u8],
     ) -> Result<Departure, DatagramError> {
         self.now = now;
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let source = self.sockets.port(socket).ok_or(DatagramError::Closed)?;
         if to.port() == 0 || !self.addresses.is_peer(to.ip()) {
             return Err(DatagramError::BadAddress);

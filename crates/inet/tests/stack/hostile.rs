@@ -336,3 +336,25 @@ fn connections_are_bounded_and_those_that_only_wait_go_first() {
     assert_eq!(refused, Err(ConnectError::TooMany));
     assert!(net.hosts[0].stack.connection(ids[0]).is_some());
 }
+
+#[test]
+fn who_came_to_a_port_that_is_not_watched_any_more_is_reset() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let config = net.config.clone();
+    let stack = &mut net.hosts[1].stack;
+    let (old, _) = stack.listen(80, &config, 8).unwrap();
+    stack.set_idle(old, 8);
+    let bytes = Packet::new(ip(V6[0]), ip(V6[1])).segment(&syn(9, 0), &[]);
+    stack.handle_frame(SECOND, &Frame { bytes: &bytes, checked: false });
+    stack.unlisten(old);
+    // Another takes its place before anybody has heard of the connection.
+    let (new, _) = stack.listen(81, &config, 8).unwrap();
+    stack.set_idle(new, 1);
+    assert_eq!(stack.poll_event(), None);
+    let answers = answers(&mut net);
+    assert!(answers.last().is_some_and(|last| last.flags.has(Flags::RST)), "{answers:?}");
+    net.run(SECOND);
+    assert_eq!(net.hosts[1].stack.poll_timeout(), None, "nothing is left");
+    let client = net.connect(0, 81);
+    assert!(net.run_until(SECOND, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
+}
