@@ -35,6 +35,10 @@ impl Default for TcpSettings {
     }
 }
 
+/// How long an acknowledgement waits for something that it could travel with. At the other end a send waits
+/// for it: as long as an answer takes that is made at once, and no longer.
+const ACK_DELAY_NS: u64 = 200_000;
+
 impl TcpSettings {
     pub(super) fn to_config(self) -> tcp::Config {
         tcp::Config {
@@ -43,6 +47,7 @@ impl TcpSettings {
             ecn: self.ecn,
             user_timeout: self.user_timeout_ns,
             connect_timeout: self.connect_timeout_ns,
+            ack_delay: ACK_DELAY_NS,
             // The stack takes the lesser of these and what the link and the path allow.
             receive_mss: u16::MAX,
             path_mss: u16::MAX,

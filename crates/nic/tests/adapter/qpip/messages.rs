@@ -241,3 +241,20 @@ fn what_was_kept_is_handed_out_as_receives_are_posted_without_another_word_of_th
         assert_eq!(sink.bytes(n as usize * 100, 100), pattern(n, 100));
     }
 }
+
+#[test]
+fn a_completion_does_not_wait_long_for_an_acknowledgement_that_waits_for_company() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let sink = net.buffer(1, 100);
+        net.recv(1, qps[1], 0, &[sink.sge(0, 100)]);
+        net.join(qps, mode);
+        for n in 0..50 {
+            net.send_bytes(0, qps[0], n, &[1; 100]);
+            net.run_for(MILLISECOND);
+            assert_eq!(brief(&net.poll(0)), [(n, WcStatus::Success, 100)]);
+            net.recv(1, qps[1], n, &[sink.sge(0, 100)]);
+        }
+    }
+}
