@@ -38,7 +38,7 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         rows.push(row("ttcp/socket-to-queue-pair", |staged, net| ttcp(staged, net, false)));
     }
     let row = |name: &str, run: fn(&Staged) -> Result<(), String>| Row {
-        name: format!("two-hosts/v6/qpip/{name}"),
+        name: format!("two-hosts/v4/qpip/{name}"),
         run: Box::new(move || run(staged)),
     };
     rows.push(row("udp-link/pingpong", udp_link));
@@ -349,14 +349,21 @@ fn udp_link(staged: &Staged) -> Result<(), String> {
         command.args(&words[1..]).args(args);
         command
     };
-    let mut server = start(quipu(&["--link", "udp:[::1]:4790", "--wait"]), "sending back")?;
+    let mut server = start(quipu(&["--link", "udp:127.0.0.1:4790", "--wait"]), "sending back")?;
     let said = server.said();
     // LINK: ADDRESS, MTU ...
     let address = said.split_once(": ").and_then(|(_, rest)| rest.split_once(','));
     let address = address.ok_or_else(|| said.clone())?.0.to_owned();
     for protocol in ["--wait", "--udp"] {
-        let ended =
-            run(quipu(&[&address, "--link", "udp:[::1]:4791", "-n", "100", "--json", protocol]))?;
+        let ended = run(quipu(&[
+            &address,
+            "--link",
+            "udp:127.0.0.1:4791",
+            "-n",
+            "100",
+            "--json",
+            protocol,
+        ]))?;
         check(ended.stdout.contains("\"round_trips\": 100,"), &ended, "not 100 round trips")?;
     }
     if server.has_ended() { Err("  the server has ended".into()) } else { Ok(()) }

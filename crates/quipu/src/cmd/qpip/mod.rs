@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LinkOptions {
-    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE` or `udp:ADDRESS:PORT`.
+    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK")]
     link: Option<LinkSpec>,
     /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: the
@@ -84,8 +84,14 @@ impl LinkOptions {
         let (addresses, gateways) = (self.address.clone(), self.gateway.clone());
         let config = Config::from_env().map_err(|error| Failure::new("cannot begin", error, ""))?;
         let qpip = QpipConfig { link, addresses, gateways };
-        Adapter::open_with(Config { qpip: Some(qpip), ..config })
-            .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))
+        let adapter = Adapter::open_with(Config { qpip: Some(qpip), ..config })
+            .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))?;
+        if adapter.info().map_err(failed)?.addresses.is_empty() {
+            let remedy = "give it one with --address, such as fd09::2/64";
+            let why = "it has no address, and this link gives it none";
+            return Err(Failure::new("cannot bring up the adapter", why, remedy));
+        }
+        Ok(adapter)
     }
 }
 
@@ -167,5 +173,8 @@ mod tests {
         }
         let missing = Line::try_parse_from(["x"]).unwrap().link.open().unwrap_err();
         assert!(missing.to_string().contains("--link"));
+        let words = ["x", "--link", "udp:[::1]:0"];
+        let nowhere = Line::try_parse_from(words).unwrap().link.open().unwrap_err();
+        assert!(nowhere.to_string().contains("--address"), "{nowhere}");
     }
 }
