@@ -333,6 +333,8 @@ fn take_on<P>(qp: &mut Qp, hub: &mut Hub<P>, connection: TcpId, settings: &TcpSe
     path.connection = Some(connection);
     path.listener = None;
     path.mode = settings.mode;
+    // An attempt before may have been closed, and refused.
+    path.closing = Closing::Not;
     let room = path.receives.first_news(receiving::MOST_ROOM);
     inet.stack.set_receive_space(connection, room);
     if let Some(flow) = inet.stack.flow(connection) {
