@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use quipu_abi_types::*;
 use quipu_host::Device;
-use quipu_host::connection::{Event, Param, Path, PortSpace, QpParams};
+use quipu_host::connection::{Event, Param, Path, PortSpace, Protocol, QpParams};
 
 use crate::entry::{Out, entries};
 use crate::instance::{self, current, for_destructor, opened};
@@ -205,7 +205,7 @@ fn qp_attr_of(params: &QpParams, state: u32, attr: &mut ibv_qp_attr) -> u32 {
             mask |= IBV_QP_ACCESS_FLAGS;
         }
         // The engine connects it; the kernel names the port here, too.
-        _ if params.plain => {
+        _ if params.of_adapter => {
             attr.port_num = 1;
             return IBV_QP_PORT;
         }
@@ -439,7 +439,11 @@ entries! {
         let route = instance.engine.cm_route(instance.cm_id(id))?;
         let mut device = [0; 64];
         if route.has_device {
-            let which = if route.plain { Device::QuipuIw0 } else { Device::Quipu0 };
+            let which = match route.protocol {
+                Protocol::Quipu => Device::Quipu0,
+                Protocol::Iwarp => Device::QuipuIw0,
+                Protocol::Qpip => Device::QuipuQp0,
+            };
             crate::device::put_text(&mut device, which.name());
         }
         out.fill(EngineCmRoute {

@@ -168,8 +168,13 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     all.rss_caps = RSS;
     all.max_wq_type_rq = limits.max_srq;
     all.phys_port_cnt_ex = 1;
-    if device == Device::QuipuIw0 {
-        of_rnic(&mut all);
+    match device {
+        Device::Quipu0 => {}
+        Device::QuipuIw0 => of_rnic(&mut all),
+        Device::QuipuQp0 => {
+            of_rnic(&mut all);
+            of_qpip(&mut all);
+        }
     }
     all
 }
@@ -188,6 +193,27 @@ fn of_rnic(all: &mut ibv_device_attr_ex) {
     all.rss_caps = unsafe { std::mem::zeroed() };
     all.max_wq_type_rq = 0;
     all.device_cap_flags_ex = attr.device_cap_flags.into();
+}
+
+/// What QPIP does not do either: anything but sending and receiving.
+fn of_qpip(all: &mut ibv_device_attr_ex) {
+    let attr = &mut all.orig_attr;
+    attr.vendor_part_id = 3;
+    // None of them can be posted. Programs that never do give 1 to rdma_connect all the same, which would
+    // refuse it, and ask for nothing else by these numbers.
+    attr.max_qp_rd_atom = 1;
+    attr.max_qp_init_rd_atom = 1;
+    attr.max_res_rd_atom = 0;
+    attr.max_sge_rd = 0;
+    attr.max_mw = 0;
+    (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (0, 0, 0);
+    (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) = (0, 0, 0);
+    attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID;
+    all.device_cap_flags_ex = attr.device_cap_flags.into();
+    let sends = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
+    all.odp_caps.per_transport_caps =
+        ibv_odp_transport_caps { rc_odp_caps: sends, uc_odp_caps: 0, ud_odp_caps: 0 };
+    all.xrc_odp_caps = 0;
 }
 
 fn port_attributes(
@@ -354,5 +380,33 @@ entries! {
         }
         out.fill(identity::gid_entry(device, instance.engine.address()));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_of_qpip_sends_and_receives_and_nothing_else() {
+        let address = HostAddress {
+            ip: "127.0.0.1".parse().unwrap(),
+            interface: "lo".into(),
+            index: 1,
+            up: true,
+            running: true,
+            loopback: true,
+        };
+        let all = device_attributes(Device::QuipuQp0, &address, &Limits::default());
+        let attr = &all.orig_attr;
+        assert_eq!((attr.max_srq, attr.max_mw, attr.max_ah, attr.max_mcast_grp), (0, 0, 0, 0));
+        assert_eq!((attr.atomic_cap, attr.max_res_rd_atom), (IBV_ATOMIC_NONE, 0));
+        // perftest and rping give 1 to rdma_connect, which refuses what is beyond.
+        assert_eq!((attr.max_qp_rd_atom, attr.max_qp_init_rd_atom), (1, 1));
+        let sends = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
+        assert_eq!(all.odp_caps.per_transport_caps.rc_odp_caps, sends);
+        assert!(attr.max_qp > 0 && attr.max_qp_wr > 0 && attr.max_sge > 0 && attr.max_cqe > 0);
+        let kind = identity::kind(Device::QuipuQp0);
+        assert_eq!(kind, (IBV_NODE_UNSPECIFIED, IBV_TRANSPORT_UNSPECIFIED));
     }
 }

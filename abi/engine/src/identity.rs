@@ -10,6 +10,8 @@ use quipu_host::{
 };
 use quipu_nic::Gid;
 
+use crate::instance::current;
+
 /// The devices that an engine would have if it were opened now; none if it could not be.
 pub(crate) fn prospective_devices() -> Vec<Device> {
     Config::from_env().map(|config| config.devices).unwrap_or_default()
@@ -20,6 +22,8 @@ pub(crate) const fn kind(device: Device) -> (i32, i32) {
     match device {
         Device::Quipu0 => (IBV_NODE_CA, IBV_TRANSPORT_IB),
         Device::QuipuIw0 => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
+        // What QPIP is has no number. Taken for iWARP, perftest would write credits into its peer's memory.
+        Device::QuipuQp0 => (IBV_NODE_UNSPECIFIED, IBV_TRANSPORT_UNSPECIFIED),
     }
 }
 
@@ -43,15 +47,31 @@ pub(crate) fn prospective_address() -> Result<HostAddress, OpenError> {
     }
 }
 
+/// The address of QPIP's packet link by which peers reach it, if one is known: that of the engine, or what
+/// the environment gives it.
+fn link_address() -> Option<IpAddr> {
+    let addresses: Vec<IpAddr> = match current() {
+        Ok(instance) => instance.engine.qpip_info().ok()?.addresses,
+        Err(_) => Config::from_env().ok()?.qpip?.addresses.iter().map(|&(ip, _)| ip).collect(),
+    };
+    let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    addresses.iter().find(|ip| !is_local(ip)).or(addresses.first()).copied()
+}
+
 /// The one row of the GID table. That of an RNIC holds a hardware address, which nobody connects to: Linux
-/// shows the MAC address of the interface, and its type as that of InfiniBand.
+/// shows the MAC address of the interface, and its type as that of InfiniBand. That of QPIP is of the same
+/// type and holds the address of its link, which is what a peer's program is to be told.
 pub(crate) fn gid_entry(device: Device, address: &HostAddress) -> ibv_gid_entry {
+    let of_hardware = || {
+        let mut raw = [0; 16];
+        raw[..6].copy_from_slice(&guid(device, address.ip).to_ne_bytes()[..6]);
+        raw
+    };
     let (raw, gid_type) = match device {
         Device::Quipu0 => (Gid::from(address.ip).0, IBV_GID_TYPE_ROCE_V2),
-        Device::QuipuIw0 => {
-            let mut raw = [0; 16];
-            raw[..6].copy_from_slice(&guid(device, address.ip).to_ne_bytes()[..6]);
-            (raw, IBV_GID_TYPE_IB)
+        Device::QuipuIw0 => (of_hardware(), IBV_GID_TYPE_IB),
+        Device::QuipuQp0 => {
+            (link_address().map_or_else(of_hardware, |ip| Gid::from(ip).0), IBV_GID_TYPE_IB)
         }
     };
     ibv_gid_entry {

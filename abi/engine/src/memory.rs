@@ -153,7 +153,7 @@ entries! {
         let context = {
             let registry = instance.registry();
             let context = registry.context_of(Object::Pd(pd))?;
-            if registry.device(context)? == Device::QuipuIw0 {
+            if registry.device(context)? != Device::Quipu0 {
                 return Err(EngineStatus::NotSupported.into());
             }
             context

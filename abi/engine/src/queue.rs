@@ -27,7 +27,9 @@ fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
     match (device, all?) {
         (Device::Quipu0, qp_type) => Ok(qp_type),
         (Device::QuipuIw0, QpType::Rc) => Ok(QpType::Iwarp),
-        (Device::QuipuIw0, _) => Err(EngineStatus::NotSupported.into()),
+        // By rdma_cm alone, in messages. Datagrams over UDP are not those of verbs, which have a Q_Key.
+        (Device::QuipuQp0, QpType::Rc) => Ok(QpType::Tcp),
+        (Device::QuipuIw0 | Device::QuipuQp0, _) => Err(EngineStatus::NotSupported.into()),
     }
 }
 

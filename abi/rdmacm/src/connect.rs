@@ -134,7 +134,7 @@ entry! {
                 settle_limits(&mut book, param, true);
                 data = private_data(&book, param);
                 told = parameters(raw, &book, param, &data);
-                of_engine = book.device.is_some_and(|device| device.is_rnic);
+                of_engine = book.device.is_some_and(|device| device.is_moved);
             }
             if !datagrams && !of_engine && !(*raw).qp.is_null() {
                 to_rts(raw)?;

@@ -108,7 +108,7 @@ pub(crate) unsafe fn to_rts(raw: *mut rdma_cm_id) -> Result<(), Errno> {
 pub(crate) unsafe fn to_error(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     unsafe {
-        let of_engine = id(raw)?.book().device.is_some_and(|device| device.is_rnic);
+        let of_engine = id(raw)?.book().device.is_some_and(|device| device.is_moved);
         if (*raw).qp.is_null() || of_engine {
             return Ok(());
         }

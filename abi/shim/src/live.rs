@@ -10,7 +10,7 @@ use quipu_abi_types::{
 };
 use quipu_cabi::symbol_beside;
 
-use crate::tree::{DEVICES, Text};
+use crate::tree::{DEVICES, NEEDS_LINK, Text};
 
 /// Room for the text of any file.
 pub(crate) const TEXT: usize = 64;
@@ -102,10 +102,14 @@ fn fact(which: usize) -> Option<&'static Fact> {
     facts()?.devices.get(which)?.as_ref()
 }
 
-/// Whether the device of that name is one that programs see. All are if none can be asked for.
+/// Whether the device of that name is one that programs see. If none can be asked for, those are that need no
+/// packet link.
 pub(crate) fn is_shown(name: &str) -> bool {
     let which = DEVICES.iter().position(|device| *device == name);
-    which.is_none_or(|which| facts().is_none() || fact(which).is_some())
+    which.is_none_or(|which| match facts() {
+        Some(_) => fact(which).is_some(),
+        None => name != NEEDS_LINK,
+    })
 }
 
 /// The name of the network interface that has the device's address.

@@ -77,14 +77,14 @@ const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
 macro_rules! devices {
     ($($name:literal: $which:literal $dev:literal $node:literal $gid:literal;)*) => {
         /// Their names.
-        pub(crate) const DEVICES: [&str; 2] = [$($name),*];
+        pub(crate) const DEVICES: [&str; 3] = [$($name),*];
 
         /// The folders of their network interfaces.
-        const INTERFACES: [&str; 2] =
+        const INTERFACES: [&str; 3] =
             [$(concat!("/sys/class/infiniband/", $name, "/device/net")),*];
 
         /// Every folder of which the content is known beforehand.
-        pub(crate) static FOLDERS: [Fixed; 23] = [
+        pub(crate) static FOLDERS: [Fixed; 33] = [
             shared("/dev/infiniband", &[$(Entry { name: $name, kind: Kind::Device }),*]),
             shared("/sys/class/infiniband", &[$(folder($name)),*]),
             shared("/sys/class/infiniband_verbs", &[$(folder($name)),*]),
@@ -162,7 +162,11 @@ macro_rules! devices {
 devices! {
     "quipu0": 0 "231:192\n" "1: CA\n" "RoCE v2\n";
     "quipu_iw0": 1 "231:193\n" "4: RNIC\n" "IB/RoCE v1\n";
+    "quipu_qp0": 2 "231:194\n" "7: unspecified\n" "IB/RoCE v1\n";
 }
+
+/// The device that is only there where a packet link is.
+pub(crate) const NEEDS_LINK: &str = "quipu_qp0";
 
 /// The longest path that can be ours, with what a careless writer adds to it.
 const LONGEST: usize = 256;

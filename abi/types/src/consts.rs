@@ -19,6 +19,7 @@ constants! {
     /// `enum ibv_transport_type`
     i32 {
         IBV_TRANSPORT_UNKNOWN = -1, IBV_TRANSPORT_IB = 0, IBV_TRANSPORT_IWARP = 1,
+        IBV_TRANSPORT_UNSPECIFIED = 4,
     }
 }
 constants! {

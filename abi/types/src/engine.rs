@@ -163,9 +163,9 @@ pub struct EngineDevice {
     pub name: [c_char; 64],
     /// Its node GUID, big endian, stable for the address of the device.
     pub guid: u64,
-    /// `IBV_NODE_CA` or `IBV_NODE_RNIC`.
+    /// `IBV_NODE_CA`, `IBV_NODE_RNIC` or `IBV_NODE_UNSPECIFIED`.
     pub node_type: i32,
-    /// `IBV_TRANSPORT_IB` or `IBV_TRANSPORT_IWARP`.
+    /// `IBV_TRANSPORT_IB`, `IBV_TRANSPORT_IWARP` or `IBV_TRANSPORT_UNSPECIFIED`.
     pub transport_type: i32,
     /// How many completion vectors a context has; at least 1.
     pub num_comp_vectors: i32,

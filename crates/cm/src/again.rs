@@ -5,12 +5,12 @@
 //! A plain iWARP adapter may know MPA revision 1 only (RFC 5044), and refuse, close or misunderstand a
 //! request of revision 2 (RFC 6581). It is asked once more, by revision 1.
 
-use crate::Cm;
 use crate::connect::{REACH_NS, reason};
 use crate::id::State;
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{MPA, Stream};
 use crate::types::{Action, EventKind};
+use crate::{Cm, errno};
 
 /// The first pause; each further one is twice as long.
 const FIRST_PAUSE_NS: u64 = 1_000_000;
@@ -27,19 +27,41 @@ pub(crate) struct Again {
     pub(crate) plain: Option<Box<[u8]>>,
     /// The stream, while it waits for its next try.
     stream: Option<Box<Stream>>,
+    /// QPIP, which has none: it waits.
+    waits: bool,
 }
 
 impl Cm {
     /// Nobody listens where an identifier wanted to connect to.
     pub(crate) fn refused(&mut self, now: u64, key: IdKey, stream: Stream) {
-        let Some(id) = self.ids.get_mut(key) else { return };
-        id.again.tries += 1;
-        if id.again.tries >= TRIES {
+        if !self.pause(now, key) {
             return self.fail(key, EventKind::Rejected, reason::INVALID_SERVICE_ID.into());
         }
+        if let Some(id) = self.ids.get_mut(key) {
+            id.again.stream = Some(Box::new(stream));
+        }
+    }
+
+    /// As [`refused`](Self::refused), of an identifier of QPIP.
+    pub(crate) fn refused_bare(&mut self, now: u64, key: IdKey) {
+        if !self.pause(now, key) {
+            return self.fail(key, EventKind::Rejected, -errno::CONNREFUSED);
+        }
+        if let Some(id) = self.ids.get_mut(key) {
+            id.again.waits = true;
+        }
+    }
+
+    /// Begins the pause before the next try; whether there is to be one.
+    fn pause(&mut self, now: u64, key: IdKey) -> bool {
+        let Some(id) = self.ids.get_mut(key) else { return false };
+        id.again.tries += 1;
+        if id.again.tries >= TRIES {
+            return false;
+        }
         let pause = FIRST_PAUSE_NS << (id.again.tries - 1);
-        id.again.stream = Some(Box::new(stream));
         self.set_deadline(key, Some(now + pause));
+        true
     }
 
     /// Whether the peer has taken a request of revision 2 for one of revision 1.
@@ -70,6 +92,10 @@ impl Cm {
     /// A deadline of an identifier that connects has passed: whether it was that of a pause.
     pub(crate) fn connect_again(&mut self, now: u64, key: IdKey) -> bool {
         let Some(id) = self.ids.get_mut(key) else { return false };
+        if matches!(id.state, State::Connecting) && std::mem::take(&mut id.again.waits) {
+            self.reach(now, key);
+            return true;
+        }
         let (State::Connecting, Some(stream)) = (&id.state, id.again.stream.take()) else {
             return false;
         };

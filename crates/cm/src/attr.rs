@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::Cm;
 use crate::id::{Id, Options, State};
 use crate::keys::IdKey;
-use crate::types::{CallError, Path, PortSpace, gid_of};
+use crate::types::{CallError, Path, PortSpace, Protocol, gid_of};
 
 /// The RNR timer code of a queue pair whose peer repeats without end: 0.64 ms.
 const RNR_TIMER_SHORT: u8 = 12;
@@ -21,8 +21,8 @@ pub struct Route {
     pub dst: Option<SocketAddr>,
     /// Whether the identifier belongs to the device.
     pub has_device: bool,
-    /// Whether that is the device of plain iWARP.
-    pub plain: bool,
+    /// What it speaks, and so which device that is.
+    pub protocol: Protocol,
     /// Whether the path to the peer is known.
     pub has_path: bool,
     /// Where the own queue pairs are.
@@ -42,8 +42,8 @@ pub struct QpParams {
     pub qp_type: u8,
     /// Whether it is for datagrams.
     pub datagram: bool,
-    /// Whether it is one of plain iWARP, which the engine connects by itself.
-    pub plain: bool,
+    /// Whether the engine connects it by itself.
+    pub of_adapter: bool,
     /// INIT: the peer may write.
     pub remote_write: bool,
     /// INIT: the peer may read, and use atomics.
@@ -88,9 +88,9 @@ impl Cm {
             src: id.src,
             dst: id.dst,
             has_device: id.has_device(self.config.gid),
-            plain: id.plain,
+            protocol: id.protocol,
             has_path: !before,
-            sgid: self.config.gid,
+            sgid: id.own_gid(self.config.gid),
             dgid: id.peer.map_or(of_address, |peer| peer.gid),
             path_mtu: self.path_mtu(id),
             traffic_class: id.traffic_class(),
@@ -113,12 +113,13 @@ impl Cm {
         }
         let answers = id.own.map_or(0, |own| own.responder_resources);
         let asked = id.peer.map_or(0, |peer| peer.initiator_depth);
+        let of_adapter = id.protocol.is_of_adapter();
         Ok(QpParams {
             qp_type: id.own.map_or(id.qp_type, |own| own.qp_type),
             datagram: id.is_datagram(),
-            plain: id.plain,
-            remote_write: id.plain || id.own.is_some() || id.peer.is_some(),
-            remote_read: id.plain || answers.max(asked) > 0,
+            of_adapter,
+            remote_write: of_adapter || id.own.is_some() || id.peer.is_some(),
+            remote_read: of_adapter || answers.max(asked) > 0,
             qkey: crate::lookup::UDP_QKEY,
             sq_psn: id.own.map_or(0, |own| own.psn),
             ..QpParams::default()
@@ -135,7 +136,7 @@ impl Cm {
         let init = self.init_params(key)?;
         let own_psn = self.draw_psn();
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        if init.plain {
+        if init.of_adapter {
             return Ok(init);
         }
         if init.datagram {

@@ -9,7 +9,7 @@ use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Incoming, MPA, Owner, Stream};
-use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, qp_type};
+use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, Protocol, qp_type};
 use crate::{Clocked, Cm, errno};
 
 const SECOND: u64 = 1_000_000_000;
@@ -70,8 +70,10 @@ impl Cm {
         if id.is_datagram() {
             return self.look_up(now, key, param, dst);
         }
-        if id.plain {
-            return self.connect_plain(now, key, param, src, dst);
+        match id.protocol {
+            Protocol::Quipu => {}
+            Protocol::Iwarp => return self.connect_plain(now, key, param, src, dst),
+            Protocol::Qpip => return self.connect_bare(now, key, param, dst),
         }
         if param.private_data.len() > wire::REQ_DATA {
             return Err(CallError::Invalid("the length of the private data"));
@@ -107,8 +109,9 @@ impl Cm {
     /// What this side says of itself.
     pub(crate) fn offer(&mut self, key: IdKey, param: &Param) -> Result<Offer, CallError> {
         let psn = self.draw_psn();
-        let (gid, path_mtu) = (self.config.gid, self.config.path_mtu);
+        let path_mtu = self.config.path_mtu;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let gid = id.own_gid(self.config.gid);
         Ok(Offer {
             port_space: id.space.code(),
             qp_type: if param.qp_type == 0 { id.qp_type } else { param.qp_type },
@@ -137,8 +140,11 @@ impl Cm {
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         match (&id.state, param) {
             (State::Responded, _) => self.say_ready(key),
-            (State::Requested, Some(param)) if id.plain => self.accept_plain(now, key, param),
-            (State::Requested, Some(param)) => self.reply(now, key, param),
+            (State::Requested, Some(param)) => match id.protocol {
+                Protocol::Quipu => self.reply(now, key, param),
+                Protocol::Iwarp => self.accept_plain(now, key, param),
+                Protocol::Qpip => self.accept_bare(now, key, param),
+            },
             (&State::Asked(question), Some(param)) => self.answer(key, question, param),
             _ => Err(CallError::WrongState),
         }
@@ -197,8 +203,11 @@ impl Cm {
     /// Refuses the request of an identifier in the name of the program, and closes its stream.
     pub(crate) fn refuse(&mut self, key: IdKey, data: &[u8]) {
         let Some(id) = self.ids.get_mut(key) else { return };
+        if id.protocol == Protocol::Qpip {
+            return self.actions.push_back(Action::Refuse { id: key });
+        }
         let Some(stream) = id.stream.take() else { return };
-        if id.plain {
+        if id.protocol == Protocol::Iwarp {
             return self.refuse_stream(stream, data);
         }
         let reject = Setup::Reject(reason::CONSUMER, data);
@@ -222,7 +231,7 @@ impl Cm {
     /// There is none, or this side has ended it before.
     pub fn disconnect(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        if id.plain {
+        if id.protocol.is_of_adapter() {
             return self.disconnect_plain(now, key);
         }
         match id.state {
@@ -249,7 +258,7 @@ impl Cm {
     pub fn establish(&mut self, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Accepted if !id.plain => {
+            State::Accepted if !id.protocol.is_of_adapter() => {
                 id.state = State::Established;
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Established, 0);
@@ -333,8 +342,13 @@ impl Cm {
         let Some(id) = self.ids.get(key) else { return };
         match id.state {
             State::Requested => self.refuse(key, &[]),
-            State::Accepted | State::Established | State::Disconnecting if id.plain => {
-                self.actions.push_back(Action::EndPlain { id: key });
+            State::Accepted | State::Established | State::Disconnecting
+                if id.protocol.is_of_adapter() =>
+            {
+                self.actions.push_back(Action::End { id: key });
+            }
+            State::Connecting if id.protocol == Protocol::Qpip => {
+                self.actions.push_back(Action::End { id: key });
             }
             State::Responded | State::Accepted => {
                 self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
@@ -353,10 +367,10 @@ impl Cm {
         }
         let Some(id) = self.ids.get_mut(key) else { return };
         match id.state {
-            State::Disconnecting if id.plain => self.handle_plain_ended(key),
+            State::Disconnecting if id.protocol.is_of_adapter() => self.handle_ended(key),
             State::Connecting | State::Accepted => {
-                if id.plain {
-                    self.actions.push_back(Action::EndPlain { id: key });
+                if id.protocol.is_of_adapter() {
+                    self.actions.push_back(Action::End { id: key });
                 }
                 self.fail(key, EventKind::Unreachable, -errno::TIMEDOUT);
             }

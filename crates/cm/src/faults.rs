@@ -94,8 +94,8 @@ impl Cm {
         self.drop_stream(key, true);
         self.set_deadline(key, None);
         let Some(id) = self.ids.get_mut(key) else { return };
-        if id.plain {
-            self.actions.push_back(Action::EndPlain { id: key });
+        if id.protocol.is_of_adapter() {
+            self.actions.push_back(Action::End { id: key });
         }
         if !matches!(id.state, State::Listening(_)) {
             id.state = State::Over;

@@ -7,7 +7,7 @@ use quipu_wire::cm::Offer;
 
 use crate::again::Again;
 use crate::keys::{ChannelKey, IdKey, StreamKey};
-use crate::types::{Event, Path, PortSpace, gid_of, qp_type};
+use crate::types::{Event, Path, PortSpace, Protocol, gid_of, qp_type};
 
 /// Where an identifier stands.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ pub(crate) struct Id {
     pub(crate) own: Option<Offer>,
     /// What the peer did.
     pub(crate) peer: Option<Offer>,
-    /// Whether its connection is one of plain iWARP, and so its device the second one.
-    pub(crate) plain: bool,
+    /// What its connection speaks.
+    pub(crate) protocol: Protocol,
     /// Plain iWARP: what the peer's program said in its reply.
     pub(crate) reply: Vec<u8>,
     /// The first PSN of this side, once it was drawn.
@@ -163,7 +163,7 @@ impl Id {
             end_kept: false,
             own: None,
             peer: None,
-            plain: false,
+            protocol: Protocol::Quipu,
             reply: Vec::new(),
             psn: None,
             deadline: None,
@@ -190,8 +190,16 @@ impl Id {
     pub(crate) fn has_device(&self, gid: [u8; 16]) -> bool {
         let Some(ip) = self.src.map(|src| src.ip()) else { return false };
         let alone = matches!(self.state, State::Idle | State::Listening(_));
-        let foreign = ip.is_loopback() && gid_of(ip) != gid;
+        let foreign = ip.is_loopback() && gid_of(ip) != gid && self.protocol != Protocol::Qpip;
         !(ip.is_unspecified() || alone && foreign)
+    }
+
+    /// Where its queue pairs are, on an adapter with the GID `gid`: QPIP's are at the address of its link.
+    pub(crate) fn own_gid(&self, gid: [u8; 16]) -> [u8; 16] {
+        match (self.protocol, self.src) {
+            (Protocol::Qpip, Some(src)) => gid_of(src.ip()),
+            _ => gid,
+        }
     }
 
     pub(crate) fn traffic_class(&self) -> u8 {

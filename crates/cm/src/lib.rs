@@ -9,6 +9,7 @@
 //! | `id` | identifiers and their states |
 //! | `connect` | connections: REQ, REP, REJ, RTU, DREQ, DREP over a TCP stream |
 //! | `plain` | connections with plain iWARP adapters |
+//! | `bare` | connections of QPIP: TCP and nothing else |
 //! | `stream` | MPA start-up and frames in one stream |
 //! | `again` | connections that are refused |
 //! | `admission` | bounds for streams of strangers |
@@ -23,6 +24,7 @@
 mod admission;
 mod again;
 mod attr;
+mod bare;
 mod connect;
 mod events;
 mod faults;
@@ -52,7 +54,7 @@ pub use keys::{ChannelKey, IdKey, StreamKey};
 pub use lookup::UDP_QKEY;
 pub use types::{
     Action, CallError, Config, Event, EventKind, HandOver, Loss, Param, Path, Peer, PortSpace,
-    gid_of,
+    Protocol, gid_of,
 };
 
 /// Linux's error numbers, as events report them.
@@ -208,7 +210,10 @@ impl Cm {
         let asks_plain = self.config.asks_plain;
         if let Some(id) = self.ids.get_mut(key) {
             id.src = Some(src);
-            id.plain = asks_plain && id.space == PortSpace::Tcp;
+            if id.protocol != Protocol::Qpip {
+                let plain = asks_plain && id.space == PortSpace::Tcp;
+                id.protocol = if plain { Protocol::Iwarp } else { Protocol::Quipu };
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Owner, Stream};
 use crate::types::{
-    Action, CallError, EventKind, HandOver, Param, Peer, PortSpace, gid_of, qp_type,
+    Action, CallError, EventKind, HandOver, Param, Peer, PortSpace, Protocol, gid_of, qp_type,
 };
 use crate::{Cm, errno};
 
@@ -37,7 +37,7 @@ fn depth(value: u16) -> u8 {
 }
 
 /// What the peer says of itself in its start-up frame.
-fn offer_of(peer: SocketAddr, ird: Option<u16>, ord: Option<u16>) -> Offer {
+pub(crate) fn offer_of(peer: SocketAddr, ird: Option<u16>, ord: Option<u16>) -> Offer {
     Offer {
         port_space: PortSpace::Tcp.code(),
         qp_type: qp_type::RC,
@@ -58,7 +58,7 @@ fn offer_of(peer: SocketAddr, ird: Option<u16>, ord: Option<u16>) -> Offer {
 
 impl Cm {
     pub(crate) fn is_plain(&self, key: IdKey) -> bool {
-        self.ids.get(key).is_some_and(|id| id.plain)
+        self.ids.get(key).is_some_and(|id| id.protocol == Protocol::Iwarp)
     }
 
     /// Asks a plain iWARP adapter for a connection.
@@ -102,7 +102,7 @@ impl Cm {
         child.state = State::Requested;
         child.stream = Some(key);
         child.asked = true;
-        child.plain = true;
+        child.protocol = Protocol::Iwarp;
         child.peer = Some(offer);
         child.options = listener.options;
         let child = self.add_child(by, child);
@@ -179,9 +179,11 @@ impl Cm {
         })));
     }
 
-    /// Both ends of a stream that was handed over may send.
-    pub fn handle_plain_established(&mut self, key: IdKey) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.plain) else { return };
+    /// The connection that the adapter has for an identifier stands: both ends may send.
+    pub fn handle_established(&mut self, key: IdKey) {
+        let Some(id) = self.ids.get_mut(key).filter(|id| id.protocol.is_of_adapter()) else {
+            return;
+        };
         if !matches!(id.state, State::Connecting | State::Accepted) {
             return;
         }
@@ -193,9 +195,11 @@ impl Cm {
         self.tell_data(key, EventKind::Established, 0, data, peer);
     }
 
-    /// A stream that was handed over is over, or the adapter did not want it.
-    pub fn handle_plain_ended(&mut self, key: IdKey) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.plain) else { return };
+    /// It is over, or the adapter could not take it.
+    pub fn handle_ended(&mut self, key: IdKey) {
+        let Some(id) = self.ids.get_mut(key).filter(|id| id.protocol.is_of_adapter()) else {
+            return;
+        };
         match id.state {
             State::Connecting | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, -errno::CONNRESET);
@@ -215,7 +219,7 @@ impl Cm {
         match id.state {
             State::Established => {
                 id.state = State::Disconnecting;
-                self.actions.push_back(Action::EndPlain { id: key });
+                self.actions.push_back(Action::End { id: key });
                 self.set_deadline(key, Some(now + DISCONNECT_NS));
                 Ok(())
             }

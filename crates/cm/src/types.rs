@@ -40,6 +40,25 @@ impl Default for Config {
     }
 }
 
+/// What the connections of an identifier speak, and so which device it is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// InfiniBand's connection management, as between Quipus.
+    #[default]
+    Quipu,
+    /// Plain iWARP.
+    Iwarp,
+    /// TCP of the adapter's own, and nothing else.
+    Qpip,
+}
+
+impl Protocol {
+    /// Whether the connection of the identifier is that of its queue pair, which the engine moves.
+    pub(crate) const fn is_of_adapter(self) -> bool {
+        !matches!(self, Self::Quipu)
+    }
+}
+
 /// `enum rdma_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortSpace {
@@ -274,12 +293,37 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send what was given, and give the stream to the adapter; then tell what becomes of it:
-    /// [`Cm::handle_plain_established`](crate::Cm::handle_plain_established) and
-    /// [`Cm::handle_plain_ended`](crate::Cm::handle_plain_ended), once at most each.
+    /// [`Cm::handle_established`](crate::Cm::handle_established) and
+    /// [`Cm::handle_ended`](crate::Cm::handle_ended), once at most each.
     HandOver(Box<HandOver>),
-    /// End the stream that was handed over for this identifier.
-    EndPlain {
+    /// End the connection that the adapter has, or is to make, for this identifier; the event of its end
+    /// follows.
+    End {
         /// This one.
+        id: IdKey,
+    },
+    /// QPIP: have the adapter connect a queue pair to `to`, from the address and port of the identifier; then
+    /// tell what becomes of it: [`Cm::handle_established`](crate::Cm::handle_established),
+    /// [`Cm::handle_unreached`](crate::Cm::handle_unreached), [`Cm::handle_ended`](crate::Cm::handle_ended).
+    Reach {
+        /// Who connects.
+        id: IdKey,
+        /// The number of its queue pair, as the program has said.
+        qpn: u32,
+        /// To where.
+        to: SocketAddr,
+    },
+    /// QPIP: have the adapter answer the peer that has asked for this identifier, for a queue pair; then tell
+    /// as after [`Action::Reach`].
+    Answer {
+        /// Whose peer.
+        id: IdKey,
+        /// The number of its queue pair, as the program has said.
+        qpn: u32,
+    },
+    /// QPIP: have the adapter refuse the peer that has asked for this identifier.
+    Refuse {
+        /// Whose peer.
         id: IdKey,
     },
     /// Open a TCP connection from the socket of `id` and send `first` once it stands.

@@ -17,8 +17,8 @@ use crate::qpip::QpipConfig;
 /// | variable | values | meaning |
 /// |---|---|---|
 /// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
-/// | `QUIPU_DEVICES` | `quipu0`, `quipu_iw0`, or both with a comma between them (default) | which devices programs see, in that order |
-/// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, or plain iWARP |
+/// | `QUIPU_DEVICES` | some of `quipu0`, `quipu_iw0` and, where there is a link for QPIP, `quipu_qp0`, with commas between them (default: all) | which devices programs see, in that order |
+/// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0`, `quipu_qp0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
@@ -89,11 +89,13 @@ pub enum Device {
     Quipu0,
     /// An RNIC: plain iWARP.
     QuipuIw0,
+    /// QPIP: sends and receives over TCP, and nothing else, on a packet link.
+    QuipuQp0,
 }
 
 impl Device {
     /// All, in the usual order: the first is the one that most programs take.
-    pub const ALL: [Self; 2] = [Self::Quipu0, Self::QuipuIw0];
+    pub const ALL: [Self; 3] = [Self::Quipu0, Self::QuipuIw0, Self::QuipuQp0];
 
     /// Its name.
     #[must_use]
@@ -101,6 +103,7 @@ impl Device {
         match self {
             Self::Quipu0 => "quipu0",
             Self::QuipuIw0 => "quipu_iw0",
+            Self::QuipuQp0 => "quipu_qp0",
         }
     }
 
@@ -176,7 +179,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             address: None,
-            devices: Device::ALL.to_vec(),
+            devices: vec![Device::Quipu0, Device::QuipuIw0],
             cm_device: Device::Quipu0,
             same_host: SameHost::Auto,
             peer_memory: PeerMemoryPolicy::Auto,
@@ -258,7 +261,7 @@ impl Config {
             config.multicast_port =
                 port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
         }
-        (config.devices, config.cm_device) = devices(&lookup)?;
+
         config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
         config.faults = lookup("QUIPU_FAULTS").map(PathBuf::from);
         config.fault_log = lookup("QUIPU_FAULT_LOG").map(PathBuf::from);
@@ -284,22 +287,28 @@ impl Config {
         }
         config.capture = capture(&lookup)?;
         config.qpip = QpipConfig::from_lookup(&lookup)?;
+        (config.devices, config.cm_device) = devices(&lookup, config.qpip.is_some())?;
         Ok(config)
     }
 }
 
 /// Which devices programs see, and from which one connection management connects.
+/// `link`: whether there is one for QPIP.
 fn devices(
     lookup: &impl Fn(&'static str) -> Option<String>,
+    link: bool,
 ) -> Result<(Vec<Device>, Device), ConfigError> {
-    let expected = "quipu0, quipu_iw0, or both with a comma between them";
+    let expected =
+        "some of quipu0, quipu_iw0 and, with QUIPU_QPIP_LINK, quipu_qp0, with commas between them";
+    let is_there = |device: &Device| link || *device != Device::QuipuQp0;
     let shown = match lookup("QUIPU_DEVICES") {
-        None => Device::ALL.to_vec(),
+        None => Device::ALL.into_iter().filter(is_there).collect(),
         Some(value) => {
-            let named: Option<Vec<_>> =
-                value.split(',').map(|name| Device::named(name.trim())).collect();
-            let twice = |named: &[Device]| named.len() == 2 && named[0] == named[1];
-            let named = named.filter(|named| named.len() <= 2 && !twice(named));
+            let find = |name: &str| Device::named(name.trim()).filter(is_there);
+            let named: Option<Vec<_>> = value.split(',').map(find).collect();
+            let twice =
+                |named: &[Device]| (1..named.len()).any(|at| named[..at].contains(&named[at]));
+            let named = named.filter(|named| !twice(named));
             named.ok_or_else(|| bad("QUIPU_DEVICES", value, expected))?
         }
     };
@@ -417,6 +426,21 @@ mod tests {
         assert_eq!(devices("quipu_iw0, quipu0", "quipu_iw0").unwrap(), (vec![rnic, ca], rnic));
         assert!(devices("quipu1", "").is_err() && devices("quipu0,quipu0", "").is_err());
         assert!(devices("quipu0", "quipu_iw0").is_err());
+        // Without a packet link there is none of QPIP.
+        assert!(devices("quipu_qp0", "").is_err() && devices("", "quipu_qp0").is_err());
+        let linked = |shown: &'static str, cm: &'static str| {
+            Config::from_lookup(move |name| match name {
+                "QUIPU_DEVICES" => Some(shown.into()),
+                "QUIPU_CM_DEVICE" => Some(cm.into()),
+                "QUIPU_QPIP_LINK" => Some("tap:qp0".into()),
+                _ => None,
+            })
+            .map(|config| (config.devices, config.cm_device))
+        };
+        let tcp = Device::QuipuQp0;
+        assert_eq!(linked("", "").unwrap(), (vec![ca, rnic, tcp], ca));
+        assert_eq!(linked("quipu_qp0", "").unwrap(), (vec![tcp], tcp));
+        assert_eq!(linked("", "quipu_qp0").unwrap(), (vec![ca, rnic, tcp], tcp));
         let error = Config::from_lookup(|n| (n == "QUIPU_PCAP_MB").then(|| "0".into()));
         assert!(error.unwrap_err().to_string().contains("from 1 to 1048576"));
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 
 use quipu_host::EngineError;
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
+use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol};
 use quipu_host::nic::{QpAttr, QpAttrMask, QpState, QpType};
 
 use crate::device::Device;
@@ -198,7 +198,7 @@ impl Listener {
             let identifier = Identifier::adopt(device, event.id)?;
             let route = device.opened.engine.cm_route(event.id)?;
             match route.dst {
-                Some(peer) if !route.plain => {
+                Some(peer) if route.protocol == Protocol::Quipu => {
                     let private_data = event.private_data;
                     return Ok(ConnectionRequest { identifier, peer, private_data });
                 }
@@ -281,7 +281,7 @@ impl Connection {
         identifier.expect(EventKind::AddrResolved)?;
         engine.cm_resolve_route(id)?;
         identifier.expect(EventKind::RouteResolved)?;
-        if engine.cm_route(id)?.plain {
+        if engine.cm_route(id)?.protocol != Protocol::Quipu {
             return Err(Error::PlainIwarp);
         }
         engine.cm_connect(id, &param(&qp, private_data))?;

@@ -1,6 +1,7 @@
 //! Connection management between simulated hosts.
 
 mod abuse;
+mod bare;
 mod common;
 mod connect;
 mod events;

@@ -3,7 +3,7 @@
 
 use quipu_cm::{
     Action, CallError, ChannelKey, Cm, Config, Event, EventKind, HandOver, IdKey, Loss, Param,
-    PortSpace, StreamKey,
+    PortSpace, Protocol, StreamKey,
 };
 
 const RC: u8 = 2;
@@ -71,7 +71,10 @@ fn asking() -> (World, IdKey, StreamKey) {
     let own = Ok("10.0.0.1:888".parse().unwrap());
     world.cm.resolved(id, "10.0.0.9:4444".parse().unwrap(), own).unwrap();
     world.cm.resolve_route(id).unwrap();
-    assert!(world.cm.route(id).unwrap().plain && world.cm.init_params(id).unwrap().remote_write);
+    assert!(
+        world.cm.route(id).unwrap().protocol == Protocol::Iwarp
+            && world.cm.init_params(id).unwrap().remote_write
+    );
     let param = Param { private_data: b"who".to_vec(), qpn: 5, ..Param::default() };
     world.cm.connect(SECOND, id, &param).unwrap();
     world.kinds();
@@ -91,7 +94,7 @@ fn a_request_has_its_private_data_and_depths() {
         (EventKind::ConnectRequest, 7, &b"abc"[..])
     );
     assert_eq!((event.peer.responder_resources, event.peer.initiator_depth), (2, 4));
-    assert!(world.cm.route(event.id).unwrap().plain);
+    assert_eq!(world.cm.route(event.id).unwrap().protocol, Protocol::Iwarp);
     // Of revision 1: the depths are not said.
     world.arrive(b"MPA ID Req Frame\x40\x01\0\0");
     let event = world.event();
@@ -127,14 +130,14 @@ fn a_connection_lives_as_long_as_its_stream() {
     let given = world.accepted();
     assert_eq!((given.qpn, given.ird, given.initiator), (5, 2, false));
     assert_eq!(world.cm.establish(given.id), Err(CallError::WrongState), "the adapter says so");
-    world.cm.handle_plain_established(given.id);
-    world.cm.handle_plain_established(given.id);
+    world.cm.handle_established(given.id);
+    world.cm.handle_established(given.id);
     assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
     world.cm.disconnect(SECOND, given.id).unwrap();
     world.cm.disconnect(SECOND, given.id).unwrap();
-    assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
-    world.cm.handle_plain_ended(given.id);
-    world.cm.handle_plain_ended(given.id);
+    assert_eq!(world.actions(), [Action::End { id: given.id }]);
+    world.cm.handle_ended(given.id);
+    world.cm.handle_ended(given.id);
     assert_eq!(world.kinds(), [(EventKind::Disconnected, 0)]);
     world.cm.disconnect(SECOND, given.id).unwrap();
     world.cm.destroy_id(given.id).unwrap();
@@ -148,11 +151,11 @@ fn an_identifier_takes_its_stream_with_it() {
         let mut world = World::new(Config::default());
         let given = world.accepted();
         if established {
-            world.cm.handle_plain_established(given.id);
+            world.cm.handle_established(given.id);
         }
         world.cm.destroy_id(given.id).unwrap();
-        assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
-        world.cm.handle_plain_ended(given.id);
+        assert_eq!(world.actions(), [Action::End { id: given.id }]);
+        world.cm.handle_ended(given.id);
     }
 }
 
@@ -160,12 +163,12 @@ fn an_identifier_takes_its_stream_with_it() {
 fn a_stream_that_the_adapter_does_not_want_or_loses_at_once_is_an_error() {
     let mut world = World::new(Config::default());
     let given = world.accepted();
-    world.cm.handle_plain_ended(given.id);
+    world.cm.handle_ended(given.id);
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
     let given = world.accepted();
     world.cm.handle_timeout(100 * SECOND);
     assert_eq!(world.kinds(), [(EventKind::Unreachable, -110)]);
-    assert_eq!(world.actions(), [Action::EndPlain { id: given.id }]);
+    assert_eq!(world.actions(), [Action::End { id: given.id }]);
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn a_reply_hands_the_stream_over_with_what_follows() {
     let actions = world.actions();
     let [Action::HandOver(given)] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!((given.id, &given.rest[..], given.initiator), (id, &b"xyz"[..], true));
-    world.cm.handle_plain_established(id);
+    world.cm.handle_established(id);
     let event = world.event();
     assert_eq!((event.kind, &*event.private_data), (EventKind::Established, &b"me"[..]));
     assert_eq!(world.cm.load().streams, 0);
@@ -235,7 +238,7 @@ fn an_adapter_that_knows_revision_1_only_is_asked_by_it() {
         let [Action::HandOver(given)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((given.id, given.initiator, given.negotiated.revision), (id, true, 1));
         assert_eq!(given.negotiated.rtr, None);
-        world.cm.handle_plain_established(id);
+        world.cm.handle_established(id);
         assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use quipu_cm::IdKey;
+use quipu_cm::{IdKey, PortSpace};
 
 use super::{Manager, put, udp};
 use crate::cm::socket::Socket;
@@ -61,7 +61,11 @@ impl Manager {
     /// It is bound already; the address is not of this host, or the port is taken.
     pub(crate) fn bind_addr(&mut self, key: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
         self.cm.check_unbound(key)?;
-        let (_, datagram) = self.cm.kind(key)?;
+        let (space, datagram) = self.cm.kind(key)?;
+        if space == PortSpace::Tcp && self.is_on_link(addr.ip()) {
+            self.cm.bind(key, addr)?;
+            return Ok(self.cm.use_qpip(key)?);
+        }
         let options = *self.cm.options(key)?;
         let socket = Socket::bind(addr, datagram, options).map_err(EngineError::Address)?;
         self.cm.bind(key, socket.local)?;
@@ -87,6 +91,11 @@ impl Manager {
             && self.cm.bound(key)?.is_none()
         {
             self.bind_addr(key, src)?;
+        }
+        let bound = self.cm.bound(key)?.map(|src| src.ip());
+        let (space, _) = self.cm.kind(key)?;
+        if space == PortSpace::Tcp && self.goes_over_link(key, bound, dst.ip()) {
+            return self.resolve_over_link(key, dst);
         }
         let found = match self.cm.bound(key)? {
             Some(src) if src.is_ipv4() != dst.is_ipv4() && !src.ip().is_unspecified() => {

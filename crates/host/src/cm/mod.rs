@@ -5,6 +5,7 @@
 //! `rdma_cm` are those of TCP and UDP, and the kernel keeps two from taking the same.
 
 mod address;
+mod bare;
 mod plain;
 mod sight;
 mod socket;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 
 use quipu_cm::{Action, CallError, ChannelKey, Cm, Event, IdKey, Loss, StreamKey};
 
+pub(crate) use self::bare::Order;
+use self::bare::{Asked, Bare};
 pub(crate) use self::plain::Given;
 use self::plain::Plain;
 use self::sight::Sights;
@@ -59,6 +62,8 @@ pub(crate) struct Manager {
     signals: Vec<Option<Signal>>,
     /// Streams that the adapter has, or is to get.
     plain: Plain,
+    /// Those that the adapter makes.
+    bare: Bare,
     /// What a capture is to show.
     sights: Sights,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
@@ -100,6 +105,7 @@ impl Manager {
             streams: Vec::new(),
             signals: Vec::new(),
             plain: Plain::default(),
+            bare: Bare::default(),
             sights: Sights::new(captured),
             attended: None,
         })
@@ -182,6 +188,7 @@ impl Manager {
         // What is still to be sent goes through its socket.
         self.settle(now);
         self.drop_socket(key);
+        self.leave_link(key);
         Ok(reported)
     }
 
@@ -191,6 +198,10 @@ impl Manager {
             self.bind_addr(key, quipu_cm::ANY)?;
         }
         self.cm.listen(key, backlog)?;
+        if self.cm.is_qpip(key) {
+            // The adapter listens.
+            return Ok(());
+        }
         let listening = self.start_listening(key);
         if listening.is_err() {
             self.cm.cancel_listen(key);
@@ -251,7 +262,13 @@ impl Manager {
                 }
             }
             Action::HandOver(given) => self.give(*given),
-            Action::EndPlain { id } => self.plain.end(id),
+            Action::End { id } => {
+                self.call_off(id);
+                self.plain.end(id);
+            }
+            Action::Reach { id, qpn, to } => self.order(Asked::Reach { id, qpn, to }),
+            Action::Answer { id, qpn } => self.order(Asked::Answer { id, qpn }),
+            Action::Refuse { id } => self.order(Asked::Refuse { id }),
             Action::Send { stream, bytes } => self.send(stream, &bytes),
             Action::Close { stream, reset } => self.close(stream, reset),
             Action::Datagram { via, from, to, bytes } => {

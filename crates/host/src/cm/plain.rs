@@ -27,6 +27,24 @@ pub(super) struct Plain {
 }
 
 impl Plain {
+    /// A queue pair has the connection of an identifier.
+    pub(super) fn keep(&mut self, id: IdKey, qp: QpId) {
+        self.by_qp.insert(qp, id);
+        self.by_id.insert(id, qp);
+    }
+
+    /// Whose connection a queue pair has.
+    pub(super) fn owner(&self, qp: QpId) -> Option<IdKey> {
+        self.by_qp.get(&qp).copied()
+    }
+
+    /// A queue pair has it no more.
+    pub(super) fn forget(&mut self, qp: QpId) -> Option<IdKey> {
+        let id = self.by_qp.remove(&qp)?;
+        self.by_id.remove(&id);
+        Some(id)
+    }
+
     /// The stream of an identifier is to end, be it on its way to the adapter.
     pub(super) fn end(&mut self, id: IdKey) {
         self.given.retain(|given| given.what.id != id);
@@ -40,13 +58,16 @@ impl Manager {
         // A few hundred bytes are in a socket that was empty, so nothing is left unsent.
         match self.take_stream(what.stream).filter(|stream| stream.is_flushed()) {
             Some(stream) => self.plain.given.push_back(Given { fd: stream.fd, what }),
-            None => self.cm.handle_plain_ended(what.id),
+            None => self.cm.handle_ended(what.id),
         }
     }
 
     /// Whether there is something for the adapter or its probe.
     pub(crate) fn has_output(&self) -> bool {
-        !self.plain.given.is_empty() || !self.plain.ends.is_empty() || !self.sights.is_empty()
+        !self.plain.given.is_empty()
+            || !self.plain.ends.is_empty()
+            || !self.sights.is_empty()
+            || self.has_orders()
     }
 
     /// The next stream for the adapter.
@@ -62,11 +83,8 @@ impl Manager {
     /// The adapter has taken the stream of an identifier, for a queue pair; or it has not.
     pub(crate) fn given(&mut self, now: u64, id: IdKey, qp: Option<QpId>) {
         match qp {
-            Some(qp) => {
-                self.plain.by_qp.insert(qp, id);
-                self.plain.by_id.insert(id, qp);
-            }
-            None => self.cm.handle_plain_ended(id),
+            Some(qp) => self.plain.keep(id, qp),
+            None => self.cm.handle_ended(id),
         }
         self.settle(now);
     }
@@ -75,14 +93,13 @@ impl Manager {
     pub(crate) fn stream_changed(&mut self, now: u64, qp: QpId, change: StreamChange) {
         match change {
             StreamChange::Established => {
-                if let Some(&id) = self.plain.by_qp.get(&qp) {
-                    self.cm.handle_plain_established(id);
+                if let Some(id) = self.plain.owner(qp) {
+                    self.cm.handle_established(id);
                 }
             }
             StreamChange::Ended => {
-                if let Some(id) = self.plain.by_qp.remove(&qp) {
-                    self.plain.by_id.remove(&id);
-                    self.cm.handle_plain_ended(id);
+                if let Some(id) = self.plain.forget(qp) {
+                    self.cm.handle_ended(id);
                 }
             }
         }

@@ -26,7 +26,7 @@ const REJ_DATA: [usize; 2] = [148, 136];
 
 impl Core {
     /// The connection management, if a program has begun to use it.
-    fn manager(&mut self) -> Result<&mut Manager, EngineError> {
+    pub(super) fn manager(&mut self) -> Result<&mut Manager, EngineError> {
         self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
     }
 
@@ -68,6 +68,7 @@ impl Engine {
     ) -> Result<T, EngineError> {
         let mut core = self.enter()?;
         let now = core.now().0;
+        self.learn_link(&mut core);
         let manager = core.manager()?;
         let outcome = call(manager, now);
         manager.settle(now);
@@ -303,7 +304,8 @@ impl Engine {
     ///
     /// The identifier is in use, or somebody else listens on its port.
     pub fn cm_listen(&self, id: IdKey, backlog: i32) -> Result<(), EngineError> {
-        self.manage_planned(Call::Listen, id, |manager, _| manager.listen(id, backlog))
+        self.manage_planned(Call::Listen, id, |manager, _| manager.listen(id, backlog))?;
+        self.listen_on_link(id)
     }
 
     /// Asks the peer for a connection. An event tells what came of it.

@@ -333,7 +333,7 @@ impl Core {
     }
 
     /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
-    fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
+    pub(super) fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let mut sent = transmit(&mut self.net, &mut self.adapter, now)
@@ -408,25 +408,33 @@ impl Core {
     pub(crate) fn collect_events(&mut self) {
         if self.adapter.has_events() {
             self.hand_out_events();
+            self.carry_out_orders();
         }
     }
 
-    fn hand_out_events(&mut self) {
+    pub(super) fn hand_out_events(&mut self) {
         while let Some(event) = self.adapter.poll_event() {
             match event {
                 Event::Async(event) => self.events.asynchronous(event),
                 Event::Completion { channel, cq, context } => {
                     self.events.completion(channel, CompletionEvent { cq, context });
                 }
-                Event::Tcp { qp, change } => self.events.tcp(TcpEvent { qp, change }),
+                Event::Tcp { qp, change } => {
+                    let now = self.clock.recent().0;
+                    if let Some(cm) = &mut self.cm {
+                        cm.tcp_changed(now, qp, change);
+                    }
+                    self.events.tcp(TcpEvent { qp, change });
+                }
+                Event::TcpRequest { listener, connection, flow } => {
+                    self.handle_request(listener, connection, flow);
+                }
                 Event::Stream { qp, change, .. } => {
                     let now = self.clock.recent().0;
                     if let Some(cm) = &mut self.cm {
                         cm.stream_changed(now, qp, change);
                     }
                 }
-                // No listener of an engine is deferred yet.
-                Event::TcpRequest { .. } => {}
             }
         }
     }
@@ -462,7 +470,13 @@ impl Core {
                 cm.given(now.0, id, qp);
             }
         }
+        while let Some(order) = self.cm.as_mut().and_then(|cm| cm.take_order()) {
+            self.obey(now, order);
+        }
         while let Some(qp) = self.cm.as_mut().and_then(|cm| cm.take_end()) {
+            if self.end_tcp(now, qp) {
+                continue;
+            }
             let attr = QpAttr { state: QpState::Sqd, ..QpAttr::default() };
             // One that is in error already has no stream any more.
             let _ = self.adapter.modify_qp(now, qp, &attr, QpAttrMask::STATE);

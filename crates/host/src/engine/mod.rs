@@ -1,5 +1,6 @@
 //! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
 
+mod bare;
 mod cm;
 mod core;
 mod events;

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use crate::common::Node;
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
+use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol};
 use quipu_host::{Config, Device, Engine};
 use quipu_nic::{Access, QpAttr, QpAttrMask, QpState, QpType, SendOp, WcStatus};
 
@@ -66,7 +66,7 @@ impl Program {
         self.expect(EventKind::AddrResolved);
         self.engine.cm_resolve_route(id).unwrap();
         self.expect(EventKind::RouteResolved);
-        assert!(self.engine.cm_route(id).unwrap().plain);
+        assert_eq!(self.engine.cm_route(id).unwrap().protocol, Protocol::Iwarp);
         self.engine.cm_connect(id, param).unwrap();
         id
     }
@@ -92,7 +92,7 @@ fn two_quipus_speak_plain_iwarp() {
     assert_eq!(&*request.private_data, b"who", "exactly");
     assert_eq!((request.peer.responder_resources, request.peer.initiator_depth), (3, 4));
     let passive = request.id;
-    assert!(server.engine.cm_route(passive).unwrap().plain);
+    assert_eq!(server.engine.cm_route(passive).unwrap().protocol, Protocol::Iwarp);
     server.node.receive(1, &[server.node.sge(0, 64)]);
     server.engine.cm_accept(passive, Some(&server.param(b"me"))).unwrap();
     let established = client.expect(EventKind::Established);

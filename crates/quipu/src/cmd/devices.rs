@@ -45,16 +45,31 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 type Line = [String; 6];
 
 fn line(device: Device, engine: &Engine) -> Line {
+    if device == Device::QuipuQp0 {
+        return on_link(device, engine);
+    }
     let address = engine.address();
     // An RNIC is reached by addresses only.
     let (transport, gid) = match (device, address.ip) {
         (Device::Quipu0, IpAddr::V4(v4)) => ("InfiniBand", v4.to_ipv6_mapped().to_string()),
         (Device::Quipu0, IpAddr::V6(v6)) => ("InfiniBand", v6.to_string()),
-        (Device::QuipuIw0, _) => ("iWARP", "-".to_owned()),
+        (Device::QuipuIw0 | Device::QuipuQp0, _) => ("iWARP", "-".to_owned()),
     };
     let state = if address.up { "active" } else { "down" };
     let (ip, interface) = (address.ip.to_string(), address.interface.clone());
     [device.name().into(), transport.into(), state.into(), gid, ip, interface]
+}
+
+/// The device of QPIP, which has a link of its own.
+fn on_link(device: Device, engine: &Engine) -> Line {
+    let (address, link) = match engine.qpip_info() {
+        Ok(info) => {
+            let all: Vec<_> = info.addresses.iter().map(ToString::to_string).collect();
+            (all.join(","), info.link.to_string())
+        }
+        Err(_) => ("-".to_owned(), "-".to_owned()),
+    };
+    [device.name().into(), "TCP".into(), "active".into(), "-".into(), address, link]
 }
 
 fn as_json([device, transport, state, gid, address, interface]: &Line) -> serde_json::Value {

@@ -223,7 +223,10 @@ impl Pair {
                 let from = self.nodes[node].cm.route(id).unwrap().src.unwrap();
                 self.make(node, stream, from, to, &first);
             }
-            Action::HandOver(_) | Action::EndPlain { .. } => panic!("see the tests of plain iWARP"),
+            Action::HandOver(_) | Action::End { .. } => panic!("see the tests of plain iWARP"),
+            Action::Reach { .. } | Action::Answer { .. } | Action::Refuse { .. } => {
+                panic!("see the tests of QPIP")
+            }
             Action::Send { stream, bytes } => self.send(node, stream, &bytes),
             Action::Close { stream, reset } => {
                 self.closed.push((node, stream, reset));

@@ -1,0 +1,151 @@
+//! Connections of QPIP: the adapter's own TCP, and nothing else on the wire (`specs/qpip.md`). A SYN is the
+//! request, the SYN-ACK its acceptance, an RST its refusal, and a FIN the end. There is no room for what
+//! programs would like to tell each other meanwhile.
+
+use std::net::SocketAddr;
+
+use crate::connect::{ANSWER_NS, seen_by_peer};
+use crate::id::{Id, State};
+use crate::keys::IdKey;
+use crate::plain::offer_of;
+use crate::types::{Action, CallError, EventKind, Loss, Param, PortSpace, Protocol, qp_type};
+use crate::{Cm, errno};
+
+/// TCP takes none.
+const NO_ROOM: CallError = CallError::Invalid("private data over bare TCP");
+
+impl Cm {
+    /// An identifier is of the device of QPIP from now on: the world has found its address, or its peer's, on
+    /// a packet link.
+    ///
+    /// # Errors
+    ///
+    /// It is connected, or for datagrams; there is none.
+    pub fn use_qpip(&mut self, key: IdKey) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let early = matches!(id.state, State::Idle | State::AddressResolved);
+        if !early || id.space != PortSpace::Tcp {
+            return Err(CallError::WrongState);
+        }
+        id.protocol = Protocol::Qpip;
+        Ok(())
+    }
+
+    /// Whether an identifier is of the device of QPIP.
+    pub fn is_qpip(&self, key: IdKey) -> bool {
+        self.ids.get(key).is_some_and(|id| id.protocol == Protocol::Qpip)
+    }
+
+    /// Whether an identifier connects, or is about to try once more.
+    pub fn is_connecting(&self, key: IdKey) -> bool {
+        self.ids.get(key).is_some_and(|id| matches!(id.state, State::Connecting))
+    }
+
+    /// The port of an identifier has become known.
+    pub fn set_port(&mut self, key: IdKey, port: u16) {
+        if let Some(src) = self.ids.get_mut(key).and_then(|id| id.src.as_mut()) {
+            src.set_port(port);
+        }
+    }
+
+    pub(crate) fn connect_bare(
+        &mut self,
+        now: u64,
+        key: IdKey,
+        param: &Param,
+        dst: SocketAddr,
+    ) -> Result<(), CallError> {
+        if !param.private_data.is_empty() {
+            return Err(NO_ROOM);
+        }
+        let offer = self.offer(key, param)?;
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        id.own = Some(offer);
+        id.peer = Some(offer_of(dst, Some(0), Some(0)));
+        id.state = State::Connecting;
+        self.reach(now, key);
+        Ok(())
+    }
+
+    /// Has the adapter connect.
+    pub(crate) fn reach(&mut self, now: u64, key: IdKey) {
+        let Some(id) = self.ids.get(key) else { return };
+        let (Some(own), Some(to)) = (id.own, id.dst) else { return };
+        self.actions.push_back(Action::Reach { id: key, qpn: own.qpn, to });
+        // As long as the peer's program may take: until it answers, TCP knows of no peer.
+        self.set_deadline(key, Some(now + ANSWER_NS));
+    }
+
+    /// A peer asks for a connection with a listener, from `peer`, at `local`: the identifier that stands for
+    /// it. `None`: it is to be refused.
+    pub fn handle_incoming(
+        &mut self,
+        listener: IdKey,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<IdKey> {
+        let by = listener;
+        let listener = self.ids.get(by).filter(|_| !self.removed)?;
+        let State::Listening(state) = &listener.state else { return None };
+        if listener.space != PortSpace::Tcp || state.untaken.len() >= state.backlog {
+            return None;
+        }
+        let offer = offer_of(peer, Some(0), Some(0));
+        let mut child = Id::new(listener.channel, listener.space, qp_type::RC, 0);
+        child.src = Some(local);
+        child.dst = Some(peer);
+        child.state = State::Requested;
+        child.asked = true;
+        child.protocol = Protocol::Qpip;
+        child.peer = Some(offer);
+        child.options = listener.options;
+        let child = self.add_child(by, child);
+        let data = Box::default();
+        self.tell_data(child, EventKind::ConnectRequest, 0, data, seen_by_peer(&offer));
+        Some(child)
+    }
+
+    pub(crate) fn accept_bare(
+        &mut self,
+        now: u64,
+        key: IdKey,
+        param: &Param,
+    ) -> Result<(), CallError> {
+        if !param.private_data.is_empty() {
+            return Err(NO_ROOM);
+        }
+        let offer = self.offer(key, param)?;
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        id.own = Some(offer);
+        id.state = State::Accepted;
+        self.actions.push_back(Action::Answer { id: key, qpn: offer.qpn });
+        self.set_deadline(key, Some(now + ANSWER_NS));
+        Ok(())
+    }
+
+    /// The connection of [`Action::Reach`] was never made. A port that refuses is tried again for a moment
+    /// (`again`).
+    pub fn handle_unreached(&mut self, now: u64, key: IdKey, loss: Loss) {
+        let Some(id) = self.ids.get(key) else { return };
+        if !matches!(id.state, State::Connecting) || id.protocol != Protocol::Qpip {
+            return;
+        }
+        match loss {
+            Loss::Refused => self.refused_bare(now, key),
+            Loss::TimedOut => self.fail(key, EventKind::Unreachable, -errno::TIMEDOUT),
+            Loss::Failed(errno) => self.fail(key, EventKind::Unreachable, -errno),
+            Loss::Closed => self.handle_ended(key),
+        }
+    }
+
+    /// A peer that has asked and was not answered has given up.
+    pub fn handle_withdrawn(&mut self, key: IdKey) {
+        let Some(id) = self.ids.get(key) else { return };
+        match id.state {
+            // The program has not heard of it, and need not.
+            State::Requested if id.listener.is_some() => self.retract(key),
+            State::Requested => self.fail(key, EventKind::Rejected, -errno::CONNRESET),
+            _ => self.handle_ended(key),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Connections of QPIP: what programs are told, and what the adapter is to do. The segments are its own.
+
+use quipu_cm::{
+    Action, CallError, ChannelKey, Cm, Config, Event, EventKind, IdKey, Loss, Param, PortSpace,
+    Protocol, gid_of,
+};
+
+const RC: u8 = 2;
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MILLISECOND;
+const OWN: &str = "[fd00::1]:4444";
+const PEER: &str = "[fd00::2]:999";
+
+struct World {
+    cm: Cm,
+    channel: ChannelKey,
+    listener: IdKey,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut cm = Cm::new(Config::default());
+        let channel = cm.create_channel();
+        let listener = cm.create_id(channel, PortSpace::Tcp, RC, 7).unwrap();
+        cm.bind(listener, OWN.parse().unwrap()).unwrap();
+        cm.use_qpip(listener).unwrap();
+        cm.listen(listener, 1).unwrap();
+        Self { cm, channel, listener }
+    }
+
+    fn arrive(&mut self) -> Option<IdKey> {
+        self.cm.handle_incoming(self.listener, OWN.parse().unwrap(), PEER.parse().unwrap())
+    }
+
+    fn event(&mut self) -> Event {
+        self.cm.take_event(self.channel).unwrap().expect("an event")
+    }
+
+    fn kinds(&mut self) -> Vec<(EventKind, i32)> {
+        let taken = std::iter::from_fn(|| self.cm.take_event(self.channel).unwrap());
+        taken.map(|event| (event.kind, event.status)).collect()
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.cm.poll_action()).collect()
+    }
+
+    /// A request of a peer, accepted.
+    fn accepted(&mut self) -> IdKey {
+        self.arrive().unwrap();
+        let id = self.event().id;
+        self.cm.accept(SECOND, id, Some(&param())).unwrap();
+        assert_eq!(self.actions(), [Action::Answer { id, qpn: 5 }]);
+        id
+    }
+
+    /// An identifier that connects.
+    fn asking(&mut self) -> IdKey {
+        let id = self.cm.create_id(self.channel, PortSpace::Tcp, RC, 1).unwrap();
+        let own = Ok("[fd00::1]:0".parse().unwrap());
+        self.cm.resolved(id, PEER.parse().unwrap(), own).unwrap();
+        self.cm.use_qpip(id).unwrap();
+        self.cm.resolve_route(id).unwrap();
+        self.cm.connect(SECOND, id, &param()).unwrap();
+        self.kinds();
+        assert_eq!(self.actions(), [reach(id)]);
+        id
+    }
+}
+
+fn param() -> Param {
+    Param { qpn: 5, responder_resources: 1, initiator_depth: 1, ..Param::default() }
+}
+
+fn reach(id: IdKey) -> Action {
+    Action::Reach { id, qpn: 5, to: PEER.parse().unwrap() }
+}
+
+#[test]
+fn a_request_is_an_address() {
+    let mut world = World::new();
+    let id = world.arrive().unwrap();
+    let event = world.event();
+    assert_eq!((event.kind, event.id, event.listener), (EventKind::ConnectRequest, id, 7));
+    assert_eq!((event.private_data.len(), event.peer.initiator_depth), (0, 0));
+    let route = world.cm.route(id).unwrap();
+    assert_eq!((route.src, route.dst), (OWN.parse().ok(), PEER.parse().ok()));
+    assert_eq!((route.protocol, route.has_device), (Protocol::Qpip, true));
+    assert_eq!(route.sgid, gid_of("fd00::1".parse().unwrap()), "not that of the other devices");
+    assert_eq!(route.dgid, gid_of("fd00::2".parse().unwrap()));
+    assert!(world.cm.init_params(id).unwrap().of_adapter);
+    assert!(world.cm.connect_params(id).unwrap().of_adapter);
+}
+
+#[test]
+fn a_full_queue_refuses() {
+    let mut world = World::new();
+    let first = world.arrive().unwrap();
+    assert_eq!(world.arrive(), None);
+    // The peer gives up before the program has taken the event: it hears nothing of it.
+    world.cm.handle_withdrawn(first);
+    assert_eq!(world.kinds(), []);
+    assert!(world.arrive().is_some());
+    world.cm.handle_device_removed();
+    assert_eq!(world.arrive(), None);
+}
+
+#[test]
+fn a_connection_is_accepted_and_ended_from_either_end() {
+    for by_peer in [false, true] {
+        let mut world = World::new();
+        let id = world.accepted();
+        assert_eq!(world.cm.establish(id), Err(CallError::WrongState), "the adapter says so");
+        world.cm.handle_established(id);
+        world.cm.handle_established(id);
+        assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
+        if !by_peer {
+            world.cm.disconnect(SECOND, id).unwrap();
+            assert_eq!(world.actions(), [Action::End { id }]);
+        }
+        world.cm.handle_ended(id);
+        world.cm.handle_ended(id);
+        assert_eq!(world.kinds(), [(EventKind::Disconnected, 0)]);
+        world.cm.disconnect(SECOND, id).unwrap();
+        world.cm.destroy_id(id).unwrap();
+        assert_eq!((world.actions(), world.cm.load().deadlines), (vec![], 0));
+    }
+}
+
+#[test]
+fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
+    let mut world = World::new();
+    world.arrive();
+    let id = world.event().id;
+    world.cm.reject(id, &[]).unwrap();
+    assert_eq!(world.actions(), [Action::Refuse { id }]);
+    world.cm.destroy_id(id).unwrap();
+    assert_eq!(world.actions(), []);
+    world.arrive();
+    let id = world.event().id;
+    world.cm.destroy_id(id).unwrap();
+    assert_eq!(world.actions(), [Action::Refuse { id }]);
+    let id = world.arrive().unwrap();
+    world.cm.destroy_id(world.listener).unwrap();
+    assert_eq!(world.actions(), [Action::Refuse { id }]);
+    assert_eq!(world.cm.load().ids, 0);
+}
+
+#[test]
+fn a_peer_that_gives_up_is_gone() {
+    let mut world = World::new();
+    world.arrive();
+    let id = world.event().id;
+    world.cm.handle_withdrawn(id);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -104)]);
+    assert_eq!(world.cm.accept(SECOND, id, Some(&param())), Err(CallError::WrongState));
+    let id = world.accepted();
+    world.cm.handle_withdrawn(id);
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+}
+
+#[test]
+fn tcp_has_no_room_for_private_data() {
+    let mut world = World::new();
+    let told = Param { private_data: b"who".to_vec(), ..param() };
+    let refused = Err(CallError::Invalid("private data over bare TCP"));
+    world.arrive();
+    let id = world.event().id;
+    assert_eq!(world.cm.accept(SECOND, id, Some(&told)), refused);
+    let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
+    world.cm.bind(id, OWN.parse().unwrap()).unwrap();
+    world.cm.use_qpip(id).unwrap();
+    world.cm.resolved(id, PEER.parse().unwrap(), OWN.parse().map_err(|_| 0)).unwrap();
+    assert!(world.cm.is_qpip(id), "it stays what it was bound to");
+    world.cm.resolve_route(id).unwrap();
+    assert_eq!(world.cm.connect(SECOND, id, &told), refused);
+    world.cm.connect(SECOND, id, &param()).unwrap();
+    assert_eq!(world.cm.use_qpip(id), Err(CallError::WrongState));
+}
+
+#[test]
+fn a_port_that_refuses_is_tried_for_a_moment() {
+    let mut world = World::new();
+    let id = world.asking();
+    let mut now = SECOND;
+    for pause in [1, 2, 4, 8, 16, 32, 64] {
+        world.cm.handle_unreached(now, id, Loss::Refused);
+        assert_eq!((world.kinds(), world.actions()), (vec![], vec![]));
+        now += pause * MILLISECOND;
+        world.cm.handle_timeout(now - 1);
+        assert_eq!(world.actions(), []);
+        world.cm.handle_timeout(now);
+        assert_eq!(world.actions(), [reach(id)]);
+    }
+    world.cm.handle_unreached(now, id, Loss::Refused);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
+    assert_eq!(world.cm.load().deadlines, 0);
+    let id = world.asking();
+    world.cm.handle_unreached(now, id, Loss::Refused);
+    world.cm.handle_timeout(now + MILLISECOND);
+    world.cm.handle_established(id);
+    assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
+}
+
+#[test]
+fn a_peer_that_cannot_be_reached() {
+    let cases = [
+        (Loss::TimedOut, EventKind::Unreachable, -110),
+        (Loss::Failed(113), EventKind::Unreachable, -113),
+        (Loss::Closed, EventKind::ConnectError, -104),
+    ];
+    for (loss, kind, status) in cases {
+        let mut world = World::new();
+        let id = world.asking();
+        world.cm.handle_unreached(SECOND, id, loss);
+        world.cm.handle_unreached(SECOND, id, loss);
+        assert_eq!(world.kinds(), [(kind, status)]);
+        assert_eq!(world.cm.load().deadlines, 0);
+    }
+}
+
+#[test]
+fn an_identifier_takes_its_attempt_with_it() {
+    let mut world = World::new();
+    let id = world.asking();
+    world.cm.handle_timeout(100 * SECOND);
+    assert_eq!(world.kinds(), [(EventKind::Unreachable, -110)]);
+    assert_eq!(world.actions(), [Action::End { id }]);
+    let id = world.asking();
+    world.cm.destroy_id(id).unwrap();
+    assert_eq!(world.actions(), [Action::End { id }]);
+    let id = world.accepted();
+    world.cm.destroy_id(id).unwrap();
+    assert_eq!(world.actions(), [Action::End { id }]);
+}
+
+#[test]
+fn datagrams_are_not_carried() {
+    let mut world = World::new();
+    let id = world.cm.create_id(world.channel, PortSpace::Udp, 4, 1).unwrap();
+    assert_eq!(world.cm.use_qpip(id), Err(CallError::WrongState));
+    world.cm.set_port(world.listener, 99);
+    assert_eq!(world.cm.route(world.listener).unwrap().src.unwrap().port(), 99);
+}

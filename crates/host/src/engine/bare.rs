@@ -1,0 +1,144 @@
+//! Connections of QPIP that connection management orders of the adapter.
+
+use quipu_cm::IdKey;
+use quipu_inet::stack::{ListenerId, TcpId};
+use quipu_inet::tcp::Flow;
+use quipu_nic::TcpSettings;
+use quipu_nic::{Fault, QpId, QpNum, QpType, Time};
+
+use super::Engine;
+use super::core::Core;
+use crate::cm::Order;
+use crate::config::Device;
+use crate::error::EngineError;
+use crate::net::Net;
+
+/// Peers of one listener that may wait for the program.
+const BACKLOG: u32 = 1024;
+/// Rounds of events and what they order before others get their turn.
+const ROUNDS: usize = 16;
+
+impl Core {
+    /// A peer asks for a connection with a listener of connection management, or has given up.
+    pub(super) fn handle_request(
+        &mut self,
+        listener: ListenerId,
+        connection: TcpId,
+        flow: Option<Flow>,
+    ) {
+        let now = self.recent().0;
+        let Some(cm) = &mut self.cm else { return };
+        match flow {
+            Some(flow) => cm.incoming(now, listener, connection, &flow),
+            None => cm.withdrawn(now, connection),
+        }
+    }
+
+    /// Carries out at once what events have ordered: nobody may look again before a descriptor says so.
+    pub(super) fn carry_out_orders(&mut self) {
+        for _ in 0..ROUNDS {
+            if !self.cm.as_ref().is_some_and(|cm| cm.has_output()) {
+                return;
+            }
+            let now = self.recent();
+            self.work(now, Net::transmit);
+            if self.adapter.has_events() {
+                self.hand_out_events();
+            }
+        }
+    }
+
+    /// Does what connection management has ordered.
+    pub(super) fn obey(&mut self, now: Time, order: Order) {
+        match order {
+            Order::Connect { id, qpn, port, to } => {
+                let port = (port != 0).then_some(port);
+                let begun =
+                    self.adapter.find_qp(QpNum(qpn)).ok_or(Fault::NoSuchObject).and_then(|qp| {
+                        self.adapter.tcp_connect(now, qp, to, port, &TcpSettings::default())?;
+                        Ok(qp)
+                    });
+                self.note_begun(now, id, begun);
+            }
+            Order::Accept { id, connection, qpn } => {
+                let begun =
+                    self.adapter.find_qp(QpNum(qpn)).ok_or(Fault::NoSuchObject).and_then(|qp| {
+                        self.adapter.tcp_accept(now, connection, qp)?;
+                        Ok(qp)
+                    });
+                if begun.is_err() {
+                    let _ = self.adapter.tcp_refuse(now, connection);
+                }
+                self.note_begun(now, id, begun);
+            }
+            Order::Refuse(connection) => {
+                // A peer that has given up is refused already.
+                let _ = self.adapter.tcp_refuse(now, connection);
+            }
+            Order::Unlisten(listener) => self.adapter.tcp_unlisten(listener),
+        }
+    }
+
+    fn note_begun(&mut self, now: Time, id: IdKey, begun: Result<QpId, Fault>) {
+        let port = begun.as_ref().ok().and_then(|&qp| self.adapter.tcp_flow(qp));
+        let port = port.map(|flow| flow.local.port());
+        let Some(cm) = &mut self.cm else { return };
+        match begun {
+            Ok(qp) => cm.begun(id, qp, port),
+            Err(error) => {
+                tracing::error!(%error, "the queue pair cannot be connected");
+                cm.not_begun(now.0, id, libc::EHOSTUNREACH);
+            }
+        }
+    }
+
+    /// Ends the connection of a queue pair if it is one of QPIP: what is posted is sent first.
+    pub(super) fn end_tcp(&mut self, now: Time, qp: QpId) -> bool {
+        let is_tcp = self.adapter.service_of(qp) == Some(QpType::Tcp);
+        if is_tcp {
+            // One that is over already has no connection any more.
+            let _ = self.adapter.tcp_close(now, qp);
+        }
+        is_tcp
+    }
+}
+
+impl Engine {
+    /// Tells connection management the addresses of the packet link, if programs see its device.
+    pub(super) fn learn_link(&self, core: &mut Core) {
+        let config = &self.inner.config;
+        if !config.devices.contains(&Device::QuipuQp0) {
+            return;
+        }
+        let Some(stack) = core.adapter.inet() else { return };
+        let addresses = stack.prefixes().collect();
+        if let Some(cm) = &mut core.cm {
+            cm.learn_link(addresses, config.cm_device == Device::QuipuQp0);
+        }
+    }
+
+    /// Has the adapter watch the port of a listener, if that is bound to an address of the packet link or to
+    /// all.
+    ///
+    /// # Errors
+    ///
+    /// Somebody watches it already; then nobody listens.
+    pub(super) fn listen_on_link(&self, id: IdKey) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        let Some(port) = core.manager()?.port_on_link(id)? else { return Ok(()) };
+        let listening = core.adapter.tcp_listen_deferred(port, &TcpSettings::default(), BACKLOG);
+        let manager = core.manager()?;
+        match listening {
+            Ok((listener, port)) => manager.watched_on_link(id, listener, port),
+            // Of a listener at every address, those of the link are taken by one that is there alone.
+            Err(_) if !manager.cm.is_qpip(id) => {}
+            Err(error) => {
+                manager.cm.cancel_listen(id);
+                tracing::debug!(%error, "the port cannot be watched");
+                let in_use = std::io::Error::from_raw_os_error(libc::EADDRINUSE);
+                return Err(EngineError::Address(in_use));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! The device of QPIP by `rdma_cm`, between two engines on a packet link over loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::common::Node;
+use quipu_host::connection::{
+    CallError, ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol,
+};
+use quipu_host::{Config, Device, Engine, EngineError, QpipConfig};
+use quipu_nic::{
+    Payload, QpAttr, QpAttrMask, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus,
+};
+
+const RC: u8 = 2;
+
+struct Program {
+    engine: Arc<Engine>,
+    channel: ChannelKey,
+    node: Node,
+}
+
+impl Program {
+    fn new() -> Self {
+        let engine = Engine::open(Config {
+            address: Some("127.0.0.1".parse().unwrap()),
+            devices: Device::ALL.to_vec(),
+            qpip: Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap())),
+            ..Config::default()
+        })
+        .unwrap();
+        let (channel, _) = engine.cm_create_channel().unwrap();
+        let node = Node::with_service(&engine, 1 << 20, QpType::Tcp);
+        let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+        engine.modify_qp(node.qp, &attr, QpAttrMask::STATE | QpAttrMask::PORT).unwrap();
+        Self { engine, channel, node }
+    }
+
+    /// Where its packet link is.
+    fn address(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.engine.qpip_info().unwrap().addresses[0], port)
+    }
+
+    fn id(&self) -> IdKey {
+        self.engine.cm_create_id(self.channel, PortSpace::Tcp, RC, 0).unwrap()
+    }
+
+    #[track_caller]
+    fn expect(&self, kind: EventKind) -> Event {
+        let event = self.engine.cm_get_event(self.channel).unwrap();
+        assert_eq!(event.kind, kind, "{event:?}");
+        event
+    }
+
+    /// Listens at an address, and says at which port of the link.
+    fn listen(&self, at: SocketAddr) -> SocketAddr {
+        let id = self.id();
+        self.engine.cm_bind_addr(id, at).unwrap();
+        self.engine.cm_listen(id, 0).unwrap();
+        self.address(self.engine.cm_route(id).unwrap().src.unwrap().port())
+    }
+
+    fn resolve(&self, to: SocketAddr) -> IdKey {
+        let id = self.id();
+        self.engine.cm_resolve_addr(id, None, to).unwrap();
+        self.expect(EventKind::AddrResolved);
+        self.engine.cm_resolve_route(id).unwrap();
+        self.expect(EventKind::RouteResolved);
+        let route = self.engine.cm_route(id).unwrap();
+        assert_eq!((route.protocol, route.has_device), (Protocol::Qpip, true));
+        assert_eq!(route.src.unwrap().ip(), self.address(0).ip());
+        id
+    }
+
+    fn connect(&self, to: SocketAddr) -> IdKey {
+        let id = self.resolve(to);
+        self.engine.cm_connect(id, &self.param()).unwrap();
+        id
+    }
+
+    fn param(&self) -> Param {
+        Param {
+            responder_resources: 1,
+            initiator_depth: 1,
+            qpn: self.node.num.0,
+            ..Param::default()
+        }
+    }
+}
+
+fn any() -> SocketAddr {
+    "[::]:0".parse().unwrap()
+}
+
+/// Messages go to and fro, and the end comes behind what was sent.
+fn talk(client: &Program, server: &Program, ids: [IdKey; 2]) {
+    client.node.fill(0, b"hello");
+    client.node.post(5, SendOp::Send, &[client.node.sge(0, 5)]);
+    let received = server.node.poll();
+    assert_eq!((received.wr_id, received.status, received.byte_len), (1, WcStatus::Success, 5));
+    assert_eq!(server.node.bytes(0, 5), b"hello");
+    assert_eq!(client.node.poll().wr_id, 5);
+    client.node.receive(2, &[client.node.sge(1000, 300_000)]);
+    let long: Vec<u8> = (0..300_000u32).map(|n| (n >> 3) as u8).collect();
+    server.node.fill(1000, &long);
+    server.node.post(6, SendOp::Send, &[server.node.sge(1000, 300_000)]);
+    server.engine.cm_disconnect(ids[1]).unwrap();
+    let received = client.node.poll();
+    assert_eq!((received.wr_id, received.byte_len), (2, 300_000));
+    assert_eq!(client.node.bytes(1000, 300_000), long);
+    client.expect(EventKind::Disconnected);
+    client.engine.cm_disconnect(ids[0]).unwrap();
+    server.expect(EventKind::Disconnected);
+    assert_eq!(server.node.poll().status, WcStatus::Success);
+}
+
+#[test]
+fn programs_meet_over_nothing_but_tcp() {
+    // At every address, and at that of the link alone.
+    for alone in [false, true] {
+        let (server, client) = (Program::new(), Program::new());
+        let at = if alone { server.address(0) } else { any() };
+        let to = server.listen(at);
+        assert_ne!(to.port(), 0);
+        let active = client.connect(to);
+        let request = server.expect(EventKind::ConnectRequest);
+        let route = server.engine.cm_route(request.id).unwrap();
+        assert_eq!((route.protocol, route.src), (Protocol::Qpip, Some(to)));
+        assert_eq!(route.dst.unwrap().ip(), client.address(0).ip());
+        server.node.receive(1, &[server.node.sge(0, 64)]);
+        server.engine.cm_accept(request.id, Some(&server.param())).unwrap();
+        assert_eq!(client.expect(EventKind::Established).id, active);
+        server.expect(EventKind::Established);
+        let route = client.engine.cm_route(active).unwrap();
+        assert_ne!(route.src.unwrap().port(), 0, "the port has become known");
+        talk(&client, &server, [active, request.id]);
+        client.engine.cm_destroy_id(active).unwrap();
+        server.engine.cm_destroy_id(request.id).unwrap();
+    }
+}
+
+#[test]
+fn a_program_refuses() {
+    let (server, client) = (Program::new(), Program::new());
+    let to = server.listen(server.address(7471));
+    assert_eq!(to.port(), 7471);
+    client.connect(to);
+    // A refusal may be that of a port whose program is about to listen: it is tried for a moment.
+    for _ in 0..8 {
+        let request = server.expect(EventKind::ConnectRequest);
+        server.engine.cm_reject(request.id, &[]).unwrap();
+        server.engine.cm_destroy_id(request.id).unwrap();
+    }
+    assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+}
+
+#[test]
+fn nobody_listens() {
+    let (server, client) = (Program::new(), Program::new());
+    client.connect(server.address(7000));
+    assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+    // To itself there is no way.
+    let id = client.resolve(client.address(7000));
+    client.engine.cm_connect(id, &client.param()).unwrap();
+    assert_eq!(client.expect(EventKind::Unreachable).status, -libc::EHOSTUNREACH);
+}
+
+#[test]
+fn what_tcp_cannot_carry_is_refused_at_once() {
+    let (server, client) = (Program::new(), Program::new());
+    let to = server.listen(any());
+    let id = client.resolve(to);
+    let mut param = client.param();
+    param.private_data = b"who".to_vec();
+    let refused = client.engine.cm_connect(id, &param);
+    assert!(matches!(refused, Err(EngineError::Connection(CallError::Invalid(_)))), "{refused:?}");
+    client.engine.cm_connect(id, &client.param()).unwrap();
+    let request = server.expect(EventKind::ConnectRequest);
+    server.node.receive(1, &[server.node.sge(0, 64)]);
+    server.engine.cm_accept(request.id, Some(&server.param())).unwrap();
+    client.expect(EventKind::Established);
+    server.expect(EventKind::Established);
+    let write = SendWr {
+        wr_id: 7,
+        to: To::Peer,
+        op: SendOp::Write { addr: server.node.addr(0), rkey: server.node.rkey() },
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(&[client.node.sge(0, 8)]),
+    };
+    let refused = client.engine.post_send(client.node.qp, &write);
+    assert!(refused.is_err(), "{refused:?}");
+}
+
+#[test]
+fn a_port_of_the_link_is_taken_once() {
+    let server = Program::new();
+    let to = server.listen(server.address(0));
+    let id = server.id();
+    server.engine.cm_bind_addr(id, to).unwrap();
+    let taken = server.engine.cm_listen(id, 0);
+    assert!(
+        matches!(&taken, Err(EngineError::Address(error))
+        if error.raw_os_error() == Some(libc::EADDRINUSE)),
+        "{taken:?}"
+    );
+    // The device may be hidden: then the address is none of this host's.
+    let hidden = Engine::open(Config {
+        address: Some("127.0.0.1".parse().unwrap()),
+        qpip: Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap())),
+        ..Config::default()
+    })
+    .unwrap();
+    let (channel, _) = hidden.cm_create_channel().unwrap();
+    let id = hidden.cm_create_id(channel, PortSpace::Tcp, RC, 0).unwrap();
+    let own = SocketAddr::new(hidden.qpip_info().unwrap().addresses[0], 0);
+    assert!(matches!(hidden.cm_bind_addr(id, own), Err(EngineError::Address(_))));
+}
