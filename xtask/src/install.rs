@@ -32,8 +32,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(staged.quipu.exists(), "nothing is built: run `make build`");
     let completions = crate::target_dir().join("quipu/completions");
     write_completions(&staged, &completions)?;
+    let pkgconfig = crate::target_dir().join("quipu/pkgconfig");
+    write_pkgconfig(&options.prefix, &pkgconfig)?;
     let base = under(options.destdir.as_deref(), &options.prefix);
-    for (from, to) in items(&staged, &completions)? {
+    for (from, to) in items(&staged, &completions, &pkgconfig)? {
         let to = base.join(to);
         if options.remove {
             let _ = fs::remove_file(&to);
@@ -62,9 +64,14 @@ fn under(destdir: Option<&Path>, prefix: &Path) -> PathBuf {
     destdir.join(prefix.strip_prefix("/").unwrap_or(prefix))
 }
 
-fn items(staged: &Staged, completions: &Path) -> Result<Vec<Item>> {
+fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<Item>> {
     let mut items: Vec<Item> = vec![(staged.quipu.clone(), "bin/quipu".into())];
+    let qpip = crate::root().join("abi/qpip");
     let folders = [
+        (qpip.join("include"), "include"),
+        (qpip.join("man"), "share/man/man7"),
+        (qpip.join("examples"), "share/doc/quipu/qpip"),
+        (pkgconfig.to_owned(), "lib/pkgconfig"),
         (staged.lib.clone(), "lib/quipu"),
         (crate::root().join("man"), "share/man/man1"),
         (completions.join("bash"), "share/bash-completion/completions"),
@@ -81,6 +88,24 @@ fn items(staged: &Staged, completions: &Path) -> Result<Vec<Item>> {
     Ok(items)
 }
 
+/// What `pkg-config` says of libqpip. It lies beside the libraries that take the place of the system's, so
+/// programs are told where it is.
+fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
+    fs::create_dir_all(into)?;
+    fs::write(into.join("qpip.pc"), pkgconfig(prefix))?;
+    Ok(())
+}
+
+fn pkgconfig(prefix: &Path) -> String {
+    format!(
+        "prefix={}\nlibdir=${{prefix}}/lib/quipu\n\nName: qpip\n\
+         Description: Queue pairs over TCP and UDP\nVersion: {}\n\
+         Cflags: -I${{prefix}}/include\nLibs: -L${{libdir}} -Wl,-rpath,${{libdir}} -lqpip\n",
+        prefix.display(),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
 fn write_completions(staged: &Staged, into: &Path) -> Result<()> {
     for (shell, name) in [("bash", "quipu"), ("zsh", "_quipu"), ("fish", "quipu.fish")] {
         let output = Command::new(&staged.quipu).args(["completion", shell]).output()?;
@@ -95,6 +120,13 @@ fn write_completions(staged: &Staged, into: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_are_told_where_the_library_is() {
+        let text = pkgconfig(Path::new("/opt/quipu"));
+        assert!(text.starts_with("prefix=/opt/quipu\n"), "{text}");
+        assert!(text.ends_with(" -Wl,-rpath,${libdir} -lqpip\n"), "{text}");
+    }
 
     #[test]
     fn destdir_goes_in_front_of_the_prefix() {

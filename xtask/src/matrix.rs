@@ -26,7 +26,7 @@ struct Library {
     note: &'static str,
 }
 
-const LIBRARIES: [Library; 2] = [
+const LIBRARIES: [Library; 3] = [
     Library {
         name: "ibverbs",
         package: "quipu-ibverbs",
@@ -39,6 +39,13 @@ const LIBRARIES: [Library; 2] = [
         package: "quipu-rdmacm",
         table: "abi/rdmacm/symbols.txt",
         document: "docs/rdmacm-symbols.md",
+        note: "",
+    },
+    Library {
+        name: "qpip",
+        package: "quipu-qpip",
+        table: "abi/qpip/symbols.txt",
+        document: "docs/qpip-symbols.md",
         note: "",
     },
 ];

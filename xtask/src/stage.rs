@@ -9,17 +9,21 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 4] = [
+const LIBRARIES: [(&str, &str); 5] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
+    ("libqpip.so", "libqpip.so.1"),
 ];
-/// Names under which programs open a library beside its own.
-const LINKS: [(&str, &str); 2] =
-    [("libibverbs.so.1", "libibverbs.so"), ("librdmacm.so.1", "librdmacm.so")];
-const PACKAGES: [&str; 5] =
-    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim"];
+/// Names under which programs open a library beside its own, or are linked with it.
+const LINKS: [(&str, &str); 3] = [
+    ("libibverbs.so.1", "libibverbs.so"),
+    ("librdmacm.so.1", "librdmacm.so"),
+    ("libqpip.so.1", "libqpip.so"),
+];
+const PACKAGES: [&str; 6] =
+    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
 
 /// Where things were put.
 #[derive(Clone, Debug)]

@@ -1,0 +1,156 @@
+//! Ports, connecting, and the ends of connections.
+
+use std::sync::Arc;
+
+use libc::{c_int, c_uint, sockaddr, sockaddr_storage, socklen_t};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Plain, Tagged, entry};
+use quipu_host::inet::stack::ListenerId;
+use quipu_host::inet::tcp::Mode;
+use quipu_host::nic::TcpSettings;
+
+use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
+use crate::address::{read, storage};
+use crate::error::{Outcome, fail, no_object, refused};
+use crate::qp::{qp, qpip_qp};
+
+/// `qpip_listener`
+pub type qpip_listener = Opaque;
+
+struct Private {
+    adapter: Arc<Adapter>,
+    id: ListenerId,
+    port: u16,
+}
+
+impl Tagged for Private {
+    const TAG: u64 = 0x7170_6970_6c69_7374;
+}
+
+type Listener = Handle<Opaque, Private>;
+
+/// `enum qpip_mode`
+fn settings(mode: c_uint) -> Outcome<TcpSettings> {
+    let mode = match mode {
+        0 => Mode::Message,
+        1 => Mode::Stream,
+        other => {
+            let words = format_args!("{other} is no mode; use QPIP_MESSAGES or QPIP_STREAM");
+            return Err(fail(Errno::EINVAL, words));
+        }
+    };
+    Ok(TcpSettings { mode, ..TcpSettings::default() })
+}
+
+/// # Safety
+///
+/// As [`Handle::get`].
+unsafe fn listener<'a>(raw: *const qpip_listener) -> Outcome<&'a Private> {
+    // SAFETY: passed on from the caller.
+    Ok(unsafe { Listener::get(raw) }.map_err(no_object("listener"))?)
+}
+
+entry! {
+    /// `qpip_listen`
+    fn qpip_listen(
+        raw: *mut qpip_adapter,
+        port: u16,
+        mode: c_uint,
+        backlog: c_uint,
+    ) -> Null<qpip_listener> {
+        // SAFETY: the program passes what qpip_open gave.
+        let adapter = unsafe { adapter(raw) }?;
+        let listening = adapter.engine.tcp_listen(port, &settings(mode)?, backlog.max(1));
+        let (id, port) = listening.map_err(refused("the port cannot be watched"))?;
+        Ok(Listener::create(Opaque::new(), Private { adapter, id, port }))
+    }
+
+    /// `qpip_listener_port`
+    fn qpip_listener_port(raw: *const qpip_listener) -> Plain<u16> {
+        // SAFETY: the program passes what qpip_listen gave.
+        Ok(unsafe { listener(raw) }?.port)
+    }
+
+    /// `qpip_offer`
+    fn qpip_offer(raw: *mut qpip_listener, idle: *mut qpip_qp) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_listen and qpip_create gave.
+        let (listener, qp) = unsafe { (listener(raw)?, qp(idle)?) };
+        if !Arc::ptr_eq(&listener.adapter, &qp.adapter) {
+            return Err(fail(Errno::EINVAL, "the queue pair is of another adapter"));
+        }
+        let offered = qp.adapter.engine.tcp_offer(listener.id, qp.id);
+        offered.map_err(refused("the queue pair cannot be offered"))?;
+        Ok(0)
+    }
+
+    /// `qpip_unlisten`
+    fn qpip_unlisten(raw: *mut qpip_listener) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_listen gave.
+        let listener = unsafe { listener(raw) }?;
+        let ended = listener.adapter.engine.tcp_unlisten(listener.id);
+        ended.map_err(refused("the port cannot be left"))?;
+        // SAFETY: as above; that nobody uses it any more is the program's to see to.
+        drop(unsafe { Listener::take(raw) });
+        Ok(0)
+    }
+
+    /// `qpip_connect`
+    fn qpip_connect(
+        raw: *mut qpip_qp,
+        peer: *const sockaddr,
+        length: socklen_t,
+        port: u16,
+        mode: c_uint,
+    ) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_create gave, and an address.
+        let (qp, peer) = unsafe { (qp(raw)?, read(peer, length)?) };
+        let port = (port != 0).then_some(port);
+        let begun = qp.adapter.engine.tcp_connect(qp.id, peer, port, &settings(mode)?);
+        begun.map_err(refused("the queue pair cannot be connected"))?;
+        Ok(0)
+    }
+
+    /// `qpip_finish`
+    fn qpip_finish(raw: *mut qpip_qp) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_create gave.
+        let qp = unsafe { qp(raw) }?;
+        qp.adapter.engine.tcp_close(qp.id).map_err(refused("sending cannot be finished"))?;
+        Ok(0)
+    }
+
+    /// `qpip_abort`
+    fn qpip_abort(raw: *mut qpip_qp) -> IntMinusOne {
+        // SAFETY: as above.
+        let qp = unsafe { qp(raw) }?;
+        qp.adapter.engine.tcp_abort(qp.id).map_err(refused("the connection cannot be ended"))?;
+        Ok(0)
+    }
+
+    /// `qpip_ends`
+    fn qpip_ends(
+        raw: *mut qpip_qp,
+        own: *mut sockaddr_storage,
+        peer: *mut sockaddr_storage,
+    ) -> IntMinusOne {
+        // SAFETY: as above.
+        let qp = unsafe { qp(raw) }?;
+        let flow = qp.adapter.engine.tcp_flow(qp.id).map_err(refused("the ends cannot be told"))?;
+        let Some(flow) = flow else {
+            return Err(fail(Errno::ENOTCONN, "the queue pair has no connection; connect or offer it"));
+        };
+        for (place, address) in [(own, flow.local), (peer, flow.remote)] {
+            if !place.is_null() {
+                // SAFETY: it is not null, and the program passes a place for an address then.
+                unsafe { place.write_unaligned(storage(address)) };
+            }
+        }
+        Ok(0)
+    }
+
+    /// `qpip_bind`
+    fn qpip_bind(raw: *mut qpip_qp, port: u16) -> IntMinusOne {
+        // SAFETY: as above.
+        let qp = unsafe { qp(raw) }?;
+        let bound = qp.adapter.engine.udp_bind(qp.id, port);
+        bound.map(c_int::from).map_err(refused("the queue pair cannot be bound"))
+    }
+}

@@ -1,0 +1,252 @@
+//! Completion queues: polling, and waiting for them and for events.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_uint, pollfd, sockaddr_storage};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
+use quipu_host::EngineError;
+use quipu_host::nic::{ChannelId, Completion, CqId, WcExtra, WcOpcode};
+
+use crate::adapter::{Adapter, Opaque, adapter, lock, qpip_adapter};
+use crate::address::storage;
+use crate::error::{Outcome, fail, no_object, refused, status};
+use crate::event;
+
+/// How long a wait looks before it sleeps. A sleeper is woken some 20 to 50 us late, so what takes no longer
+/// is better awaited awake.
+const SPIN: Duration = Duration::from_micros(50);
+/// Completions that are taken from the engine at a time.
+const BATCH: usize = 32;
+
+/// `qpip_cq`
+pub type qpip_cq = Opaque;
+
+pub(crate) struct Private {
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) id: CqId,
+    channel: ChannelId,
+    fd: i32,
+    /// Whether there is one in `found`: polls look at this first.
+    has_found: AtomicBool,
+    /// The completion that a wait has found, and nobody has taken.
+    found: Mutex<Option<Completion>>,
+}
+
+impl Tagged for Private {
+    const TAG: u64 = 0x7170_6970_6371_6371;
+}
+
+pub(crate) type Cq = Handle<Opaque, Private>;
+
+/// `struct qpip_completion`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct qpip_completion {
+    pub(crate) id: u64,
+    pub(crate) status: u32,
+    pub(crate) operation: u32,
+    pub(crate) length: u32,
+    pub(crate) reserved: u32,
+    pub(crate) from: sockaddr_storage,
+}
+
+/// `enum qpip_operation`.
+const SENT: u32 = 1;
+const RECEIVED: u32 = 2;
+
+fn completion_of(completion: &Completion) -> qpip_completion {
+    let received = completion.opcode == WcOpcode::Recv;
+    let from = match completion.extra {
+        WcExtra::From(source) => storage(SocketAddr::from(source)),
+        // SAFETY: sockaddr_storage consists of integers.
+        _ => unsafe { std::mem::zeroed() },
+    };
+    qpip_completion {
+        id: completion.wr_id,
+        status: status(completion.status),
+        operation: if received { RECEIVED } else { SENT },
+        length: if received { completion.byte_len } else { 0 },
+        reserved: 0,
+        from,
+    }
+}
+
+impl Private {
+    fn poll(&self, out: &mut [Completion]) -> Result<usize, EngineError> {
+        self.adapter.engine.poll_cq(self.id, out)
+    }
+
+    /// The completion that a wait has found.
+    fn take_found(&self) -> Option<Completion> {
+        if !self.has_found.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut found = lock(&self.found);
+        self.has_found.store(false, Ordering::Release);
+        found.take()
+    }
+
+    /// Whether there is something for the program. It stays where it is found.
+    fn look(&self) -> Result<bool, EngineError> {
+        if self.has_found.load(Ordering::Acquire) || event::look(&self.adapter)? {
+            return Ok(true);
+        }
+        let mut found = lock(&self.found);
+        let mut one = [Completion::default()];
+        if found.is_none() && self.poll(&mut one)? == 1 {
+            *found = Some(one[0]);
+            self.has_found.store(true, Ordering::Release);
+        }
+        Ok(found.is_some())
+    }
+
+    /// Looks until there is something, for a moment.
+    fn spin(&self, limit: Option<Instant>) -> Result<bool, EngineError> {
+        let until = Instant::now() + SPIN;
+        let until = limit.map_or(until, |limit| limit.min(until));
+        loop {
+            if self.look()? {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn wait(&self, timeout: c_int) -> Outcome<bool> {
+        let engine = &self.adapter.engine;
+        let wrong = || refused("waiting");
+        let limit =
+            u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        if self.spin(limit).map_err(wrong())? {
+            return Ok(true);
+        }
+        loop {
+            // An event that was asked for before must not be taken for a new one.
+            while engine.wait_channel(self.channel).is_ok() {}
+            // What completed before this raises no event, so look once more behind it.
+            engine.req_notify_cq(self.id, false).map_err(wrong())?;
+            if self.look().map_err(wrong())? {
+                return Ok(true);
+            }
+            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            self.sleep(left)?;
+        }
+    }
+
+    /// Sleeps until a descriptor is readable, but no longer than `left`.
+    fn sleep(&self, left: Option<Duration>) -> Outcome {
+        let watched = |fd| pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = [watched(self.fd), watched(self.adapter.events_fd)];
+        // Rounded up: a wait that ends too early would be followed by many short ones.
+        let millis =
+            left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
+        // SAFETY: two descriptors, in a live array.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+        if ready >= 0 {
+            return Ok(());
+        }
+        match Errno::last() {
+            Errno::EINTR => Err(fail(Errno::EINTR, "waiting: a signal was caught; wait again")),
+            errno => Err(fail(errno, format_args!("waiting: poll failed: {errno:?}"))),
+        }
+    }
+}
+
+/// The queue behind a pointer.
+///
+/// # Safety
+///
+/// As [`Handle::get`].
+pub(crate) unsafe fn cq<'a>(raw: *const qpip_cq) -> Outcome<&'a Private> {
+    // SAFETY: passed on from the caller.
+    Ok(unsafe { Cq::get(raw) }.map_err(no_object("completion queue"))?)
+}
+
+fn create(adapter: Arc<Adapter>, entries: u32) -> Result<Private, EngineError> {
+    let (channel, fd) = adapter.engine.create_channel()?;
+    // SAFETY: a descriptor of the engine, which lives as long as the channel. Without waiting in the engine,
+    // whoever makes progress is its helper; the program waits for descriptors.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    match adapter.engine.create_cq(adapter.context, entries, Some(channel), 0) {
+        Ok((id, _)) => {
+            let (has_found, found) = (AtomicBool::new(false), Mutex::default());
+            Ok(Private { adapter, id, channel, fd, has_found, found })
+        }
+        Err(error) => {
+            let _ = adapter.engine.destroy_channel(channel);
+            Err(error)
+        }
+    }
+}
+
+entry! {
+    /// `qpip_cq_create`
+    fn qpip_cq_create(raw: *mut qpip_adapter, entries: c_uint) -> Null<qpip_cq> {
+        // SAFETY: the program passes what qpip_open gave.
+        let adapter = unsafe { adapter(raw) }?;
+        let made = create(adapter, entries.max(1));
+        let made = made.map_err(refused("the completion queue cannot be created"))?;
+        Ok(Cq::create(Opaque::new(), made))
+    }
+
+    /// `qpip_cq_destroy`
+    fn qpip_cq_destroy(raw: *mut qpip_cq) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_cq_create gave.
+        let cq = unsafe { cq(raw) }?;
+        let engine = &cq.adapter.engine;
+        engine
+            .destroy_cq(cq.id)
+            .map_err(refused("the completion queue cannot be destroyed"))?;
+        let _ = engine.destroy_channel(cq.channel);
+        // SAFETY: as above; that nobody uses it any more is the program's to see to.
+        drop(unsafe { Cq::take(raw) });
+        Ok(0)
+    }
+
+    /// `qpip_poll`
+    fn qpip_poll(raw: *mut qpip_cq, out: *mut qpip_completion, count: c_uint) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_cq_create gave.
+        let cq = unsafe { cq(raw) }?;
+        if out.is_null() && count > 0 {
+            return Err(fail(Errno::EINVAL, "there is no place for completions"));
+        }
+        let wanted = (count as usize).min(c_int::MAX as usize);
+        let mut taken = 0;
+        let mut put = |completion: &Completion| {
+            // SAFETY: the program passes room for `count`; the places are below that.
+            unsafe { out.wrapping_add(taken).write_unaligned(completion_of(completion)) };
+            taken += 1;
+        };
+        let mut left = wanted;
+        if left > 0 && let Some(found) = cq.take_found() {
+            put(&found);
+            left -= 1;
+        }
+        let mut batch = [Completion::default(); BATCH];
+        while left > 0 {
+            let room = left.min(BATCH);
+            let found = cq.poll(&mut batch[..room]).map_err(refused("polling"))?;
+            batch[..found].iter().for_each(&mut put);
+            left -= found;
+            if found < room {
+                break;
+            }
+        }
+        Ok((wanted - left) as c_int)
+    }
+
+    /// `qpip_wait`
+    fn qpip_wait(raw: *mut qpip_cq, timeout: c_int) -> IntMinusOne {
+        // SAFETY: as above.
+        unsafe { cq(raw) }?.wait(timeout).map(c_int::from)
+    }
+}

@@ -1,0 +1,83 @@
+//! What happens to connections.
+
+use libc::{c_int, c_void};
+use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_host::inet::tcp::Failure;
+use quipu_host::nic::TcpChange;
+use quipu_host::{EngineError, TcpEvent};
+
+use crate::adapter::{Adapter, Known, adapter, lock, qpip_adapter};
+use crate::error::{Outcome, fail, refused};
+use crate::qp::qpip_qp;
+
+/// `struct qpip_event`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct qpip_event {
+    pub(crate) kind: u32,
+    pub(crate) reserved: u32,
+    pub(crate) qp: *mut qpip_qp,
+    pub(crate) context: *mut c_void,
+}
+
+/// `enum qpip_event_kind`
+const fn kind(change: TcpChange) -> u32 {
+    match change {
+        TcpChange::Connected => 1,
+        TcpChange::PeerClosed => 2,
+        TcpChange::Closed => 3,
+        TcpChange::Failed(Failure::Refused) => 4,
+        TcpChange::Failed(Failure::Reset) => 5,
+        TcpChange::Failed(Failure::TimedOut) => 6,
+        TcpChange::Aborted => 7,
+    }
+}
+
+/// The queue pair that an event is about, as the program knows it; none if that is gone.
+fn known(adapter: &Adapter, event: &TcpEvent) -> Option<Known> {
+    lock(&adapter.qps).get(&event.qp).copied()
+}
+
+/// Whether there is an event. It stays.
+pub(crate) fn look(adapter: &Adapter) -> Result<bool, EngineError> {
+    let mut found = lock(&adapter.found);
+    while found.is_none_or(|event| known(adapter, &event).is_none()) {
+        *found = adapter.engine.take_tcp_event(adapter.context)?;
+        if found.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn take(adapter: &Adapter) -> Outcome<Option<(TcpEvent, Known)>> {
+    let _ = adapter.engine.progress().map_err(refused("taking an event"))?;
+    while look(adapter).map_err(refused("taking an event"))? {
+        let event = lock(&adapter.found).take();
+        if let Some(event) = event
+            && let Some(known) = known(adapter, &event)
+        {
+            return Ok(Some((event, known)));
+        }
+    }
+    Ok(None)
+}
+
+entry! {
+    /// `qpip_event`
+    fn qpip_event(raw: *mut qpip_adapter, out: *mut qpip_event) -> IntMinusOne {
+        // SAFETY: the program passes what qpip_open gave.
+        let adapter = unsafe { adapter(raw) }?;
+        if out.is_null() {
+            return Err(fail(Errno::EINVAL, "there is no place for the event"));
+        }
+        let taken = take(&adapter)?;
+        if let Some((event, Known { qp, context })) = taken {
+            let (qp, context) = (qp as *mut qpip_qp, context as *mut c_void);
+            let event = qpip_event { kind: kind(event.change), reserved: 0, qp, context };
+            // SAFETY: it is not null, and the program passes a place for an event then.
+            unsafe { out.write_unaligned(event) };
+        }
+        Ok(c_int::from(taken.is_some()))
+    }
+}

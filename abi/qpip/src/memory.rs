@@ -1,0 +1,71 @@
+//! Registered memory.
+
+use std::sync::Arc;
+
+use libc::c_void;
+use quipu_cabi::{Handle, IntMinusOne, Null, Plain, Tagged, entry};
+use quipu_host::EngineError;
+use quipu_host::nic::MrId;
+use quipu_mem::{Access, Vouched};
+
+use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
+use crate::error::{no_object, refused};
+
+/// `qpip_memory`
+pub type qpip_memory = Opaque;
+
+struct Private {
+    adapter: Arc<Adapter>,
+    id: MrId,
+    key: u32,
+}
+
+impl Tagged for Private {
+    const TAG: u64 = 0x7170_6970_6d65_6d6f;
+}
+
+type Memory = Handle<Opaque, Private>;
+
+entry! {
+    /// `qpip_register`
+    fn qpip_register(
+        raw: *mut qpip_adapter,
+        start: *mut c_void,
+        length: usize,
+    ) -> Null<qpip_memory> {
+        // SAFETY: the program passes what qpip_open gave.
+        let adapter = unsafe { adapter(raw) }?;
+        let addr = start as usize;
+        let register = |access| {
+            // SAFETY: the promise of `Regions::register` is the program's, by qpip(7): the memory stays
+            // mapped, for what `access` allows, until it is deregistered. No Rust reference to it lasts
+            // beyond a call.
+            let memory = unsafe { Vouched::new(addr, length as u64, addr as u64, access) };
+            adapter.engine.reg_mr(adapter.pd, memory)
+        };
+        // What cannot be written can still be sent.
+        let region = match register(Access::LOCAL_WRITE) {
+            Err(EngineError::BadAddress) => register(Access::empty()),
+            registered => registered,
+        };
+        let region = region.map_err(refused("the memory cannot be registered"))?;
+        let (id, key) = (region.id, region.key.0);
+        Ok(Memory::create(Opaque::new(), Private { adapter, id, key }))
+    }
+
+    /// `qpip_key`
+    fn qpip_key(raw: *const qpip_memory) -> Plain<u32> {
+        // SAFETY: the program passes what qpip_register gave.
+        Ok(unsafe { Memory::get(raw) }.map_err(no_object("memory"))?.key)
+    }
+
+    /// `qpip_deregister`
+    fn qpip_deregister(raw: *mut qpip_memory) -> IntMinusOne {
+        // SAFETY: as above.
+        let memory = unsafe { Memory::get(raw) }.map_err(no_object("memory"))?;
+        memory.adapter.engine.dereg_mr(memory.id).map_err(refused("the memory cannot be deregistered"))?;
+        // SAFETY: as above; that nobody uses it any more is the program's to see to.
+        drop(unsafe { Memory::take(raw) });
+        Ok(0)
+    }
+}
