@@ -39,6 +39,9 @@ pub struct QpipInfo {
     pub checksum: bool,
     /// Most octets of TCP payload that the link cuts into segments itself; 0: none.
     pub segment: u32,
+    /// The words before a command whose sockets are to reach the adapter by the link's interface, if that is
+    /// in a network namespace of its own.
+    pub enter: Vec<String>,
 }
 
 impl Engine {
@@ -67,6 +70,7 @@ impl Engine {
             mtu: features.mtu,
             checksum: features.checksum,
             segment: features.segment,
+            enter: features.enter.clone(),
         })
     }
 

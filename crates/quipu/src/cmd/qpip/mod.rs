@@ -95,7 +95,7 @@ impl LinkOptions {
     }
 }
 
-/// What an adapter is, in a line.
+/// What an adapter is, in a line; in another, how programs get to its network if that is one of its own.
 pub(crate) fn describe(adapter: &Adapter) -> Result<String, Failure> {
     let info = adapter.info().map_err(failed)?;
     let addresses: Vec<_> = info.addresses.iter().map(ToString::to_string).collect();
@@ -110,6 +110,9 @@ pub(crate) fn describe(adapter: &Adapter) -> Result<String, Failure> {
     }
     if info.segment > 0 {
         text += &format!(", segments of up to {} bytes cut by the link", info.segment);
+    }
+    if !info.enter.is_empty() {
+        text += &format!("\nits network is entered by: {} COMMAND", info.enter.join(" "));
     }
     Ok(text)
 }
