@@ -10,6 +10,7 @@ mod libfabric;
 mod openmpi;
 mod pair;
 mod planned;
+mod qp0;
 mod qpip;
 mod rdmacm;
 mod rows;

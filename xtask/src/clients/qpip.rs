@@ -47,13 +47,13 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
 }
 
 /// A network namespace with a TAP device, which ends with its keeper.
-struct Net {
+pub(super) struct Net {
     family: Family,
     keeper: Running,
 }
 
 impl Net {
-    fn new(family: Family) -> Result<Self, String> {
+    pub(super) fn new(family: Family) -> Result<Self, String> {
         let [kernel, _] = addresses(family);
         let script = format!(
             "ip link set lo up && ip tuntap add dev qp0 mode tap vnet_hdr && \
@@ -68,7 +68,7 @@ impl Net {
     }
 
     /// A command in it.
-    fn command(&self, program: &str, args: &[&str]) -> Command {
+    pub(super) fn command(&self, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.keeper.id()));
         command.args(["--", program]).args(args);
@@ -94,12 +94,17 @@ impl Net {
         bare(addresses(self.family)[0])
     }
 
+    /// The adapter's address, with the length of its prefix.
+    pub(super) fn own(&self) -> &'static str {
+        addresses(self.family)[1]
+    }
+
     fn adapter(&self) -> &'static str {
         bare(addresses(self.family)[1])
     }
 
     /// The URL of something that the adapter serves.
-    fn url(&self, path: &str) -> String {
+    pub(super) fn url(&self, path: &str) -> String {
         match self.family {
             Family::V4 => format!("http://{}/{path}", self.adapter()),
             Family::V6 => format!("http://[{}]/{path}", self.adapter()),
@@ -120,7 +125,7 @@ fn bare(address: &str) -> &str {
 }
 
 /// Starts a server, and waits until it says that it is there.
-fn start(command: Command, ready: &str) -> Result<Running, String> {
+pub(super) fn start(command: Command, ready: &str) -> Result<Running, String> {
     let mut running = Running::start(command).map_err(|error| format!("{error:#}"))?;
     let deadline = Instant::now() + LIMIT;
     wait_until(deadline, || running.has_said(ready) || running.has_ended());
@@ -130,12 +135,12 @@ fn start(command: Command, ready: &str) -> Result<Running, String> {
     Err(running.finish(Instant::now()).text("server"))
 }
 
-fn run(command: Command) -> Result<Ended, String> {
+pub(super) fn run(command: Command) -> Result<Ended, String> {
     let ended = capture(command, LIMIT).map_err(|error| format!("{error:#}"))?;
     if ended.success() { Ok(ended) } else { Err(ended.text("client")) }
 }
 
-fn check(holds: bool, ended: &Ended, what: &str) -> Result<(), String> {
+pub(super) fn check(holds: bool, ended: &Ended, what: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(format!("  {what}\n{}", ended.text("client"))) }
 }
 

@@ -5,7 +5,7 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, qpip,
+    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, qp0, qpip,
     rdmacm, single, suite, trace,
 };
 
@@ -90,6 +90,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(suite::rows(staged));
     rows.extend(planned::rows(staged));
     rows.extend(iwarp::one_host(staged));
+    rows.extend(qp0::one_host(staged));
     rows.extend(faults::one_host(staged));
     rows
 }
@@ -104,6 +105,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(openmpi::rows(staged));
     rows.extend(faults::two_hosts(staged));
     rows.extend(qpip::rows(staged));
+    rows.extend(qp0::two_hosts(staged));
     rows
 }
 

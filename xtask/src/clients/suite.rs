@@ -36,7 +36,7 @@ const MODULES: [(&str, usize); 20] = [
 const RUNNER: &str = include_str!("../../../tests/clients/suite.py");
 const SKIPS: &str = include_str!("../../../tests/clients/suite-skips.txt");
 /// The distribution's interpreter, for which its bindings are.
-const PYTHON: &str = "/usr/bin/python3";
+pub(super) const PYTHON: &str = "/usr/bin/python3";
 
 /// One row for each module.
 pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
