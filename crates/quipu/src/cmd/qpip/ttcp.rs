@@ -213,7 +213,9 @@ impl<'a> End<'a> {
         let (mut bytes, mut messages, mut ended) = (0, 0, false);
         let mut out = [Completion::default(); 64];
         loop {
-            let found = self.completions(&mut out).map_err(failed)?;
+            // Behind the end nothing comes that could be waited for.
+            let found = if ended { self.cq.poll(&mut out) } else { self.completions(&mut out) };
+            let found = found.map_err(failed)?;
             for completion in &out[..found] {
                 check(completion)?;
                 bytes += u64::from(completion.byte_len);
