@@ -56,7 +56,7 @@ pub enum Repr<'a> {
     },
     /// A packet did not get there.
     Unreachable {
-        /// Why: [`unreachable`] has the usual ones.
+        /// Why: [`mod@unreachable`] has the usual ones.
         code: u8,
         /// With [`unreachable::FRAGMENTATION_NEEDED`]: what the link takes; 0 if the router does not say.
         next_mtu: u16,

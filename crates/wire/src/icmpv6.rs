@@ -42,7 +42,7 @@ pub mod unreachable {
 pub enum Repr<'a> {
     /// A packet did not get there (RFC 4443 3.1).
     Unreachable {
-        /// Why: [`unreachable`] has the usual ones.
+        /// Why: [`mod@unreachable`] has the usual ones.
         code: u8,
         /// The packet.
         packet: &'a [u8],

@@ -256,7 +256,8 @@ impl Connection {
         }
         let wanted = whole.min(mss);
         let usable = self.window.usable(nxt);
-        let len = if wanted <= usable && (wanted > 0 || usable > 0) {
+        let bare_fin = wanted == 0 && self.fin_needs_no_window();
+        let len = if bare_fin || wanted <= usable && (wanted > 0 || usable > 0) {
             wanted
         } else if forced {
             self.squeezed(wanted, usable)
@@ -267,12 +268,19 @@ impl Connection {
             return None;
         };
         let push = pushes && len == whole && len > 0;
-        let room = forced || usable > len;
+        let room = forced || bare_fin || usable > len;
         let fin = self.queue.closed && len == unsent && room;
         if self.delays_small(len, fin) {
             return None;
         }
         Some(Fresh { len, push, fin })
+    }
+
+    /// Whether a FIN with no data before it goes out though the window is closed: it is the probe of RFC 9293
+    /// 3.8.6.1, sent at once. A queue pair whose peer posts no more receives would otherwise close only after
+    /// a timeout, and its program may be gone by then. Who takes no octet takes this one: it needs no room.
+    fn fin_needs_no_window(&self) -> bool {
+        self.queue.closed && self.queue.sent().is_empty()
     }
 
     /// A probe of a closed window: an octet, or, since boundaries matter, the whole segment of a message.
