@@ -33,7 +33,7 @@ impl Marks {
     const PARKED: u16 = 64;
     /// Its next hop could not be found: what it sends next is lost.
     const LOST: u16 = 128;
-    /// Only time is still to pass: it stands in the list of those that go first.
+    /// Nobody misses it any more: it stands in the list of those that go first.
     const WAITING: u16 = 256;
 
     #[inline]
@@ -78,7 +78,8 @@ pub(super) struct Connections {
     table: Demux,
     ready: VecDeque<u32>,
     eventful: VecDeque<u32>,
-    /// Those in TIME-WAIT of which the user has forgotten, the oldest first; some are gone already.
+    /// Those of which the user has forgotten, and that wait for no more than the end to be acknowledged, or
+    /// for time to pass; the oldest first; some are gone already.
     waiting: VecDeque<TcpId>,
     /// How many of them are not.
     waits: u32,
@@ -124,9 +125,9 @@ impl Connections {
         !self.free.is_empty() || self.slots.len() < self.max as usize || self.waits > 0
     }
 
-    /// Whether there is room for one more: where there is none, the oldest that only waits for time to pass
-    /// goes (RFC 9293 3.4.3 lets TIME-WAIT be cut short where numbers are chosen as here, and timestamps
-    /// are in use).
+    /// Whether there is room for one more: where there is none, the oldest that nobody misses goes (RFC 9293
+    /// 3.4.3 lets TIME-WAIT be cut short where numbers are chosen as here, and timestamps are in use). One
+    /// whose end was not acknowledged is among them: a peer that keeps silent must not keep others out.
     pub(super) fn make_room(&mut self) -> bool {
         while self.free.is_empty() && self.slots.len() >= self.max as usize {
             let Some(oldest) = self.waiting.pop_front() else { return false };
@@ -142,7 +143,7 @@ impl Connections {
         slot.generation == id.generation && slot.marks.has(Marks::WAITING)
     }
 
-    /// Notes that only time is still to pass for a connection.
+    /// Notes that nobody misses a connection.
     fn wait(&mut self, index: u32) {
         if self.slots[index as usize].marks.has(Marks::WAITING) {
             return;
@@ -278,7 +279,7 @@ impl Connections {
             }
             return;
         }
-        let waits = connection.state() == State::TimeWait && slot.marks.has(Marks::RELEASED);
+        let waits = connection.needs_no_user() && slot.marks.has(Marks::RELEASED);
         // A deadline that moves away is not moved in the wheel: it is looked at when it comes up. Most are
         // never reached, and every acknowledgement moves them.
         // One that is over is that of pacing, of a connection that waits for something else.

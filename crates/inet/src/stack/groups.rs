@@ -76,7 +76,10 @@ impl Stack {
     /// A query of a router (RFC 3810 5.1.14, 6.2): it comes from the link itself.
     pub(super) fn arrive_query(&mut self, now: u64, packet: &Packet<'_>) {
         let Header::V6(header) = packet.header else { return };
-        let local = header.source.is_unicast_link_local() && header.hop_limit == 1;
+        // A link without stations has nothing that forwards by groups, and nobody to ask.
+        let local = self.hardware.is_some()
+            && header.source.is_unicast_link_local()
+            && header.hop_limit == 1;
         let code = packet.payload.get(4..6).filter(|_| packet.payload.len() >= 24);
         let (Some(code), true, true) = (code, local, packet.is_intact(packet.payload)) else {
             self.counters.other += 1;
@@ -90,7 +93,10 @@ impl Stack {
 
     /// The report, if one is due.
     pub(super) fn transmit_report(&mut self, out: &mut [u8]) -> Option<Departure> {
-        let station = self.hardware.filter(|_| std::mem::take(&mut self.groups.due))?;
+        if !std::mem::take(&mut self.groups.due) {
+            return None;
+        }
+        let station = self.hardware?;
         let mut message = vec![REPORT, 0, 0, 0, 0, 0, 0, 0];
         let own = self.addresses.iter().filter_map(|own| match own {
             IpAddr::V6(own) => Some(ipv6::solicited_node(own)),

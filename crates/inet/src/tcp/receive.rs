@@ -201,7 +201,8 @@ impl Connection {
     /// An acknowledgement, at the latest with every second segment (RFC 9293 3.8.6.3, MUST-40 and SHLD-19).
     /// What is larger than a segment, the link has joined of several.
     fn owe_ack(&mut self, now: u64, len: u64) {
-        self.owed.segments += if len > u64::from(self.mss()) { 2 } else { 1 };
+        let segments = if len > u64::from(self.mss()) { 2 } else { 1 };
+        self.owed.segments = self.owed.segments.saturating_add(segments);
         let quick = self.owed.quick > 0;
         self.owed.quick = self.owed.quick.saturating_sub(1);
         if quick || self.owed.segments >= 2 || self.config.ack_delay == 0 {

@@ -100,3 +100,14 @@ fn only_routers_of_the_link_may_ask_and_not_too_often() {
     }
     assert!((5..=11).contains(&answers), "{answers} in a second");
 }
+
+#[test]
+fn without_stations_nobody_is_told() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.arrive(0, &query("fe80::99", 1, 0)[ethernet::HEADER..], false);
+    let stack = &mut net.hosts[0].stack;
+    assert_eq!((stack.counters().other, stack.poll_timeout()), (1, None));
+    stack.handle_timeout(net.now + SECOND);
+    assert!(!stack.wants_transmit());
+    assert_eq!(reports(&mut net, 100 * SECOND), [[]; 0] as [[Ipv6Addr; 0]; 0]);
+}

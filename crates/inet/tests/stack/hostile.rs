@@ -358,3 +358,53 @@ fn who_came_to_a_port_that_is_not_watched_any_more_is_reset() {
     let client = net.connect(0, 81);
     assert!(net.run_until(SECOND, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
 }
+
+#[test]
+fn peers_that_never_acknowledge_the_end_keep_nobody_out() {
+    let mut net = Net::with(1_500, stream(), 1, |host| {
+        let config = Config::new(ip(V6[host]), 64, tcp::Secret([1, host as u64]));
+        Config { max_connections: 2, ..config }
+    });
+    net.listen(1, 80, 100);
+    for _ in 0..2 {
+        let id = net.connect(0, 80);
+        assert!(net.run_until(SECOND, |net| net.hosts[0].knows(id, tcp::Event::Connected)));
+        net.run(SECOND);
+    }
+    let accepted = net.hosts[1].accepted.clone();
+    // The peer closes and is gone: the answer to our own end never comes.
+    net.hosts[0].users.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| {
+        net.hosts[0].stack.close(id);
+    });
+    net.run(SECOND);
+    net.faults.lose = 1_000;
+    let (config, to) = (net.config.clone(), (ip("fd00::9"), 80).into());
+    for id in accepted {
+        net.hosts[1].stack.close(id);
+        net.run(SECOND);
+        assert_eq!(net.hosts[1].stack.connection(id).unwrap().state(), State::LastAck);
+        let refused = net.hosts[1].stack.connect(net.now, None, to, &config);
+        assert_eq!(refused, Err(ConnectError::TooMany), "a user may still look at it");
+        net.hosts[1].stack.release(id);
+        net.run(SECOND / 10);
+        let new = net.hosts[1].stack.connect(net.now, None, to, &config);
+        net.hosts[1].adopt(new.expect("the oldest gives way"));
+    }
+}
+
+#[test]
+fn any_number_of_segments_may_come_before_one_can_be_sent() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let [client, server] = net.pair();
+    net.hosts[0].stack.send(client, 1, true).unwrap();
+    let mut out = vec![0; 70_000];
+    let first = net.hosts[0].stack.poll_transmit(net.now, &mut out).unwrap();
+    let repr = Repr::parse(&out[ipv6::LEN..first.headers]).unwrap().0;
+    for n in 0..600 {
+        let segment = Repr { seq: repr.seq + n, ..repr };
+        let frame = Packet::new(ip(V6[0]), ip(V6[1])).segment(&segment, b"x");
+        net.arrive(1, &frame, false);
+    }
+    assert_eq!(net.hosts[1].user(server).contiguous, 600);
+    assert!(!answers(&mut net).is_empty());
+}

@@ -15,7 +15,7 @@ pub struct TcpSettings {
     /// Whether congestion may be marked instead of being told by loss (RFC 3168).
     pub ecn: bool,
     /// Nanoseconds for which what was sent may go unacknowledged before the peer is given up (RFC 9293
-    /// 3.8.3).
+    /// 3.8.3). This and all other times are taken as within a millisecond to 36 years.
     pub user_timeout_ns: u64,
     /// The same for the SYN.
     pub connect_timeout_ns: u64,
@@ -39,14 +39,24 @@ impl Default for TcpSettings {
 /// for it: as long as an answer takes that is made at once, and no longer.
 const ACK_DELAY_NS: u64 = 200_000;
 
+/// What programs may ask for: sums with the time stay within 64 bits, and no timer is always over.
+fn patience(ns: u64) -> u64 {
+    ns.clamp(tcp::MILLISECOND, 1 << 60)
+}
+
 impl TcpSettings {
     pub(super) fn to_config(self) -> tcp::Config {
+        let keep_alive = self.keep_alive.map(|keep| tcp::KeepAlive {
+            idle: patience(keep.idle),
+            interval: patience(keep.interval),
+            ..keep
+        });
         tcp::Config {
             mode: self.mode,
-            keep_alive: self.keep_alive,
+            keep_alive,
             ecn: self.ecn,
-            user_timeout: self.user_timeout_ns,
-            connect_timeout: self.connect_timeout_ns,
+            user_timeout: patience(self.user_timeout_ns),
+            connect_timeout: patience(self.connect_timeout_ns),
             ack_delay: ACK_DELAY_NS,
             // The stack takes the lesser of these and what the link and the path allow.
             receive_mss: u16::MAX,
@@ -126,6 +136,23 @@ mod tests {
         for text in ["10.1.2.3:4", "[fd00::5]:65535", "[::1]:0"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(SocketAddr::from(Source::from(address)), address);
+        }
+    }
+
+    #[test]
+    fn times_are_such_that_clocks_reach_them() {
+        for (given, taken) in [(0, 1_000_000), (5_000_000, 5_000_000), (u64::MAX, 1 << 60)] {
+            let keep = tcp::KeepAlive { idle: given, interval: given, probes: 1 };
+            let settings = TcpSettings {
+                keep_alive: Some(keep),
+                user_timeout_ns: given,
+                connect_timeout_ns: given,
+                ..TcpSettings::default()
+            };
+            let config = settings.to_config();
+            assert_eq!([config.user_timeout, config.connect_timeout], [taken; 2]);
+            let keep = config.keep_alive.unwrap();
+            assert_eq!([keep.idle, keep.interval], [taken; 2]);
         }
     }
 

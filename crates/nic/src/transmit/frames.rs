@@ -45,7 +45,8 @@ impl<P: Probe> Adapter<P> {
             match turn {
                 Turn::Frame(frame) => break Some(frame),
                 Turn::Again => {}
-                Turn::Nothing if self.has_frames() => {}
+                // Each turn of a datagram takes one from the list: this ends.
+                Turn::Nothing if self.has_datagrams() => {}
                 Turn::Nothing => break None,
             }
         };
@@ -63,6 +64,10 @@ impl<P: Probe> Adapter<P> {
             .inet
             .as_ref()
             .is_some_and(|inet| inet.stack.wants_transmit() || !inet.datagrams.is_empty())
+    }
+
+    fn has_datagrams(&self) -> bool {
+        self.hub.inet.as_ref().is_some_and(|inet| !inet.datagrams.is_empty())
     }
 
     fn transmit_segment(&mut self, out: &mut [u8]) -> Turn {

@@ -1,6 +1,6 @@
 //! How connections end: by closing, by aborting, by failing; and what that means to what is posted.
 
-use quipu_nic::inet::tcp::Failure;
+use quipu_nic::inet::tcp::{Failure, KeepAlive};
 
 use super::net::{MILLISECOND, Net, SECOND, pattern};
 use super::*;
@@ -287,5 +287,34 @@ fn a_completion_too_many_ends_the_connection() {
             let other = 1 - host;
             assert_eq!(net.changes(other), [(qps[other], TcpChange::Failed(Failure::Reset))]);
         }
+    }
+}
+
+#[test]
+fn patience_may_be_without_end() {
+    for mode in MODES {
+        let settings = TcpSettings {
+            mode,
+            keep_alive: Some(KeepAlive { idle: u64::MAX, interval: u64::MAX, probes: 3 }),
+            user_timeout_ns: u64::MAX,
+            connect_timeout_ns: u64::MAX,
+            ..TcpSettings::default()
+        };
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let sink = net.buffer(1, 1000);
+        net.recv(1, qps[1], 1, &[sink.sge(0, 1000)]);
+        let listener = net.listen(1, 700, &settings);
+        net.offer(1, listener, qps[1]).unwrap();
+        let to = net.address(1, 700);
+        net.connect(0, qps[0], to, &settings).unwrap();
+        net.run_for(SECOND);
+        net.send_bytes(0, qps[0], 2, &[1, 2, 3]);
+        net.run_for(1_000 * SECOND);
+        assert_eq!(brief(&net.poll(0)), [(2, WcStatus::Success, 3)]);
+        net.filter = Some(Box::new(|_, _| false));
+        net.send_bytes(0, qps[0], 3, &[4]);
+        net.run_for(10_000 * SECOND);
+        assert_eq!(net.states(qps), [QpState::Rts; 2]);
     }
 }

@@ -1,5 +1,10 @@
 //! Frames of strangers and of peers that lie.
 
+use std::net::Ipv6Addr;
+
+use quipu_wire::checksum::{Sum, sum};
+use quipu_wire::ipv6;
+
 use super::net::{Net, SECOND, pattern};
 use super::*;
 
@@ -101,4 +106,36 @@ fn many_queue_pairs_get_the_same_share() {
         done.iter().sum::<u32>() < 32 * count as u32
     });
     assert_eq!(done, vec![32; count]);
+}
+
+/// A question that only makes sense where there are stations (RFC 3810).
+#[test]
+fn a_query_for_groups_on_a_link_of_packets_is_ignored() {
+    let mut net = Net::new();
+    let source: Ipv6Addr = "fe80::99".parse().unwrap();
+    let destination: Ipv6Addr = "ff02::1".parse().unwrap();
+    let mut query = [0; 28];
+    query[0] = 130;
+    let pseudo = Sum::of_pseudo_header(source.into(), destination.into(), 58, query.len());
+    let checksum = pseudo.and(sum(&query)).checksum();
+    query[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let mut packet = vec![0; 40];
+    ipv6::Repr {
+        source,
+        destination,
+        next_header: 58,
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 1,
+        payload_len: query.len() as u16,
+    }
+    .emit(&mut packet);
+    packet.extend(query);
+    net.inject(0, &packet);
+    let now = net.now().after(SECOND);
+    net.adapter(0).handle_timeout(now);
+    // Otherwise the next call would not come back.
+    assert!(!net.adapter(0).has_frames());
+    assert_eq!(net.adapter(0).transmit_frame(now, &mut [0; 2000]), None);
+    assert_eq!(net.adapter(0).poll_timeout(), None);
 }
