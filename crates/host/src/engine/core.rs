@@ -624,6 +624,8 @@ impl Core {
         self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);
+        self.adapter.abort_connections(now);
+        self.settle(now);
         self.net.shut_down(&mut self.adapter, now);
         if let Some(cm) = &mut self.cm {
             cm.shut_down();

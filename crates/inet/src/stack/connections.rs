@@ -162,6 +162,11 @@ impl Connections {
         self.table.get(key.hash(self.secret), |index| self.slots[index as usize].key == *key)
     }
 
+    /// How many places there are, used or not.
+    pub(super) fn places(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// A place of which one knows that it exists.
     #[inline]
     pub(super) fn slot(&mut self, index: u32) -> &mut Slot {

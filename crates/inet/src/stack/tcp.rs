@@ -259,6 +259,18 @@ impl Stack {
         self.after(id.index);
     }
 
+    /// The user goes away with its memory: connections that need it are aborted, and their peers are to be
+    /// told by what [`Stack::poll_transmit`] still gives.
+    pub fn abort_all(&mut self) {
+        for index in 0..self.connections.places() {
+            let connection = self.connections.slot(index).connection.as_mut();
+            if let Some(connection) = connection.filter(|it| !it.needs_no_user()) {
+                connection.abort();
+                self.after(index);
+            }
+        }
+    }
+
     /// The user keeps nothing of it any more, neither what it sends nor what it receives, and forgets `id`.
     /// It is aborted, unless both directions are closed already and only time is still to pass.
     pub fn release(&mut self, id: TcpId) {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use quipu_inet::stack::{self, ConnectError, Offload};
-use quipu_inet::tcp::{Config, Event, MILLISECOND as MS, Mode, SECOND, Secret, State};
+use quipu_inet::tcp::{Config, Event, Failure, MILLISECOND as MS, Mode, SECOND, Secret, State};
 
 use quipu_wire::ipv6;
 
@@ -133,6 +133,18 @@ fn joined_segments_survive_losses() {
             );
         }
     }
+}
+
+#[test]
+fn who_goes_away_tells_everybody() {
+    let mut net = Net::new(V6, 1_500, stream(), 4);
+    let [client, server] = net.pair();
+    net.hosts[0].stack.send(client, 5_000, true).unwrap();
+    net.hosts[0].stack.abort_all();
+    assert!(
+        net.run_until(LIMIT, |net| net.hosts[1].knows(server, Event::Failed(Failure::Reset))),
+        "the peer of a connection that stands is reset"
+    );
 }
 
 #[test]

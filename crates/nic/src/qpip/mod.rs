@@ -25,7 +25,7 @@ use quipu_inet::tcp;
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
 use crate::probe::Probe;
-use crate::types::QpId;
+use crate::types::{QpId, Time};
 
 pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 
@@ -159,6 +159,15 @@ impl<P: Probe> Adapter<P> {
     #[must_use]
     pub fn inet(&self) -> Option<&Stack> {
         self.hub.inet.as_ref().map(|inet| &inet.stack)
+    }
+
+    /// The program goes away with its memory: peers of connections that are not closed are to be told, by the
+    /// frames that [`transmit_frame`](Self::transmit_frame) still gives.
+    pub fn abort_connections(&mut self, now: Time) {
+        self.hub.now = now;
+        if let Some(inet) = &mut self.hub.inet {
+            inet.stack.abort_all();
+        }
     }
 
     /// Does what the stack has to tell.
