@@ -14,6 +14,16 @@ use crate::{Cm, errno};
 /// TCP takes none.
 const NO_ROOM: CallError = CallError::Invalid("private data over bare TCP");
 
+/// Why a peer is turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwanted {
+    /// Nobody listens: it is to be refused.
+    Refused,
+    /// Too many wait for the program, and the addresses of all may be made up: it gets no answer, and tries
+    /// again.
+    Full,
+}
+
 impl Cm {
     /// An identifier is of the device of QPIP from now on: the world has found its address, or its peer's, on
     /// a packet link.
@@ -77,18 +87,25 @@ impl Cm {
     }
 
     /// A peer asks for a connection with a listener, from `peer`, at `local`: the identifier that stands for
-    /// it. `None`: it is to be refused.
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// It is to be turned away.
     pub fn handle_incoming(
         &mut self,
         listener: IdKey,
         local: SocketAddr,
         peer: SocketAddr,
-    ) -> Option<IdKey> {
+    ) -> Result<IdKey, Unwanted> {
         let by = listener;
-        let listener = self.ids.get(by).filter(|_| !self.removed)?;
-        let State::Listening(state) = &listener.state else { return None };
-        if listener.space != PortSpace::Tcp || state.untaken.len() >= state.backlog {
-            return None;
+        let listener = self.ids.get(by).filter(|_| !self.removed).ok_or(Unwanted::Refused)?;
+        let State::Listening(state) = &listener.state else { return Err(Unwanted::Refused) };
+        if listener.space != PortSpace::Tcp {
+            return Err(Unwanted::Refused);
+        }
+        if state.untaken.len() >= state.backlog {
+            return Err(Unwanted::Full);
         }
         let offer = offer_of(peer, Some(0), Some(0));
         let mut child = Id::new(listener.channel, listener.space, qp_type::RC, 0);
@@ -102,7 +119,7 @@ impl Cm {
         let child = self.add_child(by, child);
         let data = Box::default();
         self.tell_data(child, EventKind::ConnectRequest, 0, data, seen_by_peer(&offer));
-        Some(child)
+        Ok(child)
     }
 
     pub(crate) fn accept_bare(

@@ -49,6 +49,7 @@ use keys::Slab;
 use stream::Stream;
 
 pub use attr::{QpParams, Route};
+pub use bare::Unwanted;
 pub use id::Options;
 pub use keys::{ChannelKey, IdKey, StreamKey};
 pub use lookup::UDP_QKEY;

@@ -2,7 +2,7 @@
 
 use quipu_cm::{
     Action, CallError, ChannelKey, Cm, Config, Event, EventKind, IdKey, Loss, Param, PortSpace,
-    Protocol, gid_of,
+    Protocol, Unwanted, gid_of,
 };
 
 const RC: u8 = 2;
@@ -28,7 +28,7 @@ impl World {
         Self { cm, channel, listener }
     }
 
-    fn arrive(&mut self) -> Option<IdKey> {
+    fn arrive(&mut self) -> Result<IdKey, Unwanted> {
         self.cm.handle_incoming(self.listener, OWN.parse().unwrap(), PEER.parse().unwrap())
     }
 
@@ -93,16 +93,20 @@ fn a_request_is_an_address() {
 }
 
 #[test]
-fn a_full_queue_refuses() {
+fn a_full_queue_gives_no_answer() {
     let mut world = World::new();
     let first = world.arrive().unwrap();
-    assert_eq!(world.arrive(), None);
+    assert_eq!(world.arrive(), Err(Unwanted::Full));
     // The peer gives up before the program has taken the event: it hears nothing of it.
     world.cm.handle_withdrawn(first);
     assert_eq!(world.kinds(), []);
-    assert!(world.arrive().is_some());
+    assert!(world.arrive().is_ok());
+    assert_eq!(world.arrive(), Err(Unwanted::Full));
+    // Once the program has taken it, there is room.
+    world.event();
+    assert!(world.arrive().is_ok());
     world.cm.handle_device_removed();
-    assert_eq!(world.arrive(), None);
+    assert_eq!(world.arrive(), Err(Unwanted::Refused));
 }
 
 #[test]
@@ -130,13 +134,13 @@ fn a_connection_is_accepted_and_ended_from_either_end() {
 #[test]
 fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
     let mut world = World::new();
-    world.arrive();
+    world.arrive().unwrap();
     let id = world.event().id;
     world.cm.reject(id, &[]).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
     world.cm.destroy_id(id).unwrap();
     assert_eq!(world.actions(), []);
-    world.arrive();
+    world.arrive().unwrap();
     let id = world.event().id;
     world.cm.destroy_id(id).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
@@ -144,12 +148,13 @@ fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
     world.cm.destroy_id(world.listener).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
     assert_eq!(world.cm.load().ids, 0);
+    assert_eq!(world.arrive(), Err(Unwanted::Refused), "nobody listens");
 }
 
 #[test]
 fn a_peer_that_gives_up_is_gone() {
     let mut world = World::new();
-    world.arrive();
+    world.arrive().unwrap();
     let id = world.event().id;
     world.cm.handle_withdrawn(id);
     assert_eq!(world.kinds(), [(EventKind::Rejected, -104)]);
@@ -164,7 +169,7 @@ fn tcp_has_no_room_for_private_data() {
     let mut world = World::new();
     let told = Param { private_data: b"who".to_vec(), ..param() };
     let refused = Err(CallError::Invalid("private data over bare TCP"));
-    world.arrive();
+    world.arrive().unwrap();
     let id = world.event().id;
     assert_eq!(world.cm.accept(SECOND, id, Some(&told)), refused);
     let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();

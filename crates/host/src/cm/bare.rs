@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_cm::{CallError, IdKey, Loss};
+use quipu_cm::{CallError, IdKey, Loss, Unwanted};
 use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::{Failure, Flow};
 use quipu_nic::QpId;
@@ -22,6 +22,8 @@ pub(crate) enum Order {
     Accept { id: IdKey, connection: TcpId, qpn: u32 },
     /// Refuse a peer.
     Refuse(TcpId),
+    /// Leave a peer without an answer.
+    Forgo(TcpId),
     /// Watch a port no more.
     Unlisten(ListenerId),
 }
@@ -148,13 +150,16 @@ impl Manager {
         flow: &Flow,
     ) {
         let by = self.bare.watched.get(&listener).copied();
-        let asked = by.and_then(|by| self.cm.handle_incoming(by, flow.local, flow.remote));
+        let asked = by
+            .ok_or(Unwanted::Refused)
+            .and_then(|by| self.cm.handle_incoming(by, flow.local, flow.remote));
         match asked {
-            Some(id) => {
+            Ok(id) => {
                 self.bare.requests.insert(id, connection);
                 self.bare.asking.insert(connection, id);
             }
-            None => self.bare.orders.push_back(Order::Refuse(connection)),
+            Err(Unwanted::Refused) => self.bare.orders.push_back(Order::Refuse(connection)),
+            Err(Unwanted::Full) => self.bare.orders.push_back(Order::Forgo(connection)),
         }
         self.settle(now);
     }

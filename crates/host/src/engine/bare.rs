@@ -75,6 +75,9 @@ impl Core {
                 // A peer that has given up is refused already.
                 let _ = self.adapter.tcp_refuse(now, connection);
             }
+            Order::Forgo(connection) => {
+                let _ = self.adapter.tcp_forgo(connection);
+            }
             Order::Unlisten(listener) => self.adapter.tcp_unlisten(listener),
         }
     }

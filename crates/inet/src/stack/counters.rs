@@ -35,6 +35,8 @@ pub struct Counters {
     pub tcp_accepted: u64,
     /// Connections in TIME-WAIT that have given way to a new one.
     pub tcp_reused: u64,
+    /// Peers that waited for the user's decision and have given way to a new one.
+    pub tcp_forgone: u64,
     /// Datagrams with a length that is not legal.
     pub udp_malformed: u64,
     /// Datagrams to a port that nobody has bound.

@@ -33,6 +33,7 @@ mod api;
 mod config;
 mod connections;
 mod counters;
+mod deferred;
 mod demux;
 mod egress;
 mod groups;

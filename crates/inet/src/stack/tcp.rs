@@ -1,5 +1,6 @@
 //! TCP: connections and listeners of the stack.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -25,10 +26,12 @@ const HEADERS: u64 = 14 + 40 + 60;
 
 /// A watched port.
 #[derive(Clone, Debug)]
-struct Watched {
+pub(super) struct Watched {
     port: u16,
     /// For IPv4 and for IPv6, whose segments are of different size.
-    families: [Listener; 2],
+    pub(super) families: [Listener; 2],
+    /// Of each family, those about whom the user is to decide, the oldest first; some are decided, or gone.
+    pub(super) undecided: [VecDeque<TcpId>; 2],
     /// How many more connections somebody is there for.
     idle: u32,
     /// Connections that the user has not heard of yet.
@@ -43,6 +46,10 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
+    pub(super) fn at(&mut self, index: u32) -> Option<&mut Watched> {
+        self.places.get_mut(index as usize)?.1.as_mut()
+    }
+
     fn get(&mut self, listener: ListenerId) -> Option<&mut Watched> {
         let (generation, watched) = self.places.get_mut(listener.index as usize)?;
         (*generation == listener.generation).then_some(watched.as_mut())?
@@ -190,7 +197,9 @@ impl Stack {
             listeners.places.push((0, None));
             (listeners.places.len() - 1) as u32
         });
-        listeners.places[index as usize].1 = Some(Watched { port, families, idle: 0, unheard: 0 });
+        let undecided = Default::default();
+        let watched = Watched { port, families, undecided, idle: 0, unheard: 0 };
+        listeners.places[index as usize].1 = Some(watched);
         listeners.ports.insert(port, index);
         Ok((listeners.id(index), port))
     }
@@ -238,13 +247,6 @@ impl Stack {
         }
     }
 
-    /// See [`Connection::answer`].
-    pub fn answer(&mut self, now: u64, id: TcpId) {
-        let Some(connection) = self.open(id) else { return };
-        connection.answer(now);
-        self.connections.touch(id.index);
-    }
-
     /// See [`Connection::close`].
     pub fn close(&mut self, id: TcpId) {
         let Some(connection) = self.open(id) else { return };
@@ -281,7 +283,7 @@ impl Stack {
         self.forget(id.index);
     }
 
-    fn forget(&mut self, index: u32) {
+    pub(super) fn forget(&mut self, index: u32) {
         let slot = self.connections.slot(index);
         slot.marks.set(Marks::RELEASED);
         if slot.marks.take(Marks::INCOMING)
@@ -307,7 +309,7 @@ impl Stack {
         self.open(id)?.poll_held()
     }
 
-    fn open(&mut self, id: TcpId) -> Option<&mut Connection> {
+    pub(super) fn open(&mut self, id: TcpId) -> Option<&mut Connection> {
         self.connections.get_mut(id)?.connection.as_deref_mut()
     }
 
@@ -398,7 +400,7 @@ impl Stack {
         let flow = self.flow_of(key);
         let may_open = self.may_open(segment.destination);
         let found = self.listeners.ports.get(segment.destination);
-        let watched = found.and_then(|at| self.listeners.places[at as usize].1.as_mut());
+        let watched = found.and_then(|at| self.listeners.places[at as usize].1.as_ref());
         let (Some(at), Some(watched)) = (found, watched) else {
             self.counters.tcp_unknown += 1;
             if let Some(header) = reset_for(segment, payload) {
@@ -410,7 +412,12 @@ impl Stack {
             self.counters.tcp_waiting += 1;
             return;
         }
-        let listener = &mut watched.families[usize::from(flow.remote.is_ipv6())];
+        let family = usize::from(flow.remote.is_ipv6());
+        if watched.families[family].is_too_full_for(segment) {
+            self.forgo_oldest(at, family);
+        }
+        let Some(watched) = self.listeners.at(at) else { return };
+        let listener = &mut watched.families[family];
         let (connection, half_open) =
             match listener.handle_segment(now, &flow, segment, payload, may_open) {
                 Opening::HalfOpen(connection) => (connection, true),
@@ -435,6 +442,7 @@ impl Stack {
         slot.marks.set(Marks::INCOMING);
         if half_open {
             slot.marks.set(Marks::HALF_OPEN);
+            self.note_undecided(index, family);
         }
         // The segment that brought a cookie back may have data, but nobody has posted a receive yet: it
         // comes again.
@@ -455,7 +463,7 @@ impl Stack {
     }
 
     /// Something has happened to a connection.
-    fn after(&mut self, index: u32) {
+    pub(super) fn after(&mut self, index: u32) {
         let slot = self.connections.slot(index);
         let settled = slot.connection.as_ref().is_none_or(|it| it.state() != State::SynReceived);
         if settled && slot.marks.take(Marks::HALF_OPEN) {
@@ -468,7 +476,7 @@ impl Stack {
     }
 
     /// The listener that a connection came to, if it still watches the port.
-    fn watched(&mut self, index: u32) -> Option<&mut Watched> {
+    pub(super) fn watched(&mut self, index: u32) -> Option<&mut Watched> {
         let slot = self.connections.slot(index);
         let watched = self.listeners.places[slot.listener as usize].1.as_mut();
         watched.filter(|watched| watched.port == slot.key.local_port)

@@ -77,6 +77,9 @@ pub struct Config {
     /// Leave the SYN of a peer unanswered until the user has decided, by [`super::Connection::answer`] or
     /// [`super::Connection::abort`]. There are no cookies then: beyond the backlog, peers are kept waiting.
     pub deferred: bool,
+    /// How long a peer may take to acknowledge the answer to a SYN that was deferred. An honest one waits for
+    /// it, and acknowledges at once; an address that was made up costs the user a connection so long.
+    pub answered_timeout: u64,
     /// Probing of an idle peer; off unless asked for (MUST-25).
     pub keep_alive: Option<KeepAlive>,
     /// How many messages may be sent and not yet acknowledged, in message mode.
@@ -107,6 +110,7 @@ impl Default for Config {
             connect_timeout: 180 * SECOND,
             time_wait: 60 * SECOND,
             deferred: false,
+            answered_timeout: 5 * SECOND,
             keep_alive: None,
             max_messages: 4096,
             max_reassembly: 256 << 10,

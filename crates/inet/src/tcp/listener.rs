@@ -51,6 +51,20 @@ impl Listener {
         self.half_open = self.half_open.saturating_sub(1);
     }
 
+    /// How many connections are half open.
+    pub fn half_open(&self) -> u32 {
+        self.half_open
+    }
+
+    /// Whether a segment asks for a connection of a deferred listener that has too many half open: one that
+    /// is undecided may make room, by [`Connection::forgo`].
+    pub fn is_too_full_for(&self, segment: &Repr) -> bool {
+        let flags = segment.flags;
+        let others = [Flags::ACK, Flags::RST, Flags::FIN];
+        let asks = flags.has(Flags::SYN) && !others.iter().any(|&other| flags.has(other));
+        asks && self.config.deferred && self.half_open >= self.backlog
+    }
+
     /// Takes a segment to this port that belongs to no connection; `payload` is its length. `may_open` says
     /// whether there is room for one more connection: without it a peer is kept waiting, not refused.
     pub fn handle_segment(

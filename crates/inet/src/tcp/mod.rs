@@ -353,10 +353,24 @@ impl Connection {
         }
     }
 
-    /// Answers the SYN of a peer that waits for the user's decision ([`Config::deferred`]).
+    /// Answers the SYN of a peer that waits for the user's decision ([`Config::deferred`]). It has
+    /// [`Config::answered_timeout`] to prove its address.
     pub fn answer(&mut self, now: u64) {
         if std::mem::take(&mut self.undecided) && self.state == State::SynReceived {
-            self.timers.set(Timer::End, now + self.config.connect_timeout);
+            let patience = self.config.answered_timeout.min(self.config.connect_timeout);
+            self.timers.set(Timer::End, now + patience);
+        }
+    }
+
+    /// Whether a peer waits for the user's decision.
+    pub fn is_undecided(&self) -> bool {
+        self.undecided && self.state == State::SynReceived
+    }
+
+    /// Forgets a peer that waits for the user's decision: it gets no answer, so that it repeats its SYN.
+    pub fn forgo(&mut self) {
+        if self.is_undecided() {
+            self.finish(Some(Failure::TimedOut));
         }
     }
 

@@ -44,8 +44,9 @@ impl<P: Probe> Adapter<P> {
 
     /// As [`tcp_listen`](Self::tcp_listen), for a program that decides about each connection: peers are not
     /// answered before. [`Event::TcpRequest`] tells of one; [`tcp_accept`](Self::tcp_accept) or
-    /// [`tcp_refuse`](Self::tcp_refuse) answers it. At most `backlog` wait for that, beyond which peers are
-    /// left to repeat their SYN.
+    /// [`tcp_refuse`](Self::tcp_refuse) answers it, and [`tcp_forgo`](Self::tcp_forgo) does not. At most
+    /// `backlog` wait for that, and those that were answered for their connection; beyond it the one that has
+    /// waited longest for a decision gives way, and is told of as one that has given up.
     ///
     /// # Errors
     /// As there.
@@ -116,6 +117,18 @@ impl<P: Probe> Adapter<P> {
         let inet = self.hub.attached()?;
         inet.request(connection).ok_or(Fault::NoSuchObject)?;
         inet.forget(connection);
+        Ok(())
+    }
+
+    /// Leaves the peer of an [`Event::TcpRequest`] without an answer: it repeats its SYN, and is told of anew.
+    ///
+    /// # Errors
+    /// No such request any more.
+    pub fn tcp_forgo(&mut self, connection: TcpId) -> Result<(), Fault> {
+        let inet = self.hub.attached()?;
+        inet.request(connection).ok_or(Fault::NoSuchObject)?;
+        inet.set_owner(connection, None);
+        inet.stack.forgo(connection);
         Ok(())
     }
 

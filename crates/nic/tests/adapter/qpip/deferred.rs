@@ -1,6 +1,6 @@
 //! Listeners whose program decides about each connection, and connections that are refused.
 
-use quipu_nic::inet::stack::{ListenerId, TcpId};
+use quipu_nic::inet::stack::{Frame, ListenerId, TcpId};
 use quipu_nic::inet::tcp::{Failure, Flow};
 use quipu_nic::*;
 
@@ -126,23 +126,111 @@ fn a_peer_that_gives_up_is_told_of() {
 }
 
 #[test]
-fn requests_are_bounded_by_the_backlog() {
+fn the_oldest_request_gives_way_and_comes_again() {
     let mut net = Net::new();
-    listen(&mut net, 2);
-    let clients = [(); 4].map(|()| net.qp(0, QpType::Tcp));
-    for client in clients {
-        connect(&mut net, client);
-    }
+    let listener = listen(&mut net, 2);
+    let [(oldest, first, _), others @ ..] = [(); 2].map(|()| asking(&mut net));
+    let client = net.qp(0, QpType::Tcp);
+    connect(&mut net, client);
     net.run_for(10 * MILLISECOND);
-    let first = requests(&mut net, 1);
-    assert_eq!(first.len(), 2);
-    for (_, connection, _) in first {
+    let found = requests(&mut net, 1);
+    let [gone, (_, newest, Some(flow))] = found[..] else { panic!("{found:?}") };
+    assert_eq!(gone, (listener, first, None));
+    let others = others.map(|(client, connection, _)| (client, connection));
+    for (client, connection) in others.into_iter().chain([(client, newest)]) {
         let qp = net.qp(1, QpType::Tcp);
+        assert_eq!(accept(&mut net, first, qp), Err(Fault::NoSuchObject));
         accept(&mut net, connection, qp).unwrap();
+        net.run_for(10 * MILLISECOND);
+        assert_eq!(net.states([client, qp]), [QpState::Rts; 2]);
     }
-    // The others repeat their SYN.
+    // Nobody has refused it: it repeats its SYN.
+    assert_eq!(net.state(0, oldest), QpState::Rtr);
     net.run_for(3 * SECOND);
-    assert_eq!(requests(&mut net, 1).len(), 2);
+    let found = requests(&mut net, 1);
+    let [(_, connection, Some(again))] = found[..] else { panic!("{found:?}") };
+    assert_ne!((connection, again), (first, flow));
+    let qp = net.qp(1, QpType::Tcp);
+    accept(&mut net, connection, qp).unwrap();
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.states([oldest, qp]), [QpState::Rts; 2]);
+    assert_eq!(net.adapter(1).inet().unwrap().counters().tcp_forgone, 1);
+}
+
+#[test]
+fn a_flood_of_made_up_peers_keeps_nobody_away() {
+    let mut net = Net::new();
+    listen(&mut net, 8);
+    net.keep = true;
+    asking(&mut net);
+    let is_tcp = |frame: &&Vec<u8>| frame[6] == 6;
+    let mut syn = net.sent[0].iter().rfind(is_tcp).expect("a SYN").clone();
+    let now = net.now();
+    for port in 1..=5000u16 {
+        syn[40..42].copy_from_slice(&port.to_be_bytes());
+        net.adapter(1).handle_frame(now, &Frame { bytes: &syn, checked: true });
+    }
+    let found = requests(&mut net, 1);
+    let gone = found.iter().filter(|(.., flow)| flow.is_none()).count();
+    assert_eq!((found.len(), gone), (5000 + 5000 - 7, 5000 - 7));
+    let client = net.qp(0, QpType::Tcp);
+    connect(&mut net, client);
+    net.run_for(10 * MILLISECOND);
+    let asked: Vec<_> = requests(&mut net, 1).into_iter().filter(|it| it.2.is_some()).collect();
+    let [(_, connection, _)] = asked[..] else { panic!("{asked:?}") };
+    let qp = net.qp(1, QpType::Tcp);
+    accept(&mut net, connection, qp).unwrap();
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.states([client, qp]), [QpState::Rts; 2]);
+}
+
+#[test]
+fn a_peer_that_does_not_acknowledge_is_gone_in_seconds() {
+    let mut net = Net::new();
+    listen(&mut net, 1);
+    let (made_up, connection, _) = asking(&mut net);
+    let now = net.now();
+    net.adapter(0).tcp_abort(now, made_up).unwrap();
+    net.filter = Some(Box::new(|to, _| to != 0));
+    net.keep = true;
+    let server = net.qp(1, QpType::Tcp);
+    accept(&mut net, connection, server).unwrap();
+    let other = net.qp(0, QpType::Tcp);
+    connect(&mut net, other);
+    net.run_for(5 * SECOND - 10 * MILLISECOND);
+    // Those that were answered do not give way.
+    assert_eq!((requests(&mut net, 1), net.changes(1)), (vec![], vec![]));
+    assert_eq!(net.state(1, server), QpState::Rtr);
+    let answers = net.sent[1].iter().filter(|frame| frame[6] == 6).count();
+    assert_eq!(answers, 3, "it was said again, twice");
+    net.run_for(20 * MILLISECOND);
+    assert_eq!(net.changes(1), [(server, TcpChange::Failed(Failure::TimedOut))]);
+    assert_eq!(net.state(1, server), QpState::Err);
+    // There is room again.
+    net.run_for(10 * SECOND);
+    assert!(!requests(&mut net, 1).is_empty());
+}
+
+#[test]
+fn a_peer_that_gets_no_answer_asks_again() {
+    let mut net = Net::new();
+    listen(&mut net, 1);
+    let (client, connection, _) = asking(&mut net);
+    net.keep = true;
+    net.adapter(1).tcp_forgo(connection).unwrap();
+    assert_eq!(net.adapter(1).tcp_forgo(connection), Err(Fault::NoSuchObject));
+    let qp = net.qp(1, QpType::Tcp);
+    assert_eq!(accept(&mut net, connection, qp), Err(Fault::NoSuchObject));
+    net.run_for(100 * MILLISECOND);
+    assert_eq!((requests(&mut net, 1), net.sent[1].len()), (vec![], 0));
+    net.run_for(SECOND);
+    let found = requests(&mut net, 1);
+    let [(_, again, Some(_))] = found[..] else { panic!("{found:?}") };
+    assert_ne!(again, connection);
+    accept(&mut net, again, qp).unwrap();
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.states([client, qp]), [QpState::Rts; 2]);
+    assert_eq!(net.adapter(1).tcp_forgo(again), Err(Fault::NoSuchObject), "it is a queue pair's");
 }
 
 #[test]
