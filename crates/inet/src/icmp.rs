@@ -368,6 +368,13 @@ impl Icmp {
         self.octets -= message.bytes.len();
         Some(message)
     }
+
+    /// The newest message is not to be sent.
+    pub fn withdraw(&mut self) {
+        if let Some(message) = self.waiting.pop_back() {
+            self.octets -= message.bytes.len();
+        }
+    }
 }
 
 /// RFC 4443 2.4 e.6, RFC 1122 3.2.2: an address that stands for one node.

@@ -79,37 +79,59 @@ impl Paths {
     }
 }
 
+/// A datagram that may be on the way: the longest that was sent lately between two ends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    hash: u64,
+    at: u64,
+    /// Octets of the IP packet.
+    len: u32,
+}
+
 /// Datagrams that may still be on the way. Of each only a mark is kept, which a later one may take: then a
 /// report about the earlier one is not believed.
 #[derive(Clone, Debug)]
 pub struct Outstanding {
-    marks: Box<[u64; Self::MARKS]>,
+    marks: Box<[Mark; Self::MARKS]>,
     secret: Secret,
 }
 
 impl Outstanding {
     const MARKS: usize = 256;
+    /// How long a report may take: otherwise one packet that was long would let anybody narrow a path for
+    /// ever after.
+    const LATELY: u64 = 10_000_000_000;
 
     /// None yet.
     pub fn new(secret: Secret) -> Self {
-        Self { marks: Box::new([0; Self::MARKS]), secret }
+        Self { marks: Box::new([Mark::default(); Self::MARKS]), secret }
     }
 
-    fn mark(&self, local: SocketAddr, remote: SocketAddr) -> (usize, u64) {
+    fn place(&self, local: SocketAddr, remote: SocketAddr) -> (usize, u64) {
         let hash = of_flow(self.secret, Purpose::Datagram, &Flow { local, remote }, [0; 2]) | 1;
         ((hash >> 32) as usize % Self::MARKS, hash)
     }
 
-    /// A datagram was sent.
-    pub fn sent(&mut self, local: SocketAddr, remote: SocketAddr) {
-        let (at, mark) = self.mark(local, remote);
-        self.marks[at] = mark;
+    /// A datagram was sent, in an IP packet of `len` octets.
+    pub fn sent(&mut self, now: u64, local: SocketAddr, remote: SocketAddr, len: u32) {
+        let (at, hash) = self.place(local, remote);
+        let mark = &mut self.marks[at];
+        let lately = mark.hash == hash && mark.at.saturating_add(Self::LATELY) > now;
+        if !lately || len >= mark.len {
+            *mark = Mark { hash, at: now, len };
+        }
     }
 
-    /// Whether one was, lately.
+    /// Whether one was.
     pub fn contains(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        let (at, mark) = self.mark(local, remote);
-        self.marks[at] == mark
+        let (at, hash) = self.place(local, remote);
+        self.marks[at].hash == hash
+    }
+
+    /// Whether one was lately that a link for packets of `mtu` octets would not have taken.
+    pub fn exceeds(&self, now: u64, local: SocketAddr, remote: SocketAddr, mtu: u32) -> bool {
+        let mark = &self.marks[self.place(local, remote).0];
+        self.contains(local, remote) && mark.len > mtu && mark.at.saturating_add(Self::LATELY) > now
     }
 }
 
@@ -163,11 +185,27 @@ mod tests {
         let remote = |port| SocketAddr::new(v6(2), port);
         let mut outstanding = Outstanding::new(Secret([1, 2]));
         assert!(!outstanding.contains(local, remote(9)));
-        outstanding.sent(local, remote(9));
+        outstanding.sent(0, local, remote(9), 1_500);
         assert!(outstanding.contains(local, remote(9)));
         assert!(!outstanding.contains(local, remote(10)));
         assert!(!outstanding.contains(SocketAddr::new(v6(1), 8), remote(9)));
-        (100..5_000).for_each(|port| outstanding.sent(local, remote(port)));
+        (100..5_000).for_each(|port| outstanding.sent(0, local, remote(port), 100));
         assert!(!outstanding.contains(local, remote(9)));
+    }
+    #[test]
+    fn reports_are_about_what_was_long_and_lately() {
+        let [local, remote] = [1, 2].map(|last| SocketAddr::new(v6(last), 7));
+        let mut outstanding = Outstanding::new(Secret([1, 2]));
+        assert!(!outstanding.exceeds(0, local, remote, 0));
+        let second = Outstanding::LATELY / 10;
+        outstanding.sent(0, local, remote, 1_500);
+        // A short one behind it does not hide it, and does not keep it.
+        outstanding.sent(5 * second, local, remote, 100);
+        assert!(outstanding.exceeds(9 * second, local, remote, 1_499));
+        assert!(!outstanding.exceeds(9 * second, local, remote, 1_500));
+        assert!(!outstanding.exceeds(10 * second, local, remote, 1_400));
+        outstanding.sent(10 * second, local, remote, 100);
+        assert!(!outstanding.exceeds(10 * second, local, remote, 100));
+        assert!(outstanding.exceeds(10 * second, local, remote, 99));
     }
 }

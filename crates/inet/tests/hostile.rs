@@ -212,3 +212,24 @@ fn a_connection_in_time_wait_gives_way_to_a_younger_one() {
         }
     }
 }
+
+#[test]
+fn only_the_end_itself_prolongs_time_wait() {
+    let mut pair = Pair::new(Config { time_wait: SECOND, ..Config::default() }, 3);
+    pair.connect();
+    for end in 0..2 {
+        pair.ends[end].connection().close();
+    }
+    let waits = |pair: &mut Pair| pair.ends[0].connection().state() == State::TimeWait;
+    assert!(pair.run_until(SECOND, waits));
+    let last = pair.ends[1].last.expect("the peer has sent something");
+    let seq = pair.ends[0].last.expect("so has this end").ack - 1;
+    let (begun, connection) = (pair.now, pair.ends[0].connection());
+    let ours = connection.poll_timeout().expect("2 MSL") - begun;
+    let fin = Repr { flags: Flags::FIN | Flags::ACK, seq, ..last };
+    for (seq, later) in [(seq - 1_000, 0), (seq + 9_000_000, 0), (seq + 1, 0), (seq, MS)] {
+        connection.handle_segment(begun + MS, &Repr { seq, ..fin }, &[], false);
+        let end = connection.poll_timeout().unwrap();
+        assert!((end > begun + ours) == (later > 0), "{seq:?} {end}");
+    }
+}

@@ -389,6 +389,14 @@ fn routers_and_prefixes() {
         a.handle_discovery(7 * SECOND, &from, &router(1800, mtu));
         assert_eq!(a.mtu(), 1400);
     }
+    // CVE-2015-2922: nobody may make what is sent end on the way.
+    let Repr::RouterAdvertisement(short) = router(1800, 1400) else { unreachable!() };
+    for (hop_limit, lifetime) in [(1, 1800), (31, 1800), (64, 0)] {
+        let said = Repr::RouterAdvertisement(Advertisement { hop_limit, lifetime, ..short });
+        a.handle_discovery(7 * SECOND, &from, &said);
+        assert_eq!(a.hop_limit(), Some(33));
+    }
+    a.handle_discovery(8 * SECOND, &from, &router(1800, 1400));
     assert_eq!(a.next_hop(108 * SECOND, near), Some(ROUTER.into()), "the prefix is over");
     a.handle_discovery(110 * SECOND, &from, &router(0, 1400));
     assert_eq!(a.next_hop(111 * SECOND, far), None, "no router any more");

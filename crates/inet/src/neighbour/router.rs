@@ -7,6 +7,9 @@ use quipu_wire::ndp::{Advertisement, Prefix};
 
 /// Routers and prefixes that advertisements can make this end remember; more are ignored.
 const MAX_LEARNT: usize = 8;
+/// Less than this is not believed: it would let anybody on the link cut this end off (CVE-2015-2922; RFC 4861
+/// 6.3.4 allows to be more careful than it is).
+const LEAST_HOP_LIMIT: u8 = 32;
 const SECOND: u64 = 1_000_000_000;
 
 /// What was learnt, and until when it holds.
@@ -105,7 +108,7 @@ impl Routes {
     /// RFC 4861 6.3.4, 6.3.5.
     pub(super) fn advertise(&mut self, now: u64, router: Ipv6Addr, it: &Advertisement) {
         learn(&mut self.routers, now, router, seconds(now, it.lifetime.into()));
-        if it.hop_limit != 0 {
+        if it.hop_limit >= LEAST_HOP_LIMIT && it.lifetime > 0 {
             self.hop_limit = Some(it.hop_limit);
         }
         // RFC 4861 6.3.4: at least the minimum, at most what the link takes.

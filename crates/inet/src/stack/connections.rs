@@ -29,7 +29,7 @@ impl Marks {
     const LISTED: u16 = 16;
     /// It counts as half open at its listener.
     pub(super) const HALF_OPEN: u16 = 32;
-    /// It waits for a next hop to become known. A property of the place, as the first.
+    /// It waits for a next hop to become known.
     const PARKED: u16 = 64;
     /// Its next hop could not be found: what it sends next is lost.
     const LOST: u16 = 128;
@@ -83,8 +83,8 @@ pub(super) struct Connections {
     waiting: VecDeque<TcpId>,
     /// How many of them are not.
     waits: u32,
-    /// Who waits for which next hop.
-    parked: Vec<(IpAddr, u32)>,
+    /// Who waits for which next hop; some are gone already.
+    parked: Vec<(IpAddr, TcpId)>,
     pub(super) wheel: Wheel,
     max: u32,
 }
@@ -236,6 +236,9 @@ impl Connections {
         slot.generation = slot.generation.wrapping_add(1);
         slot.marks.take(Marks::RELEASED);
         slot.marks.take(Marks::INCOMING);
+        // The next in this place waits for a next hop of its own.
+        slot.marks.take(Marks::PARKED);
+        slot.marks.take(Marks::LOST);
         self.waits -= u32::from(slot.marks.take(Marks::WAITING));
         self.free.push(index);
     }
@@ -305,23 +308,26 @@ impl Connections {
         let slot = &mut self.slots[index as usize];
         if slot.connection.is_some() && !slot.marks.has(Marks::PARKED) {
             slot.marks.set(Marks::PARKED);
-            self.parked.push((next_hop, index));
+            self.parked.push((next_hop, self.id(index)));
         }
     }
 
     /// A next hop was found, or could not be.
     pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
         let mut parked = std::mem::take(&mut self.parked);
-        parked.retain(|(hop, index)| {
+        parked.retain(|(hop, id)| {
+            let slot = &mut self.slots[id.index as usize];
+            if slot.generation != id.generation {
+                return false;
+            }
             if *hop != next_hop {
                 return true;
             }
-            let marks = &mut self.slots[*index as usize].marks;
-            marks.take(Marks::PARKED);
+            slot.marks.take(Marks::PARKED);
             if !found {
-                marks.set(Marks::LOST);
+                slot.marks.set(Marks::LOST);
             }
-            self.touch(*index);
+            self.touch(id.index);
             false
         });
         self.parked = parked;

@@ -113,8 +113,7 @@ impl Stack {
         }
         self.counters.answers_dropped += 1;
         if let Answer::Message { .. } = answer {
-            // There is one less to say.
-            self.icmp.poll_transmit();
+            self.icmp.withdraw();
         }
     }
 

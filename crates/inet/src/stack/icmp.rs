@@ -69,7 +69,12 @@ impl Stack {
                 }
                 match report.trouble {
                     Trouble::TooBig { mtu } => {
-                        self.paths.reduce(now, report.destination, mtu);
+                        // As much as will be taken of it: more than that was sent.
+                        let narrower = self.paths.narrower(now, report.destination, mtu);
+                        if narrower.is_some_and(|mtu| self.outstanding.exceeds(now, from, to, mtu))
+                        {
+                            self.paths.reduce(now, report.destination, mtu);
+                        }
                     }
                     Trouble::Hard => {
                         if let Some(socket) = self.sockets.at(source) {

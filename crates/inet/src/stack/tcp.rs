@@ -513,9 +513,10 @@ impl Stack {
         let max = u64::from(self.offload.segment).min((out.len() as u64).saturating_sub(HEADERS));
         while let Some(index) = self.connections.next_ready() {
             let to = self.connections.slot(index).key.remote().ip();
+            let lost = self.connections.is_lost(index);
             let station = match self.hop(now, to) {
                 Hop::Station(station) => station,
-                Hop::Resolving(next_hop) if !self.connections.is_lost(index) => {
+                Hop::Resolving(next_hop) if !lost => {
                     self.connections.park(now, index, next_hop);
                     continue;
                 }

@@ -119,7 +119,8 @@ impl Stack {
         };
         let envelope = Envelope { traffic_class, ..Envelope::plain(local, to.ip(), station, UDP) };
         let start = self.write_ip(&envelope, udp::LEN + len, out);
-        self.outstanding.sent(SocketAddr::new(self.addresses.get(local), source), to);
+        let own = SocketAddr::new(self.addresses.get(local), source);
+        self.outstanding.sent(now, own, to, (overhead + len) as u32);
         let repr = udp::Repr { source, destination: to.port(), payload_len: len as u16 };
         let headers = start + repr.emit(&mut out[start..]);
         let at = start + udp::CHECKSUM_AT;

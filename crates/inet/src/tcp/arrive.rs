@@ -230,8 +230,9 @@ impl Connection {
             return;
         }
         let payload = numbers > 0;
-        if self.state == State::TimeWait && segment.flags.has(Flags::FIN) {
-            // RFC 9293 3.10.7.4: the FIN again restarts the timer.
+        let ends = position.map(|start| start + numbers) == Some(self.receive.nxt);
+        if self.state == State::TimeWait && segment.flags.has(Flags::FIN) && ends {
+            // RFC 9293 3.10.7.4: the FIN again restarts the timer; another number is not its.
             self.timers.set(Timer::End, now + self.config.time_wait);
         }
         if let Some(start) = position.filter(|start| payload && *start >= FIRST) {

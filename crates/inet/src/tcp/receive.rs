@@ -47,9 +47,6 @@ impl Connection {
                     self.take_in_order(now, &arrival, &mut received);
                 }
             }
-        } else if arrival.fin && self.state == State::TimeWait {
-            self.timers.set(Timer::End, now + self.config.time_wait);
-            self.owed.ack = true;
         }
         let nxt = self.receive.nxt;
         received.push = before < self.receive.push && self.receive.push <= nxt && nxt > before;

@@ -1,12 +1,12 @@
 //! What a stack answers, refuses and believes.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use quipu_inet::stack::{Arrival, DatagramError, Event};
 use quipu_inet::tcp::SECOND;
-use quipu_wire::{icmpv4, icmpv6, ipv4, ipv6, udp};
+use quipu_wire::{ethernet, icmpv4, icmpv6, ipv4, ipv6, udp};
 
-use crate::net::{Net, V4, V6};
+use crate::net::{Net, V4, V6, station};
 use crate::packets::{self, Packet};
 use crate::streams::stream;
 
@@ -109,6 +109,13 @@ fn a_path_is_narrower_if_a_router_says_so_of_a_datagram_that_was_sent() {
     too_big(&mut net, from, there, 1_400);
     assert_eq!(path(&net), 9_000, "nothing was sent");
     net.send_datagram(0, socket, there, b"x").unwrap();
+    too_big(&mut net, from, there, 1_400);
+    assert_eq!(path(&net), 9_000, "what was sent fits");
+    net.send_datagram(0, socket, there, &[0; 2_000]).unwrap();
+    net.run(11 * SECOND);
+    too_big(&mut net, from, there, 1_400);
+    assert_eq!(path(&net), 9_000, "that was long ago");
+    net.send_datagram(0, socket, there, &[0; 2_000]).unwrap();
     too_big(&mut net, SocketAddr::new(from.ip(), port ^ 1), there, 1_400);
     too_big(&mut net, from, there, 1_279);
     assert_eq!(path(&net), 9_000, "not ours, or less than a path can have");
@@ -157,4 +164,28 @@ fn segments_do_not_come_in_parts() {
     });
     assert_eq!(net.hosts[1].stack.counters().fragments, 2);
     assert_eq!(net.hosts[1].stack.poll_timeout(), None, "nothing is kept");
+}
+
+#[test]
+fn an_answer_that_is_dropped_takes_no_other_with_it() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let here: Ipv6Addr = V6[1].parse().unwrap();
+    // From a station and an address each, more than can wait.
+    for n in 0..80 {
+        let from = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 1, n);
+        let request = icmpv6::Repr::EchoRequest { identifier: n, number: 0, data: b"" };
+        let mut bytes = vec![0; request.wire_len()];
+        request.emit(from, here, &mut bytes);
+        let packet = Packet::new(from.into(), here.into()).carry(icmpv6::PROTOCOL, &bytes);
+        let ours = station(1);
+        let theirs = [2, 0, 0, 0, 1, n as u8];
+        net.arrive(1, &[&ours[..], &theirs, &[0x86, 0xdd], &packet].concat(), false);
+    }
+    let mut answered = 0;
+    for frame in said(&mut net, 1) {
+        let (ip, _) = ipv6::Repr::parse(&frame[ethernet::HEADER..]).unwrap();
+        assert_eq!(ip.destination.octets()[15], frame[5], "to the station that asked");
+        answered += 1;
+    }
+    assert_eq!((answered, net.hosts[1].stack.counters().answers_dropped), (64, 16));
 }

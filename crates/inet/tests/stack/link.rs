@@ -136,3 +136,22 @@ fn frames_for_others_are_not_looked_at() {
     assert_eq!(changed(&[(12, 8), (13, 6)]), (3, 1, 1), "not ARP");
     assert_eq!(changed(&[]), (3, 1, 1));
 }
+
+#[test]
+fn a_connection_does_not_inherit_what_another_waited_for() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let config = net.config.clone();
+    net.listen(1, 80, 1);
+    let nobody: SocketAddr = "[fd00::99]:80".parse().unwrap();
+    let old = net.hosts[0].stack.connect(net.now, None, nobody, &config).unwrap();
+    net.hosts[0].adopt(old);
+    net.run(100 * MS);
+    net.hosts[0].stack.abort(old);
+    net.hosts[0].stack.release(old);
+    net.run(100 * MS);
+    let new = net.connect(0, 80);
+    assert_eq!(new.index(), old.index(), "the same place");
+    let begun = net.now;
+    assert!(net.run_until(5 * SECOND, |net| net.hosts[0].knows(new, tcp::Event::Connected)));
+    assert_eq!(net.now - begun, 4 * net.delay, "no timeout was needed");
+}
