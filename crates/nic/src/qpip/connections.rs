@@ -120,7 +120,7 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// Leaves the peer of an [`Event::TcpRequest`] without an answer: it repeats its SYN, and is told of anew.
+    /// Leaves the peer of an [`Event::TcpRequest`] without an answer: it repeats its SYN, which is told of.
     ///
     /// # Errors
     /// No such request any more.
