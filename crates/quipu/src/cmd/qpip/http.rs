@@ -158,6 +158,9 @@ fn parse(head: &[u8]) -> Result<(Request, u64), Refusal> {
     let text = std::str::from_utf8(head).map_err(|_| Status::BadRequest)?;
     let mut lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
     let first = lines.next().ok_or(Status::BadRequest)?;
+    if !is_plain(first) || first.contains('\t') {
+        return Err(Status::BadRequest);
+    }
     let mut words = first.split(' ');
     let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
@@ -199,7 +202,7 @@ fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
         Fields { close: false, keep: false, hosts: 0, body: None, part: None, unless_newer: None };
     for line in lines.take_while(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':').ok_or(Status::BadRequest)?;
-        if !is_token(name) {
+        if !is_token(name) || !is_plain(value) {
             return Err(Status::BadRequest);
         }
         let value = value.trim_matches([' ', '\t']);
@@ -225,6 +228,12 @@ fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
         }
     }
     Ok(out)
+}
+
+/// Whether it has none of the octets that control something: no zero, and no carriage return alone, which
+/// another reader may take for the end of the line (RFC 9112 section 2.2, RFC 9110 section 5.5).
+fn is_plain(text: &str) -> bool {
+    !text.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t')
 }
 
 /// Whether it is a token (RFC 9110 section 5.6.2).

@@ -74,6 +74,12 @@ fn what_is_wrong_is_refused_with_the_word_for_it() {
         ("BREW / HTTP/1.1\r\nHost: a\r\n\r\n", Status::NotImplemented),
         ("G(T / HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
         ("GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\rX: b\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a\r\nX: \x7f\r\n\r\n", Status::BadRequest),
+        ("GET /a\rb HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET /a\tb HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
         ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", Status::BadRequest),
         ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n", Status::BadRequest),
         (
@@ -85,6 +91,7 @@ fn what_is_wrong_is_refused_with_the_word_for_it() {
     for (text, status) in refused {
         assert_eq!(one(text), Err(status), "{text:?}");
     }
+    assert!(one("GET / HTTP/1.1\r\nHost: a\r\nX: a\tb\r\n\r\n").is_ok());
     let mut parser = Parser::default();
     parser.add(b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(parser.next(), Some(Err(Status::BadRequest)));
