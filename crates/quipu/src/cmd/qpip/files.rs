@@ -1,31 +1,39 @@
-//! What a server has to show: a folder, or one page. Files that fit are read into registered memory once, and
-//! sent from there; larger ones are read piece by piece as they are sent.
+//! What a server has to show: a folder, or one page. Short files that are asked for in whole are read into
+//! registered memory once, and sent from there; all else is read piece by piece as it is sent.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use quipu::{Access, Error, MemoryRegion, ProtectionDomain};
-
 use super::http::{self, Status};
+use super::memory::{Held, Memory};
 
-/// Longest file that is kept in memory, and how much is kept in all.
-const KEPT_FILE: u64 = 32 << 20;
-const KEPT_ALL: u64 = 256 << 20;
+/// Longest file that is kept in memory.
+const KEPT_FILE: u64 = 1 << 20;
 
 /// Octets to be sent.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
     /// Those of a region.
-    Memory(Arc<MemoryRegion>),
-    /// Those of a file.
-    File(Arc<File>),
+    Memory(Arc<Held>),
+    /// Those of a file, which has not been read.
+    File(Arc<Opened>),
+    /// Those of a page.
+    Page(Arc<str>),
     /// None.
     Nothing,
+}
+
+/// A file as it was when it was opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    file: File,
+    place: PathBuf,
+    stamp: Stamp,
 }
 
 /// Something that can be asked for.
@@ -50,16 +58,24 @@ pub(super) enum Otherwise {
 #[derive(Debug)]
 enum What {
     Folder(PathBuf),
-    Page(String),
+    Page(Arc<str>),
+}
+
+/// A file in memory.
+#[derive(Debug)]
+struct Kept {
+    stamp: Stamp,
+    region: Arc<Held>,
+    /// When it was asked for last, by the source's clock.
+    used: u64,
 }
 
 /// What a server has to show.
 #[derive(Debug)]
 pub(super) struct Source {
     what: What,
-    pd: ProtectionDomain,
-    kept: HashMap<PathBuf, (Stamp, Content, u64)>,
-    kept_bytes: u64,
+    memory: Memory,
+    kept: HashMap<PathBuf, Kept>,
     /// Counts what was asked for, so that the oldest is known.
     clock: u64,
 }
@@ -76,43 +92,32 @@ fn stamp(metadata: &Metadata) -> Stamp {
     Stamp { len: metadata.len(), changed_ns: changed.map(|since| since.as_nanos()) }
 }
 
-/// Registers a copy of some octets.
-pub(super) fn register(pd: &ProtectionDomain, bytes: &[u8]) -> Result<Data, Error> {
-    if bytes.is_empty() {
-        return Ok(Data::Nothing);
-    }
-    let region = pd.register(bytes.len(), Access::LOCAL_WRITE)?;
-    region.write(0, bytes)?;
-    Ok(Data::Memory(Arc::new(region)))
-}
-
 impl Source {
     /// A folder and everything in it.
-    pub(super) fn folder(pd: &ProtectionDomain, folder: &Path) -> io::Result<Self> {
+    pub(super) fn folder(memory: &Memory, folder: &Path) -> io::Result<Self> {
         let root = folder.canonicalize()?;
         // It must be a folder that can be read.
         root.read_dir()?;
-        Ok(Self::new(pd, What::Folder(root)))
+        Ok(Self::new(memory, What::Folder(root)))
     }
 
     /// One page at `/`, in HTML or plain text.
-    pub(super) fn page(pd: &ProtectionDomain, text: String) -> Self {
-        Self::new(pd, What::Page(text))
+    pub(super) fn page(memory: &Memory, text: String) -> Self {
+        Self::new(memory, What::Page(text.into()))
     }
 
-    fn new(pd: &ProtectionDomain, what: What) -> Self {
-        Self { what, pd: pd.clone(), kept: HashMap::new(), kept_bytes: 0, clock: 0 }
+    fn new(memory: &Memory, what: What) -> Self {
+        Self { what, memory: memory.clone(), kept: HashMap::new(), clock: 0 }
     }
 
-    /// What is at a path, which begins with a slash and leads nowhere upwards.
+    /// What is at a path, which begins with a slash and leads nowhere upwards. No file is read for it.
     pub(super) fn find(&mut self, path: &str) -> Result<Content, Otherwise> {
-        let internal = |_| Otherwise::Refused(Status::InternalError);
         match &self.what {
             What::Page(text) if path == "/" => {
                 let html = text.trim_start().starts_with('<');
                 let media_type = http::media_type(if html { ".html" } else { ".txt" });
-                let (data, len) = (register(&self.pd, text.as_bytes()), text.len() as u64);
-                Ok(Content { media_type, changed: None, len, data: data.map_err(internal)? })
+                let (data, len) = (Data::Page(Arc::clone(text)), text.len() as u64);
+                Ok(Content { media_type, changed: None, len, data })
             }
             What::Page(_) => Err(Otherwise::Refused(Status::NotFound)),
             What::Folder(root) => {
@@ -161,43 +166,52 @@ impl Source {
     fn file(&mut self, place: PathBuf) -> Result<Content, Trouble> {
         self.clock += 1;
         let file = File::open(&place)?;
-        let metadata = file.metadata()?;
-        let stamp = stamp(&metadata);
-        if let Some((kept, content, used)) = self.kept.get_mut(&place) {
-            if *kept == stamp {
-                *used = self.clock;
-                return Ok(content.clone());
-            }
-            self.kept_bytes -= content.len;
-            self.kept.remove(&place);
-        }
+        let stamp = stamp(&file.metadata()?);
         let changed = stamp.changed_ns.map(|ns| (ns / 1_000_000_000) as u64);
         let media_type = http::media_type(&place.to_string_lossy());
-        if stamp.len > KEPT_FILE {
-            let data = Data::File(Arc::new(file));
-            return Ok(Content { media_type, changed, len: stamp.len, data });
+        let len = stamp.len;
+        if self.kept.get(&place).is_some_and(|kept| kept.stamp != stamp) {
+            self.kept.remove(&place);
         }
-        let mut bytes = Vec::with_capacity(stamp.len as usize);
-        file.take(KEPT_FILE).read_to_end(&mut bytes)?;
-        let data = register(&self.pd, &bytes).map_err(|_| refused(Status::InternalError))?;
-        let content = Content { media_type, changed, len: bytes.len() as u64, data };
-        // One that changes while it is read is read again the next time.
-        if content.len == stamp.len {
-            self.keep(place, stamp, &content);
-        }
-        Ok(content)
+        let data = match self.kept.get_mut(&place) {
+            Some(kept) => {
+                kept.used = self.clock;
+                Data::Memory(Arc::clone(&kept.region))
+            }
+            None => Data::File(Arc::new(Opened { file, place, stamp })),
+        };
+        Ok(Content { media_type, changed, len, data })
     }
 
-    fn keep(&mut self, place: PathBuf, stamp: Stamp, content: &Content) {
-        while self.kept_bytes + content.len > KEPT_ALL {
-            let oldest = self.kept.iter().min_by_key(|(_, (_, _, used))| *used);
-            let Some(oldest) = oldest.map(|(place, _)| place.clone()) else { break };
-            if let Some((_, content, _)) = self.kept.remove(&oldest) {
-                self.kept_bytes -= content.len;
-            }
+    /// The same octets from memory, where they are kept, if they are a file's that is worth it: for those
+    /// that are sent in whole.
+    pub(super) fn keep(&mut self, data: Data) -> Data {
+        let Data::File(opened) = &data else { return data };
+        let Opened { file, place, stamp } = &**opened;
+        if !(1..=KEPT_FILE).contains(&stamp.len) || !self.make_room(stamp.len) {
+            return data;
         }
-        self.kept_bytes += content.len;
-        self.kept.insert(place, (stamp, content.clone(), self.clock));
+        let mut bytes = vec![0; stamp.len as usize];
+        // One that has become shorter fails when it is sent.
+        if file.read_exact_at(&mut bytes, 0).is_err() {
+            return data;
+        }
+        let Ok(region) = self.memory.hold(&bytes).map(Arc::new) else { return data };
+        let kept = Kept { stamp: *stamp, region: Arc::clone(&region), used: self.clock };
+        self.kept.insert(place.clone(), kept);
+        Data::Memory(region)
+    }
+
+    /// Whether there is room for a file of `len` octets, after those were let go that nobody is sent and
+    /// nobody has asked for for longest.
+    fn make_room(&mut self, len: u64) -> bool {
+        while !self.memory.has_room(len) {
+            let idle = self.kept.iter().filter(|(_, kept)| Arc::strong_count(&kept.region) == 1);
+            let oldest = idle.min_by_key(|(_, kept)| kept.used).map(|(place, _)| place.clone());
+            let Some(oldest) = oldest else { return false };
+            self.kept.remove(&oldest);
+        }
+        true
     }
 
     /// What is in a folder, as a page.
@@ -221,10 +235,8 @@ impl Source {
             page += &format!("<li><a href=\"./{link}\">{text}</a>\n");
         }
         page += "</ul>\n";
-        let data =
-            register(&self.pd, page.as_bytes()).map_err(|_| refused(Status::InternalError))?;
         let (media_type, len) = (http::media_type(".html"), page.len() as u64);
-        Ok(Content { media_type, changed: None, len, data })
+        Ok(Content { media_type, changed: None, len, data: Data::Page(page.into()) })
     }
 }
 
@@ -245,30 +257,33 @@ impl From<io::Error> for Trouble {
 }
 
 impl Data {
-    /// Up to `most` octets from `at` on, in registered memory: the region, and where they are in it. Of a
-    /// file they are read now.
+    /// Up to `most` octets from `at` on, in registered memory: the region, and where they are in it. What
+    /// is not there yet is copied now, in pieces that are short while memory is scarce.
     ///
     /// # Errors
     ///
     /// The file has become shorter or cannot be read, or there is no memory.
     pub(super) fn piece(
         &self,
-        pd: &ProtectionDomain,
+        memory: &Memory,
         at: u64,
         most: u64,
-    ) -> Result<(Arc<MemoryRegion>, usize, usize), io::Error> {
-        match self {
-            Self::Memory(region) => Ok((Arc::clone(region), at as usize, most as usize)),
-            Self::File(file) => {
-                let mut bytes = vec![0; most.min(super::serve::FILE_PIECE) as usize];
-                file.read_exact_at(&mut bytes, at)?;
-                match register(pd, &bytes).map_err(io::Error::other)? {
-                    Self::Memory(region) => Ok((region, 0, bytes.len())),
-                    _ => Err(io::ErrorKind::UnexpectedEof.into()),
-                }
+    ) -> Result<(Arc<Held>, usize, usize), io::Error> {
+        let len = most.min(memory.piece()) as usize;
+        let copied = match self {
+            Self::Memory(region) => return Ok((Arc::clone(region), at as usize, most as usize)),
+            Self::File(opened) => {
+                let mut bytes = vec![0; len];
+                opened.file.read_exact_at(&mut bytes, at)?;
+                memory.hold(&bytes)
             }
-            Self::Nothing => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+            Self::Page(text) => {
+                let bytes = text.as_bytes().get(at as usize..).and_then(|rest| rest.get(..len));
+                memory.hold(bytes.ok_or(io::ErrorKind::UnexpectedEof)?)
+            }
+            Self::Nothing => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        Ok((Arc::new(copied.map_err(io::Error::other)?), 0, len))
     }
 }
 

@@ -4,6 +4,7 @@ use std::os::unix::fs::symlink;
 
 use quipu::{Config, Device};
 
+use super::super::memory::PIECE;
 use super::*;
 
 /// A folder that goes with the test.
@@ -23,17 +24,18 @@ impl Drop for Folder {
     }
 }
 
-fn domain() -> ProtectionDomain {
+fn memory(plenty: u64) -> Memory {
     let config =
         Config { address: Some([127, 0, 0, 1].into()), counters: false, ..Config::default() };
-    Device::open(config).unwrap().protection_domain().unwrap()
+    let pd = Device::open(config).unwrap().protection_domain().unwrap();
+    Memory::with_plenty(&pd, plenty)
 }
 
-fn text(content: &Content, pd: &ProtectionDomain) -> String {
+fn text(content: &Content, memory: &Memory) -> String {
     if content.len == 0 {
         return String::new();
     }
-    let (region, at, len) = content.data.piece(pd, 0, content.len).unwrap();
+    let (region, at, len) = content.data.piece(memory, 0, content.len).unwrap();
     String::from_utf8(region.to_vec(at, len).unwrap()).unwrap()
 }
 
@@ -46,23 +48,24 @@ fn status(found: Result<Content, Otherwise>) -> Status {
 
 #[test]
 fn files_are_found_and_found_again_when_they_change() {
-    let (folder, pd) = (Folder::new("change"), domain());
+    let (folder, memory) = (Folder::new("change"), memory(1 << 20));
     let name = folder.0.join("a b.txt");
     fs::write(&name, "first").unwrap();
     fs::write(folder.0.join("empty"), "").unwrap();
-    let mut source = Source::folder(&pd, &folder.0).unwrap();
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
     let content = source.find("/a b.txt").unwrap();
     assert_eq!(
-        (text(&content, &pd).as_str(), content.media_type),
+        (text(&content, &memory).as_str(), content.media_type),
         ("first", http::media_type(".txt"))
     );
     assert!(content.changed.is_some());
-    let Data::Memory(region) = &content.data else { panic!() };
+    let Data::Memory(region) = source.keep(content.data) else { panic!() };
     let Data::Memory(again) = source.find("/a b.txt").unwrap().data else { panic!() };
-    assert!(Arc::ptr_eq(region, &again));
+    assert!(Arc::ptr_eq(&region, &again));
     fs::write(&name, "and second").unwrap();
-    assert_eq!(text(&source.find("/a b.txt").unwrap(), &pd), "and second");
-    assert_eq!(source.kept_bytes, 10);
+    assert_eq!(text(&source.find("/a b.txt").unwrap(), &memory), "and second");
+    drop((region, again));
+    assert_eq!((source.kept.len(), memory.held()), (0, 0), "what has changed is let go");
     assert_eq!(source.find("/empty").unwrap().len, 0);
     assert_eq!(status(source.find("/other")), Status::NotFound);
     assert_eq!(status(source.find("/a b.txt/")), Status::NotFound);
@@ -72,22 +75,23 @@ fn files_are_found_and_found_again_when_they_change() {
 
 #[test]
 fn folders_are_listed_or_have_a_page() {
-    let (folder, pd) = (Folder::new("list"), domain());
+    let (folder, memory) = (Folder::new("list"), memory(1 << 20));
     fs::create_dir(folder.0.join("in & out")).unwrap();
     fs::write(folder.0.join("in & out/<x>"), "x").unwrap();
-    let mut source = Source::folder(&pd, &folder.0).unwrap();
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
     let Err(Otherwise::Moved(to)) = source.find("/in & out") else { panic!() };
     assert_eq!(to, "/in%20%26%20out/");
-    let listing = text(&source.find("/in & out/").unwrap(), &pd);
+    let listing = text(&source.find("/in & out/").unwrap(), &memory);
     assert!(listing.contains("<a href=\"./%3Cx%3E\">&lt;x&gt;</a>"), "{listing}");
-    assert!(text(&source.find("/").unwrap(), &pd).contains("in%20%26%20out/"));
+    assert!(text(&source.find("/").unwrap(), &memory).contains("in%20%26%20out/"));
     fs::write(folder.0.join("index.html"), "<p>hello").unwrap();
-    assert_eq!(text(&source.find("/").unwrap(), &pd), "<p>hello");
+    assert_eq!(text(&source.find("/").unwrap(), &memory), "<p>hello");
 }
 
 #[test]
 fn nothing_outside_of_the_folder_is_shown() {
-    let (folder, outside, pd) = (Folder::new("inside"), Folder::new("outside"), domain());
+    let (folder, outside, memory) =
+        (Folder::new("inside"), Folder::new("outside"), memory(1 << 20));
     fs::write(outside.0.join("secret"), "s").unwrap();
     fs::write(outside.0.join("index.html"), "s").unwrap();
     symlink(outside.0.join("secret"), folder.0.join("link")).unwrap();
@@ -95,42 +99,77 @@ fn nothing_outside_of_the_folder_is_shown() {
     fs::write(folder.0.join("own"), "own").unwrap();
     symlink(folder.0.join("own"), folder.0.join("inner")).unwrap();
     symlink("/dev/zero", folder.0.join("zero")).unwrap();
-    let mut source = Source::folder(&pd, &folder.0).unwrap();
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
     assert_eq!(status(source.find("/link")), Status::Forbidden);
     assert_eq!(status(source.find("/zero")), Status::Forbidden);
-    assert_eq!(text(&source.find("/inner").unwrap(), &pd), "own");
+    assert_eq!(text(&source.find("/inner").unwrap(), &memory), "own");
     // The index leads outside, so the folder is listed.
-    assert!(text(&source.find("/").unwrap(), &pd).contains("inner"));
-    assert!(Source::folder(&pd, &folder.0.join("own")).is_err());
+    assert!(text(&source.find("/").unwrap(), &memory).contains("inner"));
+    assert!(Source::folder(&memory, &folder.0.join("own")).is_err());
 }
 
 #[test]
 fn one_page_is_all_there_is() {
-    let pd = domain();
-    let mut source = Source::page(&pd, "knots".into());
+    let memory = memory(1 << 20);
+    let mut source = Source::page(&memory, "knots".into());
     let content = source.find("/").unwrap();
     assert_eq!(
-        (text(&content, &pd).as_str(), content.media_type),
+        (text(&content, &memory).as_str(), content.media_type),
         ("knots", "text/plain; charset=utf-8")
     );
     assert_eq!(status(source.find("/x")), Status::NotFound);
-    let html = Source::page(&pd, "<p>knots".into()).find("/").unwrap().media_type;
+    let html = Source::page(&memory, "<p>knots".into()).find("/").unwrap().media_type;
     assert_eq!(html, "text/html; charset=utf-8");
+}
+
+/// Makes a file of `len` octets that ends with "end".
+fn file(folder: &Folder, name: &str, len: u64) -> File {
+    let file = File::create(folder.0.join(name)).unwrap();
+    file.set_len(len).unwrap();
+    file.write_all_at(b"end", len - 3).unwrap();
+    file
 }
 
 #[test]
 fn a_large_file_is_read_as_it_is_sent() {
-    let (folder, pd) = (Folder::new("large"), domain());
-    let name = folder.0.join("large");
-    let file = File::create(&name).unwrap();
-    file.set_len(KEPT_FILE + 10).unwrap();
-    file.write_all_at(b"end", KEPT_FILE + 7).unwrap();
-    let content = Source::folder(&pd, &folder.0).unwrap().find("/large").unwrap();
+    let (folder, memory) = (Folder::new("large"), memory(1 << 20));
+    let file = file(&folder, "large", KEPT_FILE + 10);
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
+    let content = source.find("/large").unwrap();
     assert_eq!(content.len, KEPT_FILE + 10);
-    let (region, at, len) = content.data.piece(&pd, KEPT_FILE + 6, 4).unwrap();
+    let data = source.keep(content.data);
+    assert_eq!(memory.held(), 0);
+    let (region, at, len) = data.piece(&memory, KEPT_FILE + 6, 4).unwrap();
     assert_eq!(region.to_vec(at, len).unwrap(), b"\0end");
-    let (_, _, len) = content.data.piece(&pd, 0, content.len).unwrap();
-    assert_eq!(len as u64, super::super::serve::FILE_PIECE);
+    let (_, _, len) = data.piece(&memory, 0, content.len).unwrap();
+    assert_eq!(len as u64, PIECE);
     file.set_len(5).unwrap();
-    assert!(content.data.piece(&pd, KEPT_FILE, 10).is_err());
+    assert!(data.piece(&memory, KEPT_FILE, 10).is_err());
+}
+
+#[test]
+fn what_is_held_is_counted_until_the_last_has_let_go() {
+    let (folder, memory) = (Folder::new("held"), memory(2 * KEPT_FILE));
+    ["a", "b", "c"].map(|name| file(&folder, name, KEPT_FILE));
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
+    let mut get = |path: &str| {
+        let data = source.find(path).unwrap().data;
+        (source.keep(data), source.kept.len())
+    };
+    let (a, _) = get("/a");
+    assert!(matches!(get("/b"), (Data::Memory(_), 2)));
+    // Nobody is sent the second, which gives way to the third; the first is older, but in use.
+    let (c, kept) = get("/c");
+    assert!(matches!((&a, &c, kept), (Data::Memory(_), Data::Memory(_), 2)));
+    // Now everything is in use: the next one is read as it is sent, a little at a time.
+    let (b, _) = get("/b");
+    assert!(matches!(b, Data::File(_)));
+    assert_eq!(memory.held(), 2 * KEPT_FILE);
+    let (piece, _, len) = b.piece(&memory, 0, KEPT_FILE).unwrap();
+    assert!((len as u64) < PIECE && memory.sends(8) == 1);
+    drop((piece, c));
+    assert!(matches!(get("/b"), (Data::Memory(_), 2)));
+    drop(a);
+    drop(source);
+    assert_eq!((memory.held(), memory.sends(8)), (0, 8));
 }

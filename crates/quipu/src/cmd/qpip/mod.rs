@@ -5,6 +5,7 @@ mod echo;
 mod files;
 mod get;
 mod http;
+mod memory;
 mod pingpong;
 mod sample;
 mod serve;

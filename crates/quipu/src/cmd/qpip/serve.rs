@@ -16,8 +16,9 @@ use quipu::{
 };
 use quipu_host::Interrupts;
 
-use super::files::{Content, Data, Otherwise, Source, register};
+use super::files::{Content, Data, Otherwise, Source};
 use super::http::{Head, Parser, Request, Status};
+use super::memory::{Held, Memory};
 use super::{LinkOptions, describe, failed};
 use crate::cmd::failure::Failure;
 
@@ -36,8 +37,9 @@ pub(crate) struct Options {
     /// The TCP port.
     #[arg(long, short, default_value_t = 80, value_name = "PORT")]
     port: u16,
-    /// Queue pairs that wait for connections or have one.
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    /// Queue pairs that wait for connections or have one. The last to be taken is had at the cost of the
+    /// connection that has been quiet for longest.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     connections: u32,
     /// Do not tell of every request.
     #[arg(long, short)]
@@ -60,8 +62,6 @@ const HEAD_LEN: usize = 4096;
 /// Sends that a connection has under way at once, and their length.
 const SENDS: usize = 8;
 const PIECE: u64 = 1 << 20;
-/// The same of files that are too long to be kept.
-pub(super) const FILE_PIECE: u64 = 256 << 10;
 /// The number of every send.
 const SEND: u64 = u64::MAX;
 
@@ -107,7 +107,7 @@ struct Connection {
     /// Receives whose octets are with the parser; they are posted again when it has read them.
     taken: Vec<usize>,
     /// What the sends under way send, in order, so that it stays.
-    sending: VecDeque<Option<Arc<MemoryRegion>>>,
+    sending: VecDeque<Option<Arc<Held>>>,
     body: Option<Body>,
     peer: Option<SocketAddr>,
     peer_closed: bool,
@@ -123,6 +123,8 @@ struct Connection {
 struct Server {
     adapter: Adapter,
     pd: ProtectionDomain,
+    /// What is sent.
+    memory: Memory,
     cq: CompletionQueue,
     listener: TcpListener,
     source: Source,
@@ -148,13 +150,14 @@ fn greeting(adapter: &Adapter) -> Result<String, Failure> {
 impl Server {
     fn new(adapter: &Adapter, options: &Options) -> Result<Self, Failure> {
         let pd = adapter.protection_domain().map_err(failed)?;
+        let memory = Memory::new(&pd);
         let source = match (&options.folder, &options.text) {
-            (Some(folder), _) => Source::folder(&pd, folder).map_err(|error| {
+            (Some(folder), _) => Source::folder(&memory, folder).map_err(|error| {
                 let what = format!("cannot serve {}", folder.display());
                 Failure::new(what, error, "give a folder that you may read")
             })?,
-            (None, Some(text)) => Source::page(&pd, text.clone()),
-            (None, None) => Source::page(&pd, greeting(adapter)?),
+            (None, Some(text)) => Source::page(&memory, text.clone()),
+            (None, None) => Source::page(&memory, greeting(adapter)?),
         };
         // Each of a queue pair's requests may be in the queue, and the bell's.
         let entries = options.connections * (RECEIVES + SENDS) as u32 + 1;
@@ -167,6 +170,7 @@ impl Server {
             cq: adapter.completion_queue(entries).map_err(failed)?,
             adapter: adapter.clone(),
             pd,
+            memory,
             listener,
             source,
             connections: HashMap::new(),
@@ -279,7 +283,7 @@ impl Server {
     /// When no queue pair is left for the next client, ends the connection that has been quiet for longest,
     /// of those that owe their client nothing if there are any.
     fn make_room(&mut self) {
-        if self.idle > 0 || self.connections.len() < 2 {
+        if self.idle > 0 {
             return;
         }
         let oldest = |busy: bool| {
@@ -319,7 +323,7 @@ impl Server {
     /// Sends what can be sent now, and answers what can be answered.
     fn go_on(&mut self, number: QpNum) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let outcome = connection.go_on(&self.pd, |request, connection| {
+        let outcome = connection.go_on(&self.memory, |request, connection| {
             self.requests += 1;
             let response = answer(&mut self.source, request);
             if !self.quiet {
@@ -381,7 +385,12 @@ fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
             return Response { location: Some(to), ..moved };
         }
     };
-    present(content, request)
+    let len = content.len;
+    let response = present(content, request);
+    if response.range == (0..len) {
+        return Response { data: source.keep(response.data), ..response };
+    }
+    response
 }
 
 fn present(content: Content, request: &Request) -> Response {
@@ -447,11 +456,11 @@ impl Connection {
     /// Sends what can be sent now; answers the next request when the last response is out.
     fn go_on(
         &mut self,
-        pd: &ProtectionDomain,
+        memory: &Memory,
         mut answer: impl FnMut(&Result<Request, Status>, &Self) -> Response,
     ) -> Result<(), Error> {
         loop {
-            self.send_body(pd)?;
+            self.send_body(memory)?;
             if self.last && self.body.is_none() && !self.closing {
                 return self.finish();
             }
@@ -460,7 +469,7 @@ impl Connection {
             }
             let Some(request) = self.parser.next() else { break };
             let response = answer(&request, self);
-            self.respond(pd, response)?;
+            self.respond(memory, response)?;
         }
         for place in std::mem::take(&mut self.taken) {
             self.post(place)?;
@@ -480,7 +489,7 @@ impl Connection {
         self.qp.close()
     }
 
-    fn respond(&mut self, pd: &ProtectionDomain, response: Response) -> Result<(), Error> {
+    fn respond(&mut self, memory: &Memory, response: Response) -> Result<(), Error> {
         let keep_alive = response.keep_alive;
         let head = Head {
             media_type: response.media_type,
@@ -496,9 +505,10 @@ impl Connection {
             let piece = [self.memory.sge(RECEIVES * RECEIVE_LEN, head.len())?];
             self.qp.post_send(&Work::send(&piece).id(SEND))?;
             self.sending.push_back(None);
-        } else if let Data::Memory(region) = register(pd, &head)? {
-            self.qp.post_send(&Work::send(&[region.sge(0, head.len())?]).id(SEND))?;
-            self.sending.push_back(Some(region));
+        } else {
+            let held = memory.hold(&head)?;
+            self.qp.post_send(&Work::send(&[held.sge(0, head.len())?]).id(SEND))?;
+            self.sending.push_back(Some(Arc::new(held)));
         }
         let std::ops::Range { start: at, end } = response.range;
         self.body = (at < end).then_some(Body { data: response.data, at, end });
@@ -506,13 +516,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts pieces of the response as long as there is room.
-    fn send_body(&mut self, pd: &ProtectionDomain) -> Result<(), Error> {
-        while self.sending.len() < SENDS
+    /// Posts pieces of the response as long as there is room: one at a time while memory is scarce.
+    fn send_body(&mut self, memory: &Memory) -> Result<(), Error> {
+        while (self.sending.is_empty() || self.sending.len() < memory.sends(SENDS))
             && let Some(body) = &mut self.body
         {
             let most = (body.end - body.at).min(PIECE);
-            let (region, at, len) = body.data.piece(pd, body.at, most)?;
+            let (region, at, len) = body.data.piece(memory, body.at, most)?;
             self.qp.post_send(&Work::send(&[region.sge(at, len)?]).id(SEND))?;
             self.sending.push_back(Some(region));
             body.at += len as u64;

@@ -189,3 +189,39 @@ fn a_new_client_takes_the_place_of_the_one_that_is_quiet_for_longest() {
         clients[4].ask(GET, "knots");
     });
 }
+
+#[test]
+fn a_silent_client_does_not_keep_the_others_out() {
+    assert!(Line::try_parse_from(["serve", "--connections", "1"]).is_err());
+    served(&["--text", "knots", "--connections", "2"], |adapter, to| {
+        let silent = Client::connect(adapter, to);
+        for _ in 0..3 {
+            Client::connect(adapter, to).ask(GET, "knots");
+        }
+        assert!(silent.qp.wait_closed().is_err());
+    });
+}
+
+#[test]
+fn a_file_is_read_only_for_those_who_want_all_of_it() {
+    let name = std::env::temp_dir().join(format!("quipu-serve-lazy-{}", std::process::id()));
+    std::fs::create_dir(&name).unwrap();
+    std::fs::write(name.join("file"), vec![b'x'; 100_000]).unwrap();
+    let adapter = adapter();
+    let memory = Memory::new(&adapter.protection_domain().unwrap());
+    let mut source = Source::folder(&memory, &name).unwrap();
+    let mut ask = |line: &str, fields: &str| {
+        let mut parser = super::Parser::default();
+        parser.add(format!("{line} /file HTTP/1.1\r\nHost: a\r\n{fields}\r\n").as_bytes());
+        let response = answer(&mut source, &parser.next().unwrap());
+        (response.status, response.len, memory.held())
+    };
+    assert_eq!(ask("HEAD", ""), (Status::Ok, 100_000, 0));
+    assert_eq!(ask("GET", "Range: bytes=0-0\r\n"), (Status::PartialContent, 1, 0));
+    let late = "If-Modified-Since: Fri, 31 Dec 9999 23:59:59 GMT\r\n";
+    assert_eq!(ask("GET", late).0, Status::NotModified);
+    assert_eq!(memory.held(), 0);
+    let (status, len, held) = ask("GET", "");
+    assert!(status == Status::Ok && len == 100_000 && held >= 100_000);
+    std::fs::remove_dir_all(&name).unwrap();
+}
