@@ -150,7 +150,9 @@ fn a_large_file_is_read_as_it_is_sent() {
 #[test]
 fn what_is_held_is_counted_until_the_last_has_let_go() {
     let (folder, memory) = (Folder::new("held"), memory(2 * KEPT_FILE));
-    ["a", "b", "c"].map(|name| file(&folder, name, KEPT_FILE));
+    for name in ["a", "b", "c"] {
+        file(&folder, name, KEPT_FILE);
+    }
     let mut source = Source::folder(&memory, &folder.0).unwrap();
     let mut get = |path: &str| {
         let data = source.find(path).unwrap().data;
