@@ -37,8 +37,8 @@ pub(crate) struct Options {
     /// The TCP port.
     #[arg(long, short, default_value_t = 80, value_name = "PORT")]
     port: u16,
-    /// Queue pairs that wait for connections or have one. The last to be taken is had at the cost of the
-    /// connection that has been quiet for longest.
+    /// Queue pairs that wait for connections or have one.
+    // At least two: one is always left for the next client (make_room).
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     connections: u32,
     /// Do not tell of every request.
