@@ -11,16 +11,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::interface::{self, Name, control};
 use super::messages::{BATCH, Messages, Piece};
 use super::queue::Queue;
-use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
-use super::{Refusal, Station, split, station, vnet};
+use super::vnet::{self, SLOT};
+use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
+use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, set_option, set_option_bytes};
 
 /// Frames that wait for the kernel.
 const SLOTS: usize = 32;
 /// Frames that one system call brings.
 const RECEIVED: usize = 16;
-/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
-const SLOT: usize = vnet::LEN + ETHERNET + 65_535;
 /// What the socket's buffers are to hold, if the system allows it.
 const BUFFER: libc::c_int = 4 << 20;
 
@@ -110,15 +109,11 @@ impl PacketLink for PacketSocket {
     }
 
     fn slot(&mut self) -> Option<&mut [u8]> {
-        self.waiting.free().map(|slot| &mut slot[vnet::LEN..])
+        vnet::free(&mut self.waiting)
     }
 
     fn send(&mut self, frame: Outgoing) {
-        let Some(slot) = self.waiting.free() else { return };
-        if let Some((header, bytes)) = slot.split_first_chunk_mut() {
-            vnet::write(header, &bytes[..frame.len], &frame);
-        }
-        self.waiting.push(vnet::LEN + frame.len);
+        vnet::push(&mut self.waiting, &frame);
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -10,14 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::interface::{Name, control, mtu};
 use super::queue::Queue;
-use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
-use super::{Refusal, Station, split, station, vnet};
+use super::vnet::{self, SLOT};
+use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
+use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, check_len};
 
 /// Frames that wait while the kernel has no room.
 const SLOTS: usize = 32;
-/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
-const SLOT: usize = vnet::LEN + ETHERNET + 65_535;
 
 /// What the kernel may leave to us: checksums, TCP segments, and datagrams of one train.
 const OFFLOAD: libc::c_uint =
@@ -145,16 +144,12 @@ impl PacketLink for Tap {
     }
 
     fn slot(&mut self) -> Option<&mut [u8]> {
-        self.waiting.free().map(|slot| &mut slot[vnet::LEN..])
+        vnet::free(&mut self.waiting)
     }
 
     fn send(&mut self, frame: Outgoing) {
-        let Some(slot) = self.waiting.free() else { return };
-        if let Some((header, bytes)) = slot.split_first_chunk_mut() {
-            vnet::write(header, &bytes[..frame.len], &frame);
-        }
         let others_wait = !self.waiting.is_empty();
-        self.waiting.push(vnet::LEN + frame.len);
+        vnet::push(&mut self.waiting, &frame);
         if !others_wait {
             // If the device is gone, the frame stays, and whoever flushes is told.
             let _ = self.drain();

@@ -1,10 +1,13 @@
 //! The header before a frame that goes to or comes from the kernel: `struct virtio_net_hdr`
 //! (linux/virtio_net.h; Virtio 1.3, 5.1.6), ten octets in the order of the processor.
 
+use super::queue::Queue;
 use super::{ETHERNET, Outgoing};
 
 /// Its length.
 pub(super) const LEN: usize = 10;
+/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
+pub(super) const SLOT: usize = LEN + ETHERNET + 65_535;
 
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
@@ -43,8 +46,22 @@ impl Header {
     }
 }
 
+/// Room in a queue of slots of [`SLOT`] octets for the next frame, behind its header.
+pub(super) fn free(waiting: &mut Queue<usize>) -> Option<&mut [u8]> {
+    waiting.free().map(|slot| &mut slot[LEN..])
+}
+
+/// Puts the frame that was written there into the queue, with its header.
+pub(super) fn push(waiting: &mut Queue<usize>, frame: &Outgoing) {
+    let Some(slot) = waiting.free() else { return };
+    if let Some((header, bytes)) = slot.split_first_chunk_mut() {
+        write(header, &bytes[..frame.len], frame);
+    }
+    waiting.push(LEN + frame.len);
+}
+
 /// Writes the header for an Ethernet frame.
-pub(super) fn write(out: &mut [u8; LEN], frame: &[u8], outgoing: &Outgoing) {
+fn write(out: &mut [u8; LEN], frame: &[u8], outgoing: &Outgoing) {
     *out = [0; LEN];
     let Some(checksum) = outgoing.checksum else { return };
     out[0] = NEEDS_CSUM;
