@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quipu_cm::{Action, Cm, Config, IdKey, Loss, Param, PortSpace, StreamKey};
+use quipu_cm::{Action, Cm, Config, IdKey, Loss, Param, PortSpace, Refusal, StreamKey};
 use quipu_iwarp::{Initiator, Params};
 use quipu_wire::cm::{Frame, Lookup, Offer, Setup};
 
@@ -83,7 +83,7 @@ fuzz_target!(|input: &[u8]| {
             3 => stream.map(|stream| cm.handle_lost(now, stream, Loss::Closed)),
             4 => Some(cm.handle_datagram(udp, address(1), address(pick as u8), input.bytes())),
             5 => cm.accept(now, id, Some(&param)).ok(),
-            6 => cm.reject(id, &param.private_data).ok(),
+            6 => cm.reject(id, Refusal::Consumer, &param.private_data).ok(),
             7 => cm.disconnect(now, id).ok(),
             8 => cm.establish(id).ok(),
             9 => cm.destroy_id(id).ok().filter(|_| ids.len() > 2).map(drop),

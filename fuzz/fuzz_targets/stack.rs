@@ -173,9 +173,10 @@ impl Host {
     fn arrive(&mut self, now: u64, frame: &[u8], checked: bool) {
         match self.stack.handle_frame(now, &Frame { bytes: frame, checked }) {
             Arrival::Nothing => {}
-            Arrival::Segment { connection, received } => {
+            Arrival::Segment { connection, received, reassembled } => {
+                let whole = if reassembled { self.stack.reassembled() } else { frame };
                 let placed = received.placement.map(|placement| {
-                    assert!(!frame[placement.payload].is_empty());
+                    assert!(!whole[placement.payload].is_empty());
                 });
                 assert!(placed.is_none() || self.stack.connection(connection).is_some());
                 while let Some(held) = self.stack.poll_held(connection) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use quipu_abi_types::*;
 use quipu_host::Device;
-use quipu_host::connection::{Event, Param, Path, PortSpace, Protocol, QpParams};
+use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
 
 use crate::entry::{Out, entries};
 use crate::instance::{self, current, for_destructor, opened};
@@ -136,6 +136,7 @@ unsafe fn param_of(param: &EngineCmParam) -> Outcome<Param> {
         qpn: param.qp_num,
         qkey: param.qkey,
         qp_type: u8::try_from(param.qp_type).map_err(|_| INVALID)?,
+        ece: Ece { vendor_id: param.ece.vendor_id, options: param.ece.options },
     })
 }
 
@@ -182,6 +183,7 @@ fn event_of(instance: &instance::Instance, event: &Event) -> EngineCmEvent {
         qp_num: peer.qpn,
         qkey: peer.qkey,
         ah_attr: ah_attr(peer.path),
+        ece: ibv_ece { vendor_id: peer.ece.vendor_id, options: peer.ece.options, comp_mask: 0 },
     }
 }
 
@@ -374,11 +376,21 @@ entries! {
     }
 
     /// [`EngineCmApi::reject`]
-    fn reject(id: CmIdHandle, private_data: *const c_void, private_data_len: u32) {
+    fn reject(
+        id: CmIdHandle,
+        reason: u32,
+        private_data: *const c_void,
+        private_data_len: u32,
+    ) {
         // SAFETY: the table demands what the length says.
         let data = unsafe { bytes(private_data, private_data_len) }?;
+        let why = match reason {
+            RDMA_CM_REJECT_CONSUMER => Refusal::Consumer,
+            RDMA_CM_REJECT_VENDOR_OPTION => Refusal::VendorOption,
+            _ => return Err(INVALID),
+        };
         let instance = current()?;
-        Ok(instance.engine.cm_reject(instance.cm_id(id), data)?)
+        Ok(instance.engine.cm_reject(instance.cm_id(id), why, data)?)
     }
 
     /// [`EngineCmApi::disconnect`]

@@ -15,9 +15,6 @@ use crate::instance::{self, Instance, current, for_destructor};
 use crate::registry::Object;
 use crate::status::{Failure, INVALID, Outcome};
 
-/// Reported so that programs do not take the device for one whose quirks they work around: 0 and
-/// 0xffffff stand for "unknown" there.
-const VENDOR_ID: u32 = 0x51f0;
 /// A region may be as large as the address space of a process (47 bits).
 const MAX_MR_SIZE: u64 = 1 << 47;
 /// Pages of 4 KB and all larger powers of two.
@@ -129,7 +126,7 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = MAX_MR_SIZE;
     attr.page_size_cap = PAGE_SIZES;
-    attr.vendor_id = VENDOR_ID;
+    attr.vendor_id = QUIPU_VENDOR_ID;
     attr.vendor_part_id = 1;
     attr.hw_ver = 1;
     attr.max_qp = int(limits.max_qp);

@@ -82,8 +82,10 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
         return Ok(instance);
     }
     let config = Config::from_env().map_err(OpenError::from);
-    let engine = config.and_then(|config| {
+    let engine = config.and_then(|mut config| {
         start_log(config.log.as_deref());
+        // An adapter that another process shares has the queue pairs of QPIP alone.
+        config.qpip = config.qpip.filter(|qpip| !qpip.link.is_shared());
         Engine::open(config)
     });
     let engine = engine.map_err(|error| {

@@ -91,6 +91,7 @@ static API: EngineApi = EngineApi {
     find_mr: paging::find_mr,
     open_xrcd: xrc::open_xrcd,
     close_xrcd: xrc::close_xrcd,
+    open_qp: queue::open_qp,
     create_ah: memory::create_ah,
     destroy_ah: memory::destroy_ah,
     attach_mcast: queue::attach_mcast,

@@ -3,7 +3,7 @@
 use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_host::fault::Call;
-use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpType, XrcdId};
+use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpNum, QpType, XrcdId};
 
 use crate::attr;
 use crate::completion::reported;
@@ -159,6 +159,26 @@ entries! {
         instance.registry().add(Object::Qp(qp), context, init.cookie);
         let cap = attr::cap_of(&cap);
         out.fill(EngineQp { qp: instance.qp_handle(qp), qp_num: number.0, cap });
+        Ok(())
+    }
+
+    /// [`EngineApi::open_qp`]
+    fn open_qp(
+        context: ContextHandle,
+        xrcd: XrcdHandle,
+        qp_num: u32,
+        cookie: u64,
+        out: *mut QpHandle,
+    ) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = current()?;
+        let context = instance.context(context);
+        let (xrcd, id) =
+            (xrcd_of(instance, xrcd, context)?, instance.registry().context(context)?);
+        let qp = instance.engine.open_qp(id, xrcd, QpNum(qp_num))?;
+        instance.registry().add(Object::Qp(qp), context, cookie);
+        out.fill(instance.qp_handle(qp));
         Ok(())
     }
 

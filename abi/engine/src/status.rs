@@ -74,8 +74,10 @@ impl From<EngineError> for Failure {
             EngineError::WouldBlock => Self(S::WouldBlock),
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
-            EngineError::NoLink => Self(S::NotSupported),
-            EngineError::BadAddress => Self(S::BadAddress),
+            EngineError::NoLink | EngineError::RefusedElsewhere { .. } => Self(S::NotSupported),
+            EngineError::AdapterLost => Self(S::NoDevice),
+            EngineError::ArenaFull { .. } => Self(S::NoMemory),
+            EngineError::BadAddress | EngineError::NotInArena => Self(S::BadAddress),
             EngineError::Connection(refused) => {
                 tracing::debug!(%error, "a call is refused");
                 refused.into()

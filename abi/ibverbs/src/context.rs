@@ -109,6 +109,7 @@ fn tables(verbs: &mut verbs_context) {
     verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
     verbs.query_device_ex = Some(query::query_device_ex);
     verbs.create_qp_ex = Some(qp_ex::create_qp_ex);
+    verbs.open_qp = Some(qp::open_qp);
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.open_xrcd = Some(xrcd::open_xrcd);
@@ -142,7 +143,6 @@ fn unsupported(verbs: &mut verbs_context) {
     verbs.post_srq_ops = int;
     verbs.ABI_placeholder2 = int;
     verbs.ABI_placeholder1 = int;
-    verbs.open_qp = pointer;
 }
 
 /// Makes a context of an opened device, with descriptors of its own.

@@ -8,6 +8,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntErrno, Null, Plain, Tagged};
 
 use crate::acks::Acks;
+use crate::context::context;
 use crate::cq::cq;
 use crate::engine::check;
 use crate::mr::Mw;
@@ -45,6 +46,9 @@ pub(crate) unsafe fn qp<'a>(raw: *const ibv_qp) -> Result<&'a Qp, Errno> {
     // SAFETY: passed on from the caller; `ibv_qp` is the beginning of `ibv_qp_ex`.
     unsafe { Qp::get(raw.cast()) }
 }
+
+/// What a queue pair can agree on with another one.
+const NO_OPTIONS: ibv_ece = ibv_ece { vendor_id: QUIPU_VENDOR_ID, options: 0, comp_mask: 0 };
 
 /// The handles of the queues that a new queue pair names. Those that its service does not have are not
 /// looked at.
@@ -198,6 +202,40 @@ entry! {
         }
     }
 
+    /// `ibv_open_qp(3)`: a responder of an XRC domain that is open in this process.
+    fn open_qp(raw: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> Null<ibv_qp> {
+        // SAFETY: the program passes a context, and null or a valid pointer.
+        let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        if attr.comp_mask & !(needed | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & needed != needed || attr.qp_type != IBV_QPT_XRC_RECV {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the program passes a domain.
+        let xrcd = unsafe { xrcd(attr.xrcd) }?.handle;
+        let mut public = ibv_qp_ex::blank();
+        let base = &mut public.qp_base;
+        (base.context, base.qp_num, base.qp_type) = (raw, attr.qp_num, attr.qp_type);
+        base.state = IBV_QPS_UNKNOWN;
+        if attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0 {
+            base.qp_context = attr.qp_context;
+        }
+        let api = context.api;
+        let (handle, acks) = (QpHandle::NONE, Acks::default());
+        let state = QpState { api, handle, builder: None, sq_sig_all: 0, acks, _member: None };
+        let opened = Qp::create_with(public, state, |public, state| {
+            let (number, cookie, out) = (attr.qp_num, public as u64, &mut state.handle);
+            // SAFETY: `out` is valid for the call.
+            check(unsafe { (api.open_qp)(context.handle, xrcd, number, cookie, out) })?;
+            // SAFETY: the allocation is ours until it is returned.
+            unsafe { (*public).qp_base.handle = state.handle.0 as u32 };
+            Ok(())
+        })?;
+        Ok(opened.cast())
+    }
+
     /// `ibv_modify_qp(3)`
     fn ibv_modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> IntErrno {
         let mask = mask as u32;
@@ -310,22 +348,32 @@ entry! {
         Ok(0)
     }
 
-    /// `ibv_query_ece(3)`: nothing to negotiate.
+    /// `ibv_query_ece(3)`: this adapter has no options, so that none were ever agreed on.
     fn ibv_query_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> IntErrno {
         // SAFETY: the program passes a queue pair, and null or a valid pointer.
         unsafe {
             qp(raw)?;
-            *ece.as_mut().ok_or(Errno::EINVAL)? =
-                ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
+            *ece.as_mut().ok_or(Errno::EINVAL)? = NO_OPTIONS;
         }
-        Err(Errno::EOPNOTSUPP)
+        Ok(())
     }
 
-    /// `ibv_set_ece(3)`: nothing to negotiate.
-    fn ibv_set_ece(raw: *mut ibv_qp, _ece: *mut ibv_ece) -> IntErrno {
-        // SAFETY: the program passes a queue pair.
-        unsafe { qp(raw) }?;
-        Err(Errno::EOPNOTSUPP)
+    /// `ibv_set_ece(3)`: of the options of this vendor, none are accepted; those of others are invalid.
+    fn ibv_set_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> IntErrno {
+        // SAFETY: the program passes a queue pair, and null or a valid pointer.
+        let ece = unsafe {
+            qp(raw)?;
+            ece.as_mut().ok_or(Errno::EINVAL)?
+        };
+        match (ece.vendor_id, ece.comp_mask) {
+            // What a peer without extensions has said.
+            (0, _) => Err(Errno::EOPNOTSUPP),
+            (QUIPU_VENDOR_ID, 0) => {
+                *ece = NO_OPTIONS;
+                Ok(())
+            }
+            _ => Err(Errno::EINVAL),
+        }
     }
 }
 

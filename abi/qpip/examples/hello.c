@@ -18,8 +18,8 @@ static const char answer[] = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nCon
 static qpip_adapter *adapter;
 static qpip_cq *cq;
 static qpip_listener *listener;
-static char requests[POOL][REQUEST]; /* registered: the adapter writes requests here */
-static uint32_t request_key, answer_key;
+static char (*memory)[REQUEST]; /* the adapter writes requests here; the last is the answer */
+static uint32_t key;
 static qpip_qp *pool[POOL];
 
 static void die(const char *what)
@@ -28,13 +28,15 @@ static void die(const char *what)
 	exit(1);
 }
 
-static uint32_t key_of(const void *start, size_t length)
+static void prepare_memory(void)
 {
-	qpip_memory *memory = qpip_register(adapter, (void *)start, length);
+	size_t length = (POOL + 1) * REQUEST;
+	qpip_memory *registered;
 
-	if (!memory)
+	if (!(memory = qpip_allocate(adapter, length)) || !(registered = qpip_register(adapter, memory, length)))
 		die("memory");
-	return qpip_key(memory);
+	key = qpip_key(registered);
+	memcpy(memory[POOL], answer, sizeof(answer));
 }
 
 /* A new queue pair in a place of the pool, that waits for the next connection. */
@@ -42,7 +44,7 @@ static void renew(size_t place)
 {
 	struct qpip_qp_init init = {.type = QPIP_TCP, .send_cq = cq, .receive_cq = cq,
 	                            .context = (void *)place};
-	struct qpip_segment room = {requests[place], REQUEST, request_key};
+	struct qpip_segment room = {memory[place], REQUEST, key};
 	struct qpip_receive receive = {.id = place, .segments = &room, .count = 1};
 
 	if (pool[place] && qpip_destroy(pool[place]))
@@ -54,7 +56,7 @@ static void renew(size_t place)
 
 static void handle(const struct qpip_completion *done)
 {
-	struct qpip_segment text = {(void *)answer, sizeof(answer) - 1, answer_key};
+	struct qpip_segment text = {memory[POOL], sizeof(answer) - 1, key};
 	struct qpip_send send = {.id = done->id, .segments = &text, .count = 1};
 
 	if (done->status != QPIP_OK || done->operation != QPIP_RECEIVED || done->length == 0)
@@ -76,8 +78,7 @@ int main(int argc, char **argv)
 	listener = qpip_listen(adapter, argc > 3 ? atoi(argv[3]) : 80, QPIP_STREAM, POOL);
 	if (!listener)
 		die("port");
-	request_key = key_of(requests, sizeof(requests));
-	answer_key = key_of(answer, sizeof(answer));
+	prepare_memory();
 	for (size_t place = 0; place < POOL; place++)
 		renew(place);
 	printf("serving port %u\n", qpip_listener_port(listener));

@@ -15,7 +15,7 @@
 
 enum { SIZE = 64, TURNS = 1000, DEPTH = 8 };
 
-static char memory[DEPTH + 1][SIZE]; /* receives, and the message */
+static char (*memory)[SIZE]; /* receives, and the message */
 static qpip_adapter *adapter;
 static qpip_cq *cq;
 static qpip_qp *qp;
@@ -114,7 +114,9 @@ int main(int argc, char **argv)
 
 	adapter = qpip_open(argc > 1 ? argv[1] : NULL, NULL);
 	check(adapter && (cq = qpip_cq_create(adapter, 4 * DEPTH)), "adapter");
-	qpip_memory *registered = qpip_register(adapter, memory, sizeof(memory));
+	size_t length = (DEPTH + 1) * SIZE;
+	check((memory = qpip_allocate(adapter, length)) != NULL, "memory");
+	qpip_memory *registered = qpip_register(adapter, memory, length);
 	check(registered != NULL, "memory");
 	key = qpip_key(registered);
 	init.send_cq = init.receive_cq = cq;
@@ -144,6 +146,7 @@ int main(int argc, char **argv)
 	await_event(QPIP_PEER_FINISHED);
 	await_event(QPIP_CLOSED);
 	check(!qpip_destroy(qp) && (!listener || !qpip_unlisten(listener)), "end");
-	check(!qpip_cq_destroy(cq) && !qpip_deregister(registered) && !qpip_close(adapter), "end");
+	check(!qpip_cq_destroy(cq) && !qpip_deregister(registered), "end");
+	check(!qpip_free(adapter, memory) && !qpip_close(adapter), "end");
 	return 0;
 }

@@ -34,12 +34,12 @@ typedef struct qpip_listener qpip_listener;
 
 /* ---- adapters ------------------------------------------------------------------------------------------ */
 
-/* Opens an adapter. `link`: "tap:NAME", "packet:INTERFACE", "xdp:INTERFACE" or "udp:ADDRESS:PORT"; NULL: what
- * QUIPU_QPIP_LINK says. `addresses`: such as "10.9.0.2/24,fd09::2/64"; NULL: what QUIPU_QPIP_ADDRESS says, or
- * what the link gives. */
+/* Opens an adapter. `link`: "tap:NAME", "packet:INTERFACE", "xdp:INTERFACE", "udp:ADDRESS:PORT" or
+ * "share:NAME"; NULL: what QUIPU_QPIP_LINK says. `addresses`: such as "10.9.0.2/24,fd09::2/64"; NULL: what
+ * QUIPU_QPIP_ADDRESS says, or what the link gives. */
 qpip_adapter *qpip_open(const char *link, const char *addresses);
 
-/* Closes an adapter. EBUSY while it has objects. */
+/* Closes an adapter. EBUSY while it has objects, or memory that was allocated from it. */
 int qpip_close(qpip_adapter *adapter);
 
 /* Own address number `index`, from 0 on, with port 0. ENOENT beyond the last. */
@@ -47,8 +47,18 @@ int qpip_address(qpip_adapter *adapter, unsigned index, struct sockaddr_storage 
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
+/* Memory of `length` octets that can be registered with this adapter, whatever its link: one that another
+ * process shares ("share:NAME") reaches no other. It is zero, and begins at a multiple of 128, or at a page if
+ * it is as long as one. ENOMEM if there is not so much. */
+void *qpip_allocate(qpip_adapter *adapter, size_t length);
+
+/* Gives memory back, by its first octet. It must not be used any more; what of it is registered stays until it
+ * is deregistered, so that work under way does no harm. EINVAL if it was not allocated from this adapter. */
+int qpip_free(qpip_adapter *adapter, void *start);
+
 /* Registers memory: from now on work requests may name it by its key, and the adapter reads it (sends) and
- * writes it (receives) while they are under way. It must stay mapped until it is deregistered. */
+ * writes it (receives) while they are under way. It must stay mapped until it is deregistered.
+ * EFAULT for memory that is not there, or, with a shared adapter, not of qpip_allocate. */
 qpip_memory *qpip_register(qpip_adapter *adapter, void *start, size_t length);
 
 /* What work requests name memory by. */

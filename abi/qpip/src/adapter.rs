@@ -1,6 +1,6 @@
 //! Adapters: an engine each, with a packet link.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +10,7 @@ use libc::{c_char, c_uint, sockaddr_storage};
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
 use quipu_host::nic::{PdId, QpId};
 use quipu_host::{Config, ContextId, Engine, OpenError, QpipConfig, TcpEvent, parse_address};
+use quipu_mem::Segment;
 
 use crate::address::storage;
 use crate::error::{Outcome, fail, no_object, not_opened, refused};
@@ -38,6 +39,8 @@ pub(crate) struct Adapter {
     pub(crate) qps: Mutex<HashMap<QpId, Known>>,
     /// The event that a wait has found, and nobody has taken.
     pub(crate) found: Mutex<Option<TcpEvent>>,
+    /// Memory that the program has from it, by address.
+    pub(crate) allocated: Mutex<BTreeMap<usize, Segment>>,
 }
 
 /// What a program knows a queue pair by: addresses, kept as numbers.
@@ -122,8 +125,8 @@ fn open(config: Config) -> Outcome<Arc<Adapter>> {
     let (context, _) = engine.open_context().map_err(refused("the adapter cannot be opened"))?;
     let made = engine.alloc_pd().and_then(|pd| Ok((pd, engine.tcp_events(context)?)));
     let (pd, events_fd) = made.map_err(refused("the adapter cannot be opened"))?;
-    let (qps, found) = (Mutex::default(), Mutex::default());
-    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found }))
+    let (qps, found, allocated) = Default::default();
+    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found, allocated }))
 }
 
 entry! {
@@ -139,10 +142,11 @@ entry! {
         // SAFETY: the program passes what qpip_open gave.
         let adapter = unsafe { adapter(raw) }?;
         // One is the handle's, one is here.
-        if Arc::strong_count(&adapter) > 2 {
+        if Arc::strong_count(&adapter) > 2 || !lock(&adapter.allocated).is_empty() {
             return Err(fail(
                 Errno::EBUSY,
-                "the adapter still has objects; destroy queue pairs, listeners, queues and memory first",
+                "the adapter still has objects; destroy queue pairs, listeners and queues, deregister and free \
+                 memory first",
             ));
         }
         // SAFETY: as above; that nobody uses it any more is the program's to see to.

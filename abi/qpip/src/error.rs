@@ -58,11 +58,13 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce(EngineError) -> Errno {
     move |error| {
         let errno = match &error {
             EngineError::Fault(fault) => of_fault(fault),
-            EngineError::EngineGone => Errno::ENODEV,
+            EngineError::EngineGone | EngineError::AdapterLost => Errno::ENODEV,
+            EngineError::RefusedElsewhere { errno, .. } => Errno(*errno),
+            EngineError::ArenaFull { .. } => Errno::ENOMEM,
             EngineError::System { source, .. } | EngineError::Address(source) => of_system(source),
             EngineError::WouldBlock => Errno::EAGAIN,
             EngineError::Interrupted => Errno::EINTR,
-            EngineError::BadAddress => Errno::EFAULT,
+            EngineError::BadAddress | EngineError::NotInArena => Errno::EFAULT,
             _ => Errno::EINVAL,
         };
         fail(errno, format_args!("{what}: {error}"))

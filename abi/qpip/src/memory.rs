@@ -1,15 +1,15 @@
-//! Registered memory.
+//! Allocated memory, and registered memory.
 
 use std::sync::Arc;
 
 use libc::c_void;
-use quipu_cabi::{Handle, IntMinusOne, Null, Plain, Tagged, entry};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Plain, Tagged, entry};
 use quipu_host::EngineError;
 use quipu_host::nic::MrId;
-use quipu_mem::{Access, Vouched};
+use quipu_mem::{Access, Segment, Vouched};
 
-use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
-use crate::error::{no_object, refused};
+use crate::adapter::{Adapter, Opaque, adapter, lock, qpip_adapter};
+use crate::error::{fail, no_object, refused};
 
 /// `qpip_memory`
 pub type qpip_memory = Opaque;
@@ -18,6 +18,8 @@ struct Private {
     adapter: Arc<Adapter>,
     id: MrId,
     key: u32,
+    /// What of it is allocated memory, which stays that even if it is freed first.
+    _lent: Vec<Segment>,
 }
 
 impl Tagged for Private {
@@ -26,7 +28,38 @@ impl Tagged for Private {
 
 type Memory = Handle<Opaque, Private>;
 
+/// Shares of the allocated memory that has a byte in a range.
+fn lent(adapter: &Adapter, start: usize, length: usize) -> Vec<Segment> {
+    let allocated = lock(&adapter.allocated);
+    // From the last on: they do not overlap, so the first that ends too early is the end of the search.
+    let before = allocated.range(..start.saturating_add(length)).rev();
+    let within = before.take_while(|&(at, memory)| at + memory.len() > start);
+    within.map(|(_, memory)| memory.clone()).collect()
+}
+
 entry! {
+    /// `qpip_allocate`
+    fn qpip_allocate(raw: *mut qpip_adapter, length: usize) -> Null<c_void> {
+        // SAFETY: the program passes what qpip_open gave.
+        let adapter = unsafe { adapter(raw) }?;
+        // One byte at least, so that no two have the same address.
+        let memory = adapter.engine.allocate(length.max(1));
+        let memory = memory.map_err(refused("the memory cannot be allocated"))?;
+        let start = memory.addr();
+        lock(&adapter.allocated).insert(start, memory);
+        Ok(std::ptr::with_exposed_provenance_mut(start))
+    }
+
+    /// `qpip_free`
+    fn qpip_free(raw: *mut qpip_adapter, start: *mut c_void) -> IntMinusOne {
+        // SAFETY: as above.
+        let adapter = unsafe { adapter(raw) }?;
+        match lock(&adapter.allocated).remove(&start.addr()) {
+            Some(_) => Ok(0),
+            None => Err(fail(Errno::EINVAL, "no memory was allocated from this adapter there")),
+        }
+    }
+
     /// `qpip_register`
     fn qpip_register(
         raw: *mut qpip_adapter,
@@ -36,6 +69,7 @@ entry! {
         // SAFETY: the program passes what qpip_open gave.
         let adapter = unsafe { adapter(raw) }?;
         let addr = start as usize;
+        let lent = lent(&adapter, addr, length);
         let register = |access| {
             // SAFETY: the promise of `Regions::register` is the program's, by qpip(7): the memory stays
             // mapped, for what `access` allows, until it is deregistered. No Rust reference to it lasts
@@ -50,7 +84,7 @@ entry! {
         };
         let region = region.map_err(refused("the memory cannot be registered"))?;
         let (id, key) = (region.id, region.key.0);
-        Ok(Memory::create(Opaque::new(), Private { adapter, id, key }))
+        Ok(Memory::create(Opaque::new(), Private { adapter, id, key, _lent: lent }))
     }
 
     /// `qpip_key`

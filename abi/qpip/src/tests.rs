@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, sockaddr_in6, sockaddr_storage};
 use quipu_cabi::Errno;
+use quipu_host::{Config, Engine, QpipConfig, Sharer};
 
 use crate::adapter::*;
 use crate::address::{read, storage};
@@ -290,6 +291,81 @@ fn careless_callers_are_told() {
         assert_eq!(CStr::from_ptr(qpip_status_text(99)), c"no status");
     }
     a.end();
+}
+
+#[test]
+fn allocated_memory_is_the_programs_until_it_is_freed_and_deregistered() {
+    // SAFETY: what is passed is valid, or memory that was not allocated here.
+    unsafe {
+        let adapter = made(qpip_open(c"udp:127.0.0.1:0".as_ptr(), null()));
+        let other = made(qpip_open(c"udp:127.0.0.1:0".as_ptr(), null()));
+        let memory = made(qpip_allocate(adapter, 2 * BYTES));
+        let bytes: *mut u8 = memory.cast();
+        assert!(
+            (0..2 * BYTES).all(|at| bytes.add(at).read() == 0) && bytes.addr().is_multiple_of(4096)
+        );
+        let (none, nothing) = (made(qpip_allocate(adapter, 0)), made(qpip_allocate(adapter, 0)));
+        assert_ne!(none, nothing);
+        for much in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(qpip_allocate(adapter, much).is_null() && words().contains("memory"));
+            assert_eq!(Errno::last(), Errno::ENOMEM);
+        }
+        assert!(qpip_allocate(null_mut(), 64).is_null() && words().contains("no adapter"));
+        fails(qpip_free(other, memory), libc::EINVAL, "no memory");
+        fails(qpip_free(adapter, bytes.add(1).cast()), libc::EINVAL, "no memory");
+        fails(qpip_free(adapter, null_mut()), libc::EINVAL, "no memory");
+        for piece in [none, nothing] {
+            done(qpip_free(adapter, piece));
+        }
+        // A part of it is registered, which keeps it.
+        let registered = made(qpip_register(adapter, bytes.add(BYTES).cast(), 64));
+        fails(qpip_close(adapter), libc::EBUSY, "free");
+        done(qpip_free(adapter, memory));
+        fails(qpip_free(adapter, memory), libc::EINVAL, "no memory");
+        bytes.add(BYTES).write(7);
+        assert_eq!(bytes.add(BYTES).read(), 7);
+        fails(qpip_close(adapter), libc::EBUSY, "deregister");
+        done(qpip_deregister(registered));
+        let kept = made(qpip_allocate(adapter, 1));
+        fails(qpip_close(adapter), libc::EBUSY, "free");
+        done(qpip_free(adapter, kept));
+        done(qpip_close(adapter));
+        done(qpip_close(other));
+    }
+}
+
+#[test]
+fn a_shared_adapter_registers_what_was_allocated_from_it() {
+    let qpip = Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap()));
+    let config = Config { qpip, counters: false, ..Config::default() };
+    let name = format!("c-{}", std::process::id());
+    let sharer = Sharer::start(&Engine::open(config).unwrap(), &name).unwrap();
+    let link = CString::new(format!("share:{name}")).unwrap();
+    // SAFETY: what is passed is valid.
+    unsafe {
+        let adapter = made(qpip_open(link.as_ptr(), null()));
+        let mut own = [0_u8; 64];
+        assert!(qpip_register(adapter, own.as_mut_ptr().cast(), 64).is_null());
+        assert_eq!(Errno::last(), Errno::EFAULT);
+        assert!(words().contains("allocated"), "{}", words());
+        assert!(qpip_allocate(adapter, 1 << 40).is_null() && words().contains("QUIPU_ARENA_MB"));
+        assert_eq!(Errno::last(), Errno::ENOMEM);
+
+        let [first, second] = [(); 2].map(|()| made(qpip_allocate(adapter, BYTES)));
+        let registered = made(qpip_register(adapter, first, BYTES));
+        done(qpip_free(adapter, first));
+        let third = made(qpip_allocate(adapter, BYTES));
+        assert!(third != first && third != second, "it is registered");
+        done(qpip_deregister(registered));
+        let fourth = made(qpip_allocate(adapter, BYTES));
+        assert_eq!(fourth, first, "it is free again");
+        fails(qpip_close(adapter), libc::EBUSY, "free");
+        for piece in [second, third, fourth] {
+            done(qpip_free(adapter, piece));
+        }
+        done(qpip_close(adapter));
+    }
+    drop(sharer);
 }
 
 #[test]

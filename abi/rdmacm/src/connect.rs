@@ -1,12 +1,13 @@
 //! Connecting and what ends it.
 
-use libc::c_void;
+use libc::{c_int, c_void};
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_facade::check;
 
 use crate::device::Device;
+use crate::ece;
 use crate::id::{Book, complete, id};
 use crate::state::{to_error, to_rts};
 
@@ -94,7 +95,28 @@ unsafe fn parameters(
         qp_num: qp.map_or(param.map_or(0, |param| param.qp_num), |qp| qp.qp_num),
         qkey: 0,
         qp_type: qp.map_or(public.qp_type, |qp| qp.qp_type),
+        // SAFETY: as above.
+        ece: unsafe { ece::own(raw, book) },
     }
+}
+
+/// Refuses a request, or a reply.
+///
+/// # Safety
+///
+/// `raw` is an identifier; `data` is null, or `length` bytes.
+unsafe fn reject(
+    raw: *mut rdma_cm_id,
+    reason: u32,
+    data: *const c_void,
+    length: u8,
+) -> Result<c_int, Errno> {
+    // SAFETY: passed on from the caller.
+    let state = unsafe { id(raw) }?;
+    let length = if data.is_null() { 0 } else { u32::from(length) };
+    // SAFETY: as above.
+    check(unsafe { (state.api.cm.reject)(state.handle, reason, data, length) })?;
+    Ok(0)
 }
 
 entry! {
@@ -127,17 +149,20 @@ entry! {
         unsafe {
             let (state, param) = (id(raw)?, param.as_ref());
             let datagrams = (*raw).qp_type == IBV_QPT_UD;
-            let (told, data, of_engine);
-            {
+            let of_engine = {
                 let mut book = state.book();
                 valid(&book, param)?;
                 settle_limits(&mut book, param, true);
-                data = private_data(&book, param);
-                told = parameters(raw, &book, param, &data);
-                of_engine = book.device.is_some_and(|device| device.is_moved);
-            }
+                book.device.is_some_and(|device| device.is_moved)
+            };
             if !datagrams && !of_engine && !(*raw).qp.is_null() {
                 to_rts(raw)?;
+            }
+            let (told, data);
+            {
+                let book = state.book();
+                data = private_data(&book, param);
+                told = parameters(raw, &book, param, &data);
             }
             let accepted = check((state.api.cm.accept)(state.handle, &told));
             if accepted.is_err() && !datagrams {
@@ -148,19 +173,24 @@ entry! {
         }
     }
 
-    /// `rdma_reject(3)`, and `rdma_reject_ece(3)`: the peer's extensions were not asked for, so that
-    /// there is no rejecting them apart.
+    /// `rdma_reject(3)`
     fn rdma_reject(
         raw: *mut rdma_cm_id,
         private_data: *const c_void,
         private_data_len: u8,
     ) -> IntMinusOne {
-        // SAFETY: the program passes an identifier.
-        let state = unsafe { id(raw) }?;
-        let length = if private_data.is_null() { 0 } else { u32::from(private_data_len) };
-        // SAFETY: the program passes that many bytes.
-        check(unsafe { (state.api.cm.reject)(state.handle, private_data, length) })?;
-        Ok(0)
+        // SAFETY: the program passes an identifier, and that many bytes.
+        unsafe { reject(raw, RDMA_CM_REJECT_CONSUMER, private_data, private_data_len) }
+    }
+
+    /// `rdma_reject_ece`: because of the options of the peer's vendor (`rdma_get_remote_ece(3)`).
+    fn rdma_reject_ece(
+        raw: *mut rdma_cm_id,
+        private_data: *const c_void,
+        private_data_len: u8,
+    ) -> IntMinusOne {
+        // SAFETY: as above.
+        unsafe { reject(raw, RDMA_CM_REJECT_VENDOR_OPTION, private_data, private_data_len) }
     }
 
     /// `rdma_establish(3)`: for identifiers without a queue pair of this library.

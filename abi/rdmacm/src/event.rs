@@ -14,6 +14,7 @@ use quipu_facade::check;
 use crate::address::refresh;
 use crate::channel::{self, Channel};
 use crate::children;
+use crate::ece;
 use crate::id::{self, id};
 use crate::multicast::{self, Group};
 use crate::state::{to_error, to_rts};
@@ -135,6 +136,7 @@ unsafe fn act(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
             }
             RDMA_CM_EVENT_CONNECT_REQUEST => return request(raw, reported),
             RDMA_CM_EVENT_CONNECT_RESPONSE => {
+                ece::learn(id, reported.ece);
                 fill(raw, reported);
                 response(event);
             }
@@ -208,6 +210,7 @@ unsafe fn request(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
             let mut book = child.book();
             book.responder_resources = reported.responder_resources;
             book.initiator_depth = reported.initiator_depth;
+            book.remote_ece = reported.ece;
         }
         fill(raw, reported);
         let synchronous = state.book().synchronous;
@@ -239,7 +242,7 @@ unsafe fn response(event: &mut rdma_cm_event) {
             state.book().failed = true;
             let _ = to_error(raw);
             // The peer need not wait for its time to run out.
-            (state.api.cm.reject)(state.handle, ptr::null(), 0);
+            (state.api.cm.reject)(state.handle, RDMA_CM_REJECT_CONSUMER, ptr::null(), 0);
         }
         event.or_else(raised, RDMA_CM_EVENT_CONNECT_ERROR);
     }

@@ -40,6 +40,9 @@ pub(crate) struct Book {
     pub(crate) endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
     /// The queue pair could not be brought up, and the program knows.
     pub(crate) failed: bool,
+    /// Vendors' options, of a queue pair that the program moves by itself, and those of the peer.
+    pub(crate) local_ece: ibv_ece,
+    pub(crate) remote_ece: ibv_ece,
     pub(crate) groups: Groups,
 }
 
@@ -79,6 +82,8 @@ impl IdState {
             connect_data: Vec::new(),
             endpoint: None,
             failed: false,
+            local_ece: ibv_ece::default(),
+            remote_ece: ibv_ece::default(),
             groups: Groups::default(),
         };
         Self { api, handle, acks: Acks::default(), book: Mutex::new(book) }

@@ -17,7 +17,7 @@
 //! | `endpoint` | `rdma_create_ep` and `rdma_get_request` |
 //! | `addrinfo` | `rdma_getaddrinfo` |
 //! | `multicast` | joining and leaving groups |
-//! | `ece` | enhanced connection establishment, which this adapter has no use for |
+//! | `ece` | enhanced connection establishment: options of vendors |
 //! | `rsocket` | the r* calls of rsocket.h |
 //! | `stub` | symbols that exist so that programs load |
 //!

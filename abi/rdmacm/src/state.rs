@@ -6,6 +6,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_facade::check;
 
+use crate::ece;
 use crate::id::id;
 use crate::verbs::{number, verbs};
 
@@ -87,6 +88,7 @@ pub(crate) unsafe fn to_rts(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     unsafe {
         to_init(raw)?;
+        ece::agree(raw)?;
         let (mut attr, mask) = attributes(raw, IBV_QPS_RTR)?;
         if responder != RDMA_MAX_RESP_RES {
             attr.max_dest_rd_atomic = responder;

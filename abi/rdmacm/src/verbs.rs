@@ -48,6 +48,8 @@ verbs! {
     create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     destroy_qp(*mut ibv_qp) -> c_int;
+    query_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
+    set_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
     attach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     detach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;

@@ -47,6 +47,7 @@ opaque!(
     ibv_parent_domain_init_attr,
     ibv_td_init_attr,
     ibv_xrcd_init_attr,
+    ibv_qp_open_attr,
     ibv_poll_cq_attr,
     ibv_data_buf,
     ibv_counter_attach_attr,

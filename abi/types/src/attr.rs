@@ -76,6 +76,17 @@ pub struct ibv_xrcd_init_attr {
     pub oflags: c_int,
 }
 
+/// See `ibv_open_qp(3)`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_qp_open_attr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut ibv_xrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
+}
+
 /// Sizes of the queues of a QP: entries, scatter/gather elements per entry, inline bytes per send.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,7 +252,7 @@ pub struct ibv_values_ex {
 
 /// See `ibv_query_ece(3)`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_ece {
     pub vendor_id: u32,
     pub options: u32,

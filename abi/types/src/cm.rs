@@ -11,6 +11,11 @@ use crate::*;
 /// The most private data of an event. Plain iWARP has up to 512 bytes, of which a program can be told 255.
 pub const CM_PRIVATE_DATA_MAX: usize = 256;
 
+/// Reasons to reject, as events show them (IBA 12.6.7.2): the program's own.
+pub const RDMA_CM_REJECT_CONSUMER: u32 = 28;
+/// The options of the peer's vendor (`rdma_reject_ece`).
+pub const RDMA_CM_REJECT_VENDOR_OPTION: u32 = 35;
+
 /// An event channel and its descriptor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,8 @@ pub struct EngineCmParam {
     pub qkey: u32,
     /// `IBV_QPT_*` of the queue pair.
     pub qp_type: u32,
+    /// Options of the own vendor; `vendor_id` 0: none.
+    pub ece: ibv_ece,
 }
 
 /// What the engine knows of an identifier's addresses.
@@ -107,6 +114,8 @@ pub struct EngineCmEvent {
     pub qkey: u32,
     /// Datagrams and groups: how to reach the peer.
     pub ah_attr: ibv_ah_attr,
+    /// In requests and responses: options of the peer's vendor; `vendor_id` 0: none.
+    pub ece: ibv_ece,
 }
 
 /// The calls of connection management. `-> i32` is an [`EngineStatus`].
@@ -162,8 +171,10 @@ pub struct EngineCmApi {
     /// Of a request: accepts it. Of an identifier that has got its CONNECT_RESPONSE: `param` may be
     /// null; tells the peer that the connection stands (RTU), and gives no event here.
     pub accept: unsafe extern "C" fn(id: CmIdHandle, param: *const EngineCmParam) -> i32,
+    /// `reason`: [`RDMA_CM_REJECT_CONSUMER`] or [`RDMA_CM_REJECT_VENDOR_OPTION`].
     pub reject: unsafe extern "C" fn(
         id: CmIdHandle,
+        reason: u32,
         private_data: *const c_void,
         private_data_len: u32,
     ) -> i32,
@@ -205,7 +216,7 @@ unsupported! {
     listen(CmIdHandle, i32);
     connect(CmIdHandle, *const EngineCmParam);
     accept(CmIdHandle, *const EngineCmParam);
-    reject(CmIdHandle, *const c_void, u32);
+    reject(CmIdHandle, u32, *const c_void, u32);
     disconnect(CmIdHandle);
     notify(CmIdHandle, u32);
     set_option(CmIdHandle, i32, i32, *const c_void, usize);

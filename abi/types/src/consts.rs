@@ -171,6 +171,13 @@ constants! {
     }
 }
 constants! {
+    /// `enum ibv_qp_open_attr_mask`
+    u32 {
+        IBV_QP_OPEN_ATTR_NUM = 1, IBV_QP_OPEN_ATTR_XRCD = 1 << 1, IBV_QP_OPEN_ATTR_CONTEXT = 1 << 2,
+        IBV_QP_OPEN_ATTR_TYPE = 1 << 3,
+    }
+}
+constants! {
     /// `enum ibv_qp_init_attr_mask`
     u32 {
         IBV_XRCD_INIT_ATTR_FD = 1, IBV_XRCD_INIT_ATTR_OFLAGS = 1 << 1,

@@ -65,6 +65,10 @@ pub struct verbs_device {
     pub core_support: u64,
 }
 
+/// The vendor of all devices here. Reported so that programs do not take them for ones whose
+/// quirks they work around: 0 and 0xffffff stand for "unknown" there.
+pub const QUIPU_VENDOR_ID: u32 = 0x51f0;
+
 /// What a device can do; see `ibv_query_device(3)`.
 #[repr(C)]
 #[derive(Clone, Copy)]

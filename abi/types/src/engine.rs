@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 6;
+pub const ENGINE_API_VERSION: u32 = 8;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -449,7 +449,8 @@ pub struct EngineApi {
     /// each `ibv_wc` that is returned is written. `max` below 1 returns 0.
     pub poll_cq: unsafe extern "C" fn(cq: CqHandle, max: i32, wc: *mut ibv_wc) -> i32,
     /// Arms the CQ: the next completion that is added (if `solicited_only` is not 0: the next
-    /// solicited or failed one) puts one event into the channel. Without a channel: success,
+    /// solicited or failed one) puts one event into the channel; at once if there are some that no event has
+    /// told of since the last `poll_cq`. Without a channel: success,
     /// nothing happens. Also says that the program may now sleep, so progress must not depend on
     /// its polling.
     pub req_notify_cq: unsafe extern "C" fn(cq: CqHandle, solicited_only: i32) -> i32,
@@ -564,6 +565,16 @@ pub struct EngineApi {
     /// Closes an XRC domain, and destroys it with the last that opened it: Busy while queue pairs or
     /// shared receive queues belong to it.
     pub close_xrcd: unsafe extern "C" fn(xrcd: XrcdHandle) -> i32,
+    /// Opens a responder of an XRC domain of `context` by its number (`ibv_open_qp(3)`). The handle is its
+    /// own: it hears of every event of the queue pair, which is destroyed with the last that has it open.
+    /// The domain has none of that number: Invalid.
+    pub open_qp: unsafe extern "C" fn(
+        context: ContextHandle,
+        xrcd: XrcdHandle,
+        qp_num: u32,
+        cookie: u64,
+        out: *mut QpHandle,
+    ) -> i32,
 
     // --- raw packets ---------------------------------------------------------------------------
     pub raw: EngineRawApi,

@@ -10,6 +10,7 @@
 //! | `run` | the rounds |
 //! | `contender` | what can be measured |
 //! | `pair`, `worker` | Quipu and the floors: two processes of this program's own |
+//! | `qpip` | QPIP and the kernel's sockets on packet links: a process with both ends |
 //! | `peers` | UCX, libfabric, Open MPI; perftest, cmtime, UCX, Open MPI over Quipu: programs that are started |
 //! | `results`, `targets` | medians, ratios, and which targets are reached |
 //! | `report` | the tables and the plot |
@@ -20,6 +21,7 @@ mod model;
 mod pair;
 mod peers;
 mod plan;
+mod qpip;
 mod report;
 mod results;
 mod run;
@@ -58,6 +60,12 @@ pub struct Options {
     /// Be one end of a measurement: for this command's own use.
     #[arg(long, hide = true)]
     worker: bool,
+    /// Be both ends of packet links: for this command's own use.
+    #[arg(long, hide = true)]
+    stage: bool,
+    /// Be an adapter that the ends of packet links attach to: for this command's own use.
+    #[arg(long, hide = true)]
+    adapter: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -81,6 +89,12 @@ pub fn run(options: &Options) -> Result<()> {
     if options.worker {
         return worker::main();
     }
+    if options.stage {
+        return qpip::main();
+    }
+    if options.adapter {
+        return qpip::adapter();
+    }
     let plan = plan::Plan::load(options.plan.as_deref(), options.quick)?;
     if let Some(folder) = &options.out {
         // Better now than after a quarter of an hour.
@@ -102,9 +116,13 @@ pub fn run(options: &Options) -> Result<()> {
         write(folder, "results.json", &json)?;
         write(folder, "results.txt", &text)?;
         write(folder, "plot.svg", &report::plot(&results))?;
+        if !results.qpip.0.is_empty() {
+            write(folder, "qpip.svg", &report::qpip_plot(&results))?;
+        }
     }
     print!("{}", if options.json { &json } else { &text });
-    anyhow::ensure!(!results.series.is_empty(), "nothing could be measured; the notes say why");
+    let any = !results.series.is_empty() || !results.qpip.0.is_empty();
+    anyhow::ensure!(any, "nothing could be measured; the notes say why");
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Kind, Op, Test};
+use crate::qpip::PlannedQpip;
 
 /// The plan used when none is named.
 const DEFAULT: &str = include_str!("../../../bench/plan.toml");
@@ -56,6 +57,8 @@ pub struct Plan {
     /// The few of these points measured with UCX and Open MPI over Quipu.
     #[serde(default)]
     pub middleware: Vec<PlannedTest>,
+    /// QPIP on packet links; none: it is not measured.
+    pub qpip: Option<PlannedQpip>,
 }
 
 /// A test with its sizes: bytes of a message, or connections at once.
@@ -130,6 +133,9 @@ impl Plan {
                 "connections, at most {MAX_CONNECTIONS}, are measured by the kind \"connect\", \
                  and nothing else is"
             );
+        }
+        if let Some(fault) = plan.qpip.as_ref().and_then(PlannedQpip::fault) {
+            anyhow::bail!("qpip: {fault}");
         }
         Ok(plan)
     }

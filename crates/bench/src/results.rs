@@ -8,6 +8,7 @@ use crate::contender::Contender;
 use crate::machine::Machine;
 use crate::model::{Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
 use crate::plan::Plan;
+use crate::qpip::{Rows, StageCost};
 use crate::stats;
 use crate::targets::Verdict;
 
@@ -34,6 +35,10 @@ pub struct Results {
     pub ratios: Vec<Ratio>,
     /// All numbers.
     pub series: Vec<Series>,
+    /// QPIP beside the kernel's sockets on packet links.
+    pub qpip: Rows,
+    /// How long QPIP's adapter is busy with a segment, stage by stage.
+    pub occupancy: Vec<StageCost>,
     /// What did not work.
     pub notes: Vec<String>,
 }

@@ -11,11 +11,12 @@ use crate::machine::Machine;
 use crate::model::{Footprint, Overhead, Path, Role};
 use crate::pair::{Launcher, Pair};
 use crate::plan::{Plan, PlannedTest};
+use crate::qpip::QPIP;
 use crate::report::{self, Listed};
 use crate::results::{Collector, Results, ratios};
 use crate::targets::{CROWD, CROWD_TCP, QUIPU, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge};
 use crate::worker::{Setup, What};
-use crate::{peers, sys};
+use crate::{peers, qpip, sys};
 
 /// A contender that fails so often takes part no longer.
 const FAILURES: u32 = 3;
@@ -91,7 +92,8 @@ impl Pairs<'_> {
 
 /// Whether the name has one of `only` in it, if there are any.
 fn wanted(only: &[String], name: &str) -> bool {
-    only.is_empty() || only.iter().any(|part| name.contains(part.as_str()))
+    let has = |part: &String| name.to_lowercase().contains(&part.to_lowercase());
+    only.is_empty() || only.iter().any(has)
 }
 
 /// Who would take part in what.
@@ -110,7 +112,9 @@ pub(crate) fn list(plan: &Plan, only: &[String], launcher: &Launcher) -> Result<
         path: contender.path(),
         tests: plan.test.iter().filter_map(|test| part(contender.as_ref(), test)).collect(),
     });
-    Ok(report::list(&lines.collect::<Vec<_>>(), &missing))
+    let text = report::list(&lines.collect::<Vec<_>>(), &missing);
+    let links = plan.qpip.is_some() && wanted(only, QPIP);
+    Ok(if links { text + &report::qpip_list() } else { text })
 }
 
 /// Runs a plan with the contenders whose names have one of `only` in them, or all of them. `quiet`:
@@ -148,7 +152,23 @@ pub(crate) fn run(
         true => costs(&plan, &mut extra, &bar, &mut field.notes),
         false => (Vec::new(), Vec::new()),
     };
-    let (collector, rounds) = all_rounds(&plan, cpus, &mut field, &bar, began);
+    let mut occupancy = Vec::new();
+    let qpip_began = Instant::now();
+    let qpip = match &plan.qpip {
+        Some(planned) if wanted(only, QPIP) => {
+            let (rows, notes) = qpip::run(planned, launcher, cpus, &bar);
+            field.notes.extend(notes);
+            match qpip::occupancy(cpus[0]) {
+                Ok(stages) => occupancy = stages,
+                Err(error) => field.notes.push(format!("QPIP, stages of the adapter: {error:#}")),
+            }
+            rows
+        }
+        _ => qpip::Rows::default(),
+    };
+    // The budget is that of the other parts.
+    let qpip_took = qpip_began.elapsed();
+    let (collector, rounds) = all_rounds(&plan, cpus, &mut field, &bar, began + qpip_took);
     bar.finish_and_clear();
 
     let Field { failures, mut notes, .. } = field;
@@ -156,7 +176,10 @@ pub(crate) fn run(
         notes.push(format!("{name} failed {count} times, at last: {why}"));
     }
     let series = collector.finish();
-    let verdicts = judge(&series, &overhead, &memory, plan.queue_pairs);
+    let mut verdicts = judge(&series, &overhead, &memory, plan.queue_pairs);
+    if plan.qpip.is_some() {
+        verdicts.extend(qpip::judge(&qpip));
+    }
     Ok(Results {
         schema: 1,
         machine,
@@ -167,6 +190,8 @@ pub(crate) fn run(
         memory,
         ratios: ratios(&series),
         series,
+        qpip,
+        occupancy,
         notes,
         plan,
     })
@@ -174,7 +199,8 @@ pub(crate) fn run(
 
 /// One step per test and round, and a few for the rest.
 fn progress_bar(quiet: bool, plan: &Plan) -> ProgressBar {
-    let steps = u64::from(plan.rounds) * plan.test.len() as u64 + 5;
+    let qpip = plan.qpip.as_ref().map_or(0, |qpip| u64::from(qpip.rounds));
+    let steps = u64::from(plan.rounds) * plan.test.len() as u64 + 5 + qpip;
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} {msg}");
     let bar = ProgressBar::with_draw_target(Some(steps), target);

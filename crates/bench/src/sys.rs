@@ -141,6 +141,67 @@ pub(crate) fn cpu_time() -> io::Result<Duration> {
     Ok(Duration::new(seconds, nanos))
 }
 
+/// The number of the calling thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    let id = unsafe { libc::gettid() };
+    id.unsigned_abs()
+}
+
+/// Whose processor time is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worker {
+    /// A thread of this process.
+    Thread(u32),
+    /// All threads of a process.
+    Process(u32),
+}
+
+/// Processor time that somebody has used, in nanoseconds; of one that is gone none.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn cpu_ns(of: Worker) -> io::Result<u64> {
+    // CPUCLOCK_SCHED, and CPUCLOCK_PERTHREAD_MASK, of linux/posix-timers.h, behind the number's complement.
+    let (number, kind) = match of {
+        Worker::Thread(number) => (number, 6),
+        Worker::Process(number) => (number, 2),
+    };
+    let clock = (!(number as libc::clockid_t) << 3) | kind;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } == 0 {
+        return Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64);
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::EINVAL) => Ok(0),
+        error => Err(error),
+    }
+}
+
+/// Takes the calling thread into a new network namespace.
+///
+/// # Errors
+///
+/// The right to that is missing (CAP_SYS_ADMIN).
+pub(crate) fn new_network_namespace() -> io::Result<()> {
+    // SAFETY: takes an integer.
+    let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes the calling thread into the network namespace that the file stands for.
+///
+/// # Errors
+///
+/// The right to that is missing (CAP_SYS_ADMIN).
+pub(crate) fn enter_network_namespace(namespace: &std::fs::File) -> io::Result<()> {
+    // SAFETY: takes integers.
+    let rc = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Sets a socket's congestion control.
 ///
 /// # Errors

@@ -258,7 +258,13 @@ fn at_least(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) 
     }
 }
 
-fn at_most(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) -> Verdict {
+pub(crate) fn at_most(
+    metric: &str,
+    value: Option<f64>,
+    limit: f64,
+    unit: &str,
+    of: &str,
+) -> Verdict {
     Verdict {
         metric: metric.into(),
         target: format!("<= {limit} {unit}, {of}"),

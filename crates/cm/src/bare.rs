@@ -1,6 +1,6 @@
-//! Connections of QPIP: the adapter's own TCP, and nothing else on the wire (`specs/qpip.md`). A SYN is the
-//! request, the SYN-ACK its acceptance, an RST its refusal, and a FIN the end. There is no room for what
-//! programs would like to tell each other meanwhile.
+//! Connections of QPIP: the adapter's own TCP, and nothing else on the wire (`specs/qpip.md`). The handshake
+//! is the request, the first word behind it its acceptance, an RST its refusal, and a FIN the end. There is
+//! no room for what programs would like to tell each other meanwhile.
 
 use std::net::SocketAddr;
 
@@ -19,8 +19,7 @@ const NO_ROOM: CallError = CallError::Invalid("private data over bare TCP");
 pub enum Unwanted {
     /// Nobody listens: it is to be refused.
     Refused,
-    /// Too many wait for the program, and the addresses of all may be made up: it gets no answer, and tries
-    /// again.
+    /// Too many wait for the program: it is to wait until some are taken.
     Full,
 }
 
@@ -155,7 +154,7 @@ impl Cm {
         }
     }
 
-    /// A peer that has asked and was not answered has given up.
+    /// A peer about whom the program was to decide has given up.
     pub fn handle_withdrawn(&mut self, key: IdKey) {
         let Some(id) = self.ids.get(key) else { return };
         match id.state {

@@ -9,7 +9,7 @@ use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Incoming, MPA, Owner, Stream};
-use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, Protocol, qp_type};
+use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, Protocol, Refusal, qp_type};
 use crate::{Clocked, Cm, errno};
 
 const SECOND: u64 = 1_000_000_000;
@@ -27,12 +27,14 @@ const TIMEWAIT_NS: u64 = SECOND;
 
 /// Reasons of a REJ, as InfiniBand numbers them (IBA 12.6.7.2).
 pub(crate) mod reason {
+    use crate::types::Refusal;
+
     /// The one who asked has given up.
     pub(crate) const TIMEOUT: u8 = 4;
     /// Nobody listens there.
     pub(crate) const INVALID_SERVICE_ID: u8 = 8;
     /// The program refuses.
-    pub(crate) const CONSUMER: u8 = 28;
+    pub(crate) const CONSUMER: u8 = Refusal::Consumer as u8;
 }
 
 /// Private data as events report it.
@@ -53,6 +55,7 @@ pub(crate) fn seen_by_peer(offer: &Offer) -> Peer {
         rnr_retry_count: offer.rnr_retry_count,
         srq: offer.srq,
         qpn: offer.qpn,
+        ece: offer.ece,
         ..Peer::default()
     }
 }
@@ -127,6 +130,7 @@ impl Cm {
             traffic_class: id.traffic_class(),
             ack_timeout: id.ack_timeout(),
             gid,
+            ece: param.ece,
         })
     }
 
@@ -179,7 +183,7 @@ impl Cm {
     /// # Errors
     ///
     /// There is nothing to refuse, or too much private data.
-    pub fn reject(&mut self, key: IdKey, data: &[u8]) -> Result<(), CallError> {
+    pub fn reject(&mut self, key: IdKey, why: Refusal, data: &[u8]) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let most = if id.is_datagram() { wire::SIDR_REP_DATA } else { wire::REJ_DATA };
         if data.len() > most {
@@ -188,11 +192,11 @@ impl Cm {
         match id.state {
             State::Requested => {
                 id.state = State::Over;
-                self.refuse(key, data);
+                self.refuse(key, why, data);
             }
             State::Responded => {
                 id.state = State::Over;
-                self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
+                self.leave_by(key, Frame::Reject(why as u8), false);
             }
             State::Asked(question) => self.refuse_look_up(key, question, data),
             _ => return Err(CallError::WrongState),
@@ -201,7 +205,7 @@ impl Cm {
     }
 
     /// Refuses the request of an identifier in the name of the program, and closes its stream.
-    pub(crate) fn refuse(&mut self, key: IdKey, data: &[u8]) {
+    pub(crate) fn refuse(&mut self, key: IdKey, why: Refusal, data: &[u8]) {
         let Some(id) = self.ids.get_mut(key) else { return };
         if id.protocol == Protocol::Qpip {
             return self.actions.push_back(Action::Refuse { id: key });
@@ -210,7 +214,7 @@ impl Cm {
         if id.protocol == Protocol::Iwarp {
             return self.refuse_stream(stream, data);
         }
-        let reject = Setup::Reject(reason::CONSUMER, data);
+        let reject = Setup::Reject(why as u8, data);
         self.refuse_stream(stream, &reject.to_bytes());
     }
 
@@ -341,7 +345,7 @@ impl Cm {
     pub(crate) fn part(&mut self, key: IdKey) {
         let Some(id) = self.ids.get(key) else { return };
         match id.state {
-            State::Requested => self.refuse(key, &[]),
+            State::Requested => self.refuse(key, Refusal::Consumer, &[]),
             State::Accepted | State::Established | State::Disconnecting
                 if id.protocol.is_of_adapter() =>
             {

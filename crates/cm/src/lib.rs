@@ -54,8 +54,8 @@ pub use id::Options;
 pub use keys::{ChannelKey, IdKey, StreamKey};
 pub use lookup::UDP_QKEY;
 pub use types::{
-    Action, CallError, Config, Event, EventKind, HandOver, Loss, Param, Path, Peer, PortSpace,
-    Protocol, gid_of,
+    Action, CallError, Config, Ece, Event, EventKind, HandOver, Loss, Param, Path, Peer, PortSpace,
+    Protocol, Refusal, gid_of,
 };
 
 /// Linux's error numbers, as events report them.

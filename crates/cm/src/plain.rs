@@ -7,14 +7,15 @@ use std::net::SocketAddr;
 use quipu_iwarp::setup::{MAX_USER_DATA, Outcome, Request};
 use quipu_iwarp::wire::mpa::MAX_IRD_ORD;
 use quipu_iwarp::{Negotiated, Params};
-use quipu_wire::cm::Offer;
+use quipu_wire::cm::{Ece, Offer};
 
 use crate::connect::{ANSWER_NS, DISCONNECT_NS, seen_by_peer};
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Owner, Stream};
 use crate::types::{
-    Action, CallError, EventKind, HandOver, Param, Peer, PortSpace, Protocol, gid_of, qp_type,
+    Action, CallError, EventKind, HandOver, Param, Peer, PortSpace, Protocol, Refusal, gid_of,
+    qp_type,
 };
 use crate::{Cm, errno};
 
@@ -53,6 +54,7 @@ pub(crate) fn offer_of(peer: SocketAddr, ird: Option<u16>, ord: Option<u16>) -> 
         traffic_class: 0,
         ack_timeout: 0,
         gid: gid_of(peer.ip()),
+        ece: Ece::default(),
     }
 }
 
@@ -128,7 +130,7 @@ impl Cm {
         let Some(Ok((negotiated, bytes))) = accepted else {
             // There is no ready-to-receive message that both ends know.
             id.state = State::Over;
-            self.refuse(key, &[]);
+            self.refuse(key, Refusal::Consumer, &[]);
             return Err(CallError::WrongState);
         };
         id.own = Some(offer);

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use quipu_iwarp::Negotiated;
+pub use quipu_wire::cm::Ece;
 use thiserror::Error;
 
 use crate::keys::{IdKey, StreamKey};
@@ -178,6 +179,8 @@ pub struct Peer {
     pub qkey: u32,
     /// Datagrams and groups: where to send.
     pub path: Option<Path>,
+    /// Options of its vendor.
+    pub ece: Ece,
 }
 
 /// A way to a peer, for an address handle.
@@ -233,6 +236,19 @@ pub struct Param {
     pub qkey: u32,
     /// `IBV_QPT_*`; 0: that of the identifier.
     pub qp_type: u8,
+    /// Options of the own vendor, which only another Quipu is told of.
+    pub ece: Ece,
+}
+
+/// Why a program refuses, as InfiniBand numbers it (IBA 12.6.7.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Refusal {
+    /// Its own reasons.
+    #[default]
+    Consumer = 28,
+    /// It cannot do with the options of the peer's vendor.
+    VendorOption = 35,
 }
 
 /// Why a call is refused.

@@ -35,7 +35,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_STRICT_LOG` | a file, `%p` in its name is the process | its reports, in JSON lines; by default on standard error |
 /// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
 /// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
-/// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
+/// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT`, `share:NAME` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
 /// | `QUIPU_QPIP_ADDRESS` | addresses with the lengths of their prefixes, such as `10.9.0.2/24,fd09::2/64` | its addresses there, which must not be the kernel's |
 /// | `QUIPU_QPIP_GATEWAY` | addresses, with commas between them | who forwards from there to everybody else |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
@@ -287,13 +287,14 @@ impl Config {
         }
         config.capture = capture(&lookup)?;
         config.qpip = QpipConfig::from_lookup(&lookup)?;
-        (config.devices, config.cm_device) = devices(&lookup, config.qpip.is_some())?;
+        let link = config.qpip.as_ref().is_some_and(|qpip| !qpip.link.is_shared());
+        (config.devices, config.cm_device) = devices(&lookup, link)?;
         Ok(config)
     }
 }
 
 /// Which devices programs see, and from which one connection management connects.
-/// `link`: whether there is one for QPIP.
+/// `link`: whether there is one of the engine's own for QPIP.
 fn devices(
     lookup: &impl Fn(&'static str) -> Option<String>,
     link: bool,

@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use quipu_inet::stack::Stack;
 use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
 use quipu_observe::{
-    ENGINE, MAX_BYTES, MAX_QUEUE_PAIRS, NoSample, QueuePair, STATUSES, Sample, WORK,
+    ENGINE, MAX_BYTES, MAX_QUEUE_PAIRS, NoSample, QueuePair, REASONS, STATUSES, Sample, WORK,
 };
 
 pub use quipu_observe as observe;
@@ -84,6 +85,7 @@ impl Publisher {
             device: "quipu0".into(),
             address: address.ip,
             engine: [0; ENGINE],
+            drops: [0; REASONS],
             statuses: [0; STATUSES.len()],
             work: [0; WORK],
             queue_pairs: Vec::new(),
@@ -139,6 +141,7 @@ impl Publisher {
         sample.work = work(&total);
         sample.statuses = statuses(counters);
         let frames = adapter.inet().map(|stack| *stack.counters()).unwrap_or_default();
+        sample.drops = adapter.inet().map_or([0; REASONS], drops);
         sample.engine = [
             counters.completions,
             counters.doorbells,
@@ -151,7 +154,7 @@ impl Publisher {
             dropped(adapter),
             frames.received,
             frames.sent,
-            unused(&frames),
+            sample.drops.iter().sum(),
             frames.tcp_accepted,
             frames.tcp_resets,
         ];
@@ -178,12 +181,34 @@ fn dropped(adapter: &Adapter) -> u64 {
     drops.malformed + drops.no_queue_pair + drops.qkey_violation + drops.no_receive
 }
 
-/// Frames of QPIP in which there was nothing for anybody here.
-fn unused(frames: &quipu_inet::stack::Counters) -> u64 {
-    let headers = frames.other + frames.malformed + frames.martians + frames.not_ours;
-    let above =
-        frames.unknown_protocol + frames.checksum + frames.tcp_malformed + frames.tcp_unknown;
-    headers + frames.fragments + above + frames.udp_malformed + frames.udp_unknown
+/// In the order of `DROP_REASONS`.
+fn drops(stack: &Stack) -> [u64; REASONS] {
+    let (frames, parts) = (stack.counters(), stack.fragment_counters());
+    [
+        frames.other,
+        frames.malformed,
+        frames.martians,
+        frames.not_ours,
+        frames.unknown_protocol,
+        frames.checksum,
+        frames.fragments + parts.malformed,
+        parts.void,
+        parts.expired,
+        parts.evicted,
+        frames.tcp_malformed,
+        frames.tcp_unknown,
+        frames.tcp_waiting,
+        frames.tcp_full,
+        frames.tcp_outside,
+        frames.tcp_old,
+        frames.tcp_bad_ack,
+        frames.tcp_no_room,
+        frames.tcp_not_kept,
+        frames.udp_malformed,
+        frames.udp_unknown,
+        frames.answers_dropped,
+        frames.notices_dropped,
+    ]
 }
 
 /// In the order of `WORK_METRICS`.
@@ -254,7 +279,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// The first of the folders that there is, or that can be made.
-fn own_folder() -> io::Result<PathBuf> {
+pub(crate) fn own_folder() -> io::Result<PathBuf> {
     if !link::is_own_user(link::own_user()) {
         return Err(io::Error::other("the user has no number of its own"));
     }

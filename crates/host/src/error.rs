@@ -126,6 +126,35 @@ pub enum EngineError {
          tap:qp0 (see docs/qpip.md)"
     )]
     NoLink,
+    /// The process that has the adapter refuses the call.
+    #[error("{words}")]
+    RefusedElsewhere {
+        /// As a number of the system.
+        errno: i32,
+        /// In words.
+        words: String,
+    },
+    /// The process that had the adapter has ended, or does not answer.
+    #[error(
+        "the process that shared the adapter is gone: start `quipu nic --share` again, and open the adapter \
+         anew"
+    )]
+    AdapterLost,
+    /// Memory to be registered is not the shared adapter's.
+    #[error(
+        "memory to be registered with a shared adapter must be allocated from it: other memory its process \
+         cannot reach"
+    )]
+    NotInArena,
+    /// There is no room in the memory that is shared with the adapter.
+    #[error(
+        "the memory shared with the adapter has no room for {len} bytes: free some, or open it with more \
+         (QUIPU_ARENA_MB)"
+    )]
+    ArenaFull {
+        /// Bytes asked for.
+        len: usize,
+    },
     /// The channel or context was destroyed, or never existed.
     #[error("no such channel or context: it was destroyed, or never created")]
     NoSuchQueue,

@@ -13,6 +13,7 @@
 //! | `link` | shared memory with engines on this host |
 //! | [`packet`] | frames of the adapter's own TCP, UDP and IP |
 //! | `qpip` | those of the engine's link, to and from the adapter |
+//! | `share` | an adapter that programs use from other processes |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
 //! | [`counters`] | what engines did, for others to read |
@@ -50,6 +51,7 @@ mod net;
 pub mod packet;
 mod port;
 mod qpip;
+mod share;
 mod sys;
 mod tap;
 
@@ -68,3 +70,4 @@ pub use engine::{
 pub use error::{EngineError, OpenError};
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
+pub use share::{ShareError, Sharer};

@@ -72,6 +72,14 @@ pub(crate) fn status_flags(fd: RawFd) -> io::Result<c_int> {
     check(unsafe { libc::fcntl(fd, libc::F_GETFL) })
 }
 
+/// Has reads and writes of a descriptor never wait.
+pub(crate) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
+    let flags = status_flags(fd)? | libc::O_NONBLOCK;
+    // SAFETY: F_SETFL takes an integer.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) })?;
+    Ok(())
+}
+
 /// An address in the form that the kernel takes.
 pub(crate) struct RawAddr {
     storage: libc::sockaddr_storage,
@@ -592,6 +600,11 @@ pub(crate) fn wait_readable(fd: RawFd) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Waits until `fd` is readable or broken. `false` if it is neither for so long.
+pub(crate) fn wait_readable_within(fd: &impl AsRawFd, timeout: Duration) -> bool {
+    poll_all(&mut [poll_entry(fd, libc::POLLIN)], Some(timeout)) > 0
 }
 
 /// Whether `fd` is readable now.

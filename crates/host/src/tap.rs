@@ -145,6 +145,22 @@ impl Tap {
         }
     }
 
+    /// There is a packet link.
+    pub(crate) fn link_opened(&mut self, name: &str, ethernet: bool) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.link_opened(name, "the packet link of QPIP", ethernet);
+        }
+        self.flush();
+    }
+
+    /// A frame passed on the packet link.
+    #[inline]
+    pub(crate) fn frame_passed(&mut self, outgoing: bool, frame: &[u8]) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.frame_passed(now(), outgoing, frame);
+        }
+    }
+
     /// Writes what passed.
     #[inline]
     pub(crate) fn flush(&mut self) {

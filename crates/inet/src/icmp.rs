@@ -12,6 +12,9 @@ use quipu_wire::ndp;
 use quipu_wire::tcp::SeqNumber;
 use quipu_wire::{WireError, icmpv4, icmpv6, ipv4, ipv6};
 
+use crate::tcp::Secret;
+use crate::tcp::hash::{Purpose, of_count};
+
 /// Protocol number of ICMP for IPv4.
 pub const PROTOCOL_V4: u8 = 1;
 
@@ -19,8 +22,12 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SECOND: u64 = 1_000_000_000;
 
-/// Errors in a second, and at once (RFC 4443 2.4 f).
+/// Tokens for errors in a second, and at once (RFC 4443 2.4 f).
 pub const ERRORS: u64 = 100;
+/// An error takes one to so many of them. If each took one, a stranger who has this end refuse packets with
+/// made-up senders could count how many were refused by how many are left for itself, and so find out which
+/// ports are open to others.
+pub const MOST_TOKENS: u64 = 3;
 /// Answers to echoes in a second, and at once.
 pub const ECHOES: u64 = 1_000;
 /// Octets of messages that wait.
@@ -152,12 +159,13 @@ impl Bucket {
         Self { rate, tokens: rate * SECOND, at: 0 }
     }
 
-    fn take(&mut self, now: u64) -> bool {
+    /// Takes `cost` tokens, if there are so many.
+    fn take(&mut self, now: u64, cost: u64) -> bool {
         let passed = now.saturating_sub(self.at).min(SECOND);
         self.tokens = (self.tokens + passed * self.rate).min(self.rate * SECOND);
         self.at = self.at.max(now);
-        let enough = self.tokens >= SECOND;
-        self.tokens -= if enough { SECOND } else { 0 };
+        let enough = self.tokens >= cost * SECOND;
+        self.tokens -= if enough { cost * SECOND } else { 0 };
         enough
     }
 }
@@ -165,6 +173,7 @@ impl Bucket {
 /// What this end says, and how much of it.
 #[derive(Clone, Debug)]
 pub struct Icmp {
+    secret: Secret,
     errors: Bucket,
     echoes: Bucket,
     waiting: VecDeque<Message>,
@@ -172,9 +181,11 @@ pub struct Icmp {
     counters: Counters,
 }
 
-impl Default for Icmp {
-    fn default() -> Self {
+impl Icmp {
+    /// The secret decides what errors cost.
+    pub fn new(secret: Secret) -> Self {
         Self {
+            secret,
             errors: Bucket::new(ERRORS),
             echoes: Bucket::new(ECHOES),
             waiting: VecDeque::new(),
@@ -182,9 +193,7 @@ impl Default for Icmp {
             counters: Counters::default(),
         }
     }
-}
 
-impl Icmp {
     /// What was counted.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -236,7 +245,7 @@ impl Icmp {
         emit: impl FnOnce(&mut [u8]),
     ) {
         let room = self.octets + len <= MAX_WAITING;
-        if is_one_node(destination) && room && self.echoes.take(now) {
+        if is_one_node(destination) && room && self.echoes.take(now, 1) {
             self.counters.echoes += 1;
             self.keep(source, destination, len, emit);
         } else {
@@ -351,7 +360,9 @@ impl Icmp {
     }
 
     fn may_refuse(&mut self, now: u64, len: usize) -> bool {
-        let may = self.octets + len <= MAX_WAITING && self.errors.take(now);
+        let drawn = of_count(self.secret, Purpose::Refusal, self.counters.errors);
+        let cost = 1 + drawn % MOST_TOKENS;
+        let may = self.octets + len <= MAX_WAITING && self.errors.take(now, cost);
         self.counters.errors += u64::from(may);
         self.counters.limited += u64::from(!may);
         may

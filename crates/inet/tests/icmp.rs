@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 use quipu_inet::icmp::{
-    Arrived, Cause, ECHOES, ERRORS, Icmp, MAX_WAITING, Message, PROTOCOL_AT, Quoted, Report,
-    Trouble,
+    Arrived, Cause, ECHOES, ERRORS, Icmp, MAX_WAITING, MOST_TOKENS, Message, PROTOCOL_AT, Quoted,
+    Report, Trouble,
 };
+use quipu_inet::tcp::Secret;
 use quipu_wire::ipv6_extension::{Refusal, walk};
 use quipu_wire::tcp::SeqNumber;
 use quipu_wire::{icmpv4, icmpv6, ipv4, ipv6};
@@ -74,7 +75,7 @@ fn hear4(icmp: &mut Icmp, message: &icmpv4::Repr<'_>) -> Option<Report> {
 
 #[test]
 fn echoes_come_back() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let (identifier, number, data) = (7, 8, &b"echo"[..]);
     let asked = icmpv6::Repr::EchoRequest { identifier, number, data };
     assert_eq!(hear6(&mut icmp, 0, THEM, &asked), Arrived::Nothing);
@@ -95,7 +96,7 @@ fn echoes_come_back() {
 
 #[test]
 fn echoes_are_limited_in_number_and_octets() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let data = &[0; 1_000][..];
     let asked = icmpv6::Repr::EchoRequest { identifier: 1, number: 1, data };
     for _ in 0..2 * ECHOES {
@@ -121,9 +122,30 @@ fn echoes_are_limited_in_number_and_octets() {
     assert!(!icmp.wants_transmit(), "nothing to or from groups");
 }
 
+/// Errors that go out at once.
+fn refusals(secret: Secret) -> usize {
+    let mut icmp = Icmp::new(secret);
+    let packet = packet6(&header6(THEM, US, 17, 8), &[9; 8]);
+    for _ in 0..2 * ERRORS {
+        icmp.refuse(0, &packet, true, None, Cause::Port);
+    }
+    std::iter::from_fn(|| icmp.poll_transmit()).count()
+}
+
+#[test]
+fn nobody_foresees_how_many_errors_are_left() {
+    let mut counts: Vec<_> = (0..32).map(|n| refusals(Secret([n, 9]))).collect();
+    let (least, most) = ((ERRORS / MOST_TOKENS) as usize, ERRORS as usize);
+    assert!(counts.iter().all(|count| (least..=most).contains(count)), "{counts:?}");
+    counts.sort_unstable();
+    counts.dedup();
+    assert!(counts.len() > 8, "{counts:?}");
+    assert_eq!(refusals(Secret([7, 7])), refusals(Secret([7, 7])));
+}
+
 #[test]
 fn a_packet_that_nobody_takes_is_refused() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let packet = packet6(&header6(THEM, US, 17, 2_000), &[9; 2_000]);
     icmp.refuse(0, &packet, true, None, Cause::Port);
     let message = icmp.poll_transmit().unwrap();
@@ -148,7 +170,7 @@ fn a_packet_that_nobody_takes_is_refused() {
 
 #[test]
 fn an_unknown_option_is_refused_even_to_a_group() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let options = [17, 0, 0x85, 0, 1, 2, 0, 0];
     let packet = packet6(&header6(THEM, GROUP, 60, 8), &options);
     let Err(Refusal::Problem { code, at, even_to_group }) = walk(60, &options, false) else {
@@ -163,7 +185,7 @@ fn an_unknown_option_is_refused_even_to_a_group() {
 #[test]
 fn what_must_not_be_answered_is_not() {
     // RFC 4443 2.4 e, RFC 1122 3.2.2.
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let to_group = packet6(&header6(THEM, GROUP, 17, 8), &[0; 8]);
     let from_nobody = packet6(&header6(Ipv6Addr::UNSPECIFIED, US, 17, 8), &[0; 8]);
     let from_group = packet6(&header6(GROUP, US, 17, 8), &[0; 8]);
@@ -200,7 +222,7 @@ fn what_must_not_be_answered_is_not() {
 
 #[test]
 fn errors_are_limited() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let packet = packet6(&header6(THEM, US, 17, 8), &[0; 8]);
     let mut sent = 0;
     for n in 0..3_000 {
@@ -208,7 +230,8 @@ fn errors_are_limited() {
         icmp.refuse(n * SECOND / 1_000, &packet, true, None, Cause::Port);
         sent += u64::from(icmp.poll_transmit().is_some());
     }
-    assert!((4 * ERRORS - 2..=4 * ERRORS).contains(&sent), "{sent}");
+    // Two tokens each, on average.
+    assert!((18 * ERRORS / 10..=22 * ERRORS / 10).contains(&sent), "{sent}");
     assert_eq!(icmp.counters().limited, 3_000 - sent);
 }
 
@@ -236,14 +259,16 @@ fn reports_over_ipv6() {
     ] {
         let (source, destination) = (IpAddr::from(US), IpAddr::from(THEM));
         let report = Report { source, destination, quoted: TCP, trouble };
-        let arrived = hear6(&mut Icmp::default(), 0, ROUTER, &message);
+        let arrived = hear6(&mut Icmp::new(Secret([1, 2])), 0, ROUTER, &message);
         assert_eq!(arrived, Arrived::Report(report), "{message:?}");
     }
     // Behind extension headers; and a datagram.
     let datagram = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &segment()].concat();
     let packet = packet6(&header6(US, THEM, 60, 1_400), &datagram);
     let message = Repr::Unreachable { code: 4, packet: &packet };
-    let Arrived::Report(report) = hear6(&mut Icmp::default(), 0, THEM, &message) else { panic!() };
+    let Arrived::Report(report) = hear6(&mut Icmp::new(Secret([1, 2])), 0, THEM, &message) else {
+        panic!()
+    };
     assert_eq!(report.quoted, Quoted::Udp { source: 40_000, destination: 80 });
 }
 
@@ -267,13 +292,13 @@ fn reports_over_ipv4() {
     ] {
         let (source, destination) = (IpAddr::from(US4), IpAddr::from(THEM4));
         let report = Report { source, destination, quoted: TCP, trouble };
-        assert_eq!(hear4(&mut Icmp::default(), &message), Some(report), "{message:?}");
+        assert_eq!(hear4(&mut Icmp::new(Secret([1, 2])), &message), Some(report), "{message:?}");
     }
 }
 
 #[test]
 fn what_quotes_too_little_or_something_else_is_ignored() {
-    let mut icmp = Icmp::default();
+    let mut icmp = Icmp::new(Secret([1, 2]));
     let full = packet4(&header4(US4, THEM4, 6, 1_480), &segment()[..8]);
     let other = packet4(&header4(US4, THEM4, 47, 1_480), &segment());
     let part = ipv4::Repr { fragment_offset: 8, ..header4(US4, THEM4, 6, 1_480) };
@@ -300,7 +325,7 @@ proptest! {
         if let Some(first) = packet.first_mut() {
             *first = version;
         }
-        let mut icmp = Icmp::default();
+        let mut icmp = Icmp::new(Secret([1, 2]));
         let cause = Cause::Problem { code: 0, at, even_to_group: kind == 0 };
         for cause in [Cause::Port, Cause::Protocol { at }, cause] {
             icmp.refuse(0, &packet, true, Some(US.into()), cause);

@@ -132,7 +132,7 @@ impl Many {
         let id = self.ids[client as usize];
         let request = self.segment(client, Flags::ACK | Flags::PSH);
         let arrival = self.arrive(client, &request, 100);
-        let Arrival::Segment { connection, received } = arrival else { panic!("{arrival:?}") };
+        let Arrival::Segment { connection, received, .. } = arrival else { panic!("{arrival:?}") };
         assert_eq!((connection, received.placement.is_some()), (id, true));
         self.sent[client as usize] += 100;
         self.stack.set_receive_space(id, 1 << 16);

@@ -58,6 +58,27 @@ fn a_narrower_path_with_reports_costs_a_round_trip() {
     }
 }
 
+/// The window of a peer that takes no more is rounded to units of its scale, so that its edge comes to lie
+/// within a segment that was sent before.
+#[test]
+fn a_black_hole_is_found_out_though_the_window_was_rounded() {
+    let config = Config { receive_mss: 30_000, path_mss: 30_000, ..Config::default() };
+    let mut pair = Pair::new(config, 7);
+    pair.ends[1].room = None;
+    pair.connect();
+    pair.ends[1].connection().set_receive_space(22_546);
+    pair.send(0, 24);
+    pair.run_until(SECOND, |pair| pair.ends[0].acked == 24);
+    pair.send(0, 10);
+    pair.flush(0);
+    // The acknowledgement of those ten moves the edge back.
+    pair.mtu = 1_300;
+    pair.send(0, 22_490);
+    assert!(pair.run_until(60 * SECOND, |pair| pair.ends[0].acked == 22_524), "it is stuck");
+    assert_eq!(counters(&mut pair).narrowed, 1);
+    pair.check(1, 22_524);
+}
+
 #[test]
 fn a_narrower_path_without_reports_is_found_out() {
     for mode in MODES {

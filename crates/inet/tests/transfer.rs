@@ -47,6 +47,24 @@ fn a_stream_there_and_back_and_both_closes() {
     }
 }
 
+/// A receive takes a message as long as itself, whatever the units are that windows are told in.
+#[test]
+fn a_message_fits_the_only_receive() {
+    let mut pair = Pair::new(messages(), 3);
+    pair.ends[1].room = None;
+    pair.ends[1].posted = Some((0, 1_400));
+    pair.connect();
+    let mut sent = 0;
+    for len in [6, 1_365, 20, 1_400, 900, 1_399] {
+        pair.ends[1].post(1);
+        pair.send(0, len);
+        sent += len;
+        assert!(pair.run_until(100 * MS, |pair| pair.ends[0].acked == sent), "{len} octets wait");
+    }
+    pair.check(1, sent);
+    assert_eq!(pair.ends[0].segments.len(), 6);
+}
+
 #[test]
 fn both_close_at_once() {
     let mut pair = Pair::new(stream(), 2);

@@ -64,22 +64,37 @@ impl Drop for HeapBlock {
     }
 }
 
+const fn heap_align(len: usize) -> usize {
+    if len >= 4096 { 4096 } else { 128 }
+}
+
+/// The allocator zeroes over-aligned blocks by hand, which would touch every page; so more is asked for, to
+/// be aligned here.
+fn heap_layout(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.checked_add(heap_align(len))?, 16).ok()
+}
+
 impl Segment {
     /// A segment on the heap, zeroed. It is aligned to 4096 bytes from that size on, otherwise to
     /// 128; pages of a large one are not touched. Aborts if memory is exhausted, as `Vec` does.
     pub fn heap(len: usize) -> Segment {
-        let align = if len >= 4096 { 4096 } else { 128 };
-        // The allocator zeroes over-aligned blocks by hand, which would touch every page; so ask
-        // for more and align here.
-        let layout = Layout::from_size_align(len.saturating_add(align), 16)
-            .expect("a segment is at most isize::MAX bytes");
+        let layout = heap_layout(len).expect("a segment is at most isize::MAX bytes");
+        Self::of_heap(len, layout).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    /// The same, or `None` if there is not so much memory.
+    pub fn try_heap(len: usize) -> Option<Segment> {
+        Self::of_heap(len, heap_layout(len)?)
+    }
+
+    fn of_heap(len: usize, layout: Layout) -> Option<Segment> {
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
-        let Some(start) = start else { handle_alloc_error(layout) };
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let align = heap_align(len);
         let skip = start.addr().get().wrapping_neg() & (align - 1);
         // SAFETY: `skip < align`, so the `len` bytes from there lie within the allocation.
         let base = unsafe { start.add(skip) };
-        Segment { base, len, writable: true, owner: Arc::new(HeapBlock { start, layout }) }
+        Some(Segment { base, len, writable: true, owner: Arc::new(HeapBlock { start, layout }) })
     }
 
     /// A segment over memory that something else mapped. For memory that is to hold rings, `base`
@@ -329,6 +344,17 @@ impl Words {
 mod tests {
     use super::*;
     use core::sync::atomic::Ordering;
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        assert!(
+            [usize::MAX, isize::MAX as usize, 1 << 60]
+                .map(Segment::try_heap)
+                .iter()
+                .all(Option::is_none)
+        );
+        assert_eq!(Segment::try_heap(4096).unwrap().addr() % 4096, 0);
+    }
 
     #[test]
     fn clones_and_slices_share_bytes() {

@@ -168,6 +168,18 @@ pub(crate) struct Srq {
     pub(crate) alarm: Option<Time>,
 }
 
+impl Srq {
+    /// Whether the request taken last leaves fewer than the limit; if so, it was the limit's one event.
+    #[inline]
+    pub(crate) fn reaches_limit(&mut self) -> bool {
+        let reached = self.queue.len() < self.limit;
+        if reached {
+            self.limit = 0;
+        }
+        reached
+    }
+}
+
 /// A moment at which something must be looked at again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Alarm {

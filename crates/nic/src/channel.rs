@@ -91,6 +91,8 @@ pub(crate) struct ChannelPath {
     pub(crate) direct_done: u32,
     /// Executed requests that the peer was told of.
     pub(crate) told: u32,
+    /// It is listed among those that owe the peer word of what they executed.
+    pub(crate) owes_ack: bool,
     /// Something was pushed of which the peer was not told.
     pub(crate) unannounced: bool,
     /// A stall was set and not cleared.
@@ -117,6 +119,7 @@ impl ChannelPath {
             front_done: 0,
             direct_done: 0,
             told: 0,
+            owes_ack: false,
             unannounced: false,
             stalled: false,
             awaiting: false,

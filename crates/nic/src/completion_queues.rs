@@ -21,8 +21,18 @@ impl<P> Hub<P> {
     pub(crate) fn period_over(&mut self, id: CqId) {
         let Some(cq) = self.cqs.get_mut(id) else { return };
         cq.alarm = None;
-        if let Pushed::Notify(channel, context) = cq.period_over() {
-            self.events.push_back(Event::Completion { channel, cq: id, context });
+        let pushed = cq.period_over();
+        self.tell(id, pushed);
+    }
+
+    /// Raises the event that a queue gives, or holds it back.
+    pub(crate) fn tell(&mut self, id: CqId, pushed: Pushed) {
+        match pushed {
+            Pushed::Notify(channel, context) => {
+                self.events.push_back(Event::Completion { channel, cq: id, context });
+            }
+            Pushed::Held(period_ns) => self.hold_back(id, period_ns),
+            Pushed::Quietly | Pushed::Overrun => {}
         }
     }
 }
@@ -131,13 +141,46 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// Asks for an event at the next completion (or the next solicited one).
+    /// Adds a completion of a queue pair that is not this adapter's, but completes to a queue of it; `false`
+    /// if the queue overran.
+    pub fn complete(&mut self, now: Time, id: CqId, completion: Completion) -> bool {
+        self.hub.now = now;
+        self.hub.complete(id, completion, true)
+    }
+
+    /// Notes that such a queue pair completes to a queue, which cannot be destroyed meanwhile.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn add_cq_user(&mut self, id: CqId) -> Result<(), Fault> {
+        self.cq(id)?.users += 1;
+        Ok(())
+    }
+
+    /// Such a queue pair is gone.
+    pub fn remove_cq_user(&mut self, id: CqId) {
+        if let Some(cq) = self.hub.cqs.get_mut(id) {
+            cq.users = cq.users.saturating_sub(1);
+        }
+    }
+
+    /// Asks for an event at the next completion (or the next solicited one); at once if there are some that
+    /// no event has told of since completions were last taken.
     ///
     /// # Errors
     /// No such queue.
     pub fn req_notify_cq(&mut self, id: CqId, solicited_only: bool) -> Result<(), Fault> {
-        self.cq(id)?.request_notify(solicited_only);
+        let pushed = self.cq(id)?.request_notify(solicited_only);
+        self.hub.tell(id, pushed);
         Ok(())
+    }
+
+    /// Whether [`poll_cq`](Self::poll_cq) would find a completion, or an error.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub fn has_completions(&self, id: CqId) -> Result<bool, Fault> {
+        Ok(self.hub.cqs.get(id).ok_or(Fault::NoSuchObject)?.has_news())
     }
 
     /// Takes up to `max` completions out of a queue, oldest first, and hands each to `taker`; how many. It

@@ -49,6 +49,10 @@ pub(crate) struct Cq {
     channel: Option<ChannelId>,
     context: u64,
     notify: Notify,
+    /// An event has been given since completions were last taken: the program will look.
+    told: bool,
+    /// One of the completions since the queue was last empty answers a request for solicited notification.
+    solicited: bool,
     overrun: bool,
     /// The oldest completion makes room for one too many.
     ignores_overrun: bool,
@@ -74,6 +78,8 @@ impl Cq {
             channel,
             context,
             notify: Notify::Nothing,
+            told: false,
+            solicited: false,
             overrun: false,
             ignores_overrun: false,
             moderation: None,
@@ -105,6 +111,13 @@ impl Cq {
         if let Some(stamps) = &mut self.stamps {
             stamps.push_back(now);
         }
+        self.solicited |= solicited;
+        self.announce(solicited, 1)
+    }
+
+    /// The event that `count` completions cause, if the program has asked for one.
+    #[inline]
+    fn announce(&mut self, solicited: bool, count: usize) -> Pushed {
         let wanted = match self.notify {
             Notify::Nothing => false,
             Notify::Solicited => solicited,
@@ -114,7 +127,8 @@ impl Cq {
             return Pushed::Quietly;
         }
         if let Some(moderation) = &mut self.moderation {
-            moderation.held += 1;
+            moderation.held =
+                moderation.held.saturating_add(u16::try_from(count).unwrap_or(u16::MAX));
             if moderation.held < moderation.count {
                 return Pushed::Held(moderation.period_ns);
             }
@@ -130,6 +144,7 @@ impl Cq {
         match self.channel {
             Some(channel) if self.notify != Notify::Nothing => {
                 self.notify = Notify::Nothing;
+                self.told = true;
                 Pushed::Notify(channel, self.context)
             }
             _ => Pushed::Quietly,
@@ -204,7 +219,15 @@ impl Cq {
         if let Some(stamps) = &mut self.stamps {
             stamps.drain(..count);
         }
+        self.looked();
         count
+    }
+
+    /// The program has looked for completions.
+    #[inline]
+    fn looked(&mut self) {
+        self.told = false;
+        self.solicited &= !self.queue.is_empty();
     }
 
     /// Whether a completion of a queue pair waits to be taken.
@@ -214,8 +237,9 @@ impl Cq {
 
     /// Takes the oldest completion out, with the time at which it was made.
     pub(crate) fn pop_stamped(&mut self) -> Option<(Completion, Time)> {
-        let stamp = self.stamps.as_mut()?.pop_front()?;
-        Some((self.queue.pop_front()?, stamp))
+        let first = self.queue.pop_front();
+        self.looked();
+        Some((first?, self.stamps.as_mut()?.pop_front()?))
     }
 
     /// From now on notes when completions are made.
@@ -241,13 +265,19 @@ impl Cq {
         });
     }
 
-    /// Arms the next event. An armed request for any completion is not weakened to solicited ones.
-    pub(crate) fn request_notify(&mut self, solicited_only: bool) {
+    /// Arms the next event. An armed request for any completion is not weakened to solicited ones. What is
+    /// there already, and the program was not told of, counts as if it came now: programs that look, arm and
+    /// sleep take for granted that nothing is lost between the first two.
+    pub(crate) fn request_notify(&mut self, solicited_only: bool) -> Pushed {
         if !solicited_only {
             self.notify = Notify::Any;
         } else if self.notify == Notify::Nothing {
             self.notify = Notify::Solicited;
         }
+        if self.told || self.queue.is_empty() {
+            return Pushed::Quietly;
+        }
+        self.announce(self.solicited, self.queue.len())
     }
 
     /// Changes the capacity; refused (`false`) below the entries held.
@@ -265,6 +295,11 @@ impl Cq {
 
     pub(crate) fn channel(&self) -> Option<ChannelId> {
         self.channel
+    }
+
+    /// Whether polling finds something: a completion, or that it has overrun.
+    pub(crate) fn has_news(&self) -> bool {
+        self.overrun || !self.queue.is_empty()
     }
 
     pub(crate) fn overran(&self) -> bool {
@@ -296,13 +331,33 @@ mod tests {
     fn notifies_once_per_request_and_only_as_asked() {
         let mut cq = Cq::new(8, Some(ChannelId(7)), 42);
         assert_eq!(cq.push(completion(0), true, NOW), Pushed::Quietly);
-        cq.request_notify(true);
+        assert_eq!(cq.pop(8, |_| {}), 1);
+        assert_eq!(cq.request_notify(true), Pushed::Quietly);
         assert_eq!(cq.push(completion(1), false, NOW), Pushed::Quietly);
         assert_eq!(cq.push(completion(2), true, NOW), Pushed::Notify(ChannelId(7), 42));
         assert_eq!(cq.push(completion(3), true, NOW), Pushed::Quietly);
         cq.request_notify(false);
         cq.request_notify(true);
         assert_eq!(cq.push(completion(4), false, NOW), Pushed::Notify(ChannelId(7), 42));
+    }
+
+    #[test]
+    fn what_came_between_the_last_look_and_the_request_is_told_at_once() {
+        let mut cq = Cq::new(8, Some(ChannelId(7)), 42);
+        let told = Pushed::Notify(ChannelId(7), 42);
+        assert_eq!(cq.pop(8, |_| {}), 0);
+        assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly);
+        assert_eq!(cq.request_notify(true), Pushed::Quietly, "it is not solicited");
+        assert_eq!(cq.request_notify(false), told);
+        // The program will look anyway.
+        assert_eq!(cq.push(completion(1), true, NOW), Pushed::Quietly);
+        assert_eq!(cq.request_notify(false), Pushed::Quietly);
+        assert_eq!(cq.push(completion(2), false, NOW), told);
+        // It took one, and leaves others.
+        assert_eq!(cq.pop(1, |_| {}), 1);
+        assert_eq!(cq.request_notify(true), told);
+        assert_eq!(cq.pop(8, |_| {}), 2);
+        assert_eq!(cq.request_notify(false), Pushed::Quietly, "there is nothing");
     }
 
     #[test]
@@ -348,21 +403,37 @@ mod tests {
         let told = Pushed::Notify(ChannelId(7), 42);
         cq.moderate(3, 100);
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly, "nobody asked");
-        cq.request_notify(false);
+        cq.pop(16, |_| {});
+        assert_eq!(cq.request_notify(false), Pushed::Quietly);
         assert_eq!(cq.push(completion(1), false, NOW), Pushed::Held(100));
         assert_eq!(cq.push(completion(2), false, NOW), Pushed::Held(100));
         assert_eq!(cq.push(completion(3), false, NOW), told);
         assert_eq!(cq.period_over(), Pushed::Quietly, "nothing is held back");
-        cq.request_notify(false);
+        cq.pop(16, |_| {});
+        assert_eq!(cq.request_notify(false), Pushed::Quietly);
         assert_eq!(cq.push(completion(4), false, NOW), Pushed::Held(100));
         assert_eq!(cq.period_over(), told);
         assert_eq!(cq.period_over(), Pushed::Quietly);
         // Switched off while an event is held back: it still comes.
-        cq.request_notify(false);
+        cq.pop(16, |_| {});
+        assert_eq!(cq.request_notify(false), Pushed::Quietly);
         assert_eq!(cq.push(completion(5), false, NOW), Pushed::Held(100));
         cq.moderate(0, 0);
         assert_eq!(cq.period_over(), told);
-        cq.request_notify(false);
+        cq.pop(16, |_| {});
+        assert_eq!(cq.request_notify(false), Pushed::Quietly);
         assert_eq!(cq.push(completion(6), false, NOW), told);
+        // What is there already counts.
+        cq.pop(16, |_| {});
+        cq.moderate(3, 100);
+        cq.push(completion(7), false, NOW);
+        assert_eq!(cq.request_notify(false), Pushed::Held(100));
+        cq.pop(16, |_| {});
+        assert_eq!(cq.period_over(), told);
+        cq.pop(16, |_| {});
+        for wr_id in 8..11 {
+            assert_eq!(cq.push(completion(wr_id), false, NOW), Pushed::Quietly);
+        }
+        assert_eq!(cq.request_notify(false), told);
     }
 }

@@ -39,12 +39,13 @@ pub enum Event {
         /// What happened to it.
         change: TcpChange,
     },
-    /// A peer asks for a connection with a port that is watched by
-    /// [`tcp_listen_deferred`](crate::Adapter::tcp_listen_deferred), or has given up before it was answered.
+    /// A peer has connected to a port that is watched by
+    /// [`tcp_listen_deferred`](crate::Adapter::tcp_listen_deferred), and waits for a decision, or has given
+    /// up.
     TcpRequest {
         /// Whom.
         listener: ListenerId,
-        /// The connection that it asks for.
+        /// Its connection.
         connection: TcpId,
         /// Between whom; `None`: the peer has given up.
         flow: Option<Flow>,

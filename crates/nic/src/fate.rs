@@ -11,11 +11,9 @@ use quipu_mem::{Key, Sge};
 
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::connect;
-use crate::cq::Pushed;
 use crate::datagram;
 use crate::doorbell;
 use crate::error::Fault;
-use crate::event::Event;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::qpip::{connections, udp};
@@ -177,13 +175,7 @@ impl<P: Probe> Hub<P> {
     pub(crate) fn release_completions(&mut self, id: CqId) {
         let now = self.now;
         while let Some(pushed) = self.cqs.get_mut(id).and_then(|cq| cq.release(now)) {
-            match pushed {
-                Pushed::Notify(channel, context) => {
-                    self.events.push_back(Event::Completion { channel, cq: id, context });
-                }
-                Pushed::Held(period_ns) => self.hold_back(id, period_ns),
-                Pushed::Quietly | Pushed::Overrun => {}
-            }
+            self.tell(id, pushed);
         }
         let Some(cq) = self.cqs.get(id) else { return };
         if let Some(next) = cq.held_until() {

@@ -103,8 +103,7 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
         Some(id) => match hub.srqs.get_mut(id) {
             Some(srq) => {
                 let taken = srq.queue.take(&mut qp.responder.receive);
-                if taken && srq.limit != 0 && srq.queue.len() < srq.limit {
-                    srq.limit = 0;
+                if taken && srq.reaches_limit() {
                     hub.raise(AsyncEvent::SrqLimitReached(id));
                 }
                 taken

@@ -14,7 +14,7 @@ use quipu_iwarp::{Negotiated, Sender};
 
 use crate::flow::{Flow, Sink};
 use crate::packet::{Direction, udp_headers};
-use crate::pcapng::{self, Interface};
+use crate::pcapng::{self, Interface, LinkType};
 
 /// Longest ULPDU of the messages that no stream carried: what the adapter sends on streams.
 const MAX_ULPDU: u16 = 64_000;
@@ -97,6 +97,8 @@ pub struct Capture {
     streams: HashMap<StreamId, (Flow, Direction)>,
     channels: HashMap<Pair, Channel>,
     next_port: u16,
+    /// Whether frames of a link have an interface.
+    has_link: bool,
     /// Where FPDUs are made.
     room: Vec<u8>,
 }
@@ -113,6 +115,7 @@ impl Capture {
             streams: HashMap::new(),
             channels: HashMap::new(),
             next_port: FIRST_PORT,
+            has_link: false,
             room: Vec::new(),
         }
     }
@@ -185,6 +188,23 @@ impl Capture {
         // Longer ones are no datagrams of UDP.
         if let Some(headers) = udp_headers(from, to, bytes) {
             self.sink.packet(time, !outgoing, &headers, bytes, &told_of(bytes));
+        }
+    }
+
+    /// There is a packet link, whose frames begin with an Ethernet header, or else with that of IP. One at
+    /// most.
+    pub fn link_opened(&mut self, name: &str, description: &str, ethernet: bool) {
+        if !std::mem::replace(&mut self.has_link, true) {
+            let kind = if ethernet { LinkType::Ethernet } else { LinkType::Raw };
+            self.sink.link(kind, name, description);
+        }
+    }
+
+    /// A frame passed on the link, as it is here: the link may still have to compute its checksum and to cut
+    /// it into segments, or may have joined it of several.
+    pub fn frame_passed(&mut self, time: Duration, outgoing: bool, frame: &[u8]) {
+        if self.has_link {
+            self.sink.frame(time, !outgoing, frame);
         }
     }
 

@@ -10,7 +10,7 @@ use quipu_iwarp::wire::mpa::FrameKind;
 use crate::capture::Limits;
 use crate::frame::{Framer, Summary, Told};
 use crate::packet::{Direction, MAX_PAYLOAD, Segment, flag};
-use crate::pcapng::{self, Packet};
+use crate::pcapng::{self, LinkType, Packet};
 
 /// The first sequence number of both ends.
 const FIRST_SEQ: u32 = 1_000_000;
@@ -38,17 +38,42 @@ impl Sink {
         body: &[u8],
         comment: &str,
     ) {
+        let keep = self.keep(head.len(), head.len() + body.len());
+        let (bytes, length) =
+            ((head, &body[..keep - head.len()]), (head.len() + body.len()) as u32);
+        let packet = Packet { interface: 0, time, bytes, length, inbound, comment };
+        self.add(|out| pcapng::packet(out, &packet));
+    }
+
+    /// Adds an interface whose packets are frames.
+    pub(crate) fn link(&mut self, kind: LinkType, name: &str, description: &str) {
+        let snaplen = self.limits.snaplen;
+        self.add(|out| pcapng::interface(out, kind, (name, description), snaplen));
+    }
+
+    /// Adds a frame of that interface.
+    pub(crate) fn frame(&mut self, time: Duration, inbound: bool, frame: &[u8]) {
+        let bytes = (&frame[..self.keep(0, frame.len())], &[][..]);
+        let length = frame.len() as u32;
+        let packet = Packet { interface: 1, time, bytes, length, inbound, comment: "" };
+        self.add(|out| pcapng::packet(out, &packet));
+    }
+
+    /// How many octets of `length` are kept, `least` at least.
+    fn keep(&self, least: usize, length: usize) -> usize {
+        match self.limits.snaplen as usize {
+            0 => length,
+            snaplen => snaplen.max(least).min(length),
+        }
+    }
+
+    /// Adds a block, as far as the limits allow.
+    fn add(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.full {
             return;
         }
-        let length = (head.len() + body.len()) as u32;
-        let keep = match self.limits.snaplen {
-            0 => length,
-            snaplen => snaplen.max(head.len() as u32).min(length),
-        };
-        let bytes = (head, &body[..keep as usize - head.len()]);
         let before = self.out.len();
-        pcapng::packet(&mut self.out, &Packet { time, bytes, length, inbound, comment });
+        write(&mut self.out);
         let added = (self.out.len() - before) as u64;
         if self.written + added > self.limits.file_bytes {
             self.out.truncate(before);

@@ -1,9 +1,16 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng): one section, one interface, packets.
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng): one section, interfaces, packets.
 
 use std::time::Duration;
 
-/// Packets begin with an IPv4 or IPv6 header (LINKTYPE_RAW).
-const LINKTYPE_RAW: u16 = 101;
+/// What the packets of an interface begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkType {
+    /// An Ethernet header (LINKTYPE_ETHERNET).
+    Ethernet = 1,
+    /// An IPv4 or IPv6 header (LINKTYPE_RAW).
+    Raw = 101,
+}
+
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
@@ -34,6 +41,8 @@ pub struct Interface {
 /// One packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet<'a> {
+    /// Which of the interfaces, in the order of their blocks.
+    pub(crate) interface: u32,
     /// Since the epoch of UNIX.
     pub(crate) time: Duration,
     /// The bytes that the file has of it, in two pieces.
@@ -68,23 +77,33 @@ fn put_option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
     pad(out, value.len());
 }
 
-/// Begins a file: the section and its only interface. `snaplen` 0: packets are whole.
-pub(crate) fn begin(out: &mut Vec<u8>, interface: &Interface, snaplen: u32) {
+/// Begins a file: the section and its first interface. `snaplen` 0: packets are whole.
+pub(crate) fn begin(out: &mut Vec<u8>, first: &Interface, snaplen: u32) {
     block(out, SECTION, |out| {
         out.extend_from_slice(&BYTE_ORDER.to_le_bytes());
         out.extend_from_slice(&1u16.to_le_bytes());
         out.extend_from_slice(&0u16.to_le_bytes());
         // The length of the section is not known.
         out.extend_from_slice(&u64::MAX.to_le_bytes());
-        put_option(out, option::SECTION_APPLICATION, interface.application.as_bytes());
+        put_option(out, option::SECTION_APPLICATION, first.application.as_bytes());
         put_option(out, option::END, &[]);
     });
+    interface(out, LinkType::Raw, (&first.name, &first.description), snaplen);
+}
+
+/// Adds an interface, with its name and description.
+pub(crate) fn interface(
+    out: &mut Vec<u8>,
+    kind: LinkType,
+    (name, description): (&str, &str),
+    snaplen: u32,
+) {
     block(out, INTERFACE, |out| {
-        out.extend_from_slice(&LINKTYPE_RAW.to_le_bytes());
+        out.extend_from_slice(&(kind as u16).to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&snaplen.to_le_bytes());
-        put_option(out, option::INTERFACE_NAME, interface.name.as_bytes());
-        put_option(out, option::INTERFACE_DESCRIPTION, interface.description.as_bytes());
+        put_option(out, option::INTERFACE_NAME, name.as_bytes());
+        put_option(out, option::INTERFACE_DESCRIPTION, description.as_bytes());
         // Times are in units of 10^-9 seconds.
         put_option(out, option::INTERFACE_RESOLUTION, &[9]);
         put_option(out, option::END, &[]);
@@ -96,7 +115,7 @@ pub(crate) fn packet(out: &mut Vec<u8>, packet: &Packet<'_>) {
     let time = packet.time.as_nanos() as u64;
     let captured = packet.bytes.0.len() + packet.bytes.1.len();
     block(out, ENHANCED_PACKET, |out| {
-        out.extend_from_slice(&0u32.to_le_bytes());
+        out.extend_from_slice(&packet.interface.to_le_bytes());
         out.extend_from_slice(&((time >> 32) as u32).to_le_bytes());
         out.extend_from_slice(&(time as u32).to_le_bytes());
         out.extend_from_slice(&(captured as u32).to_le_bytes());
@@ -133,7 +152,12 @@ mod tests {
         let packet_at = out.len();
         let time = Duration::new(1_700_000_000, 123_456_789);
         let bytes = (&b"abc"[..], &b"de"[..]);
-        packet(&mut out, &Packet { time, bytes, length: 9, inbound: true, comment: "why" });
+        let said = Packet { interface: 0, time, bytes, length: 9, inbound: true, comment: "why" };
+        packet(&mut out, &said);
+        let link_at = out.len();
+        super::interface(&mut out, LinkType::Ethernet, ("tap:qp0", "x"), 0);
+        let frame_at = out.len();
+        packet(&mut out, &Packet { interface: 1, comment: "", ..said });
         let mut at = 0;
         let mut kinds = Vec::new();
         while at < out.len() {
@@ -143,7 +167,9 @@ mod tests {
             kinds.push(u32_at(&out, at));
             at += length;
         }
-        assert_eq!(kinds, [SECTION, INTERFACE, ENHANCED_PACKET]);
+        assert_eq!(kinds, [SECTION, INTERFACE, ENHANCED_PACKET, INTERFACE, ENHANCED_PACKET]);
+        assert_eq!([u32_at(&out, packet_at + 8), u32_at(&out, frame_at + 8)], [0, 1]);
+        assert_eq!(out[link_at + 8..link_at + 10], [1, 0], "LINKTYPE_ETHERNET");
         let time =
             u64::from(u32_at(&out, packet_at + 12)) << 32 | u64::from(u32_at(&out, packet_at + 16));
         assert_eq!(time, 1_700_000_000_123_456_789);

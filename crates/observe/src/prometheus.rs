@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::sample::{ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK_METRICS};
+use crate::sample::{
+    DROP_REASONS, ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK_METRICS,
+};
 
 /// The type of the text, for HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -25,6 +27,14 @@ pub fn prometheus(samples: &[Sample]) -> String {
         family(&mut out, &name, "counter", metric.help);
         for sample in samples {
             line(&mut out, &name, &labels(sample), sample.engine[index]);
+        }
+    }
+    let name = "quipu_frames_dropped_by_reason_total";
+    family(&mut out, name, "counter", "Frames from the packet link that were dropped, by reason.");
+    for sample in samples {
+        for (reason, count) in DROP_REASONS.iter().zip(sample.drops) {
+            let labels = format!("{},reason=\"{}\"", labels(sample), reason.name);
+            line(&mut out, name, &labels, count);
         }
     }
     let name = "quipu_completion_errors_total";
@@ -128,6 +138,8 @@ mod tests {
             "quipu_sends_total{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\"} 33",
             "quipu_completion_errors_total{process=\"4711\",program=\"ib_write_bw\",\
              device=\"quipu0\",status=\"wr_flush_err\"} 9",
+            "quipu_frames_dropped_by_reason_total{process=\"4711\",program=\"ib_write_bw\",\
+             device=\"quipu0\",reason=\"ip_malformed\"} 201",
             "quipu_queue_pairs{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\"} 5",
             "quipu_qp_sends_total{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\",\
              qp=\"0xc35002\"} 17",

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use quipu_iwarp::wire::mpa::crc32c;
 
 const MAGIC: &[u8; 8] = b"QUIPUCNT";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEADER_LEN: usize = 20;
 /// Longest sample.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -71,12 +71,38 @@ pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("dropped_datagrams", "Datagrams that came and were dropped."),
     metric("frames_received", "Frames from the packet link."),
     metric("frames_sent", "Frames to the packet link."),
-    metric(
-        "frames_dropped",
-        "Frames with something that is not legal, not spoken or for nobody here.",
-    ),
+    metric("frames_dropped", "Frames from the packet link that were dropped, or a part of them."),
     metric("tcp_accepted", "Connections of the adapter's own TCP that peers have opened."),
     metric("tcp_resets_sent", "Resets for segments that belong to no connection."),
+];
+
+/// How many reasons there are to drop a frame.
+pub const REASONS: usize = 23;
+/// Why frames from the packet link were dropped, in the order of [`Sample::drops`].
+pub const DROP_REASONS: [Metric; REASONS] = [
+    metric("other", "Not IP, ARP or discovery, or for another station."),
+    metric("ip_malformed", "An IP header, or one behind it, that is not legal."),
+    metric("martian", "From or to an address that cannot be."),
+    metric("not_ours", "For another host, or a group that is not listened to."),
+    metric("protocol", "A protocol above IP that is not spoken."),
+    metric("checksum", "A wrong checksum of TCP or UDP, or none where there must be one."),
+    metric("fragment", "Parts of what must not come in parts, or that are not legal."),
+    metric("fragment_overlap", "Packets whose parts overlap or contradict each other."),
+    metric("fragment_expired", "Packets whose parts took too long."),
+    metric("fragment_evicted", "Packets in parts that had to give way to younger ones."),
+    metric("tcp_malformed", "A TCP header that is not legal."),
+    metric("tcp_unknown", "Segments that belong to no connection."),
+    metric("tcp_waiting", "SYNs to a port where nobody is there for one more connection."),
+    metric("tcp_full", "SYNs for which there was no room for a connection."),
+    metric("tcp_outside", "Segments that came again, or outside of the window."),
+    metric("tcp_old", "Segments older than the last timestamp."),
+    metric("tcp_bad_ack", "Segments with an acknowledgement that cannot be, or none."),
+    metric("tcp_no_room", "Segments in the window for which there is no receive any more."),
+    metric("tcp_not_kept", "Segments behind a gap that could not be kept."),
+    metric("udp_malformed", "Datagrams with a length that is not legal."),
+    metric("udp_unknown", "Datagrams to a port that nobody has bound."),
+    metric("answers", "Answers that there was no room to keep."),
+    metric("notices", "News of neighbours that nobody has fetched in time."),
 ];
 
 /// The statuses of completions that are counted, by their numbers in verbs; the last is all others.
@@ -152,6 +178,8 @@ pub struct Sample {
     pub address: IpAddr,
     /// See [`ENGINE_METRICS`].
     pub engine: [u64; ENGINE],
+    /// Frames dropped for each of [`DROP_REASONS`].
+    pub drops: [u64; REASONS],
     /// Completions of each of [`STATUSES`].
     pub statuses: [u64; STATUSES.len()],
     /// What all queue pairs did, those that are gone among them.
@@ -188,6 +216,7 @@ impl Sample {
         }
         out.extend_from_slice(&octets(self.address));
         put(out, self.engine);
+        put(out, self.drops);
         put(out, self.statuses);
         put(out, self.work);
         put(out, [self.queue_pairs.len() as u64]);
@@ -298,7 +327,8 @@ impl<'a> Reader<'a> {
     fn sample(mut self) -> Option<Sample> {
         let [process, started, taken, omitted] = self.longs()?;
         let (program, device, address) = (self.text()?, self.text()?, self.address()?);
-        let (engine, statuses, work) = (self.longs()?, self.longs()?, self.longs()?);
+        let (engine, drops) = (self.longs()?, self.longs()?);
+        let (statuses, work) = (self.longs()?, self.longs()?);
         let count = self.long()?;
         if count > MAX_QUEUE_PAIRS as u64 {
             return None;
@@ -312,6 +342,7 @@ impl<'a> Reader<'a> {
             device,
             address,
             engine,
+            drops,
             statuses,
             work,
             queue_pairs,
@@ -354,6 +385,7 @@ pub(crate) mod tests {
             device: "quipu0".into(),
             address: "192.0.2.1".parse().unwrap(),
             engine: std::array::from_fn(|i| 100 + i as u64),
+            drops: std::array::from_fn(|i| 200 + i as u64),
             statuses: std::array::from_fn(|i| if i == 5 { 9 } else { 0 }),
             work: work(),
             queue_pairs,

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 
 use quipu_host::EngineError;
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol};
+use quipu_host::connection::{
+    ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, Refusal,
+};
 use quipu_host::nic::{QpAttr, QpAttrMask, QpState, QpType};
 
 use crate::device::Device;
@@ -113,6 +115,7 @@ fn param(qp: &QueuePair, private_data: &[u8]) -> Param {
         qpn: qp.number().0,
         qkey: 0,
         qp_type: number_of(qp.built().qp_type()),
+        ece: Ece::default(),
     }
 }
 
@@ -202,7 +205,7 @@ impl Listener {
                     let private_data = event.private_data;
                     return Ok(ConnectionRequest { identifier, peer, private_data });
                 }
-                _ => device.opened.engine.cm_reject(event.id, &[])?,
+                _ => device.opened.engine.cm_reject(event.id, Refusal::Consumer, &[])?,
             }
         }
     }
@@ -252,7 +255,7 @@ impl ConnectionRequest {
     /// There is too much private data, or the peer has given up.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         let engine = &self.identifier.device.opened.engine;
-        Ok(engine.cm_reject(self.identifier.id, private_data)?)
+        Ok(engine.cm_reject(self.identifier.id, Refusal::Consumer, private_data)?)
     }
 }
 

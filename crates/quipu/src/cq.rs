@@ -118,7 +118,8 @@ impl CompletionQueue {
     }
 
     /// Asks for one event at the next completion; or, if `solicited_only`, at the next one that its
-    /// sender solicited or that failed. For programs that watch the descriptor themselves.
+    /// sender solicited or that failed. At once if there are some that no event has told of since completions
+    /// were last taken. For programs that watch the descriptor themselves.
     ///
     /// # Errors
     ///

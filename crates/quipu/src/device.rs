@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_host::nic::{Access, AsyncEvent, Gid, PdId};
-use quipu_host::{Config, ContextId, Engine};
+use quipu_host::{Config, ContextId, Engine, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
 use crate::error::Error;
@@ -24,6 +24,13 @@ pub(crate) struct Opened {
 
 /// The engine, with a `Debug` that says which.
 pub(crate) struct EngineHandle(Arc<Engine>);
+
+impl EngineHandle {
+    /// Shares the adapter with other processes.
+    pub(crate) fn share(&self, name: &str) -> Result<Sharer, ShareError> {
+        Sharer::start(&self.0, name)
+    }
+}
 
 impl std::fmt::Debug for EngineHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

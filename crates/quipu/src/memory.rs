@@ -35,8 +35,8 @@ pub struct MemoryRegion {
 
 impl MemoryRegion {
     pub(crate) fn new(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
-        let segment = Segment::heap(len);
         let engine = &pd.device().opened.engine;
+        let segment = engine.allocate(len)?;
         let region = engine.reg_segment(pd.inner.id, &segment, None, access)?;
         Ok(Self { segment, region, pd: pd.clone() })
     }

@@ -1,10 +1,12 @@
-//! Queue pairs over the adapter's own TCP and UDP, between two adapters on UDP links, which need no right.
+//! Queue pairs over the adapter's own TCP and UDP, between two adapters on UDP links, which need no right: of
+//! the program's own engine, and of one that another process could share.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use quipu::qpip::{
-    Adapter, Failure, Mode, QpipConfig, TcpChange, TcpListener, TcpQueuePair, TcpSettings,
+    Adapter, Failure, Mode, QpipConfig, Sharer, TcpChange, TcpListener, TcpQueuePair, TcpSettings,
 };
 use quipu::{
     Access, Completion, CompletionQueue, Config, Error, MemoryRegion, Request, WcExtra, WcStatus,
@@ -12,27 +14,49 @@ use quipu::{
 
 const SIZE: usize = 1 << 16;
 
+/// Where the adapter of a test is.
+#[derive(Clone, Copy)]
+enum Where {
+    /// In the engine that the test calls.
+    Here,
+    /// In another, which shares it.
+    Shared,
+}
+
 /// An adapter with one completion queue and memory.
 struct End {
     adapter: Adapter,
     cq: CompletionQueue,
     memory: MemoryRegion,
+    _sharer: Option<Sharer>,
+}
+
+static NAMES: AtomicU32 = AtomicU32::new(0);
+
+fn open(link: &str) -> Adapter {
+    let config = Config {
+        address: Some([127, 0, 0, 1].into()),
+        counters: false,
+        qpip: Some(QpipConfig::new(link.parse().unwrap())),
+        ..Config::default()
+    };
+    Adapter::open_with(config).unwrap()
 }
 
 impl End {
-    fn new() -> Self {
-        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
-        let config = Config {
-            address: Some([127, 0, 0, 1].into()),
-            counters: false,
-            qpip: Some(qpip),
-            ..Config::default()
-        };
-        let adapter = Adapter::open_with(config).unwrap();
+    fn new(place: Where) -> Self {
+        let mut adapter = open("udp:127.0.0.1:0");
+        let mut sharer = None;
+        if let Where::Shared = place {
+            let number = NAMES.fetch_add(1, Ordering::Relaxed);
+            let name = format!("api-{}-{number}", std::process::id());
+            sharer = Some(adapter.share(&name).unwrap());
+            adapter = open(&format!("share:{name}"));
+        }
         let cq = adapter.completion_queue(64).unwrap();
         let memory = adapter.protection_domain().unwrap();
         let memory = memory.register(4 * SIZE, Access::LOCAL_WRITE).unwrap();
-        Self { adapter, cq, memory }
+        Self { adapter, cq, memory, _sharer: sharer }
     }
 
     fn address(&self) -> IpAddr {
@@ -61,8 +85,8 @@ impl End {
 }
 
 /// A client and a server whose connection stands, each with a receive 1 of `SIZE` bytes posted.
-fn connected(mode: Mode) -> (End, TcpQueuePair, End, TcpQueuePair, TcpListener) {
-    let (client, server) = (End::new(), End::new());
+fn connected(place: Where, mode: Mode) -> (End, TcpQueuePair, End, TcpQueuePair, TcpListener) {
+    let (client, server) = (End::new(place), End::new(place));
     let settings = TcpSettings { mode, ..TcpSettings::default() };
     let listener = server.adapter.listen(0, &settings, 4).unwrap();
     let (there, here) = (server.tcp(), client.tcp());
@@ -78,9 +102,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
 }
 
-#[test]
-fn messages_are_found_whole_and_connections_close_in_both_directions() {
-    let (client, here, server, there, listener) = connected(Mode::Message);
+fn messages_are_found_whole_and_connections_close_in_both_directions(place: Where) {
+    let (client, here, server, there, listener) = connected(place, Mode::Message);
     let flow = here.flow().unwrap().unwrap();
     assert_eq!(flow.remote, SocketAddr::new(server.address(), listener.port()));
     assert_eq!(there.flow().unwrap().unwrap().remote, flow.local);
@@ -93,6 +116,8 @@ fn messages_are_found_whole_and_connections_close_in_both_directions() {
     server.send(&there, 3, b"short");
     assert_eq!(client.next().byte_len, 5);
     assert_eq!(server.next().wr_id, 3);
+    let counters = here.counters().unwrap().unwrap();
+    assert!(counters.sent > 1 && counters.received > 1, "{counters:?}");
 
     here.close().unwrap();
     there.wait_peer_closed().unwrap();
@@ -107,9 +132,8 @@ fn messages_are_found_whole_and_connections_close_in_both_directions() {
     here.wait_closed().unwrap();
 }
 
-#[test]
-fn a_stream_fills_receives_in_order() {
-    let (client, here, server, there, _listener) = connected(Mode::Stream);
+fn a_stream_fills_receives_in_order(place: Where) {
+    let (client, here, server, there, _listener) = connected(place, Mode::Stream);
     server.receive(&there, 2, SIZE, SIZE);
     let long = pattern(SIZE + 1000);
     client.send(&here, 3, &long[..SIZE]);
@@ -129,9 +153,8 @@ fn a_stream_fills_receives_in_order() {
     }
 }
 
-#[test]
-fn nobody_listens() {
-    let (client, server) = (End::new(), End::new());
+fn nobody_listens(place: Where) {
+    let (client, server) = (End::new(place), End::new(place));
     let qp = client.tcp();
     let to = SocketAddr::new(server.address(), 9);
     let refused = qp.connect(to, &TcpSettings::default());
@@ -148,9 +171,8 @@ fn nobody_listens() {
     there.wait_connected().unwrap();
 }
 
-#[test]
-fn a_reset_flushes_what_is_posted() {
-    let (client, here, server, there, _listener) = connected(Mode::Message);
+fn a_reset_flushes_what_is_posted(place: Where) {
+    let (client, here, server, there, _listener) = connected(place, Mode::Message);
     there.abort().unwrap();
     let ended = here.wait_closed();
     assert!(matches!(ended, Err(Error::Tcp(Failure::Reset))), "{ended:?}");
@@ -160,14 +182,13 @@ fn a_reset_flushes_what_is_posted() {
     }
     assert!(there.wait_closed().is_ok());
     // One that is dropped resets, too.
-    let (_client, here, _server, there, _listener) = connected(Mode::Message);
+    let (_client, here, _server, there, _listener) = connected(place, Mode::Message);
     drop(there);
     assert!(here.wait_closed().is_err());
 }
 
-#[test]
-fn one_thread_waits_for_completions_and_events() {
-    let (client, here, server, there, _listener) = connected(Mode::Stream);
+fn one_thread_waits_for_completions_and_events(place: Where) {
+    let (client, here, server, there, _listener) = connected(place, Mode::Stream);
     assert_eq!(server.adapter.poll_event().unwrap().unwrap().change, TcpChange::Connected);
     assert_eq!(server.adapter.poll_event().unwrap(), None);
     let patience = Instant::now() + Duration::from_secs(20);
@@ -201,8 +222,26 @@ fn one_thread_waits_for_completions_and_events() {
 }
 
 #[test]
-fn datagrams_come_with_the_address_of_their_sender() {
-    let (client, server) = (End::new(), End::new());
+fn whoever_waits_hears_of_what_has_completed_before() {
+    let end = End::new(Where::Here);
+    let qp = end.tcp();
+    end.receive(&qp, 1, 0, SIZE);
+    let begun = Instant::now();
+    let limit = Duration::from_millis(20);
+    end.adapter.wait_timeout(&end.cq, limit).unwrap();
+    assert!(begun.elapsed() >= limit);
+    // Completes at once, while nobody has asked for an event.
+    qp.flush().unwrap();
+    let long = Duration::from_secs(60);
+    end.adapter.wait_timeout(&end.cq, long).unwrap();
+    assert!(begun.elapsed() < long);
+    let mut out = [Completion::default(); 2];
+    assert_eq!(end.cq.poll(&mut out).unwrap(), 1);
+    assert_eq!((out[0].wr_id, out[0].status), (1, WcStatus::WrFlushErr));
+}
+
+fn datagrams_come_with_the_address_of_their_sender(place: Where) {
+    let (client, server) = (End::new(place), End::new(place));
     let build = |end: &End, port| {
         let queues = end.memory.domain().queue_pair(&end.cq, &end.cq);
         queues.build_udp(port).unwrap()
@@ -211,6 +250,8 @@ fn datagrams_come_with_the_address_of_their_sender() {
     assert_eq!(there.port(), 4791);
     there.post_recv(1, &[server.memory.sge(0, SIZE).unwrap()]).unwrap();
     here.post_recv(1, &[client.memory.sge(0, SIZE).unwrap()]).unwrap();
+    // A call is answered behind what was posted before it: a datagram that came sooner would be lost.
+    drop(server.adapter.listen(0, &TcpSettings::default(), 1).unwrap());
     let to = SocketAddr::new(server.address(), 4791);
     here.send_to(&Request::send_inline(b"a postcard").id(2), to).unwrap();
     assert_eq!(client.next().wr_id, 2);
@@ -237,8 +278,8 @@ fn without_a_link_there_are_none() {
 }
 
 /// What is received one after another goes on without a pause, also when the other direction is closed.
-fn through_two_receives(half_closed: bool) {
-    let (client, here, server, there, _listener) = connected(Mode::Stream);
+fn through_two_receives(place: Where, half_closed: bool) {
+    let (client, here, server, there, _listener) = connected(place, Mode::Stream);
     client.receive(&here, 2, SIZE, SIZE);
     if half_closed {
         here.close().unwrap();
@@ -264,12 +305,39 @@ fn through_two_receives(half_closed: bool) {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
-#[test]
-fn a_window_that_opens_is_told_of() {
-    through_two_receives(false);
+fn a_window_that_opens_is_told_of(place: Where) {
+    through_two_receives(place, false);
 }
 
-#[test]
-fn a_window_that_opens_is_told_of_in_the_direction_that_is_left() {
-    through_two_receives(true);
+fn a_window_that_opens_is_told_of_in_the_direction_that_is_left(place: Where) {
+    through_two_receives(place, true);
 }
+
+/// Tests of both places.
+macro_rules! at {
+    ($($test:ident),* $(,)?) => {
+        mod here {
+            $(#[test]
+            fn $test() {
+                super::$test(super::Where::Here);
+            })*
+        }
+        mod shared {
+            $(#[test]
+            fn $test() {
+                super::$test(super::Where::Shared);
+            })*
+        }
+    };
+}
+
+at!(
+    messages_are_found_whole_and_connections_close_in_both_directions,
+    a_stream_fills_receives_in_order,
+    nobody_listens,
+    a_reset_flushes_what_is_posted,
+    one_thread_waits_for_completions_and_events,
+    datagrams_come_with_the_address_of_their_sender,
+    a_window_that_opens_is_told_of,
+    a_window_that_opens_is_told_of_in_the_direction_that_is_left,
+);

@@ -25,6 +25,9 @@
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
 //! | `model`, `check` | their oracle |
+//! | `frames` | a simulated network of IP packets |
+//! | `qpip` | programs of QPIP, and their oracle |
+//! | `goodput` | what a connection of QPIP carries over loss, delay and window |
 //! | `services` | programs on all other services, and their oracle |
 //!
 //! What is checked: every work request completes exactly once, in order and with the right status, or is
@@ -40,6 +43,8 @@ mod datagrams;
 mod drive;
 mod faults;
 mod flow;
+mod frames;
+mod goodput;
 mod kernel;
 mod load;
 mod memory;
@@ -47,6 +52,7 @@ mod model;
 mod network;
 mod options;
 mod plan;
+mod qpip;
 mod rng;
 mod run;
 mod services;
@@ -55,6 +61,7 @@ mod startup;
 mod trace;
 mod world;
 
+pub use goodput::{Goodput, Path, goodput};
 pub use options::{Failure, Options, Report, Service};
 pub use run::{run, run_many};
 pub use world::Counters;

@@ -16,16 +16,18 @@ pub enum Service {
     Xrc,
     /// Plain iWARP.
     Iwarp,
+    /// QPIP: connections of TCP, with nothing in between.
+    Qpip,
 }
 
 impl Service {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp];
+    pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp, Self::Qpip];
 
     /// The service that a seed draws: more often than not reliable connections, which can do most.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        Self::ALL[Rng::new(seed, 4).weighted(&[6, 1, 1, 1, 1])]
+        Self::ALL[Rng::new(seed, 4).weighted(&[6, 1, 1, 1, 1, 1])]
     }
 
     /// Its name in lower case.
@@ -37,6 +39,7 @@ impl Service {
             Self::Ud => "ud",
             Self::Xrc => "xrc",
             Self::Iwarp => "iwarp",
+            Self::Qpip => "qpip",
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::load::Load;
 use crate::model::Stage;
 use crate::options::{Failure, Options, Report, Service};
 use crate::plan::Plan;
+use crate::qpip::{self, Programs};
 use crate::rng::Rng;
 use crate::services::{self, Services, Tally};
 use crate::trace::Trace;
@@ -30,15 +31,23 @@ pub fn run(seed: u64, options: &Options) -> Report {
     let mut world = World::new(Rng::new(seed, 2), plan.profile, Trace::new(options.log_lines));
     let rng = Rng::new(seed, 3);
     let service = options.service.unwrap_or_else(|| Service::of(seed));
-    let tally = if service == Service::Rc {
-        let mut load = Load::new(plan, rng, options);
-        guard(&mut world, |world| go(world, &mut load));
-        let Load { ops, completions, errors, bytes, faults_done: faults, .. } = load;
-        Tally { ops, completions, errors, bytes, faults }
-    } else {
-        let mut load = Services::new(plan, service, rng, options);
-        guard(&mut world, |world| services::go(world, &mut load));
-        load.tally
+    let tally = match service {
+        Service::Rc => {
+            let mut load = Load::new(plan, rng, options);
+            guard(&mut world, |world| go(world, &mut load));
+            let Load { ops, completions, errors, bytes, faults_done: faults, .. } = load;
+            Tally { ops, completions, errors, bytes, faults }
+        }
+        Service::Qpip => {
+            let mut load = Programs::new(plan, rng, options.max_bytes);
+            guard(&mut world, |world| qpip::go(world, &mut load, options.network_faults));
+            load.tally
+        }
+        Service::Uc | Service::Ud | Service::Xrc | Service::Iwarp => {
+            let mut load = Services::new(plan, service, rng, options);
+            guard(&mut world, |world| services::go(world, &mut load));
+            load.tally
+        }
     };
     let at_ns = world.kernel.now();
     let (trace_hash, violation) = (world.trace.hash(), world.violation.take());

@@ -15,6 +15,7 @@ use quipu_nic::{
 };
 
 use crate::datagrams::Udp;
+use crate::frames::Frames;
 use crate::kernel::Kernel;
 use crate::memory::{Reach, SharedSpace};
 use crate::network::{Network, Packet, Profile};
@@ -99,6 +100,8 @@ pub enum WorldEvent {
     StartupLate { stream: usize, side: usize },
     /// A datagram arrives.
     Datagram { host: usize, arrival: Arrival, bytes: Arc<[u8]> },
+    /// A frame arrives.
+    Frame { host: usize, bytes: Arc<[u8]> },
     /// The socket of a datagram queue pair is full no more.
     SocketRoom { host: usize, from: QpNum },
     /// A sleeping host is woken.
@@ -139,7 +142,9 @@ pub struct Counters {
     pub segments: u64,
     /// Datagrams sent, one for each host that it is for.
     pub datagrams: u64,
-    /// Of those, lost to chance or partition.
+    /// Frames sent by adapters with a stack of their own.
+    pub frames: u64,
+    /// Of all these, lost to chance, partition or a full queue.
     pub lost: u64,
     /// Delivered twice.
     pub duplicated: u64,
@@ -167,6 +172,7 @@ pub struct World {
     pub hosts: Vec<Host>,
     pub net: Network,
     pub udp: Udp,
+    pub frames: Frames,
     pub rng: Rng,
     pub trace: Trace,
     pub counters: Counters,
@@ -189,6 +195,7 @@ impl World {
             hosts: Vec::new(),
             net: Network::new(profile),
             udp: Udp::default(),
+            frames: Frames::default(),
             rng,
             trace,
             counters: Counters::default(),
@@ -303,6 +310,7 @@ impl World {
             WorldEvent::Linked { host, from, message } => self.linked(host, from, message),
             WorldEvent::StartupLate { stream, side } => self.startup_late(stream, side),
             WorldEvent::Datagram { host, arrival, bytes } => self.datagram(host, &arrival, &bytes),
+            WorldEvent::Frame { host, bytes } => self.frame(host, &bytes),
             WorldEvent::SocketRoom { host, from } => self.socket_room(host, from),
             WorldEvent::Bell { host } => {
                 self.counters.bells += 1;
@@ -334,6 +342,7 @@ impl World {
                 self.transmit(h, conn);
             }
             busy |= self.transmit_datagrams(h);
+            busy |= self.transmit_frames(h);
             let now = self.time();
             let host = &mut self.hosts[h];
             busy |= host.adapter.progress(now);
@@ -347,6 +356,9 @@ impl World {
                 self.violate(|| format!("host {h} is never done at one point in time"));
                 break;
             }
+        }
+        if self.hosts[h].adapter.owes_acks() {
+            self.schedule_acks(h);
         }
         self.schedule_timer(h);
     }

@@ -38,6 +38,8 @@ const KIND_DREP: u8 = 8;
 
 const FLAG_SRQ: u8 = 1;
 const FLAG_FLOW_CONTROL: u8 = 2;
+const FLAG_ECE: u8 = 4;
+const ECE_LEN: usize = 8;
 const MAX_24_BIT: u32 = 0x00ff_ffff;
 
 /// Whether `bytes` begin as a message of connection management, of any version.
@@ -85,6 +87,15 @@ fn at_most(value: u8, most: u8, name: &'static str) -> Result<u8, WireError> {
     if value <= most { Ok(value) } else { Err(WireError::OutOfRange(name)) }
 }
 
+/// Options of a vendor that one side of a connection would use (enhanced connection establishment).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// Whose options they are; 0: there are none.
+    pub vendor_id: u32,
+    /// Which, as that vendor says.
+    pub options: u32,
+}
+
 /// What one side of a connection says of itself and wants of the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
@@ -116,11 +127,27 @@ pub struct Offer {
     pub ack_timeout: u8,
     /// Where the sender's queue pairs are.
     pub gid: [u8; 16],
+    /// Options of its vendor.
+    pub ece: Ece,
 }
 
 impl Offer {
-    fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+    /// Reads an offer, and the private data of at most `most` bytes behind it.
+    fn parse(bytes: &[u8], most: usize) -> Result<(Self, &[u8]), WireError> {
         need(bytes, OFFER_LEN)?;
+        let data = data(bytes, OFFER_LEN, most)?;
+        let ece = match bytes[11] & FLAG_ECE {
+            0 => Ece::default(),
+            _ => {
+                let at = OFFER_LEN + data.len();
+                need(bytes, at + ECE_LEN)?;
+                Ece { vendor_id: u32_at(bytes, at), options: u32_at(bytes, at + 4) }
+            }
+        };
+        Ok((Self::fields(bytes, ece)?, data))
+    }
+
+    fn fields(bytes: &[u8], ece: Ece) -> Result<Self, WireError> {
         if !(1..=5).contains(&bytes[24]) {
             return Err(WireError::OutOfRange("path_mtu"));
         }
@@ -139,12 +166,19 @@ impl Offer {
             traffic_class: bytes[25],
             ack_timeout: at_most(bytes[26], 31, "ack_timeout")?,
             gid: array(bytes, 32),
+            ece,
         })
+    }
+
+    fn has_ece(&self) -> bool {
+        self.ece.vendor_id != 0
     }
 
     fn emit(&self, out: &mut [u8]) {
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-        let flags = flag(self.srq, FLAG_SRQ) | flag(self.flow_control, FLAG_FLOW_CONTROL);
+        let flags = flag(self.srq, FLAG_SRQ)
+            | flag(self.flow_control, FLAG_FLOW_CONTROL)
+            | flag(self.has_ece(), FLAG_ECE);
         put(out, 8, self.port_space.to_be_bytes());
         put(out, 10, [self.qp_type, flags]);
         put(out, 12, (self.qpn & MAX_24_BIT).to_be_bytes());
@@ -173,8 +207,12 @@ impl<'a> Setup<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let (kind, code) = head(bytes)?;
         match kind {
-            KIND_REQ => Ok(Setup::Request(Offer::parse(bytes)?, data(bytes, OFFER_LEN, REQ_DATA)?)),
-            KIND_REP => Ok(Setup::Reply(Offer::parse(bytes)?, data(bytes, OFFER_LEN, REP_DATA)?)),
+            KIND_REQ => {
+                Offer::parse(bytes, REQ_DATA).map(|(offer, data)| Setup::Request(offer, data))
+            }
+            KIND_REP => {
+                Offer::parse(bytes, REP_DATA).map(|(offer, data)| Setup::Reply(offer, data))
+            }
             KIND_REJ => Ok(Setup::Reject(code, data(bytes, HEAD_LEN, REJ_DATA)?)),
             _ => Err(WireError::OutOfRange("kind")),
         }
@@ -190,10 +228,14 @@ impl<'a> Setup<'a> {
         let data = &data[..data.len().min(most)];
         let mut out = vec![0; at];
         put_head(&mut out, kind, code, data.len());
+        out.extend_from_slice(data);
         if let Setup::Request(offer, _) | Setup::Reply(offer, _) = self {
             offer.emit(&mut out);
+            if offer.has_ece() {
+                out.extend_from_slice(&offer.ece.vendor_id.to_be_bytes());
+                out.extend_from_slice(&offer.ece.options.to_be_bytes());
+            }
         }
-        out.extend_from_slice(data);
         out
     }
 }

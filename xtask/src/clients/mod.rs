@@ -8,6 +8,7 @@ mod hosts;
 mod iwarp;
 mod libfabric;
 mod openmpi;
+mod others;
 mod pair;
 mod planned;
 mod qp0;
@@ -15,6 +16,7 @@ mod qpip;
 mod rdmacm;
 mod rows;
 mod single;
+mod sockets;
 mod suite;
 mod trace;
 

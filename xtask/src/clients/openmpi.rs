@@ -92,19 +92,21 @@ fn mpirun(staged: &Staged, ranks: Ranks, count: usize) -> Command {
 /// The program of the tests, built when it is first asked for.
 fn program() -> Result<&'static PathBuf, String> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    PROGRAM.get_or_init(build).as_ref().map_err(Clone::clone)
+    PROGRAM.get_or_init(|| build(["mpicc", "mpirun"], "mpi")).as_ref().map_err(Clone::clone)
 }
 
-fn build() -> Result<PathBuf, String> {
-    for tool in ["mpicc", "mpirun"] {
+/// Builds the program of the tests for one implementation of MPI: by its compiler, if what starts the ranks
+/// is there too.
+pub(super) fn build([compiler, starter]: [&str; 2], name: &str) -> Result<PathBuf, String> {
+    for tool in [compiler, starter] {
         if tools::find(tool).is_none() {
             return Err(format!("  {tool} is missing: run `make check`"));
         }
     }
-    let program = crate::target_dir().join("quipu/mpi");
-    let mut command = Command::new("mpicc");
+    let program = crate::target_dir().join("quipu").join(name);
+    let mut command = Command::new(compiler);
     command.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
     command.arg(crate::root().join("tests/clients/mpi.c"));
     let ended = capture(command, LIMIT).map_err(|error| format!("{error:#}"))?;
-    if ended.success() { Ok(program) } else { Err(ended.text("mpicc")) }
+    if ended.success() { Ok(program) } else { Err(ended.text(compiler)) }
 }

@@ -30,6 +30,7 @@ pub(super) fn one_host(staged: &Staged) -> Vec<Row<'_>> {
         row("rdma_client", rdma_client),
         row("rping-has-no-write", rping),
         row("c-pingpong", c_pingpong),
+        row("c-pingpong-shared", c_pingpong_shared),
     ]
 }
 
@@ -162,18 +163,37 @@ fn compiled(staged: &Staged, name: &str) -> Result<PathBuf, String> {
     Ok(program)
 }
 
+fn udp_link() -> Result<String, String> {
+    free_port().map(|port| format!("udp:127.0.0.1:{port}")).map_err(said)
+}
+
 fn c_pingpong(staged: &Staged) -> Result<(), String> {
+    c_pingpong_over(staged, &[udp_link()?, udp_link()?])
+}
+
+/// The same program on adapters that are in processes of their own.
+fn c_pingpong_shared(staged: &Staged) -> Result<(), String> {
+    let share = |which: &str| -> Result<(Running, String), String> {
+        let name = format!("c-{which}-{}", std::process::id());
+        let mut nic = Command::new(&staged.quipu);
+        nic.args(["nic", "--share", &name, "--link", &udp_link()?]);
+        Ok((start(nic, "share:")?, format!("share:{name}")))
+    };
+    let ((_one, a), (_two, b)) = (share("one")?, share("two")?);
+    c_pingpong_over(staged, &[a, b])
+}
+
+fn c_pingpong_over(staged: &Staged, [waits, goes]: &[String; 2]) -> Result<(), String> {
     let program = compiled(staged, "pingpong")?;
-    let link = || free_port().map(|port| format!("udp:127.0.0.1:{port}")).map_err(said);
     let begin = |words: &[&str]| {
         let mut command = Command::new(&program);
         command.args(words);
         command
     };
-    let server = start(begin(&[&link()?, "7000"]), "waiting at ")?;
+    let server = start(begin(&[waits, "7000"]), "waiting at ")?;
     let text = server.said();
     let at = text.split("waiting at ").nth(1).unwrap_or_default().trim();
-    let client = run(begin(&[&link()?, "7000", at]))?;
+    let client = run(begin(&[goes, "7000", at]))?;
     check(client.stdout.contains("1000 turns"), &client, "not all turns")?;
     let server = server.finish(Instant::now() + LIMIT);
     let _ = std::fs::remove_file(&program);

@@ -18,7 +18,7 @@ const NC: &str = "import socket, sys\n\
     stream.shutdown(socket.SHUT_WR)\n\
     while part := stream.recv(65536): sys.stdout.write(part.decode())\n";
 /// Sizes of files that are fetched.
-const SIZES: [usize; 3] = [0, 1000, 16 << 20];
+pub(super) const SIZES: [usize; 3] = [0, 1000, 16 << 20];
 
 /// All of them.
 pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
@@ -32,6 +32,11 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         rows.push(row("curl-many", curl_many));
         rows.push(row("get-of-http.server", get));
         rows.push(row("nc-of-pingpong", nc));
+        rows.push(row("shared", shared));
+        rows.push(Row {
+            name: format!("two-hosts/{}/qpip/bridge", family.name()),
+            run: Box::new(move || bridge(staged, &Net::bridged(family)?)),
+        });
         rows.push(row("pingpong/queue-pair-of-socket", |staged, net| pingpong(staged, net, true)));
         rows.push(row("pingpong/socket-of-queue-pair", |staged, net| pingpong(staged, net, false)));
         rows.push(row("ttcp/queue-pair-to-socket", |staged, net| ttcp(staged, net, true)));
@@ -54,11 +59,27 @@ pub(super) struct Net {
 
 impl Net {
     pub(super) fn new(family: Family) -> Result<Self, String> {
+        Self::with_devices(family, "ip tuntap add dev qp0 mode tap vnet_hdr", "qp0")
+    }
+
+    /// The same, whose TAP device is a port of a bridge, as is a second one for another adapter.
+    fn bridged(family: Family) -> Result<Self, String> {
+        let port = |name| {
+            format!(
+                "ip tuntap add dev {name} mode tap vnet_hdr && \
+                 ip link set {name} master br0 && ip link set {name} up"
+            )
+        };
+        let devices = format!("ip link add br0 type bridge && {} && {}", port("qp0"), port("qp1"));
+        Self::with_devices(family, &devices, "br0")
+    }
+
+    /// A namespace with `devices`, which a script makes; the kernel has its address on the one called `own`.
+    fn with_devices(family: Family, devices: &str, own: &str) -> Result<Self, String> {
         let [kernel, _] = addresses(family);
         let script = format!(
-            "ip link set lo up && ip tuntap add dev qp0 mode tap vnet_hdr && \
-             ip address add {kernel} dev qp0 {} && ip link set qp0 up && echo ready && \
-             exec sleep 3600",
+            "ip link set lo up && {devices} && ip address add {kernel} dev {own} {} && \
+             ip link set {own} up && echo ready && exec sleep 3600",
             if family == Family::V6 { "nodad" } else { "" },
         );
         let mut command = Command::new("unshare");
@@ -76,7 +97,7 @@ impl Net {
     }
 
     /// A tool of QPIP in it, on the adapter's end of the device.
-    fn tool(&self, staged: &Staged, args: &[&str]) -> Command {
+    pub(super) fn tool(&self, staged: &Staged, args: &[&str]) -> Command {
         let [_, adapter] = addresses(self.family);
         let mut command = self.command(&staged.quipu.display().to_string(), &["qpip"]);
         command.args(args).args(["--link", "tap:qp0", "--address", adapter]);
@@ -90,7 +111,11 @@ impl Net {
         command
     }
 
-    fn kernel(&self) -> &'static str {
+    pub(super) fn family(&self) -> Family {
+        self.family
+    }
+
+    pub(super) fn kernel(&self) -> &'static str {
         bare(addresses(self.family)[0])
     }
 
@@ -99,7 +124,7 @@ impl Net {
         addresses(self.family)[1]
     }
 
-    fn adapter(&self) -> &'static str {
+    pub(super) fn adapter(&self) -> &'static str {
         bare(addresses(self.family)[1])
     }
 
@@ -145,7 +170,7 @@ pub(super) fn check(holds: bool, ended: &Ended, what: &str) -> Result<(), String
 }
 
 /// Octets without a pattern that a lost or doubled piece would fit into.
-fn noise(len: usize) -> Vec<u8> {
+pub(super) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = |_| {
         state =
@@ -156,10 +181,10 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 /// A folder with files of all sizes, which goes when it is dropped.
-struct Folder(std::path::PathBuf);
+pub(super) struct Folder(std::path::PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self, String> {
+    pub(super) fn new() -> Result<Self, String> {
         let folder = Self(scratch_file("qpip", "d"));
         fs::create_dir(&folder.0).map_err(|error| error.to_string())?;
         for size in SIZES {
@@ -167,6 +192,10 @@ impl Folder {
             written.map_err(|error| error.to_string())?;
         }
         Ok(folder)
+    }
+
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.join(name)
     }
 }
 
@@ -213,6 +242,32 @@ fn curl(staged: &Staged, net: &Net) -> Result<(), String> {
         let args = [&code[..], options, &[url.as_str()]].concat();
         let ended = run(net.command("curl", &args))?;
         check(ended.stdout == status, &ended, &format!("not {status}"))?;
+    }
+    Ok(())
+}
+
+/// A switch between two adapters and the kernel: each reaches each. Segments of 64 KB cross it uncut.
+fn bridge(staged: &Staged, net: &Net) -> Result<(), String> {
+    let folder = Folder::new()?;
+    let path = folder.0.display().to_string();
+    let _server = start(net.tool(staged, &["serve", &path]), "serving")?;
+    let to = folder.0.join("fetched");
+    let other = match net.family {
+        Family::V4 => "10.78.0.3/24",
+        Family::V6 => "fd78::3/64",
+    };
+    for size in SIZES {
+        let url = net.url(&size.to_string());
+        if fetch(net, &folder, &url, &[])? != noise(size) {
+            return Err(format!("  the kernel got others than these {size} octets"));
+        }
+        let quipu = staged.quipu.display().to_string();
+        let link = ["--link", "tap:qp1", "--address", other];
+        let get = ["qpip", "get", &url, "--output", &to.display().to_string()];
+        run(net.command(&quipu, &[&get[..], &link[..]].concat()))?;
+        if fs::read(&to).map_err(|error| error.to_string())? != noise(size) {
+            return Err(format!("  the other adapter got others than these {size} octets"));
+        }
     }
     Ok(())
 }
@@ -289,6 +344,39 @@ fn nc(staged: &Staged, net: &Net) -> Result<(), String> {
         check(ended.stdout == text, &ended, "other text came back")?;
     }
     Ok(())
+}
+
+/// An adapter in a process with the right to the device, and two programs without any; one is killed.
+fn shared(staged: &Staged, net: &Net) -> Result<(), String> {
+    let folder = Folder::new()?;
+    let name = format!("clients-{}-{}", net.family.name(), std::process::id());
+    let quipu = staged.quipu.display().to_string();
+    let nic = ["nic", "--share", &name, "--link", "tap:qp0", "--address", net.own()];
+    let mut nic = start(net.command(&quipu, &nic), "share:")?;
+    // Not even the network namespace is theirs.
+    let program = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-all", "--inh-caps", "-all", "--", &quipu, "qpip"]);
+        command.args(args).arg("--link").arg(format!("share:{name}"));
+        command
+    };
+    let path = folder.0.display().to_string();
+    let server = start(program(&["serve", &path]), "serving")?;
+    let _echo = start(program(&["pingpong", "--wait"]), "sending back")?;
+    for size in SIZES {
+        if fetch(net, &folder, &net.url(&size.to_string()), &[])? != noise(size) {
+            return Err(format!("  others than these {size} octets came"));
+        }
+    }
+    drop(server);
+    let text = "knots on a string\n".repeat(500);
+    let ended = run(net.command("python3", &["-c", NC, net.adapter(), "5002", &text]))?;
+    check(ended.stdout == text, &ended, "other text came back")?;
+    let _server = start(program(&["serve", &path]), "serving")?;
+    if fetch(net, &folder, &net.url("1000"), &[])? != noise(1000) {
+        return Err("  others than these 1000 octets came".into());
+    }
+    if nic.has_ended() { Err("  the adapter has ended".into()) } else { Ok(()) }
 }
 
 /// Round trips between a socket and a queue pair, of which one is the client.

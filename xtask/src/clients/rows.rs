@@ -5,8 +5,8 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, planned, qp0, qpip,
-    rdmacm, single, suite, trace,
+    Hosts, LIMIT, Row, capture, datagrams, faults, iwarp, libfabric, openmpi, others, planned, qp0,
+    qpip, rdmacm, single, sockets, suite, trace,
 };
 
 /// Exchanges of a row with one size.
@@ -91,6 +91,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(planned::rows(staged));
     rows.extend(iwarp::one_host(staged));
     rows.extend(qp0::one_host(staged));
+    rows.extend(others::one_host(staged));
     rows.extend(faults::one_host(staged));
     rows
 }
@@ -105,6 +106,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(openmpi::rows(staged));
     rows.extend(faults::two_hosts(staged));
     rows.extend(qpip::rows(staged));
+    rows.extend(sockets::rows(staged));
     rows.extend(qp0::two_hosts(staged));
     rows
 }

@@ -108,6 +108,7 @@ fn param(qp: Qp, data: &'static [u8]) -> EngineCmParam {
         qp_num: qp.qp_num,
         qkey: 0,
         qp_type: IBV_QPT_RC,
+        ece: ibv_ece::default(),
     }
 }
 

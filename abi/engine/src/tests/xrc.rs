@@ -47,12 +47,12 @@ fn xrc_srq(bench: &Bench, xrcd: XrcdHandle) -> EngineSrq {
     made(|out| unsafe { (bench.api.create_srq)(bench.pd, &init, out) }).unwrap()
 }
 
-#[test]
-fn messages_name_a_shared_receive_queue() {
-    let bench = Bench::new();
-    let xrcd = open(&bench, -1, O_CREAT).unwrap();
-    let queues = [xrc_srq(&bench, xrcd), xrc_srq(&bench, xrcd)];
-    assert_ne!(queues[0].srq_num, queues[1].srq_num);
+/// What an XRC responder does not have, and a requester.
+const REQUESTER: u32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+const RESPONDER: u32 = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+
+/// A requester, and a responder of a domain.
+fn two_ends(bench: &Bench, xrcd: XrcdHandle) -> (EngineQp, EngineQp) {
     let mut init = bench.qp_init();
     (init.qp_type, init.recv_cq) = (IBV_QPT_XRC_SEND, CqHandle::NONE);
     let from = bench.create_qp(&init).unwrap();
@@ -63,16 +63,26 @@ fn messages_name_a_shared_receive_queue() {
     };
     let without = EngineQpInit { xrcd: XrcdHandle::NONE, ..init };
     assert_eq!(made_to(&without).err(), Some(EngineStatus::Invalid));
-    let to = made_to(&init).unwrap();
+    (from, made_to(&init).unwrap())
+}
+
+/// INIT and RTR.
+fn to_rtr(bench: &Bench, qp: QpHandle, peer: u32, lacks: u32) {
+    bench.to_init(qp).unwrap();
+    let (attr, mask) = bench.rtr(peer);
+    bench.modify(qp, &attr, mask & !lacks).unwrap();
+}
+
+#[test]
+fn messages_name_a_shared_receive_queue() {
+    let bench = Bench::new();
+    let xrcd = open(&bench, -1, O_CREAT).unwrap();
+    let queues = [xrc_srq(&bench, xrcd), xrc_srq(&bench, xrcd)];
+    assert_ne!(queues[0].srq_num, queues[1].srq_num);
+    let (from, to) = two_ends(&bench, xrcd);
     assert_eq!(close(&bench, xrcd), Err(EngineStatus::Busy));
-    let (requester, responder) = (
-        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-        IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-    );
-    for (own, peer, lacks) in [(from, to, requester), (to, from, responder)] {
-        bench.to_init(own.qp).unwrap();
-        let (attr, mask) = bench.rtr(peer.qp_num);
-        bench.modify(own.qp, &attr, mask & !lacks).unwrap();
+    for (own, peer, lacks) in [(from, to, REQUESTER), (to, from, RESPONDER)] {
+        to_rtr(&bench, own.qp, peer.qp_num, lacks);
         bench.to_rts_without(own.qp, lacks).unwrap();
     }
     for (index, queue) in queues.iter().enumerate() {
@@ -97,6 +107,79 @@ fn messages_name_a_shared_receive_queue() {
     let mut wr = send(8, IBV_WR_SEND, &mut []);
     wr.qp_type.xrc.remote_srqn = 1 << 24;
     assert_eq!(bench.post_send(from.qp, &mut [wr]), Err((8, EngineStatus::Invalid)));
+}
+
+/// A domain and its responder in two contexts: whoever has the responder open moves it on and hears of
+/// events, and it is there until the last has closed it.
+#[test]
+fn a_responder_lives_until_the_last_that_has_it_open() {
+    let bench = Bench::new();
+    let file = File::open("/dev/zero").unwrap();
+    let xrcd = open(&bench, file.as_raw_fd(), O_CREAT).unwrap();
+    let queue = xrc_srq(&bench, xrcd);
+    let (from, to) = two_ends(&bench, xrcd);
+
+    let other = Bench::new();
+    let there = open(&other, file.as_raw_fd(), 0).unwrap();
+    let elsewhere = open(&other, -1, O_CREAT).unwrap();
+    let opening = |xrcd, number, cookie| {
+        let open = other.api.open_qp;
+        made::<QpHandle>(|out| unsafe { open(other.context, xrcd, number, cookie, out) })
+    };
+    for (xrcd, number) in [(xrcd, to.qp_num), (elsewhere, to.qp_num), (there, from.qp_num)] {
+        assert_eq!(opening(xrcd, number, 0), Err(EngineStatus::Invalid));
+    }
+    let opened = [opening(there, to.qp_num, 71).unwrap(), opening(there, to.qp_num, 72).unwrap()];
+
+    // The one opens the way, the other sees it; the creator goes before the first message.
+    to_rtr(&bench, opened[0], from.qp_num, RESPONDER);
+    assert_eq!(other.query(opened[1]).unwrap().qp_state, IBV_QPS_RTR);
+    bench.destroy_qp(to.qp).unwrap();
+    assert_eq!(bench.query(to.qp).err(), Some(EngineStatus::Invalid));
+    assert_eq!(bench.destroy_qp(to.qp).err(), Some(EngineStatus::Invalid));
+    to_rtr(&bench, from.qp, to.qp_num, REQUESTER);
+    bench.to_rts_without(from.qp, REQUESTER).unwrap();
+    let wr = receive(100, &mut []);
+    let posted = unsafe { (bench.api.post_srq_recv)(queue.srq, &wr, &mut std::ptr::null()) };
+    assert_eq!(posted, EngineStatus::Ok.code());
+    let mut wr = send(7, IBV_WR_SEND, &mut []);
+    wr.qp_type.xrc.remote_srqn = queue.srq_num;
+    bench.post_send(from.qp, &mut [wr]).unwrap();
+    bench.completions(bench.cq, 2);
+
+    let mut told = [0, 1].map(|_| {
+        let event: EngineAsyncEvent =
+            made(|out| unsafe { (other.api.get_async_event)(other.context, out) }).unwrap();
+        (event.event_type, event.cookie)
+    });
+    told.sort_unstable();
+    assert_eq!(told, [(IBV_EVENT_COMM_EST, 71), (IBV_EVENT_COMM_EST, 72)]);
+
+    let one = EngineEventsReported { comp: 0, r#async: 1 };
+    assert_eq!(other.destroy_qp(opened[1]), Ok(one));
+    assert_eq!(other.query(opened[1]).err(), Some(EngineStatus::Invalid));
+    assert_eq!(other.query(opened[0]).unwrap().qp_state, IBV_QPS_RTR);
+    assert_eq!(other.destroy_qp(opened[0]), Ok(one));
+    assert_eq!(opening(there, to.qp_num, 0), Err(EngineStatus::Invalid), "it is gone");
+}
+
+/// What a context has open goes with it.
+#[test]
+fn a_context_that_is_closed_leaves_the_responder_to_others() {
+    let bench = Bench::new();
+    let file = File::open("/dev/full").unwrap();
+    let there = open(&bench, file.as_raw_fd(), O_CREAT).unwrap();
+    let creator = Bench::new();
+    let xrcd = open(&creator, file.as_raw_fd(), 0).unwrap();
+    let (_, to) = two_ends(&creator, xrcd);
+    let (context, number) = (bench.context, to.qp_num);
+    let opened: QpHandle =
+        made(|out| unsafe { (bench.api.open_qp)(context, there, number, 0, out) }).unwrap();
+    drop(creator);
+    assert_eq!(bench.query(opened).unwrap().qp_state, IBV_QPS_RESET);
+    assert_eq!(close(&bench, there), Err(EngineStatus::Busy));
+    bench.destroy_qp(opened).unwrap();
+    close(&bench, there).unwrap();
 }
 
 /// Unreliable connections over the same table.

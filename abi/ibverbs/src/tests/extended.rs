@@ -240,6 +240,49 @@ fn null_regions_advice_and_allocators_pass() {
 }
 
 #[test]
+fn a_responder_is_opened_by_its_number() {
+    let context = open();
+    // SAFETY: calls as a C program makes them.
+    unsafe {
+        let table = table(context);
+        let mut init = ibv_xrcd_init_attr {
+            comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+            fd: -1,
+            oflags: libc::O_CREAT,
+        };
+        let xrcd = table.open_xrcd.unwrap()(context, &mut init);
+        let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        let whole = ibv_qp_open_attr {
+            comp_mask: needed | IBV_QP_OPEN_ATTR_CONTEXT,
+            qp_num: 0x4201,
+            xrcd,
+            qp_context: ptr::without_provenance_mut(9),
+            qp_type: IBV_QPT_XRC_RECV,
+        };
+        let open = |mut attr: ibv_qp_open_attr| table.open_qp.unwrap()(context, &mut attr);
+        for (attr, why) in [
+            (ibv_qp_open_attr { comp_mask: 1 << 4 | whole.comp_mask, ..whole }, Errno::EOPNOTSUPP),
+            (ibv_qp_open_attr { comp_mask: IBV_QP_OPEN_ATTR_NUM, ..whole }, Errno::EINVAL),
+            (ibv_qp_open_attr { qp_type: IBV_QPT_RC, ..whole }, Errno::EINVAL),
+            (ibv_qp_open_attr { xrcd: ptr::null_mut(), ..whole }, Errno::EINVAL),
+        ] {
+            assert!(open(attr).is_null());
+            assert_eq!(Errno::last(), why);
+        }
+        let qp = open(whole);
+        assert_eq!(((*qp).qp_num, (*qp).qp_type), (0x4201, IBV_QPT_XRC_RECV));
+        assert_eq!(((*qp).state, (*qp).qp_context.addr()), (IBV_QPS_UNKNOWN, 9));
+        let plain = open(ibv_qp_open_attr { comp_mask: needed, ..whole });
+        assert!((*plain).qp_context.is_null() && (*plain).pd.is_null());
+        for opened in [qp, plain] {
+            assert_eq!(crate::qp::ibv_destroy_qp(opened), 0);
+        }
+        assert_eq!(table.close_xrcd.unwrap()(xrcd), 0);
+        assert_eq!(context::ibv_close_device(context), 0);
+    }
+}
+
+#[test]
 fn raw_packets_ask_for_what_they_need() {
     let program = Program::new();
     // SAFETY: calls as a C program makes them, some with pointers that are null or of other objects.

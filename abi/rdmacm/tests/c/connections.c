@@ -109,6 +109,73 @@ static void established(int port)
 	CHECK(rdma_destroy_id(passive) == 0);
 }
 
+/* What vendors' options programs say, with queue pairs of their own, reaches the other one. */
+static void extensions(int port)
+{
+	struct rdma_conn_param param = { .private_data = "ece", .private_data_len = 4, .qp_num = 1 };
+	struct ibv_ece ours = { .vendor_id = 0x1234567, .options = 5 }, theirs = { .vendor_id = 8, .options = 6 };
+	struct ibv_ece said;
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	struct rdma_cm_event *event;
+	CHECK(rdma_set_local_ece(active, &ours) == 0);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("ece");
+	CHECK(rdma_get_remote_ece(passive, &said) == 0 && memcmp(&said, &ours, sizeof said) == 0);
+	CHECK(rdma_set_local_ece(passive, &theirs) == 0);
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_get_remote_ece(active, &said) == 0 && memcmp(&said, &theirs, sizeof said) == 0);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_destroy_id(active) == 0);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_destroy_id(passive) == 0);
+
+	active = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("ece");
+	CHECK(rdma_get_remote_ece(passive, &said) == 0 && said.vendor_id == 0 && said.options == 0);
+	CHECK(rdma_reject_ece(passive, "no", 3) == 0);
+	event = expect(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 35 && strcmp(event->param.conn.private_data, "no") == 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0);
+}
+
+/* The queue pairs of identifiers have options of their own vendor, none of which are known. */
+static void options_of_queue_pairs(int port)
+{
+	struct rdma_conn_param param = { .private_data = "qp", .private_data_len = 3 };
+	struct ibv_qp_init_attr init = queues();
+	struct ibv_ece said = { 0 }, foreign = { .vendor_id = 0x2c9 }, none = { 0 };
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	CHECK(rdma_create_qp(active, NULL, &init) == 0);
+	CHECK(ibv_query_ece(active->qp, &said) == 0 && said.vendor_id != 0 && said.options == 0);
+	CHECK(ibv_query_ece(active->qp, NULL) == EINVAL && ibv_set_ece(active->qp, NULL) == EINVAL);
+	CHECK(ibv_set_ece(active->qp, &foreign) == EINVAL && ibv_set_ece(active->qp, &none) == EOPNOTSUPP);
+	said.comp_mask = 1;
+	CHECK(ibv_set_ece(active->qp, &said) == EINVAL);
+	said.comp_mask = 0;
+	said.options = 77;
+	CHECK(ibv_set_ece(active->qp, &said) == 0 && said.options == 0);
+	FAILS(rdma_set_local_ece(active, &said), EINVAL);
+	FAILS(rdma_get_remote_ece(active, &said), EINVAL);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = request("qp");
+	/* Before it has a queue pair of its own. */
+	CHECK(rdma_get_remote_ece(passive, &none) == 0 && none.vendor_id == said.vendor_id && none.options == 0);
+	init = queues();
+	CHECK(rdma_create_qp(passive, NULL, &init) == 0);
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_ESTABLISHED);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	rdma_destroy_qp(active);
+	CHECK(rdma_destroy_id(active) == 0);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	rdma_destroy_qp(passive);
+	CHECK(rdma_destroy_id(passive) == 0);
+}
+
 /* A program that asks without waiting hears of the end after a last chance to see what came before it. */
 static void last_words(int port, int looks)
 {
@@ -180,6 +247,8 @@ int main(void)
 	both_ways(port);
 	refused(port);
 	established(port);
+	extensions(port);
+	options_of_queue_pairs(port);
 	last_words(port, 1);
 	last_words(port, 0);
 	not_taken();

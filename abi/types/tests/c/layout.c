@@ -14,7 +14,8 @@ int main(void)
 	SIZE(ibv_recv_wr); SIZE(ibv_mw_bind); SIZE(ibv_mw_bind_info); SIZE(ibv_wc); SIZE(ibv_grh);
 	SIZE(ibv_gid_entry); SIZE(ibv_device_attr); SIZE(ibv_device_attr_ex); SIZE(ibv_global_route);
 	SIZE(ibv_ah_attr); SIZE(ibv_srq_attr); SIZE(ibv_srq_init_attr); SIZE(ibv_srq_init_attr_ex);
-	SIZE(ibv_qp_cap); SIZE(ibv_qp_init_attr); SIZE(ibv_qp_init_attr_ex); SIZE(ibv_qp_attr);
+	SIZE(ibv_qp_cap); SIZE(ibv_qp_init_attr); SIZE(ibv_qp_init_attr_ex);
+	SIZE(ibv_qp_open_attr); SIZE(ibv_qp_attr);
 	SIZE(ibv_cq_init_attr_ex); SIZE(ibv_modify_cq_attr); SIZE(ibv_parent_domain_init_attr);
 	SIZE(ibv_values_ex); SIZE(ibv_ece); SIZE(ibv_async_event); SIZE(ibv_dm);
 	SIZE(ibv_alloc_dm_attr);

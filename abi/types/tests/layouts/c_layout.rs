@@ -59,6 +59,7 @@ fn the_compiler_lays_the_headers_out_alike() {
         ("ibv_qp_cap", size_of::<ibv_qp_cap>()),
         ("ibv_qp_init_attr", size_of::<ibv_qp_init_attr>()),
         ("ibv_qp_init_attr_ex", size_of::<ibv_qp_init_attr_ex>()),
+        ("ibv_qp_open_attr", size_of::<ibv_qp_open_attr>()),
         ("ibv_qp_attr", size_of::<ibv_qp_attr>()),
         ("ibv_cq_init_attr_ex", size_of::<ibv_cq_init_attr_ex>()),
         ("ibv_modify_cq_attr", size_of::<ibv_modify_cq_attr>()),

@@ -1,9 +1,11 @@
 //! What people get to see.
 
 mod chart;
+mod qpip;
 mod svg;
 mod table;
 
+pub(crate) use qpip::{list as qpip_list, plot as qpip_plot};
 pub(crate) use svg::plot;
 pub(crate) use table::{Listed, list, text};
 

@@ -7,9 +7,9 @@ use crate::model::{Kind, Op, Path, Point, Role, Series};
 use crate::results::Results;
 use crate::targets::{QUIPU, QUIPU_TCP, QUIPU_UD, UDP_SOCKET};
 
-const WIDTH: f64 = 1000.0;
-const CHART_HEIGHT: f64 = 300.0;
-const HEAD: f64 = 34.0;
+pub(super) const WIDTH: f64 = 1000.0;
+pub(super) const CHART_HEIGHT: f64 = 300.0;
+pub(super) const HEAD: f64 = 34.0;
 const LEGEND_LINE: f64 = 18.0;
 
 /// Draws the whole plot.
@@ -33,14 +33,21 @@ pub(crate) fn plot(results: &Results) -> String {
             });
         }
     }
-    let legends = [legend(&charts[..2]), legend(&charts[2..])];
+    let title = format!("Quipu beside floors and peers: medians of {} rounds", results.rounds);
+    page(results, &title, &charts)
+}
+
+/// A page with charts, first those of the left column, and their legends below.
+pub(super) fn page(results: &Results, title: &str, charts: &[Chart]) -> String {
+    let half = WIDTH / 2.0;
+    let (left, right) = charts.split_at(charts.len() / 2);
+    let legends = [legend(left), legend(right)];
     let rows = legends.iter().map(|styles| styles.len().div_ceil(2)).max().unwrap_or(0);
-    let bottom = HEAD + 2.0 * CHART_HEIGHT + 8.0;
+    let bottom = HEAD + left.len() as f64 * CHART_HEIGHT + 8.0;
     let height = bottom + rows as f64 * LEGEND_LINE + 26.0;
 
     let mut out = head(height);
-    let _ =
-        writeln!(out, r#"<text x="16" y="22" class="head">{}</text>"#, escape(&caption(results)));
+    let _ = writeln!(out, r#"<text x="16" y="22" class="head">{}</text>"#, escape(title));
     charts.iter().for_each(|chart| chart.draw(&mut out));
     for (column, styles) in legends.iter().enumerate() {
         draw_legend(&mut out, styles, half * column as f64 + 52.0, bottom);
@@ -66,10 +73,6 @@ width="{WIDTH:.0}" height="{height:.0}" font-family="Helvetica, Arial, sans-seri
 <rect width="100%" height="100%" fill="#ffffff"/>
 "##
     )
-}
-
-fn caption(results: &Results) -> String {
-    format!("Quipu beside floors and peers: medians of {} rounds", results.rounds)
 }
 
 fn lines(results: &Results, path: Path, kind: Kind) -> Vec<Line> {

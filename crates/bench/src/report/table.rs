@@ -46,6 +46,7 @@ pub(crate) fn text(results: &Results) -> String {
         }
     }
     costs(&mut out, results);
+    super::qpip::tables(&mut out, results);
     targets(&mut out, results);
     if !results.notes.is_empty() {
         let _ = writeln!(out, "Notes");
@@ -235,7 +236,7 @@ fn targets(out: &mut String, results: &Results) {
 }
 
 /// Lines whose columns are as wide as their widest cell; numbers to the right.
-fn aligned(out: &mut String, lines: &[Vec<String>], right: bool) {
+pub(super) fn aligned(out: &mut String, lines: &[Vec<String>], right: bool) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));

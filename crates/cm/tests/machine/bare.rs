@@ -2,7 +2,7 @@
 
 use quipu_cm::{
     Action, CallError, ChannelKey, Cm, Config, Event, EventKind, IdKey, Loss, Param, PortSpace,
-    Protocol, Unwanted, gid_of,
+    Protocol, Refusal, Unwanted, gid_of,
 };
 
 const RC: u8 = 2;
@@ -93,7 +93,7 @@ fn a_request_is_an_address() {
 }
 
 #[test]
-fn a_full_queue_gives_no_answer() {
+fn who_finds_the_queue_full_is_to_wait() {
     let mut world = World::new();
     let first = world.arrive().unwrap();
     assert_eq!(world.arrive(), Err(Unwanted::Full));
@@ -136,7 +136,7 @@ fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
     let mut world = World::new();
     world.arrive().unwrap();
     let id = world.event().id;
-    world.cm.reject(id, &[]).unwrap();
+    world.cm.reject(id, Refusal::Consumer, &[]).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
     world.cm.destroy_id(id).unwrap();
     assert_eq!(world.actions(), []);

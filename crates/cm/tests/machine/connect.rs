@@ -1,7 +1,7 @@
 //! Connections between two engines in simulated time.
 
 use crate::common::{Pair, SECOND};
-use quipu_cm::{CallError, EventKind, Loss, Param, PortSpace};
+use quipu_cm::{CallError, Ece, EventKind, Loss, Param, PortSpace, Refusal};
 
 fn param(data: &[u8]) -> Param {
     Param { private_data: data.to_vec(), qpn: 5, ..Param::default() }
@@ -20,7 +20,7 @@ fn private_data_have_the_limits_of_infiniband() {
     assert_eq!(*request.private_data, [1; 56]);
     let passive = request.id;
     assert!(pair.nodes[1].cm.accept(1, passive, Some(&param(&[2; 197]))).is_err());
-    assert!(pair.nodes[1].cm.reject(passive, &[3; 149]).is_err());
+    assert!(pair.nodes[1].cm.reject(passive, Refusal::Consumer, &[3; 149]).is_err());
     pair.nodes[1].cm.accept(1, passive, Some(&param(&[2; 196]))).unwrap();
     pair.run();
     assert_eq!(*pair.expect(0, EventKind::ConnectResponse).private_data, [2; 196]);
@@ -28,10 +28,38 @@ fn private_data_have_the_limits_of_infiniband() {
     pair.connect(5000, &param(&[]));
     let request = pair.expect(1, EventKind::ConnectRequest);
     assert_eq!(*request.private_data, [0; 56], "padded");
-    pair.nodes[1].cm.reject(request.id, &[3; 148]).unwrap();
+    pair.nodes[1].cm.reject(request.id, Refusal::Consumer, &[3; 148]).unwrap();
     pair.run();
     let rejected = pair.expect(0, EventKind::Rejected);
     assert_eq!((rejected.status, &*rejected.private_data), (28, &[3; 148][..]));
+    pair.expect_nothing();
+}
+
+#[test]
+fn options_of_vendors_reach_the_other_program() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Tcp, 5000, 0);
+    let [ours, theirs] = [1, 2].map(|options| Ece { vendor_id: 0x51f0, options });
+    let with = |ece| Param { ece, ..param(b"e") };
+    pair.connect(5000, &with(ours));
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(request.peer.ece, ours);
+    pair.nodes[1].cm.accept(1, request.id, Some(&with(theirs))).unwrap();
+    pair.run();
+    let response = pair.expect(0, EventKind::ConnectResponse);
+    assert_eq!(response.peer.ece, theirs);
+    // The program that has asked does not like them.
+    pair.nodes[0].cm.reject(response.id, Refusal::VendorOption, &[]).unwrap();
+    pair.run();
+    assert_eq!(pair.expect(1, EventKind::Rejected).status, 35);
+
+    pair.connect(5000, &param(&[]));
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(request.peer.ece, Ece::default());
+    pair.nodes[1].cm.reject(request.id, Refusal::VendorOption, b"no").unwrap();
+    pair.run();
+    let rejected = pair.expect(0, EventKind::Rejected);
+    assert_eq!((rejected.status, &rejected.private_data[..2]), (35, &b"no"[..]));
     pair.expect_nothing();
 }
 
@@ -309,7 +337,7 @@ fn the_side_that_accepted_may_know_before_it_is_told() {
 fn the_side_that_connected_may_refuse_the_reply() {
     let mut pair = Pair::default();
     let (active, _) = pair.accepted();
-    pair.nodes[0].cm.reject(active, &[]).unwrap();
+    pair.nodes[0].cm.reject(active, Refusal::Consumer, &[]).unwrap();
     pair.run();
     assert_eq!(pair.expect(1, EventKind::Rejected).status, 28);
     pair.expect_nothing();

@@ -1,7 +1,7 @@
 //! Look-ups of datagram services over a network that loses, doubles and delays.
 
 use crate::common::{Datagram, Pair, SECOND};
-use quipu_cm::{EventKind, IdKey, Param, PortSpace};
+use quipu_cm::{EventKind, IdKey, Param, PortSpace, Refusal};
 use quipu_wire::cm::{Lookup, SIDR_REQ_LEN};
 
 fn with_fate(fate: impl FnMut(usize) -> usize + 'static) -> Pair {
@@ -103,7 +103,7 @@ fn refusals_and_wrong_services() {
     asking(&mut pair);
     pair.run();
     let request = pair.expect(1, EventKind::ConnectRequest);
-    pair.nodes[1].cm.reject(request.id, b"no").unwrap();
+    pair.nodes[1].cm.reject(request.id, Refusal::Consumer, b"no").unwrap();
     pair.run();
     let refused = pair.expect(0, EventKind::Unreachable);
     assert_eq!((refused.status, &refused.private_data[..3]), (2, &b"no\0"[..]));
@@ -174,7 +174,7 @@ fn a_flood_of_look_ups_is_bounded_by_the_backlog_and_multiplies_nothing() {
     assert_eq!(pair.nodes[1].cm.waiting(pair.nodes[1].channel), 16);
     assert_eq!(pair.nodes[1].cm.poll_action(), None);
     while let Some(event) = pair.event(1) {
-        pair.nodes[1].cm.reject(event.id, &[1; 136]).unwrap();
+        pair.nodes[1].cm.reject(event.id, Refusal::Consumer, &[1; 136]).unwrap();
     }
     while let Some(action) = pair.nodes[1].cm.poll_action() {
         let quipu_cm::Action::Datagram { bytes, .. } = action else { panic!("{action:?}") };

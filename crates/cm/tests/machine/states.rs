@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use crate::common::{Pair, SECOND};
-use quipu_cm::{Cm, Config, EventKind, IdKey, Param, PortSpace, StreamKey, gid_of};
+use quipu_cm::{Cm, Config, EventKind, IdKey, Param, PortSpace, Refusal, StreamKey, gid_of};
 use quipu_wire::cm::{Frame, Offer, Setup};
 
 /// How far a connection got, with what brings it there.
@@ -114,7 +114,7 @@ fn every_call_in_every_state() {
         ("connect", |p, n, id| p.nodes[n].cm.connect(p.now, id, &Param::default()).is_ok()),
         ("accept", |p, n, id| p.nodes[n].cm.accept(p.now, id, Some(&Param::default())).is_ok()),
         ("rtu", |p, n, id| p.nodes[n].cm.accept(p.now, id, None).is_ok()),
-        ("reject", |p, n, id| p.nodes[n].cm.reject(id, &[]).is_ok()),
+        ("reject", |p, n, id| p.nodes[n].cm.reject(id, Refusal::Consumer, &[]).is_ok()),
         ("disconnect", |p, n, id| p.nodes[n].cm.disconnect(p.now, id).is_ok()),
         ("establish", |p, n, id| p.nodes[n].cm.establish(id).is_ok()),
         ("listen", |p, n, id| p.nodes[n].cm.listen(id, 0).is_ok()),

@@ -22,8 +22,6 @@ pub(crate) enum Order {
     Accept { id: IdKey, connection: TcpId, qpn: u32 },
     /// Refuse a peer.
     Refuse(TcpId),
-    /// Leave a peer without an answer.
-    Forgo(TcpId),
     /// Watch a port no more.
     Unlisten(ListenerId),
 }
@@ -38,9 +36,11 @@ pub(super) struct Bare {
     orders: VecDeque<Order>,
     listeners: HashMap<IdKey, ListenerId>,
     watched: HashMap<ListenerId, IdKey>,
-    /// Peers that were not answered.
+    /// Peers about whom programs are to decide.
     requests: HashMap<IdKey, TcpId>,
     asking: HashMap<TcpId, IdKey>,
+    /// Those that wait until a program has taken others.
+    waiting: VecDeque<(ListenerId, TcpId, Flow)>,
 }
 
 /// Whether the first `len` bits of two addresses are the same.
@@ -137,6 +137,8 @@ impl Manager {
     pub(super) fn leave_link(&mut self, key: IdKey) {
         if let Some(listener) = self.bare.listeners.remove(&key) {
             self.bare.watched.remove(&listener);
+            // The adapter turns them away.
+            self.bare.waiting.retain(|(of, ..)| *of != listener);
             self.bare.orders.push_back(Order::Unlisten(listener));
         }
     }
@@ -149,6 +151,11 @@ impl Manager {
         connection: TcpId,
         flow: &Flow,
     ) {
+        self.ask(listener, connection, flow);
+        self.settle(now);
+    }
+
+    fn ask(&mut self, listener: ListenerId, connection: TcpId, flow: &Flow) {
         let by = self.bare.watched.get(&listener).copied();
         let asked = by
             .ok_or(Unwanted::Refused)
@@ -159,13 +166,23 @@ impl Manager {
                 self.bare.asking.insert(connection, id);
             }
             Err(Unwanted::Refused) => self.bare.orders.push_back(Order::Refuse(connection)),
-            Err(Unwanted::Full) => self.bare.orders.push_back(Order::Forgo(connection)),
+            // The adapter has a bound for all of them.
+            Err(Unwanted::Full) => self.bare.waiting.push_back((listener, connection, *flow)),
         }
-        self.settle(now);
     }
 
-    /// A peer that was not answered has given up.
+    /// A program has taken an event: there may be room for a peer that waits.
+    pub(super) fn ask_again(&mut self) {
+        for _ in 0..self.bare.waiting.len() {
+            if let Some((listener, connection, flow)) = self.bare.waiting.pop_front() {
+                self.ask(listener, connection, &flow);
+            }
+        }
+    }
+
+    /// A peer about whom the program was to decide has given up.
     pub(crate) fn withdrawn(&mut self, now: u64, connection: TcpId) {
+        self.bare.waiting.retain(|(_, waiting, _)| *waiting != connection);
         if let Some(id) = self.bare.asking.remove(&connection) {
             self.bare.requests.remove(&id);
             self.cm.handle_withdrawn(id);

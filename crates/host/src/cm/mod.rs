@@ -146,6 +146,7 @@ impl Manager {
 
     pub(crate) fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, EngineError> {
         let event = self.cm.take_event(key)?;
+        self.ask_again();
         self.signal();
         Ok(event)
     }

@@ -13,13 +13,13 @@ use crate::config::Device;
 use crate::error::EngineError;
 use crate::net::Net;
 
-/// Peers of one listener that may wait for the program.
+/// Peers of one listener that may wait for the program, and half-open connections before cookies.
 const BACKLOG: u32 = 1024;
 /// Rounds of events and what they order before others get their turn.
 const ROUNDS: usize = 16;
 
 impl Core {
-    /// A peer asks for a connection with a listener of connection management, or has given up.
+    /// A peer has connected to a listener of connection management, or has given up waiting for it.
     pub(super) fn handle_request(
         &mut self,
         listener: ListenerId,
@@ -74,9 +74,6 @@ impl Core {
             Order::Refuse(connection) => {
                 // A peer that has given up is refused already.
                 let _ = self.adapter.tcp_refuse(now, connection);
-            }
-            Order::Forgo(connection) => {
-                let _ = self.adapter.tcp_forgo(connection);
             }
             Order::Unlisten(listener) => self.adapter.tcp_unlisten(listener),
         }

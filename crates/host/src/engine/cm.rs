@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use quipu_cm::{
-    CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Route,
+    CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Refusal, Route,
 };
 use quipu_fault::{Call, CmEvent};
 use quipu_nic::{Gid, Probe, QpNum, Time};
@@ -214,7 +214,7 @@ impl Engine {
                 manager.attend(None);
                 event
             };
-            if let Some(event) = self.drive(core, attend, leave)? {
+            if let Some(event) = self.drive(core, None, attend, leave)? {
                 return Ok(event);
             }
         }
@@ -338,10 +338,15 @@ impl Engine {
     /// # Errors
     ///
     /// There is nothing to refuse, or too much private data.
-    pub fn cm_reject(&self, id: IdKey, private_data: &[u8]) -> Result<(), EngineError> {
+    pub fn cm_reject(
+        &self,
+        id: IdKey,
+        why: Refusal,
+        private_data: &[u8],
+    ) -> Result<(), EngineError> {
         self.watch_private_data("rdma_reject", id, private_data.len(), REJ_DATA)?;
         self.manage_planned(Call::Reject, id, |manager, _| {
-            Ok(manager.cm.reject(id, private_data)?)
+            Ok(manager.cm.reject(id, why, private_data)?)
         })
     }
 

@@ -21,6 +21,7 @@ use crate::net::Net;
 use crate::net::token::Token;
 use crate::port::Port;
 use crate::qpip::Qpip;
+use crate::share::Attached;
 use crate::sys::{Epoll, EventFd, ReadyList};
 use crate::tap::Adapter;
 
@@ -61,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) links: Links,
     /// `None` without a link for QPIP.
     pub(crate) qpip: Option<Box<Qpip>>,
+    /// `None` unless queue pairs are those of an adapter that another process shares.
+    pub(crate) attached: Option<Box<Attached>>,
     pub(crate) events: Events,
     /// `None` until a program manages connections.
     pub(crate) cm: Option<Box<Manager>>,
@@ -99,6 +102,7 @@ pub(crate) struct Parts {
     pub(crate) datagrams: Datagrams,
     pub(crate) links: Links,
     pub(crate) qpip: Option<Box<Qpip>>,
+    pub(crate) attached: Option<Box<Attached>>,
     pub(crate) port: Option<Port>,
     pub(crate) publisher: Option<Box<Publisher>>,
     pub(crate) epoll: Arc<Epoll>,
@@ -114,6 +118,7 @@ impl Core {
             datagrams: parts.datagrams,
             links: parts.links,
             qpip: parts.qpip,
+            attached: parts.attached,
             events: Events::new(),
             cm: None,
             publisher: parts.publisher,
@@ -160,6 +165,7 @@ impl Core {
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.poll_packets(now);
+        any |= self.poll_attached(now);
         self.polls_since_look += 1;
         if self.polls_since_look >= self.polls_per_look() {
             any |= self.look(now);
@@ -189,6 +195,13 @@ impl Core {
     #[inline]
     pub(crate) fn poll_hit(&mut self) {
         self.empty_polls = 0;
+    }
+
+    /// Whether a poll that might do without is to read the clock.
+    #[inline]
+    pub(super) fn is_reading_due(&mut self) -> bool {
+        self.polls_since_look += 1;
+        self.polls_since_look.is_multiple_of(POLLS_PER_READING)
     }
 
     #[inline]
@@ -233,6 +246,7 @@ impl Core {
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.poll_packets(now);
+        any |= self.poll_attached(now);
         any |= self.look(now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
@@ -246,8 +260,8 @@ impl Core {
     /// Handles what epoll found.
     pub(crate) fn dispatch(&mut self, now: Time, ready: &ReadyList) -> bool {
         let mut any = false;
-        let adapter = &mut self.adapter;
         for item in ready.iter() {
+            let adapter = &mut self.adapter;
             match Token::from_bits(item.token) {
                 Some(Token::Bell) => self.bell.clear(),
                 Some(Token::Listener(index)) => any |= self.net.accept(adapter, now, index),
@@ -264,6 +278,13 @@ impl Core {
                 Some(Token::Packets) => {
                     if let Some(qpip) = &mut self.qpip {
                         any |= qpip.ready(adapter, now, item.events);
+                    }
+                }
+                Some(Token::Attached) => {
+                    any |= self.attached_ready(now);
+                    // It rings once. Whoever waits for it has not heard it, if somebody else has.
+                    if self.wakes_at.is_some() && !self.arm_attached() {
+                        self.bell.set();
                     }
                 }
                 Some(Token::Port) => {
@@ -297,6 +318,11 @@ impl Core {
         }
         if due(self.links.poll_timeout()) {
             self.links.handle_timeout(&mut self.adapter, now);
+        }
+        if let Some(qpip) = &mut self.qpip
+            && due(qpip.poll_timeout())
+        {
+            qpip.handle_timeout(now);
         }
         if let Some(cm) = &mut self.cm
             && due(cm.poll_timeout().map(Time))
@@ -349,7 +375,10 @@ impl Core {
 
     /// What every call ends with: events are where programs find them, and whoever waits knows.
     #[inline]
-    fn finish_call(&mut self) {
+    pub(super) fn finish_call(&mut self) {
+        if let Some(attached) = &mut self.attached {
+            attached.ring();
+        }
         self.collect_events();
         self.adapter.probe_mut().flush();
         self.call_waiter();
@@ -542,7 +571,8 @@ impl Core {
     pub(crate) fn deadline(&self) -> Option<Time> {
         let cm = self.cm.as_ref().and_then(|cm| cm.poll_timeout()).map(Time);
         let (net, links) = (self.net.poll_timeout(), self.links.poll_timeout());
-        let deadlines = [self.adapter.poll_timeout(), net, links, cm];
+        let qpip = self.qpip.as_ref().and_then(|qpip| qpip.poll_timeout());
+        let deadlines = [self.adapter.poll_timeout(), net, links, qpip, cm];
         let first = deadlines.into_iter().flatten().min();
         match &self.faults {
             None => first,
@@ -553,8 +583,8 @@ impl Core {
     /// Gets ready to wait for descriptors, after [`run`](Self::run) has found nothing: how long at
     /// most. `None` if there is something to do after all.
     pub(crate) fn prepare_wait(&mut self) -> Option<Option<Duration>> {
-        if self.net.wants_turn() || !self.adapter.arm() {
-            self.adapter.disarm();
+        if self.net.wants_turn() || !self.adapter.arm() || !self.arm_attached() {
+            self.stop_waiting();
             return None;
         }
         let now = self.clock.now();
@@ -570,7 +600,8 @@ impl Core {
     pub(crate) fn finish_wait(&mut self, ready: &ReadyList) {
         self.stop_waiting();
         let now = self.clock.now();
-        let any = self.dispatch(now, ready) | self.adapter.progress(now);
+        let mut any = self.dispatch(now, ready) | self.adapter.progress(now);
+        any |= self.poll_attached(now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
         if !any {
@@ -583,6 +614,9 @@ impl Core {
     pub(crate) fn stop_waiting(&mut self) {
         self.wakes_at = None;
         self.adapter.disarm();
+        if let Some(attached) = &mut self.attached {
+            attached.disarm();
+        }
     }
 
     /// Wakes whoever waits for descriptors if it would wake too late for the next deadline.

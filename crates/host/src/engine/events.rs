@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, SrqId};
 
+use super::openings::Openings;
 use super::qpip::TcpEvent;
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
@@ -113,6 +114,8 @@ pub(crate) struct Events {
     channels: Table<Channel>,
     contexts: Table<Queue<AsyncEvent>>,
     objects: HandleMap<Object, ObjectState>,
+    /// Queue pairs that several have open.
+    pub(crate) openings: Openings,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelId>,
     /// What happens to connections of QPIP, for contexts that have asked for it.
@@ -139,6 +142,7 @@ impl Events {
             channels: Table::new(),
             contexts: Table::new(),
             objects: HandleMap::default(),
+            openings: Openings::default(),
             attended: None,
             tcp: HandleMap::default(),
             attended_tcp: None,
@@ -240,25 +244,18 @@ impl Events {
         }
     }
 
-    /// Queues an asynchronous event: with the owner of its object, or with everybody.
+    /// Queues an asynchronous event: with those who have its object open, or with everybody.
     pub(crate) fn asynchronous(&mut self, event: AsyncEvent) {
-        match subject(&event) {
-            Some(object) => {
-                let Some(owner) = self.objects.get(&object).map(|state| state.context) else {
-                    return;
-                };
-                if let Ok(queue) = self.context(owner) {
-                    queue.events.push_back(event);
-                    queue.signal();
-                }
+        let Self { contexts, objects, openings, .. } = self;
+        if subject(&event).is_none() {
+            for slot in contexts.slots().collect::<Vec<_>>() {
+                queue(contexts, slot, event);
             }
-            None => {
-                for slot in self.contexts.slots().collect::<Vec<_>>() {
-                    if let Some(queue) = self.contexts.get_mut(slot) {
-                        queue.events.push_back(event);
-                        queue.signal();
-                    }
-                }
+        }
+        for event in openings.copies(event) {
+            let owner = subject(&event).and_then(|object| objects.get(&object));
+            if let Some(ObjectState { context, .. }) = owner {
+                queue(contexts, slot_of(context.0), event);
             }
         }
     }
@@ -384,6 +381,14 @@ impl Events {
     pub(crate) fn waits_outside(&mut self, cq: CqId) -> bool {
         let channel = self.objects.get(&Object::Cq(cq)).and_then(|state| state.channel);
         channel.is_some_and(|id| self.channel(id).is_ok_and(|channel| !channel.driven))
+    }
+}
+
+/// Queues an asynchronous event with a context.
+fn queue(contexts: &mut Table<Queue<AsyncEvent>>, slot: Slot, event: AsyncEvent) {
+    if let Some(queue) = contexts.get_mut(slot) {
+        queue.events.push_back(event);
+        queue.signal();
     }
 }
 

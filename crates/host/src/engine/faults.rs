@@ -139,6 +139,7 @@ impl Core {
         qp: Option<QpId>,
     ) -> Result<Option<Fate>, EngineError> {
         let now = self.now();
+        let qp = qp.and_then(|qp| self.events.openings.find(qp).ok());
         let Some(faults) = &mut self.faults else { return Ok(None) };
         let call = occasion.call;
         let gone = !call.outlives_device();

@@ -1,11 +1,13 @@
 //! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
 
+mod attached;
 mod bare;
 mod cm;
 mod core;
 mod events;
 mod faults;
 mod helper;
+mod openings;
 mod post;
 mod qpip;
 mod raw;
@@ -43,6 +45,7 @@ use crate::net::{Net, Tuning};
 use crate::packet;
 use crate::port::{self, Port};
 use crate::qpip::{Qpip, QpipConfig};
+use crate::share::Calls;
 use crate::sys::{self, Epoll, EventFd};
 use crate::tap::{Adapter, Tap};
 
@@ -85,6 +88,8 @@ pub(crate) struct Inner {
     nothing: OnceLock<Nothing>,
     address: HostAddress,
     config: Config,
+    /// What is asked of the process that shares its adapter; `None` for one with an adapter of its own.
+    calls: Option<Calls>,
 }
 
 impl Engine {
@@ -142,9 +147,12 @@ impl Engine {
         {
             adapter.set_own_memory(memory);
         }
+        let link = config.qpip.as_ref().map(|wanted| &wanted.link);
+        let attach = |link| attached::attach(link, config.arena_bytes, &epoll);
+        let (calls, attached) = link.map(attach).transpose()?.flatten().unzip();
         let qpip = match &config.qpip {
-            Some(wanted) => Some(open_qpip(wanted, &mut adapter, &epoll)?),
-            None => None,
+            Some(wanted) if calls.is_none() => Some(open_qpip(wanted, &mut adapter, &epoll)?),
+            _ => None,
         };
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
@@ -162,6 +170,7 @@ impl Engine {
             datagrams,
             links,
             qpip,
+            attached,
             port,
             publisher,
             epoll: epoll_share,
@@ -183,9 +192,10 @@ impl Engine {
             nothing: OnceLock::new(),
             address,
             config,
+            calls,
         };
         let inner = Arc::new(inner);
-        if inner.config.qpip.is_some() {
+        if inner.config.qpip.is_some() && inner.calls.is_none() {
             // Neighbours ask for its addresses, and others send it echoes, though no program does anything.
             Helper::start(&inner).map_err(EngineError::at_opening)?;
         }
@@ -362,6 +372,7 @@ fn open_qpip(
         secret: Secret(halves(bytes)),
     });
     debug_assert!(attached.is_ok(), "a new adapter has no stack");
+    adapter.probe_mut().link_opened(&wanted.link.to_string(), features.hardware.is_some());
     let qpip = Qpip::new(link, Arc::clone(epoll));
     qpip.map(Box::new).map_err(|error| OpenError::system("an epoll entry", error))
 }

@@ -44,6 +44,10 @@ impl Doorbell<'_> {
         if self.posted.is_some_and(|posted| posted != qp) {
             self.ring();
         }
+        if let Some(posted) = self.core.post_send_elsewhere(qp, wr) {
+            // The bell rings at the end.
+            return posted;
+        }
         if self.core.watched {
             self.core.post_send_watched(qp, wr)?;
         } else {
@@ -76,6 +80,9 @@ impl Doorbell<'_> {
     /// As [`Adapter::post_recv`](quipu_nic::Adapter::post_recv).
     #[inline]
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        if let Some(posted) = self.core.post_recv_elsewhere(qp, wr_id, sges) {
+            return posted;
+        }
         if self.core.watched {
             return self.core.post_recv_watched(qp, wr_id, sges);
         }
@@ -196,6 +203,9 @@ impl Engine {
         if found > 0 {
             core.poll_hit();
             return Ok(found);
+        }
+        if core.take_news() {
+            return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
         }
         let empty_polls = core.poll();
         if empty_polls == 0 {

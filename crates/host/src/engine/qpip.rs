@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 use quipu_inet::stack::ListenerId;
-use quipu_inet::tcp::Flow;
-use quipu_nic::{ChannelId, QpId, TcpChange, TcpSettings};
+use quipu_inet::tcp::{Counters, Flow};
+use quipu_nic::{ChannelId, CqId, QpId, TcpChange, TcpSettings};
 
 use super::core::Core;
 use super::wait::is_non_blocking;
@@ -57,6 +58,9 @@ impl Engine {
     ///
     /// [`EngineError::NoLink`].
     pub fn qpip_info(&self) -> Result<QpipInfo, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return Ok(elsewhere.info());
+        }
         let Some(config) = &self.inner.config.qpip else { return Err(EngineError::NoLink) };
         let core = self.enter()?;
         let (Some(qpip), Some(stack)) = (&core.qpip, core.adapter.inet()) else {
@@ -86,6 +90,9 @@ impl Engine {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.listen(port, settings, backlog);
+        }
         Ok(self.enter_for_qpip()?.adapter.tcp_listen(port, settings, backlog)?)
     }
 
@@ -95,6 +102,9 @@ impl Engine {
     ///
     /// [`EngineError::NoLink`].
     pub fn tcp_unlisten(&self, listener: ListenerId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.unlisten(listener);
+        }
         let mut core = self.enter_for_qpip()?;
         core.adapter.tcp_unlisten(listener);
         settle(&mut core);
@@ -107,6 +117,9 @@ impl Engine {
     ///
     /// No such listener, or the queue pair is not idle.
     pub fn tcp_offer(&self, listener: ListenerId, qp: QpId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.offer(listener, qp);
+        }
         let mut core = self.enter_for_qpip()?;
         let now = core.now();
         core.adapter.tcp_offer(now, listener, qp)?;
@@ -126,6 +139,9 @@ impl Engine {
         local_port: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.connect(qp, remote, local_port, settings);
+        }
         let mut core = self.enter_for_qpip()?;
         let now = core.now();
         core.adapter.tcp_connect(now, qp, remote, local_port, settings)?;
@@ -139,6 +155,9 @@ impl Engine {
     ///
     /// The queue pair has no connection.
     pub fn tcp_close(&self, qp: QpId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.close(qp);
+        }
         let mut core = self.enter_for_qpip()?;
         let now = core.now();
         core.adapter.tcp_close(now, qp)?;
@@ -152,6 +171,9 @@ impl Engine {
     ///
     /// The queue pair has no connection.
     pub fn tcp_abort(&self, qp: QpId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.abort(qp);
+        }
         let mut core = self.enter_for_qpip()?;
         let now = core.now();
         core.adapter.tcp_abort(now, qp)?;
@@ -165,7 +187,22 @@ impl Engine {
     ///
     /// [`EngineError::NoLink`].
     pub fn tcp_flow(&self, qp: QpId) -> Result<Option<Flow>, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.flow(qp);
+        }
         Ok(self.enter_for_qpip()?.adapter.tcp_flow(qp))
+    }
+
+    /// What the connection of a queue pair has seen and done so far, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoLink`].
+    pub fn tcp_counters(&self, qp: QpId) -> Result<Option<Counters>, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.counters(qp);
+        }
+        Ok(self.enter_for_qpip()?.adapter.tcp_counters(qp).copied())
     }
 
     /// Binds a queue pair to a UDP port (0: one that is free), and makes it ready to send; the port.
@@ -174,6 +211,9 @@ impl Engine {
     ///
     /// The port is taken, or the queue pair is bound already.
     pub fn udp_bind(&self, qp: QpId, port: u16) -> Result<u16, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.bind(qp, port);
+        }
         Ok(self.enter_for_qpip()?.adapter.udp_bind(qp, port)?)
     }
 
@@ -225,35 +265,45 @@ impl Engine {
                 core.events.leave_tcp();
                 core.events.take_tcp(context)
             };
-            if let Some(event) = self.drive(core, attend, leave)? {
+            if let Some(event) = self.drive(core, None, attend, leave)? {
                 return Ok(event);
             }
         }
     }
 
-    /// Waits until a completion channel has an event, which it takes, or a context has one about a
-    /// connection, which it leaves for [`take_tcp_event`](Self::take_tcp_event). For one thread that
-    /// does both.
+    /// Waits until a completion queue, whose channel is `channel`, has completions, or a context has an event
+    /// about a connection; both are left for those who take them. For one thread that does both. It returns
+    /// without either after `limit`.
     ///
     /// # Errors
     ///
-    /// No such channel or context; [`EngineError::Interrupted`].
+    /// No such queue, channel or context; [`EngineError::Interrupted`].
     pub fn wait_completion_or_tcp(
         &self,
+        cq: CqId,
         channel: ChannelId,
         context: ContextId,
+        limit: Option<Duration>,
     ) -> Result<(), EngineError> {
+        let begun = Instant::now();
         loop {
+            let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
             let mut core = self.enter()?;
             core.run();
-            if core.events.take_completion(channel)?.is_some() || core.events.has_tcp(context) {
+            // Looked at and armed under one lock: nothing completes between the two.
+            while core.events.take_completion(channel)?.is_some() {}
+            if core.adapter.has_completions(cq)? || core.events.has_tcp(context) {
                 return Ok(());
             }
+            if left == Some(Duration::ZERO) {
+                return Ok(());
+            }
+            core.adapter.req_notify_cq(cq, false)?;
             let fd = core.events.channel_fd(channel)?;
             if core.driver {
                 let other = core.events.tcp_fd(context)?;
                 drop(core);
-                sys::wait_either(&fd, &other, None);
+                sys::wait_either(&fd, &other, left);
                 continue;
             }
             let attend = |core: &mut Core| {
@@ -264,12 +314,9 @@ impl Engine {
                 core.events.leave_tcp();
                 let taken = core.events.take_completion(channel);
                 core.events.leave();
-                let any = taken?.is_some() || core.events.has_tcp(context);
-                Ok(any.then_some(()))
+                taken.map(|_| None::<()>)
             };
-            if self.drive(core, attend, leave)?.is_some() {
-                return Ok(());
-            }
+            self.drive(core, left, attend, leave)?;
         }
     }
 

@@ -71,6 +71,9 @@ impl Engine {
     ///
     /// No room.
     pub fn alloc_pd(&self) -> Result<PdId, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.alloc_pd();
+        }
         Ok(self.enter_for(Call::AllocPd)?.adapter.alloc_pd()?)
     }
 
@@ -80,6 +83,9 @@ impl Engine {
     ///
     /// It is in use, or there is none.
     pub fn dealloc_pd(&self, pd: PdId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.dealloc_pd(pd);
+        }
         Ok(self.enter_for(Call::DeallocPd)?.adapter.dealloc_pd(pd)?)
     }
 
@@ -89,6 +95,10 @@ impl Engine {
     ///
     /// [`EngineError::BadAddress`], illegal rights or range, or no room.
     pub fn reg_mr(&self, pd: PdId, memory: Vouched) -> Result<Region, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            let place = (memory.addr(), memory.len());
+            return elsewhere.register(pd, place, memory.iova(), memory.access());
+        }
         let memory = match self.check_memory(memory.addr(), memory.len(), memory.access()) {
             // Pages on demand may come later, or never, as those of the whole address space.
             Err(EngineError::BadAddress) if memory.access().contains(Access::ON_DEMAND) => {
@@ -178,6 +188,9 @@ impl Engine {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Region, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.register_segment(pd, memory, iova, access);
+        }
         Ok(self.enter()?.adapter.reg_segment(pd, memory, iova, access)?)
     }
 
@@ -216,6 +229,9 @@ impl Engine {
     ///
     /// Windows are bound to it, or there is none.
     pub fn dereg_mr(&self, mr: MrId) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.deregister(mr);
+        }
         let mut core = self.enter_for(Call::DeregMr)?;
         core.watch_dereg(mr);
         core.adapter.dereg_mr(mr)?;
@@ -490,6 +506,9 @@ impl Engine {
             return Err(EngineError::EngineGone);
         }
         Helper::start(&self.inner)?;
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.create_qp(context, init);
+        }
         let mut core = self.enter_for(Call::CreateQp)?;
         let number = if matches!(init.qp_type, QpType::Tcp | QpType::Udp) {
             let qpip = core.qpip.as_mut().ok_or(EngineError::NoLink)?;
@@ -528,9 +547,12 @@ impl Engine {
     ///
     /// An illegal transition or value; the queue pair is then unchanged.
     pub fn modify_qp(&self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.modify_qp(qp, attr, mask);
+        }
         let state = mask.contains(QpAttrMask::STATE).then_some(attr.state);
         let mut core = self.enter_for_qp(Call::ModifyQp, qp, state)?;
-        let now = core.now();
+        let (qp, now) = (core.events.openings.find(qp)?, core.now());
         let outcome = core.watch_modify(now, qp, attr, mask);
         outcome?;
         core.settle(now);
@@ -543,18 +565,27 @@ impl Engine {
     ///
     /// No such queue pair.
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, EngineError> {
-        Ok(self.enter_for_qp(Call::QueryQp, qp, None)?.adapter.query_qp(qp)?)
+        let core = self.enter_for_qp(Call::QueryQp, qp, None)?;
+        Ok(core.adapter.query_qp(core.events.openings.find(qp)?)?)
     }
 
-    /// Destroys a queue pair. Events and completions of it that were not taken vanish. Waits as
+    /// Destroys a queue pair, or this handle of it while [others have it open](Self::open_qp). Events and
+    /// completions of it that were not taken vanish. Waits as
     /// [`dereg_mr`](Self::dereg_mr) does: no peer moves bytes for it any more.
     ///
     /// # Errors
     ///
     /// No such queue pair.
     pub fn destroy_qp(&self, qp: QpId) -> Result<EventsReported, EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.destroy_qp(qp);
+        }
         let mut core = self.enter_for_qp(Call::DestroyQp, qp, None)?;
-        let now = core.now();
+        let (handle, now) = (qp, core.now());
+        let qp = core.events.openings.find(handle)?;
+        if core.events.openings.close(handle)? {
+            return Ok(core.events.remove_object(Object::Qp(handle)));
+        }
         let number = core.adapter.query_qp(qp)?.num;
         // What the peer still waits for, acknowledgements above all, goes out first.
         core.adapter.release_acks();
@@ -566,7 +597,8 @@ impl Engine {
         if let Some(faults) = &mut core.faults {
             faults.remove_qp(qp);
         }
-        let reported = core.events.remove_object(Object::Qp(qp));
+        core.events.openings.forget(qp);
+        let reported = core.events.remove_object(Object::Qp(handle));
         self.wait_quiet(core)?;
         Ok(reported)
     }

@@ -2,6 +2,7 @@
 //! that what it waits for wakes it directly, not by way of the helper.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId};
@@ -62,18 +63,19 @@ impl Engine {
                     core.events.leave();
                     event
                 };
-                if let Some(event) = self.drive(core, attend, leave)? {
+                if let Some(event) = self.drive(core, None, attend, leave)? {
                     return Ok(event);
                 }
             }
         }
     }
 
-    /// Waits for descriptors on behalf of the whole engine, once. `attend` says what for, `leave` takes
-    /// what has come.
+    /// Waits for descriptors on behalf of the whole engine, once, for `most` at most. `attend` says what for,
+    /// `leave` takes what has come.
     pub(super) fn drive<T>(
         &self,
         mut core: Guard<'_, Core>,
+        most: Option<Duration>,
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
@@ -88,6 +90,7 @@ impl Engine {
         }
 
         let mut ready = ReadyList::new();
+        let limit = [limit, most].into_iter().flatten().min();
         let waited = self.inner.epoll.wait(&mut ready, limit);
 
         let mut core = self.enter()?;
@@ -139,6 +142,7 @@ impl Engine {
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
         let mut core = self.enter_for(Call::ReqNotifyCq)?;
         core.adapter.req_notify_cq(cq, solicited_only)?;
+        core.collect_events();
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.
         let call = core.helper == HelperMode::Dozing && core.events.waits_outside(cq);

@@ -12,7 +12,7 @@ use libc::{c_int, c_uint, c_void, socklen_t};
 use crate::sys::{adopt, check, check_len, with_more_descriptors};
 
 /// Most descriptors that one message brings.
-pub(crate) const MAX_FDS: usize = 1;
+pub(crate) const MAX_FDS: usize = 2;
 /// Longest message.
 pub(crate) const MAX_MESSAGE: usize = 4096;
 /// Room for the control message that carries [`MAX_FDS`] descriptors, in words.
@@ -232,8 +232,13 @@ mod tests {
         let callee = accept(&listener).unwrap();
         take_no_descriptors(&callee);
         // An older kernel carries them, and drops them in the receiver's plain recv.
-        let _ = send(&caller, b"x", &[listener.as_raw_fd()]);
+        let late = send(&caller, b"x", &[listener.as_raw_fd()]);
         send(&caller, b"y", &[]).unwrap();
+        // By a listener even before it accepts.
+        take_no_descriptors(&listener);
+        let early = connect(address).unwrap();
+        let early = send(&early, b"x", &[listener.as_raw_fd()]);
+        assert_eq!(early.is_err(), late.is_err());
         let mut byte = [0; 8];
         let len = crate::sys::receive(&callee, &mut byte).unwrap();
         assert!(matches!(&byte[..len], b"x" | b"y"));

@@ -24,6 +24,8 @@ pub(crate) enum Token {
     Datagrams(u32),
     /// The packet link of QPIP.
     Packets,
+    /// The bell of a shared adapter.
+    Attached,
 }
 
 /// A place in a [`Table`](super::table::Table).
@@ -58,6 +60,7 @@ impl Token {
             Self::CmStream(slot) => pack(11, slot),
             Self::Datagrams(index) => plain(8, index),
             Self::Packets => plain(9, 0),
+            Self::Attached => plain(6, 0),
         }
     }
 
@@ -76,6 +79,7 @@ impl Token {
             11 => Self::CmStream(slot),
             8 => Self::Datagrams(index),
             9 => Self::Packets,
+            6 => Self::Attached,
             _ => return None,
         })
     }
@@ -99,6 +103,7 @@ mod tests {
             Token::CmStream(slot),
             Token::Datagrams(3),
             Token::Packets,
+            Token::Attached,
         ] {
             assert_eq!(Token::from_bits(token.bits()), Some(token));
         }

@@ -29,7 +29,11 @@ pub(super) struct PacketSocket {
     name: Name,
     features: Features,
     waiting: Queue<usize>,
+    /// The queue of the interface is full.
+    congested: bool,
     messages: Box<Messages>,
+    /// How many frames the next call asks for: as many as come, as each costs time even if there is none.
+    asked: usize,
     inbox: Box<[u8]>,
 }
 
@@ -49,7 +53,9 @@ impl PacketSocket {
             name,
             features,
             waiting: Queue::new(SLOTS, SLOT),
-            messages: Messages::new(),
+            congested: false,
+            messages: Messages::bare(),
+            asked: 1,
             inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
         })
     }
@@ -80,12 +86,15 @@ impl PacketLink for PacketSocket {
     fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
         let mut count = 0;
         while count < limit {
-            let asked = (limit - count).min(RECEIVED);
+            let asked = self.asked.min(limit - count);
             let received = match self.messages.receive(&self.fd, &mut self.inbox, SLOT, asked) {
                 Ok(received) => received,
                 Err(error) => match self.refusal(&error) {
                     Refusal::Gone => return Err(error),
-                    Refusal::Full => break,
+                    Refusal::Full | Refusal::Congested => {
+                        self.asked = 1;
+                        break;
+                    }
                     // A frame whose header the kernel cannot write, or an interface that went down.
                     Refusal::Interrupted | Refusal::Frame => {
                         count += 1;
@@ -101,7 +110,9 @@ impl PacketLink for PacketSocket {
                 });
                 count += handed.max(1);
             }
-            if received < asked {
+            self.asked = if received < asked { received } else { (2 * asked).min(RECEIVED) };
+            // More than the one that was there to be hoped for is left to the next look.
+            if received < RECEIVED {
                 break;
             }
         }
@@ -117,6 +128,7 @@ impl PacketLink for PacketSocket {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.congested = false;
         while !self.waiting.is_empty() {
             let waiting = &self.waiting;
             let pieces = (0..waiting.len().min(BATCH)).filter_map(|index| {
@@ -127,7 +139,11 @@ impl PacketLink for PacketSocket {
                 Ok(sent) => self.waiting.remove(sent),
                 Err((error, _)) => match self.refusal(&error) {
                     Refusal::Interrupted => {}
-                    Refusal::Full => return Ok(()),
+                    Refusal::Full => break,
+                    Refusal::Congested => {
+                        self.congested = true;
+                        break;
+                    }
                     Refusal::Frame => {
                         tracing::debug!(%error, "the packet socket loses a frame");
                         self.waiting.remove(1);
@@ -140,7 +156,11 @@ impl PacketLink for PacketSocket {
     }
 
     fn wants_writable(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && !self.congested
+    }
+
+    fn is_congested(&self) -> bool {
+        self.congested
     }
 }
 

@@ -20,7 +20,7 @@ pub struct LinkError {
 
 impl LinkError {
     /// An error of the kernel while `what` was tried for a link.
-    pub(super) fn new(link: &LinkSpec, what: &'static str, source: io::Error) -> Self {
+    pub(crate) fn new(link: &LinkSpec, what: &'static str, source: io::Error) -> Self {
         let remedy = remedy(link, &source);
         Self { link: link.to_string(), what, source, remedy }
     }
@@ -84,6 +84,9 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         }
         (LinkSpec::Udp { .. }, Some(libc::EADDRINUSE)) => {
             "choose another port, or 0 for any".to_owned()
+        }
+        (LinkSpec::Share { name }, Some(libc::ENOENT | libc::ECONNREFUSED)) => {
+            format!("share one first: quipu nic --share {name} --link ...")
         }
         (_, Some(libc::ENODEV | libc::ENXIO)) => {
             "name an interface that there is (ip link)".to_owned()

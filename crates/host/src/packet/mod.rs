@@ -108,6 +108,10 @@ pub trait PacketLink: Send {
 
     /// Whether frames wait for the kernel to have room: to be flushed when the descriptor is writable.
     fn wants_writable(&self) -> bool;
+
+    /// Whether frames wait for room of which no descriptor tells, as in the queue of an interface: to be
+    /// flushed after a while. The descriptor may be writable all the time.
+    fn is_congested(&self) -> bool;
 }
 
 /// Opens a link.
@@ -128,6 +132,11 @@ pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
             Box::new(xdp::XdpSocket::open(spec, interface, *queue, *station)?)
         }
         LinkSpec::Udp { bind, peers } => Box::new(udp::UdpLink::open(spec, *bind, peers)?),
+        LinkSpec::Share { .. } => {
+            // An engine attaches to it, and has no link of its own then.
+            let source = io::ErrorKind::Unsupported.into();
+            return Err(LinkError::new(spec, "opening a link of one's own", source));
+        }
     })
 }
 
@@ -150,8 +159,10 @@ pub fn kinds() -> Vec<(&'static str, Result<(), String>)> {
 enum Refusal {
     /// Ask again at once.
     Interrupted,
-    /// Ask again when there is room.
+    /// Ask again when the descriptor is writable.
     Full,
+    /// Ask again after a while: something behind the descriptor is full.
+    Congested,
     /// Drop the frame: the kernel will never take it, or the interface is down.
     Frame,
     /// Nothing will be taken any more.
@@ -162,8 +173,9 @@ impl Refusal {
     fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EINTR) => Self::Interrupted,
+            Some(libc::EAGAIN) => Self::Full,
             // Packet sockets say ENOBUFS when a queue of the interface is full.
-            Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Self::Full,
+            Some(libc::ENOBUFS | libc::ENOMEM) => Self::Congested,
             Some(libc::EBADF | libc::EBADFD | libc::ENODEV | libc::ENXIO) => Self::Gone,
             _ => Self::Frame,
         }
@@ -199,7 +211,7 @@ mod tests {
     fn what_the_kernel_says_of_a_frame() {
         let of = |code| Refusal::of(&io::Error::from_raw_os_error(code));
         assert_eq!(of(libc::EINTR), Refusal::Interrupted);
-        assert_eq!(of(libc::ENOBUFS), Refusal::Full);
+        assert_eq!(of(libc::ENOBUFS), Refusal::Congested);
         assert_eq!(of(libc::EAGAIN), Refusal::Full);
         // A TAP device that is down, and any other interface.
         assert_eq!(of(libc::EIO), Refusal::Frame);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use super::place::PREFIX;
+use crate::share;
 
 /// The longest name of a network interface.
 const MAX_NAME: usize = 15;
@@ -58,6 +59,11 @@ pub enum LinkSpec {
         /// Peers whose place does not follow from their inner address.
         peers: Vec<Peer>,
     },
+    /// `share:NAME`: no link of one's own, but the adapter that another process shares.
+    Share {
+        /// The name that it was given there.
+        name: String,
+    },
 }
 
 /// A peer of a UDP link, with an address of its own choice.
@@ -84,7 +90,8 @@ pub struct SpecError {
 }
 
 const KINDS: &str =
-    "expected tap:NAME, packet:INTERFACE, xdp:INTERFACE, ns:NAME or udp:ADDRESS:PORT";
+    "expected tap:NAME, packet:INTERFACE, xdp:INTERFACE, ns:NAME, udp:ADDRESS:PORT or share:NAME";
+const SHARE: &str = "a shared adapter has a name of 1 to 32 letters, digits, dots, - or _";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
 const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
 const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX behind a comma";
@@ -108,8 +115,14 @@ impl LinkSpec {
             Self::Tap { name: interface, .. }
             | Self::Packet { interface, .. }
             | Self::Xdp { interface, .. } => Some(interface),
-            Self::Namespace { .. } | Self::Udp { .. } => None,
+            Self::Namespace { .. } | Self::Udp { .. } | Self::Share { .. } => None,
         }
+    }
+
+    /// Whether it is another process's.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Share { .. })
     }
 }
 
@@ -147,6 +160,8 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
             }
             Ok(LinkSpec::Udp { bind, peers })
         }
+        "share" if share::is_name(rest) => Ok(LinkSpec::Share { name: rest.to_owned() }),
+        "share" => Err(SHARE),
         _ => Err(KINDS),
     }
 }
@@ -282,6 +297,7 @@ impl fmt::Display for LinkSpec {
                 write!(f, "udp:{bind}")?;
                 peers.iter().try_for_each(|p| write!(f, ",peer={}@{}", p.inner, p.place))
             }
+            Self::Share { name } => write!(f, "share:{name}"),
         }
     }
 }
@@ -318,6 +334,7 @@ mod tests {
             "udp:[::1]:0",
             "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
             "udp:192.0.2.1:4000,peer=fd00::2@192.0.2.2:4000",
+            "share:lab-1.a_b",
         ] {
             let spec: LinkSpec = text.parse().unwrap();
             assert_eq!(spec.to_string(), text);
@@ -354,6 +371,8 @@ mod tests {
             ("tap:qp0,station=2:0:0:0:0", STATION),
             ("tap:qp0,station=+2:0:0:0:0:1", STATION),
             ("udp:4000", BIND),
+            ("share:", SHARE),
+            ("share:a/b", SHARE),
             ("udp:0.0.0.0:4000", UNSPECIFIED),
             ("udp:[ff02::1]:4000", UNSPECIFIED),
             ("udp:127.0.0.1:1,fd00::2", PEER),

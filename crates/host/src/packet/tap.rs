@@ -32,6 +32,8 @@ pub(super) struct Tap {
     fd: OwnedFd,
     features: Features,
     waiting: Queue<usize>,
+    /// The kernel has no memory for a frame.
+    congested: bool,
     inbox: Box<[u8]>,
     /// The namespaces of the device, if they are ours to keep.
     _namespaces: Option<[OwnedFd; 2]>,
@@ -70,7 +72,7 @@ impl Tap {
         };
         let inbox = vec![0; SLOT].into_boxed_slice();
         let waiting = Queue::new(SLOTS, SLOT);
-        Ok(Self { fd, features, waiting, inbox, _namespaces: None })
+        Ok(Self { fd, features, waiting, congested: false, inbox, _namespaces: None })
     }
 
     /// The same over a device in namespaces that live as long as the link, or a program in them.
@@ -95,7 +97,7 @@ impl Tap {
                 Ok(len) => return Ok(Some(len)),
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Interrupted => {}
-                    Refusal::Full | Refusal::Frame => return Ok(None),
+                    Refusal::Full | Refusal::Congested | Refusal::Frame => return Ok(None),
                     Refusal::Gone => return Err(error),
                 },
             }
@@ -104,6 +106,7 @@ impl Tap {
 
     /// Writes the frames that wait.
     fn drain(&mut self) -> io::Result<()> {
+        self.congested = false;
         while let Some((slot, len)) = self.waiting.get(0) {
             // SAFETY: the kernel reads `len` bytes of a slot; slices check that it has them.
             let written = check_len(unsafe {
@@ -112,7 +115,11 @@ impl Tap {
             if let Err(error) = written {
                 match Refusal::of(&error) {
                     Refusal::Interrupted => continue,
-                    Refusal::Full => return Ok(()),
+                    Refusal::Full => break,
+                    Refusal::Congested => {
+                        self.congested = true;
+                        break;
+                    }
                     Refusal::Frame => tracing::debug!(%error, "the TAP device loses a frame"),
                     Refusal::Gone => return Err(error),
                 }
@@ -161,7 +168,11 @@ impl PacketLink for Tap {
     }
 
     fn wants_writable(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && !self.congested
+    }
+
+    fn is_congested(&self) -> bool {
+        self.congested
     }
 }
 

@@ -42,6 +42,8 @@ pub(super) struct UdpLink {
     fd: OwnedFd,
     features: Features,
     waiting: Queue<Note>,
+    /// The queue of the interface is full.
+    congested: bool,
     /// The kernel has refused to take several datagrams in one message.
     one_by_one: bool,
     messages: Box<Messages>,
@@ -68,6 +70,7 @@ impl UdpLink {
         Ok(Self {
             fd,
             waiting: Queue::new(SLOTS, features.mtu as usize + ETHERNET),
+            congested: false,
             features,
             one_by_one: false,
             messages: Messages::new(),
@@ -87,6 +90,7 @@ impl UdpLink {
 
     /// Sends what waits, several packets to one place in one message.
     fn drain(&mut self) -> io::Result<()> {
+        self.congested = false;
         while !self.waiting.is_empty() {
             let pieces = trains(&self.waiting, !self.one_by_one);
             let (error, pieces) = match self.messages.send(&self.fd, pieces) {
@@ -98,7 +102,11 @@ impl UdpLink {
             };
             match Refusal::of(&error) {
                 Refusal::Interrupted => {}
-                Refusal::Full => return Ok(()),
+                Refusal::Full => break,
+                Refusal::Congested => {
+                    self.congested = true;
+                    break;
+                }
                 Refusal::Gone => return Err(error),
                 // A path narrower than the interface, an interface that computes no checksums, an old kernel.
                 Refusal::Frame if pieces > 1 => self.one_by_one = true,
@@ -163,7 +171,11 @@ impl PacketLink for UdpLink {
     }
 
     fn wants_writable(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && !self.congested
+    }
+
+    fn is_congested(&self) -> bool {
+        self.congested
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::Node;
 use quipu_host::connection::{
-    CallError, ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol,
+    CallError, ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol, Refusal,
 };
 use quipu_host::{Config, Device, Engine, EngineError, QpipConfig};
 use quipu_nic::{
@@ -148,7 +148,7 @@ fn a_program_refuses() {
     // A refusal may be that of a port whose program is about to listen: it is tried for a moment.
     for _ in 0..8 {
         let request = server.expect(EventKind::ConnectRequest);
-        server.engine.cm_reject(request.id, &[]).unwrap();
+        server.engine.cm_reject(request.id, Refusal::Consumer, &[]).unwrap();
         server.engine.cm_destroy_id(request.id).unwrap();
     }
     assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common::Node;
 use crate::common::pcapng::{packets, streams};
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
+use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Refusal};
 use quipu_host::{CaptureConfig, Config, Device, Engine};
 use quipu_iwarp::wire::mpa::{FrameKind, StartFrame};
 use quipu_nic::{Access, QpAttr, QpAttrMask, QpState, QpType, SendOp};
@@ -155,7 +155,7 @@ fn a_refused_connection_ends_with_its_refusal() {
     let to = server.listen(PortSpace::Tcp, RC);
     client.connect(to, PortSpace::Tcp, RC, &param(b"", 7));
     let passive = server.expect(EventKind::ConnectRequest).id;
-    server.engine.cm_reject(passive, b"no").unwrap();
+    server.engine.cm_reject(passive, Refusal::Consumer, b"no").unwrap();
     client.expect(EventKind::Rejected);
     drop((client, server));
     let packets = taken(&path);

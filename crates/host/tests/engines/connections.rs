@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace};
+use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Refusal};
 use quipu_host::{Config, Engine, EngineError};
 
 const RC: u8 = 2;
@@ -167,7 +167,7 @@ fn refusals_say_why() {
     let (listener, address) = server.listen(PortSpace::Tcp, "127.0.0.1:0");
     client.connect(address, &Param::default());
     let request = server.expect(EventKind::ConnectRequest);
-    engine.cm_reject(request.id, b"go away").unwrap();
+    engine.cm_reject(request.id, Refusal::Consumer, b"go away").unwrap();
     let rejected = client.expect(EventKind::Rejected);
     assert_eq!((rejected.status, &rejected.private_data[..7]), (28, &b"go away"[..]));
     assert_eq!(rejected.private_data.len(), 148);
@@ -300,7 +300,7 @@ fn datagram_services_are_looked_up() {
         let request = server.expect(EventKind::ConnectRequest);
         // The answer comes though the listener is gone.
         server.engine.cm_destroy_id(listener).unwrap();
-        server.engine.cm_reject(request.id, b"").unwrap();
+        server.engine.cm_reject(request.id, Refusal::Consumer, b"").unwrap();
         assert_eq!(client.expect(EventKind::Unreachable).status, 2);
 
         let nobody = client.resolve(PortSpace::Udp, to);

@@ -4,6 +4,7 @@
 mod bare;
 mod capture;
 mod capture_cm;
+mod capture_qpip;
 mod common;
 mod connections;
 mod counters;

@@ -6,7 +6,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use crate::common::Node;
-use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol};
+use quipu_host::connection::{
+    ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol, Refusal,
+};
 use quipu_host::{Config, Device, Engine};
 use quipu_nic::{Access, QpAttr, QpAttrMask, QpState, QpType, SendOp, WcStatus};
 
@@ -212,7 +214,7 @@ fn refusals_and_replies_that_cannot_be_accepted() {
     let mut peer = TcpStream::connect(server.listen()).unwrap();
     peer.write_all(b"MPA ID Req Frame\0\x01\0\0").unwrap();
     let request = server.expect(EventKind::ConnectRequest);
-    server.engine.cm_reject(request.id, b"busy").unwrap();
+    server.engine.cm_reject(request.id, Refusal::Consumer, b"busy").unwrap();
     let mut all = Vec::new();
     peer.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"MPA ID Rep Frame\x60\x01\0\x04busy");

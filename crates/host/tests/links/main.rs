@@ -4,6 +4,7 @@
 mod af_packet;
 mod namespace;
 mod peer;
+#[allow(dead_code, reason = "each test binary uses its part")]
 mod space;
 mod stack;
 mod tap;

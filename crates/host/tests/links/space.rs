@@ -89,13 +89,20 @@ pub enum Offload {
     Checksum,
     /// Trains of TCP segments.
     Segments,
+    /// Cutting such trains only when the interface gets them.
+    Generic,
+    /// Joining segments that come in to such trains.
+    Received,
 }
 
-/// Switches an offload of an interface on or off (ETHTOOL_STXCSUM, ETHTOOL_STSO of linux/ethtool.h).
+/// Switches an offload of an interface on or off (ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO,
+/// ETHTOOL_SGRO of linux/ethtool.h).
 pub fn offload(interface: &str, offload: Offload, on: bool) {
     let command: u32 = match offload {
         Offload::Checksum => 0x17,
         Offload::Segments => 0x1f,
+        Offload::Generic => 0x24,
+        Offload::Received => 0x2c,
     };
     let mut value = [command, on.into()];
     // SAFETY: plain data, for which all zeroes is a valid value.

@@ -150,7 +150,9 @@ impl Host {
 
 /// Takes a frame, and what of a stream is in it.
 fn take(stack: &mut Stack, into: &mut Vec<u8>, now: u64, frame: &Frame<'_>) {
-    let Arrival::Segment { connection, received } = stack.handle_frame(now, frame) else { return };
+    let Arrival::Segment { connection, received, .. } = stack.handle_frame(now, frame) else {
+        return;
+    };
     if let Some(placement) = received.placement {
         let payload = &frame.bytes[placement.payload];
         let end = placement.offset as usize + payload.len();

@@ -132,9 +132,10 @@ impl Host {
         self.stack.handle_timeout(now);
         let Self { link, stack, users, answers, reassembled, .. } = self;
         link.receive(64, &mut |frame| match stack.handle_frame(now, frame) {
-            Arrival::Segment { connection, received } => {
+            Arrival::Segment { connection, received, reassembled } => {
                 let user = users.entry(connection).or_default();
-                user.take(frame, &received);
+                let bytes = if reassembled { stack.reassembled() } else { frame.bytes };
+                user.take(&Frame { bytes, ..*frame }, &received);
                 stack.set_receive_space(connection, ROOM);
             }
             Arrival::Datagram(datagram) => {
@@ -178,6 +179,7 @@ impl Host {
                 }
                 Event::Tcp { .. } => {}
                 Event::Refused { to, .. } => self.refused.push(to),
+                Event::Neighbours => {}
                 Event::Neighbour { next_hop, found } => {
                     self.lost.extend((!found).then_some(next_hop));
                 }

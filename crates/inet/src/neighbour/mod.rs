@@ -45,8 +45,10 @@ pub const MAX_SOUGHT: usize = 128;
 pub const MAX_HEARD: usize = 128;
 /// Neighbours that have answered.
 pub const MAX_KNOWN: usize = 1024;
-/// Frames and events that wait to be taken.
+/// Frames that wait to be taken.
 const MAX_WAITING: usize = 256;
+/// Events that wait: as many as time can bring at once.
+const MAX_EVENTS: usize = MAX_SOUGHT + MAX_HEARD + MAX_KNOWN;
 
 /// Octets of the longest frame that [`Neighbours::poll_transmit`] writes.
 pub const MAX_FRAME: usize = ethernet::HEADER + ipv6::LEN + 32;
@@ -96,6 +98,8 @@ pub struct Counters {
     pub unanswered: u64,
     /// Somebody else says that he has an address of this end.
     pub conflicts: u64,
+    /// Events that nobody has fetched.
+    pub untold: u64,
 }
 
 /// A neighbour that is being looked for: INCOMPLETE.
@@ -545,8 +549,10 @@ impl Neighbours {
     }
 
     fn tell(&mut self, event: Event) {
-        if self.events.len() >= MAX_WAITING {
+        if self.events.len() >= MAX_EVENTS {
+            // Only of a user that does not look after each call.
             self.events.pop_front();
+            self.counters.untold += 1;
         }
         self.events.push_back(event);
     }

@@ -28,6 +28,20 @@ pub struct ListenerId {
     pub(super) generation: u32,
 }
 
+impl ListenerId {
+    /// As a number.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// From its number.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
 /// A UDP port that is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpId {
@@ -60,8 +74,10 @@ pub enum Arrival {
     Segment {
         /// Whose.
         connection: TcpId,
-        /// What it brought; the range of its placement is one of [`Frame::bytes`].
+        /// What it brought; the range of its placement is one of [`Frame::bytes`],
         received: tcp::Received,
+        /// or, of a segment that has come in parts, of [`super::Stack::reassembled`].
+        reassembled: bool,
     },
     /// A datagram.
     Datagram(Datagram),
@@ -119,6 +135,8 @@ pub enum Event {
         /// Whether it is known now.
         found: bool,
     },
+    /// There were more of [`Event::Neighbour`] than could be kept: whatever waits is to be composed again.
+    Neighbours,
     /// The destination of datagrams does not want them (ICMP).
     Refused {
         /// Who sent them.

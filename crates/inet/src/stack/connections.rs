@@ -121,6 +121,11 @@ impl Connections {
             + self.wheel.memory()
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < self.max as usize || self.waits > 0
     }
@@ -290,8 +295,9 @@ impl Connections {
         let waits = connection.needs_no_user() && slot.marks.has(Marks::RELEASED);
         // A deadline that moves away is not moved in the wheel: it is looked at when it comes up. Most are
         // never reached, and every acknowledgement moves them.
-        // One that is over is that of pacing, of a connection that waits for something else.
-        let deadline = connection.poll_timeout().filter(|at| *at > now);
+        // That of pacing may be over, of a connection that waits for something else. Others are over if the
+        // link had no room for so long.
+        let deadline = connection.poll_timeout().filter(|at| *at > now || connection.is_due(now));
         if let Some(deadline) = deadline
             && self.wheel.get(index).is_none_or(|set| deadline < set)
         {
@@ -339,12 +345,13 @@ impl Connections {
     }
 
     /// What a connection that was taken from the list sends is lost, as on a link; time will make it try
-    /// again, or give it up.
-    pub(super) fn lose(&mut self, now: u64, index: u32) {
-        if let Some(connection) = &mut self.slots[index as usize].connection {
-            while connection.poll_transmit(now).is_some() {}
-        }
+    /// again, or give it up. Says how many segments that were.
+    pub(super) fn lose(&mut self, now: u64, index: u32) -> u64 {
+        let connection = &mut self.slots[index as usize].connection;
+        let next = || connection.as_mut()?.poll_transmit(now);
+        let lost = std::iter::from_fn(next).count() as u64;
         self.settle(now, index);
+        lost
     }
 
     /// The next whose deadline has passed. A deadline that has moved away since it was set says that a while

@@ -31,12 +31,25 @@ pub struct Counters {
     pub tcp_cookies: u64,
     /// SYNs without an answer, for want of somebody to talk to.
     pub tcp_waiting: u64,
+    /// SYNs, and acknowledgements of cookies, for which there was no room for a connection.
+    pub tcp_full: u64,
+    /// Segments of connections that were dropped, or a part of them. They came again, or were outside of the
+    /// window (RFC 9293 3.10.7.4),
+    pub tcp_outside: u64,
+    /// were older than the last timestamp (RFC 7323 5),
+    pub tcp_old: u64,
+    /// had an acknowledgement that cannot be, or none (RFC 5961 5),
+    pub tcp_bad_ack: u64,
+    /// came in the offered window, where there is no receive any more,
+    pub tcp_no_room: u64,
+    /// or behind a gap, and could not be kept.
+    pub tcp_not_kept: u64,
     /// Connections that were opened by a peer.
     pub tcp_accepted: u64,
     /// Connections in TIME-WAIT that have given way to a new one.
     pub tcp_reused: u64,
-    /// Peers that waited for the user's decision and have given way to a new one.
-    pub tcp_forgone: u64,
+    /// Segments that were not sent, as nobody was found at their next hop.
+    pub tcp_unreachable: u64,
     /// Datagrams with a length that is not legal.
     pub udp_malformed: u64,
     /// Datagrams to a port that nobody has bound.
@@ -45,4 +58,20 @@ pub struct Counters {
     pub answers_dropped: u64,
     /// Events, of no connection, that nobody has fetched.
     pub notices_dropped: u64,
+}
+
+impl Counters {
+    /// Adds what a connection has dropped between two looks at it ([`crate::tcp::Counters::drops`]).
+    pub(super) fn note_drops(&mut self, before: [u32; 5], after: [u32; 5]) {
+        let kinds = [
+            &mut self.tcp_outside,
+            &mut self.tcp_old,
+            &mut self.tcp_bad_ack,
+            &mut self.tcp_no_room,
+            &mut self.tcp_not_kept,
+        ];
+        for (kind, (before, after)) in kinds.into_iter().zip(before.into_iter().zip(after)) {
+            *kind += u64::from(after.wrapping_sub(before));
+        }
+    }
 }

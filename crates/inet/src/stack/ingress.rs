@@ -262,8 +262,8 @@ impl Stack {
     }
 }
 
-/// What is put together of parts: datagrams, which have nothing else (RFC 8200 4.5). TCP finds the size of
-/// segments, and ICMP is short; discovery must be whole (RFC 6980 5).
+/// What is put together of parts: datagrams, and segments of peers that do not find the size of a path
+/// (RFC 1122 3.3.2). ICMP is short; discovery must be whole (RFC 6980 5).
 fn may_come_in_parts(protocol: u8) -> bool {
-    !matches!(protocol, TCP | PROTOCOL_V4 | icmpv6::PROTOCOL)
+    !matches!(protocol, PROTOCOL_V4 | icmpv6::PROTOCOL)
 }

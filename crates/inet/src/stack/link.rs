@@ -100,16 +100,24 @@ impl Stack {
                 neighbour::Event::Lost(next_hop) => (next_hop, false),
             };
             self.resume(next_hop, found);
-            self.notice(Event::Neighbour { next_hop, found });
+            self.notices_missed |= !self.notice(Event::Neighbour { next_hop, found });
         }
     }
 
-    /// Keeps an event that is of no connection.
-    pub(super) fn notice(&mut self, event: Event) {
-        if self.notices.len() < MAX_NOTICES {
+    /// Keeps an event that is of no connection, if there is room.
+    pub(super) fn notice(&mut self, event: Event) -> bool {
+        let room = self.notices.len() < MAX_NOTICES;
+        if room {
             self.notices.push_back(event);
         } else {
             self.counters.notices_dropped += 1;
         }
+        room
+    }
+
+    /// The next event that is of no connection.
+    pub(super) fn next_notice(&mut self) -> Option<Event> {
+        let missed = || std::mem::take(&mut self.notices_missed).then_some(Event::Neighbours);
+        self.notices.pop_front().or_else(missed)
     }
 }

@@ -33,7 +33,6 @@ mod api;
 mod config;
 mod connections;
 mod counters;
-mod deferred;
 mod demux;
 mod egress;
 mod groups;
@@ -97,6 +96,8 @@ pub struct Stack {
     begun: bool,
     /// Events of no connection.
     notices: VecDeque<Event>,
+    /// Events of neighbours were not kept.
+    notices_missed: bool,
     connections: Connections,
     listeners: Listeners,
     sockets: Sockets,
@@ -132,7 +133,7 @@ impl Stack {
             hardware: config.hardware,
             neighbours,
             groups: Groups::default(),
-            icmp: Icmp::default(),
+            icmp: Icmp::new(secret),
             fragments: Fragments::default(),
             reassembled: 0..0,
             paths: Paths::new(mtu),
@@ -140,6 +141,7 @@ impl Stack {
             now: 0,
             begun: false,
             notices: VecDeque::new(),
+            notices_missed: false,
             connections: Connections::new(secret, config.max_connections),
             listeners: Listeners::default(),
             sockets: Sockets::new(secret),
@@ -181,10 +183,10 @@ impl Stack {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.notices.pop_front().or_else(|| self.poll_tcp_event())
+        self.next_notice().or_else(|| self.poll_tcp_event())
     }
 
-    /// The datagram of [`Payload::Reassembled`], until the next frame.
+    /// The datagram of [`Payload::Reassembled`], or the segment that came in parts, until the next frame.
     pub fn reassembled(&self) -> &[u8] {
         self.fragments.whole().get(self.reassembled.clone()).unwrap_or_default()
     }
@@ -202,6 +204,11 @@ impl Stack {
     /// Own addresses and the lengths of their prefixes: who shares one is on the link.
     pub fn prefixes(&self) -> impl Iterator<Item = (IpAddr, u8)> {
         self.addresses.prefixes()
+    }
+
+    /// TCP connections, with those that only wait for their end to be acknowledged, or for time to pass.
+    pub fn connections(&self) -> usize {
+        self.connections.count()
     }
 
     /// Octets of memory that connections take, in all.

@@ -1,6 +1,5 @@
 //! TCP: connections and listeners of the stack.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -30,8 +29,6 @@ pub(super) struct Watched {
     port: u16,
     /// For IPv4 and for IPv6, whose segments are of different size.
     pub(super) families: [Listener; 2],
-    /// Of each family, those about whom the user is to decide, the oldest first; some are decided, or gone.
-    pub(super) undecided: [VecDeque<TcpId>; 2],
     /// How many more connections somebody is there for.
     idle: u32,
     /// Connections that the user has not heard of yet.
@@ -197,8 +194,7 @@ impl Stack {
             listeners.places.push((0, None));
             (listeners.places.len() - 1) as u32
         });
-        let undecided = Default::default();
-        let watched = Watched { port, families, undecided, idle: 0, unheard: 0 };
+        let watched = Watched { port, families, idle: 0, unheard: 0 };
         listeners.places[index as usize].1 = Some(watched);
         listeners.ports.insert(port, index);
         Ok((listeners.id(index), port))
@@ -240,11 +236,25 @@ impl Stack {
         self.connections.touch(id.index);
     }
 
+    /// See [`Connection::set_spare`].
+    pub fn set_spare(&mut self, id: TcpId, bytes: u32) {
+        if let Some(connection) = self.open(id) {
+            connection.set_spare(bytes);
+        }
+    }
+
     /// The Differentiated Services of what is sent from now on (RFC 9293 3.9.2, SHLD-21): the upper six bits.
     pub fn set_traffic_class(&mut self, id: TcpId, traffic_class: u8) {
         if let Some(slot) = self.connections.get_mut(id) {
             slot.traffic_class = traffic_class & !3;
         }
+    }
+
+    /// See [`Connection::admit`].
+    pub fn admit(&mut self, id: TcpId) {
+        let Some(connection) = self.open(id) else { return };
+        connection.admit();
+        self.connections.touch(id.index);
     }
 
     /// See [`Connection::close`].
@@ -276,9 +286,11 @@ impl Stack {
     /// The user keeps nothing of it any more, neither what it sends nor what it receives, and forgets `id`.
     /// It is aborted, unless both directions are closed already and only time is still to pass.
     pub fn release(&mut self, id: TcpId) {
+        let now = self.now;
         let Some(connection) = self.open(id) else { return };
-        if !connection.needs_no_user() {
-            connection.abort();
+        match connection.needs_no_user() {
+            true => connection.orphan(now),
+            false => connection.abort(),
         }
         self.forget(id.index);
     }
@@ -349,10 +361,14 @@ impl Stack {
         let Some(connection) = self.connections.slot(index).connection.as_mut() else {
             return Arrival::Nothing;
         };
-        let before = connection.acknowledged();
+        let (before, drops) = (connection.acknowledged(), connection.counters().drops());
         let mut received =
             connection.handle_segment(now, &segment, &bytes[header..], packet.is_marked());
-        if connection.acknowledged() > before {
+        let (progress, more) = (connection.acknowledged() > before, connection.counters().drops());
+        if more != drops {
+            self.counters.note_drops(drops, more);
+        }
+        if progress {
             self.confirm(now, packet.source);
         }
         self.after(index);
@@ -364,7 +380,11 @@ impl Stack {
             placement.payload.start += start;
             placement.payload.end += start;
         }
-        Arrival::Segment { connection: self.connections.id(index), received }
+        if packet.at.is_none() {
+            self.reassembled = 0..bytes.len();
+        }
+        let connection = self.connections.id(index);
+        Arrival::Segment { connection, received, reassembled: packet.at.is_none() }
     }
 
     /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins.
@@ -400,7 +420,7 @@ impl Stack {
         let flow = self.flow_of(key);
         let may_open = self.may_open(segment.destination);
         let found = self.listeners.ports.get(segment.destination);
-        let watched = found.and_then(|at| self.listeners.places[at as usize].1.as_ref());
+        let watched = found.and_then(|at| self.listeners.at(at));
         let (Some(at), Some(watched)) = (found, watched) else {
             self.counters.tcp_unknown += 1;
             if let Some(header) = reset_for(segment, payload) {
@@ -412,12 +432,7 @@ impl Stack {
             self.counters.tcp_waiting += 1;
             return;
         }
-        let family = usize::from(flow.remote.is_ipv6());
-        if watched.families[family].is_too_full_for(segment) {
-            self.forgo_oldest(at, family);
-        }
-        let Some(watched) = self.listeners.at(at) else { return };
-        let listener = &mut watched.families[family];
+        let listener = &mut watched.families[usize::from(flow.remote.is_ipv6())];
         let (connection, half_open) =
             match listener.handle_segment(now, &flow, segment, payload, may_open) {
                 Opening::HalfOpen(connection) => (connection, true),
@@ -432,6 +447,7 @@ impl Stack {
                 }
             };
         if !self.connections.make_room() {
+            self.counters.tcp_full += 1;
             return;
         }
         watched.unheard += 1;
@@ -442,7 +458,6 @@ impl Stack {
         slot.marks.set(Marks::INCOMING);
         if half_open {
             slot.marks.set(Marks::HALF_OPEN);
-            self.note_undecided(index, family);
         }
         // The segment that brought a cookie back may have data, but nobody has posted a receive yet: it
         // comes again.
@@ -521,7 +536,7 @@ impl Stack {
                     continue;
                 }
                 Hop::Resolving(_) | Hop::Nowhere => {
-                    self.connections.lose(now, index);
+                    self.counters.tcp_unreachable += self.connections.lose(now, index);
                     continue;
                 }
             };

@@ -41,8 +41,10 @@ struct News {
     sacked: u64,
     /// Something was delivered that was never retransmitted, after it was thought lost.
     original: bool,
-    /// The round trip of the segment sent last, among those sent once.
+    /// When the segment was sent that was sent last, among those sent once.
     latest: Option<u64>,
+    /// Something was delivered that was sent again.
+    resent: bool,
     duplicate: bool,
 }
 
@@ -52,10 +54,17 @@ impl News {
             return;
         }
         self.delivered += u64::from(sent.len);
+        self.resent |= sent.retransmitted;
         if !sent.retransmitted {
             self.latest = Some(self.latest.map_or(sent.at, |at| at.max(sent.at)));
             self.original |= sent.fate == Fate::Lost;
         }
+    }
+
+    /// The round trip. None where a retransmission has filled a gap (RFC 6298 3): what is behind it may have
+    /// arrived long before, and waited.
+    fn round_trip(&self, now: u64) -> Option<u64> {
+        self.latest.filter(|_| !self.resent).map(|at| now.saturating_sub(at))
     }
 }
 
@@ -187,8 +196,8 @@ impl Connection {
 
     /// RFC 6298 3, RFC 7323 4.1: a sample of what was sent once; by timestamps also of what was not.
     fn measure(&mut self, ack: &Acknowledgement, news: &News) {
-        if let Some(at) = news.latest {
-            self.rtt.sample(ack.now, ack.now.saturating_sub(at), &self.config);
+        if let Some(rtt) = news.round_trip(ack.now) {
+            self.rtt.sample(ack.now, rtt, &self.config);
         } else if let Some(echo) = ack.echo.filter(|_| news.acked > 0 && self.agreed.timestamps) {
             let ticks = self.clock(ack.now).wrapping_sub(echo);
             // Longer than any timeout: not an echo of ours.
@@ -276,7 +285,8 @@ impl Connection {
             return 0;
         }
         if self.agreed.sack {
-            return self.detect(ack.now);
+            // Where nothing has arrived only time can tell, which has a timer of its own.
+            return if news.delivered > 0 { self.detect(ack.now) } else { 0 };
         }
         let recovering = self.recovery.as_ref().is_some_and(|it| it.cause == Cause::Loss);
         if news.acked > 0 {
@@ -380,13 +390,12 @@ impl Connection {
     }
 
     fn grow(&mut self, ack: &Acknowledgement, news: &News, acked: u64, flight: u64) {
-        let rtt = news.latest.map(|at| ack.now.saturating_sub(at));
         self.congestion.on_progress(&Progress {
             now: ack.now,
             acked,
             flight,
             mss: u64::from(self.mss()),
-            rtt,
+            rtt: news.round_trip(ack.now),
             smoothed: self.rtt.smoothed().unwrap_or(0),
             una: self.queue.una,
             nxt: self.queue.nxt,

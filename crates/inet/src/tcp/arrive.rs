@@ -64,6 +64,7 @@ impl Connection {
         self.take_syn(now, segment);
         if acks {
             self.agreed.ecn = self.config.ecn && flags.has(Flags::ECE) && !flags.has(Flags::CWR);
+            self.unconfirmed = segment.window == 0;
             self.become_established(now, segment);
             self.owed.ack = true;
         } else {
@@ -120,13 +121,24 @@ impl Connection {
         self.timers.stop_all();
         self.progress_at = now;
         self.last_received = now;
-        self.events.connected = true;
+        if self.unconfirmed {
+            self.timers.set(Timer::End, now + self.config.connect_timeout);
+            self.timers.set(Timer::Persist, now + self.config.initial_rto);
+        } else {
+            self.events.connected = true;
+        }
         if let Some(keep) = self.config.keep_alive {
             self.timers.set(Timer::KeepAlive, now + keep.idle);
         }
         if self.queue.closed {
             self.step(Input::Close);
         }
+    }
+
+    /// The peer has said something behind its SYN-ACK: its user wants the connection.
+    fn confirm(&mut self) {
+        self.timers.stop(Timer::Persist);
+        self.events.connected = true;
     }
 
     fn peer_scale(&self) -> u8 {
@@ -139,7 +151,7 @@ impl Connection {
         let mut syn = segment.flags.has(Flags::SYN);
         if syn && self.state == State::SynReceived && position == Some(0) {
             if !segment.flags.has(Flags::ACK) {
-                self.repeat_syn(segment);
+                self.repeat_syn();
                 return None;
             }
             // The peer's SYN again, with the acknowledgement of ours: it goes on as if it had none (figure
@@ -181,11 +193,7 @@ impl Connection {
     }
 
     /// The SYN of a peer that has not seen our answer.
-    fn repeat_syn(&mut self, syn: &Repr) {
-        if let Some(timestamps) = syn.options.timestamps.filter(|_| self.undecided) {
-            // The answer is to the last: the peer will not take the user's time for a round trip.
-            self.receive.ts_recent = timestamps.value;
-        }
+    fn repeat_syn(&mut self) {
         if !self.queue.sent().is_empty() {
             self.queue.set_fate(0, super::send::Fate::Lost);
         }
@@ -254,6 +262,7 @@ impl Connection {
             // A listener's connection simply goes (RFC 9293 3.10.7.4, second check).
             State::SynReceived if self.passive => self.finish(None),
             State::SynReceived => self.finish(Some(Failure::Refused)),
+            _ if self.unconfirmed => self.finish(Some(Failure::Refused)),
             // Both have closed, so nothing is lost, unless data is without an acknowledgement.
             State::Closing | State::LastAck | State::TimeWait
                 if self.queue.una >= self.queue.written =>
@@ -303,6 +312,9 @@ impl Connection {
                 self.receive.ts_recent = timestamps.value;
                 self.receive.ts_recent_at = now;
             }
+        }
+        if std::mem::take(&mut self.unconfirmed) {
+            self.confirm();
         }
         let una = self.queue.una;
         let acknowledgement = Acknowledgement {

@@ -70,16 +70,17 @@ pub struct Config {
     /// and
     /// 3.9.1.1): at least 100 s there.
     pub user_timeout: u64,
+    /// The same for the FIN of a connection that nobody has any more: a peer that says nothing must not keep
+    /// its place for as long as one that somebody waits for.
+    pub orphan_timeout: u64,
     /// The same for a SYN: at least three minutes (MUST-23).
     pub connect_timeout: u64,
     /// 2 MSL (RFC 9293 3.4.2).
     pub time_wait: u64,
-    /// Leave the SYN of a peer unanswered until the user has decided, by [`super::Connection::answer`] or
-    /// [`super::Connection::abort`]. There are no cookies then: beyond the backlog, peers are kept waiting.
+    /// Of a peer that comes, the user decides, by [`super::Connection::admit`] or
+    /// [`super::Connection::abort`], when the handshake has proved its address. Until then the window is
+    /// closed, and the peer hears nothing behind the SYN-ACK.
     pub deferred: bool,
-    /// How long a peer may take to acknowledge the answer to a SYN that was deferred. An honest one waits for
-    /// it, and acknowledges at once; an address that was made up costs the user a connection so long.
-    pub answered_timeout: u64,
     /// Probing of an idle peer; off unless asked for (MUST-25).
     pub keep_alive: Option<KeepAlive>,
     /// How many messages may be sent and not yet acknowledged, in message mode.
@@ -107,10 +108,10 @@ impl Default for Config {
             min_rto: 200 * MILLISECOND,
             max_rto: 60 * SECOND,
             user_timeout: 120 * SECOND,
+            orphan_timeout: 20 * SECOND,
             connect_timeout: 180 * SECOND,
             time_wait: 60 * SECOND,
             deferred: false,
-            answered_timeout: 5 * SECOND,
             keep_alive: None,
             max_messages: 4096,
             max_reassembly: 256 << 10,

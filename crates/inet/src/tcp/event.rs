@@ -126,3 +126,11 @@ pub struct Counters {
     /// Congestion marks: seen, and echoed by the peer.
     pub marks: u32,
 }
+
+impl Counters {
+    /// Those of segments that were dropped, or payload of them: outside of the window, old, with a bad
+    /// acknowledgement, without a receive, not kept.
+    pub(crate) fn drops(&self) -> [u32; 5] {
+        [self.out_of_window, self.paws, self.bad_ack, self.no_room, self.not_kept]
+    }
+}

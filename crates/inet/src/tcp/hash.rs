@@ -33,6 +33,7 @@ pub(crate) enum Purpose {
     PortStep = 5,
     FlowLabel = 6,
     Datagram = 7,
+    Refusal = 8,
 }
 
 /// The hash of a connection's four-tuple and two more words.
@@ -41,6 +42,11 @@ pub(crate) fn of_flow(secret: Secret, purpose: Purpose, flow: &Flow, more: [u64;
     let [a, b] = words(flow.local.ip());
     let [c, d] = words(flow.remote.ip());
     siphash(secret, &[purpose as u64, a, b, c, d, ports, more[0], more[1]])
+}
+
+/// One of a row of numbers that nobody can foresee.
+pub(crate) fn of_count(secret: Secret, purpose: Purpose, count: u64) -> u64 {
+    siphash_1_3(secret, [purpose as u64, count, 0])
 }
 
 fn words(ip: IpAddr) -> [u64; 2] {

@@ -56,15 +56,6 @@ impl Listener {
         self.half_open
     }
 
-    /// Whether a segment asks for a connection of a deferred listener that has too many half open: one that
-    /// is undecided may make room, by [`Connection::forgo`].
-    pub fn is_too_full_for(&self, segment: &Repr) -> bool {
-        let flags = segment.flags;
-        let others = [Flags::ACK, Flags::RST, Flags::FIN];
-        let asks = flags.has(Flags::SYN) && !others.iter().any(|&other| flags.has(other));
-        asks && self.config.deferred && self.half_open >= self.backlog
-    }
-
     /// Takes a segment to this port that belongs to no connection; `payload` is its length. `may_open` says
     /// whether there is room for one more connection: without it a peer is kept waiting, not refused.
     pub fn handle_segment(
@@ -80,7 +71,7 @@ impl Listener {
             return Opening::Ignored;
         }
         if flags.has(Flags::ACK) {
-            let connection = self.by_cookie(now, flow, segment).filter(|_| may_open);
+            let connection = self.by_cookie(now, flow, segment, payload).filter(|_| may_open);
             return match (connection, reset_for(segment, payload)) {
                 (Some(connection), _) => Opening::Open(Box::new(connection)),
                 (None, Some(reset)) if may_open => Opening::Reply(reset),
@@ -95,9 +86,6 @@ impl Listener {
             let connection =
                 Connection::accept(now, Arc::clone(&self.config), self.secret, flow, segment);
             return Opening::HalfOpen(Box::new(connection));
-        }
-        if self.config.deferred {
-            return Opening::Ignored;
         }
         self.cookie_at = Some(now);
         Opening::Reply(self.cookie(now, flow, segment))
@@ -126,13 +114,21 @@ impl Listener {
         }
     }
 
-    fn by_cookie(&self, now: u64, flow: &Flow, ack: &Repr) -> Option<Connection> {
+    fn by_cookie(&self, now: u64, flow: &Flow, ack: &Repr, payload: usize) -> Option<Connection> {
         // Nobody can guess one while none is valid.
         let given = self.cookie_at?;
         if ack.flags.has(Flags::SYN) || now.saturating_sub(given) > 2 * EPOCH {
             return None;
         }
-        let agreed = cookies::agreed(now, &self.config, self.secret, flow, ack)?;
+        let agreed = |ack: &Repr| cookies::agreed(now, &self.config, self.secret, flow, ack);
+        // The acknowledgement may have been lost: what comes then of a peer whose window is closed, or that
+        // waits for a word, is a probe, with the number before (RFC 9293 3.8.4).
+        let probe = Repr { seq: ack.seq + 1, ..*ack };
+        let (agreed, ack) = match agreed(ack) {
+            Some(agreed) => (agreed, ack),
+            None if payload == 0 => (agreed(&probe)?, &probe),
+            None => return None,
+        };
         Some(Connection::resume(now, Arc::clone(&self.config), self.secret, flow, ack, agreed))
     }
 }
@@ -147,12 +143,17 @@ impl Connection {
         syn: &Repr,
     ) -> Self {
         let patience = config.connect_timeout;
+        let mut connection = Self::passive(now, config, secret, flow);
+        connection.take_syn(now, syn);
+        connection.timers.set(Timer::End, now + patience);
+        connection
+    }
+
+    fn passive(now: u64, config: Arc<Config>, secret: Secret, flow: &Flow) -> Self {
         let mut connection = Self::new(now, config, secret, flow);
         connection.passive = true;
         connection.undecided = connection.config.deferred;
         connection.step(Input::PassiveOpen);
-        connection.take_syn(now, syn);
-        connection.timers.set(Timer::End, now + patience);
         connection
     }
 
@@ -165,9 +166,7 @@ impl Connection {
         ack: &Repr,
         agreed: Negotiated,
     ) -> Self {
-        let mut connection = Self::new(now, config, secret, flow);
-        connection.passive = true;
-        connection.step(Input::PassiveOpen);
+        let mut connection = Self::passive(now, config, secret, flow);
         let syn = Repr { seq: ack.seq - 1, options: ack.options, ..Repr::default() };
         connection.take_syn(now, &syn);
         connection.agreed = agreed;

@@ -173,8 +173,12 @@ struct Owed {
 pub struct Connection {
     state: State,
     passive: bool,
-    /// The user has not decided about the peer's SYN ([`Config::deferred`]).
+    /// The user has not decided about the peer ([`Config::deferred`]): it hears nothing behind the SYN-ACK.
     undecided: bool,
+    /// The peer, whose window was closed in its SYN-ACK, has said nothing since: its user may have to decide.
+    unconfirmed: bool,
+    /// The user has forgotten it.
+    orphaned: bool,
     source: u16,
     destination: u16,
     /// Shared by all connections of one kind.
@@ -228,12 +232,15 @@ impl Connection {
 
     fn new(now: u64, config: Arc<Config>, secret: Secret, flow: &Flow) -> Self {
         let mut receive_window = ReceiveWindow::default();
+        receive_window.whole = config.mode == Mode::Message;
         receive_window.set_room(FIRST, 0);
         let peer_mss = options::default_mss(flow);
         Self {
             state: State::Closed,
             passive: false,
             undecided: false,
+            unconfirmed: false,
+            orphaned: false,
             source: flow.local.port(),
             destination: flow.remote.port(),
             agreed: Negotiated { peer_mss, ..Negotiated::default() },
@@ -343,7 +350,7 @@ impl Connection {
 
     /// How much room there is for what comes next, from the last contiguous octet on: what the user has
     /// posted. An offered window is never taken back; what comes in one for which there is no room any more
-    /// is dropped.
+    /// is dropped, beyond what the user has to spare ([`Connection::set_spare`]).
     pub fn set_receive_space(&mut self, bytes: u64) {
         let nxt = self.receive.nxt.max(FIRST);
         self.receive.window.set_room(nxt, bytes.min(self.config.max_receive_space));
@@ -353,24 +360,30 @@ impl Connection {
         }
     }
 
-    /// Answers the SYN of a peer that waits for the user's decision ([`Config::deferred`]). It has
-    /// [`Config::answered_timeout`] to prove its address.
-    pub fn answer(&mut self, now: u64) {
-        if std::mem::take(&mut self.undecided) && self.state == State::SynReceived {
-            let patience = self.config.answered_timeout.min(self.config.connect_timeout);
-            self.timers.set(Timer::End, now + patience);
+    /// Stream mode: how much the user keeps elsewhere of what comes in order, in a window that was offered
+    /// before the room became less. It is placed like everything else. Nothing at first.
+    pub fn set_spare(&mut self, bytes: u32) {
+        self.receive.window.set_spare(bytes);
+    }
+
+    /// Somebody is there for a peer that has come: the user has decided, where that was needed
+    /// ([`Config::deferred`]). A peer that saw a closed window waits for a word, and hears one.
+    pub fn admit(&mut self) {
+        self.undecided = false;
+        let nxt = self.receive.nxt;
+        if self.state.is_synchronized() && self.receive.window.edge(nxt) == nxt {
+            self.owed.ack = true;
         }
     }
 
-    /// Whether a peer waits for the user's decision.
-    pub fn is_undecided(&self) -> bool {
-        self.undecided && self.state == State::SynReceived
-    }
-
-    /// Forgets a peer that waits for the user's decision: it gets no answer, so that it repeats its SYN.
-    pub fn forgo(&mut self) {
-        if self.is_undecided() {
-            self.finish(Some(Failure::TimedOut));
+    /// The user has forgotten it: what is left to be acknowledged is its FIN, which has
+    /// [`Config::orphan_timeout`].
+    pub fn orphan(&mut self, now: u64) {
+        if self.state != State::TimeWait {
+            (self.orphaned, self.progress_at) = (true, now);
+            if self.timers.is_running(Timer::End) {
+                self.timers.set(Timer::End, now + self.patience());
+            }
         }
     }
 
@@ -396,6 +409,7 @@ impl Connection {
         if self.state != State::Closed {
             self.finish(None);
         }
+        self.receive.reassembly = None;
     }
 
     /// The next event.
@@ -426,6 +440,11 @@ impl Connection {
         let departure = if self.paced { self.pacer.departure() } else { NEVER };
         let at = self.timers.next().min(departure);
         (at != NEVER).then_some(at)
+    }
+
+    /// Whether [`Connection::handle_timeout`] should have been called before, or is to be now.
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        self.timers.next() <= now
     }
 
     /// Gives back the memory of a queue with nothing in it. To be called now and then: a queue that is used
@@ -475,9 +494,12 @@ impl Connection {
         self.owed = Owed::default();
         self.recovery = None;
         self.search = None;
-        self.receive.reassembly = None;
         match failure {
-            Some(failure) => self.events.failed = Some(failure),
+            Some(failure) => {
+                self.receive.reassembly = None;
+                self.events.failed = Some(failure);
+            }
+            // Messages that are acknowledged may still wait for receives.
             None => self.events.closed = true,
         }
     }

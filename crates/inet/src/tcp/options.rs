@@ -10,8 +10,9 @@ pub(crate) fn default_mss(flow: &Flow) -> u16 {
     if flow.remote.is_ipv6() { 1220 } else { 536 }
 }
 
-/// The least segment that is believed: a peer that offers less would multiply our work.
-pub(crate) const MIN_MSS: u16 = 48;
+/// The least segment that is believed: a peer that offers less would multiply our work. Everybody takes
+/// packets of 576 octets (RFC 791 3.1).
+pub(crate) const MIN_MSS: u16 = 216;
 /// The timestamps option with its padding.
 pub(crate) const TIMESTAMPS_LEN: u32 = 12;
 

@@ -112,8 +112,13 @@ impl Rack {
     ) -> Found {
         let mut found = Found::default();
         let window = self.window(rtt, recovering, queue.sacked(), mss);
-        for index in 0..queue.sent().len() {
+        let mut left = queue.flying();
+        for index in queue.first_flying()..queue.sent().len() {
+            if left == 0 {
+                break;
+            }
             let sent = queue.sent()[index];
+            left -= if sent.fate == Fate::Flying { u64::from(sent.len) } else { 0 };
             if (sent.at, sent.end()) >= self.latest {
                 if sent.retransmitted {
                     continue;

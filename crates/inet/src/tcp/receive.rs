@@ -74,9 +74,10 @@ impl Connection {
             cut.len = arrival.end().saturating_sub(nxt);
             cut.start = nxt;
         }
-        // What was offered, as far as there still is a receive for it.
+        // What was offered, as far as the user still takes it.
         let due = self.receive.reassembly.as_ref().is_some_and(|kept| kept.is_due(nxt));
-        let room = self.receive.window.edge(nxt).min(self.receive.window.room()).max(nxt);
+        let limit = self.receive.window.limit(cut.start == nxt);
+        let room = self.receive.window.edge(nxt).min(limit).max(nxt);
         // What is held comes first: nothing may overtake it.
         let room = if due { nxt } else { room };
         if cut.end() > room {

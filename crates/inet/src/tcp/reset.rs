@@ -35,12 +35,10 @@ impl Connection {
 
     /// The peer is to be told that the connection is gone.
     pub(super) fn send_reset(&mut self) {
-        // A peer whose SYN is undecided has not learned our number, and need not.
-        let next = self.queue.space.wire(self.queue.nxt);
         let reset = Repr {
             source: self.source,
             destination: self.destination,
-            seq: if self.undecided { SeqNumber(0) } else { next },
+            seq: self.queue.space.wire(self.queue.nxt),
             ack: self.receive.space.wire(self.receive.nxt),
             flags: Flags::RST | Flags::ACK,
             ..Repr::default()

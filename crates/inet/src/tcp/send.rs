@@ -66,6 +66,8 @@ pub(crate) struct SendQueue {
     lost: u64,
     /// Nothing before it is [`Fate::Lost`].
     lost_from: u64,
+    /// Nothing before it is [`Fate::Flying`].
+    flying_from: u64,
 }
 
 impl SendQueue {
@@ -82,6 +84,7 @@ impl SendQueue {
             sacked: 0,
             lost: 0,
             lost_from: 0,
+            flying_from: 0,
         }
     }
 
@@ -250,8 +253,10 @@ impl SendQueue {
         sent.fate = fate;
         *self.of(before) -= len;
         *self.of(fate) += len;
-        if fate == Fate::Lost {
-            self.lost_from = self.lost_from.min(start);
+        match fate {
+            Fate::Lost => self.lost_from = self.lost_from.min(start),
+            Fate::Flying => self.flying_from = self.flying_from.min(start),
+            Fate::Sacked => {}
         }
     }
 
@@ -277,18 +282,32 @@ impl SendQueue {
         }
     }
 
+    /// The first segment that is on the way, or the end.
+    pub(crate) fn first_flying(&mut self) -> usize {
+        if self.flying == 0 {
+            self.flying_from = self.nxt;
+            return self.sent.len();
+        }
+        let index = self.first_of(Fate::Flying, self.flying_from);
+        self.flying_from = self.sent.get(index).map_or(self.nxt, |sent| sent.start);
+        index
+    }
+
+    /// The first segment behind `from` with that fate, or the end.
+    fn first_of(&self, fate: Fate, from: u64) -> usize {
+        let first = self.sent.partition_point(|sent| sent.end() <= from);
+        let behind = self.sent.range(first..).position(|sent| sent.fate == fate);
+        behind.map_or(self.sent.len(), |behind| first + behind)
+    }
+
     /// The first segment that is lost.
     pub(crate) fn next_lost(&mut self) -> Option<usize> {
         if self.lost == 0 {
             self.lost_from = self.nxt;
             return None;
         }
-        let from = self.lost_from;
-        let mut index = self.sent.partition_point(|sent| sent.end() <= from);
-        while self.sent.get(index)?.fate != Fate::Lost {
-            index += 1;
-        }
-        self.lost_from = self.sent[index].start;
+        let index = self.first_of(Fate::Lost, self.lost_from);
+        self.lost_from = self.sent.get(index)?.start;
         Some(index)
     }
 
@@ -383,6 +402,31 @@ mod tests {
         queue.unlose();
         assert_eq!(queue.next_lost(), None);
         check(&queue);
+    }
+
+    #[test]
+    fn the_first_on_the_way_is_found_whatever_became_of_those_before() {
+        let mut queue = five();
+        let naive = |queue: &SendQueue| {
+            let first = queue.sent().iter().position(|sent| sent.fate == Fate::Flying);
+            first.unwrap_or(queue.sent().len())
+        };
+        assert_eq!(queue.first_flying(), 0);
+        let steps: [fn(&mut SendQueue); 9] = [
+            |queue| queue.set_fate(0, Fate::Lost),
+            |queue| queue.sack(101, 301, |_| {}),
+            |queue| assert!(queue.resend(0, 1, 60).retransmitted),
+            |queue| queue.set_fate(0, Fate::Sacked),
+            |queue| queue.acknowledge(150, |_| {}),
+            |queue| queue.lose_all(),
+            |queue| queue.push(2, 10, false, false),
+            |queue| queue.unlose(),
+            |queue| queue.acknowledge(queue.nxt, |_| {}),
+        ];
+        for step in steps {
+            step(&mut queue);
+            assert_eq!(queue.first_flying(), naive(&queue));
+        }
     }
 
     #[test]

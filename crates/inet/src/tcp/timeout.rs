@@ -4,12 +4,14 @@ use super::recovery::{Cause, Frto};
 use super::send::Fate;
 use super::state::Input;
 use super::timers::Timer;
-use super::{Connection, Failure, State};
+use super::{Config, Connection, Failure, State};
 
 /// RFC 8985 7.2: TLP.max_ack_delay, the longest that a receiver should delay an acknowledgement.
 const MAX_ACK_DELAY: u64 = 200_000_000;
 /// R1 (RFC 9293 3.8.3, MUST-20): at least three retransmissions.
 const SUSPECT_AFTER: u8 = 3;
+/// How often the time from probe to probe of a peer that is to decide is doubled at most.
+const MAX_DOUBLINGS: u8 = 8;
 
 impl Connection {
     /// Takes note of the time. Afterwards [`Connection::poll_transmit`] is to be called.
@@ -49,10 +51,11 @@ impl Connection {
             self.queue.set_fate(0, Fate::Lost);
             return;
         }
-        if head.end() > self.window.edge {
-            // The window is closed, or has shrunk: a probe, not a loss (RFC 9293 3.8.6.1).
+        if head.start >= self.window.edge {
+            // The window is closed, or has shrunk: a probe, not a loss (RFC 9293 3.8.6.1). One whose edge
+            // lies within the segment may only have been rounded (RFC 7323 2.4).
             self.queue.set_fate(0, Fate::Lost);
-            self.owed.window_probe = head.start >= self.window.edge;
+            self.owed.window_probe = true;
             return;
         }
         self.counters.timeouts += 1;
@@ -92,6 +95,15 @@ impl Connection {
     }
 
     fn on_persist_timeout(&mut self, now: u64) {
+        if self.unconfirmed {
+            // The word that it waits for may be lost, or, of a peer that has given out a cookie, the
+            // acknowledgement that makes the connection. It is no sign of congestion that nobody answers.
+            self.keep_alives = self.keep_alives.saturating_add(1);
+            self.owed.keep_alive = true;
+            let pause = self.config.initial_rto << self.keep_alives.min(MAX_DOUBLINGS);
+            self.timers.set(Timer::Persist, now + pause.min(self.config.max_rto));
+            return;
+        }
         // RFC 9293 3.8.6.1: from probe to probe the time doubles (SHLD-30).
         self.owed.window_probe = self.queue.has_unsent();
         self.rtt.back_off();
@@ -102,7 +114,8 @@ impl Connection {
     fn on_keep_alive(&mut self, now: u64) {
         let Some(keep) = self.config.keep_alive else { return };
         let due = self.last_received + keep.idle;
-        if !self.queue.is_idle() || (self.keep_alives == 0 && due > now) {
+        let deciding = self.undecided || self.unconfirmed;
+        if !self.queue.is_idle() || deciding || (self.keep_alives == 0 && due > now) {
             let at = if due > now { due } else { now + keep.interval.max(1) };
             self.timers.set(Timer::KeepAlive, at);
             return;
@@ -124,8 +137,9 @@ impl Connection {
                 self.finish(None);
             }
             State::SynSent | State::SynReceived => self.give_up(),
+            _ if self.unconfirmed => self.give_up(),
             _ => {
-                let due = self.progress_at + self.config.user_timeout;
+                let due = self.progress_at + self.patience();
                 if self.queue.is_idle() {
                     return;
                 }
@@ -136,6 +150,12 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// How long the peer may make no progress.
+    pub(super) fn patience(&self) -> u64 {
+        let Config { user_timeout, orphan_timeout, .. } = *self.config;
+        if self.orphaned { orphan_timeout.min(user_timeout) } else { user_timeout }
     }
 
     fn give_up(&mut self) {
@@ -151,7 +171,7 @@ impl Connection {
             self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         }
         if !self.timers.is_running(Timer::End) {
-            self.timers.set(Timer::End, now + self.config.user_timeout);
+            self.timers.set(Timer::End, now + self.patience());
         }
         self.arm_loss_probe(now);
     }

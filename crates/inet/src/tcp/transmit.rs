@@ -24,8 +24,8 @@ impl Connection {
             Some(reset) => Some(Segment { header: *reset, payload: 0..0, ect: false }),
             None => match self.state {
                 State::Closed => None,
-                State::SynReceived if self.undecided => None,
                 State::SynSent | State::SynReceived => self.transmit_syn(now),
+                _ if self.undecided => None,
                 _ => self.transmit_synchronized(now),
             },
         }?;

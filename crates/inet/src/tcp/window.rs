@@ -40,7 +40,12 @@ pub(crate) struct ReceiveWindow {
     room: u64,
     /// Behind the last octet that was ever offered. It never moves left (RFC 9293 3.8.6, SHLD-14).
     offered: u64,
+    /// Octets behind the room that the user keeps elsewhere, if they come in order and were offered.
+    spare: u32,
     pub(crate) scale: u8,
+    /// Message mode: what is waited for may be as long as all of the room, and comes whole or not at all. So
+    /// all of it is offered, in units that are rounded up.
+    pub(crate) whole: bool,
 }
 
 impl ReceiveWindow {
@@ -49,8 +54,14 @@ impl ReceiveWindow {
         self.room = nxt + bytes;
     }
 
-    pub(crate) fn room(&self) -> u64 {
-        self.room
+    /// The user keeps `bytes` octets behind the room.
+    pub(crate) fn set_spare(&mut self, bytes: u32) {
+        self.spare = bytes;
+    }
+
+    /// Behind the last octet that is taken, in order or behind a gap, of those that were offered.
+    pub(crate) fn limit(&self, in_order: bool) -> u64 {
+        self.room + if in_order { u64::from(self.spare) } else { 0 }
     }
 
     /// Behind the last octet that the peer may send, and that counts as in the window (RFC 7323 2.4).
@@ -64,7 +75,7 @@ impl ReceiveWindow {
     fn target(&self, nxt: u64, mss: u64) -> u64 {
         let edge = self.edge(nxt);
         let (room, more) = (self.room.saturating_sub(nxt), self.room.saturating_sub(edge));
-        if more >= mss.min(room.div_ceil(2)) { self.room.max(edge) } else { edge }
+        if self.whole || more >= mss.min(room.div_ceil(2)) { self.room.max(edge) } else { edge }
     }
 
     /// The field for a segment that goes out now, which the peer will take as an offer.
@@ -76,7 +87,8 @@ impl ReceiveWindow {
         // What comes beyond the room is cut off. (RFC 7323 2.4 allows rounding; it says nothing of its
         // direction.)
         let least = u64::from(window > 0);
-        let field = (window >> scale).clamp(least, u64::from(u16::MAX));
+        let units = if self.whole { window.div_ceil(1 << scale) } else { window >> scale };
+        let field = units.clamp(least, u64::from(u16::MAX));
         self.offered = self.offered.max(nxt + (field << scale));
         field as u16
     }
@@ -86,7 +98,8 @@ impl ReceiveWindow {
         let (target, edge) = (self.target(nxt, mss), self.edge(nxt));
         let (gain, left) = (target - edge, edge - nxt);
         let largest = u64::from(u16::MAX) << self.scale;
-        if left >= largest || gain == 0 || (left > 0 && gain >> self.scale == 0) {
+        let unheard = left > 0 && gain >> self.scale == 0 && !self.whole;
+        if left >= largest || gain == 0 || unheard {
             return false;
         }
         gain >= 2 * mss || left < mss || gain >= left
@@ -125,6 +138,18 @@ mod tests {
     }
 
     #[test]
+    fn where_messages_are_whole_all_of_the_room_is_offered() {
+        let mut window = ReceiveWindow { scale: 7, whole: true, ..Default::default() };
+        window.set_room(1, 1_400);
+        assert_eq!(window.offer(1, 1_460, false), 11);
+        window.set_room(101, 1_400);
+        assert!(window.wants_update(101, 1_460), "a message may wait for the last octets");
+        assert_eq!(window.offer(101, 1_460, false), 11);
+        window.set_room(101, 10);
+        assert_eq!(window.offer(101, 1_460, false), 11, "nothing is taken back");
+    }
+
+    #[test]
     fn a_scaled_window_and_that_of_a_syn() {
         let mut window = ReceiveWindow { scale: 7, ..Default::default() };
         window.set_room(1, 1 << 20);
@@ -133,7 +158,7 @@ mod tests {
         assert_eq!(window.edge(1), 1 + (1 << 20));
         let mut small = ReceiveWindow { scale: 7, ..Default::default() };
         small.set_room(1, 64);
-        assert_eq!((small.offer(1, 1_460, false), small.room()), (1, 65));
+        assert_eq!((small.offer(1, 1_460, false), small.limit(true)), (1, 65));
     }
 
     #[test]

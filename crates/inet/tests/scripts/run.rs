@@ -400,8 +400,8 @@ impl Run {
                 connection.close();
                 return Ok(());
             }
-            "answer" => {
-                connection.answer(self.now);
+            "admit" => {
+                connection.admit();
                 return Ok(());
             }
             "abort" => {

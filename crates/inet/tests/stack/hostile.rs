@@ -393,6 +393,27 @@ fn peers_that_never_acknowledge_the_end_keep_nobody_out() {
 }
 
 #[test]
+fn the_end_of_a_connection_that_nobody_has_is_given_up_early() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.listen(1, 80, 100);
+    let id = net.connect(0, 80);
+    assert!(net.run_until(SECOND, |net| net.hosts[0].knows(id, tcp::Event::Connected)));
+    net.run(SECOND);
+    let accepted = net.hosts[1].accepted[0];
+    net.hosts[0].stack.close(id);
+    net.run(SECOND);
+    net.faults.lose = 1_000;
+    net.hosts[1].stack.close(accepted);
+    net.run(SECOND);
+    net.hosts[1].stack.release(accepted);
+    let used = net.hosts[1].stack.memory();
+    net.run(19 * SECOND);
+    assert!(net.hosts[1].stack.memory() >= used);
+    net.run(2 * SECOND);
+    assert!(net.hosts[1].stack.memory() + size_of::<tcp::Connection>() <= used);
+}
+
+#[test]
 fn any_number_of_segments_may_come_before_one_can_be_sent() {
     let mut net = Net::new(V6, 1_500, stream(), 1);
     let [client, server] = net.pair();

@@ -1,6 +1,6 @@
 //! Links with stations: neighbours are found, waited for, and missed.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use quipu_inet::stack::{Config, ConnectError, DatagramError, Event, Offload};
 use quipu_inet::tcp::{self, Failure, MILLISECOND as MS, SECOND, Secret, State};
@@ -154,4 +154,26 @@ fn a_connection_does_not_inherit_what_another_waited_for() {
     let begun = net.now;
     assert!(net.run_until(5 * SECOND, |net| net.hosts[0].knows(new, tcp::Event::Connected)));
     assert_eq!(net.now - begun, 4 * net.delay, "no timeout was needed");
+}
+
+#[test]
+fn who_waits_for_a_neighbour_hears_that_not_all_was_told() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+    let mut ask = |from: u16, count: u16| {
+        for last in from..from + count {
+            let next_hop = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 1, last]);
+            let unresolved = Err(DatagramError::Unresolved { next_hop });
+            assert_eq!(net.send_datagram(0, socket, (next_hop, 9).into(), b"hello"), unresolved);
+        }
+        let told = std::iter::from_fn(|| net.hosts[0].stack.poll_event()).collect::<Vec<_>>();
+        (told, net.hosts[0].stack.counters().notices_dropped)
+    };
+    // 128 are looked for at a time: each further one takes the place of another, which is lost.
+    let (told, dropped) = ask(0, 128 + 256);
+    let is_loss = |event: &Event| matches!(event, Event::Neighbour { found: false, .. });
+    assert_eq!((told.len(), told.iter().all(is_loss), dropped), (256, true, 0));
+    let (told, dropped) = ask(1_000, 256 + 2);
+    assert_eq!((told.len(), told.last(), dropped), (257, Some(&Event::Neighbours), 2));
+    assert_eq!(ask(0, 0), (vec![], 2), "that is said once");
 }

@@ -398,7 +398,10 @@ impl Net {
         let arrival = host.stack.handle_frame(self.now, &Frame { bytes, checked });
         match &arrival {
             Arrival::Nothing => {}
-            Arrival::Segment { connection, received } => host.take(*connection, received, bytes),
+            Arrival::Segment { connection, received, reassembled } => {
+                let whole = reassembled.then(|| host.stack.reassembled().to_vec());
+                host.take(*connection, received, whole.as_deref().unwrap_or(bytes));
+            }
             Arrival::Datagram(datagram) => {
                 let payload = match &datagram.payload {
                     Payload::Frame(range) => bytes[range.clone()].to_vec(),

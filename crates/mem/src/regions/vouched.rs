@@ -42,6 +42,11 @@ impl Vouched {
         self.len
     }
 
+    /// The address of its first byte in work requests.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -215,7 +215,10 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             }
             hub.close_stream(conn, Some(Farewell::Stream { stream, last }));
         }
-        Path::Channel(path) => hub.close_channel(qp.id, *path),
+        Path::Channel(path) => {
+            path.channel.incoming.control.set_executed(qp.responder.executed);
+            hub.close_channel(qp.id, *path);
+        }
         path @ Path::Tcp(_) => {
             qp.path = path;
             connections::detach(qp, hub);

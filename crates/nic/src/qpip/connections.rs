@@ -42,11 +42,10 @@ impl<P: Probe> Adapter<P> {
         self.watch_port(port, settings, &config, backlog)
     }
 
-    /// As [`tcp_listen`](Self::tcp_listen), for a program that decides about each connection: peers are not
-    /// answered before. [`Event::TcpRequest`] tells of one; [`tcp_accept`](Self::tcp_accept) or
-    /// [`tcp_refuse`](Self::tcp_refuse) answers it, and [`tcp_forgo`](Self::tcp_forgo) does not. At most
-    /// `backlog` wait for that, and those that were answered for their connection; beyond it the one that has
-    /// waited longest for a decision gives way, and is told of as one that has given up.
+    /// As [`tcp_listen`](Self::tcp_listen), for a program that decides about each connection.
+    /// [`Event::TcpRequest`] tells of one when it stands, so that its peer is where it says; until
+    /// [`tcp_accept`](Self::tcp_accept) or [`tcp_refuse`](Self::tcp_refuse) it has a closed window. The
+    /// program hears of `backlog` at most that it has not decided about, and as many wait to be heard of.
     ///
     /// # Errors
     /// As there.
@@ -58,10 +57,7 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(ListenerId, u16), Fault> {
         let config = Arc::new(tcp::Config { deferred: true, ..settings.to_config() });
         let (id, port) = self.watch_port(port, settings, &config, backlog)?;
-        if let Some(inet) = &mut self.hub.inet {
-            // No queue pair is needed for a request: the backlog is the bound.
-            inet.stack.set_idle(id, u32::MAX);
-        }
+        self.hub.attached()?.say_idle(id);
         Ok((id, port))
     }
 
@@ -83,13 +79,14 @@ impl<P: Probe> Adapter<P> {
             waiting: VecDeque::new(),
             backlog: backlog.max(1) as usize,
             deferred: config.deferred,
+            requests: 0,
         };
         inet.watches.insert(id, watch);
         Ok((id, port))
     }
 
-    /// Answers the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT: its receives
-    /// are the window. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
+    /// Accepts the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT, which is in
+    /// RTS then: its receives are the window.
     ///
     /// # Errors
     /// No such object, no such request any more, or a queue pair that is of another type or in another state.
@@ -98,37 +95,25 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         check_idle(qp)?;
         let inet = hub.attached()?;
-        let settings = inet.request(connection).ok_or(Fault::NoSuchObject)?.settings;
+        let listener = inet.request(connection).ok_or(Fault::NoSuchObject)?;
+        let Some(watch) = inet.watches.get(&listener) else { return Err(Fault::NoSuchObject) };
+        let settings = watch.settings;
         inet.set_owner(connection, Some(Owner::Qp(id)));
-        take_on(qp, hub, connection, &settings);
-        qp.state = QpState::Rtr;
-        if let Some(inet) = &mut hub.inet {
-            inet.stack.answer(now.0, connection);
-        }
+        hub.decided(listener);
+        begin(qp, hub, connection, &settings);
         Ok(())
     }
 
-    /// Refuses the peer of an [`Event::TcpRequest`]: to it, nobody listens.
+    /// Refuses the peer of an [`Event::TcpRequest`]: it gets a reset.
     ///
     /// # Errors
     /// No such request any more.
     pub fn tcp_refuse(&mut self, now: Time, connection: TcpId) -> Result<(), Fault> {
         self.hub.now = now;
         let inet = self.hub.attached()?;
-        inet.request(connection).ok_or(Fault::NoSuchObject)?;
+        let listener = inet.request(connection).ok_or(Fault::NoSuchObject)?;
         inet.forget(connection);
-        Ok(())
-    }
-
-    /// Leaves the peer of an [`Event::TcpRequest`] without an answer: it repeats its SYN, which is told of.
-    ///
-    /// # Errors
-    /// No such request any more.
-    pub fn tcp_forgo(&mut self, connection: TcpId) -> Result<(), Fault> {
-        let inet = self.hub.attached()?;
-        inet.request(connection).ok_or(Fault::NoSuchObject)?;
-        inet.set_owner(connection, None);
-        inet.stack.forgo(connection);
+        self.hub.decided(listener);
         Ok(())
     }
 
@@ -243,21 +228,29 @@ impl<P: Probe> Adapter<P> {
         self.hub.inet.as_ref()?.stack.flow(path.connection?)
     }
 
+    /// What the connection of a queue pair has seen and done; `None` if it has none.
+    #[must_use]
+    pub fn tcp_counters(&self, id: QpId) -> Option<&tcp::Counters> {
+        let Path::Tcp(path) = &self.qps.get(id)?.path else { return None };
+        Some(self.hub.inet.as_ref()?.stack.connection(path.connection?)?.counters())
+    }
+
     /// Something happened to a connection.
     pub(super) fn tcp_event(&mut self, connection: TcpId, event: tcp::Event) {
         let Some(inet) = &mut self.hub.inet else { return };
         match inet.owner(connection) {
             Some(Owner::Listener(listener)) => match event {
                 tcp::Event::Connected => self.mate(listener, connection),
-                tcp::Event::Failed(_) | tcp::Event::Closed => {
-                    let request = inet.request(connection).is_some();
-                    inet.forget(connection);
-                    if request {
-                        self.hub.tell_request(listener, connection, None);
-                    }
-                }
+                tcp::Event::Failed(_) | tcp::Event::Closed => inet.forget(connection),
                 _ => {}
             },
+            Some(Owner::Request(listener)) => {
+                if let tcp::Event::Failed(_) | tcp::Event::Closed = event {
+                    inet.forget(connection);
+                    self.hub.tell_request(listener, connection, None);
+                    self.hub.decided(listener);
+                }
+            }
             Some(Owner::Qp(id)) => {
                 if let Some((qp, hub)) = self.qp_and_hub(id) {
                     happened(qp, hub, event);
@@ -271,6 +264,13 @@ impl<P: Probe> Adapter<P> {
     fn mate(&mut self, listener: ListenerId, connection: TcpId) {
         let Some(inet) = &mut self.hub.inet else { return };
         let Some(watch) = inet.watches.get_mut(&listener) else { return inet.forget(connection) };
+        if watch.deferred && watch.requests < watch.backlog {
+            watch.requests += 1;
+            inet.set_owner(connection, Some(Owner::Request(listener)));
+            inet.say_idle(listener);
+            let flow = inet.stack.flow(connection);
+            return self.hub.tell_request(listener, connection, flow);
+        }
         let Some(id) = watch.idle.pop_front() else {
             if watch.waiting.len() < watch.backlog {
                 watch.waiting.push_back(connection);
@@ -283,13 +283,7 @@ impl<P: Probe> Adapter<P> {
         inet.set_owner(connection, Some(Owner::Qp(id)));
         inet.say_idle(listener);
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        take_on(qp, hub, connection, &settings);
-        connected(qp, hub);
-        let state = |inet: &Inet| inet.stack.connection(connection).map(Connection::state);
-        if hub.inet.as_deref().and_then(state) == Some(State::CloseWait) {
-            // Its end was told while nobody was there to hear of it.
-            happened(qp, hub, tcp::Event::PeerClosed(0));
-        }
+        begin(qp, hub, connection, &settings);
     }
 }
 
@@ -343,16 +337,27 @@ fn take_on<P>(qp: &mut Qp, hub: &mut Hub<P>, connection: TcpId, settings: &TcpSe
     hub.counters.changes += 1;
     let Path::Tcp(path) = &mut qp.path else { return };
     let Some(inet) = &mut hub.inet else { return };
-    path.connection = Some(connection);
-    path.listener = None;
-    path.mode = settings.mode;
-    // An attempt before may have been closed, and refused.
-    path.closing = Closing::Not;
+    path.begin(connection, settings.mode);
     let room = path.receives.first_news(receiving::MOST_ROOM);
     inet.stack.set_receive_space(connection, room);
+    inet.stack.set_spare(connection, path.spare());
     if let Some(flow) = inet.stack.flow(connection) {
         qp.attr.av.dgid = Gid::from(flow.remote.ip());
         qp.attr.dest_qp_num = u32::from(flow.remote.port());
+    }
+}
+
+/// A queue pair takes on a connection that has come, and stands.
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, connection: TcpId, settings: &TcpSettings) {
+    take_on(qp, hub, connection, settings);
+    if let Some(inet) = &mut hub.inet {
+        inet.stack.admit(connection);
+    }
+    connected(qp, hub);
+    let state = |inet: &Inet| inet.stack.connection(connection).map(Connection::state);
+    if hub.inet.as_deref().and_then(state) == Some(State::CloseWait) {
+        // Its end was told while nobody was there to hear of it.
+        happened(qp, hub, tcp::Event::PeerClosed(0));
     }
 }
 
@@ -365,13 +370,23 @@ fn connected<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 /// Something happened to the connection of a queue pair.
 fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
+    if let Some(path) = tcp_path(qp).filter(|path| path.receives.is_owed()) {
+        // The peer knows that all of its stream is here: they are neither flushed nor overtaken by its end.
+        match event {
+            tcp::Event::PeerClosed(_) => return path.late.peer_closed = true,
+            tcp::Event::Closed => return path.late.closed = true,
+            _ => {}
+        }
+    }
     match event {
         tcp::Event::Connected => connected(qp, hub),
         tcp::Event::Acked(offset) => sending::acknowledged(qp, hub, offset),
         tcp::Event::PeerClosed(_) => {
             receiving::finish_stream(qp, hub);
-            // Its completion may have been one too many.
-            if let Some(path) = tcp_path(qp).filter(|path| path.connection.is_some()) {
+            // Its completion may have been one too many; and whoever began with a connection that the
+            // peer had closed knows of it.
+            let news = |path: &&mut TcpPath| path.connection.is_some() && !path.peer_closed;
+            if let Some(path) = tcp_path(qp).filter(news) {
                 path.peer_closed = true;
                 hub.tell_tcp(qp.id, TcpChange::PeerClosed);
                 look_whether_closed(qp, hub);
@@ -410,10 +425,24 @@ fn closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     requester::to_error(qp, hub, None);
 }
 
-/// A connection in TIME-WAIT is the stack's alone.
+/// Receives have taken what TCP had for them: the program may hear of the end, if that is all.
+pub(crate) fn settled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let late = tcp_path(qp).filter(|path| !path.receives.is_owed()).map(|path| &mut path.late);
+    let late = late.map(std::mem::take).unwrap_or_default();
+    if late.peer_closed {
+        happened(qp, hub, tcp::Event::PeerClosed(0));
+    }
+    if late.closed && tcp_path(qp).is_some_and(|path| path.connection.is_some()) {
+        closed(qp, hub);
+    }
+    look_whether_closed(qp, hub);
+}
+
+/// A connection in TIME-WAIT is the stack's alone; but the acknowledgement that has ended it may be news of
+/// sends, too, of which the event comes first.
 pub(crate) fn look_whether_closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let Path::Tcp(path) = &qp.path else { return };
-    let over = path.peer_closed && path.closing == Closing::Told;
+    let over = path.peer_closed && path.closing == Closing::Told && path.sends.are_acked();
     let state = |id| Some(hub.inet.as_ref()?.stack.connection(id)?.state());
     if over && path.connection.and_then(state) == Some(State::TimeWait) {
         closed(qp, hub);
@@ -422,7 +451,7 @@ pub(crate) fn look_whether_closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 /// The queue pair has no connection any more; `true` if it had one.
 fn let_go<P>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
-    let connection = tcp_path(qp).and_then(|path| path.connection.take());
+    let connection = tcp_path(qp).and_then(TcpPath::let_go);
     if let (Some(connection), Some(inet)) = (connection, &mut hub.inet) {
         inet.forget(connection);
     }
@@ -455,19 +484,16 @@ impl Inet {
         self.stack.release(connection);
     }
 
-    /// The port that a connection has come to about which the program has not decided.
-    fn request(&self, connection: TcpId) -> Option<&Watch> {
-        let Some(Owner::Listener(listener)) = self.owner(connection) else { return None };
-        self.watches.get(&listener).filter(|watch| watch.deferred)
+    /// The listener that a connection has come to about which the program is to decide.
+    fn request(&self, connection: TcpId) -> Option<ListenerId> {
+        let Some(Owner::Request(listener)) = self.owner(connection) else { return None };
+        Some(listener)
     }
 
     /// Refuses everybody about whom the program has not decided.
     fn refuse_requests(&mut self, listener: ListenerId) {
-        if !self.watches.get(&listener).is_some_and(|watch| watch.deferred) {
-            return;
-        }
         let all = self.owners.iter().flatten();
-        let of_it = all.filter(|(_, owner)| *owner == Owner::Listener(listener));
+        let of_it = all.filter(|(_, owner)| *owner == Owner::Request(listener));
         let requests: Vec<TcpId> = of_it.map(|(connection, _)| *connection).collect();
         for connection in requests {
             self.forget(connection);
@@ -476,8 +502,12 @@ impl Inet {
 
     /// How many more connections a port can take.
     fn say_idle(&mut self, listener: ListenerId) {
-        if let Some(watch) = self.watches.get(&listener).filter(|watch| !watch.deferred) {
-            let idle = watch.idle.len().saturating_sub(watch.waiting.len());
+        if let Some(watch) = self.watches.get(&listener) {
+            let free = match watch.deferred {
+                true => watch.backlog.saturating_sub(watch.requests),
+                false => watch.idle.len(),
+            };
+            let idle = free.saturating_sub(watch.waiting.len());
             self.stack.set_idle(listener, u32::try_from(idle).unwrap_or(u32::MAX));
         }
     }
@@ -486,6 +516,22 @@ impl Inet {
 impl<P> Hub<P> {
     fn tell_request(&mut self, listener: ListenerId, connection: TcpId, flow: Option<Flow>) {
         self.events.push_back(Event::TcpRequest { listener, connection, flow });
+    }
+
+    /// The program has decided about a connection, or need not any more: it may hear of one that waits.
+    fn decided(&mut self, listener: ListenerId) {
+        let Some(inet) = &mut self.inet else { return };
+        let Some(watch) = inet.watches.get_mut(&listener) else { return };
+        watch.requests = watch.requests.saturating_sub(1);
+        if let Some(next) = watch.waiting.pop_front() {
+            watch.requests += 1;
+            inet.set_owner(next, Some(Owner::Request(listener)));
+            let flow = inet.stack.flow(next);
+            self.tell_request(listener, next, flow);
+        }
+        if let Some(inet) = &mut self.inet {
+            inet.say_idle(listener);
+        }
     }
 
     fn tell_tcp(&mut self, qp: QpId, change: TcpChange) {
@@ -503,10 +549,7 @@ impl<P> Hub<P> {
         inet.set_owner(connection, Some(Owner::Listener(listener)));
         inet.say_idle(listener);
         let Some(watch) = inet.watches.get(&listener) else { return inet.forget(connection) };
-        if watch.deferred {
-            let flow = inet.stack.flow(connection);
-            return self.tell_request(listener, connection, flow);
-        }
+        // That of a program which is to decide stays closed: nothing is idle there.
         if let Some(Path::Tcp(path)) =
             watch.idle.front().and_then(|&id| qps.get(id)).map(|qp| &qp.path)
         {

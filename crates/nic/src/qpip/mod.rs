@@ -34,6 +34,8 @@ pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 pub(crate) enum Owner {
     /// It has come to this listener, and is not mated yet.
     Listener(ListenerId),
+    /// The program is to decide about it, which has come to this listener.
+    Request(ListenerId),
     /// This queue pair is its end.
     Qp(QpId),
 }
@@ -43,11 +45,13 @@ pub(crate) struct Watch {
     settings: TcpSettings,
     /// Queue pairs for the next connections, in order.
     idle: VecDeque<QpId>,
-    /// Connections that stand and wait for one.
+    /// Connections that stand and wait for one, or for the program to hear of them.
     waiting: VecDeque<TcpId>,
     backlog: usize,
     /// The program decides about each connection.
     deferred: bool,
+    /// How many it has heard of, and not decided about.
+    requests: usize,
 }
 
 /// What an adapter has that is attached to a network of IP.
@@ -179,6 +183,7 @@ impl<P: Probe> Adapter<P> {
                 }
                 stack::Event::Tcp { connection, event } => self.tcp_event(connection, event),
                 stack::Event::Neighbour { next_hop, found } => self.neighbour(next_hop, found),
+                stack::Event::Neighbours => self.neighbours(),
                 // Whoever sends datagrams learns of their fate from answers, or not at all.
                 stack::Event::Refused { .. } => {}
             }

@@ -4,9 +4,19 @@
 //! room; it begins in the stream where the one before it was complete, which is known only then: a receive
 //! may be complete before it is full. So receives are found by what all receives together have room for,
 //! counted from the one in front.
+//!
+//! A receive that is complete early takes its room out of a window that was offered already, and that must
+//! not shrink (RFC 9293 3.8.6). In stream mode, what comes for that room is kept here until there are
+//! receives again; and while nothing is, a window without receives has one octet, since there are peers that
+//! send no FIN into a closed one.
+
+use std::collections::VecDeque;
 
 use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::Mode;
+
+/// Octets that a connection keeps for want of receives.
+const MOST_KEPT: u32 = 256 << 10;
 
 /// How far the end of sending is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +30,15 @@ pub(crate) enum Closing {
     Told,
 }
 
+/// Ends that wait for what is kept until there are receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Late {
+    /// The peer has closed its direction.
+    pub(crate) peer_closed: bool,
+    /// Both have.
+    pub(crate) closed: bool,
+}
+
 /// What a queue pair of type TCP has beside its queues.
 pub(crate) struct TcpPath {
     pub(crate) connection: Option<TcpId>,
@@ -29,6 +48,10 @@ pub(crate) struct TcpPath {
     pub(crate) closing: Closing,
     /// Whether the peer has closed its direction.
     pub(crate) peer_closed: bool,
+    /// Stream mode: octets in order that no receive was there for.
+    kept: VecDeque<u8>,
+    /// What has become of the connection, of which the program hears when it has what came before.
+    pub(crate) late: Late,
     pub(crate) sends: Sends,
     pub(crate) receives: Receives,
 }
@@ -43,6 +66,8 @@ impl TcpPath {
             mode: Mode::Stream,
             closing: Closing::Not,
             peer_closed: false,
+            kept: VecDeque::new(),
+            late: Late::default(),
             sends: Sends { ends: slots(max_send_wr).into(), written: 0, acked: 0, hint: 0 },
             receives: Receives {
                 ends: slots(max_recv_wr).into(),
@@ -54,8 +79,51 @@ impl TcpPath {
                 placed: 0,
                 push_due: false,
                 told: 0,
+                keeps: false,
             },
         }
+    }
+
+    /// A connection is taken on.
+    pub(crate) fn begin(&mut self, connection: TcpId, mode: Mode) {
+        self.connection = Some(connection);
+        self.listener = None;
+        self.mode = mode;
+        self.receives.keeps = mode == Mode::Stream;
+        // An attempt before may have been closed, and refused.
+        self.closing = Closing::Not;
+    }
+
+    /// There is no connection any more, and nothing of it to be handed out: which it was.
+    pub(crate) fn let_go(&mut self) -> Option<TcpId> {
+        (self.kept, self.late) = (VecDeque::new(), Late::default());
+        self.connection.take()
+    }
+
+    /// How many octets are kept.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.len() as u64
+    }
+
+    /// How many more would be.
+    pub(crate) fn spare(&self) -> u32 {
+        let most = if self.receives.keeps { MOST_KEPT } else { 0 };
+        most.saturating_sub(self.kept() as u32)
+    }
+
+    /// Keeps octets, which come behind everything that is here.
+    pub(crate) fn keep(&mut self, bytes: &[u8]) {
+        self.kept.extend(bytes);
+    }
+
+    /// Takes out what is kept first, up to `most` octets; empty if nothing is.
+    pub(crate) fn take_kept(&mut self, most: u64) -> Vec<u8> {
+        let most = self.kept.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+        let taken = self.kept.drain(..most).collect();
+        if self.kept.is_empty() {
+            self.kept = VecDeque::new();
+        }
+        taken
     }
 
     /// Forgets everything, with queues that are empty.
@@ -99,6 +167,11 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
+    /// Whether everything that TCP knows of is acknowledged.
+    pub(crate) fn are_acked(&self) -> bool {
+        self.acked == self.written
+    }
+
     /// TCP knows of the request at `position`, of `len` octets.
     pub(crate) fn push(&mut self, position: u32, len: u32) {
         self.written += u64::from(len);
@@ -156,6 +229,8 @@ pub(crate) struct Receives {
     push_due: bool,
     /// Behind the last octet for which TCP believes there is room.
     told: u64,
+    /// Whether what comes without a receive is kept.
+    keeps: bool,
 }
 
 impl Receives {
@@ -242,10 +317,12 @@ impl Receives {
         self.contiguous > self.delivered
     }
 
-    /// The room behind what TCP has; no more than `most`.
+    /// The room behind what TCP has; no more than `most`, and one octet at least that would be kept, if none
+    /// is.
     pub(crate) fn room(&self, most: u64) -> u64 {
         let taken = self.front + (self.contiguous - self.front_at);
-        self.posted.saturating_sub(taken).min(most)
+        let least = u64::from(self.keeps && !self.is_owed());
+        self.posted.saturating_sub(taken).clamp(least, most)
     }
 
     /// The same, if TCP is to be told of it. While requests are posted it need not be told

@@ -83,6 +83,20 @@ impl<P: Probe> Adapter<P> {
     }
 }
 
+impl<P: Probe> Adapter<P> {
+    /// Something has become of more next hops than could be told of: whoever waits for one asks anew.
+    pub(super) fn neighbours(&mut self) {
+        let Some(inet) = &mut self.hub.inet else { return };
+        for id in std::mem::take(&mut inet.unresolved) {
+            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            if let Path::Udp(path) = &mut qp.path {
+                path.unresolved = None;
+            }
+            kick(qp, hub);
+        }
+    }
+}
+
 /// Whether a request of a UDP queue pair can be sent at all: as far as the path is known.
 ///
 /// # Errors

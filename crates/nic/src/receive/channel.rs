@@ -16,7 +16,7 @@ use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit;
-use crate::types::{Access, WcExtra, WcOpcode, WcStatus};
+use crate::types::{Access, AsyncEvent, WcExtra, WcOpcode, WcStatus};
 use crate::unordered;
 use crate::watch;
 
@@ -106,12 +106,15 @@ pub(crate) fn run_out<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let mut busy = answers::responses(qp, hub)?;
+    let mut tell_now = busy;
     for _ in 0..BUDGET {
         let Some(header) = path(qp)?.channel.incoming.requests.peek() else { break };
         if !qp.may_receive() {
             break;
         }
-        let front = match express(qp, hub, &header)? {
+        let express = express(qp, hub, &header)?;
+        tell_now |= !express;
+        let front = match express {
             true => Front::Done,
             false if qp.qp_type.is_reliable() => execute(qp, hub, &header)?,
             false => unreliable::slot(qp, hub, &header)?,
@@ -128,10 +131,38 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
             Front::Wait => break,
         }
     }
-    if busy {
+    if busy && (tell_now || !may_wait(qp, hub)) {
         tell(qp, hub)?;
     }
     Ok(busy | settle(qp, hub)?)
+}
+
+/// Whether the peer need not be told yet: of a single small send, until acknowledgements are released. Most
+/// programs answer at once, and their answer says the same; meanwhile no line of the cache that the peer
+/// looks at is fetched away from it, nor waited for.
+#[inline]
+fn may_wait<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    let executed = qp.responder.executed;
+    let answers = qp.qp_type.requests();
+    let Path::Channel(path) = &mut qp.path else { return false };
+    let linked = matches!(path.other, Other::Linked { .. });
+    if !linked || !answers || executed.wrapping_sub(path.told) > 1 {
+        return false;
+    }
+    if !std::mem::replace(&mut path.owes_ack, true) {
+        hub.ack_due.push(qp.id);
+    }
+    true
+}
+
+/// Tells the peer what was left for later.
+pub(crate) fn release_ack<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let executed = qp.responder.executed;
+    let Path::Channel(path) = &mut qp.path else { return };
+    path.owes_ack = false;
+    if path.told != executed {
+        tell_executed(qp, hub);
+    }
 }
 
 /// Gives slots back and says how many requests are executed. The peer may sleep while it waits for either,
@@ -221,16 +252,18 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
         _ => return Ok(false),
     };
     let len = header.length;
-    let pd = qp.pd_number();
-    let Qp { path: Path::Channel(path), rq, responder, srq, .. } = qp else {
+    let pd = qp.recv_pd_number();
+    let Qp { path: Path::Channel(path), rq, responder, srq, qp_type, .. } = qp else {
         return Err(End::Over);
     };
     let inline = header.flags & !flag::SOLICITED == 0 && len == u32::from(header.inline_len);
     let begun = responder.receiving || responder.dropping || responder.holding;
-    if !inline || srq.is_some() || begun || !responder.established || path.stalled {
+    if !inline || qp_type.names_srq() || begun || !responder.established || path.stalled {
         return Ok(false);
     }
-    let wr_id = match rq.front() {
+    let mut shared = srq.and_then(|id| Some((id, hub.srqs.get_mut(id)?)));
+    let queue = shared.as_mut().map_or(rq, |(_, srq)| &mut srq.queue);
+    let wr_id = match queue.front() {
         Some((wr_id, [sge])) if sge.len >= len => {
             let part = quipu_mem::Sge { len, ..*sge };
             let Ok(span) = hub.regions.local(pd, &part, true) else { return Ok(false) };
@@ -240,9 +273,14 @@ fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Resu
         Some((wr_id, [])) if len == 0 => wr_id,
         _ => return Ok(false),
     };
-    rq.advance();
+    queue.advance();
     responder.receive.wr_id = wr_id;
     responder.executed = responder.executed.wrapping_add(1);
+    if let Some((id, srq)) = shared
+        && srq.reaches_limit()
+    {
+        hub.raise(AsyncEvent::SrqLimitReached(id));
+    }
     hub.probe.stage(Stage::PutData, len as usize);
     if hub.probe.watches() {
         watch::received_express(qp, hub, header, wr_id);

@@ -1,7 +1,8 @@
 //! Reception of QPIP: what a frame brings goes straight into posted receives.
 //!
-//! In stream mode an octet has its place as soon as its offset is known, also behind a gap. In message mode
-//! it is known when everything before it is here; until then TCP keeps it.
+//! In stream mode an octet has its place as soon as its offset is known, also behind a gap; those in order
+//! that no receive is there for are kept. In message mode the place is known when everything before it is
+//! here; until then TCP keeps it.
 
 use quipu_inet::stack::{Arrival, Frame};
 use quipu_inet::tcp::{Mode, Received};
@@ -9,7 +10,8 @@ use quipu_inet::tcp::{Mode, Received};
 use crate::adapter::{Adapter, Hub};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::qpip::{Owner, connections, udp};
+use crate::qpip::path::TcpPath;
+use crate::qpip::{Inet, Owner, connections, udp};
 use crate::responder::{self, Finish, Refusal};
 use crate::types::{Time, WcExtra, WcOpcode, WcStatus};
 
@@ -29,11 +31,14 @@ impl<P: Probe> Adapter<P> {
         self.hub.probe.stage(Stage::Parse, 0);
         match arrival {
             Arrival::Nothing => {}
-            Arrival::Segment { connection, received } => {
-                if let Some(Owner::Qp(id)) = inet.owner(connection)
+            Arrival::Segment { connection, received, reassembled } => {
+                let owner = inet.owner(connection);
+                // Rare, and the stack's buffer cannot be lent while memory is written.
+                let whole = reassembled.then(|| inet.stack.reassembled().to_vec());
+                if let Some(Owner::Qp(id)) = owner
                     && let Some((qp, hub)) = self.qp_and_hub(id)
                 {
-                    take(qp, hub, &received, frame.bytes);
+                    take(qp, hub, &received, whole.as_deref().unwrap_or(frame.bytes));
                 }
             }
             Arrival::Datagram(datagram) => {
@@ -72,7 +77,10 @@ fn take<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, received: &Received, frame: &[u
     };
     let done = placed.and_then(|()| match mode {
         Mode::Message => take_held(qp, hub),
-        Mode::Stream => complete_stream(qp, hub, received.contiguous, received.push),
+        Mode::Stream => {
+            let kept = connections::tcp_path(qp).map_or(0, |path| path.kept());
+            complete_stream(qp, hub, received.contiguous - kept, received.push)
+        }
     });
     settle(qp, hub, done);
 }
@@ -83,7 +91,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, done: Result<(), Fault>) {
         Ok(()) => tell_room(qp, hub, false),
         Err((position, refusal)) => fail(qp, hub, position, refusal),
     }
-    connections::look_whether_closed(qp, hub);
+    connections::settled(qp, hub);
 }
 
 /// Tells TCP how much room there is, if it is news.
@@ -104,16 +112,19 @@ pub(crate) fn posted<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if path.connection.is_none() {
         return;
     }
-    // TCP may keep something that no receive was there for.
-    if path.mode == Mode::Message && path.receives.is_owed() {
-        let done = take_held(qp, hub);
+    // Something may be kept that no receive was there for.
+    if path.receives.is_owed() {
+        let done = match path.mode {
+            Mode::Message => take_held(qp, hub),
+            Mode::Stream => take_kept(qp, hub),
+        };
         return settle(qp, hub, done);
     }
     tell_room(qp, hub, true);
 }
 
-/// Puts octets into the receives that they belong to, wherever in the stream they are. `Err` has the offset
-/// of the first octet that could not be placed.
+/// Puts octets into the receives that they belong to, wherever in the stream they are, and keeps those that
+/// belong to none. `Err` has the offset of the first octet that could not be placed.
 fn put<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
@@ -123,9 +134,7 @@ fn put<P: Probe>(
     let pd = qp.recv_pd_number();
     let Qp { path: Path::Tcp(path), rq, .. } = qp else { return Ok(()) };
     while !bytes.is_empty() {
-        // TCP cuts off what there is no room for.
-        let place = path.receives.find(rq.head(), rq.tail(), offset);
-        let place = place.ok_or((offset, (rq.head(), Refusal::Failed)))?;
+        let Some(place) = path.receives.find(rq.head(), rq.tail(), offset) else { break };
         hub.probe.stage(Stage::GetWr, 0);
         let len = bytes.len().min(usize::try_from(place.room).unwrap_or(usize::MAX));
         let (piece, rest) = bytes.split_at(len);
@@ -137,6 +146,32 @@ fn put<P: Probe>(
         bytes = rest;
     }
     path.receives.place(offset);
+    // TCP cuts off what there is no room for, unless it is in order and there is something to spare.
+    path.keep(bytes);
+    tell_spare(path, hub.inet.as_deref_mut(), !bytes.is_empty());
+    Ok(())
+}
+
+/// Tells TCP how much more would be kept, if that is `news`.
+fn tell_spare(path: &TcpPath, inet: Option<&mut Inet>, news: bool) {
+    if let (true, Some(connection), Some(inet)) = (news, path.connection, inet) {
+        inet.stack.set_spare(connection, path.spare());
+    }
+}
+
+/// Stream mode: puts what is kept into receives, as long as there are some. It completes the last of them,
+/// since it has waited.
+fn take_kept<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), Fault> {
+    while let Qp { path: Path::Tcp(path), rq, .. } = qp
+        && let offset = path.receives.delivered()
+        && let Some(place) = path.receives.find(rq.head(), rq.tail(), offset)
+        && path.kept() > 0
+    {
+        let taken = path.take_kept(place.room);
+        tell_spare(path, hub.inet.as_deref_mut(), true);
+        put(qp, hub, offset, &taken).map_err(|(_, fault)| fault)?;
+        complete_stream(qp, hub, offset + taken.len() as u64, true)?;
+    }
     Ok(())
 }
 

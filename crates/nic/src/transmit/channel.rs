@@ -495,11 +495,12 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     if wqe.length == 0 {
         return None;
     }
+    let control = &path.channel.outgoing.control;
     // Everything asked of the peer must be executed first, so that order is kept.
-    if path.channel.outgoing.control.executed() != qp.requester.started {
+    let started = qp.requester.started;
+    if qp.requester.acked != started && control.executed() != started {
         return None;
     }
-    let control = &path.channel.outgoing.control;
     let (peer_pd, peer_qp) = (path.peer_pd, path.peer_qp);
     let (pd, position) = (qp.pd_number(), qp.sq.next);
     let write = right == Access::REMOTE_WRITE;

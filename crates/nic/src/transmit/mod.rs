@@ -11,6 +11,7 @@ use crate::adapter::Adapter;
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
 use crate::qp::Path;
+use crate::receive;
 use crate::stream::{GATHER_BYTES, GATHER_REQUESTS};
 use crate::types::{ConnId, Time};
 
@@ -67,17 +68,28 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
-    /// Lists every stream that owes its peer an acknowledgement among those with something to transmit.
-    /// To be called when nothing else is to be expected soon that the acknowledgement could travel with.
+    /// Whether there is anything for [`release_acks`](Self::release_acks) to do.
+    #[must_use]
+    pub fn owes_acks(&self) -> bool {
+        !self.hub.ack_due.is_empty()
+    }
+
+    /// Lists every stream that owes its peer an acknowledgement among those with something to transmit, and
+    /// acknowledges what channels owe. To be called when nothing else is to be expected soon that the
+    /// acknowledgement could travel with.
+    #[inline]
     pub fn release_acks(&mut self) {
         while let Some(id) = self.hub.ack_due.pop() {
-            if let Some((qp, hub)) = self.qp_and_hub(id)
-                && let Path::Stream(stream) = &mut qp.path
-            {
-                stream.owes_ack = false;
-                if stream.acked != qp.responder.executed {
-                    stream.make_ready(&mut hub.ready);
+            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            match &mut qp.path {
+                Path::Stream(stream) => {
+                    stream.owes_ack = false;
+                    if stream.acked != qp.responder.executed {
+                        stream.make_ready(&mut hub.ready);
+                    }
                 }
+                Path::Channel(_) => receive::channel::release_ack(qp, hub),
+                _ => {}
             }
         }
     }

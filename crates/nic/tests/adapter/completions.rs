@@ -49,6 +49,26 @@ fn completions_carry_the_time_at_which_they_were_made() {
     assert_eq!(pair.hosts[0].adapter.poll_cq_stamped(cq), Ok(None));
 }
 
+/// A program looks, finds nothing, asks for an event and sleeps: what has come in between wakes it.
+#[test]
+fn an_event_tells_of_what_came_before_it_was_asked_for() {
+    let (mut pair, qps, cq) = watched(32);
+    let asked = |pair: &mut Pair| {
+        pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+        pair.run();
+        told(pair)
+    };
+    let taken = |pair: &mut Pair| {
+        pair.hosts[0].adapter.poll_cq(cq, &mut [Completion::default(); 4]).unwrap()
+    };
+    assert_eq!(taken(&mut pair), 0);
+    write(&mut pair, qps, 0);
+    assert_eq!(asked(&mut pair), 1);
+    assert_eq!(asked(&mut pair), 0, "once");
+    assert_eq!(taken(&mut pair), 1);
+    assert_eq!(asked(&mut pair), 0, "there is nothing");
+}
+
 #[test]
 fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     let (mut pair, qps, cq) = watched(32);

@@ -1,5 +1,6 @@
 //! The adapter between simulated peers. One program, since each would compile the whole adapter anew.
 
+mod acknowledgements;
 mod completions;
 mod conformance;
 mod counters;

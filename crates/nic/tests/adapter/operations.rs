@@ -257,12 +257,19 @@ fn shared_receive_queue_serves_several_queue_pairs() {
             let sge = there.sge(wr_id as usize * 100, 100);
             pair.hosts[1].adapter.post_srq_recv(srq, wr_id, &[sge]).unwrap();
         }
-        for qp in mine {
-            pair.send(0, qp, 1, SendOp::Send, &[here.sge(0, 10)]);
+        here.fill(0, b"from this onefrom that one");
+        for (at, qp) in [(0, mine[0]), (13, mine[1]), (13, mine[1])] {
+            pair.send(0, qp, 1, SendOp::Send, &[here.sge(at, 13)]);
             pair.run();
         }
-        let received: Vec<_> = pair.hosts[1].poll().iter().map(|wc| wc.wr_id).collect();
-        assert_eq!(received, [0, 1]);
+        let received = pair.hosts[1].poll();
+        let senders = [mine[0], mine[1], mine[1]].map(|qp| pair.number(0, qp));
+        for (n, wc) in received.iter().enumerate() {
+            assert_eq!((wc.wr_id, wc.byte_len, wc.src_qp), (n as u64, 13, senders[n]), "{way:?}");
+        }
+        assert_eq!(received.len(), 3);
+        assert_eq!(there.bytes(0, 13), b"from this one");
+        assert_eq!(there.bytes(200, 13), b"from that one");
         let limit = Event::Async(AsyncEvent::SrqLimitReached(srq));
         assert_eq!(pair.hosts[1].events.iter().filter(|&&e| e == limit).count(), 1);
     }

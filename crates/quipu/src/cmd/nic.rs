@@ -13,6 +13,9 @@ use super::qpip::{LinkOptions, describe};
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
+    /// Share the adapter with other programs of this user, which need no right: their link is `share:NAME`.
+    #[arg(long, value_name = "NAME")]
+    share: Option<String>,
 }
 
 const EXAMPLES: &str = "\
@@ -24,6 +27,8 @@ Examples:
       an adapter beside the kernel on a network interface
   quipu nic --link udp:127.0.0.1:4000
       without any right: IPv6 in UDP to others of its kind
+  quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
+      one adapter for many programs, which need no right: quipu qpip serve --link share:lab
 
 The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it.";
 
@@ -33,8 +38,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
     let adapter = options.link.open()?;
     println!("{}", describe(&adapter)?);
+    let remedy = "name it with --share";
+    let share = |name: &String| {
+        adapter.share(name).map_err(|error| Failure::new("cannot share the adapter", error, remedy))
+    };
+    let shared = options.share.as_ref().map(share).transpose()?;
+    if let Some(name) = &options.share {
+        println!("programs attach to it by the link share:{name}");
+    }
     println!("Ctrl-C ends it.");
     interrupts.wait();
+    drop(shared);
     drop(adapter);
     Ok(ExitCode::SUCCESS)
 }

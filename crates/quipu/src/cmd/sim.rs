@@ -48,7 +48,7 @@ Examples:
   quipu sim                       1000 seeds
   quipu sim --minutes 60          for an hour
   quipu sim --seed 4711           one seed again, with its log if it fails
-  quipu sim --service ud          datagrams only; others are rc, uc, xrc and iwarp
+  quipu sim --service ud          datagrams only; others are rc, uc, xrc, iwarp and qpip
 
 A seed decides the network, its faults and everything that programs do on it. The same seed gives
 the same run, to the last byte. A run that breaks a rule is named with the command that replays it.";
@@ -61,7 +61,7 @@ const MAX_FAILURES: usize = 10;
 /// The service of a name.
 fn service(name: &str) -> Result<Service, String> {
     let found = Service::ALL.into_iter().find(|service| service.name() == name);
-    found.ok_or_else(|| "give one of rc, uc, ud, xrc and iwarp".into())
+    found.ok_or_else(|| "give one of rc, uc, ud, xrc, iwarp and qpip".into())
 }
 
 /// Sums over all runs.

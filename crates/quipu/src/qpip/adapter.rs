@@ -1,8 +1,9 @@
 //! The adapter on its link.
 
 use std::ops::Deref;
+use std::time::Duration;
 
-use quipu_host::{Config, EngineError, QpipConfig, QpipInfo};
+use quipu_host::{Config, EngineError, QpipConfig, QpipInfo, ShareError, Sharer};
 
 use super::events::Event;
 use super::{TcpListener, TcpSettings};
@@ -74,6 +75,17 @@ impl Adapter {
         Ok(self.device.opened.engine.qpip_info()?)
     }
 
+    /// Shares it with other programs of this user for as long as the result is kept. They [open](Self::open)
+    /// the link `share:NAME`, and need no right. When it is dropped, what they had is gone: their work is
+    /// flushed, and their connections are reset.
+    ///
+    /// # Errors
+    ///
+    /// That is no name, or a process shares an adapter under it; or no descriptors are left.
+    pub fn share(&self, name: &str) -> Result<Sharer, ShareError> {
+        self.device.opened.engine.share(name)
+    }
+
     /// Listens at a TCP port of all its addresses (0: one that is free). Connections come to the queue pairs
     /// that are [offered](TcpListener::offer); up to `backlog` wait for one, others are kept from connecting.
     ///
@@ -115,13 +127,22 @@ impl Adapter {
     ///
     /// The engine belongs to the parent of this process.
     pub fn wait(&self, cq: &CompletionQueue) -> Result<(), Error> {
-        cq.request_event(false)?;
-        match self
-            .device
-            .opened
-            .engine
-            .wait_completion_or_tcp(cq.inner.channel, self.device.opened.context)
-        {
+        self.wait_at_most(cq, None)
+    }
+
+    /// As [`wait`](Self::wait), but not for longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_timeout(&self, cq: &CompletionQueue, limit: Duration) -> Result<(), Error> {
+        self.wait_at_most(cq, Some(limit))
+    }
+
+    fn wait_at_most(&self, cq: &CompletionQueue, limit: Option<Duration>) -> Result<(), Error> {
+        let (opened, queue) = (&self.device.opened, &cq.inner);
+        let engine = &opened.engine;
+        match engine.wait_completion_or_tcp(queue.id, queue.channel, opened.context, limit) {
             Ok(()) | Err(EngineError::Interrupted) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -25,10 +25,10 @@ mod events;
 mod tcp;
 mod udp;
 
-pub use quipu_host::inet::tcp::{Failure, Flow, Mode};
+pub use quipu_host::inet::tcp::{Counters as TcpCounters, Failure, Flow, Mode};
 pub use quipu_host::nic::{TcpChange, TcpSettings};
 pub use quipu_host::packet::{LinkError, LinkSpec};
-pub use quipu_host::{QpipConfig, QpipInfo, parse_address};
+pub use quipu_host::{QpipConfig, QpipInfo, ShareError, Sharer, parse_address};
 
 pub(crate) use self::events::Events;
 

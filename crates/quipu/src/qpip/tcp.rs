@@ -6,7 +6,7 @@ use quipu_host::inet::stack::ListenerId;
 use quipu_host::nic::{QpAttr, QpAttrMask as Mask, QpCap, QpId, QpNum, QpState, QpType, Sge};
 use quipu_host::nic::{TcpChange, TcpSettings};
 
-use super::Flow;
+use super::{Flow, TcpCounters};
 use crate::device::{Device, EngineHandle, Opened};
 use crate::error::Error;
 use crate::qp::QueuePairBuilder;
@@ -169,6 +169,15 @@ impl TcpQueuePair {
     /// The engine belongs to the parent of this process.
     pub fn flow(&self) -> Result<Option<Flow>, Error> {
         Ok(self.engine().tcp_flow(self.id)?)
+    }
+
+    /// What its connection has seen and done so far, while it has one.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn counters(&self) -> Result<Option<TcpCounters>, Error> {
+        Ok(self.engine().tcp_counters(self.id)?)
     }
 
     /// Hands memory to the adapter, to be filled by a message or by the stream. `wr_id` comes back in the

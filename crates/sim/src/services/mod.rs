@@ -9,7 +9,7 @@ mod check;
 mod drive;
 mod end;
 mod mishaps;
-mod model;
+pub(crate) mod model;
 mod setup;
 
 use std::collections::{BTreeMap, VecDeque};

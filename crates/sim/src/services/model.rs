@@ -1,13 +1,15 @@
 //! What must be: queue pairs, receives and messages of the services beside reliable connections.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use quipu_nic::mem::Segment;
 use quipu_nic::{
-    AhId, CqId, Gid, Key, MrId, PdId, QpAttr, QpId, QpNum, QpType, Sge, SrqId, WcExtra, WcOpcode,
-    WcStatus, XrcdId,
+    Access, AhId, CqId, Gid, Key, MrId, PdId, QpAttr, QpId, QpNum, QpType, Sge, SrqId, WcExtra,
+    WcOpcode, WcStatus, XrcdId,
 };
+
+use crate::world::World;
 
 /// Bytes on either side of a slot that nobody may touch.
 const GUARD: usize = 32;
@@ -40,7 +42,7 @@ pub struct Slot {
 
 impl Slot {
     /// Memory for `len` bytes, which is still to be registered: its region.
-    pub fn new(host: usize, addr: u64, len: usize) -> (Self, Option<Segment>) {
+    fn new(host: usize, addr: u64, len: usize) -> (Self, Option<Segment>) {
         let segment = Segment::heap(len + 2 * GUARD);
         let filled = segment.write(0, &vec![FILL; segment.len()]);
         let region = filled.and_then(|()| segment.slice(GUARD, len)).ok();
@@ -48,18 +50,29 @@ impl Slot {
         (Self { host, mr, key: 0, addr, segment, len, contents }, region)
     }
 
-    /// The whole memory, as other processes of the machine reach it.
-    pub fn segment(&self) -> &Segment {
-        &self.segment
-    }
-
-    /// Notes how it was registered.
-    pub fn registered(&mut self, mr: MrId, key: Key) {
-        (self.mr, self.key) = (mr, key.0);
+    /// Makes memory and registers it; none if it is refused.
+    pub fn make(
+        world: &mut World,
+        host: usize,
+        pd: PdId,
+        addr: u64,
+        len: usize,
+        access: Access,
+    ) -> Option<Self> {
+        let (mut slot, region) = Self::new(host, addr, len);
+        let host = &mut world.hosts[host];
+        let region = host.adapter.reg_segment(pd, &region?, Some(addr), access).ok()?;
+        (slot.mr, slot.key) = (region.id, region.key.0);
+        host.space.lock().unwrap_or_else(PoisonError::into_inner).map(&slot.segment);
+        Some(slot)
     }
 
     pub fn key(&self) -> u32 {
         self.key
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     pub fn addr(&self) -> u64 {

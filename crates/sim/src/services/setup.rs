@@ -26,7 +26,9 @@ impl Services {
         match self.service {
             Service::Ud => self.make_datagram_actors(world),
             Service::Xrc => self.make_xrc_pairs(world),
-            Service::Uc | Service::Iwarp | Service::Rc => self.make_pairs(world),
+            Service::Uc | Service::Iwarp => self.make_pairs(world),
+            // They have programs of their own.
+            Service::Rc | Service::Qpip => {}
         }
         if world.violation.is_some() {
             return;
@@ -102,19 +104,10 @@ impl Services {
         access: Access,
     ) -> usize {
         let addr = 0x1000_0000 + ((self.slots.len() as u64) << 24);
-        let (mut slot, region) = Slot::new(host, addr, len);
-        let Some(region) = region else {
-            world.violate(|| "a segment is refused".into());
-            return 0;
-        };
-        let adapter = &mut world.hosts[host].adapter;
-        match adapter.reg_segment(pd, &region, Some(addr), access) {
-            Ok(region) => slot.registered(region.id, region.key),
-            Err(fault) => world.violate(|| format!("a region is refused: {fault}")),
+        match Slot::make(world, host, pd, addr, len, access) {
+            Some(slot) => self.slots.push(slot),
+            None => world.violate(|| "memory is refused".into()),
         }
-        let space = &world.hosts[host].space;
-        space.lock().unwrap_or_else(std::sync::PoisonError::into_inner).map(slot.segment());
-        self.slots.push(slot);
         self.slots.len() - 1
     }
 

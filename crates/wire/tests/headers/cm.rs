@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use quipu_wire::WireError;
 use quipu_wire::cm::{
-    Frame, Lookup, MAX_FRAME_LEN, Offer, REJ_DATA, REP_DATA, REQ_DATA, SIDR_REP_DATA,
+    Ece, Frame, Lookup, MAX_FRAME_LEN, Offer, REJ_DATA, REP_DATA, REQ_DATA, SIDR_REP_DATA,
     SIDR_REQ_DATA, SIDR_REQ_LEN, Setup,
 };
 
@@ -60,6 +60,22 @@ fn the_examples_of_the_specification() {
 }
 
 #[test]
+fn options_of_a_vendor_stand_behind_the_private_data() {
+    let ece = Ece { vendor_id: 0x51f0, options: 3 };
+    let reply = Setup::Reply(Offer { ece, ..offer() }, b"hi");
+    assert_eq!(reply.to_bytes(), example("rep"));
+    assert_eq!(Setup::parse(&example("rep")), Ok(reply));
+    let whole = reply.to_bytes();
+    for len in 0..whole.len() {
+        assert!(Setup::parse(&whole[..len]).is_err(), "{len}");
+    }
+    // Without the bit, what is there is as little a part of the message as anything behind it.
+    let mut without = whole;
+    without[11] = 0;
+    assert_eq!(Setup::parse(&without), Ok(Setup::Reply(offer(), b"hi")));
+}
+
+#[test]
 fn fields_out_of_range_are_refused() {
     let whole = Setup::Request(offer(), b"quipu").to_bytes();
     let broken = |at: usize, value: u8| {
@@ -103,11 +119,16 @@ fn frames_are_read_whole_and_private_data_are_skipped() {
     }
 }
 
+fn any_ece() -> impl Strategy<Value = Ece> {
+    let some = (1u32.., any::<u32>()).prop_map(|(vendor_id, options)| Ece { vendor_id, options });
+    prop_oneof![Just(Ece::default()), some]
+}
+
 fn any_offer() -> impl Strategy<Value = Offer> {
     let counts = (any::<[u8; 2]>(), 0..8u8, 0..8u8, 1..6u8, any::<u8>(), 0..32u8);
-    let names = (any::<u16>(), any::<u8>(), any::<[bool; 2]>(), any::<[u8; 16]>());
+    let names = (any::<u16>(), any::<u8>(), any::<[bool; 2]>(), any::<[u8; 16]>(), any_ece());
     (names, 0..1u32 << 24, 0..1u32 << 24, counts).prop_map(|(names, qpn, psn, counts)| {
-        let (port_space, qp_type, [srq, flow_control], gid) = names;
+        let (port_space, qp_type, [srq, flow_control], gid, ece) = names;
         let ([responder_resources, initiator_depth], retry_count, rnr_retry_count, ..) = counts;
         let (.., path_mtu, traffic_class, ack_timeout) = counts;
         Offer {
@@ -125,6 +146,7 @@ fn any_offer() -> impl Strategy<Value = Offer> {
             traffic_class,
             ack_timeout,
             gid,
+            ece,
         }
     })
 }

@@ -36,6 +36,8 @@ const MAX_MTU: u32 = (SLOT - HEADROOM - ETHERNET) as u32;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So many times in a row that nothing has come, it is asked whether the interface is still there.
 const IDLE: u32 = 64;
+/// Looks at the rings for one at the packet socket, where little comes: a system call each.
+const LOOKS_PER_CALL: u32 = 16;
 
 /// Whether XDP sockets can be had here at all.
 pub(super) fn probe() -> io::Result<()> {
@@ -61,9 +63,11 @@ pub(super) struct XdpSocket {
     blocked: bool,
     /// How many times nothing has come.
     idle: u32,
+    /// How often the rings have been looked at.
+    looks: u32,
     /// Everything that goes on to the kernel.
     socket: PacketSocket,
-    /// Readable when either socket is, or when the kernel has room again.
+    /// Readable when either socket is.
     ready: Epoll,
     _program: OwnedFd,
     _link: OwnedFd,
@@ -106,6 +110,7 @@ impl XdpSocket {
             free: (COUNT..2 * COUNT).map(|number| u64::from(number) * SLOT as u64).collect(),
             blocked: false,
             idle: 0,
+            looks: 0,
             socket,
             ready,
             _program: program,
@@ -138,7 +143,6 @@ impl XdpSocket {
     /// Has the kernel send what it was given, and takes back what it has sent.
     fn drain(&mut self) -> io::Result<()> {
         let outstanding = |this: &Self| this.free.len() < COUNT as usize;
-        let before = self.blocked;
         self.blocked = false;
         while outstanding(self) && self.send.needs_wakeup() {
             let taken = self.send.taken();
@@ -162,10 +166,6 @@ impl XdpSocket {
             self.free.push(base);
         }
         self.blocked |= self.free.is_empty();
-        if self.blocked != before {
-            let out = if self.blocked { libc::EPOLLOUT } else { 0 };
-            self.ready.modify(&self.fd, libc::EPOLLIN | out, 0)?;
-        }
         Ok(())
     }
 }
@@ -180,10 +180,6 @@ impl PacketLink for XdpSocket {
     }
 
     fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
-        // Whoever waits for the descriptor cannot see that there is room, only that there is something.
-        if self.blocked {
-            self.drain()?;
-        }
         let mut count = 0;
         while count < limit {
             let Some(filled) = self.filled.pop() else { break };
@@ -195,7 +191,8 @@ impl PacketLink for XdpSocket {
             self.give_back(filled.addr);
             count += 1;
         }
-        if count < limit {
+        self.looks = self.looks.wrapping_add(1);
+        if count < limit && self.looks.is_multiple_of(LOOKS_PER_CALL) {
             count += self.socket.receive(limit - count, each)?;
         }
         self.idle = if count > 0 { 0 } else { self.idle + 1 };
@@ -232,6 +229,11 @@ impl PacketLink for XdpSocket {
     }
 
     fn wants_writable(&self) -> bool {
+        // The socket is writable as long as half of the ring is free, whether the kernel sends or not.
+        false
+    }
+
+    fn is_congested(&self) -> bool {
         self.blocked
     }
 }

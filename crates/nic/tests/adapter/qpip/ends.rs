@@ -43,6 +43,77 @@ fn each_end_closes_its_own_direction() {
     }
 }
 
+/// The last acknowledgement ends the connection, which is no reason to forget what it acknowledges.
+#[test]
+fn what_is_acknowledged_with_the_end_is_sent() {
+    for (mode, lens) in
+        MODES.into_iter().flat_map(|mode| [(mode, [1, 90_000]), (mode, [90_000; 2])])
+    {
+        let mut net = Net::new();
+        let qps = net.connected(mode);
+        let sinks = [0, 1].map(|host| net.buffer(host, 1 << 17));
+        let sources = [0, 1].map(|host| net.buffer(host, 1 << 17));
+        for host in 0..2 {
+            net.recv(host, qps[host], 1, &[sinks[host].sge(0, 1 << 17)]);
+        }
+        // Both ends close while the longer stream is on its way.
+        for host in 0..2 {
+            sources[host].fill(0, &pattern(host as u64, lens[host]));
+            net.send(host, qps[host], 2, &[sources[host].sge(0, lens[host])]);
+            let now = net.now();
+            net.adapter(host).tcp_close(now, qps[host]).unwrap();
+        }
+        net.run_for(5 * SECOND);
+        for host in 0..2 {
+            let mut done = brief(&net.poll(host));
+            done.sort_by_key(|it| it.0);
+            let (len, came) = (lens[host] as u32, lens[1 - host] as u32);
+            assert_eq!(done, [(1, WcStatus::Success, came), (2, WcStatus::Success, len)]);
+            assert_eq!(net.changes(host).last(), Some(&(qps[host], TcpChange::Closed)));
+        }
+    }
+}
+
+/// A message that is acknowledged is received, though it waits for a receive when everything else is over.
+#[test]
+fn what_is_kept_for_want_of_receives_is_received_before_the_end() {
+    for peer_closes_first in [false, true] {
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let sink = net.buffer(1, 64 << 10);
+        net.recv(1, qps[1], 0, &[sink.sge(0, 60 << 10)]);
+        net.join(qps, Mode::Message);
+        // The first of three messages is lost once, so that the others are kept.
+        let mut lost = false;
+        net.filter = Some(Box::new(move |to, frame| {
+            let first = to == 1 && frame.len() > 150 && !std::mem::replace(&mut lost, true);
+            !first
+        }));
+        for n in 0..3 {
+            net.send_bytes(0, qps[0], n, &pattern(n, 100));
+        }
+        let order = if peer_closes_first { [0, 1] } else { [1, 0] };
+        for host in order {
+            let now = net.now();
+            net.adapter(host).tcp_close(now, qps[host]).unwrap();
+            net.run_for(SECOND);
+        }
+        // TIME-WAIT is over, too.
+        net.run_for(100 * SECOND);
+        assert_eq!(net.poll(0).len(), 3, "all are acknowledged");
+        assert_eq!(brief(&net.poll(1)), [(0, WcStatus::Success, 100)]);
+        assert_eq!(net.changes(1), []);
+        for n in 1..3 {
+            net.recv(1, qps[1], n, &[sink.sge(n as usize * 100, 100)]);
+            assert_eq!(brief(&net.poll(1)), [(n, WcStatus::Success, 100)]);
+            assert_eq!(sink.bytes(n as usize * 100, 100), pattern(n, 100));
+        }
+        let ends = [TcpChange::PeerClosed, TcpChange::Closed].map(|change| (qps[1], change));
+        assert_eq!(net.changes(1), ends);
+        assert_eq!(net.states(qps), [QpState::Err; 2]);
+    }
+}
+
 #[test]
 fn the_end_of_a_stream_completes_what_is_in_a_receive() {
     let mut net = Net::new();
@@ -136,7 +207,22 @@ fn sends_wait_while_the_peer_has_no_receive() {
             net.send_bytes(0, qps[0], n, &pattern(n, 100));
         }
         net.run_for(30 * SECOND);
-        assert_eq!((net.poll(0), net.poll(1)), (vec![], vec![]));
+        assert_eq!(net.poll(1), []);
+        if mode == Mode::Stream {
+            // All but a unit of the window, which is kept.
+            assert_eq!(brief(&net.poll(0)), [(0, WcStatus::Success, 100)]);
+            for (n, at) in [(0, 0), (1, 128)] {
+                net.recv(1, qps[1], n, &[sink.sge(at, 500)]);
+            }
+            net.run_for(5 * SECOND);
+            let done = [(0, WcStatus::Success, 128), (1, WcStatus::Success, 372)];
+            assert_eq!(brief(&net.poll(1)), done);
+            let all: Vec<u8> = (0..5).flat_map(|n| pattern(n, 100)).collect();
+            assert_eq!(sink.bytes(0, 500), all);
+            assert_eq!(net.poll(0).len(), 4);
+            continue;
+        }
+        assert_eq!(net.poll(0), []);
         for n in 0..5 {
             net.recv(1, qps[1], n, &[sink.sge(n as usize * 100, 100)]);
             net.run_for(5 * SECOND);

@@ -141,6 +141,30 @@ fn data_that_stands_in_for_the_last_word_of_the_handshake_is_not_lost() {
     }
 }
 
+#[test]
+fn an_end_that_stands_in_for_the_last_word_of_the_handshake_is_told_once() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let listener = net.listen(1, 9000, &settings(mode));
+        let (server, client) = (net.qp(1, QpType::Tcp), net.qp(0, QpType::Tcp));
+        net.offer(1, listener, server).unwrap();
+        let to = net.address(1, 9000);
+        net.connect(0, client, to, &settings(mode)).unwrap();
+        // The bare acknowledgement of the SYN-ACK is lost: the FIN brings the first.
+        let mut frames = 0;
+        net.filter = Some(Box::new(move |to, _| {
+            frames += u32::from(to == 1);
+            frames != 2 || to == 0
+        }));
+        net.run_while(SECOND, |net| net.state(0, client) != QpState::Rts);
+        let now = net.now();
+        net.adapter(0).tcp_close(now, client).unwrap();
+        net.run_for(10 * SECOND);
+        let told = [TcpChange::Connected, TcpChange::PeerClosed].map(|change| (server, change));
+        assert_eq!(net.changes(1), told);
+    }
+}
+
 /// A frame with a SYN to port 9000 of host 1, from an address that may be anybody's.
 fn syn(from: u16, port: u16) -> Vec<u8> {
     use quipu_wire::checksum::{Sum, sum};

@@ -106,6 +106,18 @@ fn a_link_that_cuts_segments_gets_what_several_requests_have_in_one_frame() {
 }
 
 #[test]
+fn segments_may_come_in_parts() {
+    for mode in MODES {
+        for v4 in [false, true] {
+            let mut net = Net::with(3, |config| config.mtu = 9_000);
+            (net.v4, net.parts) = (v4, 1_400);
+            net.weather = Weather { loss: 5, doubled: 30, spoilt: 5, late: MILLISECOND };
+            exchange(&mut net, mode, 24);
+        }
+    }
+}
+
+#[test]
 fn every_octet_arrives_through_a_storm() {
     for mode in MODES {
         for seed in 1..=6 {
@@ -255,6 +267,32 @@ fn a_completion_does_not_wait_long_for_an_acknowledgement_that_waits_for_company
             net.run_for(MILLISECOND);
             assert_eq!(brief(&net.poll(0)), [(n, WcStatus::Success, 100)]);
             net.recv(1, qps[1], n, &[sink.sge(0, 100)]);
+        }
+    }
+}
+
+/// Longer than any timer of a connection runs, whatever it was about to do when there was no room any more.
+#[test]
+fn a_link_may_be_full_for_long() {
+    for mode in MODES {
+        for room in 0..20 {
+            let mut net = Net::new();
+            let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+            let (source, sink) = (net.buffer(0, 40_000), net.buffer(1, 40_000));
+            net.recv(1, qps[1], 1, &[sink.sge(0, 40_000)]);
+            net.join(qps, mode);
+            source.fill(0, &pattern(room, 40_000));
+            // What it takes before gets lost, so that no answer helps.
+            net.filter = Some(Box::new(|to, _| to != 1));
+            net.room[0] = room as usize;
+            net.send(0, qps[0], 1, &[source.sge(0, 40_000)]);
+            net.run_for(5 * SECOND);
+            assert_eq!(net.poll(1), []);
+            (net.room[0], net.filter) = (usize::MAX, None);
+            net.run_for(5 * SECOND);
+            assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 40_000)]);
+            assert_eq!(brief(&net.poll(0)), [(1, WcStatus::Success, 40_000)]);
+            assert!(sink.bytes(0, 40_000) == pattern(room, 40_000));
         }
     }
 }

@@ -4,6 +4,7 @@ mod datagrams;
 mod deferred;
 mod ends;
 mod hostile;
+mod kept;
 mod lifecycle;
 mod memory;
 mod messages;

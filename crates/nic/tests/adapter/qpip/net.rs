@@ -40,8 +40,12 @@ pub struct Net {
     /// Frames that were sent by each host.
     pub sent: [Vec<Vec<u8>>; 2],
     pub keep: bool,
+    /// How many frames of each host the link takes before it is full.
+    pub room: [usize; 2],
     /// Frames that the link was to cut into segments. It carries them as they are.
     pub cut: usize,
+    /// Packets with more octets behind their IP header come in parts of so many, a multiple of eight.
+    pub parts: usize,
     flying: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     count: u64,
     random: u64,
@@ -69,7 +73,9 @@ impl Net {
             filter: None,
             sent: Default::default(),
             keep: false,
+            room: [usize::MAX; 2],
             cut: 0,
+            parts: usize::MAX,
             flying: BTreeMap::new(),
             count: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -235,19 +241,56 @@ impl Net {
         let mut any = false;
         for host in 0..2 {
             let now = self.now();
-            while let Some(frame) = self.pair.hosts[host].adapter.transmit_frame(now, &mut out) {
+            while self.room[host] > 0
+                && let Some(frame) = self.pair.hosts[host].adapter.transmit_frame(now, &mut out)
+            {
                 any = true;
+                self.room[host] -= 1;
                 assert_eq!(frame.checksum, None);
                 self.cut += usize::from(frame.segment.is_some());
                 let bytes = out[..frame.len].to_vec();
                 if self.keep {
                     self.sent[host].push(bytes.clone());
                 }
-                self.fly(1 - host, bytes);
+                for part in self.parts_of(bytes) {
+                    self.fly(1 - host, part);
+                }
             }
             self.collect_events(host);
         }
         any
+    }
+
+    /// Cuts a packet as a router does (RFC 791 3.2), or as its sender (RFC 8200 4.5).
+    fn parts_of(&mut self, packet: Vec<u8>) -> Vec<Vec<u8>> {
+        let v4 = packet[0] >> 4 == 4;
+        let (ip, upper) = packet.split_at(if v4 { 20 } else { 40 });
+        if upper.len() <= self.parts {
+            return vec![packet];
+        }
+        self.count += 1;
+        let number = (self.count as u32).to_be_bytes();
+        let last = (upper.len() - 1) / self.parts;
+        let part = |(n, piece): (usize, &[u8])| {
+            let (at, more) = (n * self.parts, u16::from(n < last));
+            let mut part = ip.to_vec();
+            if v4 {
+                part[2..4].copy_from_slice(&((20 + piece.len()) as u16).to_be_bytes());
+                part[4..6].copy_from_slice(&number[2..]);
+                part[6..8].copy_from_slice(&((at / 8) as u16 | more << 13).to_be_bytes());
+                part[10..12].fill(0);
+                let checksum = quipu_wire::checksum::sum(&part).checksum();
+                part[10..12].copy_from_slice(&checksum.to_be_bytes());
+            } else {
+                part[4..6].copy_from_slice(&((8 + piece.len()) as u16).to_be_bytes());
+                let [high, low] = (at as u16 | more).to_be_bytes();
+                let header = [std::mem::replace(&mut part[6], 44), 0, high, low];
+                part.extend([header, number].concat());
+            }
+            part.extend(piece);
+            part
+        };
+        upper.chunks(self.parts).enumerate().map(part).collect()
     }
 
     fn fly(&mut self, to: usize, bytes: Vec<u8>) {

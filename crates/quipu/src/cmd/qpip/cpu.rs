@@ -10,12 +10,22 @@ pub(super) struct Cpu {
     pub(super) program: Duration,
     /// Of the adapter's own thread, which works while nobody polls.
     pub(super) adapter: Duration,
+    /// Of both, in the kernel; to a hundredth of a second.
+    pub(super) system: Duration,
 }
+
+/// What the kernel counts hundredths of a second by, for whoever asks in files (proc(5)).
+const TICK: Duration = Duration::from_millis(10);
 
 impl Cpu {
     /// So far. What the kernel does not tell counts as none.
     pub(super) fn now() -> Self {
         let mut out = Self::default();
+        // Behind the name, which may have spaces in it, the thirteenth word.
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let words = stat.rsplit(')').next().unwrap_or_default();
+        let ticks = words.split_whitespace().nth(12).and_then(|word| word.parse().ok());
+        out.system = TICK * ticks.unwrap_or(0);
         let Ok(tasks) = fs::read_dir("/proc/self/task") else { return out };
         for task in tasks.flatten() {
             let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
@@ -37,6 +47,7 @@ impl Cpu {
         Self {
             program: self.program.saturating_sub(earlier.program),
             adapter: self.adapter.saturating_sub(earlier.adapter),
+            system: self.system.saturating_sub(earlier.system),
         }
     }
 }

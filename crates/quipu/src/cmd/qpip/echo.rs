@@ -101,19 +101,9 @@ impl Server {
                     self.happened(event.change)?
                 }
                 Some(_) => {}
-                None if wait => self.sleep()?,
+                None if wait => self.adapter.wait(&self.cq)?,
                 None => {}
             }
-        }
-    }
-
-    fn sleep(&mut self) -> Result<(), Error> {
-        self.cq.request_event(false)?;
-        let mut out = [Completion::default()];
-        if self.cq.poll(&mut out)? > 0 {
-            self.completed(&out[0])
-        } else {
-            self.adapter.wait(&self.cq)
         }
     }
 

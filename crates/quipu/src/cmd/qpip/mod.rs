@@ -5,8 +5,11 @@ mod echo;
 mod files;
 mod get;
 mod http;
+mod iperf3;
 mod memory;
+mod nc;
 mod pingpong;
+mod places;
 mod sample;
 mod serve;
 mod ttcp;
@@ -32,6 +35,10 @@ enum Tool {
     Serve(serve::Options),
     /// Fetch a page by HTTP through a queue pair, from any server.
     Get(get::Options),
+    /// Measure bulk transfer as iperf3 does, with iperf3 at the other end.
+    Iperf3(iperf3::Options),
+    /// Standard input to a peer, and what it sends to standard output, in the manner of netcat.
+    Nc(nc::Options),
     /// Measure bulk transfer between queue pairs, or between a queue pair and a socket.
     Ttcp(ttcp::Options),
     /// Measure round trips between queue pairs, or between a queue pair and a socket.
@@ -43,6 +50,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     match &options.tool {
         Tool::Serve(options) => serve::run(options),
         Tool::Get(options) => get::run(options),
+        Tool::Iperf3(options) => iperf3::run(options),
+        Tool::Nc(options) => nc::run(options),
         Tool::Ttcp(options) => ttcp::run(options),
         Tool::Pingpong(options) => pingpong::run(options),
     }
@@ -51,7 +60,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LinkOptions {
-    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`.
+    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`;
+    /// or `share:NAME`, the adapter of a `quipu nic --share NAME`.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK")]
     link: Option<LinkSpec>,
     /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: the

@@ -239,21 +239,10 @@ impl Server {
                 self.happened(event)?;
             }
             if !any {
-                self.wait()?;
+                self.adapter.wait(&self.cq)?;
             }
         }
         Ok(())
-    }
-
-    /// Waits for completions and events; what came since the last look counts.
-    fn wait(&mut self) -> Result<(), Error> {
-        self.cq.request_event(false)?;
-        let mut out = [Completion::default()];
-        if self.cq.poll(&mut out)? > 0 {
-            self.completed(&out[0]);
-            return Ok(());
-        }
-        self.adapter.wait(&self.cq)
     }
 
     fn happened(&mut self, event: Event) -> Result<(), Error> {

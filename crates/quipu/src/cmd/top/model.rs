@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use quipu_host::counters::observe::{
-    ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK, WORK_METRICS,
+    DROP_REASONS, ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK, WORK_METRICS,
 };
 use serde_json::{Map, Value, json};
 
@@ -216,6 +216,11 @@ pub(super) fn json(samples: &[Sample]) -> Value {
             .zip(sample.statuses)
             .map(|(&name, count)| (name.into(), count.into()))
             .collect();
+        let drops: Map<String, Value> = DROP_REASONS
+            .iter()
+            .zip(sample.drops)
+            .map(|(reason, count)| (reason.name.into(), count.into()))
+            .collect();
         json!({
             "process": sample.process,
             "program": sample.program,
@@ -225,6 +230,7 @@ pub(super) fn json(samples: &[Sample]) -> Value {
             "taken_ns": sample.taken,
             "counters": counters,
             "completions_by_status": statuses,
+            "frames_dropped_by_reason": drops,
             "queue_pairs": sample.queue_pairs.iter().map(queue_pair).collect::<Vec<_>>(),
             "queue_pairs_omitted": sample.omitted,
         })
@@ -265,6 +271,7 @@ pub(super) mod tests {
             device: "quipu0".into(),
             address: "192.0.2.1".parse().unwrap(),
             engine: [0; ENGINE_METRICS.len()],
+            drops: [0; DROP_REASONS.len()],
             statuses,
             work: work(sends, sends * 1000),
             queue_pairs: vec![

@@ -1,0 +1,35 @@
+//! QPIP beside the kernel's sockets on one link: figures 3 and 4 and tables 1 to 3 of the paper.
+//!
+//! A process in a network namespace of its own, the *stage*, has both ends of every link: two threads, each
+//! with a processor. Adapters in processes of their own are started for each slice. It is told what to
+//! measure, slice by slice, in lines of JSON, as the workers are.
+//!
+//! | module | is |
+//! |---|---|
+//! | `model` | contenders, what is measured, and what came out |
+//! | `run` | the rounds; starts the stage |
+//! | `stage` | the process; a slice |
+//! | `space` | its namespaces and their interfaces |
+//! | `own_process` | an adapter in a process of its own |
+//! | `occupancy` | the stages of the adapter, without a link |
+//! | `queue_pair`, `socket`, `smoltcp` | the ends |
+//! | `targets` | what is to be reached |
+
+mod model;
+mod occupancy;
+mod own_process;
+mod queue_pair;
+mod run;
+#[cfg(feature = "smoltcp")]
+mod smoltcp;
+mod socket;
+mod space;
+mod stage;
+mod targets;
+
+pub(crate) use model::{CONTENDERS, Figure, Load, OWN_PROCESS, PlannedQpip, QPIP, Row, Rows};
+pub(crate) use occupancy::{COLUMNS, StageCost, measure as occupancy};
+pub(crate) use own_process::main as adapter;
+pub(crate) use run::run;
+pub(crate) use stage::main;
+pub(crate) use targets::judge;

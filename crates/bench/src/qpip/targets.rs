@@ -1,0 +1,109 @@
+//! What QPIP is to reach beside the kernel's sockets on the same link.
+
+use super::model::{
+    FROM_SOCKET, Figure, KERNEL, KERNEL_SPINNING, Measured, OWN_PROCESS, QPIP, QPIP_XDP, Rows,
+    TO_SOCKET,
+};
+use crate::targets::Verdict;
+
+/// Most of the kernel's round trip, with both ends spinning.
+const ROUND_TRIP: f64 = 1.0;
+/// Least of the kernel's throughput, and of smoltcp's.
+const BULK: f64 = 0.5;
+const SMOLTCP: f64 = 3.0;
+/// Most nanoseconds that a post and a poll that finds its completion may take. A round trip has two of
+/// each: of what is sent, and of a place for what comes.
+const OVERHEAD_NS: f64 = 150.0;
+const MESSAGES: f64 = 2.0;
+/// Most of the kernel's processor time for a megabyte, in the programs of both ends.
+const HOST: f64 = 0.02;
+
+/// Processor time of both programs for what was transferred.
+fn host(measured: &Measured) -> f64 {
+    measured.load.iter().map(|load| load.program).sum::<f64>() / measured.value
+}
+
+/// All of them, of the MTUs that were measured.
+pub(crate) fn judge(rows: &Rows) -> Vec<Verdict> {
+    let mut all = Vec::new();
+    for (protocol, figure) in [("UDP", Figure::RoundTripUdp), ("TCP", Figure::RoundTripTcp)] {
+        let mtu = rows.mtus(figure).first().copied();
+        for ours in [QPIP, QPIP_XDP] {
+            let ratio = mtu.and_then(|mtu| rows.ratio((ours, KERNEL), figure, mtu, |m| m.value));
+            let metric = format!("{ours} on veth, round trip by {protocol}");
+            all.push(verdict(metric, Limit::Most(ROUND_TRIP), KERNEL, ratio));
+        }
+    }
+    let mtu = rows.mtus(Figure::HostOverhead).first().copied();
+    let calls = mtu.and_then(|mtu| rows.row(OWN_PROCESS, Figure::HostOverhead, mtu));
+    let calls = calls.map(|row| row.median.value / MESSAGES);
+    let metric = "QPIP, own process, calls of a message of 1 B";
+    all.push(crate::targets::at_most(metric, calls, OVERHEAD_NS, "ns", "post and poll"));
+    for mtu in rows.mtus(Figure::Bulk) {
+        let ratio = |pair, number| rows.ratio(pair, Figure::Bulk, mtu, number);
+        for theirs in [KERNEL, KERNEL_SPINNING] {
+            let metric = format!("QPIP on veth, ttcp, MTU {mtu}");
+            let ratio = ratio((QPIP, theirs), |m| m.value);
+            all.push(verdict(metric, Limit::Least(BULK), theirs, ratio));
+        }
+        for [ours, theirs] in [TO_SOCKET, FROM_SOCKET] {
+            let metric = format!("{ours} on TAP, ttcp, MTU {mtu}");
+            let ratio = ratio((ours, theirs), |m| m.value);
+            all.push(verdict(metric, Limit::Least(SMOLTCP), theirs, ratio));
+        }
+        let metric = format!("QPIP, own process, programs' CPU a MB, MTU {mtu}");
+        all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio((OWN_PROCESS, KERNEL), host)));
+    }
+    all
+}
+
+/// Which ratio is good enough.
+#[derive(Clone, Copy)]
+enum Limit {
+    Most(f64),
+    Least(f64),
+}
+
+fn verdict(metric: String, limit: Limit, of: &str, ratio: Option<(f64, [f64; 2])>) -> Verdict {
+    let value = ratio.map(|(value, _)| value);
+    let (target, reached) = match limit {
+        Limit::Most(most) => (format!("<= {most:.2} x {of}"), value.map(|v| v <= most)),
+        Limit::Least(least) => (format!(">= {least:.2} x {of}"), value.map(|v| v >= least)),
+    };
+    let shown = ratio.map_or("not measured".into(), |(value, [low, high])| {
+        format!("{value:.2} x ({low:.2} to {high:.2})")
+    });
+    Verdict { metric, target, value, shown, reached }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::tests::row;
+    use super::*;
+
+    #[test]
+    fn a_round_trip_is_to_be_short_and_a_transfer_fast() {
+        let rows = Rows(vec![
+            row(QPIP, Figure::RoundTripTcp, &[Some(9.0)]),
+            row(KERNEL, Figure::RoundTripTcp, &[Some(10.0)]),
+            row(QPIP, Figure::Bulk, &[Some(40.0)]),
+            row(KERNEL, Figure::Bulk, &[Some(100.0)]),
+            row(OWN_PROCESS, Figure::Bulk, &[Some(50.0)]),
+            row(OWN_PROCESS, Figure::HostOverhead, &[Some(299.0)]),
+        ]);
+        let reached: Vec<_> = judge(&rows).into_iter().map(|it| (it.metric, it.reached)).collect();
+        let expected = [
+            ("QPIP on veth, round trip by UDP", None),
+            ("QPIP, XDP on veth, round trip by UDP", None),
+            ("QPIP on veth, round trip by TCP", Some(true)),
+            ("QPIP, XDP on veth, round trip by TCP", None),
+            ("QPIP, own process, calls of a message of 1 B", Some(true)),
+            ("QPIP on veth, ttcp, MTU 1500", Some(false)),
+            ("QPIP on veth, ttcp, MTU 1500", None),
+            ("QPIP to socket on TAP, ttcp, MTU 1500", None),
+            ("socket to QPIP on TAP, ttcp, MTU 1500", None),
+            ("QPIP, own process, programs' CPU a MB, MTU 1500", Some(false)),
+        ];
+        assert_eq!(reached, expected.map(|(metric, reached)| (metric.to_owned(), reached)));
+    }
+}

@@ -1,0 +1,534 @@
+//! The program's end of the rings, behind the lock of its engine: requests are posted to it, and what it
+//! brings lands in the engine's own completion queues and events.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use quipu_mem::Segment;
+use quipu_mem::ring::{Channel, RingError};
+use quipu_nic::{
+    Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, QpType, SendFlags,
+    SendOp, SendWr, Sge, TcpChange, To, WcOpcode, WcStatus,
+};
+
+use super::slots::{self, News, Request, Tag};
+use super::{RINGS, hear, ring};
+use crate::error::EngineError;
+use crate::handle_map::HandleMap;
+use crate::net::token::Token;
+use crate::sys::Epoll;
+
+/// News that one look takes before others get their turn.
+const NEWS_PER_TURN: usize = 256;
+/// Room that is made for a queue at once, whatever its depth is said to be.
+const MAX_DEPTH: u32 = 1 << 15;
+/// The most events of a connection: it stands, the peer closes, it is over.
+const MAX_CHANGES: u8 = 3;
+/// Requests between two that are asked to complete though the program does not want to know.
+const SIGNAL_EVERY: u32 = 16;
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    wr_id: u64,
+    /// Octets of its memory.
+    len: u64,
+    /// Whether the program is told of a success.
+    signaled: bool,
+    done: bool,
+}
+
+/// The requests of one queue that are under way, or before such ones.
+#[derive(Debug)]
+struct Queue {
+    requests: VecDeque<Posted>,
+    /// How many of them are done, or before one that is.
+    reached: usize,
+    /// The sequence number of the next request.
+    next: u32,
+    depth: u32,
+}
+
+impl Queue {
+    fn new(depth: u32) -> Self {
+        Self {
+            requests: VecDeque::with_capacity(depth.min(MAX_DEPTH) as usize),
+            reached: 0,
+            next: 0,
+            depth,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.requests.len() < self.depth as usize
+    }
+
+    fn push(&mut self, wr_id: u64, len: u64, signaled: bool) {
+        self.requests.push_back(Posted { wr_id, len, signaled, done: false });
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn index(&self, sequence: u32) -> usize {
+        let oldest = self.next.wrapping_sub(self.requests.len() as u32);
+        sequence.wrapping_sub(oldest) as usize
+    }
+
+    /// The request of a number, if it is under way.
+    fn under_way(&self, sequence: u32) -> Option<&Posted> {
+        self.requests.get(self.index(sequence)).filter(|posted| !posted.done)
+    }
+
+    /// The request of a number is done; `None` if it is not under way. Those before it that nobody is told
+    /// of are, too.
+    fn finish(&mut self, sequence: u32) -> Option<Posted> {
+        let index = self.index(sequence);
+        let posted = self.requests.get_mut(index).filter(|posted| !posted.done)?;
+        posted.done = true;
+        let posted = *posted;
+        self.reached = self.reached.max(index + 1);
+        while self.reached > 0
+            && self.requests.front().is_some_and(|first| first.done || !first.signaled)
+        {
+            self.requests.pop_front();
+            self.reached -= 1;
+        }
+        Some(posted)
+    }
+
+    /// Takes everything that is under way.
+    fn flush(&mut self) -> impl Iterator<Item = Posted> {
+        std::mem::take(&mut self.requests).into_iter().filter(|posted| !posted.done)
+    }
+}
+
+/// A queue pair, whose other half the adapter has.
+#[derive(Debug)]
+struct Half {
+    number: QpNum,
+    qp_type: QpType,
+    state: QpState,
+    cap: QpCap,
+    send_cq: CqId,
+    recv_cq: CqId,
+    sends: Queue,
+    receives: Queue,
+    all_signaled: bool,
+    /// Of a connection that was asked for or stands nothing has come yet that ends it.
+    open: bool,
+    /// Events of this connection.
+    changes: u8,
+}
+
+/// What comes of a look at the rings.
+#[derive(Debug)]
+pub(crate) enum Landed {
+    /// Goes into a queue.
+    Completion(CqId, Completion),
+    /// Has happened to a connection.
+    Change(QpId, TcpChange),
+}
+
+/// The rings, and what is under way in them.
+pub(crate) struct Attached {
+    channel: Channel,
+    bell: OwnedFd,
+    epoll: Arc<Epoll>,
+    qps: HandleMap<u64, Half>,
+    /// Requests were posted since the other end was last told.
+    posted: bool,
+    /// The other end is gone, or talks nonsense.
+    lost: bool,
+}
+
+impl Attached {
+    /// Attaches to the rings that the other end has set up at the beginning of `memory`.
+    ///
+    /// # Errors
+    ///
+    /// They are not there; the kernel has no memory for another entry of epoll.
+    pub(crate) fn new(memory: &Segment, bell: OwnedFd, epoll: Arc<Epoll>) -> io::Result<Self> {
+        let channel = Channel::attach(memory, 0, RINGS).map_err(io::Error::other)?;
+        epoll.add(&bell, libc::EPOLLIN, Token::Attached.bits())?;
+        let qps = HandleMap::default();
+        Ok(Self { channel, bell, epoll, qps, posted: false, lost: false })
+    }
+
+    /// Notes a queue pair that the other end has made.
+    pub(crate) fn add_qp(&mut self, qp: QpId, number: QpNum, init: &QpInit, cap: QpCap) {
+        let half = Half {
+            number,
+            qp_type: init.qp_type,
+            state: QpState::Reset,
+            cap,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            sends: Queue::new(cap.max_send_wr),
+            receives: Queue::new(cap.max_recv_wr),
+            all_signaled: init.sq_sig_all,
+            open: false,
+            changes: 0,
+        };
+        self.qps.insert(qp.0, half);
+    }
+
+    /// Forgets a queue pair; the queues it completed to.
+    pub(crate) fn remove_qp(&mut self, qp: QpId) -> Option<[CqId; 2]> {
+        self.qps.remove(&qp.0).map(|half| [half.send_cq, half.recv_cq])
+    }
+
+    /// Notes the state in which the other end has a queue pair.
+    pub(crate) fn set_state(&mut self, qp: QpId, state: QpState) {
+        if let Some(half) = self.qps.get_mut(&qp.0) {
+            half.state = state;
+        }
+    }
+
+    /// Notes whether a queue pair is about to get a connection, of which an event tells the end; whether
+    /// that was known already.
+    pub(crate) fn set_open(&mut self, qp: QpId, open: bool) -> bool {
+        self.qps.get_mut(&qp.0).is_some_and(|half| {
+            half.changes = 0;
+            std::mem::replace(&mut half.open, open)
+        })
+    }
+
+    /// A completion queue has overrun, which is fatal to the queue pairs that complete there.
+    #[cold]
+    pub(crate) fn fail_users_of(&mut self, cq: CqId) {
+        for (&qp, half) in &mut self.qps {
+            if (half.send_cq == cq || half.recv_cq == cq) && half.state != QpState::Err {
+                half.state = QpState::Err;
+                // In a full ring there is something of it still, which overruns again.
+                let _ = slots::fail(&mut self.channel.outgoing.requests, qp as u32);
+                self.posted = true;
+            }
+        }
+    }
+
+    /// Posts a send. The adapter looks at it soon; what it has against it a completion says.
+    ///
+    /// # Errors
+    ///
+    /// What can be seen from here: the queue is full, the state forbids it, or it is no send, or larger than
+    /// the queue pair was made for.
+    #[inline]
+    pub(crate) fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
+        let half = half(&mut self.qps, id, self.lost)?;
+        if matches!(half.state, QpState::Reset | QpState::Init) {
+            return Err(Fault::WrongState.into());
+        }
+        let datagram = half.qp_type == QpType::Udp;
+        let to = match (wr.op, wr.to) {
+            (SendOp::Send, To::Peer) if !datagram => None,
+            (SendOp::Send, To::Address(to)) if datagram => Some(to),
+            _ => {
+                return Err(Fault::Invalid("the queue pair's service has no such operation").into());
+            }
+        };
+        let fits = match wr.payload {
+            Payload::Sges(sges) => sges.len() <= half.cap.max_send_sge as usize,
+            Payload::Inline(bytes) => bytes.len() <= half.cap.max_inline_data as usize,
+        };
+        if !fits {
+            return Err(Fault::Invalid("more than the queue pair's sends hold").into());
+        }
+        if !half.sends.has_room() {
+            return Err(Fault::QueueFull.into());
+        }
+        let signaled = half.all_signaled || wr.flags.contains(SendFlags::SIGNALED);
+        let sequence = half.sends.next;
+        let mut flags = wr.flags & SendFlags::SOLICITED;
+        flags.set(SendFlags::INLINE, matches!(wr.payload, Payload::Inline(_)));
+        // Only what completes makes room again.
+        let every = SIGNAL_EVERY.min(half.sends.depth / 2 + 1);
+        flags.set(SendFlags::SIGNALED, signaled || sequence.is_multiple_of(every));
+        let tag = Tag { qp: id.0 as u32, receive: false, sequence };
+        push(&mut self.channel, &Request { tag, flags, to, payload: wr.payload })?;
+        half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Posts a receive, as [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[inline]
+    pub(crate) fn post_recv(
+        &mut self,
+        id: QpId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), EngineError> {
+        let half = half(&mut self.qps, id, self.lost)?;
+        if half.state == QpState::Reset {
+            return Err(Fault::WrongState.into());
+        }
+        if sges.len() > half.cap.max_recv_sge as usize {
+            let words = "more scatter/gather elements than max_recv_sge";
+            return Err(Fault::Invalid(words).into());
+        }
+        if !half.receives.has_room() {
+            return Err(Fault::QueueFull.into());
+        }
+        let tag = Tag { qp: id.0 as u32, receive: true, sequence: half.receives.next };
+        let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
+        let len = octets(&payload);
+        push(&mut self.channel, &Request { tag, flags, to: None, payload })?;
+        half.receives.push(wr_id, len, true);
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Wakes the other end if it sleeps and something was posted.
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        if std::mem::take(&mut self.posted) && self.channel.outgoing.control.must_ring() {
+            ring(&self.bell);
+        }
+    }
+
+    /// Whether something has come.
+    #[inline]
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.channel.incoming.requests.is_filled()
+    }
+
+    /// Takes what has come, as far as it is this turn's; whether there was anything.
+    #[inline]
+    pub(crate) fn poll(&mut self, mut land: impl FnMut(Landed)) -> bool {
+        if self.lost || !self.has_news() {
+            return false;
+        }
+        for _ in 0..NEWS_PER_TURN {
+            match slots::hear(&mut self.channel.incoming.requests) {
+                Ok(Some(news)) if self.receive(&news, &mut land) => {}
+                Ok(None) => break,
+                Ok(Some(_)) | Err(_) => {
+                    tracing::error!("the process that shares the adapter talks nonsense");
+                    self.lose(&mut land);
+                    return true;
+                }
+            }
+        }
+        self.channel.incoming.publish();
+        true
+    }
+
+    /// Believes what can be: `false` for more octets than there was memory for, or a connection without end.
+    fn receive(&mut self, news: &News, land: &mut impl FnMut(Landed)) -> bool {
+        match *news {
+            News::Completion(done) => {
+                let tag = Tag::from_bits(done.wr_id);
+                // It may have been destroyed meanwhile.
+                let Some(half) = self.qps.get_mut(&tag.qp.into()) else { return true };
+                let (cq, queue) = if tag.receive {
+                    (half.recv_cq, &mut half.receives)
+                } else {
+                    (half.send_cq, &mut half.sends)
+                };
+                let Some(len) = queue.under_way(tag.sequence).map(|posted| posted.len) else {
+                    return true;
+                };
+                if done.status == WcStatus::Success && u64::from(done.byte_len) > len {
+                    return false;
+                }
+                let Some(posted) = queue.finish(tag.sequence) else { return true };
+                if done.status == WcStatus::Success && !posted.signaled {
+                    return true;
+                }
+                let completion = Completion { wr_id: posted.wr_id, qp_num: half.number, ..done };
+                land(Landed::Completion(cq, completion));
+            }
+            News::Change { qp, change, state } => {
+                let Some(half) = self.qps.get_mut(&qp.into()) else { return true };
+                half.changes += 1;
+                if half.changes > MAX_CHANGES {
+                    return false;
+                }
+                half.state = state;
+                half.open = matches!(change, TcpChange::Connected | TcpChange::PeerClosed);
+                land(Landed::Change(QpId(qp.into()), change));
+            }
+        }
+        true
+    }
+
+    /// Hears the bell. The rings are looked at anyway.
+    pub(crate) fn ready(&mut self, mut land: impl FnMut(Landed)) -> bool {
+        let any = self.poll(&mut land);
+        if self.lost || hear(&self.bell) {
+            return any;
+        }
+        // What it had said before is still there.
+        for _ in 0..RINGS.request_slots as usize / NEWS_PER_TURN {
+            if !self.poll(&mut land) {
+                break;
+            }
+        }
+        self.lose(&mut land);
+        true
+    }
+
+    /// The other end is gone: everything is flushed, and connections are over.
+    pub(crate) fn lose(&mut self, land: &mut impl FnMut(Landed)) {
+        if std::mem::replace(&mut self.lost, true) {
+            return;
+        }
+        self.epoll.remove(&self.bell);
+        for (&qp, half) in &mut self.qps {
+            half.state = QpState::Err;
+            let flushed = |wr_id, opcode| Completion {
+                wr_id,
+                opcode,
+                status: WcStatus::WrFlushErr,
+                qp_num: half.number,
+                ..Completion::default()
+            };
+            for posted in half.sends.flush() {
+                land(Landed::Completion(half.send_cq, flushed(posted.wr_id, WcOpcode::Send)));
+            }
+            for posted in half.receives.flush() {
+                land(Landed::Completion(half.recv_cq, flushed(posted.wr_id, WcOpcode::Recv)));
+            }
+            if std::mem::take(&mut half.open) {
+                land(Landed::Change(QpId(qp), TcpChange::Aborted));
+            }
+        }
+    }
+
+    /// Asks for the bell; `false` if something has come meanwhile.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.channel.incoming.control.arm();
+        !self.has_news()
+    }
+
+    /// Needs no bell any more.
+    pub(crate) fn disarm(&mut self) {
+        self.channel.incoming.control.disarm();
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if !self.lost {
+            self.epoll.remove(&self.bell);
+        }
+    }
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").field("bell", &self.bell.as_raw_fd()).finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn half(qps: &mut HandleMap<u64, Half>, id: QpId, lost: bool) -> Result<&mut Half, EngineError> {
+    if lost {
+        return Err(EngineError::AdapterLost);
+    }
+    qps.get_mut(&id.0).ok_or(Fault::NoSuchObject.into())
+}
+
+fn octets(payload: &Payload<'_>) -> u64 {
+    match payload {
+        Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+        Payload::Inline(bytes) => bytes.len() as u64,
+    }
+}
+
+/// Puts a request into the ring.
+#[inline]
+fn push(channel: &mut Channel, request: &Request<'_>) -> Result<(), EngineError> {
+    let outgoing = &mut channel.outgoing;
+    slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request).map_err(|error| {
+        match error {
+            RingError::TooLong => {
+                Fault::Invalid("a request longer than a shared adapter takes").into()
+            }
+            // It is gone soon, or wakes soon.
+            RingError::Full => Fault::QueueFull.into(),
+            RingError::Corrupt => EngineError::AdapterLost,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_knows_what_is_under_way() {
+        let mut queue = Queue::new(4);
+        for (wr_id, signaled) in [(10, true), (11, false), (12, true), (13, false)] {
+            queue.push(wr_id, 1, signaled);
+        }
+        assert!(!queue.has_room());
+        // Out of order, twice, and never posted.
+        assert_eq!(queue.finish(2).unwrap().wr_id, 12);
+        assert!(queue.finish(2).is_none() && queue.finish(4).is_none());
+        assert!(queue.finish(u32::MAX).is_none());
+        assert!(!queue.has_room());
+        assert_eq!(queue.finish(0).unwrap().wr_id, 10);
+        // 11 was not asked for, and is behind what is done.
+        assert_eq!(queue.requests.len(), 1);
+        queue.push(14, 1, true);
+        let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
+        assert_eq!(left, [13, 14]);
+        assert!(queue.finish(4).is_none());
+    }
+
+    /// A program's end with a connected queue pair, and the other end.
+    fn attached() -> (Attached, Channel, OwnedFd) {
+        let memory = Segment::heap(crate::share::rings_len());
+        let adapter = Channel::create(&memory, 0, RINGS).unwrap();
+        let [bell, theirs] = crate::share::pair().unwrap();
+        let mut attached = Attached::new(&memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
+        let (cap, cq) = (QpCap { max_recv_wr: 4, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
+        let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
+        let pd = quipu_nic::PdId(1);
+        let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
+        attached.add_qp(QpId(5), QpNum(5), &init, cap);
+        attached.set_state(QpId(5), QpState::Rts);
+        attached.set_open(QpId(5), true);
+        (attached, adapter, theirs)
+    }
+
+    fn hear(attached: &mut Attached, adapter: &mut Channel, news: News) -> (usize, bool) {
+        slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+        let mut landed = 0;
+        attached.poll(|_| landed += 1);
+        (landed, attached.lost)
+    }
+
+    #[test]
+    fn octets_for_which_there_is_no_memory_are_not_believed() {
+        let (mut attached, mut adapter, _bell) = attached();
+        let received = |sequence, byte_len| {
+            let wr_id = Tag { qp: 5, receive: true, sequence }.bits();
+            News::Completion(Completion { wr_id, byte_len, ..Completion::default() })
+        };
+        for wr_id in [10, 11] {
+            attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
+        }
+        assert_eq!(hear(&mut attached, &mut adapter, received(0, 64)), (1, false));
+        // The other receive and the connection are flushed.
+        assert_eq!(hear(&mut attached, &mut adapter, received(1, 65)), (2, true));
+    }
+
+    #[test]
+    fn a_connection_ends_once() {
+        let (mut attached, mut adapter, _bell) = attached();
+        let state = QpState::Rts;
+        for change in [TcpChange::Connected, TcpChange::PeerClosed, TcpChange::Closed] {
+            let news = News::Change { qp: 5, change, state };
+            assert_eq!(hear(&mut attached, &mut adapter, news), (1, false));
+        }
+        let more = News::Change { qp: 5, change: TcpChange::PeerClosed, state };
+        assert_eq!(hear(&mut attached, &mut adapter, more), (0, true));
+    }
+}

@@ -1,0 +1,353 @@
+//! The process that has the adapter: a thread that serves the programs that attach.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use quipu_nic::ChannelId;
+
+use super::calls::write_info;
+use super::tenant::{Ending, Tenant};
+use super::words::{HELLO, Reader, Writer};
+use super::{address, connect, hear, is_name, pair, place, rings_len, socket};
+use crate::engine::Engine;
+use crate::link::segment::{self, Writers};
+use crate::link::socket::{self as unix, MAX_MESSAGE};
+use crate::net::listener::{Accepted, Acceptor};
+use crate::sys::{self, Epoll, EventFd, ReadyList, check};
+
+/// How long the thread looks for work before it sleeps: one that is woken is late by some 20 to 50 us.
+const SPIN: Duration = Duration::from_micros(50);
+/// Turns between two looks at the sockets, while there is work.
+const TURNS_PER_LOOK: u32 = 64;
+/// The most programs at a time, and the most that may be about to attach.
+const MAX_TENANTS: usize = 64;
+const MAX_CALLERS: usize = 16;
+/// How long one may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a program that leaves its completions lying is left alone.
+const BEHIND: Duration = Duration::from_millis(1);
+/// The least and the most memory of a program.
+const ARENA: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 30;
+const BACKLOG: libc::c_int = 64;
+
+/// Why an adapter cannot be shared.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// That is no name.
+    #[error("{0:?} is no name for an adapter: expected 1 to 32 letters, digits, dots, - or _")]
+    Name(String),
+    /// A process is there already.
+    #[error("another process shares an adapter as {0}; end it, or choose another name")]
+    Taken(String),
+    /// The system refuses.
+    #[error("cannot share the adapter at {}: {source}", path.display())]
+    System {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] crate::EngineError),
+}
+
+/// An adapter that programs of this user can attach to, by its name. They are let go when this is dropped.
+pub struct Sharer {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sharer {
+    /// Shares the adapter of an engine that has a packet link.
+    ///
+    /// # Errors
+    ///
+    /// No name, or one that is taken; no descriptors, threads or place for the socket.
+    pub fn start(engine: &Arc<Engine>, name: &str) -> Result<Self, ShareError> {
+        if !is_name(name) {
+            return Err(ShareError::Name(name.to_owned()));
+        }
+        let info = engine.qpip_info()?;
+        let path =
+            place(name).map_err(|source| ShareError::System { path: name.into(), source })?;
+        // One whose queue of callers is full is there, too.
+        if connect(&path).map_or_else(|error| sys::would_block(&error), |_| true) {
+            return Err(ShareError::Taken(name.to_owned()));
+        }
+        let (stop, started) = (Arc::new(AtomicBool::new(false)), open(engine, &path));
+        let failed = |source| ShareError::System { path: path.clone(), source };
+        let (listener, epoll, bell) = started.map_err(failed)?;
+        let bell = Arc::new(bell);
+        let added = epoll.add(bell.fd(), libc::EPOLLIN, BELL);
+        added.and_then(|()| epoll.add(&listener, libc::EPOLLIN, LISTENER)).map_err(failed)?;
+        let (waker, waker_fd) = engine.create_channel()?;
+        epoll.add(&waker_fd, libc::EPOLLIN, WAKER).map_err(failed)?;
+        sys::set_non_blocking(waker_fd).map_err(failed)?;
+        let acceptor = Acceptor::new().map_err(failed)?;
+        let welcome = write_info(greeting(), &info).bytes();
+        let server = Server {
+            engine: Arc::clone(engine),
+            stop: Arc::clone(&stop),
+            bell: Arc::clone(&bell),
+            listener,
+            epoll,
+            waker,
+            welcome,
+            tenants: Vec::new(),
+            callers: Vec::new(),
+            acceptor,
+            next: 0,
+        };
+        let thread = std::thread::Builder::new().name("quipu-share".into());
+        let thread = Some(thread.spawn(move || server.run()).map_err(failed)?);
+        Ok(Self { path, stop, bell, thread })
+    }
+}
+
+impl Drop for Sharer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.set();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that shares the adapter panicked");
+        }
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The socket at which programs call. A dead process may have left its own there.
+fn open(engine: &Arc<Engine>, path: &Path) -> io::Result<(OwnedFd, Epoll, EventFd)> {
+    if !engine.is_here() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let _ = fs::remove_file(path);
+    let (listener, (raw, len)) = (socket()?, address(path)?);
+    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
+    check(unsafe { libc::bind(listener.as_raw_fd(), (&raw const raw).cast(), len) })?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    // Before anybody can send one: accepted sockets inherit it when they are connected.
+    unix::take_no_descriptors(&listener);
+    sys::listen(&listener, BACKLOG)?;
+    Ok((listener, Epoll::new()?, EventFd::new()?))
+}
+
+/// How the answer to a program that attaches begins.
+fn greeting() -> Writer {
+    Writer::default().word(HELLO).word(rings_len() as u64)
+}
+
+const BELL: u64 = 0;
+const LISTENER: u64 = 1;
+const WAKER: u64 = 2;
+/// Tokens of programs: what of them, and which.
+const CALLER: u64 = 1 << 32;
+const SOCKET: u64 = 2 << 32;
+const TENANT_BELL: u64 = 3 << 32;
+const EVENTS: u64 = 4 << 32;
+const KIND: u64 = !(u32::MAX as u64);
+
+/// A program that has called, and not yet said what it wants.
+struct Caller {
+    number: u32,
+    socket: OwnedFd,
+    since: Instant,
+}
+
+struct Server {
+    engine: Arc<Engine>,
+    stop: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    listener: OwnedFd,
+    epoll: Epoll,
+    /// Becomes readable when a completion comes that was asked for.
+    waker: ChannelId,
+    welcome: Vec<u8>,
+    tenants: Vec<(u32, Tenant)>,
+    /// The oldest first.
+    callers: Vec<Caller>,
+    acceptor: Acceptor,
+    /// The number of the next caller.
+    next: u32,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut ready = ReadyList::new();
+        let mut since = Instant::now();
+        let mut turns = 0u32;
+        while !self.stop.load(Ordering::Acquire) {
+            turns = turns.wrapping_add(1);
+            let mut any = self.serve();
+            if turns.is_multiple_of(TURNS_PER_LOOK) {
+                any |= self.look(&mut ready, Some(Duration::ZERO));
+            }
+            if any {
+                since = Instant::now();
+            } else if self.tenants.is_empty() || since.elapsed() >= SPIN {
+                self.sleep(&mut ready);
+                since = Instant::now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        self.tenants.clear();
+        let _ = self.engine.destroy_channel(self.waker);
+    }
+
+    /// One turn of each program; whether any had something to do.
+    fn serve(&mut self) -> bool {
+        let mut any = false;
+        let epoll = &self.epoll;
+        self.tenants.retain_mut(|(number, tenant)| match tenant.turn() {
+            Ok(worked) => {
+                any |= worked;
+                true
+            }
+            Err(ending) => let_go(epoll, *number, tenant, &ending),
+        });
+        any
+    }
+
+    /// Waits for work.
+    fn sleep(&mut self, ready: &mut ReadyList) {
+        let idle = self.tenants.iter_mut().fold(true, |idle, (_, tenant)| tenant.arm() && idle);
+        if idle && !self.serve() {
+            let behind = self.tenants.iter_mut().any(|(_, tenant)| tenant.is_behind());
+            let limit = match (behind, self.callers.is_empty()) {
+                (true, _) => Some(BEHIND),
+                (false, true) => None,
+                (false, false) => Some(PATIENCE),
+            };
+            self.look(ready, limit);
+        }
+        self.tenants.iter_mut().for_each(|(_, tenant)| tenant.disarm());
+        self.callers.retain(|caller| {
+            let waits = caller.since.elapsed() < PATIENCE;
+            if !waits {
+                self.epoll.remove(&caller.socket);
+            }
+            waits
+        });
+    }
+
+    /// Looks at the sockets; whether there was anything.
+    fn look(&mut self, ready: &mut ReadyList, limit: Option<Duration>) -> bool {
+        // The set and the list are valid, so this cannot fail.
+        let _ = self.epoll.wait(ready, limit);
+        let mut any = false;
+        for item in ready.iter() {
+            any = true;
+            let number = item.token as u32;
+            match item.token {
+                BELL => self.bell.clear(),
+                LISTENER => self.accept(),
+                WAKER => while self.engine.wait_channel(self.waker).is_ok() {},
+                token => match token & KIND {
+                    CALLER => self.admit(number),
+                    SOCKET => self.with(number, Tenant::call),
+                    TENANT_BELL => self.with(number, |tenant| {
+                        if hear(&tenant.bell) { Ok(()) } else { Err(Ending::Gone) }
+                    }),
+                    // Events are taken at its turn.
+                    _ => {}
+                },
+            }
+        }
+        any
+    }
+
+    /// Does something with a program, which may be gone already.
+    fn with(&mut self, number: u32, act: impl FnOnce(&mut Tenant) -> Result<(), Ending>) {
+        let Some(index) = self.tenants.iter().position(|(other, _)| *other == number) else {
+            return;
+        };
+        if let Err(ending) = act(&mut self.tenants[index].1) {
+            let_go(&self.epoll, number, &self.tenants[index].1, &ending);
+            self.tenants.swap_remove(index);
+        }
+    }
+
+    /// Takes a caller, if it is of this user and there is room.
+    fn accept(&mut self) {
+        let take = || unix::accept(&self.listener).map(|socket| (socket, ()));
+        let Accepted::Connection(socket, ()) = self.acceptor.accept_by(take) else { return };
+        // Those who say nothing keep nobody away.
+        if self.callers.len() == MAX_CALLERS {
+            self.epoll.remove(&self.callers.remove(0).socket);
+        }
+        let own = unix::peer_credentials(&socket).is_ok_and(|(_, user)| unix::is_own_user(user));
+        let room = self.tenants.len() < MAX_TENANTS;
+        self.next = self.next.wrapping_add(1);
+        let number = self.next;
+        let watched = || self.epoll.add(&socket, libc::EPOLLIN, CALLER | u64::from(number));
+        if own && room && watched().is_ok() {
+            self.callers.push(Caller { number, socket, since: Instant::now() });
+        }
+    }
+
+    /// A caller says what it wants, and gets it.
+    fn admit(&mut self, number: u32) {
+        let Some(index) = self.callers.iter().position(|caller| caller.number == number) else {
+            return;
+        };
+        let caller = self.callers.remove(index);
+        self.epoll.remove(&caller.socket);
+        match self.attach(number, caller.socket) {
+            Ok(tenant) => {
+                tracing::info!(number, "a program has attached");
+                self.tenants.push((number, tenant));
+            }
+            Err(error) => tracing::warn!(number, %error, "a program cannot attach"),
+        }
+    }
+
+    fn attach(&mut self, number: u32, socket: OwnedFd) -> io::Result<Tenant> {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = sys::receive(&socket, &mut buffer)?;
+        let mut hello = Reader::new(&buffer[..len]);
+        let (Some(HELLO), Some(wanted)) = (hello.word(), hello.word()) else {
+            return Err(io::Error::other("it speaks another language"));
+        };
+        let rings = rings_len();
+        let len = wanted.clamp(*ARENA.start(), *ARENA.end()) as usize + rings;
+        let (file, memory) = segment::create(c"quipu-share", len, Writers::Both)?;
+        let [bell, theirs] = pair()?;
+        unix::take_no_descriptors(&bell);
+        let fds: [RawFd; 2] = [file.as_raw_fd(), theirs.as_raw_fd()];
+        let ends = [socket, bell];
+        let tenant = Tenant::new(&self.engine, self.waker, &memory, rings, ends);
+        let tenant = tenant.map_err(io::Error::other)?;
+        for (fd, kind) in
+            [(tenant.socket.as_raw_fd(), SOCKET), (tenant.bell.as_raw_fd(), TENANT_BELL)]
+        {
+            self.epoll.add(&fd, libc::EPOLLIN, kind | u64::from(number))?;
+        }
+        // Once for each: they are taken at its turn, and while its ring is full they stay.
+        let events = EVENTS | u64::from(number);
+        self.epoll.add(&tenant.events, libc::EPOLLIN | libc::EPOLLET, events)?;
+        unix::send(&tenant.socket, &self.welcome, &fds)?;
+        Ok(tenant)
+    }
+}
+
+/// Says why a program is let go; its descriptors leave the set when they are closed, which is soon.
+fn let_go(epoll: &Epoll, number: u32, tenant: &Tenant, ending: &Ending) -> bool {
+    match ending {
+        Ending::Gone => tracing::info!(number, "a program has ended"),
+        _ => tracing::warn!(number, %ending, "a program is let go"),
+    }
+    for fd in [tenant.socket.as_raw_fd(), tenant.bell.as_raw_fd(), tenant.events] {
+        epoll.remove(&fd);
+    }
+    false
+}

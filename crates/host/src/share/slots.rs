@@ -1,0 +1,372 @@
+//! What stands in the slots of the rings: requests one way, completions and news of connections the other.
+
+use std::net::SocketAddr;
+
+use quipu_inet::tcp::Failure;
+use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, RingError};
+use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
+use quipu_nic::{
+    Completion, Key, Payload, QpState, SendFlags, Sge, TcpChange, WcExtra, WcOpcode, WcStatus,
+};
+
+use super::words::{Reader, address_words};
+
+/// The most pieces of memory of a request.
+pub(super) const MAX_SGE: usize = 64;
+/// The most bytes that a request carries itself.
+pub(super) const MAX_INLINE: usize = 1024;
+/// Bytes of a piece of memory, and of an address.
+const SGE: usize = 16;
+const ADDRESS: usize = 24;
+/// Bytes of the longest request behind its header.
+const MAX_BODY: usize = ADDRESS + MAX_INLINE;
+
+const SEND: u8 = 1;
+const RECV: u8 = 2;
+const FAIL: u8 = 3;
+const COMPLETION: u8 = 1;
+const CHANGE: u8 = 2;
+
+/// The number by which a request is known in both processes: its queue pair, its queue, and how many were
+/// posted there before it, wrapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// Of 31 bits.
+    pub(super) qp: u32,
+    pub(super) receive: bool,
+    pub(super) sequence: u32,
+}
+
+impl Tag {
+    pub(super) fn bits(self) -> u64 {
+        u64::from(self.receive) << 63 | u64::from(self.qp) << 32 | u64::from(self.sequence)
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Self {
+        let qp = (bits >> 32) as u32 & 0x7fff_ffff;
+        Self { qp, receive: bits >> 63 != 0, sequence: bits as u32 }
+    }
+}
+
+/// The body of a request, as it was copied out of the ring.
+pub(super) type Body = [u8; MAX_BODY];
+
+/// Room for one.
+pub(super) const BODY: Body = [0; MAX_BODY];
+
+#[inline]
+fn sge_bytes(sge: &Sge) -> [u8; SGE] {
+    let mut bytes = [0; SGE];
+    bytes[..8].copy_from_slice(&sge.addr.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&sge.len.to_ne_bytes());
+    bytes[12..].copy_from_slice(&sge.lkey.0.to_ne_bytes());
+    bytes
+}
+
+#[inline]
+fn address_bytes(address: SocketAddr) -> [u8; ADDRESS] {
+    let mut bytes = [0; ADDRESS];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(address_words(address)) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// A request, with its pieces of memory in a list of its own.
+pub(super) struct Request<'a> {
+    pub(super) tag: Tag,
+    pub(super) flags: SendFlags,
+    pub(super) to: Option<SocketAddr>,
+    pub(super) payload: Payload<'a>,
+}
+
+/// What a program wants of the adapter without an answer.
+pub(super) enum Order<'a> {
+    /// That a request be carried out.
+    Post(Request<'a>),
+    /// That a queue pair go into error: its completions are lost.
+    Fail(u32),
+}
+
+/// Orders that a queue pair go into error.
+///
+/// # Errors
+///
+/// As [`post`].
+#[cold]
+pub(super) fn fail(slots: &mut SlotProducer, qp: u32) -> Result<(), RingError> {
+    slots.push(
+        &SlotHeader { opcode: FAIL, raddr: u64::from(qp) << 32, ..SlotHeader::default() },
+        &[],
+    )
+}
+
+/// Posts a request.
+///
+/// # Errors
+///
+/// There is no room; or the request is longer than any may be, or the other end has corrupted the ring.
+#[inline]
+pub(super) fn post(
+    slots: &mut SlotProducer,
+    bytes: &mut ByteProducer,
+    request: &Request<'_>,
+) -> Result<(), RingError> {
+    let (sges, rest) = match request.payload {
+        Payload::Sges(sges) => (sges.len(), sges.len() * SGE),
+        Payload::Inline(bytes) => (0, bytes.len()),
+    };
+    let start = if request.to.is_some() { ADDRESS } else { 0 };
+    let len = start + rest;
+    if rest > MAX_INLINE {
+        return Err(RingError::TooLong);
+    }
+    let header = SlotHeader {
+        opcode: if request.tag.receive { RECV } else { SEND },
+        flags: request.flags.bits() as u8,
+        length: len as u32,
+        imm: sges as u32,
+        raddr: request.tag.bits(),
+        rkey: u32::from(request.to.is_some()),
+        ..SlotHeader::default()
+    };
+    let slot = slots.reserve()?;
+    if len <= INLINE_MAX {
+        let body = slot.payload();
+        write(request, |at, piece| body.write_from(at, piece));
+    } else {
+        let position = bytes.reserve(len as u32)?;
+        write(request, |at, piece| bytes.write(position.wrapping_add(at as u64), piece));
+    }
+    slot.commit(&header);
+    Ok(())
+}
+
+/// Writes the body of a request, piece by piece.
+#[inline]
+fn write(request: &Request<'_>, mut put: impl FnMut(usize, &[u8])) {
+    let mut at = 0;
+    if let Some(to) = request.to {
+        put(0, &address_bytes(to));
+        at = ADDRESS;
+    }
+    match request.payload {
+        Payload::Sges(sges) => {
+            for (index, sge) in sges.iter().enumerate() {
+                put(at + index * SGE, &sge_bytes(sge));
+            }
+        }
+        Payload::Inline(bytes) => put(at, bytes),
+    }
+}
+
+/// Takes the next order out of the ring, into `body` and `sges`. `Ok(None)`: there is none.
+///
+/// # Errors
+///
+/// It makes no sense.
+#[inline]
+pub(super) fn take<'a>(
+    slots: &mut SlotConsumer,
+    bytes: &mut ByteConsumer,
+    body: &'a mut Body,
+    sges: &'a mut [Sge; MAX_SGE],
+) -> Result<Option<Order<'a>>, RingError> {
+    let Some(header) = slots.peek() else { return Ok(None) };
+    let (len, count) = (header.length as usize, header.imm as usize);
+    if len > MAX_BODY || count > MAX_SGE || !matches!(header.opcode, SEND | RECV | FAIL) {
+        return Err(RingError::Corrupt);
+    }
+    let out = &mut body[..len];
+    if len <= INLINE_MAX {
+        slots.payload().read_into(0, out);
+    } else {
+        // Requests use the ring of bytes one after the other.
+        let position = bytes.position();
+        bytes.read_into(position, out)?;
+        bytes.release_to(position.wrapping_add(len as u64))?;
+    }
+    slots.pop();
+    if header.opcode == FAIL {
+        return Ok(Some(Order::Fail(Tag::from_bits(header.raddr).qp)));
+    }
+    let mut rest = &body[..len];
+    let mut to = None;
+    if header.rkey != 0 {
+        let (address, behind) = rest.split_at_checked(ADDRESS).ok_or(RingError::Corrupt)?;
+        to = Some(Reader::new(address).address().ok_or(RingError::Corrupt)?);
+        rest = behind;
+    }
+    let flags = SendFlags::from_bits_truncate(u32::from(header.flags));
+    let tag = Tag { receive: header.opcode == RECV, ..Tag::from_bits(header.raddr) };
+    let inline = flags.contains(SendFlags::INLINE) && !tag.receive;
+    if inline && count == 0 {
+        return Ok(Some(Order::Post(Request { tag, flags, to, payload: Payload::Inline(rest) })));
+    }
+    if inline || rest.len() != count * SGE {
+        return Err(RingError::Corrupt);
+    }
+    for (sge, bytes) in sges.iter_mut().zip(rest.chunks_exact(SGE)) {
+        let half = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let addr = u64::from_ne_bytes(std::array::from_fn(|at| bytes[at]));
+        *sge = Sge { addr, len: half(8), lkey: Key(half(12)) };
+    }
+    Ok(Some(Order::Post(Request { tag, flags, to, payload: Payload::Sges(&sges[..count]) })))
+}
+
+/// What comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// A request is done. Its `wr_id` is its tag; whose it is stands there.
+    Completion(Completion),
+    /// Something has happened to the connection of a queue pair, which is in this state now.
+    Change { qp: u32, change: TcpChange, state: QpState },
+}
+
+/// The number of a status or operation, and back.
+const STATUSES: [WcStatus; 24] = {
+    use WcStatus::{
+        BadRespErr, FatalErr, GeneralErr, InvEecStateErr, InvEecnErr, LocAccessErr, LocEecOpErr,
+        LocLenErr, LocProtErr, LocQpOpErr, LocRddViolErr, MwBindErr, RemAbortErr, RemAccessErr,
+        RemInvRdReqErr, RemInvReqErr, RemOpErr, RespTimeoutErr, RetryExcErr, RnrRetryExcErr,
+        Success, TmErr, TmRndvIncomplete, WrFlushErr,
+    };
+    [
+        Success,
+        LocLenErr,
+        LocQpOpErr,
+        LocEecOpErr,
+        LocProtErr,
+        WrFlushErr,
+        MwBindErr,
+        BadRespErr,
+        LocAccessErr,
+        RemInvReqErr,
+        RemAccessErr,
+        RemOpErr,
+        RetryExcErr,
+        RnrRetryExcErr,
+        LocRddViolErr,
+        RemInvRdReqErr,
+        RemAbortErr,
+        InvEecnErr,
+        InvEecStateErr,
+        FatalErr,
+        RespTimeoutErr,
+        GeneralErr,
+        TmErr,
+        TmRndvIncomplete,
+    ]
+};
+
+const STATES: [QpState; 7] = {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    [Reset, Init, Rtr, Rts, Sqd, Sqe, Err]
+};
+
+/// The state of a number.
+pub(super) fn state(number: u8) -> Option<QpState> {
+    STATES.get(usize::from(number)).copied()
+}
+
+/// Tells a program something. If there is no room nothing is told.
+///
+/// # Errors
+///
+/// There is no room, or the program has corrupted the ring.
+#[inline]
+pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingError> {
+    match *news {
+        News::Completion(done) => {
+            let header = SlotHeader {
+                opcode: COMPLETION,
+                flags: done.status as u8,
+                length: done.byte_len,
+                imm: done.vendor_err,
+                raddr: done.wr_id,
+                ..SlotHeader::default()
+            };
+            match done.extra {
+                WcExtra::From(source) => {
+                    let from = address_bytes(source.into());
+                    slots.push(&SlotHeader { rkey: 1, ..header }, &from)
+                }
+                _ => slots.push(&header, &[]),
+            }
+        }
+        News::Change { qp, change, state } => {
+            let (flags, imm) = match change {
+                TcpChange::Connected => (1, 0),
+                TcpChange::PeerClosed => (2, 0),
+                TcpChange::Closed => (3, 0),
+                TcpChange::Aborted => (4, 0),
+                TcpChange::Failed(Failure::Refused) => (5, 0),
+                TcpChange::Failed(Failure::Reset) => (5, 1),
+                TcpChange::Failed(Failure::TimedOut) => (5, 2),
+            };
+            let header = SlotHeader {
+                opcode: CHANGE,
+                flags,
+                imm,
+                raddr: u64::from(qp),
+                rkey: state as u32,
+                ..SlotHeader::default()
+            };
+            slots.push(&header, &[])
+        }
+    }
+}
+
+/// Takes the next news out of the ring. `Ok(None)`: there is none.
+///
+/// # Errors
+///
+/// It makes no sense.
+#[inline]
+pub(super) fn hear(slots: &mut SlotConsumer) -> Result<Option<News>, RingError> {
+    let Some(header) = slots.peek() else { return Ok(None) };
+    let news = read(slots, &header).ok_or(RingError::Corrupt)?;
+    slots.pop();
+    Ok(Some(news))
+}
+
+#[inline]
+fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
+    match header.opcode {
+        COMPLETION => {
+            let mut extra = WcExtra::None;
+            if header.rkey != 0 {
+                let mut bytes = [0; ADDRESS];
+                slots.payload().read_into(0, &mut bytes);
+                extra = WcExtra::From(Reader::new(&bytes).address()?.into());
+            }
+            let receive = Tag::from_bits(header.raddr).receive;
+            Some(News::Completion(Completion {
+                wr_id: header.raddr,
+                status: *STATUSES.get(usize::from(header.flags))?,
+                opcode: if receive { WcOpcode::Recv } else { WcOpcode::Send },
+                extra,
+                byte_len: header.length,
+                vendor_err: header.imm,
+                ..Completion::default()
+            }))
+        }
+        CHANGE => {
+            let change = match (header.flags, header.imm) {
+                (1, _) => TcpChange::Connected,
+                (2, _) => TcpChange::PeerClosed,
+                (3, _) => TcpChange::Closed,
+                (4, _) => TcpChange::Aborted,
+                (5, 0) => TcpChange::Failed(Failure::Refused),
+                (5, 1) => TcpChange::Failed(Failure::Reset),
+                (5, 2) => TcpChange::Failed(Failure::TimedOut),
+                _ => return None,
+            };
+            let state = state(u8::try_from(header.rkey).ok()?)?;
+            Some(News::Change { qp: u32::try_from(header.raddr).ok()?, change, state })
+        }
+        _ => None,
+    }
+}

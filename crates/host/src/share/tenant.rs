@@ -1,0 +1,444 @@
+//! A program that is attached, as the process that has the adapter sees it: its objects, by serial numbers of
+//! its own, and its ends of the rings. Nothing that it says is believed.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use quipu_inet::stack::ListenerId;
+use quipu_mem::ring::{Channel, RingError};
+use quipu_mem::{Access, Segment};
+use quipu_nic::{
+    ChannelId, Completion, CqId, Fault, MrId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId,
+    QpInit, QpState, QpType, SendOp, SendWr, Sge, To, WcStatus,
+};
+
+use super::RINGS;
+use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order};
+use super::words::{Call, Writer, answer};
+use crate::engine::{ContextId, Engine};
+use crate::error::EngineError;
+use crate::handle_map::HandleMap;
+use crate::link::socket::{self, MAX_MESSAGE};
+
+/// What one turn takes from a ring before others get theirs.
+const PER_TURN: usize = 64;
+/// Rounds of turns in which the ring of requests is emptied before a call is looked at.
+const ROUNDS: usize = RINGS.request_slots as usize / PER_TURN;
+/// The most objects of a kind that a program may have.
+const MAX_OBJECTS: usize = 16_384;
+/// The most connections that wait at a listener.
+const MAX_BACKLOG: u32 = 4096;
+/// The most requests that its queues may hold together: there is a place for the completion of each.
+const MAX_REQUESTS: u32 = 1 << 16;
+/// The most bytes that its queues may take, and those of one queue pair, which are cleared at once while
+/// others wait.
+const MAX_QUEUE_BYTES: u64 = 64 << 20;
+const MAX_QP_BYTES: u64 = 8 << 20;
+
+/// A queue pair of a program.
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    id: QpId,
+    requests: u32,
+    bytes: u64,
+}
+
+/// Why a program is let go.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ending {
+    #[error("it has ended")]
+    Gone,
+    #[error("it has written nonsense: {0}")]
+    Nonsense(RingError),
+    #[error("it asks for what does not exist")]
+    BadCall,
+    #[error("its socket fails: {0}")]
+    Socket(#[from] io::Error),
+}
+
+impl From<RingError> for Ending {
+    fn from(error: RingError) -> Self {
+        Self::Nonsense(error)
+    }
+}
+
+/// An attached program.
+pub(super) struct Tenant {
+    engine: Arc<Engine>,
+    pub(super) socket: OwnedFd,
+    pub(super) bell: OwnedFd,
+    channel: Channel,
+    arena: Segment,
+    context: ContextId,
+    cq: CqId,
+    /// Readable while there are events about connections.
+    pub(super) events: RawFd,
+    /// The last serial number that was given.
+    serial: u32,
+    pds: HashMap<u64, PdId>,
+    regions: HashMap<u64, MrId>,
+    listeners: HashMap<u64, ListenerId>,
+    qps: HandleMap<u64, Owned>,
+    serials: HandleMap<QpId, u32>,
+    requests: u32,
+    queue_bytes: u64,
+    /// Everything that was asked of the last look at the completion queue has come.
+    drained: bool,
+}
+
+/// Bytes that the queues of a queue pair take: rings have a power of two of slots.
+fn queue_bytes(cap: &QpCap) -> u64 {
+    let slots = |requests: u32| u64::from(requests).next_power_of_two();
+    let sges = |sges: u32| 32 + 16 * u64::from(sges.max(1));
+    slots(cap.max_send_wr) * (sges(cap.max_send_sge) + u64::from(cap.max_inline_data))
+        + slots(cap.max_recv_wr) * sges(cap.max_recv_sge)
+}
+
+impl Tenant {
+    /// A program, with its rings at the beginning of `memory` and its arena behind them. What it waits for
+    /// is told by `waker`.
+    ///
+    /// # Errors
+    ///
+    /// The adapter has no room.
+    pub(super) fn new(
+        engine: &Arc<Engine>,
+        waker: ChannelId,
+        memory: &Segment,
+        rings: usize,
+        ends: [OwnedFd; 2],
+    ) -> Result<Self, EngineError> {
+        let channel = Channel::create(memory, 0, RINGS);
+        let arena = memory.slice(rings, memory.len().saturating_sub(rings));
+        let (Ok(channel), Ok(arena)) = (channel, arena) else {
+            return Err(Fault::Invalid("memory without room for rings").into());
+        };
+        let [socket, bell] = ends;
+        let (context, _) = engine.open_context()?;
+        let made = engine.tcp_events(context).and_then(|events| {
+            let (cq, _) = engine.create_cq(context, 2 * MAX_REQUESTS, Some(waker), 0)?;
+            Ok((events, cq))
+        });
+        let (events, cq) = made.inspect_err(|_| drop(engine.close_context(context)))?;
+        Ok(Self {
+            engine: Arc::clone(engine),
+            socket,
+            bell,
+            channel,
+            arena,
+            context,
+            cq,
+            events,
+            serial: 0,
+            pds: HashMap::new(),
+            regions: HashMap::new(),
+            listeners: HashMap::new(),
+            qps: HandleMap::default(),
+            serials: HandleMap::default(),
+            requests: 0,
+            queue_bytes: 0,
+            drained: true,
+        })
+    }
+
+    /// Does what the rings ask for, and fills them; whether there was anything.
+    ///
+    /// # Errors
+    ///
+    /// The program is to be let go.
+    pub(super) fn turn(&mut self) -> Result<bool, Ending> {
+        let mut any = self.tell()?;
+        // While completions wait for room, nothing new is begun: so there are never more than requests.
+        if !self.is_behind() {
+            any |= self.begin()?;
+        }
+        if any {
+            self.channel.incoming.requests.publish();
+            self.channel.incoming.request_bytes.publish();
+            if self.channel.outgoing.control.must_ring() {
+                super::ring(&self.bell);
+            }
+        }
+        Ok(any)
+    }
+
+    /// Tells what has happened.
+    fn tell(&mut self) -> Result<bool, Ending> {
+        let slots = &mut self.channel.outgoing.requests;
+        let room = (slots.free()? as usize).min(PER_TURN);
+        let mut failed = None;
+        let found = self.engine.poll_cq_each(self.cq, room, |completion| {
+            if let Err(error) = slots::tell(slots, &News::Completion(*completion)) {
+                failed = Some(error);
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        // It cannot overrun, and it is there.
+        let found = found.unwrap_or(0);
+        self.drained = found < room;
+        let mut any = found > 0;
+        while self.channel.outgoing.requests.free()? > 0
+            && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
+        {
+            any = true;
+            let Some(&qp) = self.serials.get(&event.qp) else { continue };
+            let state = self.engine.query_qp(event.qp).map_or(QpState::Err, |info| info.attr.state);
+            let news = News::Change { qp, change: event.change, state };
+            slots::tell(&mut self.channel.outgoing.requests, &news)?;
+        }
+        Ok(any)
+    }
+
+    /// Hands requests to the adapter.
+    fn begin(&mut self) -> Result<bool, Ending> {
+        let incoming = &mut self.channel.incoming;
+        if !incoming.requests.is_filled() {
+            return Ok(false);
+        }
+        let (mut body, mut sges) = (BODY, [Sge::default(); MAX_SGE]);
+        let (mut refused, mut failed) = (Vec::new(), Vec::new());
+        let Ok(mut doorbell) = self.engine.doorbell() else { return Err(Ending::Gone) };
+        for _ in 0..PER_TURN {
+            let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
+            let Some(order) = slots::take(ring, bytes, &mut body, &mut sges)? else { break };
+            let request = match order {
+                Order::Post(request) => request,
+                Order::Fail(qp) => {
+                    failed.extend(self.qps.get(&qp.into()).map(|qp| qp.id));
+                    continue;
+                }
+            };
+            // Of one that is destroyed there is nobody to be told.
+            let Some(qp) = self.qps.get(&request.tag.qp.into()) else { continue };
+            let (id, wr_id) = (qp.id, request.tag.bits());
+            let posted = match (request.tag.receive, request.payload) {
+                (true, Payload::Sges(sges)) => doorbell.post_recv(id, wr_id, sges),
+                (true, Payload::Inline(_)) => return Err(RingError::Corrupt.into()),
+                (false, payload) => {
+                    let to = request.to.map_or(To::Peer, To::Address);
+                    let flags = request.flags;
+                    doorbell.post_send(id, &SendWr { wr_id, to, op: SendOp::Send, flags, payload })
+                }
+            };
+            if posted.is_err() {
+                refused.push((id, wr_id));
+            }
+        }
+        drop(doorbell);
+        for (id, wr_id) in refused {
+            let status = WcStatus::LocQpOpErr;
+            let news = News::Completion(Completion { wr_id, status, ..Completion::default() });
+            slots::tell(&mut self.channel.outgoing.requests, &news)?;
+            failed.push(id);
+        }
+        // A request that could not even be posted fails its queue pair, too.
+        for id in failed {
+            let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+            // One that is in error already stays there.
+            let _ = self.engine.modify_qp(id, &attr, QpAttrMask::STATE);
+        }
+        Ok(true)
+    }
+
+    /// Asks for the bell; `false` if there is something to do first.
+    pub(super) fn arm(&mut self) -> bool {
+        self.channel.incoming.control.arm();
+        // Who is behind has something there already: that would be told at once, again and again.
+        if self.drained {
+            // It is there.
+            let _ = self.engine.req_notify_cq(self.cq, false);
+        }
+        self.is_behind() || !self.channel.incoming.requests.is_filled()
+    }
+
+    /// Whether nothing is begun until the program, which does not say when, takes what waits for it.
+    pub(super) fn is_behind(&mut self) -> bool {
+        !self.drained || self.channel.outgoing.requests.free().unwrap_or(0) as usize <= PER_TURN
+    }
+
+    /// Needs no bell any more.
+    pub(super) fn disarm(&mut self) {
+        self.channel.incoming.control.disarm();
+    }
+
+    /// Reads a call from the socket, and answers it.
+    ///
+    /// # Errors
+    ///
+    /// The program is to be let go.
+    pub(super) fn call(&mut self) -> Result<(), Ending> {
+        let mut buffer = [0; MAX_MESSAGE];
+        let len = match crate::sys::receive(&self.socket, &mut buffer) {
+            Ok(0) => return Err(Ending::Gone),
+            Err(error) if crate::sys::would_block(&error) => return Ok(()),
+            received => received?,
+        };
+        let call = Call::decode(&buffer[..len]).ok_or(Ending::BadCall)?;
+        // What was posted before comes first.
+        for _ in 0..ROUNDS {
+            if !self.turn()? {
+                break;
+            }
+        }
+        let done = self.carry_out(&call);
+        Ok(socket::send(&self.socket, &answer(done).bytes(), &[])?)
+    }
+
+    fn next_serial(&mut self, objects: usize) -> Result<u32, Fault> {
+        if objects >= MAX_OBJECTS || self.serial >= 0x7fff_ffff {
+            return Err(Fault::Exhausted("objects for this program"));
+        }
+        self.serial += 1;
+        Ok(self.serial)
+    }
+
+    fn qp(&self, serial: u64) -> Result<QpId, Fault> {
+        self.qps.get(&serial).map(|qp| qp.id).ok_or(Fault::NoSuchObject)
+    }
+
+    fn carry_out(&mut self, call: &Call) -> Result<Writer, EngineError> {
+        let engine = Arc::clone(&self.engine);
+        let nothing = Writer::default();
+        let pd =
+            |pds: &HashMap<u64, PdId>, serial| pds.get(&serial).copied().ok_or(Fault::NoSuchObject);
+        match *call {
+            Call::AllocPd => {
+                let serial = self.next_serial(self.pds.len())?;
+                self.pds.insert(serial.into(), engine.alloc_pd()?);
+                return Ok(nothing.word(serial));
+            }
+            Call::DeallocPd { pd: serial } => {
+                engine.dealloc_pd(pd(&self.pds, serial)?)?;
+                self.pds.remove(&serial);
+            }
+            Call::Register { pd: serial, offset, len, iova, access } => {
+                let (offset, len) = (usize::try_from(offset), usize::try_from(len));
+                let (Ok(offset), Ok(len)) = (offset, len) else {
+                    return Err(Fault::Invalid("range").into());
+                };
+                let memory = self.arena.slice(offset, len);
+                let memory = memory.map_err(|_| Fault::Invalid("a range outside of the arena"))?;
+                let (pd, serial) = (pd(&self.pds, serial)?, self.next_serial(self.regions.len())?);
+                // Nobody but the program itself reaches its memory: QPIP has no remote access.
+                let access = Access::from_bits_truncate(access) & Access::LOCAL_WRITE;
+                let region = engine.reg_segment(pd, &memory, Some(iova), access)?;
+                self.regions.insert(serial.into(), region.id);
+                return Ok(nothing.word(serial).word(region.key.0));
+            }
+            Call::Deregister { region } => {
+                let id = self.regions.get(&region).ok_or(Fault::NoSuchObject)?;
+                engine.dereg_mr(*id)?;
+                self.regions.remove(&region);
+            }
+            Call::CreateQp { pd: serial, udp, cap } => {
+                return self.create_qp(pd(&self.pds, serial)?, udp, cap);
+            }
+            Call::ModifyQp { qp, state } => {
+                let state = slots::state(state).ok_or(Fault::Invalid("no such state"))?;
+                let attr = QpAttr { state, port_num: 1, ..QpAttr::default() };
+                let mut mask = QpAttrMask::STATE;
+                if state == QpState::Init {
+                    mask |= QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+                }
+                engine.modify_qp(self.qp(qp)?, &attr, mask)?;
+            }
+            Call::DestroyQp { qp } => {
+                let owned = *self.qps.get(&qp).ok_or(Fault::NoSuchObject)?;
+                engine.destroy_qp(owned.id)?;
+                self.qps.remove(&qp);
+                self.serials.remove(&owned.id);
+                self.requests -= owned.requests;
+                self.queue_bytes -= owned.bytes;
+            }
+            Call::Listen { port, backlog, settings } => {
+                let serial = self.next_serial(self.listeners.len())?;
+                let (listener, port) =
+                    engine.tcp_listen(port, &settings, backlog.min(MAX_BACKLOG))?;
+                self.listeners.insert(serial.into(), listener);
+                return Ok(nothing.word(serial).word(port));
+            }
+            Call::Unlisten { listener } => {
+                let id = self.listeners.remove(&listener).ok_or(Fault::NoSuchObject)?;
+                engine.tcp_unlisten(id)?;
+            }
+            Call::Offer { listener, qp } => {
+                let id = self.listeners.get(&listener).ok_or(Fault::NoSuchObject)?;
+                engine.tcp_offer(*id, self.qp(qp)?)?;
+            }
+            Call::Connect { qp, from, to, settings } => {
+                let from = (from != 0).then_some(from);
+                engine.tcp_connect(self.qp(qp)?, to, from, &settings)?;
+            }
+            Call::Close { qp } => engine.tcp_close(self.qp(qp)?)?,
+            Call::Abort { qp } => engine.tcp_abort(self.qp(qp)?)?,
+            Call::Flow { qp } => {
+                let flow = engine.tcp_flow(self.qp(qp)?)?;
+                return Ok(flow.map_or(nothing.word(0u64), |flow| {
+                    Writer::default().word(1u64).address(flow.local).address(flow.remote)
+                }));
+            }
+            Call::Counters { qp } => {
+                let counters = engine.tcp_counters(self.qp(qp)?)?;
+                return Ok(counters.map_or(nothing.word(0u64), |counters| {
+                    Writer::default().word(1u64).counters(&counters)
+                }));
+            }
+            Call::Bind { qp, port } => {
+                return Ok(nothing.word(engine.udp_bind(self.qp(qp)?, port)?));
+            }
+        }
+        Ok(nothing)
+    }
+
+    fn create_qp(&mut self, pd: PdId, udp: bool, cap: QpCap) -> Result<Writer, EngineError> {
+        let limits = [(cap.max_send_sge, MAX_SGE), (cap.max_recv_sge, MAX_SGE)];
+        let inline = (cap.max_inline_data, MAX_INLINE);
+        if limits.into_iter().chain([inline]).any(|(wanted, most)| wanted as usize > most) {
+            return Err(Fault::Invalid("requests larger than a shared adapter takes").into());
+        }
+        let (requests, bytes) =
+            (cap.max_send_wr.saturating_add(cap.max_recv_wr), queue_bytes(&cap));
+        let room = (MAX_QUEUE_BYTES - self.queue_bytes).min(MAX_QP_BYTES);
+        if requests > MAX_REQUESTS - self.requests || bytes > room {
+            return Err(Fault::Exhausted("room for the queues of this program").into());
+        }
+        let serial = self.next_serial(self.qps.len())?;
+        let qp_type = if udp { QpType::Udp } else { QpType::Tcp };
+        let (send_cq, recv_cq) = (self.cq, self.cq);
+        let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
+        let (id, number, cap) = self.engine.create_qp(self.context, &init)?;
+        self.qps.insert(serial.into(), Owned { id, requests, bytes });
+        self.serials.insert(id, serial);
+        self.requests += requests;
+        self.queue_bytes += bytes;
+        let message = Writer::default().word(serial).word(number.0);
+        let message = message.word(cap.max_send_wr).word(cap.max_recv_wr).word(cap.max_send_sge);
+        Ok(message.word(cap.max_recv_sge).word(cap.max_inline_data))
+    }
+}
+
+/// Everything that a program had goes with it: its connections are reset.
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let engine = &self.engine;
+        // What lies in the queues is looked through once for each queue pair that goes.
+        let _ = engine.poll_cq_each(self.cq, usize::MAX, |_| {});
+        while let Ok(Some(_)) = engine.take_tcp_event(self.context) {}
+        self.listeners.values().for_each(|id| drop(engine.tcp_unlisten(*id)));
+        self.qps.values().for_each(|qp| drop(engine.destroy_qp(qp.id)));
+        self.regions.values().for_each(|id| drop(engine.dereg_mr(*id)));
+        let _ = engine.destroy_cq(self.cq);
+        self.pds.values().for_each(|id| drop(engine.dealloc_pd(*id)));
+        let _ = engine.close_context(self.context);
+    }
+}
+
+impl std::fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tenant").field("socket", &self.socket.as_raw_fd()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,358 @@
+//! Programs that lie, and programs that must not notice.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use quipu_mem::{Access, Segment};
+use quipu_nic::{
+    Completion, CqId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpState, QpType,
+    Region, SendFlags, SendOp, SendWr, Sge, To, WcStatus,
+};
+
+use super::calls::Calls;
+use super::words::{Call, HELLO, Writer};
+use super::{Sharer, connect, place};
+use crate::link::socket;
+use crate::{Config, Engine, EngineError, QpipConfig};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+static NAMES: AtomicU32 = AtomicU32::new(0);
+
+fn engine(link: &str) -> Arc<Engine> {
+    let qpip = Some(QpipConfig::new(link.parse().unwrap()));
+    let address = Some([127, 0, 0, 1].into());
+    let config =
+        Config { address, counters: false, qpip, arena_bytes: 1 << 22, ..Config::default() };
+    Engine::open(config).unwrap()
+}
+
+/// A shared adapter.
+struct Shared {
+    name: String,
+    address: SocketAddr,
+    sharer: Option<Sharer>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let number = NAMES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("test-{}-{number}", std::process::id());
+        let engine = engine("udp:127.0.0.1:0");
+        let address = SocketAddr::new(engine.qpip_info().unwrap().addresses[0], 7);
+        let sharer = Some(Sharer::start(&engine, &name).unwrap());
+        Self { name, address, sharer }
+    }
+
+    fn attach(&self) -> Program {
+        Program::new(&engine(&format!("share:{}", self.name)))
+    }
+
+    /// The bare rings and socket of a program that keeps to no rule.
+    fn raw(&self) -> (Calls, Segment, OwnedFd) {
+        let link = format!("share:{}", self.name).parse().unwrap();
+        let welcome = Calls::attach(&link, &self.name, 1 << 20).unwrap();
+        (welcome.calls, welcome.memory, welcome.bell)
+    }
+}
+
+/// A program with a UDP queue pair and some memory.
+struct Program {
+    engine: Arc<Engine>,
+    cq: CqId,
+    pd: PdId,
+    qp: QpId,
+    port: u16,
+    memory: Segment,
+    region: Region,
+}
+
+const CAP: QpCap =
+    QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+
+impl Program {
+    fn new(engine: &Arc<Engine>) -> Self {
+        let (context, _) = engine.open_context().unwrap();
+        let (cq, _) = engine.create_cq(context, 64, None, 0).unwrap();
+        let pd = engine.alloc_pd().unwrap();
+        let memory = engine.allocate(4096).unwrap();
+        let region = engine.reg_segment(pd, &memory, None, Access::LOCAL_WRITE).unwrap();
+        let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Udp);
+        let init = QpInit { pd, send_cq, recv_cq, srq: None, cap: CAP, qp_type, sq_sig_all: false };
+        let (qp, _, _) = engine.create_qp(context, &init).unwrap();
+        let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+        engine.modify_qp(qp, &attr, mask).unwrap();
+        let port = engine.udp_bind(qp, 0).unwrap();
+        Self { engine: Arc::clone(engine), cq, pd, qp, port, memory, region }
+    }
+
+    fn sge(&self, len: u32) -> Sge {
+        Sge { addr: self.memory.addr() as u64, len, lkey: self.region.key }
+    }
+
+    fn send(&self, to: SocketAddr, payload: Payload<'_>) -> Result<(), EngineError> {
+        let flags = SendFlags::SIGNALED;
+        let wr = SendWr { wr_id: 1, to: To::Address(to), op: SendOp::Send, flags, payload };
+        self.engine.post_send(self.qp, &wr)
+    }
+
+    fn next(&self) -> Completion {
+        let (mut out, begun) = ([Completion::default()], Instant::now());
+        while self.engine.poll_cq(self.cq, &mut out).unwrap() == 0 {
+            assert!(begun.elapsed() < PATIENCE, "nothing completes");
+        }
+        out[0]
+    }
+
+    /// Sends a datagram to another program of another adapter, which receives it.
+    fn talks_to(&self, other: &Self, address: SocketAddr) {
+        other.engine.post_recv(other.qp, 7, &[other.sge(4096)]).unwrap();
+        // A call is looked at behind what was posted before it: a datagram that came sooner would be lost.
+        other.engine.tcp_flow(other.qp).unwrap();
+        let to = SocketAddr::new(address.ip(), other.port);
+        self.send(to, Payload::Inline(b"alive")).unwrap();
+        assert_eq!((self.next().wr_id, other.next().byte_len), (1, 5));
+        let mut got = [0; 5];
+        other.memory.read(0, &mut got).unwrap();
+        assert_eq!(&got, b"alive");
+    }
+}
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Often small, now and then anything.
+    fn odd(&mut self) -> u64 {
+        match self.next() % 4 {
+            0 => self.next(),
+            1 => u64::MAX >> (self.next() % 64),
+            _ => self.next() % 8,
+        }
+    }
+}
+
+#[test]
+fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (honest, peer) = (shared.attach(), elsewhere.attach());
+    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    for round in 0..60 {
+        let (calls, memory, bell) = shared.raw();
+        let ask = |call: &Call| calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)));
+        let cap = QpCap { max_inline_data: 1024, ..CAP };
+        // Some of them have objects, that garbage may happen to name.
+        if round % 2 == 0 {
+            let pd = ask(&Call::AllocPd).unwrap();
+            let qp = ask(&Call::CreateQp { pd, udp: true, cap }).unwrap();
+            ask(&Call::ModifyQp { qp, state: QpState::Init as u8 }).unwrap();
+            let _ = ask(&Call::Bind { qp, port: 0 });
+        }
+        for _ in 0..200 {
+            // The first slots and the control blocks above all.
+            let at =
+                numbers.next() as usize % (if round % 3 == 0 { 8192 } else { memory.len() - 8 });
+            memory.write(at, &numbers.odd().to_ne_bytes()).unwrap();
+            // Slots that look whole: the tag of the first lap, an operation, a queue pair.
+            let slot = 4096 + 128 * (numbers.next() as usize % 4);
+            let kind = 1 | (numbers.next() % 4) << 32 | (numbers.next() % 16) << 40;
+            let words = [kind, numbers.odd(), (numbers.next() % 3) << 32, numbers.odd()];
+            for (index, word) in words.into_iter().enumerate().rev() {
+                memory.write(slot + 8 * index, &word.to_ne_bytes()).unwrap();
+            }
+            super::ring(&bell);
+        }
+        honest.talks_to(&peer, elsewhere.address);
+    }
+    for _ in 0..300 {
+        let Ok(socket) = connect(&place(&shared.name).unwrap()) else {
+            // More wait than it cares to know of.
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        let hello = Writer::default().word(HELLO).word(numbers.odd() % (1 << 21));
+        let greeted = numbers.next() & 3 != 0;
+        if greeted {
+            socket::send(&socket, &hello.bytes(), &[]).unwrap();
+        }
+        for _ in 0..8 {
+            let mut message = Writer::default().word(numbers.next() % 17);
+            for _ in 0..numbers.next() % 12 {
+                message = message.word(numbers.odd());
+            }
+            let _ = socket::send(&socket, &message.bytes(), &[]);
+        }
+    }
+    honest.talks_to(&peer, elsewhere.address);
+    peer.talks_to(&honest, shared.address);
+    // There is still room for those who behave.
+    shared.attach().talks_to(&peer, elsewhere.address);
+}
+
+#[test]
+fn silent_callers_keep_nobody_away() {
+    let shared = Shared::new();
+    let place = place(&shared.name).unwrap();
+    let silent: Vec<_> = (0..40).filter_map(|_| connect(&place).ok()).collect();
+    assert!(silent.len() > 16);
+    let begun = Instant::now();
+    drop(shared.attach());
+    assert!(begun.elapsed() < Duration::from_secs(4), "they were waited for");
+}
+
+#[test]
+fn programs_reach_their_own_objects_only() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (one, two, peer) = (shared.attach(), shared.attach(), elsewhere.attach());
+    let to = SocketAddr::new(elsewhere.address.ip(), peer.port);
+    // By a key that is another program's.
+    two.memory.write(0, b"secret").unwrap();
+    two.send(to, Payload::Sges(&[Sge { lkey: one.region.key, ..one.sge(6) }])).unwrap();
+    assert_eq!(two.next().status, WcStatus::LocProtErr);
+    // Beyond its own memory.
+    let beyond = Sge { addr: one.memory.addr() as u64 + 4090, ..one.sge(7) };
+    one.send(to, Payload::Sges(&[beyond])).unwrap();
+    assert_eq!(one.next().status, WcStatus::LocProtErr);
+    // By numbers of objects that it has not made.
+    let (calls, _memory, _bell) = shared.raw();
+    for call in [
+        Call::DestroyQp { qp: one.qp.0 },
+        Call::Deregister { region: one.region.id.0 },
+        Call::DeallocPd { pd: one.pd.0 },
+        Call::Flow { qp: 1 },
+        Call::Unlisten { listener: 1 },
+    ] {
+        let refused = calls.ask(&call, &|| {}, |_| Some(()));
+        assert!(
+            matches!(refused, Err(EngineError::Fault(quipu_nic::Fault::NoSuchObject))),
+            "{call:?}"
+        );
+    }
+    let elsewhere_memory = Segment::heap(64);
+    let refused = one.engine.reg_segment(one.pd, &elsewhere_memory, None, Access::LOCAL_WRITE);
+    assert!(matches!(refused, Err(EngineError::NotInArena)));
+    assert!(matches!(one.engine.allocate(1 << 30), Err(EngineError::ArenaFull { .. })));
+}
+
+#[test]
+fn what_is_refused_later_fails_as_a_completion() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (program, peer) = (shared.attach(), elsewhere.attach());
+    // To port 0, which only the adapter minds.
+    let nowhere = SocketAddr::new(elsewhere.address.ip(), 0);
+    program.send(nowhere, Payload::Inline(b"x")).unwrap();
+    assert_eq!((program.next().status, program.next_flush()), (WcStatus::LocQpOpErr, None));
+    // Its queue pair is in error then.
+    let to = SocketAddr::new(elsewhere.address.ip(), peer.port);
+    program.send(to, Payload::Inline(b"x")).unwrap();
+    assert_eq!(program.next().status, WcStatus::WrFlushErr);
+    // What can be seen at once is refused at once.
+    let fault = program.send(to, Payload::Inline(&[0; 65])).unwrap_err();
+    assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::Invalid(_))), "{fault}");
+    let sge = peer.sge(8);
+    for _ in 0..8 {
+        peer.engine.post_recv(peer.qp, 1, &[sge]).unwrap();
+    }
+    let fault = peer.engine.post_recv(peer.qp, 1, &[sge]).unwrap_err();
+    assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::QueueFull)), "{fault}");
+}
+
+impl Program {
+    fn next_flush(&self) -> Option<Completion> {
+        let mut out = [Completion::default()];
+        (self.engine.poll_cq(self.cq, &mut out).unwrap() > 0).then_some(out[0])
+    }
+}
+
+#[test]
+fn when_the_adapter_is_gone_everything_is_flushed_and_says_so() {
+    let mut shared = Shared::new();
+    let program = shared.attach();
+    for wr_id in [5, 6] {
+        program.engine.post_recv(program.qp, wr_id, &[program.sge(64)]).unwrap();
+    }
+    drop(shared.sharer.take());
+    for wr_id in [5, 6] {
+        let done = program.next();
+        assert_eq!((done.wr_id, done.status), (wr_id, WcStatus::WrFlushErr));
+    }
+    let gone = program.engine.post_recv(program.qp, 7, &[]).unwrap_err();
+    assert!(matches!(gone, EngineError::AdapterLost), "{gone}");
+    assert!(matches!(program.engine.alloc_pd(), Err(EngineError::AdapterLost)));
+    assert!(program.engine.destroy_qp(program.qp).is_ok());
+    assert!(program.engine.dereg_mr(program.region.id).is_ok());
+    assert!(program.engine.dealloc_pd(program.pd).is_ok());
+    assert!(program.engine.destroy_cq(program.cq).is_ok());
+    // Nobody is there for others, and the name is free.
+    let config = Config {
+        address: Some([127, 0, 0, 1].into()),
+        qpip: Some(QpipConfig::new(format!("share:{}", shared.name).parse().unwrap())),
+        ..Config::default()
+    };
+    let error = Engine::open(config).err().unwrap().to_string();
+    assert!(error.contains("quipu nic --share"), "{error}");
+    let again = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).unwrap();
+    let taken = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).err().unwrap();
+    assert!(taken.to_string().contains("another process"), "{taken}");
+    drop(again);
+    assert!(!place(&shared.name).unwrap().exists());
+}
+
+#[test]
+fn completion_queues_overrun_as_others_do() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let peer = elsewhere.attach();
+    let program = shared.attach();
+    let (context, _) = program.engine.open_context().unwrap();
+    let (cq, size) = program.engine.create_cq(context, 2, None, 0).unwrap();
+    let (send_cq, recv_cq, pd) = (cq, cq, program.pd);
+    let init = QpInit {
+        pd,
+        send_cq,
+        recv_cq,
+        srq: None,
+        cap: CAP,
+        qp_type: QpType::Udp,
+        sq_sig_all: true,
+    };
+    let (qp, _, _) = program.engine.create_qp(context, &init).unwrap();
+    let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    program.engine.modify_qp(qp, &attr, mask).unwrap();
+    program.engine.udp_bind(qp, 0).unwrap();
+    assert!(program.engine.destroy_cq(cq).is_err(), "it is in use");
+    let to = To::Address(SocketAddr::new(elsewhere.address.ip(), peer.port));
+    let wr = SendWr {
+        wr_id: 3,
+        to,
+        op: SendOp::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Inline(b"x"),
+    };
+    for _ in 0..=size {
+        program.engine.post_send(qp, &wr).unwrap();
+    }
+    let begun = Instant::now();
+    let mut out = [Completion::default()];
+    // What was not lost is taken first. Other queues are polled, so that all have come.
+    while begun.elapsed() < Duration::from_millis(200) {
+        program.engine.poll_cq(program.cq, &mut out).unwrap();
+    }
+    for _ in 0..size {
+        assert_eq!(program.engine.poll_cq(cq, &mut out).unwrap(), 1);
+    }
+    let overrun = program.engine.poll_cq(cq, &mut out).unwrap_err();
+    assert!(matches!(overrun, EngineError::Fault(quipu_nic::Fault::Overrun)), "{overrun}");
+    program.engine.destroy_qp(qp).unwrap();
+    program.engine.destroy_cq(cq).unwrap();
+}

@@ -1,0 +1,19 @@
+//! Queue pairs over their own TCP against the sockets of the kernel, which is the client of one and the
+//! server of the next: every octet is looked at in both directions. Each test has a network namespace of
+//! its own.
+//!
+//! `sizes`: links, MTUs and lengths; `options`: what may be negotiated, and buffers; `endings`: half closes,
+//! resets, and both ends opening or closing at once; `stalls`: closed windows, and a path that becomes
+//! narrower.
+
+mod adapter;
+mod endings;
+mod options;
+mod pairs;
+mod plug;
+mod sizes;
+mod socket;
+#[path = "../links/space.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod space;
+mod stalls;

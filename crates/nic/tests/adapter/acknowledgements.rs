@@ -1,0 +1,99 @@
+//! When a peer on the same host hears that its small sends are executed: by the answer, if the program gives
+//! one at once, and else when acknowledgements are released.
+
+use crate::pair::{Buffer, Pair, Way, connected, statuses};
+use quipu_nic::*;
+
+/// Two connected sides that have met, each with eight receives.
+fn acquainted() -> (Pair, [QpId; 2], Buffer) {
+    let (mut pair, qps) = connected(Way::Link);
+    let buffers = [pair.buffer(0, 64), pair.buffer(1, 64)];
+    for host in 0..2 {
+        pair.recv(host, qps[host], 0, &[buffers[host].sge(0, 64)]);
+    }
+    for host in 0..2 {
+        pair.send(host, qps[host], 0, SendOp::Send, &[buffers[host].sge(0, 8)]);
+        pair.run();
+    }
+    for host in 0..2 {
+        assert_eq!(pair.polled(host).len(), 2);
+        for wr_id in 10..18 {
+            pair.recv(host, qps[host], wr_id, &[buffers[host].sge(0, 64)]);
+        }
+    }
+    let [buffer, _] = buffers;
+    (pair, qps, buffer)
+}
+
+/// Has `host` take what was sent, without releasing acknowledgements; the identifiers of what completes.
+fn look(pair: &mut Pair, host: usize) -> Vec<u64> {
+    let now = pair.now;
+    pair.hosts[host].adapter.progress(now);
+    let done = pair.hosts[host].poll();
+    assert!(done.iter().all(|wc| wc.status == WcStatus::Success));
+    done.iter().map(|wc| wc.wr_id).collect()
+}
+
+#[test]
+fn the_answer_acknowledges() {
+    let (mut pair, qps, buffer) = acquainted();
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    assert_eq!(look(&mut pair, 0), [], "nobody is told of a single send at once");
+    pair.send(1, qps[1], 2, SendOp::Send, &[]);
+    assert_eq!(look(&mut pair, 0), [10, 1]);
+}
+
+#[test]
+fn without_an_answer_the_release_does() {
+    let (mut pair, qps, buffer) = acquainted();
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    assert!(pair.hosts[1].adapter.owes_acks());
+    pair.hosts[1].adapter.release_acks();
+    assert!(!pair.hosts[1].adapter.owes_acks());
+    assert_eq!(look(&mut pair, 0), [1]);
+}
+
+#[test]
+fn several_are_acknowledged_at_once() {
+    let (mut pair, qps, buffer) = acquainted();
+    for wr_id in [1, 2] {
+        pair.send(0, qps[0], wr_id, SendOp::Send, &[buffer.sge(0, 8)]);
+    }
+    assert_eq!(look(&mut pair, 1), [10, 11]);
+    assert_eq!(look(&mut pair, 0), [1, 2]);
+    // One after the other they are several, too.
+    for (wr_id, told) in [(3, &[][..]), (4, &[3, 4][..])] {
+        pair.send(0, qps[0], wr_id, SendOp::Send, &[buffer.sge(0, 8)]);
+        assert_eq!(look(&mut pair, 1), [9 + wr_id]);
+        assert_eq!(look(&mut pair, 0), told);
+    }
+}
+
+#[test]
+fn a_write_does_not_overtake_a_send_that_is_not_acknowledged() {
+    let (mut pair, qps, buffer) = acquainted();
+    let there = pair.buffer(1, 64);
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    buffer.fill(0, b"behind the send");
+    let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 2, op, &[buffer.sge(0, 15)]);
+    assert_eq!(look(&mut pair, 0), []);
+    assert_eq!(there.bytes(0, 15), [0; 15]);
+    pair.run();
+    assert_eq!(statuses(&pair.hosts[0].poll()).len(), 2);
+    assert_eq!(there.bytes(0, 15), b"behind the send");
+}
+
+#[test]
+fn a_queue_pair_that_ends_leaves_no_executed_send_in_doubt() {
+    let (mut pair, qps, buffer) = acquainted();
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    let now = pair.now;
+    pair.hosts[1].adapter.destroy_qp(now, qps[1]).unwrap();
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+}

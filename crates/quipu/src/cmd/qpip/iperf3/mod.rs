@@ -1,0 +1,251 @@
+//! `quipu qpip iperf3`: a client and a server of iperf3's tests over TCP, whose streams are queue pairs. The
+//! other end is an unmodified iperf3, or one of these.
+
+mod network;
+mod report;
+mod test;
+mod words;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use quipu_host::Interrupts;
+
+use self::network::Network;
+use self::report::Report;
+use self::words::{MAX_BLOCK, MAX_STREAMS, MAX_TIME, Params};
+use super::{LinkOptions, describe, failed};
+use crate::cmd::failure::Failure;
+
+/// Who does what.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+#[command(group = clap::ArgGroup::new("role").required(true))]
+pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
+    /// Be the server, of one test after another.
+    #[arg(long, short, group = "role")]
+    server: bool,
+    /// Be a client of the server at this address.
+    #[arg(long, short, group = "role", value_name = "ADDRESS")]
+    client: Option<IpAddr>,
+    /// The TCP port.
+    #[arg(long, short, default_value_t = 5201, value_name = "PORT")]
+    port: u16,
+    /// A server ends after one test.
+    #[arg(long, short = '1', conflicts_with = "client")]
+    one_off: bool,
+    /// Seconds that the test takes.
+    #[arg(long, short, default_value_t = 10, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TIME)))]
+    time: u32,
+    /// Bytes after which the test is over, instead of a time; K, M and G are powers of 1024.
+    #[arg(long, short = 'n', value_name = "BYTES", value_parser = bytes, conflicts_with = "time")]
+    bytes: Option<u64>,
+    /// Bits per second of each stream; K, M and G are powers of 1000. As many as possible without.
+    #[arg(long, short, value_name = "BITS", value_parser = bits, default_value = "0")]
+    bitrate: u64,
+    /// Streams beside each other.
+    #[arg(long, short = 'P', default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
+    parallel: u32,
+    /// The server sends.
+    #[arg(long, short = 'R', conflicts_with = "bidir")]
+    reverse: bool,
+    /// Both send.
+    #[arg(long)]
+    bidir: bool,
+    /// Bytes of a send.
+    #[arg(long, short, default_value = "128K", value_name = "BYTES", value_parser = bytes)]
+    length: u64,
+    /// Seconds at the beginning that do not count.
+    #[arg(long, short = 'O', default_value_t = 0, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u32).range(..=60))]
+    omit: u32,
+    /// Seconds between two reports; 0 for none.
+    #[arg(long, short, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    interval: f64,
+    /// Sleep until something happens, instead of polling.
+    #[arg(long)]
+    wait: bool,
+    /// Print the result as JSON, with iperf3's names.
+    #[arg(long, short = 'J')]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo quipu qpip iperf3 -L tap:qp0 -a 10.9.0.2/24 --server
+  iperf3 -c 10.9.0.2                                     unmodified; also -R, --bidir, -P 4
+  iperf3 -s                                              and the other way round
+  sudo quipu qpip iperf3 -L tap:qp0 -a 10.9.0.2/24 --client 10.9.0.1
+
+What is sent counts when it is acknowledged. TCP only.";
+
+fn amount(text: &str, thousand: u64) -> Result<u64, String> {
+    let (number, power) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1),
+        Some((at, 'm' | 'M')) => (&text[..at], 2),
+        Some((at, 'g' | 'G')) => (&text[..at], 3),
+        _ => (text, 0),
+    };
+    let number = number.parse::<u64>().ok();
+    number
+        .and_then(|number| number.checked_mul(thousand.pow(power)))
+        .ok_or_else(|| "give a number, with K, M or G behind it if you like".into())
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    amount(text, 1024)
+}
+
+fn bits(text: &str) -> Result<u64, String> {
+    amount(text, 1000)
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|it| *it == 0.0 || (0.1..=60.0).contains(it));
+    seconds.ok_or_else(|| "give 0, or 0.1 to 60".into())
+}
+
+impl Options {
+    fn params(&self) -> Params {
+        Params {
+            tcp: true,
+            omit: self.omit,
+            time: if self.bytes.is_some() { 0 } else { self.time },
+            num: self.bytes.unwrap_or(0),
+            parallel: self.parallel,
+            reverse: self.reverse,
+            bidirectional: self.bidir,
+            len: self.length,
+            bandwidth: self.bitrate,
+            client_version: "3.12".into(),
+            ..Params::default()
+        }
+    }
+}
+
+/// Runs it.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    if !(1..=MAX_BLOCK).contains(&options.length) || options.bytes == Some(0) {
+        let why = "a send has 1 byte to 1M, and a test 1 byte at least";
+        return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
+    }
+    let interrupts =
+        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+    let adapter = options.link.open()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut network = Network::new(&adapter, Arc::clone(&stop))?;
+    network.wait = options.wait;
+    // Kept here: what a queue pair has completed goes with it.
+    let bell = Arc::new(network.bell().map_err(failed)?);
+    let rings = Arc::clone(&bell);
+    std::thread::spawn(move || {
+        interrupts.wait();
+        stop.store(true, Ordering::Release);
+        // What it has posted completes, which wakes whoever waits.
+        let _ = rings.flush();
+    });
+    let mut report = Report::new(options.json);
+    let interval = Duration::from_secs_f64(options.interval);
+    if let Some(server) = options.client {
+        let to = SocketAddr::new(server, options.port);
+        test::ask(&mut network, to, options.params(), &mut report, interval)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    network.listen(options.port)?;
+    if !options.json {
+        println!("{}", describe(&adapter)?);
+        println!("waiting at port {}; Ctrl-C ends it", options.port);
+    }
+    loop {
+        let outcome = test::serve(&mut network, &mut report, interval);
+        if options.one_off {
+            return outcome.map(|()| ExitCode::SUCCESS);
+        }
+        if let Err(failure) = outcome {
+            // An adapter that is gone, or a signal, is the end; clients come and go.
+            network.turn(Some(Instant::now()))?;
+            eprint!("{failure}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use quipu::Config;
+    use quipu::qpip::{Adapter, QpipConfig};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn line(words: &[&str]) -> Result<Options, clap::Error> {
+        Line::try_parse_from([&["iperf3"], words].concat()).map(|line| line.options)
+    }
+
+    #[test]
+    fn the_words_are_those_of_iperf3() {
+        let words = ["-c", "10.9.0.1", "-n", "100M", "-b", "1G", "-P", "4", "-R", "-l", "8K", "-J"];
+        let params = line(&words).unwrap().params();
+        assert_eq!((params.num, params.time), (100 << 20, 0));
+        assert_eq!((params.bandwidth, params.len), (1_000_000_000, 8192));
+        assert!(params.reverse && params.are_possible());
+        for bad in [&[] as &[&str], &["-s", "-c", "::1"], &["-s", "-i", "-1"], &["-c", "x"]] {
+            assert!(line(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    /// On a UDP link, which needs no right.
+    fn adapter() -> Adapter {
+        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+        let address = Some([127, 0, 0, 1].into());
+        let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
+        Adapter::open_with(config).unwrap()
+    }
+
+    #[test]
+    fn a_client_and_a_server_agree_about_what_was_moved() {
+        let (here, there) = (adapter(), adapter());
+        let none = || Arc::new(AtomicBool::new(false));
+        let mut server = Network::new(&there, none()).unwrap();
+        server.listen(5201).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], 5201);
+        let tests = [
+            &["-n", "3M"] as &[&str],
+            &["-n", "1M", "-R", "-l", "1000"],
+            &["-n", "2M", "-P", "3", "-b", "800M"],
+            &["-n", "1M", "--bidir"],
+        ];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in tests {
+                    let mut report = Report::new(true);
+                    test::serve(&mut server, &mut report, Duration::ZERO).unwrap();
+                }
+            });
+            for words in tests {
+                let options = line(&[&["-c", "::1"], words].concat()).unwrap();
+                let mut report = Report::new(true);
+                let mut client = Network::new(&here, none()).unwrap();
+                test::ask(&mut client, to, options.params(), &mut report, Duration::ZERO).unwrap();
+                let (sent, received) = report.totals;
+                let wanted = options.bytes.unwrap();
+                assert!(sent >= wanted && received >= wanted, "{words:?}: {sent}, {received}");
+                if !options.bidir {
+                    assert_eq!((sent, received), (wanted, wanted), "{words:?}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,219 @@
+//! What a test has measured, as a table and as JSON.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::words::{Params, Results, StreamResults};
+
+/// What a stream has moved in a while.
+pub(super) struct Interval {
+    pub(super) id: u64,
+    /// On this side.
+    pub(super) sends: bool,
+    /// Since what counts began.
+    pub(super) from: Duration,
+    pub(super) to: Duration,
+    pub(super) bytes: u64,
+    pub(super) retransmits: u64,
+}
+
+/// What this side has measured.
+pub(super) struct Outcome {
+    pub(super) took: Duration,
+    /// Whether this side has sent, of each stream.
+    pub(super) sends: Vec<bool>,
+    pub(super) results: Results,
+}
+
+/// Says what happens, at once in words or at the end as JSON.
+pub(super) struct Report {
+    json: bool,
+    start: Value,
+    intervals: Vec<Value>,
+    /// Octets that were sent and received by the last test.
+    #[cfg(test)]
+    pub(super) totals: (u64, u64),
+}
+
+/// Octets, in a width of their own.
+fn transfer(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..=0xf_ffff => (1 << 10, "KB"),
+        0x10_0000..=0x3fff_ffff => (1 << 20, "MB"),
+        _ => (1 << 30, "GB"),
+    };
+    format!("{:>7.2} {name}", bytes as f64 / f64::from(unit))
+}
+
+fn bits_per_second(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 * 8.0 / seconds.max(1e-9)
+}
+
+fn line(id: &str, times: (f64, f64), bytes: u64, again: Option<u64>, who: &str) -> String {
+    let rate = bits_per_second(bytes, times.1 - times.0) / 1e6;
+    let again = again.map_or_else(String::new, |again| again.to_string());
+    let line = format!(
+        "[{id:>3}] {:>6.2}-{:<6.2} s  {}  {rate:>9.1} Mbit/s {again:>6}  {who}",
+        times.0,
+        times.1,
+        transfer(bytes),
+    );
+    line.trim_end().to_owned()
+}
+
+const HEAD: &str = "[ ID]   interval         transfer          rate  again";
+
+impl Report {
+    pub(super) fn new(json: bool) -> Self {
+        Self {
+            json,
+            start: Value::Null,
+            intervals: Vec::new(),
+            #[cfg(test)]
+            totals: (0, 0),
+        }
+    }
+
+    pub(super) fn begin(&mut self, params: &Params, server: bool) {
+        self.intervals.clear();
+        self.start =
+            json!({ "role": if server { "server" } else { "client" }, "test_start": params });
+        if !self.json {
+            println!("{HEAD}");
+        }
+    }
+
+    /// What was said until now does not count.
+    pub(super) fn omitted(&mut self) {
+        self.intervals.clear();
+        if !self.json {
+            println!("- - - - - - - - - -  what is above does not count");
+        }
+    }
+
+    pub(super) fn interval(&mut self, streams: Vec<Interval>) {
+        let value = |bytes: u64, again: u64, it: &Interval| {
+            let seconds = (it.to - it.from).as_secs_f64();
+            json!({
+                "start": it.from.as_secs_f64(), "end": it.to.as_secs_f64(), "seconds": seconds,
+                "bytes": bytes, "bits_per_second": bits_per_second(bytes, seconds),
+                "retransmits": again, "sender": it.sends,
+            })
+        };
+        let Some(first) = streams.first() else { return };
+        let (bytes, again) =
+            streams.iter().fold((0, 0), |(a, b), it| (a + it.bytes, b + it.retransmits));
+        if self.json {
+            let each = streams.iter().map(|it| {
+                let mut value = value(it.bytes, it.retransmits, it);
+                value["socket"] = it.id.into();
+                value
+            });
+            let each: Vec<_> = each.collect();
+            self.intervals.push(json!({ "streams": each, "sum": value(bytes, again, first) }));
+            return;
+        }
+        for it in &streams {
+            let times = (it.from.as_secs_f64(), it.to.as_secs_f64());
+            let again = it.sends.then_some(it.retransmits);
+            println!("{}", line(&it.id.to_string(), times, it.bytes, again, ""));
+        }
+        if streams.len() > 1 {
+            let times = (first.from.as_secs_f64(), first.to.as_secs_f64());
+            println!("{}", line("SUM", times, bytes, None, ""));
+        }
+    }
+
+    pub(super) fn end(&mut self, outcome: &Outcome, theirs: &Results) {
+        #[cfg(test)]
+        for (sent, received) in pairs(outcome, theirs) {
+            self.totals = (self.totals.0 + sent.bytes, self.totals.1 + received.bytes);
+        }
+        let text = if self.json {
+            format!("{:#}", self.as_json(outcome, theirs))
+        } else {
+            table(outcome, theirs)
+        };
+        println!("{text}");
+    }
+
+    fn as_json(&self, outcome: &Outcome, theirs: &Results) -> Value {
+        let side = |it: &StreamResults, sender: bool| {
+            let seconds = it.end_time - it.start_time;
+            json!({
+                "socket": it.id, "seconds": seconds, "bytes": it.bytes,
+                "bits_per_second": bits_per_second(it.bytes, seconds),
+                "retransmits": it.retransmits.0, "sender": sender,
+            })
+        };
+        let streams = pairs(outcome, theirs).into_iter().map(|(sent, received)| {
+            json!({ "sender": side(&sent, true), "receiver": side(&received, false) })
+        });
+        let streams: Vec<_> = streams.collect();
+        let sum = |which: fn(&(StreamResults, StreamResults)) -> &StreamResults| {
+            let (mut bytes, mut seconds, mut again) = (0, 0.0_f64, None);
+            for pair in &pairs(outcome, theirs) {
+                let it = which(pair);
+                bytes += it.bytes;
+                seconds = seconds.max(it.end_time - it.start_time);
+                again = it.retransmits.0.map(|more| again.unwrap_or(0) + more).or(again);
+            }
+            json!({
+                "seconds": seconds, "bytes": bytes,
+                "bits_per_second": bits_per_second(bytes, seconds), "retransmits": again,
+            })
+        };
+        json!({
+            "start": self.start,
+            "intervals": self.intervals,
+            "end": {
+                "streams": streams,
+                "sum_sent": sum(|pair| &pair.0),
+                "sum_received": sum(|pair| &pair.1),
+                "cpu_utilization_percent": {
+                    "host_total": outcome.results.cpu_util_total,
+                    "remote_total": theirs.cpu_util_total,
+                },
+            },
+        })
+    }
+}
+
+/// Of each stream, what its sender has measured and what its receiver. A peer that says nothing of a stream
+/// has moved nothing.
+fn pairs(outcome: &Outcome, theirs: &Results) -> Vec<(StreamResults, StreamResults)> {
+    let both = outcome.results.streams.iter().zip(&outcome.sends).map(|(ours, sends)| {
+        let theirs = theirs.streams.iter().find(|it| it.id == ours.id).cloned();
+        let theirs = theirs.unwrap_or_else(|| StreamResults { id: ours.id, ..ours.clone() });
+        if *sends { (ours.clone(), theirs) } else { (theirs, ours.clone()) }
+    });
+    both.collect()
+}
+
+fn table(outcome: &Outcome, theirs: &Results) -> String {
+    let mut out = vec!["- - - - - - - - - -".to_owned()];
+    let pairs = pairs(outcome, theirs);
+    let (mut sums, mut longest) = ([0, 0], [0.0_f64; 2]);
+    for (sent, received) in &pairs {
+        for (index, (it, who)) in [(sent, "sent"), (received, "received")].into_iter().enumerate() {
+            let times = (0.0, it.end_time - it.start_time);
+            let again = it.retransmits.0.filter(|_| index == 0);
+            out.push(line(&it.id.to_string(), times, it.bytes, again, who));
+            sums[index] += it.bytes;
+            longest[index] = longest[index].max(times.1);
+        }
+    }
+    if pairs.len() > 1 {
+        for (index, who) in ["sent", "received"].into_iter().enumerate() {
+            out.push(line("SUM", (0.0, longest[index]), sums[index], None, who));
+        }
+    }
+    out.push(format!(
+        "{:.2} s; processor: here {:.0} %, there {:.0} %",
+        outcome.took.as_secs_f64(),
+        outcome.results.cpu_util_total,
+        theirs.cpu_util_total
+    ));
+    out.join("\n")
+}

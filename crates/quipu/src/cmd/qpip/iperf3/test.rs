@@ -1,0 +1,401 @@
+//! One test: its streams, what they have moved in each interval, and the words at its beginning and end.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use quipu::QpNum;
+
+use super::network::Network;
+use super::report::{Interval, Outcome, Report};
+use super::words::{
+    COOKIE, Known, Params, Results, State, StreamResults, not_implemented, stream_id,
+};
+use crate::cmd::failure::Failure;
+use crate::cmd::qpip::cpu::Cpu;
+
+/// How long a server waits for octets that were sent before the client's last word.
+const REST: Duration = Duration::from_secs(1);
+/// Without any octet for so long a test is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long after its time a client may end a test; others wait for it.
+const OVERTIME: Duration = Duration::from_secs(30);
+
+/// A stream, and where its counts were.
+struct Stream {
+    number: QpNum,
+    id: u64,
+    sends: bool,
+    /// When what counts began.
+    base: (u64, u64),
+    /// When the interval began.
+    last: (u64, u64),
+}
+
+/// A test that is under way.
+pub(super) struct Test<'a> {
+    network: &'a mut Network,
+    control: QpNum,
+    params: Params,
+    is_server: bool,
+    streams: Vec<Stream>,
+    report: &'a mut Report,
+    interval: Duration,
+}
+
+fn broken(why: impl std::fmt::Display) -> Failure {
+    Failure::new("the test", why, "is the peer still there?")
+}
+
+fn not_json(error: serde_json::Error) -> Failure {
+    Failure::new("the test", error, "is that iperf3?")
+}
+
+/// Waits for a client, and makes its test.
+pub(super) fn serve(
+    network: &mut Network,
+    report: &mut Report,
+    interval: Duration,
+) -> Result<(), Failure> {
+    network.cookie = None;
+    let control = loop {
+        match network.comers().first() {
+            Some(&comer) => break comer,
+            None => network.turn(None)?,
+        }
+    };
+    let cookie = network.claim(control);
+    network.cookie = Some(cookie.clone());
+    let params = Params::default();
+    let streams = Vec::new();
+    let mut test = Test { network, control, params, is_server: true, streams, report, interval };
+    let outcome = test.serve(&cookie);
+    test.end(outcome)
+}
+
+/// Makes a test with a server.
+pub(super) fn ask(
+    network: &mut Network,
+    to: SocketAddr,
+    params: Params,
+    report: &mut Report,
+    interval: Duration,
+) -> Result<(), Failure> {
+    let control = network.connect(to)?;
+    let streams = Vec::new();
+    let mut test = Test { network, control, params, is_server: false, streams, report, interval };
+    let outcome = test.ask(to);
+    test.end(outcome)
+}
+
+impl Test<'_> {
+    fn serve(&mut self, cookie: &[u8]) -> Result<(), Failure> {
+        let control = self.control;
+        self.say(State::ParamExchange)?;
+        let text = self.network.hear_text(control)?;
+        let params = serde_json::from_slice::<Params>(&text);
+        let Some(params) = params.as_ref().ok().filter(|params| params.are_possible()) else {
+            self.network.say(control, &not_implemented())?;
+            // It is the peer's, for a terminal: no control characters, and not much.
+            let begin: String = String::from_utf8_lossy(&text).chars().take(200).collect();
+            let why = format!("it cannot be: {begin:?}");
+            return Err(Failure::new("the test", why, "TCP only, with at most 128 streams"));
+        };
+        self.params = params.clone();
+        self.say(State::CreateStreams)?;
+        let wanted = self.params.client_sends();
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.network.comers().len() < wanted.len() {
+            if self.network.get(control).is_gone() || Instant::now() > until {
+                return Err(broken("the client does not connect its streams"));
+            }
+            self.network.turn(Some(until))?;
+        }
+        for (index, comer) in self.network.comers().into_iter().take(wanted.len()).enumerate() {
+            if self.network.claim(comer) != cookie {
+                return Err(broken("a stream of another test came"));
+            }
+            self.add_stream(comer, index, !wanted[index])?;
+        }
+        self.report.begin(&self.params, true);
+        self.say(State::TestStart)?;
+        self.say(State::TestRunning)?;
+        let outcome = self.run()?;
+        // A client that receives reads to the end of its streams before it hears anything else.
+        for stream in &self.streams {
+            self.network.get(stream.number).close();
+        }
+        self.say(State::ExchangeResults)?;
+        let text = self.network.hear_text(control)?;
+        let theirs: Results = serde_json::from_slice(&text).map_err(not_json)?;
+        self.network.say_text(control, &outcome.results)?;
+        self.say(State::DisplayResults)?;
+        // Who leaves without a word has all it wanted.
+        let _ = self.network.hear_state(control);
+        self.report.end(&outcome, &theirs);
+        Ok(())
+    }
+
+    fn ask(&mut self, to: SocketAddr) -> Result<(), Failure> {
+        let control = self.control;
+        let cookie = cookie();
+        self.network.say(control, &cookie)?;
+        self.expect(State::ParamExchange)?;
+        self.network.say_text(control, &self.params)?;
+        self.expect(State::CreateStreams)?;
+        for (index, sends) in self.params.client_sends().into_iter().enumerate() {
+            let number = self.network.connect(to)?;
+            self.network.say(number, &cookie)?;
+            self.add_stream(number, index, sends)?;
+        }
+        self.report.begin(&self.params, false);
+        self.expect(State::TestStart)?;
+        self.expect(State::TestRunning)?;
+        let outcome = self.run()?;
+        self.say(State::TestEnd)?;
+        self.expect(State::ExchangeResults)?;
+        self.network.say_text(control, &outcome.results)?;
+        let text = self.network.hear_text(control)?;
+        let theirs: Results = serde_json::from_slice(&text).map_err(not_json)?;
+        self.expect(State::DisplayResults)?;
+        self.say(State::IperfDone)?;
+        self.report.end(&outcome, &theirs);
+        Ok(())
+    }
+
+    fn say(&mut self, state: State) -> Result<(), Failure> {
+        self.network.say(self.control, &[state.octet()])
+    }
+
+    fn expect(&mut self, wanted: State) -> Result<(), Failure> {
+        let state = self.network.hear_state(self.control)?;
+        match state {
+            _ if state == wanted => Ok(()),
+            State::AccessDenied => {
+                let remedy = "try again later";
+                Err(Failure::new("the server refuses", "it has another test", remedy))
+            }
+            State::ServerTerminate => Err(broken("the server has ended it")),
+            State::ServerError => {
+                let words = self.network.hear(self.control, 8)?;
+                let why = format!("it reports error {}", words[3]);
+                Err(Failure::new("the server refuses", why, "its own output says more"))
+            }
+            _ => Err(broken(format!("the server says {state:?} instead of {wanted:?}"))),
+        }
+    }
+
+    /// Takes leave of everybody.
+    fn end(mut self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        if outcome.is_err() {
+            let last = if self.is_server { State::ServerTerminate } else { State::ClientTerminate };
+            // Whoever is gone does not hear it.
+            let _ = self.say(last);
+        }
+        // The next client need not wait for the leave.
+        self.network.cookie = None;
+        let numbers: Vec<_> = self.streams.iter().map(|stream| stream.number).collect();
+        self.network.let_go(&[&numbers[..], &[self.control]].concat());
+        outcome
+    }
+
+    fn add_stream(&mut self, number: QpNum, index: usize, sends: bool) -> Result<(), Failure> {
+        let none = (0, 0);
+        let id = stream_id(index);
+        self.streams.push(Stream { number, id, sends, base: none, last: none });
+        self.network.count_only(number)?;
+        if sends { self.network.give_block(number, self.params.len) } else { Ok(()) }
+    }
+
+    /// What a stream has moved: octets, and segments that were sent again.
+    fn moved(&mut self, index: usize) -> (u64, u64) {
+        let Stream { number, sends, .. } = self.streams[index];
+        let connection = self.network.get(number);
+        let again = if sends { connection.retransmits() } else { 0 };
+        (connection.moved(sends), again)
+    }
+
+    /// Octets of all streams in a direction that count.
+    fn total(&mut self, sends: bool) -> u64 {
+        let mut total = 0;
+        for stream in self.streams.iter().filter(|stream| stream.sends == sends) {
+            total += self.network.get(stream.number).moved(sends) - stream.base.0;
+        }
+        total
+    }
+
+    /// Moves octets until the test is over.
+    fn run(&mut self) -> Result<Outcome, Failure> {
+        let mut begun = Instant::now();
+        let mut cpu = Cpu::now();
+        let omit = Duration::from_secs(self.params.omit.into());
+        let (mut counts, mut reported) = (omit.is_zero(), begun);
+        let (mut progress, mut last) = (0, begun);
+        loop {
+            let now = Instant::now();
+            if !counts && now >= begun + omit {
+                (counts, begun, cpu, reported) = (true, now, Cpu::now(), now);
+                self.report.omitted();
+                for index in 0..self.streams.len() {
+                    let moved = self.moved(index);
+                    (self.streams[index].base, self.streams[index].last) = (moved, moved);
+                }
+            }
+            if !self.interval.is_zero() && now >= reported + self.interval {
+                self.interval(begun, reported, now);
+                reported = now;
+            }
+            let paced = self.send(now - begun)?;
+            if self.is_over(now, begun, counts)? {
+                break;
+            }
+            let moved = self.total(true) + self.total(false);
+            if moved != progress {
+                (progress, last) = (moved, now);
+            } else if now > last + PATIENCE {
+                return Err(broken("nothing has moved for two minutes"));
+            }
+            let report = (!self.interval.is_zero()).then(|| reported + self.interval);
+            let phase = match (counts, self.params.time) {
+                (false, _) => Some(begun + omit),
+                (true, 0) => None,
+                (true, time) => Some(begun + Duration::from_secs(time.into())),
+            };
+            let phase = phase.filter(|&at| at > now);
+            let until = [report, phase, paced, Some(now + Duration::from_secs(1))];
+            self.network.turn(until.into_iter().flatten().min())?;
+        }
+        let now = Instant::now();
+        if self.is_server && !self.params.bidirectional {
+            self.wait_for_rest(now)?;
+        }
+        let now = if self.params.target().is_some() { Instant::now() } else { now };
+        if !self.interval.is_zero() && now > reported + self.interval / 10 {
+            self.interval(begun, reported, now);
+        }
+        Ok(self.outcome(now - begun, Cpu::now().since(cpu)))
+    }
+
+    /// Whether the test is over; on this side, or by the word of the client.
+    fn is_over(&mut self, now: Instant, begun: Instant, counts: bool) -> Result<bool, Failure> {
+        let control = self.control;
+        if self.network.get(control).has_words() {
+            return match self.network.hear_state(control)? {
+                State::TestEnd if self.is_server => Ok(true),
+                State::ClientTerminate | State::ServerTerminate => {
+                    Err(broken("the peer has ended it"))
+                }
+                state => Err(broken(format!("the peer says {state:?} in the middle"))),
+            };
+        }
+        if self.network.get(control).is_gone() {
+            return Err(broken("the control connection has ended"));
+        }
+        if self.streams.iter().any(|it| self.network.get(it.number).has_failed()) {
+            return Err(broken("a stream has broken"));
+        }
+        let time = Duration::from_secs(self.params.time.into());
+        if self.is_server && !time.is_zero() && counts && now > begun + time + OVERTIME {
+            return Err(broken("the client does not end it when its time is over"));
+        }
+        if self.is_server || !counts {
+            return Ok(false);
+        }
+        Ok(match self.params.target() {
+            Some(target) => self.total(true).max(self.total(false)) >= target,
+            None => now >= begun + time,
+        })
+    }
+
+    /// Posts as many blocks as may be; when the next one may, if that is a question of time.
+    fn send(&mut self, passed: Duration) -> Result<Option<Instant>, Failure> {
+        let mut left = u64::MAX;
+        if let Some(target) = self.params.target() {
+            left = target;
+            for stream in self.streams.iter().filter(|stream| stream.sends) {
+                let posted = self.network.get(stream.number).posted - stream.base.0;
+                left = left.saturating_sub(posted);
+            }
+        }
+        let allowed = match self.params.bandwidth {
+            0 => u64::MAX,
+            rate => (rate as f64 / 8.0 * passed.as_secs_f64()) as u64,
+        };
+        let mut next = None;
+        for Stream { number, base, .. } in self.streams.iter().filter(|stream| stream.sends) {
+            let connection = self.network.get(*number);
+            while left > 0 && connection.has_room() {
+                let posted = connection.posted.saturating_sub(base.0);
+                if posted > allowed {
+                    let wait = (posted - allowed) as f64 * 8.0 / self.params.bandwidth as f64;
+                    let at = Instant::now() + Duration::from_secs_f64(wait);
+                    next = Some(next.map_or(at, |next: Instant| next.min(at)));
+                    break;
+                }
+                let len = left.min(self.params.len);
+                // How the connection has ended, if it has, is seen later.
+                if connection.send_block(len).is_err() {
+                    break;
+                }
+                left -= len;
+            }
+        }
+        Ok(next)
+    }
+
+    /// The client's word may have overtaken octets, or acknowledgements.
+    fn wait_for_rest(&mut self, now: Instant) -> Result<(), Failure> {
+        let Some(target) = self.params.target() else { return Ok(()) };
+        while self.total(self.params.reverse) < target && now.elapsed() < REST {
+            self.network.turn(Some(now + REST))?;
+        }
+        Ok(())
+    }
+
+    fn interval(&mut self, begun: Instant, from: Instant, to: Instant) {
+        let mut intervals = Vec::new();
+        for index in 0..self.streams.len() {
+            let moved = self.moved(index);
+            let Stream { id, sends, last, .. } = self.streams[index];
+            let (bytes, retransmits) = (moved.0 - last.0, moved.1 - last.1);
+            self.streams[index].last = moved;
+            let (from, to) = (from - begun, to - begun);
+            intervals.push(Interval { id, sends, from, to, bytes, retransmits });
+        }
+        self.report.interval(intervals);
+    }
+
+    fn outcome(&mut self, took: Duration, cpu: Cpu) -> Outcome {
+        let seconds = took.as_secs_f64().max(1e-9);
+        let mut streams = Vec::new();
+        for index in 0..self.streams.len() {
+            let moved = self.moved(index);
+            let Stream { id, sends, base, .. } = self.streams[index];
+            streams.push(StreamResults {
+                id,
+                bytes: moved.0 - base.0,
+                retransmits: Known(sends.then(|| moved.1 - base.1)),
+                end_time: seconds,
+                ..StreamResults::default()
+            });
+        }
+        let sends = self.streams.iter().any(|stream| stream.sends);
+        let util = |time: Duration| time.as_secs_f64() / seconds * 100.0;
+        let results = Results {
+            cpu_util_total: util(cpu.program + cpu.adapter),
+            cpu_util_user: util((cpu.program + cpu.adapter).saturating_sub(cpu.system)),
+            cpu_util_system: util(cpu.system),
+            sender_has_retransmits: Known(sends.then_some(1)),
+            streams,
+        };
+        let sends = self.streams.iter().map(|stream| stream.sends).collect();
+        Outcome { took, sends, results }
+    }
+}
+
+/// A name for a test, which tells it from others at the same server.
+fn cookie() -> Vec<u8> {
+    use std::hash::{BuildHasher, RandomState};
+    let state = RandomState::new();
+    let letter = |at: usize| b"abcdefghijklmnopqrstuvwxyz234567"[state.hash_one(at) as usize % 32];
+    (0..COOKIE - 1).map(letter).chain([0]).collect()
+}

@@ -1,0 +1,307 @@
+//! `quipu qpip nc`: standard input to a peer and what the peer sends to standard output, in the manner of
+//! netcat. The queue pair is the client of any server, or the server of one client.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
+use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
+use quipu_host::Interrupts;
+
+use super::places::Places;
+use super::{LinkOptions, failed, unreachable};
+use crate::cmd::failure::Failure;
+
+/// With whom.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
+    /// The server's address.
+    #[arg(value_name = "SERVER", required_unless_present = "listen", requires = "port")]
+    server: Option<IpAddr>,
+    /// Its TCP port.
+    #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Wait for one client at this TCP port instead (0: one that is free).
+    #[arg(long, short, value_name = "PORT", conflicts_with = "server")]
+    listen: Option<u16>,
+    /// Send nothing, and end when the peer has: for peers that end at once when they are told the end.
+    #[arg(long, short = 'd')]
+    no_input: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 -l 5003 > copy     waits for one client
+  nc -N 10.9.0.2 5003 < file                                      which may be any
+  nc -l 10.9.0.1 5003 > copy                                      any server
+  sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 10.9.0.1 5003 < file
+
+The end of the input ends the stream in that direction only: what the peer sends after it still
+comes. It is over when both have ended.";
+
+/// Requests that are posted at once in each direction, and their length. The receives come first.
+const RECEIVES: u64 = 32;
+const SENDS: u64 = 16;
+const LEN: usize = 64 << 10;
+/// The exit code of programs that SIGINT ends.
+const INTERRUPTED: u8 = 130;
+
+/// Runs it.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let adapter = options.link.open()?;
+    let end = Arc::new(End::new(&adapter)?);
+    let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+    match (options.server, options.port, options.listen) {
+        (Some(server), Some(port), _) => {
+            let to = SocketAddr::new(server, port);
+            end.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        }
+        (_, _, listen) => {
+            let port = listen.unwrap_or(0);
+            let listener = adapter.listen(port, &settings, 1).map_err(|error| {
+                let what = format!("cannot listen at port {port}");
+                Failure::new(what, error, "choose another with --listen")
+            })?;
+            listener.offer(&end.qp).map_err(failed)?;
+            for address in adapter.info().map_err(failed)?.addresses {
+                eprintln!("waiting at {}", SocketAddr::new(address, listener.port()));
+            }
+            end.qp.wait_connected().map_err(failed)?;
+        }
+    }
+    let interrupts =
+        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+    let qp = Arc::clone(&end);
+    std::thread::spawn(move || {
+        interrupts.wait();
+        // Its end is an event.
+        let _ = qp.qp.abort();
+    });
+    let input: Option<Input> = (!options.no_input).then(|| Box::new(io::stdin()) as Input);
+    let outcome = end.exchange(&adapter, input, &mut io::stdout().lock());
+    if outcome.is_err() {
+        // The peer is told, whatever threads are left.
+        let _ = end.qp.abort();
+    }
+    outcome.map(|()| ExitCode::SUCCESS)
+}
+
+type Input = Box<dyn Read + Send>;
+
+/// A queue pair with what it needs.
+struct End {
+    qp: TcpQueuePair,
+    cq: CompletionQueue,
+    places: Places,
+}
+
+impl End {
+    /// An idle one, whose receives are posted.
+    fn new(adapter: &Adapter) -> Result<Self, Failure> {
+        let pd = adapter.protection_domain().map_err(failed)?;
+        let cq = adapter.completion_queue((RECEIVES + SENDS) as u32).map_err(failed)?;
+        let queues = pd.queue_pair(&cq, &cq);
+        let queues = queues.send_queue(SENDS as u32, 1).recv_queue(RECEIVES as u32, 1);
+        let qp = queues.build_tcp().map_err(failed)?;
+        let places = Places::new(&pd, (RECEIVES + SENDS) as usize, LEN).map_err(failed)?;
+        let end = Self { qp, cq, places };
+        for place in 0..RECEIVES {
+            end.receive(place).map_err(failed)?;
+        }
+        Ok(end)
+    }
+
+    fn receive(&self, place: u64) -> Result<(), Error> {
+        self.qp.post_recv(place, &self.places.room(place)?)
+    }
+
+    /// Until both directions have ended; without an input its own ends with the peer's. What reads the input
+    /// is a thread of its own, which nobody waits for when the connection breaks: a terminal may keep it for
+    /// ever.
+    fn exchange(
+        self: &Arc<Self>,
+        adapter: &Adapter,
+        input: Option<Input>,
+        output: &mut dyn Write,
+    ) -> Result<(), Failure> {
+        let (free, places) = channel();
+        for place in RECEIVES..RECEIVES + SENDS {
+            // The other end is here.
+            let _ = free.send(place);
+        }
+        let (end, sends) = (Arc::clone(self), input.is_some());
+        if let Some(input) = input {
+            std::thread::spawn(move || {
+                if let Err(error) = end.send(input, &places) {
+                    eprintln!("quipu: the input: {error}");
+                }
+                // Without a connection there is nothing to close.
+                let _ = end.qp.close();
+            });
+        }
+        let (mut over, mut out) = (None, [Completion::default(); 64]);
+        loop {
+            let found = self.cq.poll(&mut out).map_err(failed)?;
+            for completion in &out[..found] {
+                self.completed(completion, &free, output)?;
+            }
+            if found > 0 {
+                continue;
+            }
+            output.flush()?;
+            // What came before the end completes before the event that tells of it.
+            if let Some(change) = over {
+                return ended(change);
+            }
+            match adapter.poll_event().map_err(failed)? {
+                Some(event) => match event.change {
+                    TcpChange::PeerClosed if !sends => {
+                        let _ = self.qp.close();
+                    }
+                    TcpChange::Connected | TcpChange::PeerClosed => {}
+                    change => over = Some(change),
+                },
+                None => adapter.wait(&self.cq).map_err(failed)?,
+            }
+        }
+    }
+
+    /// Sends all of the input; returns at once when the connection has ended.
+    fn send(&self, mut input: Input, free: &Receiver<u64>) -> io::Result<()> {
+        let mut buffer = vec![0; LEN];
+        while let Ok(place) = free.recv() {
+            let len = loop {
+                match input.read(&mut buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    read => break read?,
+                }
+            };
+            if len == 0 {
+                break;
+            }
+            let memory = self.places.fill(place, &buffer[..len]);
+            let posted = memory.and_then(|it| self.qp.post_send(&Request::send(&it).id(place)));
+            // How the connection has ended an event tells.
+            if posted.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(
+        &self,
+        completion: &Completion,
+        free: &Sender<u64>,
+        output: &mut dyn Write,
+    ) -> Result<(), Failure> {
+        let place = completion.wr_id;
+        // What is flushed an event explains.
+        if completion.status != WcStatus::Success {
+            return Ok(());
+        }
+        if place >= RECEIVES {
+            // Nobody wants it when the input has ended.
+            let _ = free.send(place);
+            return Ok(());
+        }
+        let bytes = self.places.read(place, completion.byte_len as usize).map_err(failed)?;
+        output.write_all(&bytes)?;
+        // Behind the end of the stream it is of no use, and after a reset refused.
+        let _ = self.receive(place);
+        Ok(())
+    }
+}
+
+/// Whether an end is a good one.
+fn ended(change: TcpChange) -> Result<(), Failure> {
+    match change {
+        TcpChange::Failed(failure) => {
+            Err(Failure::new("the connection", Error::Tcp(failure), "is the peer still there?"))
+        }
+        TcpChange::Aborted => {
+            Err(Failure::new("the connection", "ended by a signal", "").with_code(INTERRUPTED))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use quipu::Config;
+    use quipu::qpip::QpipConfig;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn it_is_told_a_server_or_a_port_to_listen_at() {
+        let line = |words: &[&str]| Line::try_parse_from([&["nc"], words].concat());
+        let client = line(&["10.9.0.1", "7"]).unwrap().options;
+        assert_eq!((client.server, client.port), (Some([10, 9, 0, 1].into()), Some(7)));
+        assert_eq!(line(&["-l", "7"]).unwrap().options.listen, Some(7));
+        for bad in [&[] as &[&str], &["10.9.0.1"], &["10.9.0.1", "0"], &["-l", "7", "::1", "7"]] {
+            assert!(line(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    /// On a UDP link, which needs no right.
+    fn adapter() -> Adapter {
+        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+        let address = Some([127, 0, 0, 1].into());
+        let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
+        Adapter::open_with(config).unwrap()
+    }
+
+    #[test]
+    fn each_end_gets_all_that_the_other_is_given() {
+        let (here, there) = (adapter(), adapter());
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = there.listen(7, &settings, 1).unwrap();
+        let (client, server) =
+            (Arc::new(End::new(&here).unwrap()), Arc::new(End::new(&there).unwrap()));
+        listener.offer(&server.qp).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+        client.qp.connect(to, &settings).unwrap();
+        // More than the window, and nothing at all.
+        let long: Vec<_> = (0..5 << 20).map(|at: u32| (at.wrapping_mul(at) >> 9) as u8).collect();
+        let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let input: Input = Box::new(io::Cursor::new(long.clone()));
+                client.exchange(&here, Some(input), &mut at_client).unwrap();
+            });
+            server.exchange(&there, None, &mut at_server).unwrap();
+        });
+        assert!(at_server == long, "{} octets came, or others", at_server.len());
+        assert!(at_client.is_empty());
+    }
+
+    #[test]
+    fn a_reset_is_a_failure() {
+        let (here, there) = (adapter(), adapter());
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = there.listen(7, &settings, 1).unwrap();
+        let (client, server) = (Arc::new(End::new(&here).unwrap()), End::new(&there).unwrap());
+        listener.offer(&server.qp).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+        client.qp.connect(to, &settings).unwrap();
+        server.qp.wait_connected().unwrap();
+        server.qp.abort().unwrap();
+        let mut output = Vec::new();
+        let failure = client.exchange(&here, None, &mut output).unwrap_err();
+        assert!(failure.to_string().contains("the connection"), "{failure}");
+    }
+}

@@ -1,0 +1,136 @@
+//! An adapter in a process of its own, and what happens when processes die.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use quipu::qpip::{Adapter, QpipConfig, TcpSettings};
+use quipu::{Access, Config, EngineError, Error, WcStatus};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+static NAMES: AtomicU32 = AtomicU32::new(0);
+
+/// A command of quipu, which ends with the test.
+struct Running {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+        command.args(args).env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", "never");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// Reads until a line has `word`.
+    fn until(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if line.contains(word) {
+                return line;
+            }
+            line.clear();
+        }
+        panic!("it ended without a word of {word}");
+    }
+
+    /// As an accident would.
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An adapter in a process of its own: the process, its link, and its address.
+fn shared() -> (Running, String, IpAddr) {
+    let number = NAMES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("process-{}-{number}", std::process::id());
+    let mut nic = Running::start(&["nic", "--link", "udp:127.0.0.1:0", "--share", &name]);
+    let line = nic.until("MTU");
+    let address = line.split_whitespace().find_map(|word| word.trim_end_matches(',').parse().ok());
+    nic.until(&format!("share:{name}"));
+    (nic, format!("share:{name}"), address.unwrap())
+}
+
+fn open(link: &str) -> Adapter {
+    let config = Config {
+        address: Some([127, 0, 0, 1].into()),
+        counters: false,
+        qpip: Some(QpipConfig::new(link.parse().unwrap())),
+        ..Config::default()
+    };
+    Adapter::open_with(config).unwrap()
+}
+
+/// What a client of HTTP gets there.
+fn get(to: SocketAddr) -> Option<String> {
+    let url = format!("http://{to}/");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+    command.args(["qpip", "get", "--link", "udp:127.0.0.1:0", &url]).env("QUIPU_COUNTERS", "never");
+    let got = command.stderr(Stdio::null()).output().unwrap();
+    got.status.success().then(|| String::from_utf8_lossy(&got.stdout).into_owned())
+}
+
+#[test]
+fn programs_that_are_killed_leave_nothing_behind_and_others_in_peace() {
+    let (_nic, link, address) = shared();
+    let serve = |port: &str, text: &str| {
+        let mut server =
+            Running::start(&["qpip", "serve", "--link", &link, "--port", port, "--text", text]);
+        server.until("http");
+        server
+    };
+    let (mut one, _two) = (serve("8001", "one"), serve("8002", "two"));
+    let (first, second) = (SocketAddr::new(address, 8001), SocketAddr::new(address, 8002));
+    assert_eq!((get(first).as_deref(), get(second).as_deref()), (Some("one"), Some("two")));
+    one.kill();
+    assert_eq!(get(second).as_deref(), Some("two"));
+    // The port of the dead is free, soon.
+    let begun = Instant::now();
+    while get(first).is_some() {
+        assert!(begun.elapsed() < PATIENCE, "the dead still answers");
+    }
+    let _again = serve("8001", "again");
+    assert_eq!(get(first).as_deref(), Some("again"));
+}
+
+#[test]
+fn programs_hear_that_the_process_with_the_adapter_was_killed() {
+    let ((mut nic, link, _), (_elsewhere, other, to)) = (shared(), shared());
+    let (adapter, peer) = (open(&link), open(&other));
+    let (pd, cq) = (adapter.protection_domain().unwrap(), adapter.completion_queue(8).unwrap());
+    let memory = pd.register(4096, Access::LOCAL_WRITE).unwrap();
+    let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+    qp.post_recv(7, &[memory.sge(0, 4096).unwrap()]).unwrap();
+
+    let (pd, there) = (peer.protection_domain().unwrap(), peer.completion_queue(8).unwrap());
+    let mate = pd.queue_pair(&there, &there).build_tcp().unwrap();
+    let listener = peer.listen(0, &TcpSettings::default(), 1).unwrap();
+    listener.offer(&mate).unwrap();
+    qp.connect(SocketAddr::new(to, listener.port()), &TcpSettings::default()).unwrap();
+
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        nic.kill();
+    });
+    // It sleeps by then.
+    let flushed = cq.next().unwrap_err();
+    assert_eq!(flushed.work_status(), Some(WcStatus::WrFlushErr));
+    qp.wait_closed().unwrap();
+    killer.join().unwrap();
+    let later = qp.post_recv(8, &[]).unwrap_err();
+    assert!(matches!(later, Error::Engine(EngineError::AdapterLost)), "{later}");
+    assert!(later.to_string().contains("quipu nic --share"), "{later}");
+    assert!(pd.register(64, Access::LOCAL_WRITE).is_ok(), "the other adapter lives");
+}

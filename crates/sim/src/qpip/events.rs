@@ -1,0 +1,99 @@
+//! What programs are told of their connections.
+
+use quipu_nic::inet::tcp::Failure;
+use quipu_nic::{AsyncEvent, Event, TcpChange};
+
+use super::Programs;
+use super::model::{Opening, Stage};
+use crate::world::World;
+
+impl Programs {
+    /// Takes the events of all hosts.
+    pub(super) fn take_events(&mut self, world: &mut World) {
+        for host in 0..world.hosts.len() {
+            while let Some(event) = world.hosts[host].events.pop_front() {
+                self.event(world, host, event);
+            }
+        }
+    }
+
+    fn event(&mut self, world: &mut World, host: usize, event: Event) {
+        world.trace.line(world.kernel.now(), || format!("host {host}: {event:?}"));
+        match event {
+            Event::Tcp { qp, change } => {
+                let found = self.ends.iter().position(|end| (end.host, end.qp) == (host, qp));
+                let Some(e) = found else {
+                    return world.violate(|| format!("host {host}: {change:?} of nobody"));
+                };
+                world.trace.note(&[63, e as u64]);
+                if let Err(what) = self.changed(world, e, change) {
+                    world.violate(|| format!("end {e}: {change:?}: {what}"));
+                }
+            }
+            Event::TcpRequest { listener, connection, flow } => {
+                let Some(&e) = self.listeners.get(&(host, listener)) else {
+                    return world.violate(|| format!("host {host}: a request to nobody"));
+                };
+                if flow.is_some() {
+                    // One that has given up may have come back before the program took notice.
+                    self.ends[e].request = Some(connection);
+                    self.open_later(world, e);
+                } else if self.ends[e].request == Some(connection) {
+                    self.ends[e].request = None;
+                }
+            }
+            Event::Async(AsyncEvent::CqErr(_)) => {
+                world.violate(|| format!("host {host}: a completion queue overran"));
+            }
+            Event::Async(_) | Event::Completion { .. } | Event::Stream { .. } => {}
+        }
+    }
+
+    /// Something happened to the connection of an end.
+    fn changed(&mut self, world: &mut World, e: usize, change: TcpChange) -> Result<(), String> {
+        let end = &mut self.ends[e];
+        if let Some(over) = end.over {
+            return Err(format!("it is over already: {over:?}"));
+        }
+        match change {
+            TcpChange::Connected if end.stage == Stage::Opening => {
+                end.stage = Stage::Up;
+                end.idle = 0;
+                Ok(())
+            }
+            TcpChange::PeerClosed if end.stage == Stage::Up && !end.peer_closed => {
+                end.peer_closed = true;
+                let peer = &self.ends[self.ends[e].peer];
+                let closes = peer.closed || !peer.causes.is_empty();
+                closes.then_some(()).ok_or("the peer has not closed".into())
+            }
+            TcpChange::Failed(Failure::Refused) if end.stage == Stage::Opening => {
+                end.stage = Stage::Idle;
+                let peer = end.peer;
+                let decides = matches!(self.ends[peer].opening, Opening::Decides { .. });
+                if !decides && self.ends[e].causes.is_empty() && world.counters.corrupted == 0 {
+                    return Err("nobody has refused it".into());
+                }
+                if self.ends[peer].over.is_none() && self.ends[peer].exists {
+                    self.open_later(world, e);
+                }
+                Ok(())
+            }
+            TcpChange::Closed if end.closed && end.peer_closed => {
+                self.over(e, change);
+                Ok(())
+            }
+            TcpChange::Failed(_) | TcpChange::Aborted => {
+                self.over(e, change);
+                let caused = !self.ends[e].causes.is_empty() || self.teardown;
+                caused.then_some(()).ok_or("without a cause".into())
+            }
+            _ => Err(format!("it is {:?}, closed: {}", end.stage, end.closed)),
+        }
+    }
+
+    fn over(&mut self, e: usize, change: TcpChange) {
+        self.ends[e].over = Some(change);
+        self.ends[e].stage = Stage::Over;
+    }
+}

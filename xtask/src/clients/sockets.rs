@@ -1,0 +1,188 @@
+//! Rows of QPIP whose other end is a program that many people have: netcat, nginx and iperf3. Each works in
+//! the network namespace of a `Net`.
+
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::process::Ended;
+use crate::stage::Staged;
+
+use super::hosts::Family;
+use super::qpip::{Folder, Net, SIZES, check, noise, run, start};
+use super::{LIMIT, Row};
+
+/// All of them.
+pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        let row = |what: &str, run: fn(&Staged, &Net) -> Result<(), String>| Row {
+            name: format!("two-hosts/{}/qpip/{what}", family.name()),
+            run: Box::new(move || run(staged, &Net::new(family)?)),
+        };
+        rows.push(row("get-of-nginx", get_of_nginx));
+        rows.push(row("nc/socket-of-queue-pair", nc_of_queue_pair));
+        rows.push(row("nc/queue-pair-of-socket", queue_pair_of_nc));
+        rows.push(row("iperf3/socket-of-queue-pair", iperf3_of_queue_pair));
+        rows.push(row("iperf3/queue-pair-of-socket", queue_pair_of_iperf3));
+    }
+    rows
+}
+
+/// Octets that go one way: more than any window.
+const LEN: usize = 16 << 20;
+const PORT: &str = "5003";
+
+/// A command whose input and output are files, and whose words to people are what is captured.
+fn fed(command: &Command, from: &str, to: &str) -> Command {
+    let script = "from=$1 to=$2; shift 2; exec \"$@\" 2>&1 <\"$from\" >\"$to\"";
+    let mut fed = Command::new("sh");
+    fed.args(["-c", script, "sh", from, to]).arg(command.get_program()).args(command.get_args());
+    fed
+}
+
+/// What each of two ends reads and writes.
+struct Files {
+    folder: Folder,
+    noise: Vec<u8>,
+}
+
+impl Files {
+    fn new() -> Result<Self, String> {
+        let files = Self { folder: Folder::new()?, noise: noise(LEN) };
+        fs::write(files.path("noise"), &files.noise).map_err(|error| error.to_string())?;
+        Ok(files)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path(name).display().to_string()
+    }
+
+    /// Runs a server that says `ready`, and its client; each reads its input, and writes what must be the
+    /// other's.
+    fn exchange(
+        &self,
+        (server, server_reads, ready): (&Command, &str, &str),
+        (client, client_reads): (&Command, &str),
+    ) -> Result<(), String> {
+        let [at_server, at_client] = ["at-server", "at-client"].map(|name| self.path(name));
+        let server = start(fed(server, server_reads, &at_server), ready)?;
+        let ended = run(fed(client, client_reads, &at_client))?;
+        let server = server.finish(Instant::now() + LIMIT);
+        check(server.success(), &server, "the server")?;
+        for (from, to) in [(client_reads, at_server), (server_reads, at_client)] {
+            let read = |name: &str| fs::read(name).map_err(|error| error.to_string());
+            let (sent, came) = (read(from)?, read(&to)?);
+            let what = format!("{} of {} octets came, or others", came.len(), sent.len());
+            check(came == sent, &ended, &what)?;
+        }
+        Ok(())
+    }
+}
+
+const NOTHING: &str = "/dev/null";
+
+/// A client with a socket and a queue pair that listens give each other everything at the same time.
+fn nc_of_queue_pair(staged: &Staged, net: &Net) -> Result<(), String> {
+    let files = Files::new()?;
+    let server = net.tool(staged, &["nc", "--listen", PORT]);
+    let client = net.command("nc", &["-N", net.adapter(), PORT]);
+    let noise = files.path("noise");
+    for (client_reads, server_reads) in
+        [(&*noise, &*noise), (&*noise, NOTHING), (NOTHING, &*noise), (NOTHING, NOTHING)]
+    {
+        files.exchange((&server, server_reads, "waiting"), (&client, client_reads))?;
+    }
+    Ok(())
+}
+
+/// A client with a queue pair and a socket that listens. This server ends when it hears the end of what
+/// comes, whatever it has still to send: so one direction at a time.
+fn queue_pair_of_nc(staged: &Staged, net: &Net) -> Result<(), String> {
+    let files = Files::new()?;
+    let server = net.command("nc", &["-n", "-v", "-N", "-l", net.kernel(), PORT]);
+    let noise = files.path("noise");
+    let sends = net.tool(staged, &["nc", net.kernel(), PORT]);
+    files.exchange((&server, NOTHING, "istening"), (&sends, &noise))?;
+    let receives = net.tool(staged, &["nc", "--no-input", net.kernel(), PORT]);
+    files.exchange((&server, &noise, "istening"), (&receives, NOTHING))
+}
+
+/// What nginx needs to know in order to serve a folder as whoever started it.
+fn nginx_settings(folder: &str, address: &str) -> String {
+    let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|what| format!("{what}_temp_path {folder};"))
+        .join(" ");
+    format!(
+        "daemon off; master_process off; pid {folder}/pid; error_log stderr notice;\n\
+         events {{ }}\n\
+         http {{ access_log off; {temporary}\n\
+         server {{ listen {address}; root {folder}; sendfile on; }} }}\n"
+    )
+}
+
+/// A queue pair fetches files from nginx.
+fn get_of_nginx(staged: &Staged, net: &Net) -> Result<(), String> {
+    let folder = Folder::new()?;
+    let [settings, to] = ["nginx.conf", "fetched"].map(|name| folder.path(name));
+    let address = match net.family() {
+        Family::V4 => format!("{}:8080", net.kernel()),
+        Family::V6 => format!("[{}]:8080", net.kernel()),
+    };
+    let text = nginx_settings(&folder.path("").display().to_string(), &address);
+    fs::write(&settings, text).map_err(|error| error.to_string())?;
+    let settings = settings.display().to_string();
+    let script = "PATH=$PATH:/usr/sbin:/sbin; exec nginx -e stderr -c \"$1\" 2>&1";
+    let _server = start(net.command("sh", &["-c", script, "sh", &settings]), "event method")?;
+    for size in SIZES {
+        let url = format!("http://{address}/{size}");
+        let fetched = to.display().to_string();
+        let ended = run(net.tool(staged, &["get", &url, "--output", &fetched]))?;
+        let got = fs::read(&to).map_err(|error| error.to_string())?;
+        let what = format!("{} of {size} octets came, or others", got.len());
+        check(got == noise(size), &ended, &what)?;
+    }
+    Ok(())
+}
+
+/// Tests of iperf3, and how many octets each moves in a direction at least.
+const TESTS: [(&[&str], u64); 5] = [
+    (&["-n", "16M"], 16 << 20),
+    (&["-n", "16M", "-R"], 16 << 20),
+    (&["-n", "8M", "-P", "4", "-l", "10K"], 8 << 20),
+    // Over when one of the two directions is.
+    (&["-n", "8M", "--bidir"], 1),
+    (&["-t", "1", "-b", "40M", "-R"], 3 << 20),
+];
+
+/// Octets of all streams, by the client's report; of those that were sent, or of those that came.
+fn moved(ended: &Ended, sum: &str) -> Option<u64> {
+    let (_, sum) = ended.stdout.split_once(&format!("\"{sum}\""))?;
+    let (_, bytes) = sum.split_once("\"bytes\":")?;
+    bytes.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Runs each test with a server that is there, and looks at what queue pairs have moved: iperf3 counts what
+/// it has given to its sockets, and does not wait for the last octets.
+fn measure(queue_pair_asks: bool, client: impl Fn(&[&str]) -> Command) -> Result<(), String> {
+    for (words, least) in TESTS {
+        let queue_pair_sends = words.contains(&"-R") != queue_pair_asks;
+        let sum = if queue_pair_sends { "sum_sent" } else { "sum_received" };
+        let ended = run(client(&[words, &["-J"]].concat()))?;
+        check(moved(&ended, sum).is_some_and(|bytes| bytes >= least), &ended, "not all has come")?;
+    }
+    Ok(())
+}
+
+/// The distribution's iperf3 is the client of a server with queue pairs.
+fn iperf3_of_queue_pair(staged: &Staged, net: &Net) -> Result<(), String> {
+    let _server = start(net.tool(staged, &["iperf3", "--server", "--wait"]), "waiting")?;
+    measure(false, |words| net.command("iperf3", &[&["-c", net.adapter()], words].concat()))
+}
+
+/// A client with queue pairs, of the distribution's iperf3.
+fn queue_pair_of_iperf3(staged: &Staged, net: &Net) -> Result<(), String> {
+    let _server = start(net.command("iperf3", &["-s", "--forceflush"]), "listening")?;
+    let ask = ["iperf3", "-c", net.kernel(), "--wait"];
+    measure(true, |words| net.tool(staged, &[&ask[..], words].concat()))
+}
