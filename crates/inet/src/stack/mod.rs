@@ -169,8 +169,8 @@ impl Stack {
     }
 
     /// When [`Stack::handle_timeout`] is to be called next; none if nothing runs. It may be earlier than
-    /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies
-    /// in the future.
+    /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies in the future, but for
+    /// who did not transmit for so long that timers ran out: a second round brings it there.
     pub fn poll_timeout(&self) -> Option<u64> {
         if !self.begun && self.neighbours.is_some() {
             return Some(0);
