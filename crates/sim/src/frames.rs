@@ -5,19 +5,19 @@
 //! packets, its queues overflow, and it may take only shorter ones from some time on, which it reports or
 //! does not.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use quipu_nic::inet::stack::{self, Frame};
+use quipu_nic::FrameOut;
+use quipu_nic::inet::stack::{self, Frame, Offload, Stack};
 use quipu_nic::iwarp::wire::ethernet::{self, HEADER as ETHERNET};
-use quipu_nic::iwarp::wire::{icmpv4, icmpv6, ipv4, ipv6, tcp};
+use quipu_nic::iwarp::wire::{ipv4, ipv6, tcp};
 
+use crate::offload::{self, Held};
+use crate::router::{self, Said};
 use crate::world::{World, WorldEvent};
 
-/// The station address of the router.
-const ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 0xff];
-/// What it quotes of a packet that it reports.
-const QUOTE: usize = 500;
 /// ECN: not capable, congestion experienced (RFC 3168 5).
 const NOT_ECT: u8 = 0;
 const CE: u8 = 3;
@@ -38,8 +38,28 @@ pub struct Weather {
     pub reorder_ppm: u32,
     pub corrupt_ppm: u32,
     pub mark_ppm: u32,
+    /// Packets about which the router tells their sender a lie, in a million.
+    pub lie_ppm: u32,
     /// How long a packet waits at most for those before it; the queue drops what would wait longer.
     pub queue_ns: u64,
+}
+
+/// What the link of a host does for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Helps {
+    /// It cuts segments of so many octets of payload at most, and completes checksums; 0: neither.
+    pub cuts: u32,
+    /// It waits for so many nanoseconds, and joins the segments that have come by then; 0: it does not.
+    pub joins_ns: u64,
+}
+
+/// A host on the network.
+struct Port {
+    helps: Helps,
+    /// When its link is free again.
+    busy_until: u64,
+    /// What has come and was not handed over yet.
+    held: Vec<Held>,
 }
 
 /// The network.
@@ -52,10 +72,16 @@ pub struct Frames {
     pub narrow: Vec<(u64, u32)>,
     /// Whether it says so.
     pub reports: bool,
-    /// When the links of the hosts are free again; a host that is not here is not attached.
-    busy_until: Vec<u64>,
+    /// Datagrams longer than this leave hosts in parts; 0: none do.
+    pub parts: usize,
+    /// How often each datagram was doubled, by the number that it begins with; of one in parts, each of them.
+    pub doubled: BTreeMap<u64, u32>,
+    /// The hosts; one that is not here is not attached.
+    ports: Vec<Port>,
     /// Packets that were longer than the router takes.
     pub too_long: u64,
+    /// Tells datagrams in parts from each other.
+    identification: u32,
     buffer: Vec<u8>,
 }
 
@@ -68,20 +94,22 @@ pub fn addresses(host: usize) -> [IpAddr; 2] {
     ]
 }
 
-fn station(host: usize) -> [u8; 6] {
+/// The station address of a host.
+pub(crate) fn station(host: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, host as u8 + 1]
 }
 
 impl World {
     /// Attaches a host to the network; hosts are attached in order.
-    pub fn attach(&mut self, h: usize, secret: [u64; 2], mtu: u32) {
+    pub fn attach(&mut self, h: usize, secret: [u64; 2], mtu: u32, helps: Helps) {
         let [v6, v4] = addresses(h);
         let secret = quipu_nic::inet::tcp::Secret(secret);
         let mut config = stack::Config::new(v6, 64, secret);
         config.addresses.push((v4, 24));
         config.mtu = mtu;
         config.hardware = self.frames.stations.then(|| station(h));
-        self.frames.busy_until.push(0);
+        config.offload = Offload { checksum: helps.cuts > 0, segment: helps.cuts };
+        self.frames.ports.push(Port { helps, busy_until: 0, held: Vec::new() });
         self.frames.buffer.resize(70_000, 0);
         if let Err(fault) = self.hosts[h].adapter.attach_inet(config) {
             self.violate(|| format!("host {h} cannot be attached: {fault}"));
@@ -90,7 +118,7 @@ impl World {
 
     /// Takes the frames that an adapter has to send. Whether there were any.
     pub(crate) fn transmit_frames(&mut self, h: usize) -> bool {
-        if h >= self.frames.busy_until.len() {
+        if h >= self.frames.ports.len() {
             return false;
         }
         let mut busy = false;
@@ -98,26 +126,50 @@ impl World {
         let mut buffer = std::mem::take(&mut self.frames.buffer);
         while let Some(frame) = self.hosts[h].adapter.transmit_frame(now, &mut buffer) {
             busy = true;
-            self.route(h, &mut buffer[..frame.len]);
+            self.leave(h, &frame, &mut buffer[..frame.len]);
         }
         self.frames.buffer = buffer;
         busy
     }
 
-    /// A frame leaves a host.
-    fn route(&mut self, h: usize, frame: &mut [u8]) {
+    /// A frame leaves a host: its link does what it was told to.
+    fn leave(&mut self, h: usize, out: &FrameOut, frame: &mut [u8]) {
+        let at = if self.frames.stations { ETHERNET } else { 0 };
+        if let Some(size) = out.segment {
+            self.counters.cut += 1;
+            for mut piece in offload::cut(frame, at, size.into()) {
+                self.route(h, &mut piece, None);
+            }
+            return;
+        }
+        if let Some(checksum) = out.checksum {
+            Stack::seal(frame, checksum);
+        }
+        let number = offload::datagram(&frame[at..]).and_then(|it| it.first_chunk());
+        let number = number.map(|number| u64::from_be_bytes(*number));
+        let (size, identification) = (self.frames.parts, self.frames.identification);
+        let parts = (size > 0).then(|| offload::parts(frame, at, size, identification)).flatten();
+        let Some(parts) = parts else { return self.route(h, frame, number) };
+        self.frames.identification += 1;
+        for mut part in parts {
+            self.route(h, &mut part, number);
+        }
+    }
+
+    /// A frame is on the link of a host. `number`: that of the datagram of which it is, or is a part.
+    fn route(&mut self, h: usize, frame: &mut [u8], number: Option<u64>) {
         self.trace.note(&[60, h as u64]);
         self.trace.note_bytes(frame);
         self.counters.frames += 1;
         let now = self.kernel.now();
         let weather = self.frames.weather;
-        let waits = self.frames.busy_until[h].saturating_sub(now);
+        let waits = self.frames.ports[h].busy_until.saturating_sub(now);
         if waits > weather.queue_ns {
             self.counters.lost += 1;
             return;
         }
         let takes = frame.len() as u64 * weather.byte_ps / 1000;
-        self.frames.busy_until[h] = now + waits + takes;
+        self.frames.ports[h].busy_until = now + waits + takes;
         let on_the_way = waits + takes + weather.delay_ns;
         let at = if self.frames.stations { ETHERNET } else { 0 };
         self.trace.line(now, || format!("host {h} -> {}", summary(&frame[at..])));
@@ -125,20 +177,33 @@ impl World {
         if let Some(&(_, mtu)) = mtu.filter(|(_, mtu)| frame.len() - at > *mtu as usize) {
             self.frames.too_long += 1;
             self.trace.line(now, || format!("{} octets from {h} are too long", frame.len() - at));
-            if self.frames.reports
-                && let Some(report) = report(h, self.frames.stations, &frame[at..], mtu)
-            {
-                self.fly_frame(None, h, on_the_way, &report);
+            if self.frames.reports {
+                self.tell(h, on_the_way, &frame[at..], Said::TooBig(mtu));
             }
             return;
+        }
+        if now < self.net.calm_from
+            && self.rng.ppm(weather.lie_ppm)
+            && let Some((said, quoted)) = router::lie(&mut self.rng, &frame[at..])
+        {
+            self.counters.lies += 1;
+            self.tell(h, on_the_way, &quoted, said);
         }
         if now < self.net.calm_from && self.rng.ppm(weather.mark_ppm) {
             mark(&mut frame[at..]);
         }
-        for to in 0..self.frames.busy_until.len() {
+        for to in 0..self.frames.ports.len() {
             if to != h && self.is_for(to, frame) {
-                self.fly_frame(Some(h), to, on_the_way, frame);
+                self.fly_frame(Some(h), to, on_the_way, frame, number);
             }
+        }
+    }
+
+    /// The router says something about a packet to the host that has sent it.
+    fn tell(&mut self, h: usize, on_the_way: u64, packet: &[u8], said: Said) {
+        self.trace.line(self.kernel.now(), || format!("the router to host {h}: {said:?}"));
+        if let Some(report) = router::report(h, self.frames.stations, packet, said) {
+            self.fly_frame(None, h, on_the_way, &report, None);
         }
     }
 
@@ -155,7 +220,14 @@ impl World {
     }
 
     /// A frame is on its way to a host, from another or from the router.
-    fn fly_frame(&mut self, from: Option<usize>, to: usize, on_the_way: u64, frame: &[u8]) {
+    fn fly_frame(
+        &mut self,
+        from: Option<usize>,
+        to: usize,
+        on_the_way: u64,
+        frame: &[u8],
+        number: Option<u64>,
+    ) {
         let now = self.kernel.now();
         let weather = self.frames.weather;
         let calm = now >= self.net.calm_from;
@@ -181,6 +253,9 @@ impl World {
             }
             if self.rng.ppm(weather.duplicate_ppm) {
                 self.counters.duplicated += 1;
+                if let Some(number) = number {
+                    *self.frames.doubled.entry(number).or_default() += 1;
+                }
                 let again = at + self.rng.below(weather.late_ns + 1);
                 let bytes = bytes.clone();
                 self.kernel.at(again, WorldEvent::Frame { host: to, bytes });
@@ -191,12 +266,42 @@ impl World {
 
     /// A frame arrives at a host.
     pub(crate) fn frame(&mut self, h: usize, bytes: &[u8]) {
+        if !self.hosts[h].alive {
+            return;
+        }
+        let joins_ns = self.frames.ports[h].helps.joins_ns;
+        if joins_ns == 0 {
+            self.hand_over(h, bytes, false);
+            return self.serve(h);
+        }
+        let next = Held::new(bytes, if self.frames.stations { ETHERNET } else { 0 });
+        let held = &mut self.frames.ports[h].held;
+        if held.is_empty() {
+            self.kernel.after(joins_ns, WorldEvent::Frames { host: h });
+        }
+        let last = held.iter_mut().rev().find(|last| last.is_of_flow(&next));
+        if last.is_some_and(|last| last.join(&next)) {
+            self.counters.joined += 1;
+        } else {
+            held.push(next);
+        }
+    }
+
+    /// A host takes what its link has joined.
+    pub(crate) fn joined_frames(&mut self, h: usize) {
+        let held = std::mem::take(&mut self.frames.ports[h].held);
         if self.hosts[h].alive {
-            let now = self.time();
-            self.wake(h);
-            self.hosts[h].adapter.handle_frame(now, &Frame { bytes, checked: false });
+            for Held { bytes, checked, .. } in &held {
+                self.hand_over(h, bytes, *checked);
+            }
             self.serve(h);
         }
+    }
+
+    fn hand_over(&mut self, h: usize, bytes: &[u8], checked: bool) {
+        let now = self.time();
+        self.wake(h);
+        self.hosts[h].adapter.handle_frame(now, &Frame { bytes, checked });
     }
 }
 
@@ -240,77 +345,27 @@ fn mark(packet: &mut [u8]) {
     }
 }
 
-/// What the router says of a packet that is too long: a frame to the host that has sent it (RFC 4443 3.2, RFC
-/// 1191 4).
-fn report(h: usize, stations: bool, packet: &[u8], mtu: u32) -> Option<Vec<u8>> {
-    let quote = &packet[..packet.len().min(QUOTE)];
-    let mut out = vec![0; ETHERNET + ipv6::LEN + icmpv6::LEN + QUOTE];
-    let mut at = 0;
-    let kind = if packet.first()? >> 4 == 6 { ethernet::kind::IPV6 } else { ethernet::kind::IPV4 };
-    if stations {
-        at = ethernet::Repr { destination: station(h), source: ROUTER, kind }.emit(&mut out);
-    }
-    let hop_limit = 64;
-    let len = if let Ok((sent, _)) = ipv6::Repr::parse(packet) {
-        let source = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0xff);
-        let message = icmpv6::Repr::PacketTooBig { mtu, packet: quote };
-        let payload_len = message.wire_len() as u16;
-        let header = ipv6::Repr {
-            source,
-            destination: sent.source,
-            next_header: icmpv6::PROTOCOL,
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit,
-            payload_len,
-        };
-        let header = header.emit(&mut out[at..]);
-        header + message.emit(source, sent.source, &mut out[at + header..])
-    } else {
-        let (sent, _) = ipv4::Repr::parse(packet).ok()?;
-        let message = icmpv4::Repr::Unreachable {
-            code: icmpv4::unreachable::FRAGMENTATION_NEEDED,
-            next_mtu: mtu as u16,
-            packet: quote,
-        };
-        let header = ipv4::Repr {
-            source: Ipv4Addr::new(10, 9, 0, 0xff),
-            destination: sent.source,
-            protocol: 1,
-            traffic_class: 0,
-            hop_limit,
-            identification: 0,
-            dont_fragment: false,
-            more_fragments: false,
-            fragment_offset: 0,
-            payload_len: message.wire_len() as u16,
-        };
-        let header = header.emit(&mut out[at..]);
-        header + message.emit(&mut out[at + header..])
+/// A packet of a host.
+#[cfg(test)]
+pub(crate) fn packet(host: usize, ect: u8) -> Vec<u8> {
+    let [IpAddr::V6(source), _] = addresses(host) else { unreachable!() };
+    let mut out = vec![0; ipv6::LEN + 100];
+    let header = ipv6::Repr {
+        source,
+        destination: source,
+        next_header: 6,
+        traffic_class: ect,
+        flow_label: 0x12345,
+        hop_limit: 64,
+        payload_len: 100,
     };
-    out.truncate(at + len);
-    Some(out)
+    header.emit(&mut out);
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn packet(host: usize, ect: u8) -> Vec<u8> {
-        let [IpAddr::V6(source), _] = addresses(host) else { unreachable!() };
-        let mut out = vec![0; ipv6::LEN + 100];
-        let header = ipv6::Repr {
-            source,
-            destination: source,
-            next_header: 6,
-            traffic_class: ect,
-            flow_label: 0x12345,
-            hop_limit: 64,
-            payload_len: 100,
-        };
-        header.emit(&mut out);
-        out
-    }
 
     #[test]
     fn only_what_may_be_marked_is_marked() {
@@ -337,18 +392,5 @@ mod tests {
         mark(&mut bytes);
         let (marked, _) = ipv4::Repr::parse(&bytes).unwrap();
         assert_eq!(marked, ipv4::Repr { traffic_class: 3, ..header });
-    }
-
-    #[test]
-    fn a_report_says_to_the_sender_what_is_taken() {
-        let sent = packet(3, 0);
-        let bytes = report(3, true, &sent, 1_300).unwrap();
-        let (ethernet, at) = ethernet::Repr::parse(&bytes).unwrap();
-        assert_eq!(ethernet.destination, station(3));
-        let (header, len) = ipv6::Repr::parse(&bytes[at..]).unwrap();
-        assert_eq!(IpAddr::from(header.destination), addresses(3)[0]);
-        let message =
-            icmpv6::Repr::parse(header.source, header.destination, &bytes[at + len..]).unwrap();
-        assert_eq!(message, icmpv6::Repr::PacketTooBig { mtu: 1_300, packet: &sent });
     }
 }

@@ -10,7 +10,7 @@ use quipu_nic::{
     QpNum, QpState, QpType, SendFlags, SendOp, SendWr, TcpChange, TcpSettings, To, WcStatus,
 };
 
-use crate::frames::{Weather, addresses};
+use crate::frames::{Helps, Weather, addresses};
 use crate::plan::Plan;
 use crate::qpip::stream;
 use crate::rng::Rng;
@@ -92,7 +92,7 @@ pub fn goodput(seed: u64, path: &Path, ns: u64) -> Result<Goodput, String> {
     let style = Style { late_ns: path.late_ns, ..plan.hosts[0].1 };
     for host in 0..2 {
         world.add_host(host, 4000, Config::default(), style);
-        world.attach(host.into(), [seed, u64::from(host)], 1_500);
+        world.attach(host.into(), [seed, u64::from(host)], 1_500, Helps::default());
     }
     let mut ends = Vec::new();
     for (host, len) in [(0, BACKLOG), (1, path.window.min(MAX_WINDOW))] {

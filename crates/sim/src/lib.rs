@@ -25,7 +25,8 @@
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
 //! | `model`, `check` | their oracle |
-//! | `frames` | a simulated network of IP packets |
+//! | `frames`, `router` | a simulated network of IP packets, and what is said about them |
+//! | `offload` | links that cut and join segments; datagrams in parts |
 //! | `qpip` | programs of QPIP, and their oracle |
 //! | `goodput` | what a connection of QPIP carries over loss, delay and window |
 //! | `services` | programs on all other services, and their oracle |
@@ -50,10 +51,12 @@ mod load;
 mod memory;
 mod model;
 mod network;
+mod offload;
 mod options;
 mod plan;
 mod qpip;
 mod rng;
+mod router;
 mod run;
 mod services;
 mod setup;

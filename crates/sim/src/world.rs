@@ -102,6 +102,8 @@ pub enum WorldEvent {
     Datagram { host: usize, arrival: Arrival, bytes: Arc<[u8]> },
     /// A frame arrives.
     Frame { host: usize, bytes: Arc<[u8]> },
+    /// The link of a host hands over what it has joined.
+    Frames { host: usize },
     /// The socket of a datagram queue pair is full no more.
     SocketRoom { host: usize, from: QpNum },
     /// A sleeping host is woken.
@@ -164,6 +166,12 @@ pub struct Counters {
     pub links: u64,
     /// Times that a sleeping engine was woken.
     pub bells: u64,
+    /// Frames of many segments that links have cut.
+    pub cut: u64,
+    /// Segments that links have joined to those before them.
+    pub joined: u64,
+    /// What routers have said that was not true.
+    pub lies: u64,
 }
 
 /// The world.
@@ -311,6 +319,7 @@ impl World {
             WorldEvent::StartupLate { stream, side } => self.startup_late(stream, side),
             WorldEvent::Datagram { host, arrival, bytes } => self.datagram(host, &arrival, &bytes),
             WorldEvent::Frame { host, bytes } => self.frame(host, &bytes),
+            WorldEvent::Frames { host } => self.joined_frames(host),
             WorldEvent::SocketRoom { host, from } => self.socket_room(host, from),
             WorldEvent::Bell { host } => {
                 self.counters.bells += 1;

@@ -120,6 +120,10 @@ fn each_service_keeps_its_promises() {
         assert!(sum(|report| report.ops) > 1_000, "{service:?}: too few requests");
         assert!(sum(|report| u64::from(report.faults)) > 10, "{service:?}: too few faults");
         assert!(sum(|report| report.counters.lost) > 10, "{service:?}: too few losses");
+        let qpip = service == Service::Qpip;
+        assert!(!qpip || sum(|report| report.counters.cut) > 100, "too little for links to cut");
+        assert!(!qpip || sum(|report| report.counters.joined) > 100, "too little for them to join");
+        assert!(!qpip || sum(|report| report.counters.lies) > 10, "too few lies");
         let calm = Options {
             network_faults: false,
             process_faults: false,

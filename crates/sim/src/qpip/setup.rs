@@ -11,7 +11,7 @@ use quipu_nic::{
 
 use super::model::{End, Farewell, Opening, Stage};
 use super::{Mishap, Programs};
-use crate::frames::{Weather, addresses};
+use crate::frames::{Helps, Weather, addresses};
 use crate::network::Partition;
 use crate::services::model::{Queue, Slot};
 use crate::world::{LoadEvent, World, WorldEvent};
@@ -54,6 +54,7 @@ impl Programs {
             reorder_ppm: chance(&[0, 0, 10_000, 100_000]),
             corrupt_ppm: chance(&[0, 0, 2_000, 20_000]),
             mark_ppm: chance(&[0, 0, 10_000]),
+            lie_ppm: chance(&[0, 0, 1_000, 20_000]),
             ..Weather::default()
         };
         let delay_ns = rng.pick(&[2_000, 50_000, 5 * MS, 50 * MS]);
@@ -92,7 +93,11 @@ impl Programs {
             let config = Config { seed, ..Config::default() };
             let host = world.add_host(index as u8, 4000 + index as u16, config, style);
             let secret = [self.rng.next(), self.rng.next()];
-            world.attach(host, secret, mtu);
+            let helps = Helps {
+                cuts: self.rng.pick(&[0, 0, 8_000, 60_000]),
+                joins_ns: self.rng.pick(&[0, 0, 1_000, 200_000]),
+            };
+            world.attach(host, secret, mtu, helps);
             match world.hosts[host].adapter.alloc_pd() {
                 Ok(pd) => self.pds.push(pd),
                 Err(fault) => world.violate(|| format!("no protection domain: {fault}")),
