@@ -171,7 +171,12 @@ impl Host {
     }
 
     fn arrive(&mut self, now: u64, frame: &[u8], checked: bool) {
-        match self.stack.handle_frame(now, &Frame { bytes: frame, checked }) {
+        let arrival = self.stack.handle_frame(now, &Frame { bytes: frame, checked });
+        self.take(arrival, frame);
+    }
+
+    fn take(&mut self, arrival: Arrival, frame: &[u8]) {
+        match arrival {
             Arrival::Nothing => {}
             Arrival::Segment { connection, received, reassembled } => {
                 let whole = if reassembled { self.stack.reassembled() } else { frame };
@@ -257,16 +262,20 @@ impl World {
             };
             let mut frame = out.clone();
             self.hosts[host].finish(&departure, &mut frame);
-            self.carry(1 - host, frame);
+            self.carry(host, &departure, frame);
             frames += 1;
             assert!(frames < 20_000, "no end");
         }
         assert!(!self.hosts[host].stack.wants_transmit());
     }
 
-    fn carry(&mut self, to: usize, frame: Vec<u8>) {
-        if self.link.len() < 64 {
-            self.link.push((to, frame));
+    fn carry(&mut self, from: usize, departure: &Departure, frame: Vec<u8>) {
+        if departure.loops {
+            let arrival = self.hosts[from].stack.handle_looped(self.now, &frame);
+            self.hosts[from].take(arrival, &frame);
+            self.hosts[from].poll_events(true);
+        } else if self.link.len() < 64 {
+            self.link.push((1 - from, frame));
         }
     }
 
@@ -354,25 +363,27 @@ fuzz_target!(|input: &[u8]| {
     }
     while let Some(what) = input.byte() {
         let host = usize::from(what >> 7);
+        // Somebody else, or itself.
+        let peer = addresses[if what & 32 == 0 { 1 - host } else { host }];
         match what % 8 {
             0..=2 => {
                 let how = input.byte().unwrap_or(0);
                 world.deliver(how, &mut input);
             }
-            3 | 4 => world.hosts[host].call(world.now, addresses[1 - host], &config, &mut input),
+            3 | 4 => world.hosts[host].call(world.now, peer, &config, &mut input),
             5 => {
                 let more = input.number() as u64 * 10_000;
                 world.pass(more);
             }
             6 => {
                 let (len, mut frame) = (input.number() % 2_000, vec![0; 65_600]);
-                let to = SocketAddr::new(addresses[1 - host], 80 + u16::from(what >> 4 & 3));
+                let to = SocketAddr::new(peer, 80 + u16::from(what >> 4 & 3));
                 if let Some(socket) = world.hosts[host].sockets.first().copied() {
                     let stack = &mut world.hosts[host].stack;
                     let sent = stack.compose_datagram(world.now, socket, to, 0, len, &mut frame);
                     if let Ok(departure) = sent {
                         world.hosts[host].finish(&departure, &mut frame);
-                        world.carry(1 - host, frame);
+                        world.carry(host, &departure, frame);
                     }
                 }
             }

@@ -202,6 +202,11 @@ impl Probe for Tap {
     }
 
     #[inline]
+    fn looped(&mut self, frame: &[u8]) {
+        self.frame_passed(true, frame);
+    }
+
+    #[inline]
     fn written(&mut self, conn: ConnId, wr_id: u64) {
         if let Some(recorder) = &mut self.0 {
             recorder.capture.stream_noted(id(conn), wr_id);

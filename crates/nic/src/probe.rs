@@ -98,6 +98,12 @@ pub trait Probe {
         false
     }
 
+    /// A frame went from this adapter to this adapter: no link has carried it, and its checksum may be open.
+    #[inline]
+    fn looped(&mut self, frame: &[u8]) {
+        let _ = frame;
+    }
+
     /// The next segment of a request that is transmitted over `conn` belongs to the send request `wr_id`.
     #[inline]
     fn written(&mut self, conn: ConnId, wr_id: u64) {

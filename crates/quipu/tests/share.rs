@@ -10,6 +10,8 @@ use quipu::qpip::{Adapter, QpipConfig, TcpSettings};
 use quipu::{Access, Config, EngineError, Error, WcStatus};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A link of a program's own.
+const OWN: &str = "udp:127.0.0.1:0";
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
 /// A command of quipu, which ends with the test.
@@ -73,13 +75,23 @@ fn open(link: &str) -> Adapter {
     Adapter::open_with(config).unwrap()
 }
 
-/// What a client of HTTP gets there.
-fn get(to: SocketAddr) -> Option<String> {
+/// What a client of HTTP gets there, over an adapter of its own or a shared one.
+fn get(link: &str, to: SocketAddr) -> Option<String> {
     let url = format!("http://{to}/");
     let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
-    command.args(["qpip", "get", "--link", "udp:127.0.0.1:0", &url]).env("QUIPU_COUNTERS", "never");
+    command.args(["qpip", "get", "--link", link, &url]).env("QUIPU_COUNTERS", "never");
     let got = command.stderr(Stdio::null()).output().unwrap();
     got.status.success().then(|| String::from_utf8_lossy(&got.stdout).into_owned())
+}
+
+#[test]
+fn programs_on_one_adapter_reach_each_other_by_its_address() {
+    let (_nic, link, address) = shared();
+    let text = "from the one to the other";
+    let mut server =
+        Running::start(&["qpip", "serve", "--link", &link, "--port", "87", "--text", text]);
+    server.until("serving");
+    assert_eq!(get(&link, SocketAddr::new(address, 87)).as_deref(), Some(text));
 }
 
 #[test]
@@ -93,16 +105,19 @@ fn programs_that_are_killed_leave_nothing_behind_and_others_in_peace() {
     };
     let (mut one, _two) = (serve("8001", "one"), serve("8002", "two"));
     let (first, second) = (SocketAddr::new(address, 8001), SocketAddr::new(address, 8002));
-    assert_eq!((get(first).as_deref(), get(second).as_deref()), (Some("one"), Some("two")));
+    assert_eq!(
+        (get(OWN, first).as_deref(), get(OWN, second).as_deref()),
+        (Some("one"), Some("two"))
+    );
     one.kill();
-    assert_eq!(get(second).as_deref(), Some("two"));
+    assert_eq!(get(OWN, second).as_deref(), Some("two"));
     // The port of the dead is free, soon.
     let begun = Instant::now();
-    while get(first).is_some() {
+    while get(OWN, first).is_some() {
         assert!(begun.elapsed() < PATIENCE, "the dead still answers");
     }
     let _again = serve("8001", "again");
-    assert_eq!(get(first).as_deref(), Some("again"));
+    assert_eq!(get(OWN, first).as_deref(), Some("again"));
 }
 
 #[test]

@@ -129,7 +129,8 @@ impl World {
             self.leave(h, &frame, &mut buffer[..frame.len]);
         }
         self.frames.buffer = buffer;
-        busy
+        // It may have more for its own addresses than it takes at a time.
+        busy || self.hosts[h].adapter.has_frames()
     }
 
     /// A frame leaves a host: its link does what it was told to.

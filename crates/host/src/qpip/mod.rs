@@ -44,6 +44,8 @@ pub(crate) struct Qpip {
     waits_for_room: bool,
     /// When a link is tried again of which no descriptor says that it has room.
     retry_at: Option<Time>,
+    /// The adapter has more for its own addresses than it takes at a time.
+    has_more: bool,
     /// Looks in vain since the last frame.
     misses: u32,
     /// Failures of the link since it last worked.
@@ -65,6 +67,7 @@ impl Qpip {
             epoll,
             waits_for_room: false,
             retry_at: None,
+            has_more: false,
             misses: PATIENCE,
             failures: 0,
             numbers: Numbers::default(),
@@ -143,7 +146,8 @@ impl Qpip {
         }
     }
 
-    /// Sends what the adapter has to send, as far as the link takes it. True if it took something.
+    /// Sends what the adapter has to send, as far as the link takes it. True if it took something, or the
+    /// adapter has taken something itself and goes on.
     #[inline]
     pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
         adapter.has_frames() && self.transmit_some(adapter, now)
@@ -154,26 +158,32 @@ impl Qpip {
             return false;
         }
         let mut sent = 0;
+        self.has_more = false;
         while sent < FRAMES_PER_TURN {
             let Some(slot) = self.link.slot() else { break };
-            let Some(frame) = adapter.transmit_frame(now, slot) else { break };
+            let Some(frame) = adapter.transmit_frame(now, slot) else {
+                self.has_more = adapter.has_frames();
+                break;
+            };
             let FrameOut { len, checksum, segment } = frame;
             adapter.probe_mut().frame_passed(true, &slot[..len]);
             self.link.send(Outgoing { len, checksum, segment });
             sent += 1;
         }
         self.flush(now);
-        sent > 0
+        sent > 0 || self.has_more
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called, and then
+    /// [`transmit`](Self::transmit).
     #[inline]
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        self.retry_at
+        if self.has_more { Some(Time(0)) } else { self.retry_at }
     }
 
     /// Tries again what the link had no room for.
     pub(crate) fn handle_timeout(&mut self, now: Time) {
+        self.has_more = false;
         self.flush(now);
     }
 

@@ -80,14 +80,18 @@ impl Addresses {
             })
     }
 
-    /// Whether nobody can have sent a packet from there (RFC 1122 3.2.1.3, RFC 6890 2.2, RFC 4291 2.7):
-    /// unspecified, loopback, a group, reserved; a mapped address, which never is on a wire (RFC 4038 4.2);
-    /// or this stack itself.
+    /// Whether nobody can have sent a packet from there over the link: nobody at all, or this stack itself.
     pub(super) fn is_martian(&self, source: IpAddr) -> bool {
-        let reserved = match source {
-            IpAddr::V4(ip) => {
-                let octets = ip.octets();
-                octets[0] == 0 || octets[0] == 127 || octets[0] >= 224 || self.is_broadcast(source)
+        self.is_reserved(source) || self.find(source).is_some()
+    }
+
+    /// Whether no packet can be from there (RFC 1122 3.2.1.3, RFC 6890 2.2, RFC 4291 2.7): unspecified,
+    /// loopback, a group, reserved; a mapped address, which never is on a wire (RFC 4038 4.2).
+    fn is_reserved(&self, ip: IpAddr) -> bool {
+        match ip {
+            IpAddr::V4(v4) => {
+                let octets = v4.octets();
+                octets[0] == 0 || octets[0] == 127 || octets[0] >= 224 || self.is_broadcast(ip)
             }
             IpAddr::V6(ip) => {
                 ip.is_unspecified()
@@ -95,13 +99,12 @@ impl Addresses {
                     || ip.is_multicast()
                     || ip.to_ipv4_mapped().is_some()
             }
-        };
-        reserved || self.find(source).is_some()
+        }
     }
 
-    /// Whether a packet can be sent there, to one host.
+    /// Whether a packet can be sent there, to one host, be it this one.
     pub(super) fn is_peer(&self, ip: IpAddr) -> bool {
-        ip != IpAddr::V4(Ipv4Addr::BROADCAST) && !self.is_martian(ip)
+        ip != IpAddr::V4(Ipv4Addr::BROADCAST) && !self.is_reserved(ip)
     }
 }
 
@@ -188,7 +191,8 @@ mod tests {
             "fe80::1",
         ] {
             assert!(addresses.is_martian(ip(martian)), "{martian}");
-            assert!(!addresses.is_peer(ip(martian)), "{martian}");
+            let own = addresses.find(ip(martian)).is_some();
+            assert_eq!(addresses.is_peer(ip(martian)), own, "{martian}");
         }
         for peer in ["10.1.0.2", "10.2.255.255", "192.0.2.0", "fe80::2", "2001:db8::2"] {
             assert!(!addresses.is_martian(ip(peer)), "{peer}");

@@ -159,9 +159,17 @@ pub struct Departure {
     pub checksum: Option<Checksum>,
     /// The link is to cut the payload into TCP segments of so many octets.
     pub segment: Option<u16>,
+    /// It is for an address of the stack itself: it goes to [`super::Stack::handle_looped`] as it is, without
+    /// its checksum and uncut, and not to the link.
+    pub loops: bool,
 }
 
 impl Departure {
+    /// A frame for the link that is all headers.
+    pub(super) fn bare(headers: usize) -> Self {
+        Self { headers, payload: 0..0, of: None, checksum: None, segment: None, loops: false }
+    }
+
     /// Octets of the payload.
     #[expect(clippy::len_without_is_empty, reason = "a frame is never empty")]
     pub fn len(&self) -> usize {
@@ -184,7 +192,7 @@ pub enum ConnectError {
     /// Nothing leads there: no own address of its family, or neither a prefix nor a gateway.
     #[error("no route to the peer")]
     NoRoute,
-    /// An address of this stack, a group, or none: nobody there can be connected to.
+    /// A group, or none, or the very end that is to connect: nobody there can be connected to.
     #[error("the address is not one that can be connected to")]
     BadAddress,
     /// The connection exists already.
@@ -238,7 +246,7 @@ pub enum DatagramError {
     /// Nothing leads there.
     #[error("no route to the peer")]
     NoRoute,
-    /// An address of this stack, or none.
+    /// A group, or none.
     #[error("the address is not one that datagrams can be sent to")]
     BadAddress,
     /// The socket is gone.

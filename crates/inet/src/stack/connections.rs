@@ -35,6 +35,8 @@ impl Marks {
     const LOST: u16 = 128;
     /// Nobody misses it any more: it stands in the list of those that go first.
     const WAITING: u16 = 256;
+    /// Its peer is in this stack.
+    pub(super) const LOOPS: u16 = 512;
 
     #[inline]
     pub(super) fn has(self, mark: u16) -> bool {
@@ -244,6 +246,7 @@ impl Connections {
         // The next in this place waits for a next hop of its own.
         slot.marks.take(Marks::PARKED);
         slot.marks.take(Marks::LOST);
+        slot.marks.take(Marks::LOOPS);
         self.waits -= u32::from(slot.marks.take(Marks::WAITING));
         self.free.push(index);
     }

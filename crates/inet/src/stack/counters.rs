@@ -7,6 +7,8 @@ pub struct Counters {
     pub received: u64,
     /// Frames to the link, datagrams included.
     pub sent: u64,
+    /// Frames of the stack's own for the stack itself.
+    pub looped: u64,
     /// Frames with nothing in them that this stack speaks, or for another station.
     pub other: u64,
     /// Packets whose IP header is not legal.

@@ -16,13 +16,14 @@ const HOP_LIMIT: u8 = 64;
 /// Answers that wait at a time: beyond it they are dropped, as the link would do.
 const MAX_ANSWERS: usize = 64;
 
-/// What the stack says itself, and the station from which the cause came: the answer goes back there.
+/// What the stack says itself, and the station from which the cause came: the answer goes back there; none:
+/// to this stack.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
     /// A segment of no connection: a reset, or a cookie.
-    Segment { station: Station, local: u16, to: IpAddr, header: wire::Repr },
+    Segment { station: Option<Station>, local: u16, to: IpAddr, header: wire::Repr },
     /// The next message of ICMP.
-    Message { station: Station },
+    Message { station: Option<Station> },
 }
 
 /// What is to stand in an IP header.
@@ -30,8 +31,8 @@ pub(super) enum Answer {
 pub(super) struct Envelope {
     pub(super) local: u16,
     pub(super) to: IpAddr,
-    /// Where it goes next, on a link that has stations.
-    pub(super) station: Station,
+    /// Where it goes next, on a link that has stations; none: it comes back.
+    pub(super) station: Option<Station>,
     pub(super) protocol: u8,
     pub(super) traffic_class: u8,
     pub(super) flow_label: u32,
@@ -41,7 +42,7 @@ pub(super) struct Envelope {
 
 impl Envelope {
     /// Of what needs nothing special.
-    pub(super) fn plain(local: u16, to: IpAddr, station: Station, protocol: u8) -> Self {
+    pub(super) fn plain(local: u16, to: IpAddr, station: Option<Station>, protocol: u8) -> Self {
         let (traffic_class, flow_label, hop_limit) = (0, 0, None);
         Self { local, to, station, protocol, traffic_class, flow_label, hop_limit }
     }
@@ -77,11 +78,11 @@ impl Stack {
     fn transmit_discovery(&mut self, out: &mut [u8]) -> Option<Departure> {
         let headers = self.neighbours.as_mut()?.poll_transmit(out)?;
         self.counters.sent += 1;
-        Some(Departure { headers, payload: 0..0, of: None, checksum: None, segment: None })
+        Some(Departure::bare(headers))
     }
 
     /// The next message of ICMP; none, if it is longer than the link takes.
-    fn transmit_message(&mut self, station: Station, out: &mut [u8]) -> Option<Departure> {
+    fn transmit_message(&mut self, station: Option<Station>, out: &mut [u8]) -> Option<Departure> {
         let Message { source, destination: to, bytes } = self.icmp.poll_transmit()?;
         let local = self.addresses.find(source)?;
         if bytes.len() + ip_header(to) as usize > self.link_mtu() as usize {
@@ -93,8 +94,8 @@ impl Stack {
         let start = self.write_ip(&envelope, bytes.len(), out);
         let headers = start + bytes.len();
         out[start..headers].copy_from_slice(&bytes);
-        self.counters.sent += 1;
-        Some(Departure { headers, payload: 0..0, of: None, checksum: None, segment: None })
+        self.counters.sent += u64::from(station.is_some());
+        Some(Departure { loops: station.is_none(), ..Departure::bare(headers) })
     }
 
     /// Whether [`Stack::poll_transmit`] may have something.
@@ -143,7 +144,12 @@ impl Stack {
         let headers = start + header.header_len();
         let at = start + wire::CHECKSUM_AT;
         let checksum = self.prepare(envelope, start, at, headers, len, out);
-        Departure { headers, payload, of: None, checksum, segment: None }
+        Departure {
+            payload,
+            checksum,
+            loops: envelope.station.is_none(),
+            ..Departure::bare(headers)
+        }
     }
 
     /// Fills the checksum field at `at`: with all of it if there is no payload, otherwise with the sum of
@@ -157,7 +163,7 @@ impl Stack {
         payload: usize,
         out: &mut [u8],
     ) -> Option<Checksum> {
-        self.counters.sent += 1;
+        self.counters.sent += u64::from(envelope.station.is_some());
         let own = self.addresses.get(envelope.local);
         let len = headers - start + payload;
         let pseudo = Sum::of_pseudo_header(own, envelope.to, envelope.protocol, len);
@@ -175,7 +181,8 @@ impl Stack {
         let at = match (self.hardware, envelope.to) {
             (Some(source), to) => {
                 let kind = if to.is_ipv6() { ethernet::kind::IPV6 } else { ethernet::kind::IPV4 };
-                ethernet::Repr { destination: envelope.station, source, kind }.emit(out)
+                let destination = envelope.station.unwrap_or(source);
+                ethernet::Repr { destination, source, kind }.emit(out)
             }
             (None, _) => 0,
         };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::ipv6_extension::{Fragment, Refusal, Walk, next_header, walk};
 use quipu_wire::ndp::Station;
-use quipu_wire::{icmpv6, ipv4, ipv6};
+use quipu_wire::{ethernet, icmpv6, ipv4, ipv6};
 
 use super::groups::QUERY;
 use super::{Arrival, Frame, Stack};
@@ -23,8 +23,8 @@ const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
 pub(super) struct Below {
     /// Where it begins in its frame.
     pub(super) at: usize,
-    /// The station that sent it, on a link that has stations.
-    pub(super) station: Station,
+    /// The station that sent it, on a link that has stations; none: this stack has.
+    pub(super) station: Option<Station>,
     /// Whether it went to this station, and not to several.
     pub(super) to_station: bool,
 }
@@ -82,6 +82,21 @@ impl Stack {
         self.now = now;
         self.counters.received += 1;
         let Some(below) = self.unframe(now, frame.bytes) else { return Arrival::Nothing };
+        self.arrive_ip(now, below, frame)
+    }
+
+    /// Takes a frame of the stack's own, a [`Departure`](super::Departure) that loops, with its payload
+    /// behind the headers. What it has brought must be taken out of it before it goes away.
+    pub fn handle_looped(&mut self, now: u64, bytes: &[u8]) -> Arrival {
+        self.now = now;
+        self.counters.looped += 1;
+        let at = self.hardware.map_or(0, |_| ethernet::HEADER).min(bytes.len());
+        // It was in nobody else's hands.
+        let frame = Frame { bytes, checked: true };
+        self.arrive_ip(now, Below { at, station: None, to_station: true }, &frame)
+    }
+
+    fn arrive_ip(&mut self, now: u64, below: Below, frame: &Frame<'_>) -> Arrival {
         let ip = &frame.bytes[below.at..];
         match ip.first().map(|first| first >> 4) {
             Some(6) => self.arrive_v6(now, below, ip, frame.checked),
@@ -118,7 +133,7 @@ impl Stack {
             self.counters.martians += 1;
             return None;
         }
-        let martian = self.addresses.is_martian(source);
+        let martian = below.station.is_some() && self.addresses.is_martian(source);
         Some(Packet {
             below,
             header,

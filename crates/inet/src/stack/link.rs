@@ -15,6 +15,8 @@ const MAX_NOTICES: usize = 256;
 /// Where a packet goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
+    /// Nowhere: it is for this stack.
+    Own,
     /// To this station; on a link without, to whom it is for.
     Station(Station),
     /// The station of this address is being looked for.
@@ -62,7 +64,7 @@ impl Stack {
     /// Takes everything below IP off a frame; none, if that is all there is, or it is not for this station.
     pub(super) fn unframe(&mut self, now: u64, bytes: &[u8]) -> Option<Below> {
         let Some(neighbours) = &mut self.neighbours else {
-            return Some(Below { at: 0, station: Station::default(), to_station: true });
+            return Some(Below { at: 0, station: Some(Station::default()), to_station: true });
         };
         let Ok((ethernet, at)) = ethernet::Repr::parse(bytes) else {
             self.counters.malformed += 1;
@@ -76,7 +78,9 @@ impl Stack {
             return None;
         }
         match ethernet.kind {
-            ethernet::kind::IPV4 | ethernet::kind::IPV6 => Some(Below { at, station, to_station }),
+            ethernet::kind::IPV4 | ethernet::kind::IPV6 => {
+                Some(Below { at, station: Some(station), to_station })
+            }
             ethernet::kind::ARP => {
                 match arp::Repr::parse(&bytes[at..]) {
                     Ok(message) => neighbours.handle_arp(now, &message),

@@ -12,7 +12,8 @@
 //! It touches no application memory: an [`Arrival`] names a range of the frame, a [`Departure`] a range of
 //! the stream, which the user copies behind the headers.
 //!
-//! An address of the stack itself is not a peer: nothing loops back, and calls that name one are refused.
+//! What is for an address of the stack itself comes back: a [`Departure`] says so ([`Departure::loops`]), and
+//! goes to [`Stack::handle_looped`].
 //!
 //! | module | reason to change |
 //! |---|---|

@@ -97,7 +97,9 @@ impl Stack {
         } else {
             self.addresses.find(local.ip()).filter(|_| local.is_ipv6() == ip.is_ipv6())
         };
-        let local = source.filter(|_| self.leads_to(now, ip)).ok_or(ConnectError::NoRoute)?;
+        let loops = self.addresses.find(ip).is_some();
+        let local =
+            source.filter(|_| loops || self.leads_to(now, ip)).ok_or(ConnectError::NoRoute)?;
         if !self.connections.make_room() {
             return Err(ConnectError::TooMany);
         }
@@ -106,6 +108,9 @@ impl Stack {
             0 => self.ephemeral_port(local, remote).ok_or(ConnectError::NoPort)?,
             port => port,
         };
+        if (own, port) == (ip, remote.port()) {
+            return Err(ConnectError::BadAddress);
+        }
         let key = Key::new(local, port, remote);
         if self.connections.find(&key).is_some() {
             return Err(ConnectError::InUse);
@@ -122,7 +127,8 @@ impl Stack {
         let flow = Flow { local: own, remote };
         let (connections, watched) = (&self.connections, &self.listeners.ports);
         self.ephemeral.choose(&flow, |port| {
-            watched.get(port).is_none()
+            (own.ip(), port) != (remote.ip(), remote.port())
+                && watched.get(port).is_none()
                 && connections.find(&Key::new(local, port, remote)).is_none()
         })
     }
@@ -159,6 +165,9 @@ impl Stack {
         // RFC 6437 3: constant for a flow, and not to be guessed.
         let label = of_flow(self.secret, Purpose::FlowLabel, flow, [0; 2]) as u32;
         let index = self.connections.insert(connection, key, label);
+        if self.addresses.find(to).is_some() {
+            self.connections.slot(index).marks.set(Marks::LOOPS);
+        }
         self.connections.touch(index);
         index
     }
@@ -368,7 +377,7 @@ impl Stack {
         if more != drops {
             self.counters.note_drops(drops, more);
         }
-        if progress {
+        if progress && station.is_some() {
             self.confirm(now, packet.source);
         }
         self.after(index);
@@ -415,7 +424,7 @@ impl Stack {
         key: &Key,
         segment: &Repr,
         payload: usize,
-        station: Station,
+        station: Option<Station>,
     ) {
         let flow = self.flow_of(key);
         let may_open = self.may_open(segment.destination);
@@ -463,7 +472,7 @@ impl Stack {
         // comes again.
     }
 
-    fn reply(&mut self, key: &Key, station: Station, header: Repr) {
+    fn reply(&mut self, key: &Key, station: Option<Station>, header: Repr) {
         if header.flags.has(Flags::RST) {
             self.counters.tcp_resets += 1;
         } else {
@@ -529,8 +538,11 @@ impl Stack {
         while let Some(index) = self.connections.next_ready() {
             let to = self.connections.slot(index).key.remote().ip();
             let lost = self.connections.is_lost(index);
-            let station = match self.hop(now, to) {
-                Hop::Station(station) => station,
+            let loops = self.connections.slot(index).marks.has(Marks::LOOPS);
+            let hop = if loops { Hop::Own } else { self.hop(now, to) };
+            let station = match hop {
+                Hop::Own => None,
+                Hop::Station(station) => Some(station),
                 Hop::Resolving(next_hop) if !lost => {
                     self.connections.park(now, index, next_hop);
                     continue;

@@ -112,8 +112,11 @@ impl Stack {
         if len > fits {
             return Err(DatagramError::TooLong { fits });
         }
-        let station = match self.hop(now, to.ip()) {
-            Hop::Station(station) => station,
+        let loops = self.addresses.find(to.ip()).is_some();
+        let hop = if loops { Hop::Own } else { self.hop(now, to.ip()) };
+        let station = match hop {
+            Hop::Own => None,
+            Hop::Station(station) => Some(station),
             Hop::Resolving(next_hop) => return Err(DatagramError::Unresolved { next_hop }),
             Hop::Nowhere => return Err(DatagramError::NoRoute),
         };
@@ -125,7 +128,7 @@ impl Stack {
         let headers = start + repr.emit(&mut out[start..]);
         let at = start + udp::CHECKSUM_AT;
         let checksum = self.prepare(&envelope, start, at, headers, len, out);
-        Ok(Departure { headers, payload: 0..len as u64, of: None, checksum, segment: None })
+        Ok(Departure { payload: 0..len as u64, checksum, loops, ..Departure::bare(headers) })
     }
 
     /// A datagram to an own address.

@@ -5,6 +5,7 @@ mod groups;
 mod hostile;
 mod icmp;
 mod link;
+mod looped;
 mod net;
 mod packets;
 mod paths;

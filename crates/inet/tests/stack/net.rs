@@ -199,6 +199,25 @@ impl Host {
         self.stack.set_receive_space(id, user.room);
     }
 
+    /// Takes what has come of a frame.
+    fn hear(&mut self, arrival: &Arrival, bytes: &[u8]) {
+        match arrival {
+            Arrival::Nothing => {}
+            Arrival::Segment { connection, received, reassembled } => {
+                let whole = reassembled.then(|| self.stack.reassembled().to_vec());
+                self.take(*connection, received, whole.as_deref().unwrap_or(bytes));
+            }
+            Arrival::Datagram(datagram) => {
+                let payload = match &datagram.payload {
+                    Payload::Frame(range) => bytes[range.clone()].to_vec(),
+                    Payload::Reassembled => self.stack.reassembled().to_vec(),
+                };
+                self.datagrams.push((datagram.clone(), payload));
+            }
+        }
+        self.poll_events();
+    }
+
     pub fn poll_events(&mut self) {
         while let Some(event) = self.stack.poll_event() {
             match event {
@@ -346,6 +365,10 @@ impl Net {
     }
 
     fn carry(&mut self, from: usize, departure: &Departure, mut frame: Vec<u8>) {
+        if departure.loops {
+            let arrival = self.hosts[from].stack.handle_looped(self.now, &frame);
+            return self.hosts[from].hear(&arrival, &frame);
+        }
         if let Some(checksum) = departure.checksum {
             Stack::seal(&mut frame, checksum);
         }
@@ -396,21 +419,7 @@ impl Net {
     pub fn arrive(&mut self, to: usize, bytes: &[u8], checked: bool) -> Arrival {
         let host = &mut self.hosts[to];
         let arrival = host.stack.handle_frame(self.now, &Frame { bytes, checked });
-        match &arrival {
-            Arrival::Nothing => {}
-            Arrival::Segment { connection, received, reassembled } => {
-                let whole = reassembled.then(|| host.stack.reassembled().to_vec());
-                host.take(*connection, received, whole.as_deref().unwrap_or(bytes));
-            }
-            Arrival::Datagram(datagram) => {
-                let payload = match &datagram.payload {
-                    Payload::Frame(range) => bytes[range.clone()].to_vec(),
-                    Payload::Reassembled => host.stack.reassembled().to_vec(),
-                };
-                host.datagrams.push((datagram.clone(), payload));
-            }
-        }
-        host.poll_events();
+        host.hear(&arrival, bytes);
         arrival
     }
 

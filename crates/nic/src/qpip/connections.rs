@@ -162,8 +162,8 @@ impl<P: Probe> Adapter<P> {
     /// is free. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
     ///
     /// # Errors
-    /// No route, no port, an address of the adapter itself (its queue pairs reach each other in other ways),
-    /// or a queue pair that is of another type or in another state.
+    /// No route, no port, an address that is nobody's or this very end's, or a queue pair that is of another
+    /// type or in another state.
     pub fn tcp_connect(
         &mut self,
         now: Time,
@@ -295,7 +295,7 @@ fn no_connection(error: ConnectError) -> Fault {
             "no route to the peer: no own address of its family, prefix or gateway leads there",
         ),
         ConnectError::BadAddress => Fault::Invalid(
-            "the peer's address is a group, nobody's, or the adapter's own, to which it does not connect",
+            "the peer's address is a group, nobody's, or the very end that is to connect",
         ),
         ConnectError::InUse => Fault::Invalid("there is such a connection already"),
         ConnectError::NoPort => Fault::Exhausted("TCP ports to that peer"),

@@ -113,9 +113,6 @@ pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fau
     if to.port() == 0 {
         return Err(Fault::Invalid("a datagram to port 0"));
     }
-    if inet.stack.addresses().any(|own| own == to.ip()) {
-        return Err(Fault::Invalid("a datagram to the adapter itself, which has shorter ways"));
-    }
     Ok(())
 }
 
@@ -195,9 +192,9 @@ fn compose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, socket: UdpId, out: &mut [u8
         return Turn::Again;
     }
     hub.probe.stage(Stage::GetData, len);
-    let frame = hub.dispatch(&departure, out);
+    let turn = hub.dispatch(&departure, out);
     requester::skip_local(qp, hub);
-    Turn::Frame(frame)
+    turn
 }
 
 /// The next datagram waits for its next hop.

@@ -28,7 +28,21 @@ impl<P: Probe> Adapter<P> {
         self.hub.probe.stage(Stage::Media, frame.bytes.len());
         let Some(inet) = &mut self.hub.inet else { return };
         let arrival = inet.stack.handle_frame(now.0, frame);
+        self.take_arrival(arrival, frame.bytes);
+    }
+
+    /// Takes a frame of its own that is for one of its own addresses.
+    pub(crate) fn take_looped(&mut self, now: Time, bytes: &[u8]) {
+        self.hub.probe.looped(bytes);
+        self.hub.probe.stage(Stage::Media, bytes.len());
+        let Some(inet) = &mut self.hub.inet else { return };
+        let arrival = inet.stack.handle_looped(now.0, bytes);
+        self.take_arrival(arrival, bytes);
+    }
+
+    fn take_arrival(&mut self, arrival: Arrival, frame: &[u8]) {
         self.hub.probe.stage(Stage::Parse, 0);
+        let Some(inet) = &mut self.hub.inet else { return };
         match arrival {
             Arrival::Nothing => {}
             Arrival::Segment { connection, received, reassembled } => {
@@ -38,14 +52,14 @@ impl<P: Probe> Adapter<P> {
                 if let Some(Owner::Qp(id)) = owner
                     && let Some((qp, hub)) = self.qp_and_hub(id)
                 {
-                    take(qp, hub, &received, whole.as_deref().unwrap_or(frame.bytes));
+                    take(qp, hub, &received, whole.as_deref().unwrap_or(frame));
                 }
             }
             Arrival::Datagram(datagram) => {
                 if let Some(id) = inet.bound(datagram.socket)
                     && let Some((qp, hub)) = self.qp_and_hub(id)
                 {
-                    udp::deliver(qp, hub, &datagram, frame.bytes);
+                    udp::deliver(qp, hub, &datagram, frame);
                 }
             }
         }

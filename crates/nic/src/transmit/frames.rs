@@ -18,10 +18,15 @@ use crate::qpip::{FrameOut, Owner, connections, udp};
 use crate::requester;
 use crate::types::{Time, WcStatus};
 
+/// How many frames to its own addresses an adapter takes back before its caller has a turn.
+const MOST_LOOPED: u32 = 32;
+
 /// What came of a turn.
 pub(crate) enum Turn {
-    /// A frame stands in the buffer.
+    /// A frame for the link stands in the buffer.
     Frame(FrameOut),
+    /// A frame of so many octets for this adapter stands there.
+    Looped(usize),
     /// Something happened, and there is no frame of it.
     Again,
     /// There is nothing to send.
@@ -31,9 +36,11 @@ pub(crate) enum Turn {
 impl<P: Probe> Adapter<P> {
     /// Writes the next frame of TCP and UDP queue pairs, and of the stack itself, into `out`, which has room
     /// for the link's MTU and 14 octets, or, where the link cuts segments itself, for 65 549 octets. `None`:
-    /// there is none now.
+    /// there is none now. What is for the adapter's own addresses it takes itself, a bounded number in each
+    /// call: when [`has_frames`](Self::has_frames) is true afterwards, there is more of it.
     pub fn transmit_frame(&mut self, now: Time, out: &mut [u8]) -> Option<FrameOut> {
         self.hub.now = now;
+        let mut looped = 0;
         let frame = loop {
             let inet = self.hub.inet.as_mut()?;
             self.hub.probe.stage(Stage::Schedule, 0);
@@ -44,6 +51,13 @@ impl<P: Probe> Adapter<P> {
             };
             match turn {
                 Turn::Frame(frame) => break Some(frame),
+                Turn::Looped(len) => {
+                    self.take_looped(now, &out[..len]);
+                    looped += 1;
+                    if looped == MOST_LOOPED {
+                        break None;
+                    }
+                }
                 Turn::Again => {}
                 // Each turn of a datagram takes one from the list: this ends.
                 Turn::Nothing if self.has_datagrams() => {}
@@ -84,13 +98,13 @@ impl<P: Probe> Adapter<P> {
             inet.stack.set_receive_space(connection, 0);
         }
         if range.is_empty() {
-            return Turn::Frame(hub.dispatch(&departure, out));
+            return hub.dispatch(&departure, out);
         }
         let payload = out.get_mut(departure.headers..departure.len());
         let (Some(Owner::Qp(id)), Some(payload)) = (owner, payload) else { return Turn::Again };
         let Some((qp, hub)) = self.qp_and_hub(id) else { return Turn::Again };
         match gather(qp, hub, range, payload) {
-            Ok(()) => Turn::Frame(hub.dispatch(&departure, out)),
+            Ok(()) => hub.dispatch(&departure, out),
             Err(position) => {
                 // Its memory is not there any more. What the peer has of it cannot be taken back.
                 requester::fail_at(qp, hub, position, WcStatus::LocProtErr);
@@ -110,15 +124,19 @@ impl<P: Probe> Adapter<P> {
 }
 
 impl<P: Probe> Hub<P> {
-    /// A frame is whole: it gets its checksum here, unless the link does that.
-    pub(crate) fn dispatch(&mut self, departure: &Departure, out: &mut [u8]) -> FrameOut {
+    /// A frame is whole: it gets its checksum here, unless the link does that, or no link sees it.
+    pub(crate) fn dispatch(&mut self, departure: &Departure, out: &mut [u8]) -> Turn {
+        if departure.loops {
+            self.probe.stage(Stage::Send, departure.len());
+            return Turn::Looped(departure.len());
+        }
         let mut frame = FrameOut::from(departure);
         let seals = self.inet.as_ref().is_some_and(|inet| inet.seals);
         if let Some(checksum) = frame.checksum.take_if(|_| seals) {
             Stack::seal(&mut out[..frame.len], checksum);
         }
         self.probe.stage(Stage::Send, frame.len);
-        frame
+        Turn::Frame(frame)
     }
 }
 

@@ -255,18 +255,17 @@ fn what_cannot_be_is_refused_at_once() {
     let mut net = Net::new();
     let all = TcpSettings::default();
     let qp = net.qp(0, QpType::Tcp);
-    let own = net.address(0, 80);
     let to = net.address(1, 80);
     let invalid =
         |result: Result<(), Fault>| assert!(matches!(result, Err(Fault::Invalid(_))), "{result:?}");
-    invalid(net.connect(0, qp, own, &all));
+    let (now, own) = (net.now(), net.address(0, 80));
+    invalid(net.adapter(0).tcp_connect(now, qp, own, Some(80), &all));
     invalid(net.connect(0, qp, "[ff02::1]:80".parse().unwrap(), &all));
     invalid(net.connect(0, qp, "[::]:80".parse().unwrap(), &all));
     assert_eq!(net.state(0, qp), QpState::Init, "it is unchanged");
     let rc = net.host(0).qp();
     invalid(net.connect(0, rc, to, &all));
     assert_eq!(net.connect(0, QpId(77 << 32), to, &all), Err(Fault::NoSuchObject));
-    let now = net.now();
     assert_eq!(net.adapter(0).tcp_close(now, qp), Err(Fault::WrongState));
     assert_eq!(net.adapter(0).tcp_abort(now, qp), Err(Fault::WrongState));
     let (listener, port) = net.adapter(0).tcp_listen(0, &all, 1).unwrap();

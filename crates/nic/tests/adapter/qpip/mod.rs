@@ -6,6 +6,7 @@ mod ends;
 mod hostile;
 mod kept;
 mod lifecycle;
+mod looped;
 mod memory;
 mod messages;
 pub mod net;

@@ -256,6 +256,8 @@ impl Net {
                     self.fly(1 - host, part);
                 }
             }
+            // It may have more for its own addresses than it takes at a time.
+            any |= self.room[host] > 0 && self.adapter(host).has_frames();
             self.collect_events(host);
         }
         any
