@@ -24,6 +24,9 @@ pub const PATIENCE: u64 = 60_000_000_000;
 
 /// The longest payload of an IP packet.
 const MAX_PAYLOAD: usize = ipv6::MAX_PAYLOAD;
+/// The codepoints of ECN (RFC 3168 5) that are not ECT(0) or ECT(1).
+const NOT_ECT: u8 = 0;
+const CE: u8 = 3;
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +37,7 @@ pub struct Counters {
     pub expired: u64,
     /// Packets that had to give way to younger ones.
     pub evicted: u64,
-    /// Packets with parts that overlap or contradict each other.
+    /// Packets with parts that overlap or contradict each other, also in what they say of congestion.
     pub void: u64,
     /// Parts that break a rule on their own.
     pub malformed: u64,
@@ -56,6 +59,8 @@ struct Part<'a> {
     more: bool,
     /// What the whole begins with, as this part has it: the first part's counts.
     next_header: u8,
+    /// The codepoint of ECN.
+    ecn: u8,
     payload: &'a [u8],
 }
 
@@ -65,6 +70,10 @@ struct Packet {
     since: u64,
     parts: BTreeMap<usize, Vec<u8>>,
     next_header: u8,
+    /// That of the first part.
+    ecn: u8,
+    /// Which there are at all, a bit for each.
+    codepoints: u8,
     /// Octets kept.
     held: usize,
     /// Octets of the whole, once the last part is here.
@@ -80,6 +89,8 @@ pub struct Fragments {
     packets: VecDeque<Packet>,
     octets: usize,
     whole: Vec<u8>,
+    /// The codepoint of ECN of that.
+    ecn: u8,
     counters: Counters,
 }
 
@@ -101,8 +112,9 @@ impl Packet {
             self.total = Some(to);
         }
         if from == 0 {
-            self.next_header = part.next_header;
+            (self.next_header, self.ecn) = (part.next_header, part.ecn);
         }
+        self.codepoints |= 1 << part.ecn;
         self.parts.insert(from, part.payload.to_vec());
         self.held += part.payload.len();
         true
@@ -110,6 +122,17 @@ impl Packet {
 
     fn is_whole(&self) -> bool {
         self.total == Some(self.held)
+    }
+
+    /// The codepoint of the whole; none: there is none that the whole may have (RFC 3168 5.3).
+    fn ecn(&self) -> Option<u8> {
+        let has = |codepoint: u8| self.codepoints & 1 << codepoint != 0;
+        match (has(CE), has(NOT_ECT)) {
+            // A sender that would not hear of the mark has no other way to learn of it than by a loss.
+            (true, true) => None,
+            (true, false) => Some(CE),
+            (false, _) => Some(self.ecn),
+        }
     }
 
     fn cost(&self) -> usize {
@@ -133,6 +156,11 @@ impl Fragments {
         &self.whole
     }
 
+    /// The codepoint of ECN that this packet has (RFC 3168 5.3): CE, if a part of it had.
+    pub fn ecn(&self) -> u8 {
+        self.ecn
+    }
+
     /// A part of an IPv4 packet has come: says whether the packet is whole now, and read with
     /// [`Fragments::whole`].
     pub fn handle_ipv4(&mut self, now: u64, header: &ipv4::Repr, payload: &[u8]) -> bool {
@@ -146,6 +174,7 @@ impl Fragments {
             offset: header.fragment_offset.into(),
             more: header.more_fragments,
             next_header: header.protocol,
+            ecn: header.traffic_class & 3,
             payload,
         };
         let (uneven, too_long) = (part.is_uneven(), part.is_too_long(ipv4::LEN));
@@ -178,6 +207,7 @@ impl Fragments {
             offset: fragment.offset.into(),
             more: fragment.more,
             next_header: fragment.next_header,
+            ecn: header.traffic_class & 3,
             payload,
         };
         self.check(header, &part).inspect_err(|_| self.counters.malformed += 1)?;
@@ -229,6 +259,11 @@ impl Fragments {
         self.octets += packet.cost();
         if packet.is_whole() {
             let packet = self.remove(index)?;
+            let Some(ecn) = packet.ecn() else {
+                self.counters.void += 1;
+                return None;
+            };
+            self.ecn = ecn;
             self.whole.clear();
             self.whole.extend(packet.parts.values().flatten());
             self.counters.whole += 1;
@@ -249,6 +284,8 @@ impl Fragments {
             since: now,
             parts: BTreeMap::new(),
             next_header: 0,
+            ecn: 0,
+            codepoints: 0,
             held: 0,
             total: None,
             void: false,

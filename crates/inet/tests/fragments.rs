@@ -189,3 +189,37 @@ fn packets_are_told_apart() {
     assert!(!fragments.handle_ipv4(0, &part(7, UDP, 0), &whole[..15]), "uneven");
     assert_eq!(fragments.counters().malformed, 1);
 }
+
+/// RFC 3168 5.3: a mark on any part is one of the whole, unless a part says that marks are not heard.
+#[test]
+fn the_whole_is_marked_if_a_part_is() {
+    const CASES: [([u8; 3], Option<u8>); 9] = [
+        ([0, 0, 0], Some(0)),
+        ([1, 1, 1], Some(1)),
+        ([2, 2, 2], Some(2)),
+        ([3, 3, 3], Some(3)),
+        ([3, 2, 2], Some(3)),
+        ([2, 3, 1], Some(3)),
+        ([2, 2, 3], Some(3)),
+        ([0, 3, 3], None),
+        ([2, 3, 0], None),
+    ];
+    let parts = cut(&octets(48), 16);
+    for (marks, whole) in CASES {
+        for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+            let mut fragments = Fragments::default();
+            let mut done = None;
+            for n in order {
+                let (offset, more, part) = &parts[n];
+                let traffic_class = 0xb8 | marks[n];
+                let header = ipv6::Repr { traffic_class, ..header(part.len()) };
+                let (offset, more) = (*offset as u16, *more);
+                let fragment = Fragment { next_header: UDP, offset, more, identification: 1 };
+                done = fragments.handle_ipv6(0, &header, &fragment, part).unwrap();
+            }
+            assert_eq!(done.map(|_| fragments.ecn()), whole, "{marks:?} in the order {order:?}");
+            assert_eq!(fragments.counters().void, u64::from(whole.is_none()));
+            assert_eq!(fragments.octets(), 0, "nothing is left of it");
+        }
+    }
+}

@@ -70,6 +70,11 @@ impl Packet<'_> {
         self.traffic_class & 3 == 3
     }
 
+    /// As the whole whose last part it is, with this codepoint of ECN.
+    fn of_parts(self, ecn: u8) -> Self {
+        Self { traffic_class: self.traffic_class & !3 | ecn, ..self }
+    }
+
     /// Its sender, at `port`.
     pub(super) fn from(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.source, port)
@@ -170,6 +175,7 @@ impl Stack {
         }
         let mut fragments = std::mem::take(&mut self.fragments);
         let arrival = if fragments.handle_ipv4(now, &repr, payload) {
+            let packet = packet.of_parts(fragments.ecn());
             self.arrive(now, &Packet { payload: fragments.whole(), ..packet }, false)
         } else {
             Arrival::Nothing
@@ -222,7 +228,8 @@ impl Stack {
             Ok(Some(first)) => match walk(first, fragments.whole(), true) {
                 Ok(Walk::Upper { protocol, at }) if may_come_in_parts(protocol) => {
                     let payload = &fragments.whole()[at..];
-                    let arrival = self.arrive(now, &Packet { protocol, payload, ..*packet }, false);
+                    let packet = Packet { protocol, payload, ..packet.of_parts(fragments.ecn()) };
+                    let arrival = self.arrive(now, &packet, false);
                     self.reassembled.start += at;
                     self.reassembled.end += at;
                     arrival

@@ -6,6 +6,7 @@ use quipu_inet::stack::{BindError, DatagramError};
 use quipu_inet::tcp::SECOND;
 
 use crate::net::{Net, V4, V6};
+use crate::packets::{Packet, sealed_datagram};
 use crate::streams::stream;
 
 #[test]
@@ -49,4 +50,22 @@ fn a_port_is_bound_once() {
     stack.unbind(socket);
     let (anew, _) = stack.bind(7).unwrap();
     assert_ne!(socket, anew, "an old identifier stays dead");
+}
+
+#[test]
+fn a_datagram_in_parts_is_marked_if_one_of_them_is() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let (_, port) = net.hosts[1].stack.bind(53).unwrap();
+    let [from, to] = V6.map(|address| address.parse().unwrap());
+    let upper = sealed_datagram(V6, 9, port, &[7; 300]);
+    let mut parts = Packet::new(from, to).parts(&upper, 17, 104);
+    for (part, codepoint) in parts.iter_mut().zip([3, 2, 2]) {
+        // The lower half of the traffic class is the upper of the second octet.
+        part[1] |= codepoint << 4;
+    }
+    for part in &parts {
+        net.arrive(1, part, false);
+    }
+    let (datagram, payload) = net.hosts[1].datagrams.pop().expect("it is whole");
+    assert_eq!((datagram.traffic_class & 3, payload), (3, vec![7; 300]));
 }
