@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::model::{Footprint, Kind, Op, Overhead, Path, Role, Series, Test};
 use crate::results::{point, speed};
-use crate::worker::SLOWEST;
+use crate::worker::{FASTEST, SLOWEST};
 
 /// A target and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,7 +54,8 @@ const SLOWER: f64 = 1.3;
 const CONNECTIONS: f64 = 2000.0;
 const CONNECT: Test = Test { kind: Kind::Connect, op: Op::Connection };
 
-/// What the slowest of many queue pairs is to get, of what the median does.
+/// What the slowest of many queue pairs is to get of what the median does, and the median of what the fastest
+/// does.
 const SHARE: f64 = 0.5;
 const CROWD_SENDS: Test = Test { kind: Kind::Crowd, op: Op::Send };
 
@@ -162,7 +163,7 @@ pub(crate) fn judge(
     all.insert(1, at_most(metric, write, 0.7, "us", "any memory"));
     all.extend(over_quipu().iter().map(|target| judge_speed(target, series)));
     all.extend([Path::SameHost, Path::Tcp].map(|path| judge_connections(series, path)));
-    all.extend([CROWD, CROWD_TCP].map(|name| judge_crowd(series, name)));
+    all.extend([CROWD, CROWD_TCP].into_iter().flat_map(|name| judge_crowd(series, name)));
     let cost = overhead.iter().find(|o| o.path == Path::SameHost && o.size == 64);
     let cost = cost.map(|o| o.post_send.ns + o.poll_send.ns);
     all.push(at_most("same host, 64 B send: post + poll", cost, OVERHEAD_NS, "ns", "one message"));
@@ -221,13 +222,19 @@ fn judge_connections(series: &[Series], path: Path) -> Verdict {
     at_least(&metric, rate, CONNECTIONS, "a second", "made and broken")
 }
 
-/// Sizes are judged together: the least counts.
-fn judge_crowd(series: &[Series], name: &str) -> Verdict {
+/// Sizes are judged together: the least share counts, and the greatest.
+fn judge_crowd(series: &[Series], name: &str) -> [Verdict; 2] {
     let series = series.iter().find(|s| s.contender == name && s.test == CROWD_SENDS);
     let details = series.iter().flat_map(|series| series.points.values().flat_map(|p| &p.also));
-    let shares = details.filter(|detail| detail.name == SLOWEST).map(|detail| detail.median);
-    let least = shares.reduce(f64::min);
-    at_least(&format!("{name}: slowest of many QPs"), least, SHARE, "of the median", "messages")
+    let shares = |name| details.clone().filter(move |d| d.name == name).map(|d| d.median);
+    let (least, most) = (shares(SLOWEST).reduce(f64::min), shares(FASTEST).reduce(f64::max));
+    let (slowest, fastest) =
+        (format!("{name}: slowest of many QPs"), format!("{name}: fastest of many QPs"));
+    let unit = "of the median";
+    [
+        at_least(&slowest, least, SHARE, unit, "messages"),
+        at_most(&fastest, most, 1.0 / SHARE, unit, "messages"),
+    ]
 }
 
 fn judge_speed(target: &Faster, series: &[Series]) -> Verdict {
@@ -319,14 +326,18 @@ mod tests {
     }
 
     #[test]
-    fn the_least_share_of_a_crowd_is_judged() {
+    fn the_extreme_shares_of_a_crowd_are_judged() {
         let mut series = series(&[100.0], &[100.0]);
         (series[0].contender, series[0].test) = (CROWD.into(), CROWD_SENDS);
-        let share = |median| Detail { name: SLOWEST.into(), rounds: vec![median], median };
+        let detail =
+            |name: &str, median| Detail { name: name.into(), rounds: vec![median], median };
+        let shares = |least, most| vec![detail(SLOWEST, least), detail(FASTEST, most)];
         let point = series[0].points[&8].clone();
-        series[0].points.insert(8, Point { also: vec![share(0.9)], ..point.clone() });
-        series[0].points.insert(4096, Point { also: vec![share(0.4)], ..point });
+        series[0].points.insert(8, Point { also: shares(0.9, 2.5), ..point.clone() });
+        series[0].points.insert(4096, Point { also: shares(0.4, 1.5), ..point });
         let found = verdict(&series, "Quipu, crowd: slowest of many QPs");
         assert_eq!((found.value, found.reached), (Some(0.4), Some(false)));
+        let found = verdict(&series, "Quipu, crowd: fastest of many QPs");
+        assert_eq!((found.value, found.reached), (Some(2.5), Some(false)));
     }
 }

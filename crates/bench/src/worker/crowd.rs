@@ -219,13 +219,15 @@ fn shares(done: &[u64]) -> Also {
         ("median", quantile(0.5)),
         ("fastest", quantile(1.0)),
         (SLOWEST, part(quantile(0.0), quantile(0.5))),
+        (FASTEST, part(quantile(1.0), quantile(0.5))),
         ("Jain's index", part(sum * sum, done.len() as f64 * squares)),
     ];
     named.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// The number that the target is about.
+/// The numbers that the targets are about.
 pub(crate) const SLOWEST: &str = "slowest / median";
+pub(crate) const FASTEST: &str = "fastest / median";
 
 #[cfg(test)]
 mod tests {
@@ -238,7 +240,7 @@ mod tests {
         };
         assert_eq!(value(&[10, 10, 10], "Jain's index"), 1.0);
         assert_eq!(value(&[30, 0, 0], "Jain's index"), 1.0 / 3.0);
-        assert_eq!(value(&[5, 10, 20], SLOWEST), 0.5);
+        assert_eq!((value(&[5, 10, 30], SLOWEST), value(&[5, 10, 30], FASTEST)), (0.5, 3.0));
         assert_eq!((value(&[0, 0, 1], SLOWEST), value(&[0, 0], "Jain's index")), (0.0, 0.0));
         assert_eq!((value(&[5, 10, 20], "slowest"), value(&[5, 10, 20], "fastest")), (5.0, 20.0));
     }

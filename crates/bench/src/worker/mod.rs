@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crowd::{MAX_SIZE as MAX_CROWD_SIZE, MESSAGES as CROWD_MESSAGES, SLOWEST};
+pub(crate) use crowd::{FASTEST, MAX_SIZE as MAX_CROWD_SIZE, MESSAGES as CROWD_MESSAGES, SLOWEST};
 
 use crate::model::{Also, Footprint, Overhead, Path, Test};
 use crate::sys;

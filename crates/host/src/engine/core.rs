@@ -233,6 +233,7 @@ impl Core {
         let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
         // The set and the list are valid, so this cannot fail.
         let _ = self.epoll.wait(&mut ready, Some(Duration::ZERO));
+        self.net.note_look();
         let any = self.dispatch(now, &ready);
         self.ready = Some(ready);
         any

@@ -2,6 +2,9 @@
 //!
 //! An empty receive costs less than asking epoll and then receiving, as long as only few streams
 //! are tried. A stream gets here by delivering bytes and leaves after a while without any.
+//!
+//! Where more streams deliver than can be tried, none is: those that are would get several turns for each
+//! one of the others. Then every poll asks epoll, which names those that are ready in turn.
 
 use super::token::Slot;
 
@@ -9,12 +12,31 @@ use super::token::Slot;
 const HOT_MAX: usize = 4;
 /// Tries without bytes after which a stream is no longer tried.
 const PATIENCE: u32 = 4096;
+/// Questions to epoll over which it is counted how many streams deliver.
+const WINDOW: u32 = 64;
+
+/// The window in which a stream last delivered bytes; 0: none yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delivered(u32);
 
 /// The hot streams.
-#[derive(Default)]
 pub(crate) struct Hot {
     slots: [Option<(Slot, u32)>; HOT_MAX],
     len: usize,
+    /// The number of the window, from 1.
+    window: Delivered,
+    looks: u32,
+    /// Streams that delivered in this window.
+    busy: usize,
+    /// Whether too many do: in this window, or, until it ends, in the one before.
+    crowded: bool,
+}
+
+impl Default for Hot {
+    fn default() -> Self {
+        let window = Delivered(1);
+        Self { slots: [None; HOT_MAX], len: 0, window, looks: 0, busy: 0, crowded: false }
+    }
 }
 
 impl Hot {
@@ -30,9 +52,40 @@ impl Hot {
         self.slots.get(position).copied().flatten().map(|(slot, _)| slot)
     }
 
+    /// Notes that a stream delivered, which last did so in `last`.
+    #[inline]
+    pub(crate) fn note_delivery(&mut self, last: &mut Delivered) {
+        if *last != self.window {
+            *last = self.window;
+            self.busy += 1;
+            self.crowded |= self.busy > HOT_MAX;
+        }
+    }
+
+    /// Notes that epoll was asked.
+    #[inline]
+    pub(crate) fn note_look(&mut self) {
+        self.looks += 1;
+        if self.looks == WINDOW {
+            self.crowded = self.busy > HOT_MAX;
+            (self.looks, self.busy) = (0, 0);
+            // A stream that was silent for 2^32 windows may count once too seldom.
+            self.window.0 = self.window.0.wrapping_add(1);
+        }
+    }
+
+    /// Whether more streams deliver than can be tried.
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
     /// Adds a stream, in the place of the one that has been quiet for longest if there is no room.
-    /// Returns the one that had to go.
+    /// Returns the one that had to go, which may be the newcomer.
     pub(crate) fn add(&mut self, slot: Slot) -> Option<Slot> {
+        if self.crowded {
+            return Some(slot);
+        }
         if self.len < HOT_MAX {
             self.slots[self.len] = Some((slot, 0));
             self.len += 1;
@@ -63,7 +116,8 @@ impl Hot {
         let found = self.slots[..self.len].iter().position(|e| e.is_some_and(|(s, _)| s == slot));
         if let Some(position) = found {
             self.len -= 1;
-            self.slots[position] = self.slots[self.len].take();
+            self.slots.swap(position, self.len);
+            self.slots[self.len] = None;
         }
     }
 }
@@ -89,9 +143,32 @@ mod tests {
         assert_eq!(hot.add(slot(9)), Some(slot(2)));
         hot.remove(slot(0));
         assert_eq!(hot.len(), 3);
+        assert_eq!(hot.get(hot.len()), None);
         let left: Vec<_> = (0..hot.len()).filter_map(|i| hot.get(i)).collect();
         assert_eq!(left, [slot(3), slot(1), slot(9)]);
         assert!((0..PATIENCE).all(|_| !hot.note(0, false)));
         assert!(hot.note(0, false));
+    }
+
+    #[test]
+    fn a_crowd_is_one_while_more_deliver_than_can_be_tried() {
+        let mut hot = Hot::default();
+        let mut last = [Delivered::default(); HOT_MAX + 1];
+        for _ in 0..3 * WINDOW {
+            hot.note_look();
+            last[..HOT_MAX].iter_mut().for_each(|last| hot.note_delivery(last));
+            assert!(!hot.is_crowded(), "so many can be tried, however often they deliver");
+        }
+        hot.note_delivery(&mut last[HOT_MAX]);
+        assert!(hot.is_crowded());
+        assert_eq!(hot.add(slot(1)), Some(slot(1)));
+
+        // The window in which it was noticed, and the one behind it, however that begins.
+        let looks = (1..).take_while(|_| {
+            hot.note_look();
+            hot.is_crowded()
+        });
+        assert!((WINDOW as usize..2 * WINDOW as usize).contains(&looks.count()));
+        assert_eq!(hot.add(slot(1)), None);
     }
 }

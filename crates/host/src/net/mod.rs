@@ -334,7 +334,18 @@ impl Net {
                 stream.hot = false;
             }
         }
+        if self.hot.is_crowded() {
+            while let Some(slot) = self.hot.get(0) {
+                self.cool(slot);
+            }
+        }
         taken != Taken::Nothing
+    }
+
+    /// Notes that epoll was asked which streams are ready.
+    #[inline]
+    pub(crate) fn note_look(&mut self) {
+        self.hot.note_look();
     }
 
     fn finish_connect(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) -> bool {
@@ -415,6 +426,7 @@ impl Net {
         {
             let bytes = &buffer[filled.end..filled.end + received];
             adapter.probe_mut().stream_passed(Some(conn), false, bytes);
+            self.hot.note_delivery(&mut stream.delivered);
             filled.end += received;
             filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
         }

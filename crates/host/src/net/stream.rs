@@ -9,6 +9,7 @@ use libc::c_int;
 use quipu_nic::{ConnId, Loss, Time};
 
 use super::buffers::{Pool, Received};
+use super::hot::Delivered;
 use crate::buffer::Buffer;
 use crate::sys;
 use crate::tap::Tap;
@@ -53,6 +54,8 @@ pub(crate) struct Stream {
     pub(crate) deadline: Option<Time>,
     /// Whether it is tried without asking epoll.
     pub(crate) hot: bool,
+    /// When it last delivered bytes.
+    pub(crate) delivered: Delivered,
     /// Whether it has bytes that wait for more to be sent with them.
     pub(crate) held: bool,
 }
@@ -76,6 +79,7 @@ impl Stream {
             unsent: None,
             deadline: None,
             hot: false,
+            delivered: Delivered::default(),
             held: false,
         }
     }

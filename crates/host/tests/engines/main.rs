@@ -8,6 +8,7 @@ mod capture_qpip;
 mod common;
 mod connections;
 mod counters;
+mod crowd;
 mod datagrams;
 mod deaths;
 mod fallbacks;

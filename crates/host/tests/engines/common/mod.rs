@@ -77,38 +77,7 @@ impl Node {
 
     /// Takes the queue pair to RTS, towards a peer.
     pub fn connect(&self, gid: Gid, num: QpNum) {
-        let mut attr = QpAttr {
-            state: QpState::Init,
-            port_num: 1,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-            ..QpAttr::default()
-        };
-        type M = QpAttrMask;
-        let mask = M::STATE | M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS;
-        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
-        attr.state = QpState::Rtr;
-        attr.path_mtu = 3;
-        attr.dest_qp_num = num.0;
-        attr.av =
-            AddressVector { dgid: gid, is_global: true, port_num: 1, ..AddressVector::default() };
-        attr.max_dest_rd_atomic = 4;
-        attr.min_rnr_timer = 1;
-        let mask = M::STATE
-            | M::AV
-            | M::PATH_MTU
-            | M::DEST_QPN
-            | M::RQ_PSN
-            | M::MAX_DEST_RD_ATOMIC
-            | M::MIN_RNR_TIMER;
-        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
-        attr.state = QpState::Rts;
-        attr.timeout = 14;
-        attr.retry_cnt = 7;
-        attr.rnr_retry = 7;
-        attr.max_rd_atomic = 4;
-        let mask =
-            M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-        self.engine.modify_qp(self.qp, &attr, mask).unwrap();
+        connect(&self.engine, self.qp, gid, num);
     }
 
     pub fn sge(&self, offset: u64, len: u32) -> Sge {
@@ -160,4 +129,39 @@ pub fn pair(a: &Arc<Engine>, b: &Arc<Engine>, bytes: usize) -> (Node, Node) {
     a.connect(b.engine.gid(), b.num);
     b.connect(a.engine.gid(), a.num);
     (a, b)
+}
+
+/// Takes a queue pair to RTS, towards a peer.
+pub fn connect(engine: &Engine, qp: QpId, gid: Gid, num: QpNum) {
+    let mut attr = QpAttr {
+        state: QpState::Init,
+        port_num: 1,
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        ..QpAttr::default()
+    };
+    type M = QpAttrMask;
+    let mask = M::STATE | M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS;
+    engine.modify_qp(qp, &attr, mask).unwrap();
+    attr.state = QpState::Rtr;
+    attr.path_mtu = 3;
+    attr.dest_qp_num = num.0;
+    attr.av = AddressVector { dgid: gid, is_global: true, port_num: 1, ..AddressVector::default() };
+    attr.max_dest_rd_atomic = 4;
+    attr.min_rnr_timer = 1;
+    let mask = M::STATE
+        | M::AV
+        | M::PATH_MTU
+        | M::DEST_QPN
+        | M::RQ_PSN
+        | M::MAX_DEST_RD_ATOMIC
+        | M::MIN_RNR_TIMER;
+    engine.modify_qp(qp, &attr, mask).unwrap();
+    attr.state = QpState::Rts;
+    attr.timeout = 14;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.max_rd_atomic = 4;
+    let mask =
+        M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+    engine.modify_qp(qp, &attr, mask).unwrap();
 }
