@@ -7,6 +7,7 @@
 use quipu_mem::Sge;
 
 use crate::adapter::{Adapter, Hub};
+use crate::channel::Other;
 use crate::datagram::{self, Destination};
 use crate::error::Fault;
 use crate::plain;
@@ -148,6 +149,22 @@ impl<P: Probe> Adapter<P> {
             matches!(path, Path::Channel(_) | Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_))
         };
         self.qps.get(id).is_some_and(|qp| !any_time(&qp.path))
+    }
+
+    /// Does what [`ring_doorbell`](Self::ring_doorbell) would, if that is no more than to tell a peer on this
+    /// host of what was transmitted while it was posted; `false` if there is more to it.
+    #[inline]
+    pub fn ring_at_once(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.qps.get_mut(id) else { return false };
+        let linked =
+            matches!(&qp.path, Path::Channel(path) if matches!(path.other, Other::Linked { .. }));
+        if !linked || qp.sq.has_waiting() || qp.state != QpState::Rts || !qp.qp_type.is_reliable() {
+            return false;
+        }
+        self.hub.counters.doorbells += 1;
+        self.hub.probe.stage(Stage::Doorbell, 0);
+        transmit::channel::announce(qp, &mut self.hub);
+        true
     }
 
     /// Tells the adapter that requests were posted to `id`.

@@ -10,6 +10,7 @@ use quipu_nic::{
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
+use super::poll::LastLook;
 use super::qpip::TcpEvent;
 use super::strict::Strict;
 use crate::clock::Clock;
@@ -25,17 +26,6 @@ use crate::share::Attached;
 use crate::sys::{Epoll, EventFd, ReadyList};
 use crate::tap::Adapter;
 
-/// Polls that share one reading of the clock, while they find nothing.
-const POLLS_PER_READING: u32 = 16;
-/// Polls between two questions to epoll: while hot streams are tried directly but others are
-/// open; while there are UDP sockets, and polls try sockets, which takes as long as the question; while
-/// there are UDP sockets that had nothing for long, and polls look at memory only, as those of a program
-/// that met its peer by datagrams (UCX) and then talks to it on the same host; and while only
-/// listeners and links are there.
-const POLLS_PER_LOOK_HOT: u32 = 8;
-const POLLS_PER_LOOK_DATAGRAMS: u32 = 16;
-const POLLS_PER_LOOK_QUIET: u32 = 128;
-const POLLS_PER_LOOK_IDLE: u32 = 256;
 /// Rounds of actions, bytes and events that one call goes through before it returns.
 const ROUNDS: usize = 64;
 /// TCP ports that are tried until one is found whose UDP side is free.
@@ -69,7 +59,7 @@ pub(crate) struct Core {
     pub(crate) cm: Option<Box<Manager>>,
     /// `None` where nobody may read them.
     publisher: Option<Box<Publisher>>,
-    calls: Calls,
+    pub(super) calls: Calls,
     /// `None` where nobody tells of changes.
     port: Option<Port>,
     pub(crate) helper: HelperMode,
@@ -85,14 +75,16 @@ pub(crate) struct Core {
     pub(crate) strict: Option<Box<Strict>>,
     /// Whether there is either of them, so that posts and polls are looked at.
     pub(crate) watched: bool,
-    clock: Clock,
+    pub(super) clock: Clock,
     epoll: Arc<Epoll>,
     bell: Arc<EventFd>,
     /// Taken out while it is being worked off.
     ready: Option<Box<ReadyList>>,
     /// Polls in a row that found nothing.
-    empty_polls: u32,
-    polls_since_look: u32,
+    pub(super) empty_polls: u32,
+    pub(super) polls_since_look: u32,
+    pub(super) polls_since_reading: u32,
+    pub(super) last_look: LastLook,
 }
 
 /// What a core is made of.
@@ -137,6 +129,8 @@ impl Core {
             ready: None,
             empty_polls: 0,
             polls_since_look: 0,
+            polls_since_reading: 0,
+            last_look: LastLook::default(),
         };
         // That it is there is worth knowing, though it may do nothing for long.
         let now = core.clock.now();
@@ -156,70 +150,9 @@ impl Core {
         self.clock.recent()
     }
 
-    /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
-    #[inline]
-    pub(crate) fn poll(&mut self) -> u32 {
-        let fresh = self.empty_polls.is_multiple_of(POLLS_PER_READING);
-        let now = if fresh { self.clock.now() } else { self.clock.recent() };
-        let mut any = self.adapter.progress(now);
-        any |= self.net.poll_hot(&mut self.adapter, now);
-        any |= self.datagrams.poll_hot(&mut self.adapter, now);
-        any |= self.poll_packets(now);
-        any |= self.poll_attached(now);
-        self.polls_since_look += 1;
-        if self.polls_since_look >= self.polls_per_look() {
-            any |= self.look(now);
-        }
-        if fresh {
-            self.run_timers(now);
-            self.publish(now);
-        }
-        self.calls.polls += 1;
-        if any {
-            self.calls.rounds += 1;
-            self.empty_polls = 0;
-        } else {
-            self.calls.empty_polls += 1;
-            self.empty_polls = self.empty_polls.wrapping_add(1);
-        }
-        // Acknowledgements wait for a message to travel with, as long as another poll is to be
-        // expected soon. Where somebody waits for descriptors, it may not be.
-        if !any || self.wakes_at.is_some() {
-            self.adapter.release_acks();
-        }
-        self.settle(now);
-        self.empty_polls
-    }
-
-    /// A poll that found completions at once: progress was made, so nobody need yield.
-    #[inline]
-    pub(crate) fn poll_hit(&mut self) {
-        self.empty_polls = 0;
-    }
-
-    /// Whether a poll that might do without is to read the clock.
-    #[inline]
-    pub(super) fn is_reading_due(&mut self) -> bool {
-        self.polls_since_look += 1;
-        self.polls_since_look.is_multiple_of(POLLS_PER_READING)
-    }
-
-    #[inline]
-    fn polls_per_look(&self) -> u32 {
-        match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
-            (true, false) => 1,
-            (true, true) => POLLS_PER_LOOK_HOT,
-            (false, streams) if self.datagrams.is_in_use() => {
-                let tries = streams || self.datagrams.is_hot();
-                if tries { POLLS_PER_LOOK_DATAGRAMS } else { POLLS_PER_LOOK_QUIET }
-            }
-            (false, _) => POLLS_PER_LOOK_IDLE,
-        }
-    }
-
     /// Takes frames from the link of QPIP, if there is one that was busy lately.
     #[inline]
-    fn poll_packets(&mut self, now: Time) -> bool {
+    pub(super) fn poll_packets(&mut self, now: Time) -> bool {
         match &mut self.qpip {
             None => false,
             Some(qpip) => qpip.poll_hot(&mut self.adapter, now),
@@ -227,7 +160,7 @@ impl Core {
     }
 
     /// Asks epoll, without waiting.
-    fn look(&mut self, now: Time) -> bool {
+    pub(super) fn look(&mut self, now: Time) -> bool {
         self.polls_since_look = 0;
         self.calls.looks += 1;
         let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
@@ -306,7 +239,7 @@ impl Core {
     }
 
     #[inline]
-    fn run_timers(&mut self, now: Time) {
+    pub(super) fn run_timers(&mut self, now: Time) {
         let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
         if self.faults.is_some() {
             self.run_faults(now);
@@ -348,6 +281,15 @@ impl Core {
             self.work(now, Net::transmit_urgent);
         }
         self.finish_call();
+    }
+
+    /// As [`settle_posts`](Self::settle_posts), where a peer on this host was told of what was posted.
+    #[inline]
+    pub(crate) fn settle_rung(&mut self) {
+        if self.adapter.has_output() || self.adapter.has_events() || self.wakes_at.is_some() {
+            return self.settle_posts(self.clock.recent());
+        }
+        self.adapter.probe_mut().flush();
     }
 
     /// Whether there is anything to carry out, or for the streams of a plain queue pair, or to transmit.
@@ -671,7 +613,7 @@ impl Core {
 
     /// Lets others see what was done so far, if it is time to.
     #[inline]
-    fn publish(&mut self, now: Time) {
+    pub(super) fn publish(&mut self, now: Time) {
         if let Some(publisher) = &mut self.publisher {
             (self.calls.sends, self.calls.receives) = self.net.calls();
             publisher.publish(now, &self.adapter, &self.calls);

@@ -8,6 +8,7 @@ mod events;
 mod faults;
 mod helper;
 mod openings;
+mod poll;
 mod post;
 mod qpip;
 mod raw;

@@ -120,6 +120,10 @@ impl Doorbell<'_> {
     #[inline]
     fn ring(&mut self) {
         if let Some(qp) = self.posted.take() {
+            if self.core.adapter.ring_at_once(qp) {
+                // Most often the peer is awake, and nothing else is to be done.
+                return self.core.settle_rung();
+            }
             let exact = self.core.adapter.doorbell_wants_time(qp);
             let now = if exact { self.core.now() } else { self.core.recent() };
             self.core.adapter.ring_doorbell(now, qp);
@@ -182,7 +186,8 @@ impl Engine {
     }
 
     /// Takes up to `max` completions out of a queue, oldest first, and hands each to `taker`, which must
-    /// not call the engine; how many. If there are none, makes progress on everything and looks again.
+    /// not call the engine; how many. If there are none, makes progress on everything and looks again,
+    /// unless that was just done in vain for another queue.
     ///
     /// # Errors
     ///
@@ -207,7 +212,11 @@ impl Engine {
         if core.take_news() {
             return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
         }
+        if core.last_look.serves(cq) {
+            return Ok(0);
+        }
         let empty_polls = core.poll();
+        core.last_look.made(cq, empty_polls > 0);
         if empty_polls == 0 {
             return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
         }

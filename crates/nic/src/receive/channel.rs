@@ -70,8 +70,12 @@ pub(crate) fn is_quiet(qp: &mut Qp) -> bool {
         return false;
     }
     let acked = qp.requester.acked;
+    if acked == qp.requester.started {
+        return true;
+    }
+    // What came along with a request may be ahead of the count here.
     let control = &path.channel.outgoing.control;
-    acked == qp.requester.started || (control.executed() == acked && control.stall().is_none())
+    requester::reached(acked, control.executed()) && control.stall().is_none()
 }
 
 /// Serves what the peer has put into the rings; whether there was anything.
@@ -112,6 +116,10 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         if !qp.may_receive() {
             break;
         }
+        // Also while the request itself has to wait: the program may wait for this before it posts a receive.
+        if qp.qp_type.requests() {
+            requester_ack(qp, hub, header.ack)?;
+        }
         let express = express(qp, hub, &header)?;
         tell_now |= !express;
         let front = match express {
@@ -121,9 +129,6 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         };
         match front {
             Front::Done => {
-                if qp.qp_type.requests() {
-                    requester_ack(qp, hub, header.ack)?;
-                }
                 path(qp)?.channel.incoming.requests.pop();
                 busy = true;
             }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use quipu_iwarp::wire::control::Control;
 use quipu_mem::Key;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
@@ -149,11 +150,23 @@ pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) 
     sq.push_transmitted(wr, length, requester.started);
     requester.started = requester.started.wrapping_add(1);
     path.unannounced = true;
+    told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted_express(qp, hub, wr, length);
     }
     hub.probe.stage(Stage::GetData, bytes);
     true
+}
+
+/// The slot that was just filled says how many requests are executed: that need not be said otherwise, in a
+/// line of the cache that the peer looks at while it waits.
+#[inline]
+fn told_along<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let count = qp.responder.executed;
+    let Path::Channel(path) = &mut qp.path else { return };
+    if std::mem::replace(&mut path.told, count) != count && hub.probe.watches() {
+        watch::control(qp, hub, true, Control::Ack { count });
+    }
 }
 
 /// Tells the peer of what was transmitted while it was being posted.
@@ -381,6 +394,7 @@ fn end_slot<P: Probe>(
     if qp.requester.offset == 0 {
         count(qp, wqe);
     }
+    told_along(qp, hub);
     let done = offset + carried;
     if done == wqe.length {
         if hub.probe.watches() {
@@ -428,6 +442,7 @@ fn push_whole<P: Probe>(
         return error.into();
     }
     count(qp, wqe);
+    told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted(qp, hub);
     }

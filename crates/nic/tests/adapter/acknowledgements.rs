@@ -41,7 +41,43 @@ fn the_answer_acknowledges() {
     assert_eq!(look(&mut pair, 1), [10]);
     assert_eq!(look(&mut pair, 0), [], "nobody is told of a single send at once");
     pair.send(1, qps[1], 2, SendOp::Send, &[]);
-    assert_eq!(look(&mut pair, 0), [10, 1]);
+    assert_eq!(look(&mut pair, 0), [1, 10]);
+}
+
+#[test]
+fn an_answer_that_has_to_wait_for_a_receive_acknowledges_at_once() {
+    let (mut pair, qps, buffer) = acquainted();
+    for wr_id in 10..18 {
+        pair.send(1, qps[1], 2, SendOp::Send, &[]);
+        pair.run();
+        assert_eq!(look(&mut pair, 0), [wr_id]);
+    }
+    assert_eq!(look(&mut pair, 1), [2; 8]);
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    pair.send(1, qps[1], 3, SendOp::Send, &[]);
+    pair.hosts[1].adapter.release_acks();
+    // The program posts a receive only when its send is done.
+    assert_eq!(look(&mut pair, 0), [1]);
+    pair.recv(0, qps[0], 18, &[]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(18, WcStatus::Success)]);
+    assert_eq!(pair.polled(1), [(3, WcStatus::Success)]);
+}
+
+#[test]
+fn behind_a_send_that_an_answer_acknowledged_a_write_needs_nobody() {
+    let (mut pair, qps, buffer) = acquainted();
+    let there = pair.buffer(1, 64);
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    pair.send(1, qps[1], 2, SendOp::Send, &[]);
+    assert_eq!(look(&mut pair, 0), [1, 10]);
+    buffer.fill(0, b"directly");
+    let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 3, op, &[buffer.sge(0, 8)]);
+    assert_eq!(there.bytes(0, 8), b"directly");
+    assert_eq!(look(&mut pair, 0), [3]);
 }
 
 #[test]

@@ -1,0 +1,209 @@
+//! What a poll does that finds its queue empty, and which of several in turn do it.
+
+use quipu_nic::CqId;
+
+use super::core::Core;
+
+/// Polls that share one reading of the clock, while they find nothing or have to look at memory only.
+const POLLS_PER_READING: u32 = 16;
+/// Polls between two questions to epoll: while hot streams are tried directly but others are
+/// open; while there are UDP sockets, and polls try sockets, which takes as long as the question; while
+/// there are UDP sockets that had nothing for long, and polls look at memory only, as those of a program
+/// that met its peer by datagrams (UCX) and then talks to it on the same host; and while only
+/// listeners and links are there.
+const POLLS_PER_LOOK_HOT: u32 = 8;
+const POLLS_PER_LOOK_DATAGRAMS: u32 = 16;
+const POLLS_PER_LOOK_QUIET: u32 = 128;
+const POLLS_PER_LOOK_IDLE: u32 = 256;
+/// Queues that one look serves.
+const QUEUES: u8 = 8;
+
+/// A look serves all queues. Programs that poll several in turn (middleware has one for sends and one for
+/// receives) would look once for each, and notice what comes all the later: so polls of other queues behind a
+/// look that found nothing do without, each once, until the turn is over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastLook(Option<Vain>);
+
+/// A look that found nothing.
+#[derive(Clone, Copy, Debug)]
+struct Vain {
+    /// The queue that it was made for.
+    cq: CqId,
+    /// The queue that was polled last.
+    last: CqId,
+    /// How many polls did without one since.
+    spared: u8,
+}
+
+impl LastLook {
+    /// Whether a poll of `cq` need not look.
+    #[inline]
+    pub(crate) fn serves(&mut self, cq: CqId) -> bool {
+        match &mut self.0 {
+            Some(vain) if vain.cq != cq && vain.last != cq && vain.spared < QUEUES - 1 => {
+                vain.last = cq;
+                vain.spared += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A look for `cq` was in vain, or not.
+    #[inline]
+    pub(crate) fn made(&mut self, cq: CqId, in_vain: bool) {
+        self.0 = in_vain.then_some(Vain { cq, last: cq, spared: 0 });
+    }
+
+    /// There were completions: what comes of them is looked for.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Core {
+    /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> u32 {
+        let due = self.polls_since_reading + 1 >= POLLS_PER_READING;
+        if !due && self.memory_is_all() {
+            return self.poll_memory();
+        }
+        let fresh = due || self.empty_polls.is_multiple_of(POLLS_PER_READING);
+        self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
+        let now = if fresh { self.clock.now() } else { self.clock.recent() };
+        let mut any = self.adapter.progress(now);
+        any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.datagrams.poll_hot(&mut self.adapter, now);
+        any |= self.poll_packets(now);
+        any |= self.poll_attached(now);
+        self.polls_since_look += 1;
+        if self.polls_since_look >= self.polls_per_look() {
+            any |= self.look(now);
+        }
+        if fresh {
+            self.run_timers(now);
+            self.publish(now);
+        }
+        self.calls.polls += 1;
+        if any {
+            self.calls.rounds += 1;
+            self.empty_polls = 0;
+        } else {
+            self.calls.empty_polls += 1;
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+        }
+        // Acknowledgements wait for a message to travel with, as long as another poll is to be
+        // expected soon. Where somebody waits for descriptors, it may not be.
+        if !any || self.wakes_at.is_some() {
+            self.adapter.release_acks();
+        }
+        self.settle(now);
+        self.empty_polls
+    }
+
+    /// Whether a poll has to look at memory that is shared with peers only: nothing else was busy lately, and
+    /// nobody waits for descriptors.
+    #[inline]
+    fn memory_is_all(&self) -> bool {
+        let streams = self.net.has_cold_streams() || self.net.has_hot_streams();
+        !streams
+            && !self.net.holds_bytes()
+            && !self.datagrams.is_hot()
+            && self.qpip.is_none()
+            && self.attached.is_none()
+            && self.wakes_at.is_none()
+            && self.polls_since_look + 1 < POLLS_PER_LOOK_QUIET
+    }
+
+    /// [`poll`](Self::poll) where that is so, as it is for a program that waits for a peer on the same host.
+    #[inline]
+    fn poll_memory(&mut self) -> u32 {
+        let now = self.clock.recent();
+        self.polls_since_reading += 1;
+        self.polls_since_look += 1;
+        self.calls.polls += 1;
+        if self.adapter.progress(now) {
+            self.calls.rounds += 1;
+            self.empty_polls = 0;
+        } else {
+            self.calls.empty_polls += 1;
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            self.adapter.release_acks();
+        }
+        if self.adapter.has_output() || self.adapter.has_events() {
+            self.settle(now);
+        }
+        self.adapter.probe_mut().flush();
+        self.empty_polls
+    }
+
+    /// A poll that found completions at once: progress was made, so nobody need yield.
+    #[inline]
+    pub(crate) fn poll_hit(&mut self) {
+        self.empty_polls = 0;
+        self.last_look.forget();
+    }
+
+    /// Whether a poll that might do without is to read the clock.
+    #[inline]
+    pub(super) fn is_reading_due(&mut self) -> bool {
+        self.polls_since_look += 1;
+        self.polls_since_look.is_multiple_of(POLLS_PER_READING)
+    }
+
+    #[inline]
+    fn polls_per_look(&self) -> u32 {
+        match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
+            (true, false) => 1,
+            (true, true) => POLLS_PER_LOOK_HOT,
+            (false, streams) if self.datagrams.is_in_use() => {
+                let tries = streams || self.datagrams.is_hot();
+                if tries { POLLS_PER_LOOK_DATAGRAMS } else { POLLS_PER_LOOK_QUIET }
+            }
+            (false, _) => POLLS_PER_LOOK_IDLE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Polls queues that stay empty in this order; those whose polls looked.
+    fn looks(last: &mut LastLook, order: &[u64]) -> Vec<u64> {
+        let looks = |cq: &u64| {
+            let cq = CqId(*cq);
+            let looks = !last.serves(cq);
+            if looks {
+                last.made(cq, true);
+            }
+            looks
+        };
+        order.iter().copied().filter(looks).collect()
+    }
+
+    #[test]
+    fn one_look_serves_a_turn_of_polls() {
+        let mut last = LastLook::default();
+        assert_eq!(looks(&mut last, &[1, 2, 1, 2, 1, 2]), [1, 1, 1]);
+        assert_eq!(looks(&mut last, &[3, 4, 5, 1, 3, 4, 5]), [1]);
+    }
+
+    #[test]
+    fn whoever_polls_one_queue_looks() {
+        let mut last = LastLook::default();
+        assert_eq!(looks(&mut last, &[1, 1, 1]), [1, 1, 1]);
+        assert_eq!(looks(&mut last, &[2, 2, 2]), [2, 2], "the first was served");
+        last.forget();
+        assert_eq!(looks(&mut last, &[3]), [3]);
+    }
+
+    #[test]
+    fn a_queue_that_is_polled_no_more_holds_up_nobody() {
+        let mut last = LastLook::default();
+        assert_eq!(looks(&mut last, &[1]), [1]);
+        assert_eq!(looks(&mut last, &[2, 3, 2, 3, 2, 3, 2, 3, 2, 3]), [3, 3]);
+    }
+}
