@@ -180,6 +180,16 @@ pub(crate) fn cpu_ns(of: Worker) -> io::Result<u64> {
     }
 }
 
+/// How often a thread of this process has gone to sleep (`voluntary_ctxt_switches`); of others, and of one
+/// that is gone, 0.
+pub(crate) fn sleeps(of: Worker) -> u64 {
+    let Worker::Thread(number) = of else { return 0 };
+    let status = std::fs::read_to_string(format!("/proc/self/task/{number}/status"));
+    let status = status.unwrap_or_default();
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Takes the calling thread into a new network namespace.
 ///
 /// # Errors

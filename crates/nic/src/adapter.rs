@@ -272,6 +272,9 @@ impl<P: Probe> Hub<P> {
         match queue.push(completion, solicited, self.now) {
             Pushed::Quietly => true,
             Pushed::Notify(channel, context) => {
+                if let Some(at) = queue.alarm.take() {
+                    self.alarms.remove(&(at, Alarm::Cq(cq)));
+                }
                 self.events.push_back(Event::Completion { channel, cq, context });
                 true
             }

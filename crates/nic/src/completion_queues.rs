@@ -29,6 +29,9 @@ impl<P> Hub<P> {
     pub(crate) fn tell(&mut self, id: CqId, pushed: Pushed) {
         match pushed {
             Pushed::Notify(channel, context) => {
+                if let Some(at) = self.cqs.get_mut(id).and_then(|cq| cq.alarm.take()) {
+                    self.alarms.remove(&(at, Alarm::Cq(id)));
+                }
                 self.events.push_back(Event::Completion { channel, cq: id, context });
             }
             Pushed::Held(period_ns) => self.hold_back(id, period_ns),
@@ -139,6 +142,13 @@ impl<P: Probe> Adapter<P> {
     pub fn moderate_cq(&mut self, id: CqId, count: u16, period_ns: u64) -> Result<(), Fault> {
         self.cq(id)?.moderate(count, period_ns);
         Ok(())
+    }
+
+    /// How many completions more cause the event that a queue was asked for, and how many nanoseconds after
+    /// the first of them it comes at the latest (0: at once); `None` if no event is to come.
+    #[must_use]
+    pub fn awaited(&self, id: CqId) -> Option<(u32, u64)> {
+        self.hub.cqs.get(id)?.awaited()
     }
 
     /// Adds a completion of a queue pair that is not this adapter's, but completes to a queue of it; `false`

@@ -265,6 +265,17 @@ impl Cq {
         });
     }
 
+    /// How many completions more cause the event that the program has asked for, and how many nanoseconds
+    /// after the first of them it comes at the latest; `None` if no event is to come.
+    pub(crate) fn awaited(&self) -> Option<(u32, u64)> {
+        if self.channel.is_none() || self.notify == Notify::Nothing {
+            return None;
+        }
+        Some(self.moderation.map_or((1, 0), |it| {
+            (u32::from(it.count.saturating_sub(it.held)).max(1), it.period_ns)
+        }))
+    }
+
     /// Arms the next event. An armed request for any completion is not weakened to solicited ones. What is
     /// there already, and the program was not told of, counts as if it came now: programs that look, arm and
     /// sleep take for granted that nothing is lost between the first two.
@@ -404,10 +415,14 @@ mod tests {
         cq.moderate(3, 100);
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly, "nobody asked");
         cq.pop(16, |_| {});
+        assert_eq!(cq.awaited(), None);
         assert_eq!(cq.request_notify(false), Pushed::Quietly);
+        assert_eq!(cq.awaited(), Some((3, 100)));
         assert_eq!(cq.push(completion(1), false, NOW), Pushed::Held(100));
         assert_eq!(cq.push(completion(2), false, NOW), Pushed::Held(100));
+        assert_eq!(cq.awaited(), Some((1, 100)));
         assert_eq!(cq.push(completion(3), false, NOW), told);
+        assert_eq!(cq.awaited(), None);
         assert_eq!(cq.period_over(), Pushed::Quietly, "nothing is held back");
         cq.pop(16, |_| {});
         assert_eq!(cq.request_notify(false), Pushed::Quietly);

@@ -158,8 +158,8 @@ pub enum Figure {
     /// The same by TCP.
     RoundTripTcp,
     /// Calls that send an octet by TCP, and, when the answer is there, those that receive it and make room
-    /// for another: nanoseconds. Where the adapter is in a process of its own, calls are measured one by one,
-    /// and only those of the program that find something count.
+    /// for another: nanoseconds. Where the adapter is in a process of its own, 16 messages are posted
+    /// together, and only polls that find something count: what they take by what they find.
     HostOverhead,
     /// A stream of messages by TCP one way, in megabytes a second.
     Bulk,
@@ -190,6 +190,8 @@ pub struct Load {
     pub program: f64,
     /// The adapter's own thread, or its process.
     pub adapter: f64,
+    /// How often a second the program has gone to sleep, and the thread that helps it.
+    pub sleeps: f64,
 }
 
 /// What a slice showed.
@@ -241,10 +243,12 @@ impl Row {
                 Load {
                     program: median(|m| m.load[0].program),
                     adapter: median(|m| m.load[0].adapter),
+                    sleeps: median(|m| m.load[0].sleeps),
                 },
                 Load {
                     program: median(|m| m.load[1].program),
                     adapter: median(|m| m.load[1].adapter),
+                    sleeps: median(|m| m.load[1].sleeps),
                 },
             ],
         };
@@ -298,7 +302,7 @@ pub(super) mod tests {
     pub(in crate::qpip) fn row(name: &str, figure: Figure, values: &[Option<f64>]) -> Row {
         let contender = CONTENDERS.iter().find(|c| c.name == name).unwrap();
         let mut row = Row::new(*contender, figure, 1500);
-        let load = [Load { program: 0.5, adapter: 0.25 }; 2];
+        let load = [Load { program: 0.5, adapter: 0.25, sleeps: 7.0 }; 2];
         row.rounds = values
             .iter()
             .map(|value| value.map(|value| Measured { value, cycles: 0.0, load }))
@@ -317,7 +321,7 @@ pub(super) mod tests {
         assert_eq!((ratio, spread), (1.0, [0.75, 1.25]));
         assert_eq!(rows.ratio((QPIP, KERNEL), Figure::RoundTripTcp, 1500, |m| m.value), None);
         assert_eq!(rows.mtus(Figure::Bulk), [1500]);
-        assert_eq!(rows.0[0].median.load[1], Load { program: 0.5, adapter: 0.25 });
+        assert_eq!(rows.0[0].median.load[1], Load { program: 0.5, adapter: 0.25, sleeps: 7.0 });
     }
 
     #[test]

@@ -20,17 +20,36 @@ use super::stage::{End, PORT, Shared, exchange_and_pause};
 use crate::stats;
 use crate::sys::{self, Worker};
 
-/// Sends and receives that are posted at once.
-const SENDS: u64 = 32;
-const RECEIVES: u64 = 64;
+/// How a program works with its queues.
+#[derive(Clone, Copy)]
+struct Manner {
+    /// Sends and receives that are under way at once.
+    sends: u64,
+    receives: u64,
+    /// Sends of which one says that it is complete.
+    signal_every: u64,
+    /// Requests that are posted together.
+    together: u64,
+    /// Completions for which it sleeps at least.
+    enough: u16,
+}
+
+/// Of one that does what is to be done at once.
+const PROMPT: Manner = Manner { sends: 32, receives: 64, signal_every: 1, together: 1, enough: 1 };
+/// Of one that sleeps in bulk transfer beside an adapter that does all the work: it looks after its queues
+/// when three quarters of them are through. A completion of a send stands for one of them.
+const SPARING: Manner =
+    Manner { sends: 512, receives: 512, signal_every: 128, together: 32, enough: 384 };
+/// A sleep that is for many completions ends by then if there is one.
+const PERIOD_NS: u64 = 20_000_000;
 /// Completions taken by one poll.
-const BATCH: usize = 16;
+const BATCH: usize = 64;
 /// In the number of a send.
 const IS_SEND: u64 = 1 << 32;
 /// The least room for a datagram or what a stream brings.
 const ROOM: u32 = 2048;
 
-/// Messages that are sent in a row where single calls are measured.
+/// Messages that are sent in a row where calls are measured.
 const BURST: usize = 16;
 
 /// The name of an engine's thread.
@@ -61,10 +80,13 @@ pub(super) struct QueuePair<'a> {
     message: u32,
     room: u32,
     to: To,
-    /// Sends that are not complete, and of them those behind the last that says so.
+    manner: Manner,
+    /// Sends that are not complete, of them those behind the last that says so, and not posted yet.
     pending: u64,
     unsignaled: u64,
-    signal_every: u64,
+    unposted: u64,
+    /// Octets of each that is not posted.
+    len: u32,
     /// Octets that have come and were not asked for yet.
     came: usize,
     ended: bool,
@@ -108,20 +130,27 @@ impl<'a> QueuePair<'a> {
         let pd = engine.alloc_pd()?;
         let channel = purpose.sleeps.then(|| engine.create_channel()).transpose()?;
         let channel = channel.map(|(channel, _)| channel);
-        let (cq, _) = engine.create_cq(context, 2 * (SENDS + RECEIVES) as u32, channel, 0)?;
+        let udp = purpose.figure == Figure::RoundTripUdp;
+        let bulk = purpose.figure == Figure::Bulk;
+        let manner = if purpose.sleeps && bulk { SPARING } else { PROMPT };
+        let Manner { sends, receives, .. } = manner;
+        let (cq, _) = engine.create_cq(context, 2 * (sends + receives) as u32, channel, 0)?;
+        if manner.enough > 1 {
+            // Whoever sends hears of its sends only, one of so many.
+            let each = if peer.is_some() { manner.signal_every as u16 } else { 1 };
+            engine.moderate_cq(cq, manner.enough / each, PERIOD_NS)?;
+        }
         let message = purpose.message;
         let room = message.max(ROOM);
-        let bytes = u64::from(message) + RECEIVES * u64::from(room);
+        let bytes = u64::from(message) + receives * u64::from(room);
         let memory = engine.allocate(bytes as usize)?;
         // Programs that measure have touched their memory before.
         memory.zero()?;
         let region = engine.reg_segment(pd, &memory, None, Access::LOCAL_WRITE)?;
-        let udp = purpose.figure == Figure::RoundTripUdp;
-        let bulk = purpose.figure == Figure::Bulk;
         let qp_type = if udp { QpType::Udp } else { QpType::Tcp };
         let cap = QpCap {
-            max_send_wr: SENDS as u32,
-            max_recv_wr: RECEIVES as u32,
+            max_send_wr: sends as u32,
+            max_recv_wr: receives as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline_data: 0,
@@ -148,18 +177,20 @@ impl<'a> QueuePair<'a> {
             message,
             room,
             to: peer.filter(|_| udp).map_or(To::Peer, To::Address),
+            manner,
             pending: 0,
             unsignaled: 0,
-            signal_every: if purpose.sleeps && bulk { SENDS / 2 } else { 1 },
+            unposted: 0,
+            len: 0,
             came: 0,
             ended: false,
             found: [Completion::default(); BATCH],
-            spent: Vec::with_capacity(RECEIVES as usize),
+            spent: (0..receives).collect(),
             thread,
             shared,
             process: None,
         };
-        (0..RECEIVES).try_for_each(|place| this.post_receive(place))?;
+        this.make_room()?;
         if channel.is_some() {
             let engine = Arc::downgrade(&this.engine);
             shared.wake_by(move || {
@@ -205,10 +236,43 @@ impl<'a> QueuePair<'a> {
         })
     }
 
-    fn post_receive(&self, place: u64) -> Result<()> {
+    fn room_at(&self, place: u64) -> Sge {
         let addr = self.start + u64::from(self.message) + place * u64::from(self.room);
-        let room = Sge { addr, len: self.room, lkey: self.region.key };
-        Ok(self.engine.post_recv(self.qp, place, &[room])?)
+        Sge { addr, len: self.room, lkey: self.region.key }
+    }
+
+    /// Posts all receives again that have brought something.
+    #[inline]
+    fn make_room(&mut self) -> Result<()> {
+        if self.spent.is_empty() {
+            return Ok(());
+        }
+        let mut doorbell = self.engine.doorbell()?;
+        for &place in &self.spent {
+            doorbell.post_recv(self.qp, place, &[self.room_at(place)])?;
+        }
+        drop(doorbell);
+        self.spent.clear();
+        Ok(())
+    }
+
+    /// Posts the sends that wait to be posted together.
+    #[inline]
+    fn post_sends(&mut self) -> Result<()> {
+        let sges = [Sge { addr: self.start, len: self.len, lkey: self.region.key }];
+        let (qp, to, payload) = (self.qp, self.to, Payload::Sges(&sges));
+        let mut doorbell = self.engine.doorbell()?;
+        while self.unposted > 0 {
+            self.unposted -= 1;
+            self.unsignaled += 1;
+            let wr_id = IS_SEND + self.unsignaled;
+            let mut flags = SendFlags::empty();
+            if self.unsignaled == self.manner.signal_every {
+                (flags, self.unsignaled) = (SendFlags::SIGNALED, 0);
+            }
+            doorbell.post_send(qp, &SendWr { wr_id, to, op: SendOp::Send, flags, payload })?;
+        }
+        Ok(())
     }
 
     /// Waits for completions, or until the connection has ended.
@@ -236,9 +300,7 @@ impl<'a> QueuePair<'a> {
     #[inline]
     fn turn(&mut self) -> Result<bool> {
         // A program answers first, and makes room then.
-        while let Some(place) = self.spent.pop() {
-            self.post_receive(place)?;
-        }
+        self.make_room()?;
         Ok(self.poll()? > 0 || self.ended)
     }
 
@@ -308,11 +370,10 @@ impl End for QueuePair<'_> {
         if self.process.is_none() {
             return exchange_and_pause(self);
         }
-        let (mut posts, mut polls) = ([0.0; BURST], Vec::with_capacity(2 * BURST));
-        for post in &mut posts {
-            (*post, _) = timed(|| self.send(1))?;
-        }
-        let (shared, mut rooms) = (self.shared, Vec::with_capacity(BURST));
+        (self.len, self.pending, self.unposted) = (1, BURST as u64, BURST as u64);
+        let (posts, ()) = timed(|| self.post_sends())?;
+        let (shared, mut rooms) = (self.shared, 0.0);
+        let mut polls = Vec::with_capacity(2 * BURST);
         // Answers may come before word of what was sent.
         while self.pending > 0 || self.came < BURST {
             let (cycles, found) = shared.until("an answer", || {
@@ -321,38 +382,20 @@ impl End for QueuePair<'_> {
             })?;
             polls.extend(std::iter::repeat_n(cycles / found as f64, found));
             ensure!(!self.ended, "the connection has ended");
-            while let Some(place) = self.spent.pop() {
-                rooms.push(timed(|| self.post_receive(place))?.0);
-            }
+            rooms += timed(|| self.make_room())?.0;
         }
         ensure!(std::mem::take(&mut self.came) == BURST, "another answer than the octets");
-        let sum = stats::median(&posts) + stats::median(&rooms) + 2.0 * stats::median(&polls);
-        Ok(sum as u64)
+        Ok(((posts + rooms) / BURST as f64 + 2.0 * stats::median(&polls)) as u64)
     }
 
     fn send(&mut self, len: usize) -> Result<()> {
-        while self.pending == SENDS {
+        while self.pending == self.manner.sends {
             self.wait()?;
             ensure!(!self.ended, "the connection has ended");
         }
-        let len = u32::try_from(len)?.min(self.message);
-        let sges = [Sge { addr: self.start, len, lkey: self.region.key }];
-        self.unsignaled += 1;
-        let signaled = self.unsignaled == self.signal_every;
-        let wr_id = IS_SEND + self.unsignaled;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        let wr = SendWr {
-            wr_id,
-            to: self.to,
-            op: SendOp::Send,
-            flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
-            payload: Payload::Sges(&sges),
-        };
-        self.engine.post_send(self.qp, &wr)?;
-        self.pending += 1;
-        Ok(())
+        self.len = u32::try_from(len)?.min(self.message);
+        (self.pending, self.unposted) = (self.pending + 1, self.unposted + 1);
+        if self.unposted == self.manner.together { self.post_sends() } else { Ok(()) }
     }
 
     fn receive(&mut self) -> Result<usize> {

@@ -155,15 +155,17 @@ impl Shared {
 
     /// What is known at this moment.
     fn sample(&self) -> Result<Sample> {
-        let mut cpu_ns = [[0; 2]; 2];
-        for ([program, adapter], workers) in cpu_ns.iter_mut().zip(&self.workers) {
+        let (mut cpu_ns, mut sleeps) = ([[0; 2]; 2], [0; 2]);
+        let programs = cpu_ns.iter_mut().zip(&mut sleeps);
+        for (([program, adapter], sleeps), workers) in programs.zip(&self.workers) {
             let [thread, helper, other] =
                 *workers.lock().map_err(|_| anyhow!("the other end has panicked"))?;
             let time = |of: Option<Worker>| of.map_or(Ok(0), sys::cpu_ns).context("its time");
             (*program, *adapter) = (time(thread)? + time(helper)?, time(other)?);
+            *sleeps = [thread, helper].into_iter().flatten().map(sys::sleeps).sum();
         }
         let received = self.received.load(Ordering::Relaxed);
-        Ok(Sample { at: Instant::now(), tsc: sys::cycles(), received, cpu_ns })
+        Ok(Sample { at: Instant::now(), tsc: sys::cycles(), received, cpu_ns, sleeps })
     }
 }
 
@@ -179,6 +181,8 @@ struct Sample {
     received: u64,
     /// Of each end: of the program and the adapter.
     cpu_ns: [[u64; 2]; 2],
+    /// How often the programs have gone to sleep.
+    sleeps: [u64; 2],
 }
 
 impl Sample {
@@ -197,7 +201,11 @@ impl Sample {
         let part = |side: usize, of: usize| {
             self.cpu_ns[side][of].saturating_sub(earlier.cpu_ns[side][of]) as f64 / ns
         };
-        let load = [0, 1].map(|side| Load { program: part(side, 0), adapter: part(side, 1) });
+        let load = [0, 1].map(|side| Load {
+            program: part(side, 0),
+            adapter: part(side, 1),
+            sleeps: self.sleeps[side].saturating_sub(earlier.sleeps[side]) as f64 / ns * 1e9,
+        });
         Measured { value, cycles, load }
     }
 }

@@ -81,7 +81,7 @@ fn bulk(out: &mut String, results: &Results) {
     let message = results.plan.qpip.as_ref().map_or(0, |plan| u64::from(plan.message));
     let _ = writeln!(
         out,
-        "QPIP, figure 4: ttcp with messages of {}; processor time of programs and adapters in us a MB (of one processor)",
+        "QPIP, figure 4: ttcp with messages of {}; processor time of programs and adapters in us a MB (of one processor), and how often programs sleep",
         size(message)
     );
     let head = [
@@ -91,8 +91,10 @@ fn bulk(out: &mut String, results: &Results) {
         "MB/s",
         "quartiles",
         "sender",
+        "sleeps a MB",
         "its adapter",
         "receiver",
+        "sleeps a MB",
         "its adapter",
     ];
     let mut lines = vec![text(&head)];
@@ -101,8 +103,8 @@ fn bulk(out: &mut String, results: &Results) {
             let rate = row.median.value;
             let mut line = vec![mtu.to_string(), row.contender.name.to_owned()];
             line.extend([row.contender.link.to_string(), digits(rate), quartiles(row)]);
-            for Load { program, adapter } in row.median.load {
-                line.extend([program, adapter].map(|part| spent(part, rate)));
+            for Load { program, adapter, sleeps } in row.median.load {
+                line.extend([spent(program, rate), digits(sleeps / rate), spent(adapter, rate)]);
             }
             lines.push(line);
         }

@@ -92,9 +92,31 @@ impl Core {
         any
     }
 
-    /// Asks for the bell; `false` if something has come meanwhile.
+    /// Asks for the bell at the next news; `false` if something has come meanwhile.
     pub(super) fn arm_attached(&mut self) -> bool {
         self.attached.as_mut().is_none_or(|attached| attached.arm())
+    }
+
+    /// The same for a sleep: where all queues that owe the program an event hold it back until more have
+    /// come, as it wanted, the bell may wait for as many. By when the sleep is to be over then; `None` if
+    /// something has come meanwhile.
+    pub(super) fn arm_for_sleep(&mut self, now: Time) -> Option<Option<Time>> {
+        let Some(attached) = &mut self.attached else { return Some(None) };
+        let awaited = attached.queues().filter_map(|cq| self.adapter.awaited(cq));
+        let least = |one: (u32, u64), other: (u32, u64)| (one.0.min(other.0), one.1.min(other.1));
+        match awaited.reduce(least) {
+            Some((count @ 2.., period_ns)) if attached.is_flowing() => {
+                attached.arm_for(count, now).then(|| Some(now.after(period_ns)))
+            }
+            _ => attached.arm().then_some(None),
+        }
+    }
+
+    /// After a sleep. What has come in it may have come at its beginning: the period for which events are
+    /// held back has begun then.
+    pub(super) fn wake_attached(&mut self) -> bool {
+        let since = self.attached.as_mut().and_then(|attached| attached.woken());
+        since.is_some_and(|since| self.receive_attached(since, false))
     }
 }
 

@@ -175,13 +175,23 @@ impl Core {
     /// Makes the progress that can be made without waiting. True if there was any, so that there
     /// may be more.
     pub(crate) fn run(&mut self) -> bool {
+        self.run_and(Self::look)
+    }
+
+    /// As [`run`](Self::run) before a wait for descriptors, which finds what they have to say. Where a shared
+    /// adapter does the work they seldom say anything but that it rings.
+    pub(crate) fn run_before_wait(&mut self) -> bool {
+        if self.attached.is_none() { self.run() } else { self.run_and(|_, _| false) }
+    }
+
+    fn run_and(&mut self, look: impl FnOnce(&mut Self, Time) -> bool) -> bool {
         let now = self.clock.now();
         let mut any = self.adapter.progress(now);
         any |= self.net.poll_hot(&mut self.adapter, now);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
-        any |= self.look(now);
+        any |= look(self, now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
         if !any {
@@ -526,24 +536,26 @@ impl Core {
     /// Gets ready to wait for descriptors, after [`run`](Self::run) has found nothing: how long at
     /// most. `None` if there is something to do after all.
     pub(crate) fn prepare_wait(&mut self) -> Option<Option<Duration>> {
-        if self.net.wants_turn() || !self.adapter.arm() || !self.arm_attached() {
+        let now = self.clock.now();
+        let armed = !self.net.wants_turn() && self.adapter.arm();
+        let Some(batch) = armed.then(|| self.arm_for_sleep(now)).flatten() else {
             self.stop_waiting();
             return None;
-        }
-        let now = self.clock.now();
+        };
         self.settle(now);
         self.publish(now);
         let news = self.publisher.as_ref().and_then(|p| p.due(&self.adapter, &self.calls));
-        let deadline = [self.deadline(), news].into_iter().flatten().min();
+        let deadline = [self.deadline(), news, batch].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
     }
 
     /// After the wait: handles what it found.
     pub(crate) fn finish_wait(&mut self, ready: &ReadyList) {
+        let mut any = self.wake_attached();
         self.stop_waiting();
         let now = self.clock.now();
-        let mut any = self.dispatch(now, ready) | self.adapter.progress(now);
+        any |= self.dispatch(now, ready) | self.adapter.progress(now);
         any |= self.poll_attached(now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
@@ -558,7 +570,7 @@ impl Core {
         self.wakes_at = None;
         self.adapter.disarm();
         if let Some(attached) = &mut self.attached {
-            attached.disarm();
+            attached.woken();
         }
     }
 

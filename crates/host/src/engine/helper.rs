@@ -22,6 +22,8 @@ use crate::sys::{self, EventFd, ReadyList, wait_either};
 /// The shortest and the longest doze.
 const DOZE_MIN: Duration = Duration::from_micros(100);
 const DOZE_MAX: Duration = Duration::from_millis(1);
+/// The longest where the adapter is another process's: the work goes on there, and the rings wait.
+const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(10);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
 /// So many polls since the helper looked last are those of a program that polls busily; and so many pass
@@ -163,6 +165,7 @@ impl Inner {
 
     /// Sleeps in small pieces until the program is found idle, or calls.
     fn doze(&self) {
+        let longest = if self.calls.is_some() { DOZE_MAX_ELSEWHERE } else { DOZE_MAX };
         let mut limit = DOZE_MIN;
         let mut quiet = 0;
         let (mut drives, mut rest) = self.lie_down(quiet);
@@ -172,7 +175,7 @@ impl Inner {
             if called || self.helper.stopped() {
                 return;
             }
-            limit = (limit * 2).min(DOZE_MAX);
+            limit = (limit * 2).min(longest);
             // While the program polls, its lock is left alone.
             if self.is_busy(polls) {
                 quiet = 0;

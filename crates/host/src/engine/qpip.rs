@@ -289,7 +289,7 @@ impl Engine {
         loop {
             let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
             let mut core = self.enter()?;
-            core.run();
+            core.run_before_wait();
             // Looked at and armed under one lock: nothing completes between the two.
             while core.events.take_completion(channel)?.is_some() {}
             if core.adapter.has_completions(cq)? || core.events.has_tcp(context) {

@@ -36,7 +36,7 @@ impl Engine {
             if holds {
                 core.events.hold(channel);
             }
-            let any = core.run();
+            let any = core.run_before_wait();
             let event = core.events.take_completion(channel);
             if holds {
                 core.events.leave();

@@ -1,7 +1,8 @@
 //! The program's end of the rings, behind the lock of its engine: requests are posted to it, and what it
 //! brings lands in the engine's own completion queues and events.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use quipu_mem::Segment;
 use quipu_mem::ring::{Channel, RingError};
 use quipu_nic::{
     Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, QpType, SendFlags,
-    SendOp, SendWr, Sge, TcpChange, To, WcOpcode, WcStatus,
+    SendOp, SendWr, Sge, TcpChange, Time, To, WcOpcode, WcStatus,
 };
 
 use super::slots::{self, News, Request, Tag};
@@ -26,8 +27,8 @@ const NEWS_PER_TURN: usize = 256;
 const MAX_DEPTH: u32 = 1 << 15;
 /// The most events of a connection: it stands, the peer closes, it is over.
 const MAX_CHANGES: u8 = 3;
-/// Requests between two that are asked to complete though the program does not want to know.
-const SIGNAL_EVERY: u32 = 16;
+/// The most news for which a sleep is worth while: the ring has room for as many while they are taken.
+const MAX_BATCH: u32 = RINGS.request_slots / 2;
 
 /// A request under way.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,8 @@ struct Queue {
     /// The sequence number of the next request.
     next: u32,
     depth: u32,
+    /// Requests behind the last that tells when it is done.
+    silent: u32,
 }
 
 impl Queue {
@@ -58,7 +61,15 @@ impl Queue {
             reached: 0,
             next: 0,
             depth,
+            silent: 0,
         }
+    }
+
+    /// Whether the next request is to tell when it is done: if the program wants to know, or so many before
+    /// it do not, as only what tells makes room again.
+    #[inline]
+    fn must_tell(&self, signaled: bool) -> bool {
+        signaled || self.silent >= self.depth / 4
     }
 
     fn has_room(&self) -> bool {
@@ -66,6 +77,7 @@ impl Queue {
     }
 
     fn push(&mut self, wr_id: u64, len: u64, signaled: bool) {
+        self.silent = if self.must_tell(signaled) { 0 } else { self.silent + 1 };
         self.requests.push_back(Posted { wr_id, len, signaled, done: false });
         self.next = self.next.wrapping_add(1);
     }
@@ -136,7 +148,15 @@ pub(crate) struct Attached {
     bell: OwnedFd,
     epoll: Arc<Epoll>,
     qps: HandleMap<u64, Half>,
-    /// Requests were posted since the other end was last told.
+    /// The queues to which they complete, and how often each is named.
+    cqs: BTreeMap<CqId, u32>,
+    /// Something came since a sleep that ended without anything: more is to be expected.
+    flowing: bool,
+    /// News that were taken in a row. After half a ring the other end may have waited for room.
+    in_a_row: u32,
+    /// Since when this end has slept until there is enough.
+    asleep_since: Option<Time>,
+    /// Requests were posted, or much room was made, since the other end was last told.
     posted: bool,
     /// The other end is gone, or talks nonsense.
     lost: bool,
@@ -151,8 +171,18 @@ impl Attached {
     pub(crate) fn new(memory: &Segment, bell: OwnedFd, epoll: Arc<Epoll>) -> io::Result<Self> {
         let channel = Channel::attach(memory, 0, RINGS).map_err(io::Error::other)?;
         epoll.add(&bell, libc::EPOLLIN, Token::Attached.bits())?;
-        let qps = HandleMap::default();
-        Ok(Self { channel, bell, epoll, qps, posted: false, lost: false })
+        Ok(Self {
+            channel,
+            bell,
+            epoll,
+            qps: HandleMap::default(),
+            cqs: BTreeMap::new(),
+            flowing: false,
+            in_a_row: 0,
+            asleep_since: None,
+            posted: false,
+            lost: false,
+        })
     }
 
     /// Notes a queue pair that the other end has made.
@@ -171,11 +201,28 @@ impl Attached {
             changes: 0,
         };
         self.qps.insert(qp.0, half);
+        for cq in [init.send_cq, init.recv_cq] {
+            *self.cqs.entry(cq).or_default() += 1;
+        }
     }
 
     /// Forgets a queue pair; the queues it completed to.
     pub(crate) fn remove_qp(&mut self, qp: QpId) -> Option<[CqId; 2]> {
-        self.qps.remove(&qp.0).map(|half| [half.send_cq, half.recv_cq])
+        let queues = self.qps.remove(&qp.0).map(|half| [half.send_cq, half.recv_cq])?;
+        for cq in queues {
+            if let Entry::Occupied(mut named) = self.cqs.entry(cq) {
+                *named.get_mut() -= 1;
+                if *named.get() == 0 {
+                    named.remove();
+                }
+            }
+        }
+        Some(queues)
+    }
+
+    /// The queues to which queue pairs complete.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = CqId> {
+        self.cqs.keys().copied()
     }
 
     /// Notes the state in which the other end has a queue pair.
@@ -241,9 +288,7 @@ impl Attached {
         let sequence = half.sends.next;
         let mut flags = wr.flags & SendFlags::SOLICITED;
         flags.set(SendFlags::INLINE, matches!(wr.payload, Payload::Inline(_)));
-        // Only what completes makes room again.
-        let every = SIGNAL_EVERY.min(half.sends.depth / 2 + 1);
-        flags.set(SendFlags::SIGNALED, signaled || sequence.is_multiple_of(every));
+        flags.set(SendFlags::SIGNALED, half.sends.must_tell(signaled));
         let tag = Tag { qp: id.0 as u32, receive: false, sequence };
         push(&mut self.channel, &Request { tag, flags, to, payload: wr.payload })?;
         half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
@@ -303,10 +348,14 @@ impl Attached {
         if self.lost || !self.has_news() {
             return false;
         }
+        self.flowing = true;
         for _ in 0..NEWS_PER_TURN {
             match slots::hear(&mut self.channel.incoming.requests) {
-                Ok(Some(news)) if self.receive(&news, &mut land) => {}
-                Ok(None) => break,
+                Ok(Some(news)) if self.receive(&news, &mut land) => self.in_a_row += 1,
+                Ok(None) => {
+                    self.in_a_row = 0;
+                    break;
+                }
                 Ok(Some(_)) | Err(_) => {
                     tracing::error!("the process that shares the adapter talks nonsense");
                     self.lose(&mut land);
@@ -315,6 +364,9 @@ impl Attached {
             }
         }
         self.channel.incoming.publish();
+        if self.in_a_row >= MAX_BATCH {
+            (self.in_a_row, self.posted) = (0, true);
+        }
         true
     }
 
@@ -400,15 +452,36 @@ impl Attached {
         }
     }
 
-    /// Asks for the bell; `false` if something has come meanwhile.
+    /// Asks for the bell at the next news; `false` if something has come meanwhile.
     pub(crate) fn arm(&mut self) -> bool {
         self.channel.incoming.control.arm();
         !self.has_news()
     }
 
-    /// Needs no bell any more.
-    pub(crate) fn disarm(&mut self) {
+    /// Asks for the bell when `count` news have come, or one that cannot wait. Whoever sleeps then must not
+    /// do so for ever, and say when it was awake again: see [`woken`](Self::woken).
+    pub(crate) fn arm_for(&mut self, count: u32, now: Time) -> bool {
+        let incoming = &self.channel.incoming;
+        let enough = incoming.requests.position().wrapping_add(count.min(MAX_BATCH));
+        incoming.control.arm_at(enough);
+        self.asleep_since = Some(now);
+        !self.has_news()
+    }
+
+    /// Whether it is worth while to sleep until there is more than one news: there were some lately.
+    pub(crate) fn is_flowing(&self) -> bool {
+        self.flowing
+    }
+
+    /// Needs no bell any more. What has come since the moment that this gives has come in a sleep that was
+    /// to end only when there was enough.
+    pub(crate) fn woken(&mut self) -> Option<Time> {
         self.channel.incoming.control.disarm();
+        let since = self.asleep_since.take();
+        if since.is_some() {
+            self.flowing = self.has_news();
+        }
+        since
     }
 }
 
@@ -460,6 +533,22 @@ fn push(channel: &mut Channel, request: &Request<'_>) -> Result<(), EngineError>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_so_many_requests_one_tells_when_it_is_done() {
+        let mut queue = Queue::new(8);
+        let tells = |queue: &mut Queue, signaled| {
+            let tells = queue.must_tell(signaled);
+            queue.push(0, 0, signaled);
+            tells
+        };
+        let told: Vec<_> = (0..8).map(|index| tells(&mut queue, index == 3)).collect();
+        assert_eq!(told, [false, false, true, true, false, false, true, false]);
+        // A program that asks often enough is told of nothing else.
+        let mut queue = Queue::new(64);
+        assert!((0..64).all(|at| tells(&mut queue, at % 16 == 15) == (at % 16 == 15)));
+        assert!(Queue::new(1).must_tell(false));
+    }
 
     #[test]
     fn a_queue_knows_what_is_under_way() {
@@ -530,5 +619,52 @@ mod tests {
         }
         let more = News::Change { qp: 5, change: TcpChange::PeerClosed, state };
         assert_eq!(hear(&mut attached, &mut adapter, more), (0, true));
+    }
+
+    #[test]
+    fn whoever_has_waited_for_room_is_told_of_it() {
+        let (mut attached, mut adapter, theirs) = attached();
+        let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
+        let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
+        let take_all = |attached: &mut Attached| while attached.poll(|_| ()) {};
+        let rung = |theirs: &OwnedFd| crate::sys::receive(theirs, &mut [0; 8]).is_ok();
+        // Few at a time: nobody has waited.
+        for _ in 0..RINGS.request_slots {
+            slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+            adapter.incoming.control.arm();
+            take_all(&mut attached);
+            attached.ring();
+        }
+        assert!(!rung(&theirs));
+        while slots::tell(&mut adapter.outgoing.requests, &news).is_ok() {}
+        adapter.incoming.control.arm();
+        take_all(&mut attached);
+        attached.ring();
+        assert!(rung(&theirs));
+        assert_eq!(adapter.outgoing.requests.free(), Ok(RINGS.request_slots));
+    }
+
+    #[test]
+    fn a_sleep_for_a_batch_ends_with_it() {
+        let (mut attached, mut adapter, _bell) = attached();
+        let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
+        let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
+        let tell = |adapter: &mut Channel| {
+            slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+            adapter.outgoing.control.must_ring_at(adapter.outgoing.requests.position())
+        };
+        for _ in 0..3 {
+            assert!(attached.arm_for(3, Time(7)));
+            assert!(!tell(&mut adapter));
+            // What is there already has to be taken before a sleep.
+            assert!(!attached.arm_for(3, Time(7)) && !attached.arm());
+            assert!(attached.poll(|_| ()) && attached.arm_for(2, Time(8)));
+            assert_eq!([(); 3].map(|()| tell(&mut adapter)), [false, true, false]);
+            assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(8)), true));
+            assert!(attached.poll(|_| ()) && attached.arm_for(3, Time(9)));
+            // Nothing came: the next sleep is not for many.
+            assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(9)), false));
+            assert_eq!(attached.woken(), None);
+        }
     }
 }

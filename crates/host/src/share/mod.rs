@@ -115,18 +115,12 @@ fn ring(bell: &OwnedFd) {
     let _ = crate::sys::send(bell, RING);
 }
 
-/// Bytes that are taken of a bell at a time: its other end may ring without pause.
-const MAX_RINGS: usize = 16;
-
-/// Takes what has come to a bell: `false` if its other end is gone. What is left is heard the next time.
+/// Takes a byte that has come to a bell: `false` if its other end is gone. There is one for each time that
+/// this end has asked for; whatever else there is is heard the next time.
 fn hear(bell: &OwnedFd) -> bool {
     let mut byte = [0; 8];
-    for _ in 0..MAX_RINGS {
-        match crate::sys::receive(bell, &mut byte) {
-            Ok(0) => return false,
-            Ok(_) => {}
-            Err(error) => return crate::sys::would_block(&error),
-        }
+    match crate::sys::receive(bell, &mut byte) {
+        Ok(len) => len > 0,
+        Err(error) => crate::sys::would_block(&error),
     }
-    true
 }

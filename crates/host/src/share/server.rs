@@ -31,8 +31,9 @@ const MAX_TENANTS: usize = 64;
 const MAX_CALLERS: usize = 16;
 /// How long one may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a program that leaves its completions lying is left alone.
-const BEHIND: Duration = Duration::from_millis(1);
+/// A program that leaves its completions lying rings when it has taken them. To be sure, it is looked at
+/// once in such a time.
+const BEHIND: Duration = Duration::from_millis(100);
 /// The least and the most memory of a program.
 const ARENA: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 30;
 const BACKLOG: libc::c_int = 64;
@@ -111,6 +112,15 @@ impl Sharer {
         let thread = std::thread::Builder::new().name("quipu-share".into());
         let thread = Some(thread.spawn(move || server.run()).map_err(failed)?);
         Ok(Self { path, stop, bell, thread })
+    }
+}
+
+#[cfg(test)]
+impl Sharer {
+    /// The thread that serves programs.
+    pub(super) fn thread(&self) -> libc::pthread_t {
+        use std::os::unix::thread::JoinHandleExt;
+        self.thread.as_ref().expect("it runs until this is dropped").as_pthread_t()
     }
 }
 
@@ -194,8 +204,10 @@ impl Server {
             if any {
                 since = Instant::now();
             } else if self.tenants.is_empty() || since.elapsed() >= SPIN {
-                self.sleep(&mut ready);
-                since = Instant::now();
+                // Where nothing has come there is nothing to look for.
+                if self.sleep(&mut ready) {
+                    since = Instant::now();
+                }
             } else {
                 std::hint::spin_loop();
             }
@@ -218,17 +230,18 @@ impl Server {
         any
     }
 
-    /// Waits for work.
-    fn sleep(&mut self, ready: &mut ReadyList) {
+    /// Waits for work; whether there may be some.
+    fn sleep(&mut self, ready: &mut ReadyList) -> bool {
         let idle = self.tenants.iter_mut().fold(true, |idle, (_, tenant)| tenant.arm() && idle);
-        if idle && !self.serve() {
+        let mut any = !idle || self.serve();
+        if !any {
             let behind = self.tenants.iter_mut().any(|(_, tenant)| tenant.is_behind());
             let limit = match (behind, self.callers.is_empty()) {
                 (true, _) => Some(BEHIND),
                 (false, true) => None,
                 (false, false) => Some(PATIENCE),
             };
-            self.look(ready, limit);
+            any = self.look(ready, limit);
         }
         self.tenants.iter_mut().for_each(|(_, tenant)| tenant.disarm());
         self.callers.retain(|caller| {
@@ -238,6 +251,7 @@ impl Server {
             }
             waits
         });
+        any
     }
 
     /// Looks at the sockets; whether there was anything.

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use quipu_inet::stack::ListenerId;
-use quipu_mem::ring::{Channel, RingError};
+use quipu_mem::ring::{Channel, Outgoing, RingError};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     ChannelId, Completion, CqId, Fault, MrId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId,
@@ -86,6 +86,8 @@ pub(super) struct Tenant {
     queue_bytes: u64,
     /// Everything that was asked of the last look at the completion queue has come.
     drained: bool,
+    /// A connection has changed, for which the program is not to sleep until there is more.
+    urgent: bool,
 }
 
 /// Bytes that the queues of a queue pair take: rings have a power of two of slots.
@@ -140,6 +142,7 @@ impl Tenant {
             requests: 0,
             queue_bytes: 0,
             drained: true,
+            urgent: false,
         })
     }
 
@@ -157,11 +160,22 @@ impl Tenant {
         if any {
             self.channel.incoming.requests.publish();
             self.channel.incoming.request_bytes.publish();
-            if self.channel.outgoing.control.must_ring() {
-                super::ring(&self.bell);
-            }
+            self.ring();
         }
         Ok(any)
+    }
+
+    /// Wakes the program if it sleeps and what was told is worth it.
+    fn ring(&mut self) {
+        let Outgoing { control, requests, .. } = &self.channel.outgoing;
+        let called = if std::mem::take(&mut self.urgent) {
+            control.must_ring()
+        } else {
+            control.must_ring_at(requests.position())
+        };
+        if called {
+            super::ring(&self.bell);
+        }
     }
 
     /// Tells what has happened.
@@ -184,7 +198,7 @@ impl Tenant {
         while self.channel.outgoing.requests.free()? > 0
             && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
         {
-            any = true;
+            (any, self.urgent) = (true, true);
             let Some(&qp) = self.serials.get(&event.qp) else { continue };
             let state = self.engine.query_qp(event.qp).map_or(QpState::Err, |info| info.attr.state);
             let news = News::Change { qp, change: event.change, state };
@@ -255,7 +269,7 @@ impl Tenant {
         self.is_behind() || !self.channel.incoming.requests.is_filled()
     }
 
-    /// Whether nothing is begun until the program, which does not say when, takes what waits for it.
+    /// Whether nothing is begun until the program takes what waits for it, and rings.
     pub(super) fn is_behind(&mut self) -> bool {
         !self.drained || self.channel.outgoing.requests.free().unwrap_or(0) as usize <= PER_TURN
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use quipu_mem::ring::Channel;
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     Completion, CqId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpState, QpType,
@@ -13,8 +14,9 @@ use quipu_nic::{
 };
 
 use super::calls::Calls;
+use super::slots::{self, Request, Tag};
 use super::words::{Call, HELLO, Writer};
-use super::{Sharer, connect, place};
+use super::{RINGS, Sharer, connect, place};
 use crate::link::socket;
 use crate::{Config, Engine, EngineError, QpipConfig};
 
@@ -355,4 +357,133 @@ fn completion_queues_overrun_as_others_do() {
     assert!(matches!(overrun, EngineError::Fault(quipu_nic::Fault::Overrun)), "{overrun}");
     program.engine.destroy_qp(qp).unwrap();
     program.engine.destroy_cq(cq).unwrap();
+}
+
+/// Processor time that the thread of a shared adapter has used.
+fn cpu_time(shared: &Shared) -> Duration {
+    let thread = shared.sharer.as_ref().unwrap().thread();
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut clock = 0;
+    // SAFETY: the thread runs as long as the sharer is there; the calls write a number and a time.
+    unsafe {
+        assert_eq!(libc::pthread_getcpuclockid(thread, &raw mut clock), 0);
+        assert_eq!(libc::clock_gettime(clock, &raw mut time), 0);
+    }
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn a_program_that_has_stopped_costs_the_adapter_nothing_and_may_go_on() {
+    const SENDS: u32 = 6000;
+    let shared = Shared::new();
+    let (calls, memory, bell) = shared.raw();
+    let mut rings = Channel::attach(&memory, 0, RINGS).unwrap();
+    let ask = |call: &Call| calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)));
+    let pd = ask(&Call::AllocPd).unwrap();
+    let cap = QpCap { max_send_wr: 8192, ..CAP };
+    let qp = ask(&Call::CreateQp { pd, udp: true, cap }).unwrap();
+    ask(&Call::ModifyQp { qp, state: QpState::Init as u8 }).unwrap();
+    ask(&Call::Bind { qp, port: 0 }).unwrap();
+    // More completions than its ring holds, of which it takes none.
+    let (flags, to) = (SendFlags::SIGNALED | SendFlags::INLINE, Some(shared.address));
+    let begun = Instant::now();
+    for sequence in 0..SENDS {
+        let tag = Tag { qp: qp as u32, receive: false, sequence };
+        let payload = Payload::Inline(b"x");
+        let request = Request { tag, flags, to, payload };
+        let out = &mut rings.outgoing;
+        while slots::post(&mut out.requests, &mut out.request_bytes, &request).is_err() {
+            // The adapter has begun all that there is room for.
+            if begun.elapsed() > Duration::from_secs(2) {
+                panic!("the adapter takes no requests");
+            }
+            std::thread::yield_now();
+        }
+        if rings.outgoing.control.must_ring() {
+            super::ring(&bell);
+        }
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let before = cpu_time(&shared);
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = cpu_time(&shared) - before;
+    assert!(spent < Duration::from_millis(10), "it takes {spent:?} of half a second");
+    // It goes on: everything comes, and at once.
+    let (mut told, begun) = (0, Instant::now());
+    while told < SENDS {
+        assert!(begun.elapsed() < PATIENCE, "{told} have come");
+        if slots::hear(&mut rings.incoming.requests).unwrap().is_some() {
+            told += 1;
+        } else {
+            rings.incoming.publish();
+            if rings.outgoing.control.must_ring() {
+                super::ring(&bell);
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn sleeps_for_many_completions_end_with_them_or_with_their_period() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (program, peer) = (shared.attach(), elsewhere.attach());
+    let engine = &program.engine;
+    let (context, _) = engine.open_context().unwrap();
+    let (channel, _) = engine.create_channel().unwrap();
+    let (cq, _) = engine.create_cq(context, 256, Some(channel), 0).unwrap();
+    let cap = QpCap { max_send_wr: 64, ..CAP };
+    let (pd, qp_type) = (program.pd, QpType::Udp);
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: true };
+    let (qp, _, _) = engine.create_qp(context, &init).unwrap();
+    let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    engine.modify_qp(qp, &attr, mask).unwrap();
+    engine.udp_bind(qp, 0).unwrap();
+    let to = To::Address(SocketAddr::new(elsewhere.address.ip(), peer.port));
+    let (op, flags, payload) = (SendOp::Send, SendFlags::INLINE, Payload::Inline(b"x"));
+    let post = |count: u64| {
+        let mut doorbell = engine.doorbell().unwrap();
+        for wr_id in 0..count {
+            doorbell.post_send(qp, &SendWr { wr_id, to, op, flags, payload }).unwrap();
+        }
+    };
+    let mut out = [Completion::default(); 64];
+    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+    let begun = Instant::now();
+    for _ in 0..3000 {
+        let posted = 1 + numbers.next() % 64;
+        let enough = 1 + numbers.next() % posted;
+        // A sleep that misses its bell takes that long.
+        engine.moderate_cq(cq, enough as u16, 60_000_000_000).unwrap();
+        post(posted);
+        let mut left = posted;
+        while left > 0 {
+            left -= engine.poll_cq(cq, &mut out).unwrap() as u64;
+            if left < enough {
+                continue;
+            }
+            engine.req_notify_cq(cq, false).unwrap();
+            let more = engine.poll_cq(cq, &mut out).unwrap() as u64;
+            left -= more;
+            // As many come as it sleeps for.
+            if more == 0 && left >= enough {
+                engine.wait_channel(channel).unwrap();
+            }
+        }
+        assert!(begun.elapsed() < PATIENCE, "a bell was missed");
+    }
+    // Fewer than it sleeps for.
+    engine.moderate_cq(cq, 50, 20_000_000).unwrap();
+    for _ in 0..5 {
+        engine.req_notify_cq(cq, false).unwrap();
+        post(3);
+        let asleep = Instant::now();
+        engine.wait_channel(channel).unwrap();
+        assert!(asleep.elapsed() < Duration::from_secs(5));
+        let mut left = 3;
+        while left > 0 {
+            left -= engine.poll_cq(cq, &mut out).unwrap();
+        }
+    }
 }

@@ -421,10 +421,7 @@ impl Connection {
 
     fn pace(&mut self) {
         let Some(rtt) = self.rtt.smoothed().filter(|_| self.config.pacing) else { return };
-        // PRR may leave a window of a few octets. A segment goes in a round trip nevertheless (`may_send`),
-        // and at such a rate the next would wait for hours.
-        let window = self.congestion.cwnd.max(self.mss().into());
-        self.pacer.set(window, rtt, self.congestion.in_slow_start());
+        self.pacer.set(self.congestion.cwnd, rtt, self.congestion.in_slow_start());
     }
 
     /// Our FIN may be acknowledged (RFC 9293 3.10.7.4, fifth check).

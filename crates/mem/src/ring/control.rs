@@ -11,6 +11,11 @@ use crate::segment::{Segment, SegmentError, Shared};
 /// Bytes in a control block.
 pub(crate) const CONTROL_LEN: usize = 3 * LINE;
 
+/// What the word `armed` says: the consumer is awake, sleeps until the next push, or until there are enough.
+const AWAKE: u32 = 0;
+const NEXT: u32 = 1;
+const ENOUGH: u32 = 2;
+
 /// The words of a control block.
 pub(crate) struct ControlWords {
     pub requests_consumed: Shared<AtomicU32>,
@@ -20,6 +25,7 @@ pub(crate) struct ControlWords {
     pub executed: Shared<AtomicU32>,
     pub stall: Shared<AtomicU64>,
     pub armed: Shared<AtomicU32>,
+    pub enough: Shared<AtomicU32>,
     pub grants: Shared<AtomicU32>,
     pub guard: Shared<AtomicU32>,
     pub producer_closed: Shared<AtomicU32>,
@@ -38,6 +44,7 @@ impl ControlWords {
             stall: segment.u64_at(base + 32)?,
             armed: segment.u32_at(base + LINE)?,
             grants: segment.u32_at(base + LINE + 4)?,
+            enough: segment.u32_at(base + LINE + 8)?,
             guard: segment.u32_at(base + 2 * LINE)?,
             producer_closed: segment.u32_at(base + 2 * LINE + 4)?,
             requests_started: segment.u32_at(base + 2 * LINE + 8)?,
@@ -82,6 +89,7 @@ pub struct ProducerControl {
     executed: Shared<AtomicU32>,
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
+    enough: Shared<AtomicU32>,
     grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
@@ -93,6 +101,7 @@ impl ProducerControl {
             executed: words.executed.clone(),
             stall: words.stall.clone(),
             armed: words.armed.clone(),
+            enough: words.enough.clone(),
             grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
@@ -117,7 +126,26 @@ impl ProducerControl {
     #[inline]
     pub fn must_ring(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::AcqRel) != 0
+        self.armed.load(Ordering::Relaxed) != AWAKE && self.wake()
+    }
+
+    /// As [`must_ring`](Self::must_ring), where the requests pushed so far end at `position`, and a consumer
+    /// that sleeps until there are enough of them is left alone before.
+    #[inline]
+    pub fn must_ring_at(&self, position: u32) -> bool {
+        fence(Ordering::SeqCst);
+        match self.armed.load(Ordering::Acquire) {
+            AWAKE => false,
+            ENOUGH if position.wrapping_sub(self.enough.load(Ordering::Relaxed)) >= 1 << 31 => {
+                false
+            }
+            _ => self.wake(),
+        }
+    }
+
+    #[cold]
+    fn wake(&self) -> bool {
+        self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
     /// Says that nothing more will be pushed, and that memory to which requests refer is not to be touched
@@ -145,6 +173,7 @@ pub struct ConsumerControl {
     executed: Shared<AtomicU32>,
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
+    enough: Shared<AtomicU32>,
     grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
@@ -156,6 +185,7 @@ impl ConsumerControl {
             executed: words.executed.clone(),
             stall: words.stall.clone(),
             armed: words.armed.clone(),
+            enough: words.enough.clone(),
             grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
@@ -175,13 +205,22 @@ impl ConsumerControl {
 
     /// Asks to be woken by the next push. Look into the rings once more before parking.
     pub fn arm(&self) {
-        self.armed.store(1, Ordering::Relaxed);
+        self.armed.store(NEXT, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks to be woken when the requests pushed end at `position` or beyond, or sooner if the producer finds
+    /// that better. Look once more before parking, and do so only if there is nothing at all.
+    pub fn arm_at(&self, position: u32) {
+        self.enough.store(position, Ordering::Relaxed);
+        // Release: whoever sees this does not see an older position.
+        self.armed.store(ENOUGH, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
     /// Needs no bell any more.
     pub fn disarm(&self) {
-        self.armed.store(0, Ordering::Relaxed);
+        self.armed.store(AWAKE, Ordering::Relaxed);
     }
 
     /// Says which rights the queue pair grants to direct accesses from now on, as bits; 0 at first. After
@@ -239,6 +278,19 @@ mod tests {
         consumer.arm();
         consumer.disarm();
         assert!(!producer.must_ring());
+        consumer.arm();
+        assert!(producer.must_ring_at(0));
+        // Positions wrap.
+        for (enough, before, from) in [(5, [4, u32::MAX], [5, 6]), (1, [0, u32::MAX], [1, 2])] {
+            consumer.arm_at(enough);
+            assert!(before.into_iter().all(|position| !producer.must_ring_at(position)));
+            for position in from {
+                consumer.arm_at(enough);
+                assert!(producer.must_ring_at(position) && !producer.must_ring_at(position));
+            }
+            consumer.arm_at(enough);
+            assert!(producer.must_ring(), "it is a sleeper all the same");
+        }
         assert_eq!((consumer.producer_closed(), producer.grants()), (false, 0));
         producer.close();
         consumer.set_grants(5);

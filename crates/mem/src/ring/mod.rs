@@ -20,7 +20,10 @@
 //! - consumer: [`ConsumerControl::arm`] (write `armed`, fence); look into the rings again; if they
 //!   are empty, park; when awake, [`ConsumerControl::disarm`].
 //!
-//! The producer may ask once for a batch of pushes, since the last push is what the fence covers.
+//! The producer may ask once for a batch of pushes, since the last push is what the fence covers. A
+//! consumer that would rather sleep for a batch says how many requests are enough
+//! ([`ConsumerControl::arm_at`]); a producer that knows of that ([`ProducerControl::must_ring_at`])
+//! leaves it alone before. It must not sleep without a limit then: whether so many come, nobody promises.
 
 mod byte;
 mod channel;
