@@ -106,6 +106,8 @@ pub struct Stack {
     /// Configurations that connections share: what was given, and what was made of it.
     fitted: Vec<(Arc<crate::tcp::Config>, Arc<crate::tcp::Config>)>,
     answers: VecDeque<Answer>,
+    /// Octets beyond their room that the user keeps for all connections.
+    spare: u32,
     counters: Counters,
 }
 
@@ -149,6 +151,7 @@ impl Stack {
             ephemeral: Ephemeral::new(secret),
             fitted: Vec::new(),
             answers: VecDeque::new(),
+            spare: u32::MAX,
             counters: Counters::default(),
         }
     }

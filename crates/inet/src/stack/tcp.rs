@@ -252,6 +252,12 @@ impl Stack {
         }
     }
 
+    /// How much of what connections have to spare ([`Stack::set_spare`]) the user can keep in all from now
+    /// on. No limit at first.
+    pub fn limit_spare(&mut self, bytes: u32) {
+        self.spare = bytes;
+    }
+
     /// The Differentiated Services of what is sent from now on (RFC 9293 3.9.2, SHLD-21): the upper six bits.
     pub fn set_traffic_class(&mut self, id: TcpId, traffic_class: u8) {
         if let Some(slot) = self.connections.get_mut(id) {
@@ -371,8 +377,11 @@ impl Stack {
             return Arrival::Nothing;
         };
         let (before, drops) = (connection.acknowledged(), connection.counters().drops());
+        let spare = connection.spare();
+        connection.set_spare(spare.min(self.spare));
         let mut received =
             connection.handle_segment(now, &segment, &bytes[header..], packet.is_marked());
+        connection.set_spare(spare);
         let (progress, more) = (connection.acknowledged() > before, connection.counters().drops());
         if more != drops {
             self.counters.note_drops(drops, more);

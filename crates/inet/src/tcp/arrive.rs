@@ -138,6 +138,8 @@ impl Connection {
     /// The peer has said something behind its SYN-ACK: its user wants the connection.
     fn confirm(&mut self) {
         self.timers.stop(Timer::Persist);
+        // The time for opening; what is sent from now on has the user's patience.
+        self.timers.stop(Timer::End);
         self.events.connected = true;
     }
 

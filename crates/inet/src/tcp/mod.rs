@@ -366,6 +366,11 @@ impl Connection {
         self.receive.window.set_spare(bytes);
     }
 
+    /// See [`Connection::set_spare`].
+    pub(crate) fn spare(&self) -> u32 {
+        self.receive.window.spare()
+    }
+
     /// Somebody is there for a peer that has come: the user has decided, where that was needed
     /// ([`Config::deferred`]). A peer that saw a closed window waits for a word, and hears one.
     pub fn admit(&mut self) {

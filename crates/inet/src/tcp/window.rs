@@ -59,6 +59,10 @@ impl ReceiveWindow {
         self.spare = bytes;
     }
 
+    pub(crate) fn spare(&self) -> u32 {
+        self.spare
+    }
+
     /// Behind the last octet that is taken, in order or behind a gap, of those that were offered.
     pub(crate) fn limit(&self, in_order: bool) -> u64 {
         self.room + if in_order { u64::from(self.spare) } else { 0 }

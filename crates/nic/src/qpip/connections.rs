@@ -122,8 +122,11 @@ impl<P: Probe> Adapter<P> {
     pub fn tcp_unlisten(&mut self, listener: ListenerId) {
         let Ok(inet) = self.hub.attached() else { return };
         inet.stack.unlisten(listener);
-        inet.refuse_requests(listener);
         let Some(watch) = inet.watches.remove(&listener) else { return };
+        // Only then are all connections looked through.
+        if watch.requests > 0 {
+            inet.refuse_requests(listener);
+        }
         for connection in watch.waiting {
             inet.forget(connection);
         }
@@ -451,8 +454,10 @@ pub(crate) fn look_whether_closed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 /// The queue pair has no connection any more; `true` if it had one.
 fn let_go<P>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    let kept = tcp_path(qp).map_or(0, |path| path.kept());
     let connection = tcp_path(qp).and_then(TcpPath::let_go);
     if let (Some(connection), Some(inet)) = (connection, &mut hub.inet) {
+        inet.note_kept(kept, 0);
         inet.forget(connection);
     }
     connection.is_some()

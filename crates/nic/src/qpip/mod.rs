@@ -68,6 +68,8 @@ pub(crate) struct Inet {
     unresolved: Vec<QpId>,
     /// Whether datagrams were served last.
     pub(crate) datagrams_turn: bool,
+    /// Octets that queue pairs keep for want of receives.
+    kept: usize,
     /// Checksums are computed here, not by the link.
     pub(crate) seals: bool,
     /// That of the latest connection: most share it.
@@ -85,8 +87,15 @@ impl Inet {
             datagrams: VecDeque::new(),
             unresolved: Vec::new(),
             datagrams_turn: false,
+            kept: 0,
             latest: None,
         }
+    }
+
+    /// What is kept for want of receives has become more, or less: the stack learns how much more may come.
+    pub(crate) fn note_kept(&mut self, before: u64, after: u64) {
+        self.kept = self.kept + after as usize - before as usize;
+        self.stack.limit_spare(path::MOST_KEPT_IN_ALL.saturating_sub(self.kept) as u32);
     }
 
     pub(crate) fn owner(&self, connection: TcpId) -> Option<Owner> {

@@ -17,6 +17,8 @@ use quipu_inet::tcp::Mode;
 
 /// Octets that a connection keeps for want of receives.
 const MOST_KEPT: u32 = 256 << 10;
+/// Octets that all connections of an adapter keep.
+pub(crate) const MOST_KEPT_IN_ALL: usize = 16 << 20;
 
 /// How far the end of sending is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -161,14 +161,18 @@ fn put<P: Probe>(
     }
     path.receives.place(offset);
     // TCP cuts off what there is no room for, unless it is in order and there is something to spare.
-    path.keep(bytes);
-    tell_spare(path, hub.inet.as_deref_mut(), !bytes.is_empty());
+    if !bytes.is_empty() {
+        let before = path.kept();
+        path.keep(bytes);
+        tell_spare(path, hub.inet.as_deref_mut(), before);
+    }
     Ok(())
 }
 
-/// Tells TCP how much more would be kept, if that is `news`.
-fn tell_spare(path: &TcpPath, inet: Option<&mut Inet>, news: bool) {
-    if let (true, Some(connection), Some(inet)) = (news, path.connection, inet) {
+/// Tells TCP how much more would be kept, where `before` was.
+fn tell_spare(path: &TcpPath, inet: Option<&mut Inet>, before: u64) {
+    if let (Some(connection), Some(inet)) = (path.connection, inet) {
+        inet.note_kept(before, path.kept());
         inet.stack.set_spare(connection, path.spare());
     }
 }
@@ -181,8 +185,9 @@ fn take_kept<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), Fault> {
         && let Some(place) = path.receives.find(rq.head(), rq.tail(), offset)
         && path.kept() > 0
     {
+        let before = path.kept();
         let taken = path.take_kept(place.room);
-        tell_spare(path, hub.inet.as_deref_mut(), true);
+        tell_spare(path, hub.inet.as_deref_mut(), before);
         put(qp, hub, offset, &taken).map_err(|(_, fault)| fault)?;
         complete_stream(qp, hub, offset + taken.len() as u64, true)?;
     }

@@ -138,6 +138,53 @@ fn what_is_kept_is_bounded_and_the_rest_comes_again() {
     assert_eq!(only(net.poll(0)).wr_id, 2);
 }
 
+/// Connections without receives, for each of which more is on the way than all of them may keep.
+fn crowd(net: &mut Net, each: usize) -> Vec<([QpId; 2], crate::pair::Buffer)> {
+    let ends: Vec<_> = (0..70).map(|_| receiving(net, &[4 << 20])).collect();
+    let source = net.buffer(0, each);
+    source.fill(0, &pattern(2, each));
+    for (qps, _) in &ends {
+        net.send_bytes(0, qps[0], 1, &[7; 10]);
+    }
+    net.run_for(SECOND);
+    assert_eq!(net.poll(1).len(), ends.len());
+    for (qps, _) in &ends {
+        net.send(0, qps[0], 2, &[source.sge(0, each)]);
+    }
+    net.run_for(5 * SECOND);
+    assert_eq!(net.poll(1), []);
+    ends
+}
+
+#[test]
+fn what_all_connections_keep_is_bounded_too() {
+    let (each, all) = (256 << 10, 16 << 20);
+    let mut net = Net::new();
+    for (qps, _) in crowd(&mut net, each) {
+        let now = net.now();
+        net.adapter(1).tcp_abort(now, qps[1]).unwrap();
+    }
+    net.run_for(SECOND);
+    for host in 0..2 {
+        net.poll(host);
+        net.changes(host);
+    }
+    // What was kept for those is forgotten: there is room for these.
+    let ends = crowd(&mut net, each);
+    let mut sum = 0;
+    for (turn, wait) in [(0, 0), (1, 300 * SECOND)] {
+        for (n, (qps, sink)) in ends.iter().enumerate() {
+            net.recv(1, qps[1], n as u64, &[sink.sge(turn << 20, each)]);
+        }
+        net.run_for(wait);
+        let done = net.poll(1);
+        assert!(done.iter().all(|it| it.status == WcStatus::Success));
+        sum += done.iter().map(|it| it.byte_len as usize).sum::<usize>();
+        let expected = if turn == 0 { all } else { ends.len() * each };
+        assert_eq!(sum, expected);
+    }
+}
+
 /// The end is behind what is kept, for the program as for the peer; whichever end closes first.
 #[test]
 fn the_end_comes_behind_what_is_kept() {

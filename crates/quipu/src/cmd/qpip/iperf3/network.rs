@@ -78,6 +78,8 @@ pub(super) struct Network {
     cq: CompletionQueue,
     listener: Option<TcpListener>,
     connections: HashMap<QpNum, Connection>,
+    /// How many of them the adapter has room for, as far as is known.
+    most: usize,
     events: Vec<Event>,
     /// Connections so far.
     count: u64,
@@ -99,6 +101,7 @@ impl Network {
             adapter: adapter.clone(),
             listener: None,
             connections: HashMap::new(),
+            most,
             events: Vec::new(),
             count: 0,
             cookie: None,
@@ -177,7 +180,18 @@ impl Network {
         }
         let idle = self.connections.values().filter(|it| it.order.is_none() && !it.claimed).count();
         for _ in idle..IDLE {
-            let number = self.add()?;
+            if self.connections.len() >= self.most {
+                break;
+            }
+            let number = match self.add() {
+                Ok(number) => number,
+                // The adapter has no more for a program: then fewer are offered.
+                Err(_) if !self.connections.is_empty() => {
+                    self.most = self.connections.len();
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             if let (Some(listener), Some(it)) = (&self.listener, self.connections.get(&number)) {
                 listener.offer(&it.qp)?;
             }

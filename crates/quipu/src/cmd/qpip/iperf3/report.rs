@@ -152,12 +152,14 @@ impl Report {
         });
         let streams: Vec<_> = streams.collect();
         let sum = |which: fn(&(StreamResults, StreamResults)) -> &StreamResults| {
-            let (mut bytes, mut seconds, mut again) = (0, 0.0_f64, None);
+            // Some of the numbers are the peer's.
+            let (mut bytes, mut seconds, mut again) = (0_u64, 0.0_f64, None::<u64>);
             for pair in &pairs(outcome, theirs) {
                 let it = which(pair);
-                bytes += it.bytes;
+                bytes = bytes.saturating_add(it.bytes);
                 seconds = seconds.max(it.end_time - it.start_time);
-                again = it.retransmits.0.map(|more| again.unwrap_or(0) + more).or(again);
+                let more = it.retransmits.0;
+                again = more.map(|more| again.unwrap_or(0).saturating_add(more)).or(again);
             }
             json!({
                 "seconds": seconds, "bytes": bytes,
@@ -194,13 +196,13 @@ fn pairs(outcome: &Outcome, theirs: &Results) -> Vec<(StreamResults, StreamResul
 fn table(outcome: &Outcome, theirs: &Results) -> String {
     let mut out = vec!["- - - - - - - - - -".to_owned()];
     let pairs = pairs(outcome, theirs);
-    let (mut sums, mut longest) = ([0, 0], [0.0_f64; 2]);
+    let (mut sums, mut longest) = ([0_u64; 2], [0.0_f64; 2]);
     for (sent, received) in &pairs {
         for (index, (it, who)) in [(sent, "sent"), (received, "received")].into_iter().enumerate() {
             let times = (0.0, it.end_time - it.start_time);
             let again = it.retransmits.0.filter(|_| index == 0);
             out.push(line(&it.id.to_string(), times, it.bytes, again, who));
-            sums[index] += it.bytes;
+            sums[index] = sums[index].saturating_add(it.bytes);
             longest[index] = longest[index].max(times.1);
         }
     }
@@ -216,4 +218,34 @@ fn table(outcome: &Outcome, theirs: &Results) -> String {
         theirs.cpu_util_total
     ));
     out.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::words::Known;
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_peer_that_are_too_large_are_the_largest() {
+        let stream = |id, bytes, again| StreamResults {
+            id,
+            bytes,
+            retransmits: Known(Some(again)),
+            ..StreamResults::default()
+        };
+        let results = |bytes, again| Results {
+            streams: (0..3).map(|id| stream(id, bytes, again)).collect(),
+            ..Results::default()
+        };
+        let ours = results(1, 0);
+        let outcome = Outcome { took: Duration::ZERO, sends: vec![false; 3], results: ours };
+        let theirs = results(u64::MAX, i64::MAX as u64);
+        let report =
+            Report { json: true, start: Value::Null, intervals: Vec::new(), totals: (0, 0) };
+        let end = &report.as_json(&outcome, &theirs)["end"];
+        assert_eq!(end["sum_sent"]["bytes"], u64::MAX);
+        assert_eq!(end["sum_sent"]["retransmits"], u64::MAX);
+        assert_eq!(end["sum_received"]["bytes"], 3);
+        assert!(table(&outcome, &theirs).contains("SUM"));
+    }
 }
