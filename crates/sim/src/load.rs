@@ -291,7 +291,7 @@ impl Load {
             LoadEvent::Connect { end } => self.connect_step(world, end),
             LoadEvent::Rebirth { end } => self.rebirth(world, end),
             LoadEvent::Fault { index } => self.fault(world, index),
-            LoadEvent::Refill { .. } => {}
+            LoadEvent::Refill { .. } | LoadEvent::Post { .. } => {}
         }
     }
 

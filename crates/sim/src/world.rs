@@ -129,6 +129,8 @@ pub enum LoadEvent {
     Rebirth { end: usize },
     /// A fault of the plan happens.
     Fault { index: usize },
+    /// A program does something with a UDP queue pair of QPIP.
+    Post { post: usize },
     /// A program posts receives.
     Refill { pool: usize },
 }

@@ -51,6 +51,13 @@ impl Programs {
         self.tally.errors += u64::from(done.status != WcStatus::Success);
         let fields = [64, host as u64, done.wr_id, done.status as u64, u64::from(done.byte_len)];
         world.trace.note(&fields);
+        if let Some(p) = self.post_of(host, done.qp_num) {
+            world.trace.line(world.kernel.now(), || format!("UDP queue pair {p} got {done:?}"));
+            if let Err(what) = self.post_completion(p, cq, done, world) {
+                world.violate(|| format!("UDP queue pair {p}: {what}: {done:?}"));
+            }
+            return;
+        }
         let Some(&e) = self.by_num.get(&(host, done.qp_num)) else {
             return world.violate(|| format!("host {host}: a completion of nobody: {done:?}"));
         };

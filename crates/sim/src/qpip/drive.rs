@@ -168,7 +168,7 @@ impl Programs {
 
     /// Memory with these bytes, as a list of pieces; of a trap, none of them is there.
     fn source(&mut self, world: &mut World, e: usize, bytes: &Arc<[u8]>, trap: bool) -> Vec<Sge> {
-        let slot = self.new_slot(world, e, bytes.len());
+        let slot = self.new_memory(world, self.ends[e].host, bytes.len());
         let mut cuts = [0; 2].map(|_| self.rng.index(bytes.len() + 1));
         cuts.sort_unstable();
         let cuts = if self.rng.percent(50) { &cuts[..] } else { &[] };
@@ -226,7 +226,7 @@ impl Programs {
         room: usize,
         trap: Option<WcStatus>,
     ) -> bool {
-        let slot = self.new_slot(world, e, room);
+        let slot = self.new_memory(world, self.ends[e].host, room);
         let mut cuts = [0; 2].map(|_| self.rng.index(room + 1));
         cuts.sort_unstable();
         let Some(memory) = self.slots.get(slot) else { return false };
@@ -288,11 +288,13 @@ impl Programs {
                 }
                 world.serve(host);
             }
+            Mishap::Post { post, how } => self.post_mishap(world, post, how),
             Mishap::Kill { host, silent } => {
                 if !world.hosts[host].alive {
                     return;
                 }
                 self.note_fault(world, mishap);
+                self.bury_posts(host);
                 for e in 0..self.ends.len() {
                     if self.ends[e].host == host {
                         self.cause(e, "death");

@@ -62,7 +62,7 @@ fn step_until(
 
 impl Programs {
     fn all_done(&self) -> bool {
-        (0..self.ends.len()).all(|e| self.is_done(e))
+        (0..self.ends.len()).all(|e| self.is_done(e)) && self.letters_done()
     }
 
     /// Whether nothing more will become of an end.
@@ -137,7 +137,7 @@ impl Programs {
                 end.causes,
             );
         }
-        text
+        text + &self.describe_letters()
     }
 
     /// Empties all completion queues.
@@ -193,6 +193,9 @@ fn tear_down(world: &mut World, load: &mut Programs) {
             return world.violate(|| format!("end {e} cannot be destroyed: {fault}"));
         }
         world.serve(end.host);
+    }
+    if let Err(what) = load.destroy_posts(world) {
+        return world.violate(|| what);
     }
     let deadline = world.kernel.now() + FAREWELL_NS;
     step_until(world, load, deadline, |_| false);

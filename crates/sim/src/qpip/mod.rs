@@ -5,6 +5,7 @@
 //! knows besides where it must have been cut.
 
 mod check;
+mod datagrams;
 mod drive;
 mod end;
 mod events;
@@ -21,6 +22,7 @@ use crate::rng::Rng;
 use crate::services::Tally;
 use crate::services::model::{Queue, Slot};
 use crate::world::{LoadEvent, World};
+use datagrams::Datagrams;
 use model::End;
 
 pub use end::go;
@@ -37,6 +39,8 @@ enum Mishap {
     Destroy { end: usize },
     /// An engine ends, with its machine or alone.
     Kill { host: usize, silent: bool },
+    /// Something happens to a UDP queue pair.
+    Post { post: usize, how: u8 },
 }
 
 /// All programs of a run, and what they know.
@@ -53,6 +57,7 @@ pub struct Programs {
     queues: Vec<Queue>,
     by_num: BTreeMap<(usize, QpNum), usize>,
     listeners: BTreeMap<(usize, ListenerId), usize>,
+    datagrams: Datagrams,
     mishaps: Vec<Mishap>,
     max_len: usize,
     next_id: u64,
@@ -77,6 +82,7 @@ impl Programs {
             queues: Vec::new(),
             by_num: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            datagrams: Datagrams::default(),
             mishaps: Vec::new(),
             next_id: 1,
             teardown: false,
@@ -108,6 +114,7 @@ impl Programs {
             LoadEvent::Connect { end } => self.open(world, end),
             LoadEvent::Refill { pool } => self.refill_and_go_on(world, pool),
             LoadEvent::Fault { index } => self.mishap(world, index),
+            LoadEvent::Post { post } => self.post_tick(world, post),
             LoadEvent::Rebirth { .. } => {}
         }
     }

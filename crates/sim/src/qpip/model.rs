@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use quipu_nic::inet::stack::{ListenerId, TcpId};
 use quipu_nic::inet::tcp::Mode;
-use quipu_nic::{PdId, QpId, TcpChange, TcpSettings, WcStatus};
+use quipu_nic::{QpId, TcpChange, TcpSettings, WcStatus};
 
 use crate::rng::pattern;
 
@@ -70,7 +70,6 @@ pub struct End {
     /// The other end.
     pub peer: usize,
     pub qp: QpId,
-    pub pd: PdId,
     pub cqs: [usize; 2],
     pub settings: TcpSettings,
     pub opening: Opening,

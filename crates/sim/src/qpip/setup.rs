@@ -32,6 +32,7 @@ impl Programs {
         }
         self.share_out();
         self.draw_mishaps(world, faults);
+        self.make_posts(world, mtu);
         for end in 0..self.ends.len() {
             self.schedule_opening(world, end);
             self.tick_later(world, end);
@@ -76,6 +77,7 @@ impl Programs {
             world.frames.reports = rng.percent(70);
         }
         world.frames.weather = weather;
+        world.frames.parts = rng.pick(&[0, 0, 600, 1_280]);
         world.frames.stations = rng.percent(50);
         world.net.calm_from = self.calm_ns;
         mtu
@@ -118,10 +120,10 @@ impl Programs {
     }
 
     /// Makes registered memory.
-    pub(super) fn new_slot(&mut self, world: &mut World, end: usize, len: usize) -> usize {
+    pub(super) fn new_memory(&mut self, world: &mut World, host: usize, len: usize) -> usize {
         let addr = 0x1000_0000 + ((self.slots.len() as u64) << 24);
-        let (host, pd) = (self.ends[end].host, self.ends[end].pd);
-        match Slot::make(world, host, pd, addr, len, Access::LOCAL_WRITE) {
+        let pd = self.pds[host];
+        match Slot::make(world, host, pd, addr, len.max(1), Access::LOCAL_WRITE) {
             Some(slot) => {
                 self.regions.push((host, slot.mr));
                 self.slots.push(slot);
@@ -217,7 +219,6 @@ impl Programs {
             host,
             peer,
             qp,
-            pd,
             cqs,
             settings,
             opening,
@@ -275,7 +276,8 @@ impl Programs {
         for _ in 0..self.plan.mishaps {
             let end = self.rng.index(self.ends.len());
             let host = self.rng.index(world.hosts.len());
-            self.mishaps.push(match self.rng.below(6) {
+            self.mishaps.push(match self.rng.below(9) {
+                6.. => Mishap::Post { post: self.rng.index(4), how: self.rng.below(3) as u8 },
                 0 | 1 => Mishap::Abort { end },
                 2 => Mishap::ToError { end },
                 3 => Mishap::Destroy { end },

@@ -135,7 +135,7 @@ impl Services {
             LoadEvent::Connect { end } => self.connect_step(world, end),
             LoadEvent::Fault { index } => self.mishap(world, index),
             LoadEvent::Refill { pool } => self.refill_and_go_on(world, pool),
-            LoadEvent::Rebirth { .. } => {}
+            LoadEvent::Rebirth { .. } | LoadEvent::Post { .. } => {}
         }
     }
 }

@@ -104,6 +104,11 @@ impl Slot {
         self.contents = Contents::Untouched;
     }
 
+    /// What is in it stays: nobody may write to it any more.
+    pub fn freeze(&mut self) {
+        self.contents = Contents::Holds(self.bytes(self.len).into());
+    }
+
     /// Its first bytes.
     pub fn bytes(&self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len.min(self.len)];
