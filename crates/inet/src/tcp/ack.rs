@@ -421,8 +421,8 @@ impl Connection {
 
     fn pace(&mut self) {
         let Some(rtt) = self.rtt.smoothed().filter(|_| self.config.pacing) else { return };
-        // PRR may leave a window of a few octets; a segment goes in a round trip nevertheless (`may_send`), and
-        // at such a rate the next would wait for hours.
+        // PRR may leave a window of a few octets. A segment goes in a round trip nevertheless (`may_send`),
+        // and at such a rate the next would wait for hours.
         let window = self.congestion.cwnd.max(self.mss().into());
         self.pacer.set(window, rtt, self.congestion.in_slow_start());
     }
