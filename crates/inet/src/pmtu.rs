@@ -54,13 +54,7 @@ impl Paths {
     /// What a report of `mtu` means for the path to an address, if it means anything: it may only make a
     /// path narrower (RFC 8201 4).
     pub fn narrower(&self, now: u64, to: IpAddr, mtu: u32) -> Option<u32> {
-        let mtu = match to {
-            // RFC 8201 4: less than the minimum of IPv6 is ignored.
-            IpAddr::V6(_) if mtu < ipv6::MIN_MTU => return None,
-            IpAddr::V6(_) => mtu,
-            IpAddr::V4(_) => mtu.max(IPV4_FLOOR),
-        };
-        (mtu < self.get(now, to)).then_some(mtu)
+        believable(to, mtu).filter(|&mtu| mtu < self.get(now, to))
     }
 
     /// Takes note of a report that was found worth believing; says whether the path is narrower now.
@@ -76,6 +70,15 @@ impl Paths {
         }
         self.paths.insert(to, Path { mtu, since: now });
         true
+    }
+}
+
+/// What is believed of a report of `mtu` about the path to an address, whatever else is known.
+pub(crate) fn believable(to: IpAddr, mtu: u32) -> Option<u32> {
+    match to {
+        // RFC 8201 4: less than the minimum of IPv6 is ignored.
+        IpAddr::V6(_) => (mtu >= ipv6::MIN_MTU).then_some(mtu),
+        IpAddr::V4(_) => Some(mtu.max(IPV4_FLOOR)),
     }
 }
 

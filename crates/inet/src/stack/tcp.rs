@@ -14,9 +14,9 @@ use super::link::Hop;
 use super::ports::PortMap;
 use super::{Arrival, ConnectError, Departure, Event, ListenError, ListenerId, Stack, TcpId};
 use crate::icmp::{Report, Trouble};
-use crate::tcp;
 use crate::tcp::hash::{Purpose, of_flow};
 use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
+use crate::{pmtu, tcp};
 
 /// Octets of a TCP header without options.
 const HEADER: u32 = 20;
@@ -598,8 +598,10 @@ impl Stack {
             Trouble::Soft => tcp::Report::Soft,
             Trouble::Hard => tcp::Report::Hard,
             Trouble::TooBig { mtu } => {
-                let Some(mtu) = self.paths.narrower(now, to, mtu) else { return };
-                tcp::Report::TooBig { mss: (mtu - ip_header(to) - HEADER) as u16 }
+                // The path may be known from others, and this connection not have heard of it.
+                let Some(mtu) = pmtu::believable(to, mtu) else { return };
+                let mss = mtu - ip_header(to) - HEADER;
+                tcp::Report::TooBig { mss: u16::try_from(mss).unwrap_or(u16::MAX) }
             }
         };
         let Some(connection) = &mut self.connections.slot(index).connection else { return };

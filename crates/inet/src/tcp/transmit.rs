@@ -113,7 +113,7 @@ impl Connection {
         // A report of gaps goes in a segment of its own: it must not take the room of a message.
         let report = self.receive.reassembly.is_some() || self.receive.duplicate.is_some();
         if self.owed.ack && report {
-            return Some(self.acknowledgement(now, self.queue.nxt));
+            return Some(self.acknowledgement(now, self.bare_position()));
         }
         if let Some(segment) = self.transmit_data(now) {
             return Some(segment);
@@ -122,7 +122,7 @@ impl Connection {
             // RFC 9293 3.8.4: a number already acknowledged, without data (SHLD-12).
             return Some(self.acknowledgement(now, self.queue.nxt - 1));
         }
-        self.owed.ack.then(|| self.acknowledgement(now, self.queue.nxt))
+        self.owed.ack.then(|| self.acknowledgement(now, self.bare_position()))
     }
 
     fn transmit_data(&mut self, now: u64) -> Option<Segment> {
@@ -356,6 +356,12 @@ impl Connection {
         // RFC 3168 6.1.5: no retransmission is ECN-capable.
         let ect = self.agreed.ecn && new && payload > 0;
         Segment { header, payload: start..start + payload, ect }
+    }
+
+    /// The number of a segment without payload. A probe may have gone beyond the window, where the peer takes
+    /// nothing, acknowledgements neither: two ends that both probe would answer each other's for ever.
+    fn bare_position(&self) -> u64 {
+        self.queue.nxt.min(self.window.edge.max(self.queue.una))
     }
 
     fn acknowledgement(&mut self, now: u64, position: u64) -> Segment {

@@ -73,6 +73,33 @@ fn a_router_says_so() {
     }
 }
 
+/// A connection goes by what is reported of its own segments, though others have heard before that the path
+/// is narrow.
+#[test]
+fn a_path_that_is_known_is_news_to_a_connection() {
+    let mut net = Net::new(V6, 9_000, stream(), 1);
+    let [client, server] = net.pair();
+    net.narrow = Some(MTU);
+    let [from, to] = [0, 1].map(|host| net.hosts[host].address);
+    let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+    net.send_datagram(0, socket, (to, 9).into(), &[1; 2_000]).unwrap();
+    let reported = |net: &mut Net| {
+        for frame in std::mem::take(&mut net.too_long) {
+            net.arrive(0, &too_big(&frame, from), false);
+        }
+    };
+    reported(&mut net);
+    assert_eq!(net.hosts[0].stack.path_mtu(to), MTU as u32);
+    let begun = net.now;
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    let done = net.run_until(LIMIT, |net| {
+        reported(net);
+        net.hosts[0].user(client).acked == 100_000
+    });
+    assert!(done && net.now - begun < SECOND, "{}: no timeout is needed", net.now - begun);
+    net.check(1, server, 100_000);
+}
+
 #[test]
 fn no_router_says_so() {
     for (addresses, message) in [(V6, false), (V4, true)] {
