@@ -268,7 +268,11 @@ impl Server {
                 WAKER => while self.engine.wait_channel(self.waker).is_ok() {},
                 token => match token & KIND {
                     CALLER => self.admit(number),
-                    SOCKET => self.with(number, Tenant::call),
+                    // Calls are read at its turn.
+                    SOCKET => self.with(number, |tenant| {
+                        tenant.called = true;
+                        Ok(())
+                    }),
                     TENANT_BELL => self.with(number, |tenant| {
                         if hear(&tenant.bell) { Ok(()) } else { Err(Ending::Gone) }
                     }),
@@ -341,14 +345,11 @@ impl Server {
         let ends = [socket, bell];
         let tenant = Tenant::new(&self.engine, self.waker, &memory, rings, ends);
         let tenant = tenant.map_err(io::Error::other)?;
-        for (fd, kind) in
-            [(tenant.socket.as_raw_fd(), SOCKET), (tenant.bell.as_raw_fd(), TENANT_BELL)]
-        {
-            self.epoll.add(&fd, libc::EPOLLIN, kind | u64::from(number))?;
-        }
+        self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | u64::from(number))?;
         // Once for each: they are taken at its turn, and while its ring is full they stay.
-        let events = EVENTS | u64::from(number);
-        self.epoll.add(&tenant.events, libc::EPOLLIN | libc::EPOLLET, events)?;
+        for (fd, kind) in [(tenant.socket.as_raw_fd(), SOCKET), (tenant.events, EVENTS)] {
+            self.epoll.add(&fd, libc::EPOLLIN | libc::EPOLLET, kind | u64::from(number))?;
+        }
         unix::send(&tenant.socket, &self.welcome, &fds)?;
         Ok(tenant)
     }

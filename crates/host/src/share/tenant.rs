@@ -24,8 +24,6 @@ use crate::link::socket::{self, MAX_MESSAGE};
 
 /// What one turn takes from a ring before others get theirs.
 const PER_TURN: usize = 64;
-/// Rounds of turns in which the ring of requests is emptied before a call is looked at.
-const ROUNDS: usize = RINGS.request_slots as usize / PER_TURN;
 /// The most objects of a kind that a program may have.
 const MAX_OBJECTS: usize = 16_384;
 /// The most connections that wait at a listener.
@@ -88,6 +86,10 @@ pub(super) struct Tenant {
     drained: bool,
     /// A connection has changed, for which the program is not to sleep until there is more.
     urgent: bool,
+    /// There may be something to be read from the socket.
+    pub(super) called: bool,
+    /// A call that waits for the requests before it, which end at this position of their ring or sooner.
+    call: Option<(Call, u32)>,
 }
 
 /// Bytes that the queues of a queue pair take: rings have a power of two of slots.
@@ -143,6 +145,8 @@ impl Tenant {
             queue_bytes: 0,
             drained: true,
             urgent: false,
+            called: true,
+            call: None,
         })
     }
 
@@ -153,9 +157,11 @@ impl Tenant {
     /// The program is to be let go.
     pub(super) fn turn(&mut self) -> Result<bool, Ending> {
         let mut any = self.tell()?;
-        // While completions wait for room, nothing new is begun: so there are never more than requests.
+        // While completions wait for room, nothing new is begun: so there are never more than requests. Events
+        // about connections have all been told then, so that those of one call are the most that wait.
         if !self.is_behind() {
             any |= self.begin()?;
+            any |= self.attend()?;
         }
         if any {
             self.channel.incoming.requests.publish();
@@ -279,27 +285,44 @@ impl Tenant {
         self.channel.incoming.control.disarm();
     }
 
-    /// Reads a call from the socket, and answers it.
-    ///
-    /// # Errors
-    ///
-    /// The program is to be let go.
-    pub(super) fn call(&mut self) -> Result<(), Ending> {
+    /// Looks after the socket: carries out a call when everything is begun that was posted before it, and
+    /// answers it.
+    fn attend(&mut self) -> Result<bool, Ending> {
+        let Some((call, end)) =
+            self.call.take().map_or_else(|| self.read_call(), |it| Ok(Some(it)))?
+        else {
+            return Ok(false);
+        };
+        let requests = &mut self.channel.incoming.requests;
+        // Whether the position is before the end, where both wrap.
+        let before = end.wrapping_sub(requests.position()) as i32 > 0;
+        if before && requests.is_filled() {
+            self.call = Some((call, end));
+        } else {
+            let done = self.carry_out(&call);
+            socket::send(&self.socket, &answer(done).bytes(), &[])?;
+        }
+        Ok(true)
+    }
+
+    /// Reads a call from the socket, if there is one. What was posted before it is in the ring: that is a whole
+    /// ring of requests at most.
+    fn read_call(&mut self) -> Result<Option<(Call, u32)>, Ending> {
+        if !self.called {
+            return Ok(None);
+        }
         let mut buffer = [0; MAX_MESSAGE];
         let len = match crate::sys::receive(&self.socket, &mut buffer) {
             Ok(0) => return Err(Ending::Gone),
-            Err(error) if crate::sys::would_block(&error) => return Ok(()),
+            Err(error) if crate::sys::would_block(&error) => {
+                self.called = false;
+                return Ok(None);
+            }
             received => received?,
         };
         let call = Call::decode(&buffer[..len]).ok_or(Ending::BadCall)?;
-        // What was posted before comes first.
-        for _ in 0..ROUNDS {
-            if !self.turn()? {
-                break;
-            }
-        }
-        let done = self.carry_out(&call);
-        Ok(socket::send(&self.socket, &answer(done).bytes(), &[])?)
+        let position = self.channel.incoming.requests.position();
+        Ok(Some((call, position.wrapping_add(RINGS.request_slots))))
     }
 
     fn next_serial(&mut self, objects: usize) -> Result<u32, Fault> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_mem::ring::Channel;
+use quipu_mem::ring::{Channel, RingError};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     Completion, CqId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpState, QpType,
@@ -14,7 +14,7 @@ use quipu_nic::{
 };
 
 use super::calls::Calls;
-use super::slots::{self, Request, Tag};
+use super::slots::{self, News, Request, Tag};
 use super::words::{Call, HELLO, Writer};
 use super::{RINGS, Sharer, connect, place};
 use crate::link::socket;
@@ -199,6 +199,106 @@ fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
     peer.talks_to(&honest, shared.address);
     // There is still room for those who behave.
     shared.attach().talks_to(&peer, elsewhere.address);
+}
+
+/// A program without manners, with a domain, and what it does with its bare rings.
+struct Bare {
+    calls: Calls,
+    channel: Channel,
+    bell: OwnedFd,
+    pd: u64,
+}
+
+impl Bare {
+    fn new(shared: &Shared) -> Self {
+        let (calls, memory, bell) = shared.raw();
+        let channel = Channel::attach(&memory, 0, RINGS).unwrap();
+        let mut bare = Self { calls, channel, bell, pd: 0 };
+        bare.pd = bare.ask(&Call::AllocPd).unwrap();
+        bare
+    }
+
+    /// A call, and the first word of its answer.
+    fn ask(&self, call: &Call) -> Result<u64, EngineError> {
+        self.calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)))
+    }
+
+    /// A queue pair with UDP, and its port.
+    fn udp(&self, cap: QpCap) -> (u64, u16) {
+        let qp = self.ask(&Call::CreateQp { pd: self.pd, udp: true, cap }).unwrap();
+        self.ask(&Call::ModifyQp { qp, state: QpState::Init as u8 }).unwrap();
+        (qp, self.ask(&Call::Bind { qp, port: 0 }).unwrap() as u16)
+    }
+
+    fn post(&mut self, tag: Tag, to: Option<SocketAddr>, sges: &[Sge]) {
+        let (payload, begun) = (Payload::Sges(sges), Instant::now());
+        let request = Request { tag, flags: SendFlags::SIGNALED, to, payload };
+        let out = &mut self.channel.outgoing;
+        while let Err(error) = slots::post(&mut out.requests, &mut out.request_bytes, &request) {
+            assert!(error == RingError::Full && begun.elapsed() < PATIENCE, "{error}");
+            super::ring(&self.bell);
+        }
+        super::ring(&self.bell);
+    }
+}
+
+/// A program has its ring of news full, and goes on calling.
+#[test]
+fn calls_wait_for_room_and_for_what_was_posted_before_them() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (peer, mut bare) = (elsewhere.attach(), Bare::new(&shared));
+    let register = Call::Register {
+        pd: bare.pd,
+        offset: 0,
+        len: 64,
+        iova: 0,
+        access: Access::LOCAL_WRITE.bits(),
+    };
+    let (region, key) = bare
+        .calls
+        .ask(&register, &|| {}, |answer| Some((answer.word()?, answer.short()?)))
+        .unwrap();
+    let (sender, _) = bare.udp(CAP);
+    let flood = 2 * RINGS.request_slots;
+    let (qp, _) = bare.udp(QpCap { max_recv_wr: flood, ..CAP });
+    for sequence in 0..flood {
+        bare.post(Tag { qp: qp as u32, receive: true, sequence }, None, &[]);
+    }
+    // More completions than the ring has room for.
+    bare.ask(&Call::ModifyQp { qp, state: QpState::Err as u8 }).unwrap();
+    let tag = Tag { qp: sender as u32, receive: false, sequence: 0 };
+    let to = SocketAddr::new(elsewhere.address.ip(), peer.port);
+    bare.post(tag, Some(to), &[Sge { addr: 0, len: 64, lkey: quipu_nic::Key(key) }]);
+    let (glances, heard) = (std::cell::Cell::new(0), std::cell::RefCell::new(Vec::new()));
+    let news = std::cell::RefCell::new(&mut bare.channel.incoming);
+    let hear = || {
+        let mut incoming = news.borrow_mut();
+        while let Some(news) = slots::hear(&mut incoming.requests).unwrap() {
+            heard.borrow_mut().push(news);
+        }
+        incoming.publish();
+    };
+    let glance = || {
+        glances.set(glances.get() + 1);
+        if glances.get() > 5 {
+            hear();
+        }
+    };
+    bare.calls.ask(&Call::Deregister { region }, &glance, |_| Some(())).unwrap();
+    assert!(
+        glances.get() > 5,
+        "the call was carried out while nothing of the program could be begun"
+    );
+    let begun = Instant::now();
+    let is_sent = |news: &News| matches!(news, News::Completion(done) if done.wr_id == tag.bits());
+    while !heard.borrow().iter().any(is_sent) {
+        assert!(begun.elapsed() < PATIENCE, "nothing completes");
+        hear();
+    }
+    let heard = heard.into_inner();
+    assert_eq!(heard.len(), flood as usize + 1);
+    let Some(News::Completion(sent)) = heard.into_iter().find(is_sent) else { unreachable!() };
+    assert_eq!(sent.status, WcStatus::Success, "the region went before the request that uses it");
 }
 
 #[test]
