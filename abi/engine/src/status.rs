@@ -75,7 +75,7 @@ impl From<EngineError> for Failure {
             EngineError::Interrupted => Self(S::Interrupted),
             EngineError::NoSuchQueue => INVALID,
             EngineError::NoLink | EngineError::RefusedElsewhere { .. } => Self(S::NotSupported),
-            EngineError::AdapterLost => Self(S::NoDevice),
+            EngineError::AdapterLost | EngineError::AdapterSilent => Self(S::NoDevice),
             EngineError::ArenaFull { .. } => Self(S::NoMemory),
             EngineError::BadAddress | EngineError::NotInArena => Self(S::BadAddress),
             EngineError::Connection(refused) => {

@@ -58,7 +58,9 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce(EngineError) -> Errno {
     move |error| {
         let errno = match &error {
             EngineError::Fault(fault) => of_fault(fault),
-            EngineError::EngineGone | EngineError::AdapterLost => Errno::ENODEV,
+            EngineError::EngineGone | EngineError::AdapterLost | EngineError::AdapterSilent => {
+                Errno::ENODEV
+            }
             EngineError::RefusedElsewhere { errno, .. } => Errno(*errno),
             EngineError::ArenaFull { .. } => Errno::ENOMEM,
             EngineError::System { source, .. } | EngineError::Address(source) => of_system(source),

@@ -134,12 +134,19 @@ pub enum EngineError {
         /// In words.
         words: String,
     },
-    /// The process that had the adapter has ended, or does not answer.
+    /// The process that had the adapter has ended.
     #[error(
         "the process that shared the adapter is gone: start `quipu nic --share` again, and open the adapter \
          anew"
     )]
     AdapterLost,
+    /// The process that has the adapter did not answer in time, or not to the question. It is asked nothing
+    /// more, and may still use memory that is registered.
+    #[error(
+        "the process that shares the adapter does not answer, and may still use this program's memory: end \
+         that process, start `quipu nic --share` again, and open the adapter anew"
+    )]
+    AdapterSilent,
     /// Memory to be registered is not the shared adapter's.
     #[error(
         "memory to be registered with a shared adapter must be allocated from it: other memory its process \

@@ -174,6 +174,13 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
+    /// Drops the completions of such a queue pair, which is destroyed or reset.
+    pub fn forget_completions(&mut self, id: CqId, num: QpNum) {
+        if let Some(cq) = self.hub.cqs.get_mut(id) {
+            cq.forget(num);
+        }
+    }
+
     /// Asks for an event at the next completion (or the next solicited one); at once if there are some that
     /// no event has told of since completions were last taken.
     ///

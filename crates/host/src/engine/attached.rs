@@ -9,8 +9,8 @@ use quipu_inet::stack::ListenerId;
 use quipu_inet::tcp::{Counters, Flow};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
-    Fault, Key, MrId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpType, Region, SendWr,
-    Sge, TcpSettings, Time,
+    Fault, Key, MrId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType,
+    Region, SendWr, Sge, TcpSettings, Time,
 };
 
 use super::core::Core;
@@ -176,7 +176,8 @@ impl Elsewhere<'_> {
         self.ask(call, |_| Some(()))
     }
 
-    /// Orders that an object be no more: with the other process all of them are gone.
+    /// Orders that an object be no more: with the other process all of them are gone. With one that only does
+    /// not answer none is.
     fn order_end(&self, call: &Call) -> Result<(), EngineError> {
         match self.order(call) {
             Err(EngineError::AdapterLost) => Ok(()),
@@ -294,12 +295,18 @@ impl Elsewhere<'_> {
             return Err(Fault::Unsupported("attributes of a shared adapter's queue pairs").into());
         }
         self.order(&Call::ModifyQp { qp: qp.0, state: attr.state as u8 })?;
-        self.attached(|attached, _| attached.set_state(qp, attr.state))
+        self.attached(|attached, core| {
+            attached.set_state(qp, attr.state);
+            if attr.state == QpState::Reset {
+                core.forget_completions(attached, qp);
+            }
+        })
     }
 
     pub(super) fn destroy_qp(&self, qp: QpId) -> Result<super::EventsReported, EngineError> {
         self.order_end(&Call::DestroyQp { qp: qp.0 })?;
         self.attached(|attached, core| {
+            core.forget_completions(attached, qp);
             for cq in attached.remove_qp(qp).into_iter().flatten() {
                 core.adapter.remove_cq_user(cq);
             }
@@ -375,12 +382,19 @@ impl Elsewhere<'_> {
 
     pub(super) fn bind(&self, qp: QpId, port: u16) -> Result<u16, EngineError> {
         let port = self.ask(&Call::Bind { qp: qp.0, port }, |answer| answer.short())?;
-        self.attached(|attached, _| attached.set_state(qp, quipu_nic::QpState::Rts))?;
+        self.attached(|attached, _| attached.set_state(qp, QpState::Rts))?;
         Ok(port)
     }
 }
 
 impl Core {
+    /// Drops what has completed of a queue pair that is destroyed or reset.
+    fn forget_completions(&mut self, attached: &Attached, qp: QpId) {
+        for (cq, number) in attached.queues_of(qp) {
+            self.adapter.forget_completions(cq, number);
+        }
+    }
+
     /// Posts a send to a queue pair that is elsewhere; `None` if there is no such place.
     #[inline]
     pub(super) fn post_send_elsewhere(

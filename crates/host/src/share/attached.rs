@@ -19,7 +19,7 @@ use super::{RINGS, hear, ring};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
 use crate::net::token::Token;
-use crate::sys::Epoll;
+use crate::sys::{self, Epoll};
 
 /// News that one look takes before others get their turn.
 const NEWS_PER_TURN: usize = 256;
@@ -107,6 +107,11 @@ impl Queue {
             self.reached -= 1;
         }
         Some(posted)
+    }
+
+    /// Forgets everything that is under way.
+    fn clear(&mut self) {
+        *self = Self { next: self.next, ..Self::new(self.depth) };
     }
 
     /// Takes everything that is under way.
@@ -225,10 +230,20 @@ impl Attached {
         self.cqs.keys().copied()
     }
 
-    /// Notes the state in which the other end has a queue pair.
+    /// The queues that a queue pair completes to, and the number by which completions there name it.
+    pub(crate) fn queues_of(&self, qp: QpId) -> impl Iterator<Item = (CqId, QpNum)> + use<> {
+        let queues = self.qps.get(&qp.0).map(|half| (half.number, [half.send_cq, half.recv_cq]));
+        queues.into_iter().flat_map(|(number, cqs)| cqs.map(|cq| (cq, number)))
+    }
+
+    /// Notes the state in which the other end has a queue pair. Of one that is reset nothing is under way.
     pub(crate) fn set_state(&mut self, qp: QpId, state: QpState) {
-        if let Some(half) = self.qps.get_mut(&qp.0) {
-            half.state = state;
+        let Some(half) = self.qps.get_mut(&qp.0) else { return };
+        half.state = state;
+        if state == QpState::Reset {
+            half.sends.clear();
+            half.receives.clear();
+            half.open = false;
         }
     }
 
@@ -336,16 +351,16 @@ impl Attached {
         }
     }
 
-    /// Whether something has come.
+    /// Whether something has come, as far as it is believed.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {
-        self.channel.incoming.requests.is_filled()
+        !self.lost && self.channel.incoming.requests.is_filled()
     }
 
     /// Takes what has come, as far as it is this turn's; whether there was anything.
     #[inline]
     pub(crate) fn poll(&mut self, mut land: impl FnMut(Landed)) -> bool {
-        if self.lost || !self.has_news() {
+        if !self.has_news() {
             return false;
         }
         self.flowing = true;
@@ -425,12 +440,14 @@ impl Attached {
         true
     }
 
-    /// The other end is gone: everything is flushed, and connections are over.
+    /// The other end is gone, or is to go: everything is flushed, and connections are over.
     pub(crate) fn lose(&mut self, land: &mut impl FnMut(Landed)) {
         if std::mem::replace(&mut self.lost, true) {
             return;
         }
         self.epoll.remove(&self.bell);
+        // If it is still there, it lets this program go.
+        let _ = sys::shutdown_write(&self.bell);
         for (&qp, half) in &mut self.qps {
             half.state = QpState::Err;
             let flushed = |wr_id, opcode| Completion {
@@ -532,6 +549,8 @@ fn push(channel: &mut Channel, request: &Request<'_>) -> Result<(), EngineError>
 
 #[cfg(test)]
 mod tests {
+    use quipu_mem::ring::SlotHeader;
+
     use super::*;
 
     #[test]
@@ -592,6 +611,20 @@ mod tests {
         let mut landed = 0;
         attached.poll(|_| landed += 1);
         (landed, attached.lost)
+    }
+
+    #[test]
+    fn after_nonsense_nobody_looks_for_news_and_the_other_end_hears_of_it() {
+        let (mut attached, mut adapter, bell) = attached();
+        assert!(attached.arm() && crate::share::hear(&bell));
+        let nonsense = SlotHeader { opcode: 99, ..SlotHeader::default() };
+        adapter.outgoing.requests.push(&nonsense, &[]).unwrap();
+        assert!(!attached.arm() && attached.poll(|_| {}) && attached.lost);
+        // The slot is still there, and would keep every wait awake.
+        assert!(!attached.has_news() && attached.arm() && !attached.poll(|_| {}));
+        assert!(!crate::share::hear(&bell), "it has hung up");
+        attached.posted = true;
+        attached.ring();
     }
 
     #[test]

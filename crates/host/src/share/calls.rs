@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,24 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one waits before one looks after the rings: the other end may wait for room there.
 const GLANCE: Duration = Duration::from_millis(10);
 
+/// What there is to ask.
+#[derive(Debug)]
+enum Line {
+    Open(OwnedFd),
+    /// The other end did not answer, and is asked nothing more: an answer would be taken for that to something
+    /// else. It hears that this program has left, and hangs up when it has let go of everything.
+    Left(OwnedFd),
+    Gone,
+}
+
 /// What a program knows of the adapter that it is attached to.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    /// `None` once the other end is gone.
-    socket: Mutex<Option<OwnedFd>>,
+    line: Mutex<Line>,
+    /// The other end was left, and may still write to what it once was given.
+    left: AtomicBool,
+    /// How long an answer may take.
+    patience: Duration,
     arena: Arena,
     info: QpipInfo,
 }
@@ -79,6 +93,11 @@ pub(super) fn write_info(message: Writer, info: &QpipInfo) -> Writer {
 }
 
 impl Calls {
+    fn new(socket: OwnedFd, arena: Arena, info: QpipInfo, patience: Duration) -> Self {
+        let (line, left) = (Mutex::new(Line::Open(socket)), AtomicBool::new(false));
+        Self { line, left, patience, arena, info }
+    }
+
     /// Attaches to the adapter that a process of this user shares as `name`, with so much memory of one's
     /// own if the other end agrees.
     ///
@@ -112,8 +131,7 @@ impl Calls {
         let memory = segment::attach(&file, Writers::Both, segment::MAX_BYTES)?;
         let arena = memory.len().checked_sub(rings).and_then(|len| memory.slice(rings, len).ok());
         let arena = Arena::new(arena.ok_or_else(nonsense)?);
-        let calls = Self { socket: Mutex::new(Some(socket)), arena, info };
-        Ok(Welcome { calls, memory, bell })
+        Ok(Welcome { calls: Self::new(socket, arena, info, PATIENCE), memory, bell })
     }
 
     /// What the adapter stands on.
@@ -125,8 +143,11 @@ impl Calls {
     ///
     /// # Errors
     ///
-    /// There is no room for it.
+    /// There is no room for it; what was free may still be written to by an adapter that was left.
     pub(crate) fn allocate(&self, len: usize) -> Result<Segment, EngineError> {
+        if self.left.load(Ordering::Acquire) {
+            return Err(EngineError::AdapterSilent);
+        }
         self.arena.take(len).ok_or(EngineError::ArenaFull { len })
     }
 
@@ -134,26 +155,74 @@ impl Calls {
     ///
     /// # Errors
     ///
-    /// The adapter refuses the call; [`EngineError::AdapterLost`].
+    /// The adapter refuses the call; [`EngineError::AdapterLost`], [`EngineError::AdapterSilent`].
     pub(crate) fn ask<T>(
         &self,
         call: &Call,
         glance: &dyn Fn(),
         read: impl FnOnce(&mut Reader<'_>) -> Option<T>,
     ) -> Result<T, EngineError> {
-        let mut held = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(socket) = held.as_ref() else { return Err(EngineError::AdapterLost) };
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         let mut buffer = [0; MAX_MESSAGE];
-        let answered = exchange(socket, &call.encode(), glance, &mut buffer);
-        let read = answered.ok().and_then(|len| match outcome(&buffer[..len])? {
+        let answered = match &*line {
+            Line::Open(socket) => self.exchange(socket, &call.encode(), glance, &mut buffer),
+            Line::Left(socket) => has_hung_up(socket).map_or(Ok(0), Err),
+            Line::Gone => Err(Over),
+        };
+        let answered = answered.map(|len| match outcome(&buffer[..len])? {
             Ok(mut yields) => read(&mut yields).map(Ok),
             Err(error) => Some(Err(error)),
         });
-        read.unwrap_or_else(|| {
-            // What would come now would be taken for the answer to something else.
-            *held = None;
-            Err(EngineError::AdapterLost)
-        })
+        match answered {
+            Ok(Some(answer)) => answer,
+            Ok(None) => {
+                self.leave(&mut line);
+                Err(EngineError::AdapterSilent)
+            }
+            Err(Over) => {
+                *line = Line::Gone;
+                Err(EngineError::AdapterLost)
+            }
+        }
+    }
+
+    /// Asks nothing more, and says so.
+    #[cold]
+    fn leave(&self, line: &mut Line) {
+        *line = match std::mem::replace(line, Line::Gone) {
+            Line::Open(socket) => {
+                self.left.store(true, Ordering::Release);
+                // Should it have hung up meanwhile, that is seen the next time.
+                let _ = sys::shutdown_write(&socket);
+                Line::Left(socket)
+            }
+            left => left,
+        };
+    }
+
+    /// Sends a question and waits for the answer; its length, 0 if there is none.
+    fn exchange(
+        &self,
+        socket: &OwnedFd,
+        question: &[u8],
+        glance: &dyn Fn(),
+        buffer: &mut [u8; MAX_MESSAGE],
+    ) -> Result<usize, Over> {
+        if let Err(error) = socket::send(socket, question, &[]) {
+            return if is_end(&error) { Err(Over) } else { Ok(0) };
+        }
+        let begun = Instant::now();
+        while !sys::wait_readable_within(socket, GLANCE) {
+            if begun.elapsed() > self.patience {
+                return Ok(0);
+            }
+            glance();
+        }
+        match sys::receive(socket, buffer) {
+            Ok(0) => Err(Over),
+            Err(error) if is_end(&error) => Err(Over),
+            received => Ok(received.unwrap_or(0)),
+        }
     }
 
     /// Where in the arena memory is that a program wants to register.
@@ -179,20 +248,60 @@ fn reach(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Sends a question and waits for the answer; its length.
-fn exchange(
-    socket: &OwnedFd,
-    question: &[u8],
-    glance: &dyn Fn(),
-    buffer: &mut [u8; MAX_MESSAGE],
-) -> io::Result<usize> {
-    socket::send(socket, question, &[])?;
-    let begun = Instant::now();
-    while !sys::wait_readable_within(socket, GLANCE) {
-        if begun.elapsed() > PATIENCE {
-            return Err(io::ErrorKind::TimedOut.into());
+/// The other end has hung up: the kernel does so when its process ends.
+struct Over;
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
+/// Whether the other end of a socket has hung up, of which nothing else is wanted any more: late answers are
+/// thrown away, some at a time.
+fn has_hung_up(socket: &OwnedFd) -> Option<Over> {
+    let mut buffer = [0; MAX_MESSAGE];
+    for _ in 0..16 {
+        match sys::receive(socket, &mut buffer) {
+            Ok(0) => return Some(Over),
+            Ok(_) => {}
+            Err(error) => return is_end(&error).then_some(Over),
         }
-        glance();
     }
-    sys::receive(socket, buffer)
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_who_does_not_answer_keeps_what_it_has_until_it_hangs_up() {
+        let [socket, adapter] = crate::share::pair().unwrap();
+        let info = QpipInfo {
+            link: "share:x".parse().unwrap(),
+            hardware: None,
+            addresses: Vec::new(),
+            mtu: 1500,
+            checksum: true,
+            segment: 0,
+            enter: Vec::new(),
+        };
+        let arena = Arena::new(Segment::heap(1 << 16));
+        let calls = Calls::new(socket, arena, info, Duration::from_millis(20));
+        let order =
+            || calls.ask(&Call::Deregister { region: 1 }, &|| {}, |_| Some(())).unwrap_err();
+        let piece = calls.allocate(64).unwrap();
+        assert!(matches!(order(), EngineError::AdapterSilent));
+        // What it may still write to is nobody else's.
+        drop(piece);
+        assert!(matches!(calls.allocate(64), Err(EngineError::AdapterSilent)));
+        // It hears one question, and that the program has left; what it answers then is to nothing.
+        let mut buffer = [0; MAX_MESSAGE];
+        assert_eq!(sys::receive(&adapter, &mut buffer).unwrap(), 16);
+        assert_eq!(sys::receive(&adapter, &mut buffer).unwrap(), 0);
+        socket::send(&adapter, &[0; 8], &[]).unwrap();
+        assert!(matches!(order(), EngineError::AdapterSilent));
+        assert!(matches!(order(), EngineError::AdapterSilent));
+        drop(adapter);
+        assert!(matches!(order(), EngineError::AdapterLost));
+    }
 }

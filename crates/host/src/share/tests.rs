@@ -410,6 +410,41 @@ fn when_the_adapter_is_gone_everything_is_flushed_and_says_so() {
     assert!(!place(&shared.name).unwrap().exists());
 }
 
+/// As in an engine of one's own: what a queue pair had goes with it, and when it is reset.
+#[test]
+fn a_queue_pair_that_is_reset_or_destroyed_leaves_nothing_behind() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (program, peer) = (shared.attach(), elsewhere.attach());
+    let engine = &program.engine;
+    let change = |state| {
+        let attr = QpAttr { state, port_num: 1, ..QpAttr::default() };
+        let more = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+        let mask =
+            if state == QpState::Init { QpAttrMask::STATE | more } else { QpAttrMask::STATE };
+        engine.modify_qp(program.qp, &attr, mask).unwrap();
+    };
+    let fill = || (0..8).all(|_| engine.post_recv(program.qp, 9, &[program.sge(64)]).is_ok());
+    assert!(fill());
+    change(QpState::Reset);
+    change(QpState::Init);
+    assert!(fill(), "its queue is empty");
+    change(QpState::Err);
+    assert_eq!(program.next().status, WcStatus::WrFlushErr);
+    change(QpState::Reset);
+    assert_eq!(program.next_flush(), None);
+    change(QpState::Init);
+    let port = engine.udp_bind(program.qp, 0).unwrap();
+    let program = Program { port, ..program };
+    peer.talks_to(&program, shared.address);
+    let engine = &program.engine;
+    assert!((0..8).all(|_| engine.post_recv(program.qp, 9, &[program.sge(64)]).is_ok()));
+    let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    engine.modify_qp(program.qp, &attr, QpAttrMask::STATE).unwrap();
+    assert_eq!(program.next().status, WcStatus::WrFlushErr);
+    engine.destroy_qp(program.qp).unwrap();
+    assert_eq!(program.next_flush(), None);
+}
+
 #[test]
 fn completion_queues_overrun_as_others_do() {
     let (shared, elsewhere) = (Shared::new(), Shared::new());
