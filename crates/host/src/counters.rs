@@ -300,6 +300,11 @@ pub(crate) fn own_folder() -> io::Result<PathBuf> {
     Err(refusal)
 }
 
+/// Those of the folders that are there, and this user's alone.
+pub(crate) fn private_folders() -> impl Iterator<Item = PathBuf> {
+    folders().into_iter().filter(|folder| is_private(folder))
+}
+
 /// Whether nobody but this user can have put anything there. In a folder where everybody may write,
 /// somebody else may have been first.
 fn is_private(folder: &Path) -> bool {

@@ -1,8 +1,8 @@
 //! The program's end of the rings, behind the lock of its engine: requests are posted to it, and what it
 //! brings lands in the engine's own completion queues and events.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use quipu_nic::{
     SendOp, SendWr, Sge, TcpChange, Time, To, WcOpcode, WcStatus,
 };
 
+use super::queue::Queue;
 use super::slots::{self, News, Request, Tag};
 use super::{RINGS, hear, ring};
 use crate::error::EngineError;
@@ -23,102 +24,10 @@ use crate::sys::{self, Epoll};
 
 /// News that one look takes before others get their turn.
 const NEWS_PER_TURN: usize = 256;
-/// Room that is made for a queue at once, whatever its depth is said to be.
-const MAX_DEPTH: u32 = 1 << 15;
 /// The most events of a connection: it stands, the peer closes, it is over.
 const MAX_CHANGES: u8 = 3;
 /// The most news for which a sleep is worth while: the ring has room for as many while they are taken.
 const MAX_BATCH: u32 = RINGS.request_slots / 2;
-
-/// A request under way.
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    wr_id: u64,
-    /// Octets of its memory.
-    len: u64,
-    /// Whether the program is told of a success.
-    signaled: bool,
-    done: bool,
-}
-
-/// The requests of one queue that are under way, or before such ones.
-#[derive(Debug)]
-struct Queue {
-    requests: VecDeque<Posted>,
-    /// How many of them are done, or before one that is.
-    reached: usize,
-    /// The sequence number of the next request.
-    next: u32,
-    depth: u32,
-    /// Requests behind the last that tells when it is done.
-    silent: u32,
-}
-
-impl Queue {
-    fn new(depth: u32) -> Self {
-        Self {
-            requests: VecDeque::with_capacity(depth.min(MAX_DEPTH) as usize),
-            reached: 0,
-            next: 0,
-            depth,
-            silent: 0,
-        }
-    }
-
-    /// Whether the next request is to tell when it is done: if the program wants to know, or so many before
-    /// it do not, as only what tells makes room again.
-    #[inline]
-    fn must_tell(&self, signaled: bool) -> bool {
-        signaled || self.silent >= self.depth / 4
-    }
-
-    fn has_room(&self) -> bool {
-        self.requests.len() < self.depth as usize
-    }
-
-    fn push(&mut self, wr_id: u64, len: u64, signaled: bool) {
-        self.silent = if self.must_tell(signaled) { 0 } else { self.silent + 1 };
-        self.requests.push_back(Posted { wr_id, len, signaled, done: false });
-        self.next = self.next.wrapping_add(1);
-    }
-
-    fn index(&self, sequence: u32) -> usize {
-        let oldest = self.next.wrapping_sub(self.requests.len() as u32);
-        sequence.wrapping_sub(oldest) as usize
-    }
-
-    /// The request of a number, if it is under way.
-    fn under_way(&self, sequence: u32) -> Option<&Posted> {
-        self.requests.get(self.index(sequence)).filter(|posted| !posted.done)
-    }
-
-    /// The request of a number is done; `None` if it is not under way. Those before it that nobody is told
-    /// of are, too.
-    fn finish(&mut self, sequence: u32) -> Option<Posted> {
-        let index = self.index(sequence);
-        let posted = self.requests.get_mut(index).filter(|posted| !posted.done)?;
-        posted.done = true;
-        let posted = *posted;
-        self.reached = self.reached.max(index + 1);
-        while self.reached > 0
-            && self.requests.front().is_some_and(|first| first.done || !first.signaled)
-        {
-            self.requests.pop_front();
-            self.reached -= 1;
-        }
-        Some(posted)
-    }
-
-    /// Forgets everything that is under way.
-    fn clear(&mut self) {
-        *self = Self { next: self.next, ..Self::new(self.depth) };
-    }
-
-    /// Takes everything that is under way.
-    fn flush(&mut self) -> impl Iterator<Item = Posted> {
-        std::mem::take(&mut self.requests).into_iter().filter(|posted| !posted.done)
-    }
-}
 
 /// A queue pair, whose other half the adapter has.
 #[derive(Debug)]
@@ -163,6 +72,8 @@ pub(crate) struct Attached {
     asleep_since: Option<Time>,
     /// Requests were posted, or much room was made, since the other end was last told.
     posted: bool,
+    /// How many requests.
+    unrung: u32,
     /// The other end is gone, or talks nonsense.
     lost: bool,
 }
@@ -186,6 +97,7 @@ impl Attached {
             in_a_row: 0,
             asleep_since: None,
             posted: false,
+            unrung: 0,
             lost: false,
         })
     }
@@ -305,9 +217,13 @@ impl Attached {
         flags.set(SendFlags::INLINE, matches!(wr.payload, Payload::Inline(_)));
         flags.set(SendFlags::SIGNALED, half.sends.must_tell(signaled));
         let tag = Tag { qp: id.0 as u32, receive: false, sequence };
-        push(&mut self.channel, &Request { tag, flags, to, payload: wr.payload })?;
+        if let Err(error) =
+            push(&mut self.channel, &Request { tag, flags, to, payload: wr.payload })
+        {
+            return Err(self.refused(error));
+        }
         half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
-        self.posted = true;
+        self.note_posted();
         Ok(())
     }
 
@@ -337,15 +253,36 @@ impl Attached {
         let tag = Tag { qp: id.0 as u32, receive: true, sequence: half.receives.next };
         let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
         let len = octets(&payload);
-        push(&mut self.channel, &Request { tag, flags, to: None, payload })?;
+        if let Err(error) = push(&mut self.channel, &Request { tag, flags, to: None, payload }) {
+            return Err(self.refused(error));
+        }
         half.receives.push(wr_id, len, true);
-        self.posted = true;
+        self.note_posted();
         Ok(())
+    }
+
+    /// Another end that sleeps is not left to sleep until its ring is full, however long a list is posted.
+    #[inline]
+    fn note_posted(&mut self) {
+        self.posted = true;
+        self.unrung += 1;
+        if self.unrung >= RINGS.request_slots / 2 {
+            self.ring();
+        }
+    }
+
+    /// There was no room, which the other end is to make.
+    #[cold]
+    fn refused(&mut self, error: EngineError) -> EngineError {
+        self.posted = true;
+        self.ring();
+        error
     }
 
     /// Wakes the other end if it sleeps and something was posted.
     #[inline]
     pub(crate) fn ring(&mut self) {
+        self.unrung = 0;
         if std::mem::take(&mut self.posted) && self.channel.outgoing.control.must_ring() {
             ring(&self.bell);
         }
@@ -553,50 +490,13 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn every_so_many_requests_one_tells_when_it_is_done() {
-        let mut queue = Queue::new(8);
-        let tells = |queue: &mut Queue, signaled| {
-            let tells = queue.must_tell(signaled);
-            queue.push(0, 0, signaled);
-            tells
-        };
-        let told: Vec<_> = (0..8).map(|index| tells(&mut queue, index == 3)).collect();
-        assert_eq!(told, [false, false, true, true, false, false, true, false]);
-        // A program that asks often enough is told of nothing else.
-        let mut queue = Queue::new(64);
-        assert!((0..64).all(|at| tells(&mut queue, at % 16 == 15) == (at % 16 == 15)));
-        assert!(Queue::new(1).must_tell(false));
-    }
-
-    #[test]
-    fn a_queue_knows_what_is_under_way() {
-        let mut queue = Queue::new(4);
-        for (wr_id, signaled) in [(10, true), (11, false), (12, true), (13, false)] {
-            queue.push(wr_id, 1, signaled);
-        }
-        assert!(!queue.has_room());
-        // Out of order, twice, and never posted.
-        assert_eq!(queue.finish(2).unwrap().wr_id, 12);
-        assert!(queue.finish(2).is_none() && queue.finish(4).is_none());
-        assert!(queue.finish(u32::MAX).is_none());
-        assert!(!queue.has_room());
-        assert_eq!(queue.finish(0).unwrap().wr_id, 10);
-        // 11 was not asked for, and is behind what is done.
-        assert_eq!(queue.requests.len(), 1);
-        queue.push(14, 1, true);
-        let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
-        assert_eq!(left, [13, 14]);
-        assert!(queue.finish(4).is_none());
-    }
-
     /// A program's end with a connected queue pair, and the other end.
     fn attached() -> (Attached, Channel, OwnedFd) {
         let memory = Segment::heap(crate::share::rings_len());
         let adapter = Channel::create(&memory, 0, RINGS).unwrap();
         let [bell, theirs] = crate::share::pair().unwrap();
         let mut attached = Attached::new(&memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
-        let (cap, cq) = (QpCap { max_recv_wr: 4, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
+        let (cap, cq) = (QpCap { max_recv_wr: 8192, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
         let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
         let pd = quipu_nic::PdId(1);
         let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
@@ -625,6 +525,26 @@ mod tests {
         assert!(!crate::share::hear(&bell), "it has hung up");
         attached.posted = true;
         attached.ring();
+    }
+
+    #[test]
+    fn a_long_list_wakes_the_other_end_before_its_ring_is_full() {
+        let (mut attached, adapter, bell) = attached();
+        let rung = || crate::sys::receive(&bell, &mut [0; 8]).is_ok();
+        let (half, id) = (RINGS.request_slots / 2, QpId(5));
+        adapter.incoming.control.arm();
+        for _ in 1..half {
+            attached.post_recv(id, 1, &[]).unwrap();
+        }
+        assert!(!rung());
+        attached.post_recv(id, 1, &[]).unwrap();
+        assert!(rung());
+        for _ in 0..half {
+            attached.post_recv(id, 1, &[]).unwrap();
+        }
+        adapter.incoming.control.arm();
+        let full = attached.post_recv(id, 1, &[]).unwrap_err();
+        assert!(rung() && matches!(full, EngineError::Fault(Fault::QueueFull)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use quipu_mem::Segment;
 
 use super::arena::Arena;
 use super::words::{Call, HELLO, Reader, Writer, outcome};
-use super::{connect, place};
+use super::{connect, places};
 use crate::engine::QpipInfo;
 use crate::error::EngineError;
 use crate::link::segment::{self, Writers};
@@ -29,8 +29,8 @@ const GLANCE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 enum Line {
     Open(OwnedFd),
-    /// The other end did not answer, and is asked nothing more: an answer would be taken for that to something
-    /// else. It hears that this program has left, and hangs up when it has let go of everything.
+    /// The other end did not answer, and is asked nothing more: an answer would be taken for that to
+    /// something else. It hears that this program has left, and hangs up when it has let go of everything.
     Left(OwnedFd),
     Gone,
 }
@@ -105,7 +105,7 @@ impl Calls {
     ///
     /// Nobody shares one under this name, or somebody else's process does; no memory or descriptors.
     pub(crate) fn attach(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
-        let socket = reach(&place(name)?)?;
+        let socket = reach(name)?;
         let (_, user) = socket::peer_credentials(&socket)?;
         if !socket::is_own_user(user) {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -235,8 +235,25 @@ impl Calls {
     }
 }
 
-/// Connects to whoever shares an adapter, also where many do at this moment.
-fn reach(path: &Path) -> io::Result<OwnedFd> {
+/// Connects to whoever shares an adapter of this name, in the first place where somebody does.
+fn reach(name: &str) -> io::Result<OwnedFd> {
+    reach_first(places(name))
+}
+
+fn reach_first(places: impl Iterator<Item = PathBuf>) -> io::Result<OwnedFd> {
+    let mut refusal = io::Error::from_raw_os_error(libc::ENOENT);
+    for path in places {
+        match reach_at(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => refusal = error,
+            reached => return reached,
+        }
+    }
+    Err(refusal)
+}
+
+/// Connects to whoever shares an adapter there, also where many do at this moment.
+fn reach_at(path: &Path) -> io::Result<OwnedFd> {
     let begun = Instant::now();
     loop {
         match connect(path) {
@@ -271,7 +288,28 @@ fn has_hung_up(socket: &OwnedFd) -> Option<Over> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::place::Place;
     use super::*;
+
+    #[test]
+    fn whoever_shares_is_found_wherever_that_is() {
+        let folder = std::env::temp_dir();
+        let [none, stale, there] = ["none", "stale", "there"]
+            .map(|it| folder.join(format!("quipu-{it}-{}", std::process::id())));
+        let listen = |path: &PathBuf| {
+            let mut place = Place::take(path.clone()).unwrap().unwrap();
+            let listener = place.listen().unwrap();
+            (place, listener)
+        };
+        let (_stale, closed) = listen(&stale);
+        drop(closed);
+        let (_there, _listener) = listen(&there);
+        let reach = |paths: &[&PathBuf]| reach_first(paths.iter().map(|path| (*path).clone()));
+        assert!(reach(&[&none, &stale, &there]).is_ok());
+        let kind = |paths: &[&PathBuf]| reach(paths).unwrap_err().kind();
+        assert_eq!(kind(&[&stale, &none]), io::ErrorKind::ConnectionRefused);
+        assert_eq!(kind(&[&none]), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn one_who_does_not_answer_keeps_what_it_has_until_it_hangs_up() {

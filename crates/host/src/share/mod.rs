@@ -16,6 +16,9 @@
 mod arena;
 mod attached;
 mod calls;
+mod claim;
+mod place;
+mod queue;
 mod server;
 mod slots;
 mod tenant;
@@ -31,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 
-use crate::counters::own_folder;
+use crate::counters::{own_folder, private_folders};
 use crate::sys::{adopt, check, with_more_descriptors};
 
 pub(crate) use self::attached::{Attached, Landed};
@@ -62,9 +65,19 @@ pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed)
 }
 
-/// Where the adapter of this name is shared, by processes of this user.
-fn place(name: &str) -> io::Result<PathBuf> {
-    Ok(own_folder()?.join(format!("share-{name}")))
+/// Where this process may share an adapter of this name.
+fn own_place(name: &str) -> io::Result<PathBuf> {
+    Ok(own_folder()?.join(file_name(name)))
+}
+
+/// Where processes of this user share an adapter of this name: one that has no session, started by `sudo`,
+/// say, may have another folder.
+fn places(name: &str) -> impl Iterator<Item = PathBuf> {
+    private_folders().map(move |folder| folder.join(file_name(name)))
+}
+
+fn file_name(name: &str) -> String {
+    format!("share-{name}")
 }
 
 /// A socket that keeps messages apart.

@@ -1,9 +1,7 @@
 //! The process that has the adapter: a thread that serves the programs that attach.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +11,16 @@ use std::time::{Duration, Instant};
 use quipu_nic::ChannelId;
 
 use super::calls::write_info;
+use super::claim::Common;
+use super::place::Place;
 use super::tenant::{Ending, Tenant};
 use super::words::{HELLO, Reader, Writer};
-use super::{address, connect, hear, is_name, pair, place, rings_len, socket};
+use super::{connect, hear, is_name, own_place, pair, places, rings_len};
 use crate::engine::Engine;
 use crate::link::segment::{self, Writers};
 use crate::link::socket::{self as unix, MAX_MESSAGE};
 use crate::net::listener::{Accepted, Acceptor};
-use crate::sys::{self, Epoll, EventFd, ReadyList, check};
+use crate::sys::{self, Epoll, EventFd, ReadyList};
 
 /// How long the thread looks for work before it sleeps: one that is woken is late by some 20 to 50 us.
 const SPIN: Duration = Duration::from_micros(50);
@@ -36,7 +36,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const BEHIND: Duration = Duration::from_millis(100);
 /// The least and the most memory of a program.
 const ARENA: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 30;
-const BACKLOG: libc::c_int = 64;
 
 /// Why an adapter cannot be shared.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +61,10 @@ pub enum ShareError {
 
 /// An adapter that programs of this user can attach to, by its name. They are let go when this is dropped.
 pub struct Sharer {
-    path: PathBuf,
     stop: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
+    place: Place,
 }
 
 impl Sharer {
@@ -80,15 +79,16 @@ impl Sharer {
         }
         let info = engine.qpip_info()?;
         let path =
-            place(name).map_err(|source| ShareError::System { path: name.into(), source })?;
-        // One whose queue of callers is full is there, too.
-        if connect(&path).map_or_else(|error| sys::would_block(&error), |_| true) {
-            return Err(ShareError::Taken(name.to_owned()));
-        }
-        let (stop, started) = (Arc::new(AtomicBool::new(false)), open(engine, &path));
+            own_place(name).map_err(|source| ShareError::System { path: name.into(), source })?;
         let failed = |source| ShareError::System { path: path.clone(), source };
-        let (listener, epoll, bell) = started.map_err(failed)?;
-        let bell = Arc::new(bell);
+        let taken = || ShareError::Taken(name.to_owned());
+        // Elsewhere somebody may be, too: also one whose queue of callers is full.
+        if places(name).filter(|other| *other != path).any(|other| is_taken(&other)) {
+            return Err(taken());
+        }
+        let mut place = Place::take(path.clone()).map_err(failed)?.ok_or_else(taken)?;
+        let (listener, epoll, bell) = open(engine, &mut place).map_err(failed)?;
+        let (stop, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(bell));
         let added = epoll.add(bell.fd(), libc::EPOLLIN, BELL);
         added.and_then(|()| epoll.add(&listener, libc::EPOLLIN, LISTENER)).map_err(failed)?;
         let (waker, waker_fd) = engine.create_channel()?;
@@ -104,6 +104,7 @@ impl Sharer {
             epoll,
             waker,
             welcome,
+            common: Common::default(),
             tenants: Vec::new(),
             callers: Vec::new(),
             acceptor,
@@ -111,7 +112,7 @@ impl Sharer {
         };
         let thread = std::thread::Builder::new().name("quipu-share".into());
         let thread = Some(thread.spawn(move || server.run()).map_err(failed)?);
-        Ok(Self { path, stop, bell, thread })
+        Ok(Self { stop, bell, thread, place })
     }
 }
 
@@ -126,29 +127,30 @@ impl Sharer {
 
 impl Drop for Sharer {
     fn drop(&mut self) {
+        if !self.place.is_here() {
+            // The thread is its parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.stop.store(true, Ordering::Release);
         self.bell.set();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that shares the adapter panicked");
         }
-        let _ = fs::remove_file(&self.path);
     }
 }
 
-/// The socket at which programs call. A dead process may have left its own there.
-fn open(engine: &Arc<Engine>, path: &Path) -> io::Result<(OwnedFd, Epoll, EventFd)> {
+/// Whether somebody listens there.
+fn is_taken(path: &Path) -> bool {
+    connect(path).map_or_else(|error| sys::would_block(&error), |_| true)
+}
+
+/// The socket at which programs call, and what else is waited for.
+fn open(engine: &Arc<Engine>, place: &mut Place) -> io::Result<(OwnedFd, Epoll, EventFd)> {
     if !engine.is_here() {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    let _ = fs::remove_file(path);
-    let (listener, (raw, len)) = (socket()?, address(path)?);
-    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
-    check(unsafe { libc::bind(listener.as_raw_fd(), (&raw const raw).cast(), len) })?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    // Before anybody can send one: accepted sockets inherit it when they are connected.
-    unix::take_no_descriptors(&listener);
-    sys::listen(&listener, BACKLOG)?;
-    Ok((listener, Epoll::new()?, EventFd::new()?))
+    Ok((place.listen()?, Epoll::new()?, EventFd::new()?))
 }
 
 /// How the answer to a program that attaches begins.
@@ -182,6 +184,7 @@ struct Server {
     /// Becomes readable when a completion comes that was asked for.
     waker: ChannelId,
     welcome: Vec<u8>,
+    common: Common,
     tenants: Vec<(u32, Tenant)>,
     /// The oldest first.
     callers: Vec<Caller>,
@@ -343,7 +346,7 @@ impl Server {
         unix::take_no_descriptors(&bell);
         let fds: [RawFd; 2] = [file.as_raw_fd(), theirs.as_raw_fd()];
         let ends = [socket, bell];
-        let tenant = Tenant::new(&self.engine, self.waker, &memory, rings, ends);
+        let tenant = Tenant::new(&self.engine, &self.common, self.waker, &memory, rings, ends);
         let tenant = tenant.map_err(io::Error::other)?;
         self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | u64::from(number))?;
         // Once for each: they are taken at its turn, and while its ring is full they stay.

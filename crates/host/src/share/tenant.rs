@@ -15,6 +15,7 @@ use quipu_nic::{
 };
 
 use super::RINGS;
+use super::claim::{self, Claim, Common};
 use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order};
 use super::words::{Call, Writer, answer};
 use crate::engine::{ContextId, Engine};
@@ -24,10 +25,16 @@ use crate::link::socket::{self, MAX_MESSAGE};
 
 /// What one turn takes from a ring before others get theirs.
 const PER_TURN: usize = 64;
-/// The most objects of a kind that a program may have.
-const MAX_OBJECTS: usize = 16_384;
-/// The most connections that wait at a listener.
-const MAX_BACKLOG: u32 = 4096;
+/// The most objects of a kind that a program may have. As many programs as may be attached do not use up what
+/// the adapter has (2^16 domains, 2^20 regions, 2^18 queue pairs, 2^17 connections, 2^14 ports that are given
+/// out for nothing): there is something left for each, and for the process that has the adapter.
+const MAX_DOMAINS: usize = 512;
+const MAX_REGIONS: usize = 16_000;
+const MAX_LISTENERS: usize = 128;
+const MAX_UDP_PAIRS: usize = 128;
+/// The most connections that wait at all listeners of a program, and those that may at each in any case.
+const MAX_BACKLOG: u32 = 512;
+const MIN_BACKLOG: u32 = 2;
 /// The most requests that its queues may hold together: there is a place for the completion of each.
 const MAX_REQUESTS: u32 = 1 << 16;
 /// The most bytes that its queues may take, and those of one queue pair, which are cleared at once while
@@ -39,8 +46,16 @@ const MAX_QP_BYTES: u64 = 8 << 20;
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     id: QpId,
+    udp: bool,
     requests: u32,
     bytes: u64,
+}
+
+/// A listener of a program, and how many connections wait there at most.
+#[derive(Clone, Copy, Debug)]
+struct Listening {
+    id: ListenerId,
+    backlog: u32,
 }
 
 /// Why a program is let go.
@@ -77,9 +92,12 @@ pub(super) struct Tenant {
     serial: u32,
     pds: HashMap<u64, PdId>,
     regions: HashMap<u64, MrId>,
-    listeners: HashMap<u64, ListenerId>,
+    listeners: HashMap<u64, Listening>,
     qps: HandleMap<u64, Owned>,
     serials: HandleMap<QpId, u32>,
+    /// How many of them are for UDP.
+    udp_pairs: usize,
+    claim: Claim,
     requests: u32,
     queue_bytes: u64,
     /// Everything that was asked of the last look at the completion queue has come.
@@ -109,6 +127,7 @@ impl Tenant {
     /// The adapter has no room.
     pub(super) fn new(
         engine: &Arc<Engine>,
+        common: &Common,
         waker: ChannelId,
         memory: &Segment,
         rings: usize,
@@ -141,6 +160,8 @@ impl Tenant {
             listeners: HashMap::new(),
             qps: HandleMap::default(),
             serials: HandleMap::default(),
+            udp_pairs: 0,
+            claim: Claim::new(common),
             requests: 0,
             queue_bytes: 0,
             drained: true,
@@ -157,8 +178,8 @@ impl Tenant {
     /// The program is to be let go.
     pub(super) fn turn(&mut self) -> Result<bool, Ending> {
         let mut any = self.tell()?;
-        // While completions wait for room, nothing new is begun: so there are never more than requests. Events
-        // about connections have all been told then, so that those of one call are the most that wait.
+        // While completions wait for room, nothing new is begun: so there are never more than requests.
+        // Events about connections have all been told then: those of one call are the most that wait.
         if !self.is_behind() {
             any |= self.begin()?;
             any |= self.attend()?;
@@ -305,8 +326,8 @@ impl Tenant {
         Ok(true)
     }
 
-    /// Reads a call from the socket, if there is one. What was posted before it is in the ring: that is a whole
-    /// ring of requests at most.
+    /// Reads a call from the socket, if there is one. What was posted before it is in the ring: that is a
+    /// whole ring of requests at most.
     fn read_call(&mut self) -> Result<Option<(Call, u32)>, Ending> {
         if !self.called {
             return Ok(None);
@@ -325,8 +346,9 @@ impl Tenant {
         Ok(Some((call, position.wrapping_add(RINGS.request_slots))))
     }
 
-    fn next_serial(&mut self, objects: usize) -> Result<u32, Fault> {
-        if objects >= MAX_OBJECTS || self.serial >= 0x7fff_ffff {
+    /// A number for one more object of a kind, of which there are so many.
+    fn next_serial(&mut self, objects: usize, most: usize) -> Result<u32, Fault> {
+        if objects >= most || self.serial >= 0x7fff_ffff {
             return Err(Fault::Exhausted("objects for this program"));
         }
         self.serial += 1;
@@ -344,7 +366,7 @@ impl Tenant {
             |pds: &HashMap<u64, PdId>, serial| pds.get(&serial).copied().ok_or(Fault::NoSuchObject);
         match *call {
             Call::AllocPd => {
-                let serial = self.next_serial(self.pds.len())?;
+                let serial = self.next_serial(self.pds.len(), MAX_DOMAINS)?;
                 self.pds.insert(serial.into(), engine.alloc_pd()?);
                 return Ok(nothing.word(serial));
             }
@@ -359,7 +381,8 @@ impl Tenant {
                 };
                 let memory = self.arena.slice(offset, len);
                 let memory = memory.map_err(|_| Fault::Invalid("a range outside of the arena"))?;
-                let (pd, serial) = (pd(&self.pds, serial)?, self.next_serial(self.regions.len())?);
+                let pd = pd(&self.pds, serial)?;
+                let serial = self.next_serial(self.regions.len(), MAX_REGIONS)?;
                 // Nobody but the program itself reaches its memory: QPIP has no remote access.
                 let access = Access::from_bits_truncate(access) & Access::LOCAL_WRITE;
                 let region = engine.reg_segment(pd, &memory, Some(iova), access)?;
@@ -388,23 +411,24 @@ impl Tenant {
                 engine.destroy_qp(owned.id)?;
                 self.qps.remove(&qp);
                 self.serials.remove(&owned.id);
-                self.requests -= owned.requests;
-                self.queue_bytes -= owned.bytes;
+                self.give_back(&owned);
             }
             Call::Listen { port, backlog, settings } => {
-                let serial = self.next_serial(self.listeners.len())?;
-                let (listener, port) =
-                    engine.tcp_listen(port, &settings, backlog.min(MAX_BACKLOG))?;
-                self.listeners.insert(serial.into(), listener);
+                let serial = self.next_serial(self.listeners.len(), MAX_LISTENERS)?;
+                let taken = self.listeners.values().map(|listening| listening.backlog).sum();
+                let room = MAX_BACKLOG.saturating_sub(taken).max(MIN_BACKLOG);
+                let backlog = backlog.min(room);
+                let (id, port) = engine.tcp_listen(port, &settings, backlog)?;
+                self.listeners.insert(serial.into(), Listening { id, backlog });
                 return Ok(nothing.word(serial).word(port));
             }
             Call::Unlisten { listener } => {
-                let id = self.listeners.remove(&listener).ok_or(Fault::NoSuchObject)?;
-                engine.tcp_unlisten(id)?;
+                let listening = self.listeners.remove(&listener).ok_or(Fault::NoSuchObject)?;
+                engine.tcp_unlisten(listening.id)?;
             }
             Call::Offer { listener, qp } => {
-                let id = self.listeners.get(&listener).ok_or(Fault::NoSuchObject)?;
-                engine.tcp_offer(*id, self.qp(qp)?)?;
+                let listening = self.listeners.get(&listener).ok_or(Fault::NoSuchObject)?;
+                engine.tcp_offer(listening.id, self.qp(qp)?)?;
             }
             Call::Connect { qp, from, to, settings } => {
                 let from = (from != 0).then_some(from);
@@ -431,6 +455,14 @@ impl Tenant {
         Ok(nothing)
     }
 
+    /// A queue pair is gone.
+    fn give_back(&mut self, owned: &Owned) {
+        self.udp_pairs -= usize::from(owned.udp);
+        self.requests -= owned.requests;
+        self.queue_bytes -= owned.bytes;
+        self.claim.give_back();
+    }
+
     fn create_qp(&mut self, pd: PdId, udp: bool, cap: QpCap) -> Result<Writer, EngineError> {
         let limits = [(cap.max_send_sge, MAX_SGE), (cap.max_recv_sge, MAX_SGE)];
         let inline = (cap.max_inline_data, MAX_INLINE);
@@ -443,13 +475,21 @@ impl Tenant {
         if requests > MAX_REQUESTS - self.requests || bytes > room {
             return Err(Fault::Exhausted("room for the queues of this program").into());
         }
-        let serial = self.next_serial(self.qps.len())?;
+        if udp && self.udp_pairs >= MAX_UDP_PAIRS {
+            return Err(Fault::Exhausted("queue pairs with UDP for this program").into());
+        }
+        let serial = self.next_serial(self.qps.len(), claim::MAX as usize)?;
+        if !self.claim.take() {
+            return Err(Fault::Exhausted("queue pairs that no other program is sure of").into());
+        }
         let qp_type = if udp { QpType::Udp } else { QpType::Tcp };
         let (send_cq, recv_cq) = (self.cq, self.cq);
         let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
-        let (id, number, cap) = self.engine.create_qp(self.context, &init)?;
-        self.qps.insert(serial.into(), Owned { id, requests, bytes });
+        let made = self.engine.create_qp(self.context, &init);
+        let (id, number, cap) = made.inspect_err(|_| self.claim.give_back())?;
+        self.qps.insert(serial.into(), Owned { id, udp, requests, bytes });
         self.serials.insert(id, serial);
+        self.udp_pairs += usize::from(udp);
         self.requests += requests;
         self.queue_bytes += bytes;
         let message = Writer::default().word(serial).word(number.0);
@@ -465,7 +505,7 @@ impl Drop for Tenant {
         // What lies in the queues is looked through once for each queue pair that goes.
         let _ = engine.poll_cq_each(self.cq, usize::MAX, |_| {});
         while let Ok(Some(_)) = engine.take_tcp_event(self.context) {}
-        self.listeners.values().for_each(|id| drop(engine.tcp_unlisten(*id)));
+        self.listeners.values().for_each(|listening| drop(engine.tcp_unlisten(listening.id)));
         self.qps.values().for_each(|qp| drop(engine.destroy_qp(qp.id)));
         self.regions.values().for_each(|id| drop(engine.dereg_mr(*id)));
         let _ = engine.destroy_cq(self.cq);

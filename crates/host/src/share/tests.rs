@@ -10,13 +10,13 @@ use quipu_mem::ring::{Channel, RingError};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     Completion, CqId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpState, QpType,
-    Region, SendFlags, SendOp, SendWr, Sge, To, WcStatus,
+    Region, SendFlags, SendOp, SendWr, Sge, TcpSettings, To, WcStatus,
 };
 
 use super::calls::Calls;
 use super::slots::{self, News, Request, Tag};
 use super::words::{Call, HELLO, Writer};
-use super::{RINGS, Sharer, connect, place};
+use super::{RINGS, Sharer, connect, own_place};
 use crate::link::socket;
 use crate::{Config, Engine, EngineError, QpipConfig};
 
@@ -177,7 +177,7 @@ fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
         honest.talks_to(&peer, elsewhere.address);
     }
     for _ in 0..300 {
-        let Ok(socket) = connect(&place(&shared.name).unwrap()) else {
+        let Ok(socket) = connect(&own_place(&shared.name).unwrap()) else {
             // More wait than it cares to know of.
             std::thread::sleep(Duration::from_millis(5));
             continue;
@@ -301,10 +301,33 @@ fn calls_wait_for_room_and_for_what_was_posted_before_them() {
     assert_eq!(sent.status, WcStatus::Success, "the region went before the request that uses it");
 }
 
+/// One program takes what it gets of everything there is a limited number of.
+#[test]
+fn a_greedy_program_leaves_enough_for_the_others() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (greedy, peer) = (Bare::new(&shared), elsewhere.attach());
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, ..QpCap::default() };
+    let settings = TcpSettings::default();
+    let taken = |call: &Call| {
+        let begun = Instant::now();
+        let count = (0..1000).take_while(|_| greedy.ask(call).is_ok()).count();
+        assert!(begun.elapsed() < PATIENCE);
+        count
+    };
+    // Its domain is one.
+    assert_eq!(taken(&Call::AllocPd) + 1, 512);
+    assert_eq!(taken(&Call::Listen { port: 0, backlog: u32::MAX, settings }), 128);
+    assert_eq!(taken(&Call::CreateQp { pd: greedy.pd, udp: true, cap }), 128);
+    let other = shared.attach();
+    other.talks_to(&peer, elsewhere.address);
+    let (listener, port) = other.engine.tcp_listen(0, &settings, 4).unwrap();
+    assert!(port > 0 && other.engine.tcp_unlisten(listener).is_ok());
+}
+
 #[test]
 fn silent_callers_keep_nobody_away() {
     let shared = Shared::new();
-    let place = place(&shared.name).unwrap();
+    let place = own_place(&shared.name).unwrap();
     let silent: Vec<_> = (0..40).filter_map(|_| connect(&place).ok()).collect();
     assert!(silent.len() > 16);
     let begun = Instant::now();
@@ -407,7 +430,27 @@ fn when_the_adapter_is_gone_everything_is_flushed_and_says_so() {
     let taken = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).err().unwrap();
     assert!(taken.to_string().contains("another process"), "{taken}");
     drop(again);
-    assert!(!place(&shared.name).unwrap().exists());
+    assert!(!own_place(&shared.name).unwrap().exists());
+}
+
+#[test]
+fn a_child_leaves_its_parents_place_alone() {
+    let mut shared = Shared::new();
+    // SAFETY: the child drops what it inherited, which neither waits nor takes a lock, and ends without any
+    // handlers of exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        drop(shared.sharer.take());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for a child of this process, and writes to a live variable.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!((waited, status), (pid, 0));
+    drop(shared.attach());
+    drop(shared.sharer.take());
+    assert!(!own_place(&shared.name).unwrap().exists());
 }
 
 /// As in an engine of one's own: what a queue pair had goes with it, and when it is reset.

@@ -1,0 +1,138 @@
+//! The requests of one queue, as the program's end knows them.
+
+use std::collections::VecDeque;
+
+/// Room that is made for a queue at once, whatever its depth is said to be.
+const MAX_DEPTH: u32 = 1 << 15;
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    pub(super) wr_id: u64,
+    /// Octets of its memory.
+    pub(super) len: u64,
+    /// Whether the program is told of a success.
+    pub(super) signaled: bool,
+    done: bool,
+}
+
+/// The requests of one queue that are under way, or before such ones.
+#[derive(Debug)]
+pub(super) struct Queue {
+    requests: VecDeque<Posted>,
+    /// How many of them are done, or before one that is.
+    reached: usize,
+    /// The sequence number of the next request.
+    pub(super) next: u32,
+    depth: u32,
+    /// Requests behind the last that tells when it is done.
+    silent: u32,
+}
+
+impl Queue {
+    pub(super) fn new(depth: u32) -> Self {
+        Self {
+            requests: VecDeque::with_capacity(depth.min(MAX_DEPTH) as usize),
+            reached: 0,
+            next: 0,
+            depth,
+            silent: 0,
+        }
+    }
+
+    /// Whether the next request is to tell when it is done: if the program wants to know, or so many before
+    /// it do not, as only what tells makes room again.
+    #[inline]
+    pub(super) fn must_tell(&self, signaled: bool) -> bool {
+        signaled || self.silent >= self.depth / 4
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.requests.len() < self.depth as usize
+    }
+
+    pub(super) fn push(&mut self, wr_id: u64, len: u64, signaled: bool) {
+        self.silent = if self.must_tell(signaled) { 0 } else { self.silent + 1 };
+        self.requests.push_back(Posted { wr_id, len, signaled, done: false });
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn index(&self, sequence: u32) -> usize {
+        let oldest = self.next.wrapping_sub(self.requests.len() as u32);
+        sequence.wrapping_sub(oldest) as usize
+    }
+
+    /// The request of a number, if it is under way.
+    pub(super) fn under_way(&self, sequence: u32) -> Option<&Posted> {
+        self.requests.get(self.index(sequence)).filter(|posted| !posted.done)
+    }
+
+    /// The request of a number is done; `None` if it is not under way. Those before it that nobody is told
+    /// of are, too.
+    pub(super) fn finish(&mut self, sequence: u32) -> Option<Posted> {
+        let index = self.index(sequence);
+        let posted = self.requests.get_mut(index).filter(|posted| !posted.done)?;
+        posted.done = true;
+        let posted = *posted;
+        self.reached = self.reached.max(index + 1);
+        while self.reached > 0
+            && self.requests.front().is_some_and(|first| first.done || !first.signaled)
+        {
+            self.requests.pop_front();
+            self.reached -= 1;
+        }
+        Some(posted)
+    }
+
+    /// Forgets everything that is under way.
+    pub(super) fn clear(&mut self) {
+        *self = Self { next: self.next, ..Self::new(self.depth) };
+    }
+
+    /// Takes everything that is under way.
+    pub(super) fn flush(&mut self) -> impl Iterator<Item = Posted> {
+        std::mem::take(&mut self.requests).into_iter().filter(|posted| !posted.done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_so_many_requests_one_tells_when_it_is_done() {
+        let mut queue = Queue::new(8);
+        let tells = |queue: &mut Queue, signaled| {
+            let tells = queue.must_tell(signaled);
+            queue.push(0, 0, signaled);
+            tells
+        };
+        let told: Vec<_> = (0..8).map(|index| tells(&mut queue, index == 3)).collect();
+        assert_eq!(told, [false, false, true, true, false, false, true, false]);
+        // A program that asks often enough is told of nothing else.
+        let mut queue = Queue::new(64);
+        assert!((0..64).all(|at| tells(&mut queue, at % 16 == 15) == (at % 16 == 15)));
+        assert!(Queue::new(1).must_tell(false));
+    }
+
+    #[test]
+    fn a_queue_knows_what_is_under_way() {
+        let mut queue = Queue::new(4);
+        for (wr_id, signaled) in [(10, true), (11, false), (12, true), (13, false)] {
+            queue.push(wr_id, 1, signaled);
+        }
+        assert!(!queue.has_room());
+        // Out of order, twice, and never posted.
+        assert_eq!(queue.finish(2).unwrap().wr_id, 12);
+        assert!(queue.finish(2).is_none() && queue.finish(4).is_none());
+        assert!(queue.finish(u32::MAX).is_none());
+        assert!(!queue.has_room());
+        assert_eq!(queue.finish(0).unwrap().wr_id, 10);
+        // 11 was not asked for, and is behind what is done.
+        assert_eq!(queue.requests.len(), 1);
+        queue.push(14, 1, true);
+        let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
+        assert_eq!(left, [13, 14]);
+        assert!(queue.finish(4).is_none());
+    }
+}
