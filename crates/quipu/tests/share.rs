@@ -28,8 +28,17 @@ impl Drop for Running {
 
 impl Running {
     fn start(args: &[&str]) -> Self {
+        Self::start_with(args, "never")
+    }
+
+    /// One that shows counters.
+    fn start_counted(args: &[&str]) -> Self {
+        Self::start_with(args, "auto")
+    }
+
+    fn start_with(args: &[&str], counters: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
-        command.args(args).env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", "never");
+        command.args(args).env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", counters);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
@@ -92,6 +101,22 @@ fn programs_on_one_adapter_reach_each_other_by_its_address() {
         Running::start(&["qpip", "serve", "--link", &link, "--port", "87", "--text", text]);
     server.until("serving");
     assert_eq!(get(&link, SocketAddr::new(address, 87)).as_deref(), Some(text));
+}
+
+#[test]
+fn an_adapter_that_ends_says_what_frames_there_were() {
+    let mut nic = Running::start_counted(&["nic", "--link", "udp:127.0.0.1:0"]);
+    let line = nic.until("MTU");
+    let words = line.split_whitespace();
+    let address = words.filter_map(|word| word.trim_end_matches(',').parse().ok()).next();
+    nic.until("Ctrl-C");
+    // Nobody listens there.
+    assert_eq!(get(OWN, SocketAddr::new(address.unwrap(), 80)), None);
+    // Some time later, that is shown.
+    std::thread::sleep(Duration::from_secs(1));
+    let killed = Command::new("kill").arg(nic.child.id().to_string()).status().unwrap();
+    assert!(killed.success());
+    assert!(nic.until("frames:").contains("dropped: tcp_unknown 1"));
 }
 
 #[test]

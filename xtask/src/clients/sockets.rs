@@ -116,12 +116,14 @@ fn nginx_settings(folder: &str, address: &str) -> String {
     format!(
         "daemon off; master_process off; pid {folder}/pid; error_log stderr notice;\n\
          events {{ }}\n\
-         http {{ access_log off; {temporary}\n\
-         server {{ listen {address}; root {folder}; sendfile on; }} }}\n"
+         http {{ log_format request '$connection_requests'; access_log {folder}/log request;\n\
+         {temporary}\n\
+         server {{ listen {address}; root {folder}; sendfile on; autoindex on; }} }}\n"
     )
 }
 
-/// A queue pair fetches files from nginx.
+/// A queue pair fetches files from nginx, one by one; and a listing, which comes in chunks, and all files
+/// over one connection.
 fn get_of_nginx(staged: &Staged, net: &Net) -> Result<(), String> {
     let folder = Folder::new()?;
     let [settings, to] = ["nginx.conf", "fetched"].map(|name| folder.path(name));
@@ -142,7 +144,20 @@ fn get_of_nginx(staged: &Staged, net: &Net) -> Result<(), String> {
         let what = format!("{} of {size} octets came, or others", got.len());
         check(got == noise(size), &ended, &what)?;
     }
-    Ok(())
+    let urls = std::iter::once("".into()).chain(SIZES.iter().map(usize::to_string));
+    let urls: Vec<String> = urls.map(|name: String| format!("http://{address}/{name}")).collect();
+    let fetched = to.display().to_string();
+    let mut words = vec!["get", "--output", &fetched];
+    words.extend(urls.iter().map(String::as_str));
+    let ended = run(net.tool(staged, &words))?;
+    let got = fs::read(&to).map_err(|error| error.to_string())?;
+    let files: Vec<u8> = SIZES.into_iter().flat_map(noise).collect();
+    let listing = got.strip_suffix(&files[..]).ok_or("  not all files came, or others")?;
+    check(listing.trim_ascii_end().ends_with(b"</html>"), &ended, "no listing")?;
+    // The number of each request on its connection.
+    let log = fs::read_to_string(folder.path("log")).map_err(|error| error.to_string())?;
+    let requests = (1..=urls.len()).map(|number| format!("{number}\n")).collect::<String>();
+    check(log.ends_with(&requests), &ended, &format!("not one connection: {log:?}"))
 }
 
 /// Tests of iperf3, and how many octets each moves in a direction at least.

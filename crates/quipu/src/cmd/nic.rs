@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use quipu_host::Interrupts;
+use quipu_host::counters::observe::{DROP_REASONS, ENGINE_METRICS, Sample};
+use quipu_host::counters::samples;
 
 use super::failure::Failure;
 use super::qpip::{LinkOptions, describe};
@@ -30,7 +32,8 @@ Examples:
   quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
       one adapter for many programs, which need no right: quipu qpip serve --link share:lab
 
-The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it.";
+The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it, and it
+says what frames there were, and why some were dropped.";
 
 /// Brings it up, and waits for the end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -49,6 +52,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     println!("Ctrl-C ends it.");
     interrupts.wait();
     drop(shared);
+    // What it shows of itself, unless it is to show nothing (`QUIPU_COUNTERS`).
+    let own = samples().into_iter().filter(|sample| sample.process == std::process::id());
+    own.for_each(|sample| println!("{}", frames(&sample)));
     drop(adapter);
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many frames there were, and why some were dropped.
+fn frames(sample: &Sample) -> String {
+    let value = |name: &str| {
+        let mut named = ENGINE_METRICS.iter().zip(sample.engine).filter(|(it, _)| it.name == name);
+        named.next().map_or(0, |(_, value)| value)
+    };
+    let dropped = DROP_REASONS.iter().zip(sample.drops).filter(|(_, count)| *count > 0);
+    let reasons: Vec<_> = dropped.map(|(it, count)| format!("{} {count}", it.name)).collect();
+    let (received, sent) = (value("frames_received"), value("frames_sent"));
+    let dropped = if reasons.is_empty() { "none".into() } else { reasons.join(", ") };
+    format!("frames: {received} received, {sent} sent; dropped: {dropped}")
 }

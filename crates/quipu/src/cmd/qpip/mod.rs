@@ -10,6 +10,7 @@ mod memory;
 mod nc;
 mod pingpong;
 mod places;
+mod response;
 mod sample;
 mod serve;
 mod ttcp;
@@ -33,7 +34,7 @@ pub(crate) struct Options {
 enum Tool {
     /// Serve files or a page by HTTP from queue pairs: curl and browsers are the peers.
     Serve(serve::Options),
-    /// Fetch a page by HTTP through a queue pair, from any server.
+    /// Fetch pages by HTTP through a queue pair, from any server.
     Get(get::Options),
     /// Measure bulk transfer as iperf3 does, with iperf3 at the other end.
     Iperf3(iperf3::Options),

@@ -18,8 +18,8 @@ pub(super) struct Model {
 }
 
 /// The headings of engines.
-pub(super) const ENGINE_COLUMNS: [&str; 9] =
-    ["PROCESS", "PROGRAM", "ADDRESS", "QPS", "MSG/S", "OUT/S", "IN/S", "ERRORS", "RNR"];
+pub(super) const ENGINE_COLUMNS: [&str; 10] =
+    ["PROCESS", "PROGRAM", "ADDRESS", "QPS", "MSG/S", "OUT/S", "IN/S", "ERRORS", "RNR", "DROPS"];
 /// The headings of queue pairs.
 pub(super) const QP_COLUMNS: [&str; 10] =
     ["PROCESS", "QP", "STATE", "PATH", "PEER", "MSG/S", "OUT/S", "IN/S", "SQ", "RQ"];
@@ -125,6 +125,7 @@ fn engine(sample: &Sample, old: &Sample, seconds: f64) -> Row {
         short(flow.into),
         errors.to_string(),
         rnr.to_string(),
+        sample.drops.iter().sum::<u64>().to_string(),
     ];
     Row { cells, alarming: errors > 0, weight: flow.messages }
 }
@@ -263,6 +264,8 @@ pub(super) mod tests {
         };
         let mut statuses = [0; STATUSES.len()];
         statuses[5] = u64::from(process == 8);
+        let mut drops = [0; DROP_REASONS.len()];
+        (drops[2], drops[5]) = if process == 8 { (2, 1) } else { (0, 0) };
         Sample {
             process,
             started: 1,
@@ -271,7 +274,7 @@ pub(super) mod tests {
             device: "quipu0".into(),
             address: "192.0.2.1".parse().unwrap(),
             engine: [0; ENGINE_METRICS.len()],
-            drops: [0; DROP_REASONS.len()],
+            drops,
             statuses,
             work: work(sends, sends * 1000),
             queue_pairs: vec![
@@ -289,7 +292,10 @@ pub(super) mod tests {
         let cells: Vec<_> = model.engines.iter().map(|row| row.cells.join(" ")).collect();
         assert_eq!(
             cells,
-            ["8 ib_send_bw 192.0.2.1 2 2.5M 2.5G 0 1 0", "7 ib_send_bw 192.0.2.1 2 100 100k 0 0 0",]
+            [
+                "8 ib_send_bw 192.0.2.1 2 2.5M 2.5G 0 1 0 3",
+                "7 ib_send_bw 192.0.2.1 2 100 100k 0 0 0 0",
+            ]
         );
         assert_eq!(model.engines.iter().map(|row| row.alarming).collect::<Vec<_>>(), [true, false]);
         assert_eq!(
