@@ -325,6 +325,24 @@ fn a_greedy_program_leaves_enough_for_the_others() {
 }
 
 #[test]
+fn with_an_answer_there_is_room_for_a_whole_ring() {
+    let shared = Shared::new();
+    let mut bare = Bare::new(&shared);
+    let laps = 8 * RINGS.request_slots;
+    let (qp, _) = bare.udp(QpCap { max_recv_wr: laps, ..CAP });
+    for sequence in 0..laps {
+        if sequence.is_multiple_of(RINGS.request_slots) {
+            bare.ask(&Call::Flow { qp }).unwrap();
+        }
+        let tag = Tag { qp: qp as u32, receive: true, sequence };
+        let (flags, payload) = (SendFlags::empty(), Payload::Sges(&[]));
+        let out = &mut bare.channel.outgoing;
+        let request = Request { tag, flags, to: None, payload };
+        slots::post(&mut out.requests, &mut out.request_bytes, &request).unwrap();
+    }
+}
+
+#[test]
 fn silent_callers_keep_nobody_away() {
     let shared = Shared::new();
     let place = own_place(&shared.name).unwrap();
