@@ -45,7 +45,8 @@ pub(crate) mod flag {
 
 /// Pairs of a reference list that fit into a slot.
 pub(crate) const REFERENCES: usize = quipu_mem::ring::INLINE_MAX / 16;
-/// Bytes moved by reference or by direct access in one go, so that nobody waits long for the adapter.
+/// Bytes of a queue pair moved by reference or by direct access in one go, so that nobody waits long for the
+/// adapter: no more than twice as many.
 pub(crate) const CHUNK: u32 = 1 << 20;
 /// Most bytes of a message that one slot has in the byte ring.
 pub(crate) const PIECE: u32 = 16 << 10;

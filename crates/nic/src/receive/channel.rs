@@ -111,6 +111,7 @@ pub(crate) fn run_out<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let mut busy = answers::responses(qp, hub)?;
     let mut tell_now = busy;
+    let mut referred = 0;
     for _ in 0..BUDGET {
         let Some(header) = path(qp)?.channel.incoming.requests.peek() else { break };
         if !qp.may_receive() {
@@ -134,6 +135,13 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
             }
             Front::Again => busy = true,
             Front::Wait => break,
+        }
+        // Slots say nothing of how long it takes to copy what they refer to.
+        if header.flags & flag::REFERENCE != 0 {
+            referred += header.length.min(CHUNK);
+            if referred >= CHUNK {
+                break;
+            }
         }
     }
     if busy && (tell_now || !may_wait(qp, hub)) {

@@ -22,8 +22,8 @@ use crate::watch;
 enum Step {
     /// Something: look again.
     Again,
-    /// A chunk, after which others get their turn: the next look goes on.
-    Pause,
+    /// So many bytes, in the peer's memory. After a chunk others get their turn: the next look goes on.
+    Moved(u32),
     /// Nothing can be done now.
     Nothing,
     /// The request at `sq.next` cannot be transmitted.
@@ -45,12 +45,16 @@ impl From<RingError> for Step {
 #[inline]
 pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let before = pushed(qp);
+    let mut moved = 0;
     let failed = loop {
         match step(qp, hub) {
             Step::Again => {}
-            Step::Pause => {
-                look_again(qp, hub);
-                break None;
+            Step::Moved(bytes) => {
+                moved += bytes;
+                if moved >= CHUNK {
+                    look_again(qp, hub);
+                    break None;
+                }
             }
             Step::Nothing => break None,
             Step::Failed(status) => break Some(status),
@@ -179,8 +183,11 @@ pub(crate) fn announce<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// Has the next `progress` look at the channel.
+/// Has the next `progress` look at the channel, if there is more to transmit.
 fn look_again<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if !qp.sq.has_waiting() {
+        return;
+    }
     let Path::Channel(path) = &mut qp.path else { return };
     path.channel.incoming.control.disarm();
     if !std::mem::replace(&mut path.hot, true) {
@@ -555,15 +562,16 @@ fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step
     hub.scratch = local;
     moved?;
     hub.probe.stage(Stage::GetData, len as usize);
-    Some(end_direct(qp, hub, wqe, done + len))
+    end_direct(qp, hub, wqe, done + len);
+    Some(Step::Moved(len))
 }
 
 /// Counts what was moved directly; the request needs no acknowledgement of its own.
-fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) -> Step {
-    let Path::Channel(path) = &mut qp.path else { return Step::Nothing };
+fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) {
+    let Path::Channel(path) = &mut qp.path else { return };
     if done < wqe.length {
         path.direct_done = done;
-        return Step::Pause;
+        return;
     }
     path.direct_done = 0;
     if hub.probe.watches() {
@@ -578,5 +586,4 @@ fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32)
     state.answered = true;
     requester::transmitted(qp);
     requester::complete_done(qp, hub);
-    Step::Again
 }

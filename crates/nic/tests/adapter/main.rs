@@ -17,6 +17,7 @@ mod raw;
 mod revocation;
 mod simulated;
 mod timing;
+mod turns;
 mod unordered;
 mod unreliable;
 mod xrc;

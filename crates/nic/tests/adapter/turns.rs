@@ -1,0 +1,107 @@
+//! Who moves much gives others their turn: no look at the adapter, and no ring of a doorbell, copies more than
+//! about a megabyte of one queue pair's messages.
+
+use crate::pair::{ALL_ACCESS, Pair, Way};
+use quipu_nic::*;
+
+const MIB: usize = 1 << 20;
+const LARGE: usize = 8 * MIB;
+
+/// A host with two queue pairs each, towards the other.
+fn two_pairs() -> (Pair, [[QpId; 2]; 2]) {
+    let mut pair = Pair::new(Way::Link);
+    let qps = [0, 1].map(|_| [pair.hosts[0].qp(), pair.hosts[1].qp()]);
+    qps.iter().for_each(|&ends| pair.connect(ends));
+    pair.run();
+    (pair, qps)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+/// Polls of host 1 until its request `wr_id` is there, and what else came before it.
+fn looks_until(pair: &mut Pair, wr_id: u64) -> (usize, Vec<u64>) {
+    let mut before = Vec::new();
+    for looks in 1..100 {
+        pair.hosts[1].adapter.progress(pair.now);
+        for (found, status) in pair.polled(1) {
+            assert_eq!(status, WcStatus::Success);
+            if found == wr_id {
+                return (looks, before);
+            }
+            before.push(found);
+        }
+    }
+    panic!("request {wr_id} never completes");
+}
+
+#[test]
+fn a_large_send_lets_small_ones_of_others_pass() {
+    let (mut pair, [large, small]) = two_pairs();
+    let (from, to) = (pair.buffer(0, LARGE), pair.buffer(1, LARGE + 64));
+    let bytes = pattern(LARGE);
+    from.fill(0, &bytes);
+    pair.recv(1, large[1], 1, &[to.sge(0, LARGE)]);
+    pair.recv(1, small[1], 2, &[to.sge(LARGE, 64)]);
+    pair.send(0, large[0], 3, SendOp::Send, &[from.sge(0, LARGE)]);
+    pair.send(0, small[0], 4, SendOp::Send, &[from.sge(0, 64)]);
+
+    assert_eq!(looks_until(&mut pair, 2), (1, vec![]));
+    assert_eq!(looks_until(&mut pair, 1), (LARGE / MIB - 1, vec![]));
+    assert!(to.bytes(0, LARGE) == bytes);
+    pair.run();
+    assert_eq!(pair.polled(0).len(), 2);
+}
+
+#[test]
+fn many_sends_by_reference_are_received_a_megabyte_at_a_time() {
+    let (mut pair, [large, small]) = two_pairs();
+    let (from, to) = (pair.buffer(0, LARGE), pair.buffer(1, LARGE + 64));
+    const PART: usize = MIB / 4;
+    for part in 0..32 {
+        let at = part * PART % LARGE;
+        pair.recv(1, large[1], 100 + part as u64, &[to.sge(at, PART)]);
+        pair.send(0, large[0], part as u64, SendOp::Send, &[from.sge(at, PART)]);
+    }
+    pair.recv(1, small[1], 1, &[to.sge(LARGE, 64)]);
+    pair.send(0, small[0], 2, SendOp::Send, &[from.sge(0, 64)]);
+    let (looks, before) = looks_until(&mut pair, 1);
+    assert_eq!((looks, before), (1, vec![100, 101, 102, 103]));
+    assert_eq!(looks_until(&mut pair, 131).0, 32 / 4 - 1);
+}
+
+/// Writes and reads, which are executed where they are posted.
+#[test]
+fn one_ring_moves_about_a_megabyte() {
+    let (mut pair, [large, _]) = two_pairs();
+    let (here, there) = (pair.buffer(0, 4 * MIB), pair.buffer_with(1, 4 * MIB, ALL_ACCESS));
+    let bytes = pattern(4 * MIB);
+    let (addr, rkey) = (there.addr(), there.key());
+    for (op, from, to) in [
+        (SendOp::Write { addr, rkey }, &here, &there),
+        (SendOp::Read { addr, rkey }, &there, &here),
+    ] {
+        from.fill(0, &bytes);
+        to.fill(0, &vec![0; 4 * MIB]);
+        let adapter = &mut pair.hosts[0].adapter;
+        for part in 0..8 {
+            let offset = part * MIB / 2;
+            let op = match op {
+                SendOp::Write { .. } => SendOp::Write { addr: addr + offset as u64, rkey },
+                _ => SendOp::Read { addr: addr + offset as u64, rkey },
+            };
+            let sges = [here.sge(offset, MIB / 2)];
+            let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
+            let wr = SendWr { wr_id: part as u64, to: To::Peer, op, flags, payload };
+            adapter.post_send(large[0], &wr).unwrap();
+        }
+        adapter.ring_doorbell(pair.now, large[0]);
+        let done = pair.polled(0);
+        assert_eq!(done, [(0, WcStatus::Success), (1, WcStatus::Success)], "{op:?}");
+        // Nobody rings for the rest: the looks that follow go on with it.
+        pair.run();
+        assert_eq!(pair.polled(0).len(), 6);
+        assert!(to.bytes(0, 4 * MIB) == bytes);
+    }
+}
