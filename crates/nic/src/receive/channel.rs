@@ -114,8 +114,12 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let mut referred = 0;
     for _ in 0..BUDGET {
         let Some(header) = path(qp)?.channel.incoming.requests.peek() else { break };
-        if !qp.may_receive() {
+        // Slots say nothing of how long it takes to copy what they refer to.
+        if referred >= CHUNK || !qp.may_receive() {
             break;
+        }
+        if header.flags & flag::REFERENCE != 0 {
+            referred += header.length.min(CHUNK);
         }
         // Also while the request itself has to wait: the program may wait for this before it posts a receive.
         if qp.qp_type.requests() {
@@ -135,13 +139,6 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
             }
             Front::Again => busy = true,
             Front::Wait => break,
-        }
-        // Slots say nothing of how long it takes to copy what they refer to.
-        if header.flags & flag::REFERENCE != 0 {
-            referred += header.length.min(CHUNK);
-            if referred >= CHUNK {
-                break;
-            }
         }
     }
     if busy && (tell_now || !may_wait(qp, hub)) {

@@ -1,5 +1,5 @@
-//! Who moves much gives others their turn: no look at the adapter, and no ring of a doorbell, copies more than
-//! about a megabyte of one queue pair's messages.
+//! Who moves much gives others their turn: no look at the adapter, and no ring of a doorbell, copies more
+//! than about a megabyte of one queue pair's messages.
 
 use crate::pair::{ALL_ACCESS, Pair, Way};
 use quipu_nic::*;
@@ -7,7 +7,7 @@ use quipu_nic::*;
 const MIB: usize = 1 << 20;
 const LARGE: usize = 8 * MIB;
 
-/// A host with two queue pairs each, towards the other.
+/// Two hosts with two queue pairs each, connected.
 fn two_pairs() -> (Pair, [[QpId; 2]; 2]) {
     let mut pair = Pair::new(Way::Link);
     let qps = [0, 1].map(|_| [pair.hosts[0].qp(), pair.hosts[1].qp()]);
@@ -20,7 +20,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-/// Polls of host 1 until its request `wr_id` is there, and what else came before it.
+/// Has host 1 make progress until its request `wr_id` is there: how often, and what came before it.
 fn looks_until(pair: &mut Pair, wr_id: u64) -> (usize, Vec<u64>) {
     let mut before = Vec::new();
     for looks in 1..100 {
