@@ -6,12 +6,16 @@ directions (where the kernel has netem, that would do; many kernels do not). The
 kernel in every case; the senders take turns: the kernel with CUBIC, and `quipu qpip ttcp`. Needs no privilege
 where user namespaces are allowed:
 
-    unshare -rn tests/goodput.py --quipu target/release/quipu --seconds 20 --rounds 3
+    unshare -rn tests/goodput.py --quipu target/quipu/bin/quipu --seconds 20 --rounds 3
+
+Several losses, round trips or windows make a table; `--json` prints everything for programs. What QPIP alone
+does in simulated time is `quipu sim goodput`.
 """
 
 import argparse
 import fcntl
 import heapq
+import itertools
 import json
 import os
 import random
@@ -42,7 +46,13 @@ def tap(name):
     return device
 
 
-def relay(devices, loss, delay, seed):
+class Path:
+    """What the relay does now: the share of packets that is lost, and seconds of delay."""
+
+    loss, delay = 0.0, 0.0
+
+
+def relay(devices, path, seed):
     """Carries packets between two devices: loses some of IP, and delays the others."""
     chance, flying, count = random.Random(seed), [], 0
     while True:
@@ -55,10 +65,10 @@ def relay(devices, loss, delay, seed):
                     frame = os.read(device, 2048)
                 except BlockingIOError:
                     break
-                if frame[12:14] == b"\x08\x00" and chance.random() < loss:
+                if frame[12:14] == b"\x08\x00" and chance.random() < path.loss:
                     continue
                 count += 1
-                heapq.heappush(flying, (now + delay, count, devices[1 - devices.index(device)], frame))
+                heapq.heappush(flying, (now + path.delay, count, devices[1 - devices.index(device)], frame))
         while flying and flying[0][0] <= time.monotonic():
             _, _, device, frame = heapq.heappop(flying)
             try:
@@ -67,9 +77,12 @@ def relay(devices, loss, delay, seed):
                 pass
 
 
-def receive(seconds):
-    """Octets per second that one connection brings, from its first on; printed for who started this."""
+def receive(seconds, window):
+    """Octets per second that one connection brings, from its first on; printed for who started this. Offers
+    `window` octets at most."""
     listener = socket.create_server((THERE, PORT))
+    # The kernel counts its own records too: it doubles what is asked for, and offers half of that.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
     print("ready", flush=True)
     listener.settimeout(60)
     connection, _ = listener.accept()
@@ -106,8 +119,9 @@ def adapter_sends(quipu, receiver):
     return sender.communicate()[1].decode()
 
 
-def measure(options, inside, who):
+def measure(options, inside, who, window):
     command = [*inside, sys.executable, __file__, "--receive", "--seconds", str(options.seconds)]
+    command += ["--window", str(window)]
     receiver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     receiver.stdout.readline()
     words = None
@@ -119,21 +133,58 @@ def measure(options, inside, who):
     return float(rate) if rate else sys.exit(f"{who}: nothing has come: {words}")
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quipu", default="quipu", help="the command")
-    parser.add_argument("--loss", type=float, default=1, help="percent of the packets, each way")
-    parser.add_argument("--rtt", type=float, default=100, help="milliseconds")
+    several = {"nargs": "+", "type": float}
+    parser.add_argument("--loss", default=[1], help="percent of the packets, each way", **several)
+    parser.add_argument("--rtt", default=[100], help="milliseconds", **several)
+    parser.add_argument("--window", default=[256], help="of the receiver, in KiB", **several)
     parser.add_argument("--seconds", type=float, default=20, help="of each run")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn")
     parser.add_argument("--control", default="cubic", help="the kernel's congestion control")
+    parser.add_argument("--json", action="store_true", help="print JSON, and progress to the other stream")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def widest_window(most):
+    """Windows up to `most` KiB can be asked for: else says what an administrator can do."""
+    with open("/proc/sys/net/core/rmem_max") as limit:
+        octets = int(limit.read())
+    if octets < most * 1024:
+        sys.exit(f"--window {most:g}: sockets have {octets} octets at most here; an administrator can change that: "
+                 f"sysctl net.core.rmem_max={int(most * 1024)}")
+
+
+def cell(options, inside, path, loss, rtt, window):
+    """All runs over one path: both senders in turn."""
+    path.loss, path.delay = loss / 100, rtt / 2000
+    rates = {options.control: [], "qpip": []}
+    for turn in range(options.rounds):
+        for who, list_of in rates.items():
+            print(f"\r{loss:g} % {rtt:g} ms {window:g} KiB: {who}, run {turn + 1}   ", end="", file=sys.stderr)
+            list_of.append(round(measure(options, inside, who, int(window * 1024))))
+    means = {who: statistics.mean(list_of) for who, list_of in rates.items()}
+    return {"loss_percent": loss, "rtt_ms": rtt, "window": int(window * 1024), "octets_per_second": rates,
+            "qpip_to_kernel": round(means["qpip"] / means[options.control], 3)}
+
+
+def line(options, done):
+    kernel, qpip = (statistics.mean(done["octets_per_second"][who]) / 1000 for who in (options.control, "qpip"))
+    return (f"{done['loss_percent']:6g}  {done['rtt_ms']:6g}  {done['window'] >> 10:10}  {kernel:11.0f}  {qpip:9.0f}"
+            f"  {done['qpip_to_kernel']:5.2f}")
+
+
+def main():
+    options = arguments()
     if options.receive:
-        return receive(options.seconds)
+        return receive(options.seconds, int(options.window[0]))
+    widest_window(max(options.window))
     devices = [tap("near"), tap("far")]
     keeper = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     inside = ["nsenter", "-t", str(keeper.pid), "-n"]
+    out = sys.stderr if options.json else sys.stdout
     try:
         while os.readlink(f"/proc/{keeper.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
             time.sleep(0.01)
@@ -142,19 +193,18 @@ def main():
         ip("link", "set", "near", "up")
         subprocess.run([*inside, "ip", "address", "add", f"{THERE}/24", "dev", "far"], check=True)
         subprocess.run([*inside, "ip", "link", "set", "far", "up"], check=True)
-        carrier = (devices, options.loss / 100, options.rtt / 2000, 1)
-        threading.Thread(target=relay, args=carrier, daemon=True).start()
-        rates = {options.control: [], "qpip": []}
-        for _ in range(options.rounds):
-            for who, list_of in rates.items():
-                list_of.append(round(measure(options, inside, who)))
-                print(f"{who}: {list_of[-1] / 1000:.1f} KB/s", file=sys.stderr)
+        path = Path()
+        threading.Thread(target=relay, args=(devices, path, 1), daemon=True).start()
+        print(f"lost %  rtt ms  window KiB  {options.control + ' KB/s':>11}  QPIP KB/s  ratio", file=out)
+        cells = []
+        for it in itertools.product(options.loss, options.rtt, options.window):
+            cells.append(cell(options, inside, path, *it))
+            print(f"\r{'':50}\r", end="", file=sys.stderr, flush=True)
+            print(line(options, cells[-1]), file=out, flush=True)
     finally:
         keeper.kill()
-    means = {who: statistics.mean(list_of) for who, list_of in rates.items()}
-    ratio = means["qpip"] / means[options.control]
-    print(json.dumps({"loss_percent": options.loss, "rtt_ms": options.rtt, "octets_per_second": rates,
-                      "qpip_to_kernel": round(ratio, 3)}, indent=2))
+    if options.json:
+        print(json.dumps(cells, indent=2))
 
 
 if __name__ == "__main__":

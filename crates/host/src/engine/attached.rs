@@ -9,7 +9,7 @@ use quipu_inet::stack::ListenerId;
 use quipu_inet::tcp::{Counters, Flow};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
-    Fault, Key, MrId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType,
+    CqId, Fault, Key, MrId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType,
     Region, SendWr, Sge, TcpSettings, Time,
 };
 
@@ -109,6 +109,22 @@ impl Core {
                 attached.arm_for(count, now).then(|| Some(now.after(period_ns)))
             }
             _ => attached.arm().then_some(None),
+        }
+    }
+
+    /// A queue owes the program an event earlier than a sleep was armed for that somebody else is in.
+    pub(super) fn hasten_sleep(&mut self, cq: CqId) {
+        if self.wakes_at.is_none() {
+            return;
+        }
+        let Some(attached) = &mut self.attached else { return };
+        let alone = attached.queues().nth(1).is_none();
+        let held_back = self.adapter.awaited(cq).is_some_and(|(count, _)| count > 1);
+        if alone && held_back {
+            return;
+        }
+        if !attached.arm() {
+            self.call_sleeper();
         }
     }
 

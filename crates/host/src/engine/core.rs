@@ -582,6 +582,11 @@ impl Core {
         }
     }
 
+    /// Wakes whoever waits for descriptors.
+    pub(super) fn call_sleeper(&self) {
+        self.bell.set();
+    }
+
     fn call_before(&mut self, wakes_at: Time) {
         let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
         // What it waits for has come, by a call of another thread.

@@ -114,7 +114,7 @@ impl Core {
             && self.qpip.is_none()
             && self.attached.is_none()
             && self.wakes_at.is_none()
-            && self.polls_since_look + 1 < POLLS_PER_LOOK_QUIET
+            && self.polls_since_look + 1 < self.polls_per_look()
     }
 
     /// [`poll`](Self::poll) where that is so, as it is for a program that waits for a peer on the same host.

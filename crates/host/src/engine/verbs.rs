@@ -377,7 +377,10 @@ impl Engine {
     ///
     /// No such queue.
     pub fn moderate_cq(&self, cq: CqId, count: u16, period_ns: u64) -> Result<(), EngineError> {
-        Ok(self.enter()?.adapter.moderate_cq(cq, count, period_ns)?)
+        let mut core = self.enter()?;
+        core.adapter.moderate_cq(cq, count, period_ns)?;
+        core.hasten_sleep(cq);
+        Ok(())
     }
 
     /// Destroys a completion queue. Events of it that were not taken vanish.

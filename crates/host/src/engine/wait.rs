@@ -142,6 +142,7 @@ impl Engine {
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
         let mut core = self.enter_for(Call::ReqNotifyCq)?;
         core.adapter.req_notify_cq(cq, solicited_only)?;
+        core.hasten_sleep(cq);
         core.collect_events();
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.

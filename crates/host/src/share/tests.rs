@@ -1,5 +1,7 @@
 //! Programs that lie, and programs that must not notice.
 
+mod sleeps;
+
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -616,70 +618,6 @@ fn a_program_that_has_stopped_costs_the_adapter_nothing_and_may_go_on() {
                 super::ring(&bell);
             }
             std::thread::yield_now();
-        }
-    }
-}
-
-#[test]
-fn sleeps_for_many_completions_end_with_them_or_with_their_period() {
-    let (shared, elsewhere) = (Shared::new(), Shared::new());
-    let (program, peer) = (shared.attach(), elsewhere.attach());
-    let engine = &program.engine;
-    let (context, _) = engine.open_context().unwrap();
-    let (channel, _) = engine.create_channel().unwrap();
-    let (cq, _) = engine.create_cq(context, 256, Some(channel), 0).unwrap();
-    let cap = QpCap { max_send_wr: 64, ..CAP };
-    let (pd, qp_type) = (program.pd, QpType::Udp);
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: true };
-    let (qp, _, _) = engine.create_qp(context, &init).unwrap();
-    let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
-    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
-    engine.modify_qp(qp, &attr, mask).unwrap();
-    engine.udp_bind(qp, 0).unwrap();
-    let to = To::Address(SocketAddr::new(elsewhere.address.ip(), peer.port));
-    let (op, flags, payload) = (SendOp::Send, SendFlags::INLINE, Payload::Inline(b"x"));
-    let post = |count: u64| {
-        let mut doorbell = engine.doorbell().unwrap();
-        for wr_id in 0..count {
-            doorbell.post_send(qp, &SendWr { wr_id, to, op, flags, payload }).unwrap();
-        }
-    };
-    let mut out = [Completion::default(); 64];
-    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
-    let begun = Instant::now();
-    for _ in 0..3000 {
-        let posted = 1 + numbers.next() % 64;
-        let enough = 1 + numbers.next() % posted;
-        // A sleep that misses its bell takes that long.
-        engine.moderate_cq(cq, enough as u16, 60_000_000_000).unwrap();
-        post(posted);
-        let mut left = posted;
-        while left > 0 {
-            left -= engine.poll_cq(cq, &mut out).unwrap() as u64;
-            if left < enough {
-                continue;
-            }
-            engine.req_notify_cq(cq, false).unwrap();
-            let more = engine.poll_cq(cq, &mut out).unwrap() as u64;
-            left -= more;
-            // As many come as it sleeps for.
-            if more == 0 && left >= enough {
-                engine.wait_channel(channel).unwrap();
-            }
-        }
-        assert!(begun.elapsed() < PATIENCE, "a bell was missed");
-    }
-    // Fewer than it sleeps for.
-    engine.moderate_cq(cq, 50, 20_000_000).unwrap();
-    for _ in 0..5 {
-        engine.req_notify_cq(cq, false).unwrap();
-        post(3);
-        let asleep = Instant::now();
-        engine.wait_channel(channel).unwrap();
-        assert!(asleep.elapsed() < Duration::from_secs(5));
-        let mut left = 3;
-        while left > 0 {
-            left -= engine.poll_cq(cq, &mut out).unwrap();
         }
     }
 }

@@ -49,9 +49,8 @@ fn take_answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> 
     let position =
         qp.sq.in_progress().find(|&position| !qp.sq.wqe(position).answered).ok_or(End::Corrupt)?;
     let wqe = *qp.sq.wqe(position);
-    requester_ack(qp, hub, wqe.first_request)?;
     // If the completions overran their queue, the request is flushed, its memory the program's again.
-    path(qp)?;
+    requester_ack(qp, hub, wqe.first_request)?;
     let read = matches!(wqe.op, SendOp::Read { .. });
     if read != (header.opcode == response::READ_DATA) {
         return Err(End::Corrupt);

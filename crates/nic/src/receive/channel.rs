@@ -230,7 +230,7 @@ pub(super) fn requester_ack<P: Probe>(
     if hub.probe.watches() && qp.requester.acked != before {
         watch::control(qp, hub, false, Control::Ack { count: executed });
     }
-    Ok(())
+    path(qp).map(drop)
 }
 
 /// The peer has no receive for its oldest request: counts it as an RNR refusal, once per wait.

@@ -65,6 +65,30 @@ fn an_answer_that_has_to_wait_for_a_receive_acknowledges_at_once() {
     assert_eq!(pair.polled(1), [(3, WcStatus::Success)]);
 }
 
+/// Only the oldest request is looked at, and it is from before.
+#[test]
+fn an_answer_behind_a_request_that_waits_for_a_receive_is_no_acknowledgement() {
+    let (mut pair, qps, buffer) = acquainted();
+    for wr_id in 10..18 {
+        pair.send(1, qps[1], 2, SendOp::Send, &[]);
+        pair.run();
+        assert_eq!(look(&mut pair, 0), [wr_id]);
+    }
+    assert_eq!(look(&mut pair, 1), [2; 8]);
+    pair.send(1, qps[1], 3, SendOp::Send, &[]);
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    pair.send(1, qps[1], 4, SendOp::Send, &[]);
+    pair.hosts[1].adapter.release_acks();
+    assert_eq!(look(&mut pair, 0), [1]);
+    for wr_id in [18, 19] {
+        pair.recv(0, qps[0], wr_id, &[]);
+    }
+    pair.run();
+    assert_eq!(pair.polled(0), [18, 19].map(|wr_id| (wr_id, WcStatus::Success)));
+    assert_eq!(pair.polled(1), [3, 4].map(|wr_id| (wr_id, WcStatus::Success)));
+}
+
 #[test]
 fn behind_a_send_that_an_answer_acknowledged_a_write_needs_nobody() {
     let (mut pair, qps, buffer) = acquainted();

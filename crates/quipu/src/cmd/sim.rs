@@ -1,5 +1,7 @@
 //! `quipu sim`: thousands of simulated networks, each decided by its seed.
 
+mod goodput;
+
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,8 +17,10 @@ use super::failure::Failure;
 
 /// What to simulate.
 #[derive(clap::Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    task: Option<Task>,
     /// How many seeds to run.
     #[arg(long, default_value_t = 1000, value_name = "N", conflicts_with = "minutes")]
     seeds: u64,
@@ -41,6 +45,13 @@ pub(crate) struct Options {
     /// Print the result as JSON, and no progress.
     #[arg(long)]
     json: bool,
+}
+
+/// What else the simulated world is good for.
+#[derive(clap::Subcommand)]
+enum Task {
+    /// What a stream of QPIP gets of a link, over loss, delay and window.
+    Goodput(goodput::Options),
 }
 
 const EXAMPLES: &str = "\
@@ -94,6 +105,9 @@ impl Sum {
 
 /// Runs the seeds; exit code 1 if one fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    if let Some(Task::Goodput(options)) = &options.task {
+        return goodput::run(options);
+    }
     let begun = Instant::now();
     let sum = match options.seed {
         Some(seed) => one(seed, options),
