@@ -34,6 +34,18 @@ fn look(pair: &mut Pair, host: usize) -> Vec<u64> {
     done.iter().map(|wc| wc.wr_id).collect()
 }
 
+/// The same, but host 0 has used all its receives.
+fn without_receives() -> (Pair, [QpId; 2], Buffer) {
+    let (mut pair, qps, buffer) = acquainted();
+    for wr_id in 10..18 {
+        pair.send(1, qps[1], 2, SendOp::Send, &[]);
+        pair.run();
+        assert_eq!(look(&mut pair, 0), [wr_id]);
+    }
+    assert_eq!(look(&mut pair, 1), [2; 8]);
+    (pair, qps, buffer)
+}
+
 #[test]
 fn the_answer_acknowledges() {
     let (mut pair, qps, buffer) = acquainted();
@@ -46,13 +58,7 @@ fn the_answer_acknowledges() {
 
 #[test]
 fn an_answer_that_has_to_wait_for_a_receive_acknowledges_at_once() {
-    let (mut pair, qps, buffer) = acquainted();
-    for wr_id in 10..18 {
-        pair.send(1, qps[1], 2, SendOp::Send, &[]);
-        pair.run();
-        assert_eq!(look(&mut pair, 0), [wr_id]);
-    }
-    assert_eq!(look(&mut pair, 1), [2; 8]);
+    let (mut pair, qps, buffer) = without_receives();
     pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
     assert_eq!(look(&mut pair, 1), [10]);
     pair.send(1, qps[1], 3, SendOp::Send, &[]);
@@ -68,13 +74,7 @@ fn an_answer_that_has_to_wait_for_a_receive_acknowledges_at_once() {
 /// Only the oldest request is looked at, and it is from before.
 #[test]
 fn an_answer_behind_a_request_that_waits_for_a_receive_is_no_acknowledgement() {
-    let (mut pair, qps, buffer) = acquainted();
-    for wr_id in 10..18 {
-        pair.send(1, qps[1], 2, SendOp::Send, &[]);
-        pair.run();
-        assert_eq!(look(&mut pair, 0), [wr_id]);
-    }
-    assert_eq!(look(&mut pair, 1), [2; 8]);
+    let (mut pair, qps, buffer) = without_receives();
     pair.send(1, qps[1], 3, SendOp::Send, &[]);
     pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
     assert_eq!(look(&mut pair, 1), [10]);

@@ -84,11 +84,7 @@ fn what_is_kept_for_want_of_receives_is_received_before_the_end() {
         net.recv(1, qps[1], 0, &[sink.sge(0, 60 << 10)]);
         net.join(qps, Mode::Message);
         // The first of three messages is lost once, so that the others are kept.
-        let mut lost = false;
-        net.filter = Some(Box::new(move |to, frame| {
-            let first = to == 1 && frame.len() > 150 && !std::mem::replace(&mut lost, true);
-            !first
-        }));
+        net.lose_first_message();
         for n in 0..3 {
             net.send_bytes(0, qps[0], n, &pattern(n, 100));
         }

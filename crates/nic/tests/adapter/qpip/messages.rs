@@ -236,11 +236,7 @@ fn what_was_kept_is_handed_out_as_receives_are_posted_without_another_word_of_th
     net.recv(1, qps[1], 0, &[sink.sge(0, 60 << 10)]);
     net.join(qps, Mode::Message);
     // The first of three messages is lost once.
-    let mut lost = false;
-    net.filter = Some(Box::new(move |to, frame| {
-        let first = to == 1 && frame.len() > 150 && !std::mem::replace(&mut lost, true);
-        !first
-    }));
+    net.lose_first_message();
     for n in 0..3 {
         net.send_bytes(0, qps[0], n, &pattern(n, 100));
     }

@@ -317,6 +317,15 @@ impl Net {
         }
     }
 
+    /// Loses the first message of 100 octets or so to host 1, once.
+    pub fn lose_first_message(&mut self) {
+        let mut lost = false;
+        self.filter = Some(Box::new(move |to, frame| {
+            let first = to == 1 && frame.len() > 150 && !std::mem::replace(&mut lost, true);
+            !first
+        }));
+    }
+
     /// Has a frame arrive now.
     pub fn inject(&mut self, host: usize, bytes: &[u8]) {
         let now = self.now();
