@@ -173,6 +173,14 @@ mod tests {
         link: LinkOptions,
     }
 
+    /// On a UDP link, which needs no right.
+    pub(super) fn adapter() -> Adapter {
+        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+        let address = Some([127, 0, 0, 1].into());
+        let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
+        Adapter::open_with(config).unwrap()
+    }
+
     #[test]
     fn an_adapter_is_a_link_and_addresses() {
         let words =

@@ -235,10 +235,9 @@ fn ended(change: TcpChange) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use quipu::Config;
-    use quipu::qpip::QpipConfig;
 
     use super::*;
+    use crate::cmd::qpip::tests::adapter;
 
     #[derive(Parser)]
     struct Line {
@@ -255,14 +254,6 @@ mod tests {
         for bad in [&[] as &[&str], &["10.9.0.1"], &["10.9.0.1", "0"], &["-l", "7", "::1", "7"]] {
             assert!(line(bad).is_err(), "{bad:?}");
         }
-    }
-
-    /// On a UDP link, which needs no right.
-    fn adapter() -> Adapter {
-        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
-        let address = Some([127, 0, 0, 1].into());
-        let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
-        Adapter::open_with(config).unwrap()
     }
 
     #[test]

@@ -179,10 +179,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use quipu::Config;
-    use quipu::qpip::{Adapter, QpipConfig};
 
     use super::*;
+    use crate::cmd::qpip::tests::adapter;
 
     #[derive(Parser)]
     struct Line {
@@ -204,14 +203,6 @@ mod tests {
         for bad in [&[] as &[&str], &["-s", "-c", "::1"], &["-s", "-i", "-1"], &["-c", "x"]] {
             assert!(line(bad).is_err(), "{bad:?}");
         }
-    }
-
-    /// On a UDP link, which needs no right.
-    fn adapter() -> Adapter {
-        let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
-        let address = Some([127, 0, 0, 1].into());
-        let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
-        Adapter::open_with(config).unwrap()
     }
 
     #[test]
