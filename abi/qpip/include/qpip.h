@@ -151,7 +151,8 @@ struct qpip_event {
 	void *context;          /* of the queue pair */
 };
 
-/* Takes the next event: 1, or 0 if there is none. Does not wait. */
+/* Takes the next event: 1, or 0 if there is none. Does not wait. What a peer sent before it finished has
+ * completed when the event is taken, but perhaps after the last poll: take the event, then poll, then act. */
 int qpip_event(qpip_adapter *adapter, struct qpip_event *event);
 
 /* ---- work ---------------------------------------------------------------------------------------------- */

@@ -13,8 +13,8 @@
 
 use std::net::SocketAddr;
 
-use quipu::qpip::{Adapter, Mode, TcpListener, TcpQueuePair, TcpSettings};
-use quipu::{Access, CompletionQueue, Config, Error, MemoryRegion, Request, WcStatus};
+use quipu::qpip::{Adapter, Mode, TcpChange, TcpListener, TcpQueuePair, TcpSettings};
+use quipu::{Access, Completion, CompletionQueue, Config, Error, MemoryRegion, Request, WcStatus};
 
 const PORT: u16 = 7;
 const SIZE: usize = 4096;
@@ -34,24 +34,32 @@ fn idle(adapter: &Adapter) -> Result<(TcpQueuePair, CompletionQueue, MemoryRegio
 fn serve(adapter: &Adapter, listener: &TcpListener) -> Result<(), Error> {
     let (qp, cq, memory) = idle(adapter)?;
     listener.offer(&qp)?;
-    qp.wait_connected()?;
-    if let Some(flow) = qp.flow()? {
-        println!("{} connects", flow.remote);
-    }
-    std::thread::scope(|scope| {
-        // When both have closed, the receive that still waits is flushed.
-        scope.spawn(|| qp.wait_peer_closed().and_then(|()| qp.close()));
-        loop {
-            let received = match cq.next() {
-                Ok(received) => received.byte_len as usize,
-                Err(error) if error.work_status() == Some(WcStatus::WrFlushErr) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            qp.post_send(&Request::send(&[memory.sge(0, received)?]).id(SEND))?;
-            cq.next()?;
-            qp.post_recv(RECEIVE, &[memory.sge(0, SIZE)?])?;
+    loop {
+        // The event first: what came before it has completed, and is found below.
+        let event = adapter.poll_event()?;
+        let mut completions = [Completion::default(); 2];
+        let found = cq.poll(&mut completions)?;
+        for done in completions[..found].iter().filter(|it| it.status == WcStatus::Success) {
+            if done.wr_id == RECEIVE {
+                let received = memory.sge(0, done.byte_len as usize)?;
+                qp.post_send(&Request::send(&[received]).id(SEND))?;
+            } else {
+                qp.post_recv(RECEIVE, &[memory.sge(0, SIZE)?])?;
+            }
         }
-    })
+        match event.filter(|it| it.qp_num == qp.number()).map(|it| it.change) {
+            Some(TcpChange::Connected) => {
+                if let Some(flow) = qp.flow()? {
+                    println!("{} connects", flow.remote);
+                }
+            }
+            Some(TcpChange::PeerClosed) => qp.close()?,
+            Some(TcpChange::Failed(failure)) => return Err(Error::Tcp(failure)),
+            Some(TcpChange::Closed | TcpChange::Aborted) => return Ok(()),
+            None if found == 0 => adapter.wait(&cq)?,
+            None => {}
+        }
+    }
 }
 
 fn ask(adapter: &Adapter, server: SocketAddr, settings: &TcpSettings) -> Result<(), Error> {

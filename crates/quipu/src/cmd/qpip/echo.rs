@@ -80,15 +80,10 @@ impl Server {
     }
 
     fn run(&mut self, wait: bool) -> Result<(), Error> {
-        let mut out = [Completion::default(); PLACES];
         // Polls without completions between two looks at the events.
         let (mut fruitless, between) = (0, if wait { 1 } else { 256 });
         loop {
-            let found = self.cq.poll(&mut out)?;
-            for completion in &out[..found] {
-                self.completed(completion)?;
-            }
-            if found > 0 {
+            if self.complete()? {
                 continue;
             }
             fruitless += 1;
@@ -97,14 +92,25 @@ impl Server {
             }
             fruitless = 0;
             match self.adapter.poll_event()? {
-                Some(event) if event.qp_num == self.tcp.0.number() => {
-                    self.happened(event.change)?
+                Some(event) => {
+                    // What came before the event has completed by now, perhaps since the last look.
+                    while self.complete()? {}
+                    if event.qp_num == self.tcp.0.number() {
+                        self.happened(event.change)?;
+                    }
                 }
-                Some(_) => {}
                 None if wait => self.adapter.wait(&self.cq)?,
                 None => {}
             }
         }
+    }
+
+    /// Handles what is in the completion queue; whether there was anything.
+    fn complete(&mut self) -> Result<bool, Error> {
+        let mut out = [Completion::default(); PLACES];
+        let found = self.cq.poll(&mut out)?;
+        out[..found].iter().try_for_each(|completion| self.completed(completion))?;
+        Ok(found > 0)
     }
 
     fn happened(&mut self, change: TcpChange) -> Result<(), Error> {
