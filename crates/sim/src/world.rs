@@ -174,6 +174,10 @@ pub struct Counters {
     pub joined: u64,
     /// What routers have said that was not true.
     pub lies: u64,
+    /// Queue pairs of QPIP that were used again.
+    pub reborn: u64,
+    /// Of those who share a port, how many got another's peer.
+    pub swapped: u64,
 }
 
 /// The world.

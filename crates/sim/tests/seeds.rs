@@ -124,6 +124,8 @@ fn each_service_keeps_its_promises() {
         assert!(!qpip || sum(|report| report.counters.cut) > 100, "too little for links to cut");
         assert!(!qpip || sum(|report| report.counters.joined) > 100, "too little for them to join");
         assert!(!qpip || sum(|report| report.counters.lies) > 10, "too few lies");
+        assert!(!qpip || sum(|report| report.counters.reborn) > 100, "too few used again");
+        assert!(!qpip || sum(|report| report.counters.swapped) > 10, "too few share a port");
         let calm = Options {
             network_faults: false,
             process_faults: false,

@@ -30,13 +30,14 @@ impl Programs {
             Opening::Together { port } => {
                 adapter.tcp_connect(now, qp, end.remote, Some(port), &end.settings)
             }
-            Opening::Offered => match end.listener {
-                Some(listener) => adapter.tcp_offer(now, listener, qp),
+            Opening::Offered => match end.port {
+                Some(port) => adapter.tcp_offer(now, self.ports[port].listener, qp),
                 None => return,
             },
             Opening::Decides { refusals } => {
                 end.stage = Stage::Opening;
-                let Some(request) = end.request.take() else { return };
+                let request = end.port.and_then(|port| self.ports[port].requests.pop_front());
+                let Some(request) = request else { return };
                 if refusals > 0 {
                     end.opening = Opening::Decides { refusals: refusals - 1 };
                     adapter.tcp_refuse(now, request)
@@ -46,6 +47,9 @@ impl Programs {
             }
         };
         self.ends[e].stage = Stage::Opening;
+        if let Some(flow) = world.hosts[host].adapter.tcp_flow(qp) {
+            self.callers.insert((flow.local.ip().into(), flow.local.port()), e);
+        }
         world.trace.note(&[61, e as u64]);
         world.trace.line(world.kernel.now(), || format!("end {e} opens: {done:?}"));
         if let Err(fault) = done {
@@ -258,7 +262,7 @@ impl Programs {
     }
 
     pub(super) fn mishap(&mut self, world: &mut World, index: usize) {
-        let mishap = self.mishaps[index];
+        let mishap = self.mishaps[index].of(|end| self.latest(end));
         let now = world.time();
         match mishap {
             Mishap::Abort { end: e } | Mishap::ToError { end: e } | Mishap::Destroy { end: e } => {
@@ -296,7 +300,7 @@ impl Programs {
                 self.note_fault(world, mishap);
                 self.bury_posts(host);
                 for e in 0..self.ends.len() {
-                    if self.ends[e].host == host {
+                    if self.ends[e].host == host && self.ends[e].exists {
                         self.cause(e, "death");
                         self.ends[e].exists = false;
                     }

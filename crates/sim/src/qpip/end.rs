@@ -18,8 +18,8 @@ const FAREWELL_NS: u64 = 200 * SECOND;
 /// Runs it.
 pub fn go(world: &mut World, load: &mut Programs, faults: bool) {
     load.set_up(world, faults);
-    let deadline = load.calm_ns.saturating_add(PATIENCE_NS);
-    let finished = step_until(world, load, deadline, Programs::all_done);
+    let patience = |load: &Programs| load.calm_ns.max(load.reborn_ns).saturating_add(PATIENCE_NS);
+    let finished = step_until(world, load, patience, Programs::all_done);
     if world.violation.is_some() {
         return;
     }
@@ -36,7 +36,7 @@ pub fn go(world: &mut World, load: &mut Programs, faults: bool) {
 fn step_until(
     world: &mut World,
     load: &mut Programs,
-    deadline: u64,
+    deadline: impl Fn(&Programs) -> u64,
     done: impl Fn(&Programs) -> bool,
 ) -> bool {
     while world.violation.is_none() {
@@ -44,7 +44,7 @@ fn step_until(
         if done(load) {
             return true;
         }
-        if world.kernel.now() > deadline {
+        if world.kernel.now() > deadline(load) {
             return false;
         }
         if world.kernel.scheduled() > MOST_EVENTS {
@@ -62,15 +62,16 @@ fn step_until(
 
 impl Programs {
     fn all_done(&self) -> bool {
-        (0..self.ends.len()).all(|e| self.is_done(e)) && self.letters_done()
+        let over = self.ends.iter().all(|end| end.rebirths == 0);
+        over && (0..self.ends.len()).all(|e| self.is_done(e)) && self.letters_done()
     }
 
     /// Whether nothing more will become of an end.
-    fn is_done(&self, e: usize) -> bool {
+    pub(super) fn is_done(&self, e: usize) -> bool {
         let end = &self.ends[e];
         let peer = &self.ends[end.peer];
         if !end.exists {
-            return true;
+            return end.stage != Stage::Unborn;
         }
         let quiet = end.sent.iter().all(|sent| !sent.signaled);
         if end.over.is_some() {
@@ -79,7 +80,8 @@ impl Programs {
         if !end.causes.is_empty() {
             // Its peer may have gone without a word, or never come.
             let waits = end.stage != Stage::Up || end.ops_left == 0 || end.failed;
-            return quiet && waits;
+            let unheard = end.stage == Stage::Up && !end.mated;
+            return (quiet && waits) || unheard;
         }
         let sent = end.ops_left == 0 && quiet && peer.ops_left == 0;
         sent && end.received == peer.written && self.has_said_farewell(end)
@@ -178,15 +180,15 @@ fn tear_down(world: &mut World, load: &mut Programs) {
     load.take_events(world);
     load.take_all(world);
     load.check_flushed(world);
+    for port in &load.ports {
+        world.hosts[port.host].adapter.tcp_unlisten(port.listener);
+    }
     for e in 0..load.ends.len() {
         let end = &mut load.ends[e];
         if !world.hosts[end.host].alive || world.violation.is_some() {
             continue;
         }
         let (now, adapter) = (world.time(), &mut world.hosts[end.host].adapter);
-        if let Some(listener) = end.listener {
-            adapter.tcp_unlisten(listener);
-        }
         if std::mem::take(&mut end.exists)
             && let Err(fault) = adapter.destroy_qp(now, end.qp)
         {
@@ -198,7 +200,7 @@ fn tear_down(world: &mut World, load: &mut Programs) {
         return world.violate(|| what);
     }
     let deadline = world.kernel.now() + FAREWELL_NS;
-    step_until(world, load, deadline, |_| false);
+    step_until(world, load, |_| deadline, |_| false);
     // What was taken away in the middle may have something in it.
     for posted in load.ends.iter().flat_map(|end| &end.posted) {
         load.slots[posted.slot].contents = Contents::Unknown;

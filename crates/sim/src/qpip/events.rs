@@ -4,7 +4,8 @@ use quipu_nic::inet::tcp::Failure;
 use quipu_nic::{AsyncEvent, Event, TcpChange};
 
 use super::Programs;
-use super::model::{Opening, Stage};
+use super::model::{End, Opening, Stage};
+use super::ports::Port;
 use crate::world::World;
 
 impl Programs {
@@ -21,25 +22,31 @@ impl Programs {
         world.trace.line(world.kernel.now(), || format!("host {host}: {event:?}"));
         match event {
             Event::Tcp { qp, change } => {
-                let found = self.ends.iter().position(|end| (end.host, end.qp) == (host, qp));
+                let now =
+                    |end: &End| end.stage != Stage::Unborn && (end.host, end.qp) == (host, qp);
+                let found = self.ends.iter().rposition(now);
                 let Some(e) = found else {
                     return world.violate(|| format!("host {host}: {change:?} of nobody"));
                 };
                 world.trace.note(&[63, e as u64]);
+                if change == TcpChange::Connected {
+                    self.mate(world, e);
+                }
                 if let Err(what) = self.changed(world, e, change) {
                     world.violate(|| format!("end {e}: {change:?}: {what}"));
                 }
             }
             Event::TcpRequest { listener, connection, flow } => {
-                let Some(&e) = self.listeners.get(&(host, listener)) else {
+                let here = |port: &Port| (port.host, port.listener) == (host, listener);
+                let Some(port) = self.ports.iter().position(here) else {
                     return world.violate(|| format!("host {host}: a request to nobody"));
                 };
+                let requests = &mut self.ports[port].requests;
                 if flow.is_some() {
-                    // One that has given up may have come back before the program took notice.
-                    self.ends[e].request = Some(connection);
-                    self.open_later(world, e);
-                } else if self.ends[e].request == Some(connection) {
-                    self.ends[e].request = None;
+                    requests.push_back(connection);
+                    self.decide_later(world, port);
+                } else {
+                    requests.retain(|&request| request != connection);
                 }
             }
             Event::Async(AsyncEvent::CqErr(_)) => {
@@ -51,6 +58,7 @@ impl Programs {
 
     /// Something happened to the connection of an end.
     fn changed(&mut self, world: &mut World, e: usize, change: TcpChange) -> Result<(), String> {
+        let unborn = self.waits_for_unborn(e);
         let end = &mut self.ends[e];
         if let Some(over) = end.over {
             return Err(format!("it is over already: {over:?}"));
@@ -74,9 +82,15 @@ impl Programs {
                 if !decides && self.ends[e].causes.is_empty() && world.counters.corrupted == 0 {
                     return Err("nobody has refused it".into());
                 }
-                if self.ends[peer].over.is_none() && self.ends[peer].exists {
+                let there = &self.ends[peer];
+                if there.over.is_none() && (there.exists || there.stage == Stage::Unborn) {
                     self.open_later(world, e);
                 }
+                Ok(())
+            }
+            TcpChange::Failed(Failure::TimedOut) if unborn => {
+                self.cause(e, "its peer is busy with another");
+                self.over(e, change);
                 Ok(())
             }
             TcpChange::Closed if end.closed && end.peer_closed => {

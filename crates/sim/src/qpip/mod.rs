@@ -3,6 +3,8 @@
 //! What an end of a connection sends is a stream of bytes that belongs to it: each byte is known by its
 //! offset, and so a receiver knows what must be in a receive, wherever the stream was cut. In message mode it
 //! knows besides where it must have been cut.
+//!
+//! A queue pair that is used again is another end: what it sends is another stream.
 
 mod check;
 mod datagrams;
@@ -10,12 +12,13 @@ mod drive;
 mod end;
 mod events;
 mod model;
+mod ports;
+mod rebirth;
 mod setup;
 
 use std::collections::BTreeMap;
 
-use quipu_nic::inet::stack::ListenerId;
-use quipu_nic::{Completion, MrId, PdId, QpNum};
+use quipu_nic::{Completion, Gid, MrId, PdId, QpNum};
 
 use crate::plan::Plan;
 use crate::rng::Rng;
@@ -24,6 +27,7 @@ use crate::services::model::{Queue, Slot};
 use crate::world::{LoadEvent, World};
 use datagrams::Datagrams;
 use model::End;
+use ports::Port;
 
 pub use end::go;
 pub use model::stream;
@@ -56,7 +60,12 @@ pub struct Programs {
     pds: Vec<PdId>,
     queues: Vec<Queue>,
     by_num: BTreeMap<(usize, QpNum), usize>,
-    listeners: BTreeMap<(usize, ListenerId), usize>,
+    /// What is listened at.
+    ports: Vec<Port>,
+    /// Who has last connected from an address.
+    callers: BTreeMap<(Gid, u16), usize>,
+    /// When the latest queue pair was used again, in nanoseconds.
+    reborn_ns: u64,
     datagrams: Datagrams,
     mishaps: Vec<Mishap>,
     max_len: usize,
@@ -81,7 +90,9 @@ impl Programs {
             pds: Vec::new(),
             queues: Vec::new(),
             by_num: BTreeMap::new(),
-            listeners: BTreeMap::new(),
+            ports: Vec::new(),
+            callers: BTreeMap::new(),
+            reborn_ns: 0,
             datagrams: Datagrams::default(),
             mishaps: Vec::new(),
             next_id: 1,
@@ -96,13 +107,6 @@ impl Programs {
         self.next_id - 1
     }
 
-    /// Notes what explains failures of a connection, at both ends.
-    fn cause(&mut self, end: usize, what: &'static str) {
-        for end in [end, self.ends[end].peer] {
-            self.ends[end].causes.push(what);
-        }
-    }
-
     /// Handles an event of the workload.
     fn handle(&mut self, world: &mut World, event: LoadEvent) {
         if self.teardown {
@@ -115,7 +119,7 @@ impl Programs {
             LoadEvent::Refill { pool } => self.refill_and_go_on(world, pool),
             LoadEvent::Fault { index } => self.mishap(world, index),
             LoadEvent::Post { post } => self.post_tick(world, post),
-            LoadEvent::Rebirth { .. } => {}
+            LoadEvent::Rebirth { end } => self.rebirth(world, end),
         }
     }
 }

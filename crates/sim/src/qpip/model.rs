@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use quipu_nic::inet::stack::{ListenerId, TcpId};
 use quipu_nic::inet::tcp::Mode;
-use quipu_nic::{QpId, TcpChange, TcpSettings, WcStatus};
+use quipu_nic::{QpId, QpNum, TcpChange, TcpSettings, WcStatus};
 
 use crate::rng::pattern;
 
@@ -25,6 +24,8 @@ pub enum Opening {
 /// How far an end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Its queue pair is still that of another end.
+    Unborn,
     /// Nothing was asked for.
     Idle,
     /// It waits for its connection.
@@ -64,18 +65,33 @@ pub struct Posted {
     pub trap: Option<WcStatus>,
 }
 
+/// A queue pair, and how its program uses it.
+#[derive(Clone, Copy)]
+pub struct Seat {
+    pub host: usize,
+    pub num: QpNum,
+    pub qp: QpId,
+    pub cqs: [usize; 2],
+    pub send_depth: usize,
+    pub inline: usize,
+    /// Receives that are to be posted.
+    pub depth: usize,
+}
+
 /// An end of a connection, and the program that uses it.
 pub struct End {
     pub host: usize,
-    /// The other end.
+    pub num: QpNum,
+    /// The other end. Before they are mated it is the one that is there for it: of those who share a port,
+    /// each may get another.
     pub peer: usize,
+    pub mated: bool,
     pub qp: QpId,
     pub cqs: [usize; 2],
     pub settings: TcpSettings,
     pub opening: Opening,
-    pub listener: Option<ListenerId>,
-    /// The peer that the program is to decide about.
-    pub request: Option<TcpId>,
+    /// Where it waits for its peer.
+    pub port: Option<usize>,
     pub remote: SocketAddr,
     pub stage: Stage,
     /// It exists in its adapter, which lives.
@@ -107,9 +123,66 @@ pub struct End {
     pub received: u64,
     pub idle: u32,
     pub refill_idle: u32,
+    /// How often the queue pair, and that of its peer, is still to be used again.
+    pub rebirths: u32,
+    /// Whose queue pair it was before, and whose it is next.
+    pub before: Option<usize>,
+    pub after: Option<usize>,
 }
 
 impl End {
+    /// One that does not exist yet, and has nothing to send.
+    pub fn new(
+        seat: Seat,
+        peer: usize,
+        settings: TcpSettings,
+        opening: Opening,
+        remote: SocketAddr,
+    ) -> Self {
+        let Seat { host, num, qp, cqs, send_depth, inline, depth } = seat;
+        Self {
+            host,
+            num,
+            peer,
+            mated: false,
+            qp,
+            cqs,
+            settings,
+            opening,
+            port: None,
+            remote,
+            stage: Stage::Idle,
+            exists: false,
+            causes: Vec::new(),
+            over: None,
+            peer_closed: false,
+            closed: false,
+            farewell: Farewell::Stays,
+            ops_left: 0,
+            trap_at: None,
+            send_depth,
+            inline,
+            sent: VecDeque::new(),
+            written: 0,
+            acked: 0,
+            boundaries: VecDeque::new(),
+            failed: false,
+            depth,
+            posted: VecDeque::new(),
+            received: 0,
+            idle: 0,
+            refill_idle: 0,
+            rebirths: 0,
+            before: None,
+            after: None,
+        }
+    }
+
+    pub fn seat(&self) -> Seat {
+        let Self { host, num, qp, cqs, send_depth, inline, depth, .. } = *self;
+        Seat { host, num, qp, cqs, send_depth, inline, depth }
+    }
+
     pub fn is_message(&self) -> bool {
         self.settings.mode == Mode::Message
     }

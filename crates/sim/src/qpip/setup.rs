@@ -1,6 +1,5 @@
 //! Makes the network, hosts, queues and queue pairs.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use quipu_nic::inet::tcp::{KeepAlive, MILLISECOND as MS, Mode, SECOND};
@@ -9,7 +8,7 @@ use quipu_nic::{
     Config, QpAttr, QpAttrMask as M, QpCap, QpId, QpInit, QpNum, QpState, QpType, TcpSettings,
 };
 
-use super::model::{End, Farewell, Opening, Stage};
+use super::model::{End, Farewell, Opening, Seat};
 use super::{Mishap, Programs};
 use crate::frames::{Helps, Weather, addresses};
 use crate::network::Partition;
@@ -34,10 +33,10 @@ impl Programs {
         self.draw_mishaps(world, faults);
         self.make_posts(world, mtu);
         for end in 0..self.ends.len() {
-            self.schedule_opening(world, end);
-            self.tick_later(world, end);
-            let at = self.rng.below(self.plan.tick_ns * 8 + 1);
-            world.kernel.at(at, WorldEvent::Load(LoadEvent::Refill { pool: end }));
+            self.schedule(world, end);
+            if self.ends[end].rebirths > 0 {
+                self.rebirth_later(world, end);
+            }
         }
         for cq in 0..self.queues.len() {
             self.poll_later(world, cq);
@@ -140,25 +139,43 @@ impl Programs {
         let family = self.rng.index(2);
         let mode = self.rng.pick(&[Mode::Message, Mode::Stream]);
         let port = FIRST_PORT + 2 * pair as u16;
-        let openings = match self.rng.below(6) {
-            0..3 => [Opening::Connects, Opening::Offered],
-            3 => [Opening::Connects, Opening::Decides { refusals: 0 }],
-            4 => [Opening::Connects, Opening::Decides { refusals: self.rng.range(1, 2) as u32 }],
+        let there = self.rng.percent(50).then(|| self.port_at(hosts[1])).flatten();
+        let openings = match (there, self.rng.below(6)) {
+            (Some(there), _) => [Opening::Connects, self.opening_at(there)],
+            (None, 0..3) => [Opening::Connects, Opening::Offered],
+            (None, 3) => [Opening::Connects, Opening::Decides { refusals: 0 }],
+            (None, 4) => {
+                [Opening::Connects, Opening::Decides { refusals: 1 + self.rng.below(2) as u32 }]
+            }
             _ => [0, 1].map(|side| Opening::Together { port: port + side }),
         };
+        let port = there.map_or(port, |there| self.ports[there].number);
+        let mode = there.map_or(mode, |there| self.ports[there].settings.mode);
         for (side, opening) in openings.into_iter().enumerate() {
             let to = port + u16::from(matches!(openings[1], Opening::Together { .. }) && side == 0);
             let remote = SocketAddr::new(addresses(hosts[1 - side])[family], to);
             let peer = 2 * pair + 1 - side;
             let settings = self.draw_settings(mode);
             let made = self.new_end(world, hosts[side], peer, settings, opening, remote);
+            let made = made.and_then(|()| match opening {
+                Opening::Connects | Opening::Together { .. } => Ok(()),
+                Opening::Offered | Opening::Decides { .. } => {
+                    let here = match there {
+                        Some(there) => there,
+                        None => self.listen(world, hosts[side], port, settings, opening)?,
+                    };
+                    self.ends[2 * pair + side].port = Some(here);
+                    Ok(())
+                }
+            });
             if let Err(fault) = made {
                 return world.violate(|| format!("end {}: {fault}", 2 * pair + side));
             }
         }
+        self.ends[2 * pair].rebirths = self.rng.pick(&[0, 0, 1, 3]);
     }
 
-    fn draw_settings(&mut self, mode: Mode) -> TcpSettings {
+    pub(super) fn draw_settings(&mut self, mode: Mode) -> TcpSettings {
         let keep = KeepAlive { idle: 10 * SECOND, interval: 10 * SECOND, probes: 9 };
         TcpSettings {
             mode,
@@ -166,6 +183,10 @@ impl Programs {
             ecn: self.rng.percent(50),
             ..TcpSettings::default()
         }
+    }
+
+    pub(super) fn draw_farewell(&mut self) -> Farewell {
+        if self.rng.percent(70) { Farewell::Closes } else { Farewell::Stays }
     }
 
     fn new_end(
@@ -181,6 +202,7 @@ impl Programs {
         let cqs = [0; 2].map(|_| host * per_host + self.rng.index(per_host));
         let send_depth = self.rng.pick(&[1, 3, 16, 64]);
         let inline = self.rng.pick(&[0, 64, 97]);
+        let depth = self.rng.pick(&[1, 2, 8, 60]);
         let cap = QpCap {
             max_send_wr: send_depth as u32,
             max_recv_wr: 256,
@@ -204,49 +226,11 @@ impl Programs {
         let (qp, _): (QpId, _) = adapter.create_qp(&init, num)?;
         let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
         adapter.modify_qp(now, qp, &attr, M::STATE)?;
-        let listener = match opening {
-            Opening::Offered => Some(adapter.tcp_listen(port_of(peer), &settings, 4)?.0),
-            Opening::Decides { .. } => {
-                Some(adapter.tcp_listen_deferred(port_of(peer), &settings, 4)?.0)
-            }
-            Opening::Connects | Opening::Together { .. } => None,
-        };
-        if let Some(listener) = listener {
-            self.listeners.insert((host, listener), end);
-        }
+        let seat = Seat { host, num, qp, cqs, send_depth, inline, depth };
         self.by_num.insert((host, num), end);
-        self.ends.push(End {
-            host,
-            peer,
-            qp,
-            cqs,
-            settings,
-            opening,
-            listener,
-            request: None,
-            remote,
-            stage: Stage::Idle,
-            exists: true,
-            causes: Vec::new(),
-            over: None,
-            peer_closed: false,
-            closed: false,
-            farewell: if self.rng.percent(70) { Farewell::Closes } else { Farewell::Stays },
-            ops_left: 0,
-            trap_at: None,
-            send_depth,
-            inline,
-            sent: VecDeque::new(),
-            written: 0,
-            acked: 0,
-            boundaries: VecDeque::new(),
-            failed: false,
-            depth: self.rng.pick(&[1, 2, 8, 60]),
-            posted: VecDeque::new(),
-            received: 0,
-            idle: 0,
-            refill_idle: 0,
-        });
+        let end = End::new(seat, peer, settings, opening, remote);
+        let farewell = self.draw_farewell();
+        self.ends.push(End { exists: true, farewell, ..end });
         Ok(())
     }
 
@@ -264,12 +248,16 @@ impl Programs {
         }
     }
 
-    /// Both ends of a connection that is opened from both sides begin before either hears of the other.
-    fn schedule_opening(&mut self, world: &mut World, end: usize) {
+    /// Has an end begin. Both ends of a connection that is opened from both sides do before either hears of
+    /// the other.
+    pub(super) fn schedule(&mut self, world: &mut World, end: usize) {
         let together = matches!(self.ends[end].opening, Opening::Together { .. });
         let range = if together { world.frames.weather.delay_ns } else { self.plan.tick_ns * 8 };
-        let at = self.rng.below(range);
-        world.kernel.at(at, WorldEvent::Load(LoadEvent::Connect { end }));
+        let after = self.rng.below(range);
+        world.kernel.after(after, WorldEvent::Load(LoadEvent::Connect { end }));
+        self.tick_later(world, end);
+        let after = self.rng.below(self.plan.tick_ns * 8 + 1);
+        world.kernel.after(after, WorldEvent::Load(LoadEvent::Refill { pool: end }));
     }
 
     fn draw_mishaps(&mut self, world: &mut World, faults: bool) {
@@ -299,13 +287,8 @@ impl Programs {
         for end in 0..self.ends.len() {
             let hosts = [self.ends[end].host, self.ends[self.ends[end].peer].host];
             if forever && (hosts == [a, b] || hosts == [b, a]) {
-                self.ends[end].causes.push("partition for ever");
+                self.cause(end, "partition for ever");
             }
         }
     }
-}
-
-/// The port that an end watches, for its peer, which is made before it.
-fn port_of(peer: usize) -> u16 {
-    FIRST_PORT + peer as u16
 }
