@@ -388,14 +388,13 @@ impl Manager {
             let Some(stream) = self.cm.handle_accepted(now, key, local, peer) else { continue };
             // Somebody may have had to give way, whose place this one takes.
             self.settle(now);
+            // Most often the request has come already. It is read when epoll names the stream, behind
+            // streams that had something before: a program expects its peer's next request after the
+            // event that the connection before it stands.
             if let Err(error) = self.admit(stream, fd, peer) {
                 tracing::warn!(%error, "a connection is turned away");
                 self.cm.handle_lost(now, stream, Loss::Closed);
-                continue;
             }
-            // Most often the request has come already.
-            self.receive(now, stream);
-            self.settle(now);
         }
         any
     }

@@ -77,6 +77,22 @@ fn wait_readable(fd: RawFd) -> bool {
 }
 
 #[test]
+fn a_connection_stands_before_its_peer_asks_for_the_next() {
+    let engines = [engine(), engine()];
+    let [server, client] = engines.each_ref().map(Program::new);
+    let (_, to) = server.listen(PortSpace::Tcp, "127.0.0.1:0");
+    let active = client.connect(to, &Param::default());
+    // The listener's descriptor is now the first of those that the server's engine looks at.
+    let passive = server.expect(EventKind::ConnectRequest).id;
+    server.engine.cm_accept(passive, Some(&Param::default())).unwrap();
+    client.expect(EventKind::ConnectResponse);
+    client.engine.cm_accept(active, None).unwrap();
+    client.connect(to, &Param::default());
+    assert_eq!(server.expect(EventKind::Established).id, passive);
+    server.expect(EventKind::ConnectRequest);
+}
+
+#[test]
 fn a_connection_from_its_request_to_its_end() {
     for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
         let engines = [engine(), engine()];
