@@ -371,7 +371,8 @@ impl Elsewhere<'_> {
     }
 
     pub(super) fn close(&self, qp: QpId) -> Result<(), EngineError> {
-        self.order(&Call::Close { qp: qp.0 })
+        self.order(&Call::Close { qp: qp.0 })?;
+        self.attached(|attached, _| attached.set_closed(qp))
     }
 
     pub(super) fn abort(&self, qp: QpId) -> Result<(), EngineError> {

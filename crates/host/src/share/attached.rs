@@ -43,6 +43,8 @@ struct Half {
     all_signaled: bool,
     /// Of a connection that was asked for or stands nothing has come yet that ends it.
     open: bool,
+    /// Its own direction of the connection has an end, behind which nothing is posted.
+    closed: bool,
     /// Events of this connection.
     changes: u8,
 }
@@ -115,6 +117,7 @@ impl Attached {
             receives: Queue::new(cap.max_recv_wr),
             all_signaled: init.sq_sig_all,
             open: false,
+            closed: false,
             changes: 0,
         };
         self.qps.insert(qp.0, half);
@@ -155,7 +158,7 @@ impl Attached {
         if state == QpState::Reset {
             half.sends.clear();
             half.receives.clear();
-            half.open = false;
+            (half.open, half.closed) = (false, false);
         }
     }
 
@@ -163,9 +166,16 @@ impl Attached {
     /// that was known already.
     pub(crate) fn set_open(&mut self, qp: QpId, open: bool) -> bool {
         self.qps.get_mut(&qp.0).is_some_and(|half| {
-            half.changes = 0;
+            (half.changes, half.closed) = (0, false);
             std::mem::replace(&mut half.open, open)
         })
+    }
+
+    /// Notes that a queue pair sends nothing more.
+    pub(crate) fn set_closed(&mut self, qp: QpId) {
+        if let Some(half) = self.qps.get_mut(&qp.0) {
+            half.closed = true;
+        }
     }
 
     /// A completion queue has overrun, which is fatal to the queue pairs that complete there.
@@ -190,7 +200,7 @@ impl Attached {
     #[inline]
     pub(crate) fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
         let half = half(&mut self.qps, id, self.lost)?;
-        if matches!(half.state, QpState::Reset | QpState::Init) {
+        if matches!(half.state, QpState::Reset | QpState::Init) || half.closed {
             return Err(Fault::WrongState.into());
         }
         let datagram = half.qp_type == QpType::Udp;
@@ -341,6 +351,10 @@ impl Attached {
                     return false;
                 }
                 let Some(posted) = queue.finish(tag.sequence) else { return true };
+                // What came over a connection may be told before that it stands, and be answered at once.
+                if tag.receive && done.status == WcStatus::Success && half.state == QpState::Init {
+                    half.state = QpState::Rts;
+                }
                 if done.status == WcStatus::Success && !posted.signaled {
                     return true;
                 }

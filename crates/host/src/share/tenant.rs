@@ -1,7 +1,7 @@
 //! A program that is attached, as the process that has the adapter sees it: its objects, by serial numbers of
 //! its own, and its ends of the rings. Nothing that it says is believed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use super::RINGS;
 use super::claim::{self, Claim, Common};
 use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order};
 use super::words::{Call, Writer, answer};
+use crate::TcpEvent;
 use crate::engine::{ContextId, Engine};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
@@ -102,6 +103,8 @@ pub(super) struct Tenant {
     queue_bytes: u64,
     /// Everything that was asked of the last look at the completion queue has come.
     drained: bool,
+    /// Events that were taken and wait for completions before them to be told.
+    changes: VecDeque<TcpEvent>,
     /// A connection has changed, for which the program is not to sleep until there is more.
     urgent: bool,
     /// There may be something to be read from the socket.
@@ -165,6 +168,7 @@ impl Tenant {
             requests: 0,
             queue_bytes: 0,
             drained: true,
+            changes: VecDeque::new(),
             urgent: false,
             called: true,
             call: None,
@@ -205,8 +209,14 @@ impl Tenant {
         }
     }
 
-    /// Tells what has happened.
+    /// Tells what has happened. An event is taken before the completion queue is looked at, and told when
+    /// that is empty: what a peer sent before it closed is told before that it has.
     fn tell(&mut self) -> Result<bool, Ending> {
+        while self.changes.len() < PER_TURN
+            && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
+        {
+            self.changes.push_back(event);
+        }
         let slots = &mut self.channel.outgoing.requests;
         let room = (slots.free()? as usize).min(PER_TURN);
         let mut failed = None;
@@ -222,8 +232,9 @@ impl Tenant {
         let found = found.unwrap_or(0);
         self.drained = found < room;
         let mut any = found > 0;
-        while self.channel.outgoing.requests.free()? > 0
-            && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
+        while self.drained
+            && self.channel.outgoing.requests.free()? > 0
+            && let Some(event) = self.changes.pop_front()
         {
             (any, self.urgent) = (true, true);
             let Some(&qp) = self.serials.get(&event.qp) else { continue };

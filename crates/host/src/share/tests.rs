@@ -1,5 +1,6 @@
 //! Programs that lie, and programs that must not notice.
 
+mod order;
 mod sleeps;
 
 use std::net::SocketAddr;
