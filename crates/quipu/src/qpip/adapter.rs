@@ -104,8 +104,8 @@ impl Adapter {
     /// The oldest event about a connection that was not taken yet, of any queue pair of this adapter. What
     /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well.
     ///
-    /// What a peer sent before it closed has completed when the event is taken, but perhaps after the last poll:
-    /// take the event, then what is in the completion queue, and then act on the event.
+    /// What a peer sent before it closed has completed when the event is taken, but perhaps after the last
+    /// poll: take the event, then what is in the completion queue, and then act on the event.
     ///
     /// # Errors
     ///
