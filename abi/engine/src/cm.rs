@@ -7,7 +7,7 @@ use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
 
-use crate::entry::{Out, entries};
+use crate::entry::{Out, WAIT, entries};
 use crate::instance::{self, current, for_destructor, opened};
 use crate::status::{Failure, INVALID, Outcome};
 
@@ -279,7 +279,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = opened()?;
-        let event = instance.engine.cm_get_event(instance.cm_channel(channel))?;
+        let event = instance.engine.cm_get_event_within(instance.cm_channel(channel), WAIT)?;
         out.fill(event_of(instance, &event));
         Ok(())
     }

@@ -4,7 +4,7 @@ use quipu_abi_types::*;
 use quipu_host::EventsReported;
 use quipu_nic::AsyncEvent;
 
-use crate::entry::{Out, entries};
+use crate::entry::{Out, WAIT, entries};
 use crate::instance::{current, for_destructor, opened};
 use crate::registry::Object;
 use crate::status::{Failure, INVALID};
@@ -50,7 +50,7 @@ entries! {
         let instance = current()?;
         let id = instance.registry().context(instance.context(context))?;
         loop {
-            let event = instance.engine.wait_async(id)?;
+            let event = instance.engine.wait_async_within(id, WAIT)?;
             let (event_type, about) = describe(&event);
             let told = match about {
                 Some(object) => instance.registry().tell(object).map(|cookie| (0, cookie)),
@@ -90,7 +90,8 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let cookie = unsafe { Out::new(cookie) }?;
         let instance = opened()?;
-        cookie.fill(instance.engine.wait_channel(instance.channel(channel))?.context);
+        let channel = instance.channel(channel);
+        cookie.fill(instance.engine.wait_channel_within(channel, WAIT)?.context);
         Ok(())
     }
 

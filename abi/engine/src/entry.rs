@@ -1,5 +1,7 @@
 //! How each function of the table is defined.
 
+use std::time::Duration;
+
 use quipu_abi_types::EngineStatus;
 use quipu_cabi::{CReturn, Errno};
 
@@ -66,6 +68,10 @@ macro_rules! entries {
     )*};
 }
 pub(crate) use entries;
+
+/// How long a call waits for an event before its caller sees whether the thread is cancelled, which
+/// cannot be while this library's functions run.
+pub(crate) const WAIT: Option<Duration> = Some(Duration::from_millis(250));
 
 /// Where an output goes, before it is known.
 pub(crate) struct Out<T>(*mut T);

@@ -73,6 +73,7 @@ impl From<EngineError> for Failure {
             EngineError::Injected { errno, .. } => Self(planned(errno.number)),
             EngineError::WouldBlock => Self(S::WouldBlock),
             EngineError::Interrupted => Self(S::Interrupted),
+            EngineError::WaitOn => Self(S::WaitOn),
             EngineError::NoSuchQueue => INVALID,
             EngineError::NoLink | EngineError::RefusedElsewhere { .. } => Self(S::NotSupported),
             EngineError::AdapterLost | EngineError::AdapterSilent => Self(S::NoDevice),

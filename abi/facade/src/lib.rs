@@ -68,7 +68,7 @@ pub fn check(status: i32) -> Result<(), Errno> {
 #[cold]
 pub fn errno_of(status: i32) -> Errno {
     use EngineStatus as S;
-    const TABLE: [(EngineStatus, Errno); 20] = [
+    const TABLE: [(EngineStatus, Errno); 21] = [
         (S::Invalid, Errno::EINVAL),
         (S::NoMemory, Errno::ENOMEM),
         (S::NotSupported, Errno::EOPNOTSUPP),
@@ -89,6 +89,7 @@ pub fn errno_of(status: i32) -> Errno {
         (S::AddressInUse, Errno::EADDRINUSE),
         (S::Connected, Errno::EISCONN),
         (S::NotConnected, Errno::ENOTCONN),
+        (S::WaitOn, Errno::ERESTART),
     ];
     TABLE.iter().find(|(known, _)| known.code() == status).map_or(Errno::EIO, |(_, errno)| *errno)
 }

@@ -1,7 +1,7 @@
 //! Completion events and asynchronous events.
 
 use libc::{c_uint, c_void};
-use quipu_abi_trace::entry;
+use quipu_abi_trace::{entry, waiting_entry};
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Void};
 
@@ -36,7 +36,7 @@ fn subject(event_type: u32) -> Subject {
     }
 }
 
-entry! {
+waiting_entry! {
     /// `ibv_get_cq_event(3)`
     fn ibv_get_cq_event(
         raw: *mut ibv_comp_channel,
@@ -56,13 +56,6 @@ entry! {
         *cq_context = unsafe { (*cq).cq_context };
         *out = cq;
         Ok(0)
-    }
-
-    /// `ibv_ack_cq_events(3)`
-    fn ibv_ack_cq_events(raw: *mut ibv_cq, events: c_uint) -> Void {
-        // SAFETY: the program passes a completion queue.
-        unsafe { cq(raw) }?.acks.comp(events);
-        Ok(())
     }
 
     /// `ibv_get_async_event(3)`
@@ -87,6 +80,15 @@ entry! {
             }
         };
         Ok(0)
+    }
+}
+
+entry! {
+    /// `ibv_ack_cq_events(3)`
+    fn ibv_ack_cq_events(raw: *mut ibv_cq, events: c_uint) -> Void {
+        // SAFETY: the program passes a completion queue.
+        unsafe { cq(raw) }?.acks.comp(events);
+        Ok(())
     }
 
     /// `ibv_ack_async_event(3)`

@@ -4,9 +4,10 @@ use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use libc::{c_char, c_int};
-use quipu_abi_trace::entry;
+use quipu_abi_trace::{entry, waiting_entry};
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 use quipu_facade::check;
@@ -45,9 +46,31 @@ type Event = Handle<rdma_cm_event, EventState>;
 ///
 /// `raw` is a channel.
 pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
+    loop {
+        // SAFETY: passed on from the caller.
+        match unsafe { take_soon(raw) } {
+            Err(Errno::ERESTART) => {}
+            taken => return taken,
+        }
+    }
+}
+
+/// [`take`], which does not wait for long.
+///
+/// A thread that waits in a channel that is destroyed, or that comes to wait a moment too late, goes on
+/// waiting, as a read of a descriptor does that another thread closes. Programs that end (rping) count on it.
+///
+/// # Errors
+///
+/// As there; ERESTART if there is none yet.
+///
+/// # Safety
+///
+/// As there.
+unsafe fn take_soon(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: passed on from the caller.
     let channel = match unsafe { Channel::get(raw) } {
-        Err(_) if channel::is_destroyed_by_another(raw) => wait_for_ever(),
+        Err(_) if channel::is_destroyed_by_another(raw) => return Err(wait_on()),
         channel => channel?,
     };
     // The channel itself may be gone when the wait ends.
@@ -58,7 +81,7 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
         // SAFETY: `reported` is valid for the call.
         let got = check(unsafe { (api.cm.get_event)(handle, &mut reported) });
         if got.is_err() && closed.load(Ordering::Acquire) {
-            wait_for_ever();
+            return Err(wait_on());
         }
         got?;
         // SAFETY: the cookies in it are addresses of identifiers, which live until this event is
@@ -69,14 +92,10 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
     }
 }
 
-/// What becomes of a thread that waits in a channel that is destroyed, or that comes to wait a moment too
-/// late: it goes on waiting, as a read of a descriptor does that another thread closes. Programs that end
-/// (rping) count on it.
-fn wait_for_ever() -> ! {
-    loop {
-        // SAFETY: pause(2); it returns when a signal was handled.
-        unsafe { libc::pause() };
-    }
+/// Waits for nothing, for a while.
+fn wait_on() -> Errno {
+    std::thread::sleep(Duration::from_millis(250));
+    Errno::ERESTART
 }
 
 /// Makes of the engine's event the program's, doing what is to be done about it; none if the program
@@ -331,7 +350,7 @@ const NAMES: [&CStr; 20] = [
     c"RDMA_CM_EVENT_INTERNAL",
 ];
 
-entry! {
+waiting_entry! {
     /// `rdma_get_cm_event(3)`
     fn rdma_get_cm_event(
         channel: *mut rdma_event_channel,
@@ -340,10 +359,12 @@ entry! {
         // SAFETY: the program passes null or a valid pointer.
         let out = unsafe { out.as_mut() }.ok_or(Errno::EINVAL)?;
         // SAFETY: the program passes a channel.
-        *out = unsafe { take(channel) }?;
+        *out = unsafe { take_soon(channel) }?;
         Ok(0)
     }
+}
 
+entry! {
     /// `rdma_ack_cm_event(3)`
     fn rdma_ack_cm_event(raw: *mut rdma_cm_event) -> IntMinusOne {
         // SAFETY: the program passes an event that it got, and uses it no more.

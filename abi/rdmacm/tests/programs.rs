@@ -87,3 +87,8 @@ fn every_error_is_reached_through_a_plan_of_faults() {
 fn the_strict_mode_looks_at_private_data() {
     run("strict");
 }
+
+#[test]
+fn threads_that_wait_can_be_cancelled() {
+    run("cancelled");
+}

@@ -60,7 +60,44 @@ macro_rules! entry {
         pub unsafe extern "C" fn $name(
             $($arg: $ty),*
         ) -> <$ret as $crate::quipu_cabi::CReturn>::Raw {
-            let call = move || $crate::quipu_cabi::wall::<$ret>(stringify!($name), move || $body);
+            let call = move || {
+                $crate::quipu_cabi::outer_wall::<$ret>(stringify!($name), move || $body)
+            };
+            if $crate::is_on() {
+                let name = concat!(module_path!(), "::", stringify!($name));
+                // SAFETY: the arguments are what the manual page demands.
+                return unsafe { $crate::traced::<$ret>(name, $crate::args!($($arg: $ty),*), call) };
+            }
+            call()
+        }
+    )*};
+}
+
+/// Defines C entry points that wait: while they do, their thread can be cancelled (`pthread_cancel(3)`), as in
+/// a read(2). The body runs anew each time that it says ERESTART.
+#[macro_export]
+macro_rules! waiting_entry {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty $body:block
+    )*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        ///
+        /// As the manual page of the C function demands of its arguments.
+        pub unsafe extern "C-unwind" fn $name(
+            $($arg: $ty),*
+        ) -> <$ret as $crate::quipu_cabi::CReturn>::Raw {
+            use $crate::quipu_cabi::{CReturn, Errno, end_if_cancelled, outer_wall};
+            let call = move || loop {
+                let raw = outer_wall::<$ret>(stringify!($name), move || $body);
+                if <$ret as CReturn>::error(&raw) != Some(Errno::ERESTART) {
+                    return raw;
+                }
+                // SAFETY: here is nothing to drop. Of a trace there is, which only frees memory.
+                unsafe { end_if_cancelled() };
+            };
             if $crate::is_on() {
                 let name = concat!(module_path!(), "::", stringify!($name));
                 // SAFETY: the arguments are what the manual page demands.

@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 8;
+pub const ENGINE_API_VERSION: u32 = 9;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
@@ -95,6 +95,9 @@ pub enum EngineStatus {
     Connected = 19,
     /// It is not connected \[ENOTCONN\].
     NotConnected = 20,
+    /// No event came for a while: the caller is to see whether its thread is cancelled, and to call
+    /// again \[ERESTART, which no program sees\].
+    WaitOn = 21,
 }
 
 impl EngineStatus {
@@ -389,7 +392,7 @@ pub struct EngineApi {
     /// `async_fd` is readable (poll, select, epoll) exactly while events are queued, and nobody
     /// but the engine reads it. With none queued the call blocks, unless the program has set
     /// `O_NONBLOCK` on the descriptor (looked up at each call): WouldBlock. A signal handler that
-    /// ran gives Interrupted. Each event goes to one caller. Events of an object that were not
+    /// ran gives Interrupted; a quarter of a second without an event, WaitOn. Each event goes to one caller. Events of an object that were not
     /// yet taken vanish when it is destroyed.
     pub get_async_event:
         unsafe extern "C" fn(context: ContextHandle, out: *mut EngineAsyncEvent) -> i32,

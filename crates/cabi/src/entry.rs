@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::c_int;
 
-use crate::Errno;
+use crate::{Errno, Hold};
 
 /// How a C function reports success and failure: one type per convention, named in [`entry!`](crate::entry!)
 /// behind the function's arrow.
@@ -133,7 +133,7 @@ impl CReturn for Void {
 }
 
 /// Runs the body of the entry point `name` behind the panic wall: a panic is written to standard
-/// error and becomes EIO. Called by [`entry!`](crate::entry!) only.
+/// error and becomes EIO.
 #[inline]
 pub fn wall<R: CReturn>(
     name: &'static str,
@@ -151,6 +151,16 @@ pub fn wall<R: CReturn>(
             R::failure(Errno::EIO)
         }
     }
+}
+
+/// [`wall`] for what programs call: the thread is not cancelled meanwhile.
+#[inline]
+pub fn outer_wall<R: CReturn>(
+    name: &'static str,
+    body: impl FnOnce() -> Result<R::Value, Errno>,
+) -> R::Raw {
+    let _hold = Hold::new();
+    wall::<R>(name, body)
 }
 
 #[cold]
@@ -201,7 +211,7 @@ macro_rules! entry {
         ///
         /// As the manual page of the C function demands of its arguments.
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> <$ret as $crate::CReturn>::Raw {
-            $crate::wall::<$ret>(stringify!($name), move || $body)
+            $crate::outer_wall::<$ret>(stringify!($name), move || $body)
         }
     )*};
 }

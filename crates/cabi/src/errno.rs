@@ -28,6 +28,7 @@ impl Errno {
     pub const EADDRINUSE: Self = Self(libc::EADDRINUSE);
     pub const EISCONN: Self = Self(libc::EISCONN);
     pub const ENOTCONN: Self = Self(libc::ENOTCONN);
+    pub const ERESTART: Self = Self(libc::ERESTART);
 }
 
 impl Errno {

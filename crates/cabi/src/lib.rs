@@ -14,13 +14,17 @@
 //!
 //! No verbs here, and nothing of the engine.
 
+mod cancel;
 mod entry;
 mod errno;
 mod handle;
 mod library;
 mod lock;
 
-pub use entry::{CReturn, ErrorNumber, IntErrno, IntMinusOne, MinusOne, Null, Plain, Void, wall};
+pub use cancel::{Hold, end_if_cancelled};
+pub use entry::{
+    CReturn, ErrorNumber, IntErrno, IntMinusOne, MinusOne, Null, Plain, Void, outer_wall, wall,
+};
 pub use errno::Errno;
 pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;

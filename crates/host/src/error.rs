@@ -114,6 +114,9 @@ pub enum EngineError {
     /// A signal handler ran while waiting.
     #[error("interrupted by a signal")]
     Interrupted,
+    /// Nothing has come in the time that the call was to wait.
+    #[error("nothing has come so far")]
+    WaitOn,
     /// Connection management refuses the call.
     #[error("connection management: {0}")]
     Connection(#[from] CallError),

@@ -591,11 +591,11 @@ pub(crate) fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, timeout:
     poll_all(&mut polls, Some(timeout)) != 0
 }
 
-/// Waits until `fd` is readable. `Ok(false)` if a signal handler ran instead.
-pub(crate) fn wait_readable(fd: RawFd) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd, in a live variable.
-    match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
+/// Waits until `fd` is readable, at most `timeout` (`None`: without end). `Ok(false)` if a signal handler ran
+/// instead.
+pub(crate) fn wait_readable(fd: RawFd, timeout: Option<Duration>) -> io::Result<bool> {
+    let poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    match check(poll_all(&mut [poll], timeout)) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(e) => Err(e),

@@ -47,6 +47,7 @@ pub(super) fn status(code: i32) -> EngineStatus {
         S::AddressInUse,
         S::Connected,
         S::NotConnected,
+        S::WaitOn,
     ];
     all.into_iter().find(|status| status.code() == code).expect("a status of the table")
 }
@@ -59,10 +60,14 @@ pub(super) fn done(code: i32) -> Said {
     }
 }
 
-/// A call with an output, which it writes exactly if it succeeds.
-pub(super) fn made<T>(call: impl FnOnce(*mut T) -> i32) -> Said<T> {
+/// A call with an output, which it writes exactly if it succeeds. It may have to wait on.
+pub(super) fn made<T>(mut call: impl FnMut(*mut T) -> i32) -> Said<T> {
     let mut out = MaybeUninit::uninit();
-    done(call(out.as_mut_ptr()))?;
+    while let Err(refused) = done(call(out.as_mut_ptr())) {
+        if refused != EngineStatus::WaitOn {
+            return Err(refused);
+        }
+    }
     // SAFETY: "outputs are written on success", which this was.
     Ok(unsafe { out.assume_init() })
 }

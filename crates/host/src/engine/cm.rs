@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use quipu_cm::{
     CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Refusal, Route,
@@ -11,7 +12,7 @@ use quipu_nic::{Gid, Probe, QpNum, Time};
 
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
-use super::wait::is_non_blocking;
+use super::wait::{Patience, is_non_blocking, wait_readable};
 use super::{Engine, socket_address};
 use crate::cm::Manager;
 use crate::config::Device;
@@ -173,7 +174,20 @@ impl Engine {
     ///
     /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel.
     pub fn cm_get_event(&self, channel: ChannelKey) -> Result<Event, EngineError> {
-        let mut first = true;
+        self.cm_get_event_within(channel, None)
+    }
+
+    /// [`cm_get_event`](Self::cm_get_event), which waits for `most` at most.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`EngineError::WaitOn`] if nothing has come in that time.
+    pub fn cm_get_event_within(
+        &self,
+        channel: ChannelKey,
+        most: Option<Duration>,
+    ) -> Result<Event, EngineError> {
+        let (mut first, mut patience) = (true, Patience::new(most));
         loop {
             let mut core = self.enter()?;
             if let Some(event) = core.next_cm_event(channel)? {
@@ -195,14 +209,13 @@ impl Engine {
             }
             if core.driver {
                 drop(core);
-                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
-                    return Err(EngineError::Interrupted);
-                }
+                wait_readable(fd, patience.left()?)?;
                 continue;
             }
             if any {
                 continue;
             }
+            let most = patience.left()?;
             let attend = |core: &mut Core| {
                 if let Ok(manager) = core.manager() {
                     manager.attend(Some(channel));
@@ -214,7 +227,7 @@ impl Engine {
                 manager.attend(None);
                 event
             };
-            if let Some(event) = self.drive(core, None, attend, leave)? {
+            if let Some(event) = self.drive(core, most, attend, leave)? {
                 return Ok(event);
             }
         }

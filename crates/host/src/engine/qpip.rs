@@ -255,7 +255,7 @@ impl Engine {
             }
             if core.driver {
                 drop(core);
-                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
+                if !sys::wait_readable(fd, None).map_err(|e| EngineError::system("a wait", e))? {
                     return Err(EngineError::Interrupted);
                 }
                 continue;

@@ -2,7 +2,7 @@
 //! that what it waits for wakes it directly, not by way of the helper.
 
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId};
@@ -17,6 +17,44 @@ pub(super) fn is_non_blocking(fd: RawFd) -> bool {
     sys::status_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
 }
 
+/// Waits for a descriptor, for `most` at most.
+///
+/// # Errors
+///
+/// [`EngineError::Interrupted`], or what the system says.
+pub(super) fn wait_readable(fd: RawFd, most: Option<Duration>) -> Result<(), EngineError> {
+    match sys::wait_readable(fd, most) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(EngineError::Interrupted),
+        Err(error) => Err(EngineError::system("a wait", error)),
+    }
+}
+
+/// How long a call may wait, in all its waits together.
+pub(super) struct Patience {
+    most: Option<Duration>,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    /// `None`: without end.
+    pub(super) fn new(most: Option<Duration>) -> Self {
+        Self { most, until: None }
+    }
+
+    /// How long the next wait may last. The clock runs from the first one on.
+    ///
+    /// # Errors
+    ///
+    /// The time is over.
+    pub(super) fn left(&mut self) -> Result<Option<Duration>, EngineError> {
+        let Some(most) = self.most else { return Ok(None) };
+        let now = Instant::now();
+        let left = self.until.get_or_insert(now + most).saturating_duration_since(now);
+        if left.is_zero() { Err(EngineError::WaitOn) } else { Ok(Some(left)) }
+    }
+}
+
 impl Engine {
     /// Takes the next event of a completion channel, and waits for one unless the program has made
     /// the channel's descriptor non-blocking.
@@ -25,7 +63,20 @@ impl Engine {
     ///
     /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel.
     pub fn wait_channel(&self, channel: ChannelId) -> Result<CompletionEvent, EngineError> {
-        let mut first = true;
+        self.wait_channel_within(channel, None)
+    }
+
+    /// [`wait_channel`](Self::wait_channel), which waits for `most` at most.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`EngineError::WaitOn`] if nothing has come in that time.
+    pub fn wait_channel_within(
+        &self,
+        channel: ChannelId,
+        most: Option<Duration>,
+    ) -> Result<CompletionEvent, EngineError> {
+        let (mut first, mut patience) = (true, Patience::new(most));
         loop {
             let mut core = self.enter()?;
             if let Some(event) = core.events.take_completion(channel)? {
@@ -51,19 +102,18 @@ impl Engine {
             }
             if core.driver {
                 drop(core);
-                if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
-                    return Err(EngineError::Interrupted);
-                }
+                wait_readable(fd, patience.left()?)?;
                 continue;
             }
             if !any {
+                let most = patience.left()?;
                 let attend = |core: &mut Core| core.events.attend(channel);
                 let leave = |core: &mut Core| {
                     let event = core.events.take_completion(channel);
                     core.events.leave();
                     event
                 };
-                if let Some(event) = self.drive(core, None, attend, leave)? {
+                if let Some(event) = self.drive(core, most, attend, leave)? {
                     return Ok(event);
                 }
             }
@@ -117,6 +167,20 @@ impl Engine {
     ///
     /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such context.
     pub fn wait_async(&self, context: ContextId) -> Result<AsyncEvent, EngineError> {
+        self.wait_async_within(context, None)
+    }
+
+    /// [`wait_async`](Self::wait_async), which waits for `most` at most.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`EngineError::WaitOn`] if nothing has come in that time.
+    pub fn wait_async_within(
+        &self,
+        context: ContextId,
+        most: Option<Duration>,
+    ) -> Result<AsyncEvent, EngineError> {
+        let mut patience = Patience::new(most);
         loop {
             let mut core = self.enter()?;
             if let Some(event) = core.events.take_asynchronous(context)? {
@@ -127,9 +191,7 @@ impl Engine {
             if is_non_blocking(fd) {
                 return Err(EngineError::WouldBlock);
             }
-            if !sys::wait_readable(fd).map_err(|e| EngineError::system("a wait", e))? {
-                return Err(EngineError::Interrupted);
-            }
+            wait_readable(fd, patience.left()?)?;
         }
     }
 

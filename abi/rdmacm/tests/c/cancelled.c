@@ -1,0 +1,90 @@
+/* Threads that are cancelled while they wait for events (pthread_cancel(3)), as those of libiscsi are. */
+#include "common.h"
+
+struct waiter {
+	struct rdma_event_channel *channel;
+	struct ibv_comp_channel *completions;
+	struct ibv_context *context;
+	int cleaned;
+};
+
+static void clean(void *argument)
+{
+	((struct waiter *)argument)->cleaned++;
+}
+
+static void *connections(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct rdma_cm_event *event;
+	pthread_cleanup_push(clean, waiter);
+	rdma_get_cm_event(waiter->channel, &event);
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+static void *completions(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct ibv_cq *cq;
+	void *context;
+	pthread_cleanup_push(clean, waiter);
+	ibv_get_cq_event(waiter->completions, &cq, &context);
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+static void *asynchronous(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct ibv_async_event event;
+	pthread_cleanup_push(clean, waiter);
+	ibv_get_async_event(waiter->context, &event);
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+/* Cancelled before it comes to its wait: no call on the way there is a place to end. */
+static void *late(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	pthread_cancel(pthread_self());
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+	CHECK(rdma_create_id(waiter->channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	CHECK(rdma_listen(id, 1) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	return connections(argument);
+}
+
+int main(void)
+{
+	void *(*waits[])(void *) = { connections, completions, asynchronous, late };
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct waiter waiter = { .channel = channel };
+	int port, i;
+	struct rdma_cm_id *id = listener(channel, RDMA_PS_TCP, &port), *client;
+
+	client = resolved(channel, RDMA_PS_TCP, port);
+	waiter.context = client->verbs;
+	waiter.completions = ibv_create_comp_channel(client->verbs);
+	CHECK(waiter.completions);
+	for (i = 0; i < 4; i++) {
+		pthread_t thread;
+		void *result;
+		CHECK(pthread_create(&thread, NULL, waits[i], &waiter) == 0);
+		usleep(20000);
+		if (waits[i] != late)
+			CHECK(pthread_cancel(thread) == 0);
+		CHECK(pthread_join(thread, &result) == 0);
+		CHECK(result == PTHREAD_CANCELED && waiter.cleaned == i + 1);
+	}
+	/* Those who were cancelled hold nothing that others need. */
+	CHECK(ibv_destroy_comp_channel(waiter.completions) == 0);
+	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+	return 0;
+}
