@@ -73,8 +73,8 @@ macro_rules! entry {
     )*};
 }
 
-/// Defines C entry points that wait: while they do, their thread can be cancelled (`pthread_cancel(3)`), as in
-/// a read(2). The body runs anew each time that it says ERESTART.
+/// Defines C entry points that wait: while they do, their thread can be cancelled (`pthread_cancel(3)`),
+/// as in a read(2). The body runs anew each time that it says ERESTART.
 #[macro_export]
 macro_rules! waiting_entry {
     ($(
