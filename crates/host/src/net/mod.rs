@@ -22,7 +22,7 @@ use std::sync::Arc;
 use libc::c_int;
 use quipu_nic::{ConnId, Loss, QpNum, Time};
 
-use self::buffers::Pool;
+use self::buffers::{Pool, TRANSMIT_BYTES};
 use self::hot::Hot;
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
@@ -36,9 +36,6 @@ use crate::tap::Adapter;
 
 pub(crate) use self::stream::{Tuning, default_congestion};
 
-/// Bytes that the adapter is asked for at once: large enough to spread the cost of a system call,
-/// small enough to stay in the cache until the kernel has copied them.
-const TRANSMIT_BYTES: usize = 128 * 1024;
 /// What a full socket leaves of it is copied if it is no longer than this.
 const SHORT_BYTES: usize = 16 * 1024;
 /// Sends to one stream before the others get their turn.
@@ -116,10 +113,18 @@ impl Net {
         self.hot.len() > 0
     }
 
-    /// True if there are streams that only epoll would notice.
+    /// True if there are streams that only epoll would notice: those that are not tried, and those that are
+    /// tried for bytes while they wait for room in their sockets.
     #[inline]
     pub(crate) fn has_cold_streams(&self) -> bool {
-        self.streams.len() > self.hot.len()
+        self.streams.len() > self.hot.len() || self.has_full_streams()
+    }
+
+    /// True if some hot stream waits for room in its socket.
+    #[inline]
+    fn has_full_streams(&self) -> bool {
+        let mut hot = (0..self.hot.len()).filter_map(|at| self.streams.get(self.hot.get(at)?));
+        hot.any(|stream| stream.unsent.is_some())
     }
 
     /// A number for a new queue pair, and the port if a listener was opened for it.
