@@ -164,7 +164,7 @@ fn checked(file: &Path) -> Result<(), String> {
 }
 
 /// What `tshark` prints of the packets that a filter lets through.
-fn fields(file: &Path, filter: &str, names: &[&str]) -> Result<String, String> {
+pub(super) fn fields(file: &Path, filter: &str, names: &[&str]) -> Result<String, String> {
     let columns = names.iter().flat_map(|name| ["-e", name]);
     tshark(file, filter, &["-T", "fields"].into_iter().chain(columns).collect::<Vec<_>>())
 }

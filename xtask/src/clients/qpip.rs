@@ -2,12 +2,14 @@
 //! has a network namespace, in which the kernel has one end of a TAP device and the adapter the other.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::process::{Ended, Running, capture, wait_until};
 use crate::stage::Staged;
 
+use super::capture::fields;
 use super::hosts::{Family, on_host};
 use super::{LIMIT, Row, scratch_file};
 
@@ -33,6 +35,7 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         rows.push(row("get-of-http.server", get));
         rows.push(row("nc-of-pingpong", nc));
         rows.push(row("shared", shared));
+        rows.push(row("nic-captured", nic_captured));
         rows.push(Row {
             name: format!("two-hosts/{}/qpip/bridge", family.name()),
             run: Box::new(move || bridge(staged, &Net::bridged(family)?)),
@@ -203,6 +206,25 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// An adapter at whose ports is nobody, whose packets `tshark` reads while it is there.
+fn nic_captured(staged: &Staged, net: &Net) -> Result<(), String> {
+    let file = scratch_file("nic", "pcapng");
+    let name = file.display().to_string();
+    let link = ["nic", "--link", "tap:qp0", "--address", net.own(), "--pcap", &name];
+    let _nic = start(net.command(&staged.quipu.display().to_string(), &link), "Ctrl-C")?;
+    let curl = net.command("curl", &["--silent", "--max-time", "20", &net.url("")]);
+    let asked = capture(curl, LIMIT).map_err(|error| format!("{error:#}"))?;
+    let count = |filter| Ok::<_, String>(fields(&file, filter, &["frame.number"])?.lines().count());
+    let syns = count("tcp.flags.syn == 1 && tcp.dstport == 80")?;
+    let resets = count("tcp.flags.reset == 1 && tcp.srcport == 80")?;
+    let complaints = count("_ws.malformed")?;
+    let what = format!("{syns} questions, {resets} answers, {complaints} complaints");
+    check(syns > 0 && resets == syns && complaints == 0, &asked, &what)?;
+    let mode = fs::metadata(&file).map_err(|error| error.to_string())?.permissions().mode();
+    check(mode & 0o777 == 0o600, &asked, &format!("others can read it: {mode:o}"))?;
+    fs::remove_file(&file).map_err(|error| error.to_string())
 }
 
 /// Fetches a URL into a file of the folder, with further options; what came.

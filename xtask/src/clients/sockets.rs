@@ -161,13 +161,18 @@ fn get_of_nginx(staged: &Staged, net: &Net) -> Result<(), String> {
 }
 
 /// Tests of iperf3, and how many octets each moves in a direction at least.
-const TESTS: [(&[&str], u64); 5] = [
+const TESTS: [(&[&str], u64); 9] = [
     (&["-n", "16M"], 16 << 20),
     (&["-n", "16M", "-R"], 16 << 20),
     (&["-n", "8M", "-P", "4", "-l", "10K"], 8 << 20),
     // Over when one of the two directions is.
     (&["-n", "8M", "--bidir"], 1),
     (&["-t", "1", "-b", "40M", "-R"], 3 << 20),
+    // Datagrams, of which some may be lost.
+    (&["-u", "-t", "1", "-b", "20M"], 1 << 20),
+    (&["-u", "-n", "1M", "-b", "20M", "-R"], 1 << 19),
+    (&["-u", "-n", "1M", "-b", "20M", "-P", "3", "-l", "1000"], 1 << 19),
+    (&["-u", "-t", "1", "-b", "20M", "--bidir"], 1 << 20),
 ];
 
 /// Octets of all streams, by the client's report; of those that were sent, or of those that came.

@@ -1,18 +1,20 @@
-//! `quipu run --pcap` and `--trace`: where the program's packets are captured, and its calls traced.
+//! `--pcap` and `--trace`: where packets are captured, and the calls of a program traced.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf, absolute};
 
+use quipu_host::CaptureConfig;
+
 use super::failure::Failure;
 
-/// Whether packets are captured, and how many; whether calls are traced.
-#[derive(clap::Args)]
-pub(crate) struct CaptureOptions {
-    /// Capture packets in this file, as pcapng: Wireshark shows them as iWARP, also those that went
-    /// through shared memory. `%p` stands for the number of the process; a folder gets a file for
-    /// each process.
+/// Whether packets are captured, and how many.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct PcapOptions {
+    /// Capture packets in this file, as pcapng. Wireshark shows those of RDMA as iWARP, also those that
+    /// went through shared memory, and those of QPIP as they are on the link. `%p` stands for the number of
+    /// the process; a folder gets a file for each process.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Longest file, in megabytes; then the capture ends. 1024 by default.
@@ -23,6 +25,13 @@ pub(crate) struct CaptureOptions {
     #[arg(long, value_name = "BYTES", requires = "pcap",
           value_parser = clap::value_parser!(u32).range(0..=65_535))]
     pcap_snaplen: Option<u32>,
+}
+
+/// Whether packets are captured, and whether calls are traced.
+#[derive(clap::Args)]
+pub(crate) struct CaptureOptions {
+    #[command(flatten)]
+    packets: PcapOptions,
     /// Write each call of verbs and rdma_cm that the program makes into this file, as strace does:
     /// arguments, result, errno, time and duration. `-` is standard error; `%p` stands for the number
     /// of the process; a name that ends in .json or .jsonl asks for JSON lines.
@@ -30,14 +39,32 @@ pub(crate) struct CaptureOptions {
     trace: Option<PathBuf>,
 }
 
+impl PcapOptions {
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.pcap.is_some()
+    }
+
+    /// What is captured of an adapter in this process; `None` if nothing is asked for. A file of that name
+    /// of an earlier run is emptied.
+    pub(crate) fn config(&self) -> Result<Option<CaptureConfig>, Failure> {
+        let Some(path) = &self.pcap else { return Ok(None) };
+        let path = prepared(path, "--pcap", "capture packets")?.into();
+        let file_bytes = u64::from(self.pcap_size.unwrap_or(1024)) << 20;
+        Ok(Some(CaptureConfig { path, file_bytes, snaplen: self.pcap_snaplen.unwrap_or(0) }))
+    }
+}
+
 impl CaptureOptions {
     /// The variables that ask for it. Files of that name of an earlier run are emptied.
     pub(crate) fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let mut set = Vec::new();
-        if let Some(path) = &self.pcap {
+        let packets = &self.packets;
+        if let Some(path) = &packets.pcap {
             set.push(("QUIPU_PCAP", prepared(path, "--pcap", "capture packets")?));
-            let numbers =
-                [("QUIPU_PCAP_MB", self.pcap_size), ("QUIPU_PCAP_SNAPLEN", self.pcap_snaplen)];
+            let numbers = [
+                ("QUIPU_PCAP_MB", packets.pcap_size),
+                ("QUIPU_PCAP_SNAPLEN", packets.pcap_snaplen),
+            ];
             for (name, number) in numbers {
                 set.extend(number.map(|number| (name, number.to_string().into())));
             }
@@ -88,7 +115,7 @@ mod tests {
 
     fn options(trace: &Path) -> CaptureOptions {
         let trace = Some(trace.to_owned());
-        CaptureOptions { pcap: None, pcap_size: None, pcap_snaplen: None, trace }
+        CaptureOptions { packets: PcapOptions::default(), trace }
     }
 
     #[test]
@@ -104,6 +131,20 @@ mod tests {
         let error = options(&program).variables().unwrap_err().to_string();
         assert!(error.contains("it is a program"), "{error}");
         assert!(fs::metadata(&program).unwrap().len() > 0);
+    }
+
+    #[test]
+    fn a_capture_has_a_size_and_a_file_that_is_empty() {
+        let name = format!("quipu-pcap-{}.pcapng", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        fs::write(&file, "an earlier run").unwrap();
+        let options =
+            PcapOptions { pcap: Some(file.clone()), pcap_size: Some(2), pcap_snaplen: None };
+        let config = options.config().unwrap().unwrap();
+        assert_eq!((config.path, config.file_bytes, config.snaplen), (file.clone(), 2 << 20, 0));
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        fs::remove_file(&file).unwrap();
+        assert_eq!(PcapOptions::default().config().unwrap(), None);
     }
 
     #[test]

@@ -31,6 +31,8 @@ Examples:
       without any right: IPv6 in UDP to others of its kind
   quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
       one adapter for many programs, which need no right: quipu qpip serve --link share:lab
+  sudo quipu nic --link tap:qp0 --address 10.9.0.2/24 --pcap qp0.pcapng
+      with what passes its link in a file, for Wireshark; also while it runs
 
 The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it, and it
 says what frames there were, and why some were dropped.";

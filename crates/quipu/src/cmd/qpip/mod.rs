@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use quipu::qpip::{Adapter, LinkSpec, Mode, QpipConfig, TcpSettings, parse_address};
 use quipu::{Config, Error};
 
+use super::capture::PcapOptions;
 use super::failure::Failure;
 
 /// Which tool.
@@ -75,6 +76,8 @@ pub(crate) struct LinkOptions {
     /// Who forwards to hosts that are not neighbours. May be given several times.
     #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',')]
     gateway: Vec<IpAddr>,
+    #[command(flatten)]
+    capture: PcapOptions,
 }
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {
@@ -95,8 +98,15 @@ impl LinkOptions {
         };
         let (addresses, gateways) = (self.address.clone(), self.gateway.clone());
         let config = Config::from_env().map_err(|error| Failure::new("cannot begin", error, ""))?;
+        if self.capture.is_wanted() && matches!(link, LinkSpec::Share { .. }) {
+            let remedy = "give --pcap to the `quipu nic` that shares it";
+            let why = "the packets are those of another process";
+            return Err(Failure::new("cannot capture packets", why, remedy));
+        }
+        let capture = self.capture.config()?;
+        let capture = capture.or(config.capture);
         let qpip = QpipConfig { link, addresses, gateways };
-        let adapter = Adapter::open_with(Config { qpip: Some(qpip), ..config })
+        let adapter = Adapter::open_with(Config { qpip: Some(qpip), capture, ..config })
             .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))?;
         if adapter.info().map_err(failed)?.addresses.is_empty() {
             let remedy = "give it one with --address, such as fd09::2/64";
@@ -196,6 +206,9 @@ mod tests {
         }
         let missing = Line::try_parse_from(["x"]).unwrap().link.open().unwrap_err();
         assert!(missing.to_string().contains("--link"));
+        let words = ["x", "--link", "share:lab", "--pcap", "/dev/null"];
+        let foreign = Line::try_parse_from(words).unwrap().link.open().unwrap_err();
+        assert!(foreign.to_string().contains("another process"), "{foreign}");
         let words = ["x", "--link", "udp:[::1]:0"];
         let nowhere = Line::try_parse_from(words).unwrap().link.open().unwrap_err();
         assert!(nowhere.to_string().contains("--address"), "{nowhere}");

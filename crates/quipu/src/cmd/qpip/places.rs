@@ -32,6 +32,11 @@ impl Places {
         self.filled(place, bytes.len())
     }
 
+    /// The first octets of a place, into a buffer.
+    pub(super) fn read_into(&self, place: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.memory.read(place as usize * self.len, out)
+    }
+
     /// The first octets of a place.
     pub(super) fn read(&self, place: u64, len: usize) -> Result<Vec<u8>, Error> {
         self.memory.to_vec(place as usize * self.len, len)

@@ -1,8 +1,10 @@
-//! `quipu qpip iperf3`: a client and a server of iperf3's tests over TCP, whose streams are queue pairs. The
-//! other end is an unmodified iperf3, or one of these.
+//! `quipu qpip iperf3`: a client and a server of iperf3's tests over TCP and UDP, whose streams are queue
+//! pairs. The other end is an unmodified iperf3, or one of these.
 
+mod datagrams;
 mod network;
 mod report;
+mod streams;
 mod test;
 mod words;
 
@@ -16,7 +18,7 @@ use quipu_host::Interrupts;
 
 use self::network::Network;
 use self::report::Report;
-use self::words::{MAX_BLOCK, MAX_STREAMS, MAX_TIME, Params};
+use self::words::{DATAGRAM, MAX_BLOCK, MAX_STREAMS, MAX_TIME, Params};
 use super::{LinkOptions, describe, failed};
 use crate::cmd::failure::Failure;
 
@@ -46,9 +48,13 @@ pub(crate) struct Options {
     /// Bytes after which the test is over, instead of a time; K, M and G are powers of 1024.
     #[arg(long, short = 'n', value_name = "BYTES", value_parser = bytes, conflicts_with = "time")]
     bytes: Option<u64>,
-    /// Bits per second of each stream; K, M and G are powers of 1000. As many as possible without.
-    #[arg(long, short, value_name = "BITS", value_parser = bits, default_value = "0")]
-    bitrate: u64,
+    /// Bits per second of each stream; K, M and G are powers of 1000. Without, or with 0, as many as
+    /// possible; of datagrams 1M without.
+    #[arg(long, short, value_name = "BITS", value_parser = bits)]
+    bitrate: Option<u64>,
+    /// Datagrams, of which it counts how many are lost, and how evenly they come.
+    #[arg(long, short, conflicts_with = "server")]
+    udp: bool,
     /// Streams beside each other.
     #[arg(long, short = 'P', default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
@@ -59,9 +65,9 @@ pub(crate) struct Options {
     /// Both send.
     #[arg(long)]
     bidir: bool,
-    /// Bytes of a send.
-    #[arg(long, short, default_value = "128K", value_name = "BYTES", value_parser = bytes)]
-    length: u64,
+    /// Bytes of a send: 128K without, and of datagrams 1448, or what the link takes.
+    #[arg(long, short, value_name = "BYTES", value_parser = bytes)]
+    length: Option<u64>,
     /// Seconds at the beginning that do not count.
     #[arg(long, short = 'O', default_value_t = 0, value_name = "SECONDS",
           value_parser = clap::value_parser!(u32).range(..=60))]
@@ -83,8 +89,9 @@ Examples:
   iperf3 -c 10.9.0.2                                     unmodified; also -R, --bidir, -P 4
   iperf3 -s                                              and the other way round
   sudo quipu qpip iperf3 -L tap:qp0 -a 10.9.0.2/24 --client 10.9.0.1
+  iperf3 -c 10.9.0.2 -u -b 100M                          datagrams, in either role
 
-What is sent counts when it is acknowledged. TCP only.";
+What is sent counts when it is acknowledged; datagrams, when they are on their way.";
 
 fn amount(text: &str, thousand: u64) -> Result<u64, String> {
     let (number, power) = match text.char_indices().next_back() {
@@ -112,18 +119,25 @@ fn seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "give 0, or 0.1 to 60".into())
 }
 
+/// Octets of the headers of a datagram: IPv6 and UDP.
+const HEADERS: u64 = 48;
+
 impl Options {
-    fn params(&self) -> Params {
+    /// What is asked for on a link of this MTU.
+    fn params(&self, mtu: u32) -> Params {
+        let datagram = u64::from(mtu).saturating_sub(HEADERS).clamp(*DATAGRAM.start(), 1448);
+        let (bandwidth, len) = if self.udp { (1_000_000, datagram) } else { (0, 128 << 10) };
         Params {
-            tcp: true,
+            tcp: !self.udp,
+            udp: self.udp,
             omit: self.omit,
             time: if self.bytes.is_some() { 0 } else { self.time },
             num: self.bytes.unwrap_or(0),
             parallel: self.parallel,
             reverse: self.reverse,
             bidirectional: self.bidir,
-            len: self.length,
-            bandwidth: self.bitrate,
+            len: self.length.unwrap_or(len),
+            bandwidth: self.bitrate.unwrap_or(bandwidth),
             client_version: "3.12".into(),
             ..Params::default()
         }
@@ -132,8 +146,10 @@ impl Options {
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    if !(1..=MAX_BLOCK).contains(&options.length) || options.bytes == Some(0) {
-        let why = "a send has 1 byte to 1M, and a test 1 byte at least";
+    let lengths = if options.udp { DATAGRAM } else { 1..=MAX_BLOCK };
+    if options.length.is_some_and(|it| !lengths.contains(&it)) || options.bytes == Some(0) {
+        let (least, most) = (lengths.start(), lengths.end());
+        let why = format!("a send has {least} to {most} bytes, and a test 1 byte at least");
         return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
     }
     let interrupts =
@@ -155,7 +171,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let interval = Duration::from_secs_f64(options.interval);
     if let Some(server) = options.client {
         let to = SocketAddr::new(server, options.port);
-        test::ask(&mut network, to, options.params(), &mut report, interval)?;
+        let params = options.params(adapter.info().map_err(failed)?.mtu);
+        test::ask(&mut network, to, params, &mut report, interval)?;
         return Ok(ExitCode::SUCCESS);
     }
     network.listen(options.port)?;
@@ -196,28 +213,28 @@ mod tests {
     #[test]
     fn the_words_are_those_of_iperf3() {
         let words = ["-c", "10.9.0.1", "-n", "100M", "-b", "1G", "-P", "4", "-R", "-l", "8K", "-J"];
-        let params = line(&words).unwrap().params();
+        let params = line(&words).unwrap().params(1500);
         assert_eq!((params.num, params.time), (100 << 20, 0));
         assert_eq!((params.bandwidth, params.len), (1_000_000_000, 8192));
         assert!(params.reverse && params.are_possible());
-        for bad in [&[] as &[&str], &["-s", "-c", "::1"], &["-s", "-i", "-1"], &["-c", "x"]] {
+        let params = line(&["-c", "::1", "-u"]).unwrap().params(1280);
+        assert!(params.are_possible());
+        assert_eq!((params.tcp, params.udp), (false, true));
+        assert_eq!((params.len, params.bandwidth), (1232, 1_000_000));
+        for bad in
+            [&[] as &[&str], &["-s", "-u"], &["-s", "-c", "::1"], &["-s", "-i", "-1"], &["-c", "x"]]
+        {
             assert!(line(bad).is_err(), "{bad:?}");
         }
     }
 
-    #[test]
-    fn a_client_and_a_server_agree_about_what_was_moved() {
+    /// Makes tests one after the other; what each says was sent, and received.
+    fn measure(tests: &[&[&str]]) -> Vec<(Options, (u64, u64))> {
         let (here, there) = (adapter(), adapter());
         let none = || Arc::new(AtomicBool::new(false));
         let mut server = Network::new(&there, none()).unwrap();
         server.listen(5201).unwrap();
         let to = SocketAddr::new(there.info().unwrap().addresses[0], 5201);
-        let tests = [
-            &["-n", "3M"] as &[&str],
-            &["-n", "1M", "-R", "-l", "1000"],
-            &["-n", "2M", "-P", "3", "-b", "800M"],
-            &["-n", "1M", "--bidir"],
-        ];
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in tests {
@@ -225,18 +242,48 @@ mod tests {
                     test::serve(&mut server, &mut report, Duration::ZERO).unwrap();
                 }
             });
-            for words in tests {
-                let options = line(&[&["-c", "::1"], words].concat()).unwrap();
+            let ask = |words: &&[&str]| {
+                let options = line(&[&["-c", "::1"], *words].concat()).unwrap();
                 let mut report = Report::new(true);
                 let mut client = Network::new(&here, none()).unwrap();
-                test::ask(&mut client, to, options.params(), &mut report, Duration::ZERO).unwrap();
-                let (sent, received) = report.totals;
-                let wanted = options.bytes.unwrap();
-                assert!(sent >= wanted && received >= wanted, "{words:?}: {sent}, {received}");
-                if !options.bidir {
-                    assert_eq!((sent, received), (wanted, wanted), "{words:?}");
-                }
+                let params = options.params(here.info().unwrap().mtu);
+                test::ask(&mut client, to, params, &mut report, Duration::ZERO).unwrap();
+                (options, report.totals)
+            };
+            tests.iter().map(ask).collect()
+        })
+    }
+
+    #[test]
+    fn a_client_and_a_server_agree_about_what_was_moved() {
+        let tests = [
+            &["-n", "3M"] as &[&str],
+            &["-n", "1M", "-R", "-l", "1000"],
+            &["-n", "2M", "-P", "3", "-b", "800M"],
+            &["-n", "1M", "--bidir"],
+        ];
+        for (index, (options, (sent, received))) in measure(&tests).into_iter().enumerate() {
+            let (words, wanted) = (tests[index], options.bytes.unwrap());
+            assert!(sent >= wanted && received >= wanted, "{words:?}: {sent}, {received}");
+            if !options.bidir {
+                assert_eq!((sent, received), (wanted, wanted), "{words:?}");
             }
-        });
+        }
+    }
+
+    #[test]
+    fn datagrams_are_counted_at_both_ends() {
+        let tests = [
+            &["-u", "-n", "300K", "-b", "50M"] as &[&str],
+            &["-u", "-n", "300K", "-b", "50M", "-R", "-l", "1000"],
+            &["-u", "-n", "300K", "-b", "20M", "-P", "3"],
+            &["-u", "-n", "300K", "-b", "20M", "-P", "2", "--bidir"],
+        ];
+        for (index, (options, (sent, received))) in measure(&tests).into_iter().enumerate() {
+            let (words, wanted) = (tests[index], options.bytes.unwrap());
+            // Some may be lost, and some under way when the client has enough.
+            assert!(sent >= wanted && sent >= received, "{words:?}: {sent}, {received}");
+            assert!(received > wanted / 2, "{words:?}: {sent}, {received}");
+        }
     }
 }

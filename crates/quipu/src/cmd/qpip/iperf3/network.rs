@@ -2,6 +2,7 @@
 //! streams, whose octets are counted.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use quipu::{
     WcStatus,
 };
 
-use super::words::{COOKIE, MAX_STREAMS, MAX_TEXT, State};
+use super::datagrams::Port;
+use super::words::{COOKIE, Counts, MAX_STREAMS, MAX_TEXT, State};
 use crate::cmd::failure::Failure;
 use crate::cmd::qpip::failed;
 use crate::cmd::qpip::places::Places;
@@ -36,7 +38,7 @@ const STRANGERS: usize = 16;
 /// Queue pairs that wait for connections.
 const IDLE: usize = 4;
 /// How long an end may think.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is the same for all.
 pub(super) fn settings() -> TcpSettings {
@@ -74,10 +76,12 @@ pub(super) struct Connection {
 /// All of them.
 pub(super) struct Network {
     adapter: Adapter,
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
     listener: Option<TcpListener>,
     connections: HashMap<QpNum, Connection>,
+    /// Those of a test of datagrams.
+    pub(super) ports: HashMap<QpNum, Port>,
     /// How many of them the adapter has room for, as far as is known.
     most: usize,
     events: Vec<Event>,
@@ -101,6 +105,7 @@ impl Network {
             adapter: adapter.clone(),
             listener: None,
             connections: HashMap::new(),
+            ports: HashMap::new(),
             most,
             events: Vec::new(),
             count: 0,
@@ -159,7 +164,7 @@ impl Network {
     }
 
     /// One that is connected.
-    pub(super) fn connect(&mut self, to: std::net::SocketAddr) -> Result<QpNum, Failure> {
+    pub(super) fn connect(&mut self, to: SocketAddr) -> Result<QpNum, Failure> {
         let number = self.add().map_err(failed)?;
         let connection = self.get(number);
         connection.claimed = true;
@@ -222,6 +227,8 @@ impl Network {
             for completion in &out[..found] {
                 if let Some(connection) = self.connections.get_mut(&completion.qp_num) {
                     connection.completed(completion).map_err(failed)?;
+                } else if let Some(port) = self.ports.get_mut(&completion.qp_num) {
+                    port.completed(completion).map_err(failed)?;
                 }
             }
             any |= found > 0;
@@ -408,9 +415,22 @@ impl Connection {
         matches!(self.over, Some(TcpChange::Failed(_) | TcpChange::Aborted))
     }
 
-    /// Octets that went in a direction: acknowledged, or received.
-    pub(super) fn moved(&self, sent: bool) -> u64 {
-        if sent { self.acknowledged } else { self.received }
+    /// What went in a direction: acknowledged, or received. Segments that were sent again as far as is known,
+    /// if it has ended.
+    pub(super) fn counts(&mut self, sent: bool) -> Counts {
+        if !sent {
+            return Counts { bytes: self.received, ..Counts::default() };
+        }
+        if let Ok(Some(counters)) = self.qp.counters() {
+            self.retransmits = counters.retransmitted.into();
+        }
+        let (bytes, retransmits) = (self.acknowledged, self.retransmits);
+        Counts { bytes, retransmits, ..Counts::default() }
+    }
+
+    /// Both ends, while they are known.
+    pub(super) fn flow(&self) -> Result<Option<(SocketAddr, SocketAddr)>, Error> {
+        Ok(self.qp.flow()?.map(|flow| (flow.local, flow.remote)))
     }
 
     /// What has come and was not taken.
@@ -442,14 +462,6 @@ impl Connection {
         self.under_way.push_back(len);
         self.posted += len;
         Ok(())
-    }
-
-    /// Segments that were sent again so far; the last number known, if it has ended.
-    pub(super) fn retransmits(&mut self) -> u64 {
-        if let Ok(Some(counters)) = self.qp.counters() {
-            self.retransmits = counters.retransmitted.into();
-        }
-        self.retransmits
     }
 
     fn completed(&mut self, completion: &Completion) -> Result<(), Error> {

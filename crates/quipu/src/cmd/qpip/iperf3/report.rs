@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::words::{Params, Results, StreamResults};
+use super::words::{Counts, Params, Results, StreamResults};
 
 /// What a stream has moved in a while.
 pub(super) struct Interval {
@@ -14,8 +14,7 @@ pub(super) struct Interval {
     /// Since what counts began.
     pub(super) from: Duration,
     pub(super) to: Duration,
-    pub(super) bytes: u64,
-    pub(super) retransmits: u64,
+    pub(super) counts: Counts,
 }
 
 /// What this side has measured.
@@ -29,6 +28,8 @@ pub(super) struct Outcome {
 /// Says what happens, at once in words or at the end as JSON.
 pub(super) struct Report {
     json: bool,
+    /// Of datagrams.
+    udp: bool,
     start: Value,
     intervals: Vec<Value>,
     /// Octets that were sent and received by the last test.
@@ -50,11 +51,28 @@ fn bits_per_second(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 * 8.0 / seconds.max(1e-9)
 }
 
-fn line(id: &str, times: (f64, f64), bytes: u64, again: Option<u64>, who: &str) -> String {
+/// How many segments were sent again; of datagrams how much the time varies that they take, and how many of
+/// how many are lost.
+fn rest(udp: bool, sends: bool, again: Option<u64>, counts: &Counts) -> String {
+    match (udp, sends) {
+        (false, _) => again.map_or_else(String::new, |again| format!("{again:>6}")),
+        (true, true) => format!("{:>27}", counts.packets),
+        (true, false) => {
+            let lost = format!("{}/{}", counts.errors, counts.packets);
+            let percent = lost_percent(counts.errors, counts.packets);
+            format!("{:>7.3} ms {lost:>17} ({percent:.2} %)", counts.jitter * 1e3)
+        }
+    }
+}
+
+fn lost_percent(errors: u64, packets: u64) -> f64 {
+    errors as f64 * 100.0 / (packets as f64).max(1.0)
+}
+
+fn line(id: &str, times: (f64, f64), bytes: u64, rest: &str, who: &str) -> String {
     let rate = bits_per_second(bytes, times.1 - times.0) / 1e6;
-    let again = again.map_or_else(String::new, |again| again.to_string());
     let line = format!(
-        "[{id:>3}] {:>6.2}-{:<6.2} s  {}  {rate:>9.1} Mbit/s {again:>6}  {who}",
+        "[{id:>3}] {:>6.2}-{:<6.2} s  {}  {rate:>9.1} Mbit/s {rest:>6}  {who}",
         times.0,
         times.1,
         transfer(bytes),
@@ -63,11 +81,14 @@ fn line(id: &str, times: (f64, f64), bytes: u64, again: Option<u64>, who: &str) 
 }
 
 const HEAD: &str = "[ ID]   interval         transfer          rate  again";
+const UDP_HEAD: &str =
+    "[ ID]   interval         transfer          rate        jitter        lost/total";
 
 impl Report {
     pub(super) fn new(json: bool) -> Self {
         Self {
             json,
+            udp: false,
             start: Value::Null,
             intervals: Vec::new(),
             #[cfg(test)]
@@ -77,10 +98,11 @@ impl Report {
 
     pub(super) fn begin(&mut self, params: &Params, server: bool) {
         self.intervals.clear();
+        self.udp = params.udp;
         self.start =
             json!({ "role": if server { "server" } else { "client" }, "test_start": params });
         if !self.json {
-            println!("{HEAD}");
+            println!("{}", if self.udp { UDP_HEAD } else { HEAD });
         }
     }
 
@@ -93,35 +115,41 @@ impl Report {
     }
 
     pub(super) fn interval(&mut self, streams: Vec<Interval>) {
-        let value = |bytes: u64, again: u64, it: &Interval| {
+        let udp = self.udp;
+        let value = |counts: &Counts, it: &Interval| {
             let seconds = (it.to - it.from).as_secs_f64();
-            json!({
+            let mut value = json!({
                 "start": it.from.as_secs_f64(), "end": it.to.as_secs_f64(), "seconds": seconds,
-                "bytes": bytes, "bits_per_second": bits_per_second(bytes, seconds),
-                "retransmits": again, "sender": it.sends,
-            })
+                "bytes": counts.bytes, "bits_per_second": bits_per_second(counts.bytes, seconds),
+                "sender": it.sends,
+            });
+            match udp {
+                true => add_datagrams(&mut value, it.sends, counts),
+                false => value["retransmits"] = counts.retransmits.into(),
+            }
+            value
         };
         let Some(first) = streams.first() else { return };
-        let (bytes, again) =
-            streams.iter().fold((0, 0), |(a, b), it| (a + it.bytes, b + it.retransmits));
+        let all = sum_of(streams.iter().map(|it| it.counts));
         if self.json {
             let each = streams.iter().map(|it| {
-                let mut value = value(it.bytes, it.retransmits, it);
+                let mut value = value(&it.counts, it);
                 value["socket"] = it.id.into();
                 value
             });
             let each: Vec<_> = each.collect();
-            self.intervals.push(json!({ "streams": each, "sum": value(bytes, again, first) }));
+            self.intervals.push(json!({ "streams": each, "sum": value(&all, first) }));
             return;
         }
         for it in &streams {
             let times = (it.from.as_secs_f64(), it.to.as_secs_f64());
-            let again = it.sends.then_some(it.retransmits);
-            println!("{}", line(&it.id.to_string(), times, it.bytes, again, ""));
+            let again = it.sends.then_some(it.counts.retransmits);
+            let rest = rest(udp, it.sends, again, &it.counts);
+            println!("{}", line(&it.id.to_string(), times, it.counts.bytes, &rest, ""));
         }
         if streams.len() > 1 {
             let times = (first.from.as_secs_f64(), first.to.as_secs_f64());
-            println!("{}", line("SUM", times, bytes, None, ""));
+            println!("{}", line("SUM", times, all.bytes, "", ""));
         }
     }
 
@@ -133,7 +161,7 @@ impl Report {
         let text = if self.json {
             format!("{:#}", self.as_json(outcome, theirs))
         } else {
-            table(outcome, theirs)
+            table(self.udp, outcome, theirs)
         };
         println!("{text}");
     }
@@ -141,11 +169,15 @@ impl Report {
     fn as_json(&self, outcome: &Outcome, theirs: &Results) -> Value {
         let side = |it: &StreamResults, sender: bool| {
             let seconds = it.end_time - it.start_time;
-            json!({
+            let mut value = json!({
                 "socket": it.id, "seconds": seconds, "bytes": it.bytes,
-                "bits_per_second": bits_per_second(it.bytes, seconds),
-                "retransmits": it.retransmits.0, "sender": sender,
-            })
+                "bits_per_second": bits_per_second(it.bytes, seconds), "sender": sender,
+            });
+            match self.udp {
+                true => add_datagrams(&mut value, sender, &counts(it)),
+                false => value["retransmits"] = it.retransmits.0.into(),
+            }
+            value
         };
         let streams = pairs(outcome, theirs).into_iter().map(|(sent, received)| {
             json!({ "sender": side(&sent, true), "receiver": side(&received, false) })
@@ -166,11 +198,18 @@ impl Report {
                 "bits_per_second": bits_per_second(bytes, seconds), "retransmits": again,
             })
         };
+        let received = pairs(outcome, theirs).into_iter().map(|(_, received)| counts(&received));
+        let datagrams = self.udp.then(|| {
+            let mut value = json!({});
+            add_datagrams(&mut value, false, &sum_of(received));
+            value
+        });
         json!({
             "start": self.start,
             "intervals": self.intervals,
             "end": {
                 "streams": streams,
+                "sum": datagrams,
                 "sum_sent": sum(|pair| &pair.0),
                 "sum_received": sum(|pair| &pair.1),
                 "cpu_utilization_percent": {
@@ -193,7 +232,37 @@ fn pairs(outcome: &Outcome, theirs: &Results) -> Vec<(StreamResults, StreamResul
     both.collect()
 }
 
-fn table(outcome: &Outcome, theirs: &Results) -> String {
+/// Of a stream, as one of the two has measured it.
+fn counts(it: &StreamResults) -> Counts {
+    let StreamResults { bytes, packets, errors, jitter, .. } = *it;
+    Counts { bytes, packets, errors, jitter, retransmits: it.retransmits.0.unwrap_or(0) }
+}
+
+/// Of several streams; some of the numbers are the peer's. The jitter is that of the mean.
+fn sum_of(streams: impl Iterator<Item = Counts>) -> Counts {
+    let (mut sum, mut count) = (Counts::default(), 0.0);
+    for it in streams {
+        sum.bytes = sum.bytes.saturating_add(it.bytes);
+        sum.retransmits = sum.retransmits.saturating_add(it.retransmits);
+        sum.packets = sum.packets.saturating_add(it.packets);
+        sum.errors = sum.errors.saturating_add(it.errors);
+        count += 1.0;
+        sum.jitter += (it.jitter - sum.jitter) / count;
+    }
+    sum
+}
+
+/// What iperf3 says of datagrams; of those that were sent only how many.
+fn add_datagrams(value: &mut Value, sender: bool, counts: &Counts) {
+    value["packets"] = counts.packets.into();
+    if !sender {
+        value["jitter_ms"] = (counts.jitter * 1e3).into();
+        value["lost_packets"] = counts.errors.into();
+        value["lost_percent"] = lost_percent(counts.errors, counts.packets).into();
+    }
+}
+
+fn table(udp: bool, outcome: &Outcome, theirs: &Results) -> String {
     let mut out = vec!["- - - - - - - - - -".to_owned()];
     let pairs = pairs(outcome, theirs);
     let (mut sums, mut longest) = ([0_u64; 2], [0.0_f64; 2]);
@@ -201,14 +270,15 @@ fn table(outcome: &Outcome, theirs: &Results) -> String {
         for (index, (it, who)) in [(sent, "sent"), (received, "received")].into_iter().enumerate() {
             let times = (0.0, it.end_time - it.start_time);
             let again = it.retransmits.0.filter(|_| index == 0);
-            out.push(line(&it.id.to_string(), times, it.bytes, again, who));
+            let rest = rest(udp, index == 0, again, &counts(it));
+            out.push(line(&it.id.to_string(), times, it.bytes, &rest, who));
             sums[index] = sums[index].saturating_add(it.bytes);
             longest[index] = longest[index].max(times.1);
         }
     }
     if pairs.len() > 1 {
         for (index, who) in ["sent", "received"].into_iter().enumerate() {
-            out.push(line("SUM", (0.0, longest[index]), sums[index], None, who));
+            out.push(line("SUM", (0.0, longest[index]), sums[index], "", who));
         }
     }
     out.push(format!(
@@ -240,12 +310,17 @@ mod tests {
         let ours = results(1, 0);
         let outcome = Outcome { took: Duration::ZERO, sends: vec![false; 3], results: ours };
         let theirs = results(u64::MAX, i64::MAX as u64);
-        let report =
-            Report { json: true, start: Value::Null, intervals: Vec::new(), totals: (0, 0) };
+        let report = Report {
+            json: true,
+            udp: false,
+            start: Value::Null,
+            intervals: Vec::new(),
+            totals: (0, 0),
+        };
         let end = &report.as_json(&outcome, &theirs)["end"];
         assert_eq!(end["sum_sent"]["bytes"], u64::MAX);
         assert_eq!(end["sum_sent"]["retransmits"], u64::MAX);
         assert_eq!(end["sum_received"]["bytes"], 3);
-        assert!(table(&outcome, &theirs).contains("SUM"));
+        assert!(table(false, &outcome, &theirs).contains("SUM"));
     }
 }

@@ -7,8 +7,9 @@ use quipu::QpNum;
 
 use super::network::Network;
 use super::report::{Interval, Outcome, Report};
+use super::streams::Carrier;
 use super::words::{
-    COOKIE, Known, Params, Results, State, StreamResults, not_implemented, stream_id,
+    COOKIE, Counts, Known, Params, Results, State, StreamResults, not_implemented, stream_id,
 };
 use crate::cmd::failure::Failure;
 use crate::cmd::qpip::cpu::Cpu;
@@ -22,13 +23,13 @@ const OVERTIME: Duration = Duration::from_secs(30);
 
 /// A stream, and where its counts were.
 struct Stream {
-    number: QpNum,
+    carrier: Carrier,
     id: u64,
     sends: bool,
     /// When what counts began.
-    base: (u64, u64),
+    base: Counts,
     /// When the interval began.
-    last: (u64, u64),
+    last: Counts,
 }
 
 /// A test that is under way.
@@ -98,31 +99,17 @@ impl Test<'_> {
             // It is the peer's, for a terminal: no control characters, and not much.
             let begin: String = String::from_utf8_lossy(&text).chars().take(200).collect();
             let why = format!("it cannot be: {begin:?}");
-            return Err(Failure::new("the test", why, "TCP only, with at most 128 streams"));
+            return Err(Failure::new("the test", why, "there are at most 128 streams"));
         };
         self.params = params.clone();
-        self.say(State::CreateStreams)?;
-        let wanted = self.params.client_sends();
-        let until = Instant::now() + Duration::from_secs(30);
-        while self.network.comers().len() < wanted.len() {
-            if self.network.get(control).is_gone() || Instant::now() > until {
-                return Err(broken("the client does not connect its streams"));
-            }
-            self.network.turn(Some(until))?;
-        }
-        for (index, comer) in self.network.comers().into_iter().take(wanted.len()).enumerate() {
-            if self.network.claim(comer) != cookie {
-                return Err(broken("a stream of another test came"));
-            }
-            self.add_stream(comer, index, !wanted[index])?;
-        }
+        self.take_streams(cookie)?;
         self.report.begin(&self.params, true);
         self.say(State::TestStart)?;
         self.say(State::TestRunning)?;
         let outcome = self.run()?;
         // A client that receives reads to the end of its streams before it hears anything else.
-        for stream in &self.streams {
-            self.network.get(stream.number).close();
+        for number in self.connections() {
+            self.network.get(number).close();
         }
         self.say(State::ExchangeResults)?;
         let text = self.network.hear_text(control)?;
@@ -135,6 +122,43 @@ impl Test<'_> {
         Ok(())
     }
 
+    /// Waits for the streams of the client.
+    fn take_streams(&mut self, cookie: &[u8]) -> Result<(), Failure> {
+        let (control, params) = (self.control, self.params.clone());
+        let wanted = params.client_sends();
+        let port = match params.udp {
+            true => Some(self.network.admit(control, wanted.len(), &params)?),
+            false => None,
+        };
+        self.say(State::CreateStreams)?;
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let come = match port {
+                Some(port) => self.network.admitted(port),
+                None => self.network.comers().len(),
+            };
+            if come >= wanted.len() {
+                break;
+            }
+            if self.network.get(control).is_gone() || Instant::now() > until {
+                return Err(broken("the client does not begin its streams"));
+            }
+            self.network.turn(Some(until))?;
+        }
+        let comers = self.network.comers();
+        for (index, client_sends) in wanted.into_iter().enumerate() {
+            let carrier = match port {
+                Some(port) => Carrier::Flow(port, index),
+                None if self.network.claim(comers[index]) == cookie => {
+                    Carrier::Connection(comers[index])
+                }
+                None => return Err(broken("a stream of another test came")),
+            };
+            self.add_stream(carrier, index, !client_sends)?;
+        }
+        Ok(())
+    }
+
     fn ask(&mut self, to: SocketAddr) -> Result<(), Failure> {
         let control = self.control;
         let cookie = cookie();
@@ -143,9 +167,14 @@ impl Test<'_> {
         self.network.say_text(control, &self.params)?;
         self.expect(State::CreateStreams)?;
         for (index, sends) in self.params.client_sends().into_iter().enumerate() {
-            let number = self.network.connect(to)?;
-            self.network.say(number, &cookie)?;
-            self.add_stream(number, index, sends)?;
+            let carrier = if self.params.udp {
+                self.network.greet(to, &self.params)?
+            } else {
+                let number = self.network.connect(to)?;
+                self.network.say(number, &cookie)?;
+                Carrier::Connection(number)
+            };
+            self.add_stream(carrier, index, sends)?;
         }
         self.report.begin(&self.params, false);
         self.expect(State::TestStart)?;
@@ -193,32 +222,40 @@ impl Test<'_> {
         }
         // The next client need not wait for the leave.
         self.network.cookie = None;
-        let numbers: Vec<_> = self.streams.iter().map(|stream| stream.number).collect();
+        self.network.unbind();
+        let numbers = self.connections();
         self.network.let_go(&[&numbers[..], &[self.control]].concat());
         outcome
     }
 
-    fn add_stream(&mut self, number: QpNum, index: usize, sends: bool) -> Result<(), Failure> {
-        let none = (0, 0);
-        let id = stream_id(index);
-        self.streams.push(Stream { number, id, sends, base: none, last: none });
+    /// Those of the streams.
+    fn connections(&self) -> Vec<QpNum> {
+        let number = |stream: &Stream| match stream.carrier {
+            Carrier::Connection(number) => Some(number),
+            Carrier::Flow(..) => None,
+        };
+        self.streams.iter().filter_map(number).collect()
+    }
+
+    fn add_stream(&mut self, carrier: Carrier, index: usize, sends: bool) -> Result<(), Failure> {
+        let (id, none) = (stream_id(index), Counts::default());
+        self.streams.push(Stream { carrier, id, sends, base: none, last: none });
+        let Carrier::Connection(number) = carrier else { return Ok(()) };
         self.network.count_only(number)?;
         if sends { self.network.give_block(number, self.params.len) } else { Ok(()) }
     }
 
-    /// What a stream has moved: octets, and segments that were sent again.
-    fn moved(&mut self, index: usize) -> (u64, u64) {
-        let Stream { number, sends, .. } = self.streams[index];
-        let connection = self.network.get(number);
-        let again = if sends { connection.retransmits() } else { 0 };
-        (connection.moved(sends), again)
+    /// What a stream has moved.
+    fn moved(&mut self, index: usize) -> Counts {
+        let Stream { carrier, sends, .. } = self.streams[index];
+        self.network.counts(carrier, sends)
     }
 
     /// Octets of all streams in a direction that count.
     fn total(&mut self, sends: bool) -> u64 {
         let mut total = 0;
         for stream in self.streams.iter().filter(|stream| stream.sends == sends) {
-            total += self.network.get(stream.number).moved(sends) - stream.base.0;
+            total += self.network.counts(stream.carrier, sends).bytes - stream.base.bytes;
         }
         total
     }
@@ -265,7 +302,8 @@ impl Test<'_> {
             self.network.turn(until.into_iter().flatten().min())?;
         }
         let now = Instant::now();
-        if self.is_server && !self.params.bidirectional {
+        // Of datagrams some may be lost.
+        if self.is_server && !self.params.bidirectional && !self.params.udp {
             self.wait_for_rest(now)?;
         }
         let now = if self.params.target().is_some() { Instant::now() } else { now };
@@ -290,7 +328,7 @@ impl Test<'_> {
         if self.network.get(control).is_gone() {
             return Err(broken("the control connection has ended"));
         }
-        if self.streams.iter().any(|it| self.network.get(it.number).has_failed()) {
+        if self.connections().into_iter().any(|number| self.network.get(number).has_failed()) {
             return Err(broken("a stream has broken"));
         }
         let time = Duration::from_secs(self.params.time.into());
@@ -309,10 +347,12 @@ impl Test<'_> {
     /// Posts as many blocks as may be; when the next one may, if that is a question of time.
     fn send(&mut self, passed: Duration) -> Result<Option<Instant>, Failure> {
         let mut left = u64::MAX;
-        if let Some(target) = self.params.target() {
+        // A client that waits for so many octets says when it has them: some datagrams may be lost.
+        let unsure = self.params.udp && self.is_server;
+        if let Some(target) = self.params.target().filter(|_| !unsure) {
             left = target;
             for stream in self.streams.iter().filter(|stream| stream.sends) {
-                let posted = self.network.get(stream.number).posted - stream.base.0;
+                let posted = self.network.posted(stream.carrier) - stream.base.bytes;
                 left = left.saturating_sub(posted);
             }
         }
@@ -321,22 +361,25 @@ impl Test<'_> {
             rate => (rate as f64 / 8.0 * passed.as_secs_f64()) as u64,
         };
         let mut next = None;
-        for Stream { number, base, .. } in self.streams.iter().filter(|stream| stream.sends) {
-            let connection = self.network.get(*number);
-            while left > 0 && connection.has_room() {
-                let posted = connection.posted.saturating_sub(base.0);
+        for Stream { carrier, base, .. } in self.streams.iter().filter(|stream| stream.sends) {
+            while left > 0 && self.network.has_room(*carrier) {
+                let posted = self.network.posted(*carrier).saturating_sub(base.bytes);
                 if posted > allowed {
                     let wait = (posted - allowed) as f64 * 8.0 / self.params.bandwidth as f64;
                     let at = Instant::now() + Duration::from_secs_f64(wait);
                     next = Some(next.map_or(at, |next: Instant| next.min(at)));
                     break;
                 }
-                let len = left.min(self.params.len);
-                // How the connection has ended, if it has, is seen later.
-                if connection.send_block(len).is_err() {
-                    break;
+                let len = if self.params.udp { self.params.len } else { left.min(self.params.len) };
+                match self.network.send_block(*carrier, len) {
+                    Ok(()) => left = left.saturating_sub(len),
+                    Err(error) if self.params.udp => {
+                        let remedy = "choose a shorter --length";
+                        return Err(Failure::new("cannot send a datagram", error, remedy));
+                    }
+                    // How the connection has ended, if it has, is seen later.
+                    Err(_) => break,
                 }
-                left -= len;
             }
         }
         Ok(next)
@@ -356,10 +399,9 @@ impl Test<'_> {
         for index in 0..self.streams.len() {
             let moved = self.moved(index);
             let Stream { id, sends, last, .. } = self.streams[index];
-            let (bytes, retransmits) = (moved.0 - last.0, moved.1 - last.1);
             self.streams[index].last = moved;
             let (from, to) = (from - begun, to - begun);
-            intervals.push(Interval { id, sends, from, to, bytes, retransmits });
+            intervals.push(Interval { id, sends, from, to, counts: moved.since(&last) });
         }
         self.report.interval(intervals);
     }
@@ -370,12 +412,16 @@ impl Test<'_> {
         for index in 0..self.streams.len() {
             let moved = self.moved(index);
             let Stream { id, sends, base, .. } = self.streams[index];
+            let Counts { bytes, retransmits, packets, errors, jitter } = moved.since(&base);
             streams.push(StreamResults {
                 id,
-                bytes: moved.0 - base.0,
-                retransmits: Known(sends.then(|| moved.1 - base.1)),
+                bytes,
+                retransmits: Known((sends && !self.params.udp).then_some(retransmits)),
+                jitter,
+                errors,
+                packets,
+                start_time: 0.0,
                 end_time: seconds,
-                ..StreamResults::default()
             });
         }
         let sends = self.streams.iter().any(|stream| stream.sends);
@@ -384,7 +430,7 @@ impl Test<'_> {
             cpu_util_total: util(cpu.program + cpu.adapter),
             cpu_util_user: util((cpu.program + cpu.adapter).saturating_sub(cpu.system)),
             cpu_util_system: util(cpu.system),
-            sender_has_retransmits: Known(sends.then_some(1)),
+            sender_has_retransmits: Known(sends.then_some(u64::from(!self.params.udp))),
             streams,
         };
         let sends = self.streams.iter().map(|stream| stream.sends).collect();

@@ -10,6 +10,8 @@ pub(super) const MAX_TEXT: usize = 1 << 20;
 /// Most streams of a test in one direction, and longest block, as iperf3 has them.
 pub(super) const MAX_STREAMS: u32 = 128;
 pub(super) const MAX_BLOCK: u64 = 1 << 20;
+/// Shortest and longest datagram, as iperf3 has them.
+pub(super) const DATAGRAM: std::ops::RangeInclusive<u64> = 16..=65_507;
 /// Longest test, in seconds, as iperf3 has it.
 pub(super) const MAX_TIME: u32 = 86_400;
 
@@ -74,6 +76,8 @@ pub(super) fn not_implemented() -> [u8; 9] {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Params {
+    // That it is there means something, whatever it says.
+    #[serde(skip_serializing_if = "is_false")]
     pub(super) tcp: bool,
     #[serde(skip_serializing_if = "is_false")]
     pub(super) udp: bool,
@@ -98,6 +102,9 @@ pub(super) struct Params {
     /// Bits per second of a stream; 0 for as many as possible.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) bandwidth: u64,
+    /// 1: the numbers of datagrams have 64 bits.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) udp_counters_64bit: u64,
     pub(super) client_version: String,
 }
 
@@ -114,10 +121,10 @@ fn is_zero(it: &u64) -> bool {
 impl Params {
     /// Whether a test can be made of them.
     pub(super) fn are_possible(&self) -> bool {
-        self.tcp
-            && !self.udp
+        let lengths = if self.udp { DATAGRAM } else { 1..=MAX_BLOCK };
+        self.tcp != self.udp
             && (1..=MAX_STREAMS).contains(&self.parallel)
-            && (1..=MAX_BLOCK).contains(&self.len)
+            && lengths.contains(&self.len)
             && self.time <= MAX_TIME
             && self.omit <= 600
     }
@@ -138,6 +145,33 @@ impl Params {
             streams.extend(vec![false; self.parallel as usize]);
         }
         streams
+    }
+}
+
+/// What a stream has moved in a direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Counts {
+    pub(super) bytes: u64,
+    /// Segments that were sent again, of a connection.
+    pub(super) retransmits: u64,
+    /// Datagrams that were sent, lost ones included; and those that are lost.
+    pub(super) packets: u64,
+    pub(super) errors: u64,
+    /// How much the time varies that they take, in seconds, by now: whenever one began to count.
+    pub(super) jitter: f64,
+}
+
+impl Counts {
+    /// What has become more since.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        Self {
+            bytes: self.bytes - before.bytes,
+            retransmits: self.retransmits - before.retransmits,
+            packets: self.packets - before.packets,
+            // One that was missed may have come late.
+            errors: self.errors.saturating_sub(before.errors),
+            jitter: self.jitter,
+        }
     }
 }
 
@@ -222,11 +256,23 @@ mod tests {
     }
 
     #[test]
+    fn parameters_of_datagrams_do_not_mention_tcp() {
+        let text = r#"{"udp":true,"omit":0,"time":1,"num":0,"blockcount":0,"parallel":1,"len":100,
+            "bandwidth":100000,"pacing_timer":1000,"udp_counters_64bit":1,"client_version":"3.12"}"#;
+        let params: Params = serde_json::from_str(text).unwrap();
+        assert!(params.are_possible() && params.udp && params.udp_counters_64bit == 1);
+        assert!(!serde_json::to_string(&params).unwrap().contains("tcp"));
+    }
+
+    #[test]
     fn impossible_parameters_are_refused() {
         let good = Params { tcp: true, parallel: 1, len: 1, ..Params::default() };
         assert!(good.are_possible());
         for bad in [
-            Params { tcp: false, udp: true, ..good.clone() },
+            Params { udp: true, ..good.clone() },
+            Params { tcp: false, ..good.clone() },
+            Params { tcp: false, udp: true, len: 15, ..good.clone() },
+            Params { tcp: false, udp: true, len: 65_508, ..good.clone() },
             Params { parallel: 0, ..good.clone() },
             Params { parallel: 129, ..good.clone() },
             Params { len: 0, ..good.clone() },
