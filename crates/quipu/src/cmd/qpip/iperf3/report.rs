@@ -198,18 +198,11 @@ impl Report {
                 "bits_per_second": bits_per_second(bytes, seconds), "retransmits": again,
             })
         };
-        let received = pairs(outcome, theirs).into_iter().map(|(_, received)| counts(&received));
-        let datagrams = self.udp.then(|| {
-            let mut value = json!({});
-            add_datagrams(&mut value, false, &sum_of(received));
-            value
-        });
-        json!({
+        let mut all = json!({
             "start": self.start,
             "intervals": self.intervals,
             "end": {
                 "streams": streams,
-                "sum": datagrams,
                 "sum_sent": sum(|pair| &pair.0),
                 "sum_received": sum(|pair| &pair.1),
                 "cpu_utilization_percent": {
@@ -217,7 +210,16 @@ impl Report {
                     "remote_total": theirs.cpu_util_total,
                 },
             },
-        })
+        });
+        if self.udp {
+            let of = |which: fn((StreamResults, StreamResults)) -> StreamResults| {
+                sum_of(pairs(outcome, theirs).into_iter().map(|pair| counts(&which(pair))))
+            };
+            add_datagrams(&mut all["end"]["sum_sent"], true, &of(|pair| pair.0));
+            add_datagrams(&mut all["end"]["sum_received"], false, &of(|pair| pair.1));
+            all["end"]["sum"] = all["end"]["sum_received"].clone();
+        }
+        all
     }
 }
 
