@@ -2,6 +2,7 @@
 //! entered once for a list.
 
 use std::mem::{MaybeUninit, offset_of};
+use std::ops::Deref;
 use std::slice;
 
 use libc::c_int;
@@ -29,21 +30,62 @@ const _: () = {
 /// Room for the inline data of a request: what the adapter allows at most.
 const MAX_INLINE: usize = 1024;
 
+/// Longest list that is copied: far more than a work request may have.
+const MAX_COPIED: usize = 1024;
+
+/// A scatter/gather list.
+enum List<'a> {
+    /// Where the program has it.
+    There(&'a [Sge]),
+    /// Copied from an address that is no multiple of the alignment: libiscsi has its lists in packed
+    /// structures, which the libraries of hardware read wherever they are.
+    Copied(Vec<Sge>),
+}
+
+impl Deref for List<'_> {
+    type Target = [Sge];
+
+    #[inline]
+    fn deref(&self) -> &[Sge] {
+        match self {
+            Self::There(list) => list,
+            Self::Copied(list) => list,
+        }
+    }
+}
+
 /// The scatter/gather list of a work request.
 ///
 /// # Safety
 ///
-/// `list` is valid for reads of `count` elements, which nobody changes during the call.
+/// `list` is valid for reads of `count` elements, aligned or not, which nobody changes during the call.
 #[inline]
-unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<&'a [Sge]> {
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<List<'a>> {
     if count == 0 {
-        return Ok(&[]);
+        return Ok(List::There(&[]));
     }
     if count < 0 || list.is_null() {
         return Err(INVALID);
     }
+    let (list, count) = (list.cast::<Sge>(), count as usize);
+    if !list.is_aligned() {
+        // SAFETY: passed on from the caller.
+        return unsafe { copied(list, count) };
+    }
     // SAFETY: "valid for reads of count elements, which nobody changes"; the layouts are the same.
-    Ok(unsafe { slice::from_raw_parts(list.cast(), count as usize) })
+    Ok(List::There(unsafe { slice::from_raw_parts(list, count) }))
+}
+
+/// # Safety
+///
+/// As [`sges`].
+#[cold]
+unsafe fn copied<'a>(list: *const Sge, count: usize) -> Outcome<List<'a>> {
+    if count > MAX_COPIED {
+        return Err(INVALID);
+    }
+    // SAFETY: each is one of the elements, which need not be aligned.
+    Ok(List::Copied((0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect()))
 }
 
 /// What a work request is to do.
@@ -146,17 +188,17 @@ unsafe fn with_request(
     // What concerns only this side has no payload, and programs leave its list as it happens to be.
     let local = matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
     let list = if local {
-        &[]
+        List::There(&[])
     } else {
         // SAFETY: passed on from the caller.
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
     // SAFETY: passed on from the caller.
     let to = unsafe { addressee(service, wr) }?;
-    let request = SendWr { wr_id: wr.wr_id, to, op, flags, payload: Payload::Sges(list) };
+    let request = SendWr { wr_id: wr.wr_id, to, op, flags, payload: Payload::Sges(&list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.
-        return unsafe { with_inline(&request, list, taker) };
+        return unsafe { with_inline(&request, &list, taker) };
     }
     taker(&request)
 }
@@ -249,7 +291,7 @@ unsafe fn post_receives(
     while let Some(wr) = unsafe { next.as_ref() } {
         // SAFETY: the request's list is valid.
         let list = unsafe { sges(wr.sg_list, wr.num_sge) };
-        if let Err(failure) = list.and_then(|list| post(&mut doorbell, wr.wr_id, list)) {
+        if let Err(failure) = list.and_then(|list| post(&mut doorbell, wr.wr_id, &list)) {
             // SAFETY: passed on from the caller.
             return unsafe { refuse(bad, next, failure) };
         }

@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, blank, made, receive, send, srq_init};
+use super::bench::{Bench, blank, done, made, receive, send, srq_init};
 
 const IMM: u32 = 0x0102_0304_u32.to_be();
 
@@ -46,6 +46,32 @@ fn sends_gather_and_scatter_and_carry_what_they_carry() {
     // The second message put its last two bytes over the first two of the first one.
     assert_eq!(&bench.read(5000), b"lo, world");
     assert_eq!(&bench.read(2000), b"hel");
+}
+
+#[test]
+fn lists_need_not_be_aligned() {
+    let bench = Bench::new();
+    let (a, b) = bench.pair(&bench.qp_init());
+    bench.write(0, b"hello, world");
+    // As in a packed structure of C, behind something of four bytes.
+    #[repr(C, packed)]
+    struct Odd(u32, [ibv_sge; 2]);
+    let place = Odd(0, [bench.sge(1000, 3), bench.sge(2000, 100)]);
+    let piece = Odd(0, [bench.sge(0, 5), bench.sge(5, 7)]);
+    let mut taken = receive(1, &mut []);
+    (taken.sg_list, taken.num_sge) = ((&raw const place.1).cast_mut().cast(), 2);
+    let mut given = send(2, IBV_WR_SEND, &mut []);
+    (given.sg_list, given.num_sge) = ((&raw const piece.1).cast_mut().cast(), 2);
+    let mut bad = std::ptr::null();
+    done(unsafe { (bench.api.post_recv)(b.qp, &taken, &mut bad) }).unwrap();
+    let mut bad = std::ptr::null();
+    done(unsafe { (bench.api.post_send)(a.qp, &given, &mut bad) }).unwrap();
+    bench.completions(bench.cq, 2);
+    assert_eq!((&bench.read(1000), &bench.read(2000)), (b"hel", b"lo, world"));
+    // One that is longer than any queue takes is not even read.
+    given.num_sge = i32::MAX;
+    let refused = done(unsafe { (bench.api.post_send)(a.qp, &given, &mut bad) });
+    assert_eq!(refused, Err(EngineStatus::Invalid));
 }
 
 #[test]
