@@ -152,7 +152,7 @@ pub(crate) fn run(
         true => costs(&plan, &mut extra, &bar, &mut field.notes),
         false => (Vec::new(), Vec::new()),
     };
-    let mut occupancy = Vec::new();
+    let (mut occupancy, mut idle) = (Vec::new(), None);
     let qpip_began = Instant::now();
     let qpip = match &plan.qpip {
         Some(planned) if wanted(only, QPIP) => {
@@ -161,6 +161,10 @@ pub(crate) fn run(
             match qpip::occupancy(cpus[0]) {
                 Ok(stages) => occupancy = stages,
                 Err(error) => field.notes.push(format!("QPIP, stages of the adapter: {error:#}")),
+            }
+            match qpip::idle(cpus[0]) {
+                Ok(cost) => idle = Some(cost),
+                Err(error) => field.notes.push(format!("QPIP, idle connections: {error:#}")),
             }
             rows
         }
@@ -178,7 +182,7 @@ pub(crate) fn run(
     let series = collector.finish();
     let mut verdicts = judge(&series, &overhead, &memory, plan.queue_pairs);
     if plan.qpip.is_some() {
-        verdicts.extend(qpip::judge(&qpip));
+        verdicts.extend(qpip::judge(&qpip, idle.as_ref()));
     }
     Ok(Results {
         schema: 1,
@@ -192,6 +196,7 @@ pub(crate) fn run(
         series,
         qpip,
         occupancy,
+        idle,
         notes,
         plan,
     })

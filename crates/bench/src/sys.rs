@@ -232,6 +232,30 @@ pub(crate) fn set_congestion(socket: &TcpStream, name: &str) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has a packet socket not see what goes out at its interface, and gives it so many octets for what waits in
+/// either direction.
+///
+/// # Errors
+///
+/// It is no packet socket, or the right to so much memory is missing (CAP_NET_ADMIN).
+#[cfg(feature = "smoltcp")]
+pub(crate) fn set_up_packet_socket(socket: std::os::fd::RawFd, room: i32) -> io::Result<()> {
+    let options = [
+        (libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1),
+        (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, room),
+        (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, room),
+    ];
+    for (level, option, value) in options {
+        let value: libc::c_int = value;
+        let (at, len) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
+        // SAFETY: the kernel reads an integer that is on this stack.
+        if unsafe { libc::setsockopt(socket, level, option, at, len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// Bytes of memory that this process has resident: its own and those it shares.
 ///
 /// # Errors

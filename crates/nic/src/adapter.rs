@@ -279,7 +279,9 @@ impl<P: Probe> Hub<P> {
                 true
             }
             Pushed::Held(period_ns) => {
-                self.hold_back(cq, period_ns);
+                if queue.alarm.is_none() {
+                    self.hold_back(cq, period_ns);
+                }
                 true
             }
             Pushed::Overrun => {

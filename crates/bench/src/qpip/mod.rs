@@ -11,10 +11,12 @@
 //! | `stage` | the process; a slice |
 //! | `space` | its namespaces and their interfaces |
 //! | `own_process` | an adapter in a process of its own |
+//! | `idle` | what idle connections cost, without a link |
 //! | `occupancy` | the stages of the adapter, without a link |
 //! | `queue_pair`, `socket`, `smoltcp` | the ends |
 //! | `targets` | what is to be reached |
 
+mod idle;
 mod model;
 mod occupancy;
 mod own_process;
@@ -27,6 +29,7 @@ mod space;
 mod stage;
 mod targets;
 
+pub(crate) use idle::{IdleCost, measure as idle};
 pub(crate) use model::{CONTENDERS, Figure, Load, OWN_PROCESS, PlannedQpip, QPIP, Row, Rows};
 pub(crate) use occupancy::{COLUMNS, StageCost, measure as occupancy};
 pub(crate) use own_process::main as adapter;

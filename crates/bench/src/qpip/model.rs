@@ -80,7 +80,7 @@ pub enum EndKind {
     Attached,
     /// The same, with a program that spins.
     SpinningAttached,
-    /// A socket of smoltcp, on a TAP device.
+    /// A socket of smoltcp, on a TAP device or a packet socket.
     Smoltcp,
 }
 
@@ -123,6 +123,7 @@ pub(crate) const KERNEL: &str = "kernel";
 pub(crate) const KERNEL_SPINNING: &str = "kernel, spinning";
 pub(crate) const TO_SOCKET: [&str; 2] = ["QPIP to socket", "smoltcp to socket"];
 pub(crate) const FROM_SOCKET: [&str; 2] = ["socket to QPIP", "socket to smoltcp"];
+pub(crate) const SMOLTCP: &str = "smoltcp";
 pub(crate) const QPIP: &str = "QPIP";
 pub(crate) const QPIP_XDP: &str = "QPIP, XDP";
 pub(crate) const OWN_PROCESS: &str = "QPIP, own process";
@@ -141,6 +142,8 @@ pub(crate) const CONTENDERS: &[Contender] = {
         contender(OWN_PROCESS_SPINNING, Role::Quipu, Link::Veth, SPINNING),
         contender(TO_SOCKET[0], Role::Quipu, Link::Tap, [QueuePair, SpinningSocket]),
         contender(FROM_SOCKET[0], Role::Quipu, Link::Tap, [SpinningSocket, QueuePair]),
+        #[cfg(feature = "smoltcp")]
+        contender(SMOLTCP, Role::Peer, Link::Veth, [EndKind::Smoltcp, EndKind::Smoltcp]),
         #[cfg(feature = "smoltcp")]
         contender(TO_SOCKET[1], Role::Peer, Link::PlainTap, [EndKind::Smoltcp, SpinningSocket]),
         #[cfg(feature = "smoltcp")]

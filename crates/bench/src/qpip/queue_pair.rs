@@ -39,7 +39,7 @@ const PROMPT: Manner = Manner { sends: 32, receives: 64, signal_every: 1, togeth
 /// Of one that sleeps in bulk transfer beside an adapter that does all the work: it looks after its queues
 /// when three quarters of them are through. A completion of a send stands for one of them.
 const SPARING: Manner =
-    Manner { sends: 512, receives: 512, signal_every: 128, together: 32, enough: 384 };
+    Manner { sends: 1024, receives: 1024, signal_every: 128, together: 32, enough: 768 };
 /// A sleep that is for many completions ends by then if there is one.
 const PERIOD_NS: u64 = 20_000_000;
 /// Completions taken by one poll.

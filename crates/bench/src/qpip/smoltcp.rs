@@ -1,26 +1,30 @@
-//! An end that is a socket of smoltcp, another TCP in user space, on a TAP device.
+//! An end that is a socket of smoltcp, another TCP in user space, on a TAP device or a packet socket.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{Medium, TunTapInterface};
+use smoltcp::phy::{Device, Medium, RawSocket, TunTapInterface};
 use smoltcp::socket::{tcp, udp};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpAddress, IpCidr, IpEndpoint};
 
 use super::stage::{End, PORT, Shared};
+use crate::sys;
 
 /// Octets of each buffer of a TCP socket: as much as a queue pair has posted.
 const BUFFER: usize = 1 << 20;
+/// Octets of frames that may wait in each direction of a packet socket: more than a buffer in small frames.
+const ROOM: i32 = 8 << 20;
 /// Datagrams and octets of each buffer of a UDP socket.
 const DATAGRAMS: (usize, usize) = (16, 16 << 10);
 /// The port of the first end.
 const OWN_PORT: u16 = 40_000;
 
 /// A stack on a device, with one socket.
-pub(super) struct SmoltcpEnd<'a> {
-    device: TunTapInterface,
+pub(super) struct SmoltcpEnd<'a, D: Device> {
+    device: D,
     interface: Interface,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
@@ -37,17 +41,39 @@ fn address(ip: IpAddr) -> Result<IpAddress> {
     }
 }
 
-impl<'a> SmoltcpEnd<'a> {
+/// A TAP device.
+///
+/// # Errors
+///
+/// It cannot be opened.
+pub(super) fn tap(name: &str) -> Result<TunTapInterface> {
+    TunTapInterface::new(name, Medium::Ethernet).context("the TAP device")
+}
+
+/// A packet socket on an interface of this thread's namespace.
+///
+/// # Errors
+///
+/// There is no such interface, or the right to it is missing.
+pub(super) fn packet_socket(interface: &str) -> Result<RawSocket> {
+    let socket = RawSocket::new(interface, Medium::Ethernet).context("the packet socket")?;
+    // What it sends itself would come back, to be read and dropped; and a full window is not to be lost.
+    sys::set_up_packet_socket(socket.as_raw_fd(), ROOM).context("the packet socket")?;
+    Ok(socket)
+}
+
+impl<'a, D: Device> SmoltcpEnd<'a, D> {
     /// Connects to the other end, or waits for it to connect.
     pub(super) fn new(
-        tap: &str,
+        mut device: D,
         udp: bool,
         own: SocketAddr,
         peer: Option<SocketAddr>,
         shared: &'a Shared,
     ) -> Result<Self> {
-        let mut device = TunTapInterface::new(tap, Medium::Ethernet).context("the TAP device")?;
-        let station = HardwareAddress::Ethernet(EthernetAddress([2, 0, 0, 0, 0, 0x51]));
+        // Each end has its own.
+        let station = [2, 0, 0, 0, 0, if peer.is_some() { 0x51 } else { 0x52 }];
+        let station = HardwareAddress::Ethernet(EthernetAddress(station));
         let mut interface = Interface::new(Config::new(station), &mut device, Instant::now());
         let cidr = IpCidr::new(address(own.ip())?, 24);
         interface.update_ip_addrs(|list| {
@@ -115,7 +141,7 @@ fn udp_socket(port: u16) -> Result<udp::Socket<'static>> {
     Ok(socket)
 }
 
-impl End for SmoltcpEnd<'_> {
+impl<D: Device> End for SmoltcpEnd<'_, D> {
     fn send(&mut self, len: usize) -> Result<()> {
         let (shared, mut sent) = (self.shared, 0);
         if let Some(peer) = self.peer {
@@ -161,7 +187,7 @@ impl End for SmoltcpEnd<'_> {
     }
 }
 
-impl Drop for SmoltcpEnd<'_> {
+impl<D: Device> Drop for SmoltcpEnd<'_, D> {
     fn drop(&mut self) {
         if self.peer.is_none() {
             // The other end is to hear of it at once.

@@ -139,6 +139,12 @@ pub(super) fn tap(link: Link) -> &'static str {
     if link == Link::PlainTap { PLAIN_TAP } else { TAP }
 }
 
+/// The name of the interface of the veth pair at an end.
+#[cfg(feature = "smoltcp")]
+pub(super) fn veth(side: usize) -> &'static str {
+    VETH[side]
+}
+
 /// Prepares this thread's namespace for sockets.
 fn settle() -> Result<()> {
     // BBR, the default of some systems, is several times slower here, and who leaves it keeps its pacing;

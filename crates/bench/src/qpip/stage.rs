@@ -14,7 +14,7 @@ use super::model::{EndKind, Figure, Link, Load, Measured, Slice};
 use super::own_process::OwnProcess;
 use super::queue_pair::{Purpose, QueuePair};
 #[cfg(feature = "smoltcp")]
-use super::smoltcp::SmoltcpEnd;
+use super::smoltcp::{self, SmoltcpEnd};
 use super::socket::SocketEnd;
 use super::space::{self, Space};
 use crate::pair::Launcher;
@@ -301,8 +301,12 @@ fn build<'a>(
     #[cfg(feature = "smoltcp")]
     if kind == EndKind::Smoltcp {
         let udp = slice.figure == Figure::RoundTripUdp;
-        let end = SmoltcpEnd::new(space::tap(slice.link), udp, address, peer, shared);
-        return Ok(Box::new(end?));
+        if slice.link == Link::Veth {
+            let device = smoltcp::packet_socket(space::veth(side))?;
+            return Ok(Box::new(SmoltcpEnd::new(device, udp, address, peer, shared)?));
+        }
+        let device = smoltcp::tap(space::tap(slice.link))?;
+        return Ok(Box::new(SmoltcpEnd::new(device, udp, address, peer, shared)?));
     }
     let purpose = Purpose {
         figure: slice.figure,

@@ -1,8 +1,9 @@
 //! What QPIP is to reach beside the kernel's sockets on the same link.
 
+use super::idle::IdleCost;
 use super::model::{
     FROM_SOCKET, Figure, KERNEL, KERNEL_SPINNING, Measured, OWN_PROCESS, QPIP, QPIP_XDP, Rows,
-    TO_SOCKET,
+    SMOLTCP, TO_SOCKET,
 };
 use crate::targets::Verdict;
 
@@ -10,7 +11,7 @@ use crate::targets::Verdict;
 const ROUND_TRIP: f64 = 1.0;
 /// Least of the kernel's throughput, and of smoltcp's.
 const BULK: f64 = 0.5;
-const SMOLTCP: f64 = 3.0;
+const SMOLTCP_BULK: f64 = 3.0;
 /// Most nanoseconds that a post and a poll that finds its completion may take. A round trip has two of
 /// each: of what is sent, and of a place for what comes.
 const OVERHEAD_NS: f64 = 150.0;
@@ -18,13 +19,17 @@ const MESSAGES: f64 = 2.0;
 /// Most of the kernel's processor time for a megabyte, in the programs of both ends.
 const HOST: f64 = 0.02;
 
+/// Most octets of an idle connection, and what many of them may add to the work for a packet.
+const IDLE_OCTETS: f64 = 1024.0;
+const IDLE_GROWTH: f64 = 1.2;
+
 /// Processor time of both programs for what was transferred.
 fn host(measured: &Measured) -> f64 {
     measured.load.iter().map(|load| load.program).sum::<f64>() / measured.value
 }
 
 /// All of them, of the MTUs that were measured.
-pub(crate) fn judge(rows: &Rows) -> Vec<Verdict> {
+pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
     let mut all = Vec::new();
     for (protocol, figure) in [("UDP", Figure::RoundTripUdp), ("TCP", Figure::RoundTripTcp)] {
         let mtu = rows.mtus(figure).first().copied();
@@ -46,14 +51,27 @@ pub(crate) fn judge(rows: &Rows) -> Vec<Verdict> {
             let ratio = ratio((QPIP, theirs), |m| m.value);
             all.push(verdict(metric, Limit::Least(BULK), theirs, ratio));
         }
+        let metric = format!("QPIP on veth, ttcp, MTU {mtu}");
+        all.push(verdict(
+            metric,
+            Limit::Least(SMOLTCP_BULK),
+            SMOLTCP,
+            ratio((QPIP, SMOLTCP), |m| m.value),
+        ));
         for [ours, theirs] in [TO_SOCKET, FROM_SOCKET] {
             let metric = format!("{ours} on TAP, ttcp, MTU {mtu}");
             let ratio = ratio((ours, theirs), |m| m.value);
-            all.push(verdict(metric, Limit::Least(SMOLTCP), theirs, ratio));
+            all.push(verdict(metric, Limit::Least(SMOLTCP_BULK), theirs, ratio));
         }
         let metric = format!("QPIP, own process, programs' CPU a MB, MTU {mtu}");
         all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio((OWN_PROCESS, KERNEL), host)));
     }
+    let octets = idle.map(|idle| idle.octets);
+    let metric = "QPIP, memory of an idle connection";
+    all.push(crate::targets::at_most(metric, octets, IDLE_OCTETS, "octets", "one of 100,000"));
+    let growth = idle.map(|IdleCost { packet_ns: [alone, among], .. }| among / alone);
+    let metric = "QPIP, work for a packet among idle connections";
+    all.push(crate::targets::at_most(metric, growth, IDLE_GROWTH, "x", "of that without them"));
     all
 }
 
@@ -91,7 +109,8 @@ mod tests {
             row(OWN_PROCESS, Figure::Bulk, &[Some(50.0)]),
             row(OWN_PROCESS, Figure::HostOverhead, &[Some(299.0)]),
         ]);
-        let reached: Vec<_> = judge(&rows).into_iter().map(|it| (it.metric, it.reached)).collect();
+        let reached: Vec<_> =
+            judge(&rows, None).into_iter().map(|it| (it.metric, it.reached)).collect();
         let expected = [
             ("QPIP on veth, round trip by UDP", None),
             ("QPIP, XDP on veth, round trip by UDP", None),
@@ -100,9 +119,12 @@ mod tests {
             ("QPIP, own process, calls of a message of 1 B", Some(true)),
             ("QPIP on veth, ttcp, MTU 1500", Some(false)),
             ("QPIP on veth, ttcp, MTU 1500", None),
+            ("QPIP on veth, ttcp, MTU 1500", None),
             ("QPIP to socket on TAP, ttcp, MTU 1500", None),
             ("socket to QPIP on TAP, ttcp, MTU 1500", None),
             ("QPIP, own process, programs' CPU a MB, MTU 1500", Some(false)),
+            ("QPIP, memory of an idle connection", None),
+            ("QPIP, work for a packet among idle connections", None),
         ];
         assert_eq!(reached, expected.map(|(metric, reached)| (metric.to_owned(), reached)));
     }

@@ -6,7 +6,7 @@ use super::chart::{Chart, Line, Style};
 use super::svg;
 use super::table::aligned;
 use super::{digits, size};
-use crate::qpip::{COLUMNS, CONTENDERS, Figure, Load, OWN_PROCESS, Row};
+use crate::qpip::{COLUMNS, CONTENDERS, Figure, IdleCost, Load, OWN_PROCESS, Row};
 use crate::results::Results;
 
 /// A line for each contender.
@@ -28,6 +28,7 @@ pub(super) fn tables(out: &mut String, results: &Results) {
     bulk(out, results);
     overhead(out, results);
     occupancy(out, results);
+    idle(out, results);
 }
 
 fn text(head: &[&str]) -> Vec<String> {
@@ -155,6 +156,17 @@ fn occupancy(out: &mut String, results: &Results) {
     out.push('\n');
 }
 
+fn idle(out: &mut String, results: &Results) {
+    let Some(cost) = &results.idle else { return };
+    let [alone, among] = cost.packet_ns.map(digits);
+    let IdleCost { connections, octets, busy, .. } = cost;
+    let _ = writeln!(
+        out,
+        "QPIP, {connections} idle connections of one stack: {octets:.0} octets each; a packet of one of {busy} busy \
+         ones takes {among} ns among them, {alone} ns without\n"
+    );
+}
+
 /// Throughput and processor time over the MTU.
 pub(crate) fn plot(results: &Results) -> String {
     let rate = |row: &Row| row.median.value;
@@ -179,9 +191,9 @@ pub(crate) fn plot(results: &Results) -> String {
 }
 
 fn lines(results: &Results, value: &dyn Fn(&Row) -> f64) -> Vec<Line> {
-    const COLORS: [&str; 10] = [
+    const COLORS: [&str; 11] = [
         "#8a8a8a", "#444444", "#c8102e", "#e8909f", "#d07020", "#e0a060", "#6b4fa0", "#b07a10",
-        "#1f6fb4", "#2f8f4e",
+        "#5a8f00", "#1f6fb4", "#2f8f4e",
     ];
     let mut lines = Vec::new();
     for (contender, color) in CONTENDERS.iter().zip(COLORS) {

@@ -22,8 +22,9 @@ use crate::sys::{self, EventFd, ReadyList, wait_either};
 /// The shortest and the longest doze.
 const DOZE_MIN: Duration = Duration::from_micros(100);
 const DOZE_MAX: Duration = Duration::from_millis(1);
-/// The longest where the adapter is another process's: the work goes on there, and the rings wait.
-const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(10);
+/// The longest where the adapter is another process's: the work goes on there, and the rings wait. A program
+/// that is to be woken by a descriptor calls the helper when it asks for that.
+const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(40);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
 /// So many polls since the helper looked last are those of a program that polls busily; and so many pass

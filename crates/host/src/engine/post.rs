@@ -197,32 +197,44 @@ impl Engine {
         &self,
         cq: CqId,
         max: usize,
-        mut taker: impl FnMut(&Completion),
+        taker: impl FnMut(&Completion),
     ) -> Result<usize, EngineError> {
+        Ok(self.poll_cq_and_move(cq, max, taker)?.0)
+    }
+
+    /// The same, and whether any progress was made, of which completions may come later.
+    #[inline]
+    pub(crate) fn poll_cq_and_move(
+        &self,
+        cq: CqId,
+        max: usize,
+        mut taker: impl FnMut(&Completion),
+    ) -> Result<(usize, bool), EngineError> {
         let mut core = self.enter()?;
         self.inner.count_poll();
         if core.watched {
-            return self.poll_watched(core, cq, max, &mut taker);
+            let found = self.poll_watched(core, cq, max, &mut taker)?;
+            return Ok((found, found > 0));
         }
         let found = core.adapter.poll_cq_each(cq, max, &mut taker)?;
         if found > 0 {
             core.poll_hit();
-            return Ok(found);
+            return Ok((found, true));
         }
         if core.take_news() {
-            return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
+            return Ok((core.adapter.poll_cq_each(cq, max, taker)?, true));
         }
         if core.last_look.serves(cq) {
-            return Ok(0);
+            return Ok((0, false));
         }
         let empty_polls = core.poll();
         core.last_look.made(cq, empty_polls > 0);
         if empty_polls == 0 {
-            return Ok(core.adapter.poll_cq_each(cq, max, taker)?);
+            return Ok((core.adapter.poll_cq_each(cq, max, taker)?, true));
         }
         drop(core);
         self.let_others_run(empty_polls);
-        Ok(0)
+        Ok((0, false))
     }
 
     /// The same, where a plan of faults or the strict mode looks on.

@@ -14,7 +14,7 @@ use quipu_nic::{
     SendOp, SendWr, Sge, TcpChange, Time, To, WcOpcode, WcStatus,
 };
 
-use super::queue::Queue;
+use super::queue::{Queue, TooMuch};
 use super::slots::{self, News, Request, Tag};
 use super::{RINGS, hear, ring};
 use crate::error::EngineError;
@@ -344,18 +344,18 @@ impl Attached {
                 } else {
                     (half.send_cq, &mut half.sends)
                 };
-                let Some(len) = queue.under_way(tag.sequence).map(|posted| posted.len) else {
-                    return true;
+                let success = done.status == WcStatus::Success;
+                let octets = if success { done.byte_len.into() } else { 0 };
+                let posted = match queue.finish(tag.sequence, octets) {
+                    Ok(Some(posted)) => posted,
+                    Ok(None) => return true,
+                    Err(TooMuch) => return false,
                 };
-                if done.status == WcStatus::Success && u64::from(done.byte_len) > len {
-                    return false;
-                }
-                let Some(posted) = queue.finish(tag.sequence) else { return true };
                 // What came over a connection may be told before that it stands, and be answered at once.
-                if tag.receive && done.status == WcStatus::Success && half.state == QpState::Init {
+                if tag.receive && success && half.state == QpState::Init {
                     half.state = QpState::Rts;
                 }
-                if done.status == WcStatus::Success && !posted.signaled {
+                if success && !posted.signaled {
                     return true;
                 }
                 let completion = Completion { wr_id: posted.wr_id, qp_num: half.number, ..done };

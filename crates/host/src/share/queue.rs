@@ -16,6 +16,10 @@ pub(super) struct Posted {
     done: bool,
 }
 
+/// More octets than a request has memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooMuch;
+
 /// The requests of one queue that are under way, or before such ones.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -62,16 +66,21 @@ impl Queue {
         sequence.wrapping_sub(oldest) as usize
     }
 
-    /// The request of a number, if it is under way.
-    pub(super) fn under_way(&self, sequence: u32) -> Option<&Posted> {
-        self.requests.get(self.index(sequence)).filter(|posted| !posted.done)
-    }
-
-    /// The request of a number is done; `None` if it is not under way. Those before it that nobody is told
-    /// of are, too.
-    pub(super) fn finish(&mut self, sequence: u32) -> Option<Posted> {
+    /// The request of a number is done, with so many octets of its memory; `Ok(None)` if it is not under way.
+    /// Those before it that nobody is told of are, too.
+    ///
+    /// # Errors
+    ///
+    /// It has not so much memory.
+    #[inline]
+    pub(super) fn finish(&mut self, sequence: u32, octets: u64) -> Result<Option<Posted>, TooMuch> {
         let index = self.index(sequence);
-        let posted = self.requests.get_mut(index).filter(|posted| !posted.done)?;
+        let Some(posted) = self.requests.get_mut(index).filter(|posted| !posted.done) else {
+            return Ok(None);
+        };
+        if octets > posted.len {
+            return Err(TooMuch);
+        }
         posted.done = true;
         let posted = *posted;
         self.reached = self.reached.max(index + 1);
@@ -81,7 +90,7 @@ impl Queue {
             self.requests.pop_front();
             self.reached -= 1;
         }
-        Some(posted)
+        Ok(Some(posted))
     }
 
     /// Forgets everything that is under way.
@@ -123,16 +132,17 @@ mod tests {
         }
         assert!(!queue.has_room());
         // Out of order, twice, and never posted.
-        assert_eq!(queue.finish(2).unwrap().wr_id, 12);
-        assert!(queue.finish(2).is_none() && queue.finish(4).is_none());
-        assert!(queue.finish(u32::MAX).is_none());
-        assert!(!queue.has_room());
-        assert_eq!(queue.finish(0).unwrap().wr_id, 10);
-        // 11 was not asked for, and is behind what is done.
+        let mut finish = |sequence, octets| {
+            queue.finish(sequence, octets).map(|posted| posted.map(|posted| posted.wr_id))
+        };
+        assert_eq!(finish(2, 1), Ok(Some(12)));
+        assert_eq!([2, 4, u32::MAX].map(|sequence| finish(sequence, 1)), [Ok(None); 3]);
+        assert_eq!((finish(0, 2), finish(0, 1)), (Err(TooMuch), Ok(Some(10))));
+        // 11 was not asked for, and is behind what is done: only 13 is left.
         assert_eq!(queue.requests.len(), 1);
         queue.push(14, 1, true);
         let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
         assert_eq!(left, [13, 14]);
-        assert!(queue.finish(4).is_none());
+        assert_eq!(queue.finish(4, 0).map(|posted| posted.is_none()), Ok(true));
     }
 }

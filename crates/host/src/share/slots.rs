@@ -121,9 +121,11 @@ pub(super) fn post(
     if rest > MAX_INLINE {
         return Err(RingError::TooLong);
     }
+    let inline_len = if len <= INLINE_MAX { len as u16 } else { 0 };
     let header = SlotHeader {
         opcode: if request.tag.receive { RECV } else { SEND },
         flags: request.flags.bits() as u8,
+        inline_len,
         length: len as u32,
         imm: sges as u32,
         raddr: request.tag.bits(),

@@ -175,13 +175,14 @@ impl Tenant {
         })
     }
 
-    /// Does what the rings ask for, and fills them; whether there was anything.
+    /// Does what the rings ask for, and fills them; whether there was anything, or the link has moved: what
+    /// the program has posted is under way then, and it goes on soon.
     ///
     /// # Errors
     ///
     /// The program is to be let go.
     pub(super) fn turn(&mut self) -> Result<bool, Ending> {
-        let mut any = self.tell()?;
+        let (mut any, moved) = self.tell()?;
         // While completions wait for room, nothing new is begun: so there are never more than requests.
         // Events about connections have all been told then: those of one call are the most that wait.
         if !self.is_behind() {
@@ -193,7 +194,7 @@ impl Tenant {
             self.channel.incoming.request_bytes.publish();
             self.ring();
         }
-        Ok(any)
+        Ok(any || moved)
     }
 
     /// Wakes the program if it sleeps and what was told is worth it.
@@ -209,9 +210,10 @@ impl Tenant {
         }
     }
 
-    /// Tells what has happened. An event is taken before the completion queue is looked at, and told when
-    /// that is empty: what a peer sent before it closed is told before that it has.
-    fn tell(&mut self) -> Result<bool, Ending> {
+    /// Tells what has happened; whether anything has, and whether the engine made progress. An event is taken
+    /// before the completion queue is looked at, and told when that is empty: what a peer sent before it
+    /// closed is told before that it has.
+    fn tell(&mut self) -> Result<(bool, bool), Ending> {
         while self.changes.len() < PER_TURN
             && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
         {
@@ -220,7 +222,7 @@ impl Tenant {
         let slots = &mut self.channel.outgoing.requests;
         let room = (slots.free()? as usize).min(PER_TURN);
         let mut failed = None;
-        let found = self.engine.poll_cq_each(self.cq, room, |completion| {
+        let found = self.engine.poll_cq_and_move(self.cq, room, |completion| {
             if let Err(error) = slots::tell(slots, &News::Completion(*completion)) {
                 failed = Some(error);
             }
@@ -229,7 +231,7 @@ impl Tenant {
             return Err(error.into());
         }
         // It cannot overrun, and it is there.
-        let found = found.unwrap_or(0);
+        let (found, moved) = found.unwrap_or_default();
         self.drained = found < room;
         let mut any = found > 0;
         while self.drained
@@ -242,7 +244,7 @@ impl Tenant {
             let news = News::Change { qp, change: event.change, state };
             slots::tell(&mut self.channel.outgoing.requests, &news)?;
         }
-        Ok(any)
+        Ok((any, moved))
     }
 
     /// Hands requests to the adapter.

@@ -127,6 +127,29 @@ impl Program {
     }
 }
 
+#[test]
+fn a_link_that_moves_is_work_though_nothing_completes() {
+    let ends = [0, 1].map(|_| Program::new(&engine("udp:127.0.0.1:0")));
+    let [here, there] = &ends;
+    // Nobody has a queue pair there.
+    let to = SocketAddr::new(there.engine.qpip_info().unwrap().addresses[0], 7);
+    let begun = Instant::now();
+    loop {
+        here.send(to, Payload::Inline(b"x")).unwrap();
+        here.next();
+        let polls = (0..1000).map(|_| there.engine.poll_cq_and_move(there.cq, 8, |_| ()).unwrap());
+        if polls.into_iter().any(|polled| polled == (0, true)) {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "nobody hears of what has come");
+    }
+    // When all is quiet there is none.
+    let quiet = || there.engine.poll_cq_and_move(there.cq, 8, |_| ()).unwrap() == (0, false);
+    while !quiet() {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}
+
 struct Numbers(u64);
 
 impl Numbers {

@@ -72,6 +72,10 @@ impl SlotHeader {
 /// How many slots ahead they are fetched.
 const FETCH_AHEAD: u32 = 4;
 
+/// Payload bytes that share a cache line with the header. Who has not more leaves the other line of a slot
+/// alone, also when slots are fetched: the next message will most likely be like the last.
+const FIRST_LINE: u16 = 32;
+
 /// Which slot a position is in, and the tag of its lap there.
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
@@ -173,10 +177,12 @@ impl SlotProducer {
     /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the
     /// slot is filled would cost more than all the rest.
     #[inline]
-    fn fetch_ahead(&self) {
+    fn fetch_ahead(&self, inline_len: u16) {
         let first = self.geometry.first_word(self.tail.wrapping_add(FETCH_AHEAD));
         self.words.prefetch(first, true);
-        self.words.prefetch(first + SLOT_WORDS / 2, true);
+        if inline_len > FIRST_LINE {
+            self.words.prefetch(first + SLOT_WORDS / 2, true);
+        }
     }
 
     /// Reads the consumer's counter; it must lie between what it was and what was pushed.
@@ -216,7 +222,7 @@ impl SlotWriter<'_> {
         // Release: whoever sees the tag sees the header and the payload.
         ring.words.at(first).store(packed[0], Ordering::Release);
         ring.tail = ring.tail.wrapping_add(1);
-        ring.fetch_ahead();
+        ring.fetch_ahead(header.inline_len);
         if !ring.started {
             ring.started = true;
             ring.started_word.store(1, Ordering::Release);
@@ -234,6 +240,8 @@ pub struct SlotConsumer {
     consumed_word: Shared<AtomicU32>,
     /// The slot at `head` was seen full.
     seen: bool,
+    /// What was seen last has a payload that goes on in the other line of its slot.
+    wide: bool,
     /// The slot before `head` was popped, and nothing has been waited for since.
     backlog: bool,
     started: bool,
@@ -255,6 +263,7 @@ impl SlotConsumer {
             published: 0,
             consumed_word: consumed,
             seen: false,
+            wide: false,
             backlog: false,
             started: false,
             started_word: started,
@@ -298,7 +307,9 @@ impl SlotConsumer {
         let first = self.geometry.first_word(self.head);
         self.seen = true;
         let rest = |i: usize| self.words.at(first + i).load(Ordering::Relaxed);
-        Some(SlotHeader::unpack([start, rest(1), rest(2), rest(3)]))
+        let header = SlotHeader::unpack([start, rest(1), rest(2), rest(3)]);
+        self.wide = header.inline_len > FIRST_LINE;
+        Some(header)
     }
 
     /// The [`INLINE_MAX`] payload bytes of the slot that [`peek`](SlotConsumer::peek) saw. They stay
@@ -322,7 +333,9 @@ impl SlotConsumer {
         if core::mem::replace(&mut self.backlog, true) {
             let first = self.geometry.first_word(self.head.wrapping_add(FETCH_AHEAD - 1));
             self.words.prefetch(first, false);
-            self.words.prefetch(first + SLOT_WORDS / 2, false);
+            if self.wide {
+                self.words.prefetch(first + SLOT_WORDS / 2, false);
+            }
         }
         if self.head.wrapping_sub(self.published) > self.geometry.mask / 2 {
             self.publish();
