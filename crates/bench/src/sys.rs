@@ -233,25 +233,28 @@ pub(crate) fn set_congestion(socket: &TcpStream, name: &str) -> io::Result<()> {
 }
 
 /// Has a packet socket not see what goes out at its interface, and gives it so many octets for what waits in
-/// either direction.
+/// either direction, or as many as the system allows where the right to more is missing (CAP_NET_ADMIN).
 ///
 /// # Errors
 ///
-/// It is no packet socket, or the right to so much memory is missing (CAP_NET_ADMIN).
+/// It is no packet socket.
 #[cfg(feature = "smoltcp")]
-pub(crate) fn set_up_packet_socket(socket: std::os::fd::RawFd, room: i32) -> io::Result<()> {
-    let options = [
-        (libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1),
-        (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, room),
-        (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, room),
-    ];
-    for (level, option, value) in options {
-        let value: libc::c_int = value;
+pub(crate) fn set_up_packet_socket(
+    socket: std::os::fd::RawFd,
+    room: libc::c_int,
+) -> io::Result<()> {
+    let set = |level, option, value: libc::c_int| {
         let (at, len) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
         // SAFETY: the kernel reads an integer that is on this stack.
-        if unsafe { libc::setsockopt(socket, level, option, at, len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let rc = unsafe { libc::setsockopt(socket, level, option, at, len) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+    for (at_any_rate, allowed) in
+        [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)]
+    {
+        let given = set(libc::SOL_SOCKET, at_any_rate, room);
+        given.or_else(|_| set(libc::SOL_SOCKET, allowed, room))?;
     }
     Ok(())
 }
