@@ -91,27 +91,27 @@ impl Pair {
     fn open(&mut self, from: SocketAddr, to: SocketAddr, config: &Arc<tcp::Config>) -> Result<()> {
         let here = self.client.connect_from(self.now, from, to, config)?;
         self.client.set_receive_space(here, ROOM);
-        self.to_server().context("no SYN")?;
+        self.carry_over().context("no SYN")?;
         let Some(Event::Incoming { connection: there, .. }) = self.server.poll_event() else {
             return Err(anyhow!("nobody comes in"));
         };
         self.server.set_receive_space(there, ROOM);
-        self.to_client().context("no answer to the SYN")?;
-        self.to_server().context("the answer is not acknowledged")?;
+        self.carry_back().context("no answer to the SYN")?;
+        self.carry_over().context("the answer is not acknowledged")?;
         while self.client.poll_event().is_some() || self.server.poll_event().is_some() {}
         self.ids.push([here, there]);
         Ok(())
     }
 
     /// Brings the client's next frame to the server.
-    fn to_server(&mut self) -> Option<Arrival> {
+    fn carry_over(&mut self) -> Option<Arrival> {
         let len = transmit(&mut self.client, self.now, &mut self.frame)?;
         let frame = Frame { bytes: &self.frame[..len], checked: true };
         Some(self.server.handle_frame(self.now, &frame))
     }
 
     /// Brings the server's next frame to the client.
-    fn to_client(&mut self) -> Option<Arrival> {
+    fn carry_back(&mut self) -> Option<Arrival> {
         let len = transmit(&mut self.server, self.now, &mut self.frame)?;
         let frame = Frame { bytes: &self.frame[..len], checked: true };
         Some(self.client.handle_frame(self.now, &frame))
@@ -157,7 +157,7 @@ impl Pair {
         while let Some(at) = self.server.poll_timeout().filter(|at| *at <= self.now + QUIET) {
             self.now = self.now.max(at);
             self.server.handle_timeout(self.now);
-            ensure!(self.to_client().is_none(), "an idle connection sends");
+            ensure!(self.carry_back().is_none(), "an idle connection sends");
         }
         Ok(())
     }
