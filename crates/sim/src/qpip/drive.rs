@@ -48,7 +48,9 @@ impl Programs {
         };
         self.ends[e].stage = Stage::Opening;
         if let Some(flow) = world.hosts[host].adapter.tcp_flow(qp) {
-            self.callers.insert((flow.local.ip().into(), flow.local.port()), e);
+            let there = self.ends[self.ends[e].peer].host;
+            let from = (flow.local.ip().into(), flow.local.port());
+            self.callers.insert((from.0, from.1, there, flow.remote.port()), e);
         }
         world.trace.note(&[61, e as u64]);
         world.trace.line(world.kernel.now(), || format!("end {e} opens: {done:?}"));

@@ -62,8 +62,8 @@ pub struct Programs {
     by_num: BTreeMap<(usize, QpNum), usize>,
     /// What is listened at.
     ports: Vec<Port>,
-    /// Who has last connected from an address.
-    callers: BTreeMap<(Gid, u16), usize>,
+    /// Who has last connected from an address and a port to a port of a host.
+    callers: BTreeMap<(Gid, u16, usize, u16), usize>,
     /// When the latest queue pair was used again, in nanoseconds.
     reborn_ns: u64,
     datagrams: Datagrams,

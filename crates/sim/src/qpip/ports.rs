@@ -81,8 +81,9 @@ impl Programs {
             Opening::Offered | Opening::Decides { .. } => {}
         }
         let caller = world.hosts[host].adapter.query_qp(qp).ok().and_then(|info| {
+            let to = self.ports[self.ends[e].port?].number;
             let from = (info.attr.av.dgid, info.attr.dest_qp_num as u16);
-            self.callers.get(&from).copied()
+            self.callers.get(&(from.0, from.1, host, to)).copied()
         });
         let Some(caller) = caller else {
             return world.violate(|| format!("end {e} is connected to nobody"));
