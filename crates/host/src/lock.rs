@@ -1,4 +1,4 @@
-//! The one lock of an engine: two locked instructions where nobody competes, a short spin, then
+//! The one lock of an engine: one locked instruction where nobody competes, a short spin, then
 //! sleep in the kernel.
 //!
 //! There is one lock per engine, and the engine takes no other while it holds it. Whoever holds it
@@ -7,20 +7,24 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
-const AWAITED: u32 = 2;
 
 /// Turns of the spin, each a pause instruction: a holder that is running lets go within it.
 const SPINS: u32 = 200;
+/// How long a sleeper sleeps at most. Whoever lets go may miss one that is about to sleep: the lock is given
+/// back by a plain store, which the look for sleepers may overtake. In practice the kernel's own look at the
+/// word, on the way to sleep, comes long behind that store.
+const NAP: Duration = Duration::from_millis(1);
 
 /// Data behind a lock.
 pub(crate) struct Lock<T> {
     state: AtomicU32,
+    /// Somebody may sleep, and was not woken yet.
+    awaited: AtomicBool,
     /// Whether waiting with a busy loop makes sense: not where there is one processor.
     spin: bool,
     data: UnsafeCell<T>,
@@ -37,13 +41,19 @@ pub(crate) struct Guard<'a, T> {
 impl<T> Lock<T> {
     /// A free lock. `spin` says whether more than one processor is there.
     pub(crate) fn new(data: T, spin: bool) -> Self {
-        Self { state: AtomicU32::new(FREE), spin, data: UnsafeCell::new(data) }
+        let (state, awaited) = (AtomicU32::new(FREE), AtomicBool::new(false));
+        Self { state, awaited, spin, data: UnsafeCell::new(data) }
+    }
+
+    #[inline]
+    fn try_take(&self) -> bool {
+        self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Waits for the lock.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if !self.try_take() {
             self.lock_contended();
         }
         Guard { lock: self }
@@ -59,8 +69,7 @@ impl<T> Lock<T> {
     /// by a signal while it held it.
     pub(crate) fn lock_within(&self, limit: Duration) -> Option<Guard<'_, T>> {
         let end = Instant::now() + limit;
-        while self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err()
-        {
+        while !self.try_take() {
             if Instant::now() > end {
                 return None;
             }
@@ -74,18 +83,17 @@ impl<T> Lock<T> {
         let turns = if self.spin { SPINS } else { 0 };
         for _ in 0..turns {
             std::hint::spin_loop();
-            let free = self.state.load(Ordering::Relaxed) == FREE;
-            if free
-                && self
-                    .state
-                    .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-            {
+            if self.state.load(Ordering::Relaxed) == FREE && self.try_take() {
                 return;
             }
         }
-        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
-            futex_wait(&self.state, AWAITED, None);
+        loop {
+            // It stays so when the lock is taken: there may be others, of whom one is woken in turn.
+            self.awaited.store(true, Ordering::SeqCst);
+            if self.try_take() {
+                return;
+            }
+            futex_wait(&self.state, HELD, Some(NAP));
         }
     }
 }
@@ -111,7 +119,10 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.lock.state.swap(FREE, Ordering::Release) == AWAITED {
+        self.lock.state.store(FREE, Ordering::Release);
+        if self.lock.awaited.load(Ordering::Relaxed) {
+            // Once: who was woken may be long in coming, where others have its processor.
+            self.lock.awaited.store(false, Ordering::Relaxed);
             futex_wake(&self.lock.state);
         }
     }

@@ -65,6 +65,8 @@ pub(crate) struct Cq {
     held: VecDeque<Held>,
     /// When the next completion shows up, if that is later than now.
     hold: Option<Time>,
+    /// Nobody is to be told of a completion, and nothing is kept or held back: see [`settle`](Self::settle).
+    plain: bool,
     /// Queue pairs that complete here.
     pub(crate) users: u32,
 }
@@ -87,6 +89,7 @@ impl Cq {
             alarm: None,
             held: VecDeque::new(),
             hold: None,
+            plain: true,
             users: 0,
         }
     }
@@ -95,6 +98,16 @@ impl Cq {
     /// receive that the peer marked so, or any error).
     #[inline]
     pub(crate) fn push(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
+        if self.plain && self.queue.len() < self.capacity {
+            self.queue.push_back(completion);
+            self.solicited |= solicited;
+            return Pushed::Quietly;
+        }
+        self.push_watched(completion, solicited, now)
+    }
+
+    /// As [`push`](Self::push), where more is to be done than to add it.
+    fn push_watched(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
         if self.queue.len() + self.held.len() >= self.capacity && !self.make_room() {
             return Pushed::Overrun;
         }
@@ -105,7 +118,15 @@ impl Cq {
         self.show(completion, solicited, now)
     }
 
+    /// Finds out whether a completion is no more than added, after anything has changed that may forbid it.
     #[inline]
+    fn settle(&mut self) {
+        self.plain = self.notify == Notify::Nothing
+            && self.stamps.is_none()
+            && self.hold.is_none()
+            && self.held.is_empty();
+    }
+
     fn show(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
         self.queue.push_back(completion);
         if let Some(stamps) = &mut self.stamps {
@@ -116,7 +137,6 @@ impl Cq {
     }
 
     /// The event that `count` completions cause, if the program has asked for one.
-    #[inline]
     fn announce(&mut self, solicited: bool, count: usize) -> Pushed {
         let wanted = match self.notify {
             Notify::Nothing => false,
@@ -145,6 +165,7 @@ impl Cq {
             Some(channel) if self.notify != Notify::Nothing => {
                 self.notify = Notify::Nothing;
                 self.told = true;
+                self.settle();
                 Pushed::Notify(channel, self.context)
             }
             _ => Pushed::Quietly,
@@ -176,6 +197,7 @@ impl Cq {
     /// What is pushed from now on shows up at `at`, or when what is held back already does if that is later.
     pub(crate) fn hold(&mut self, at: Time) {
         self.hold = self.hold.max(Some(at));
+        self.settle();
     }
 
     pub(crate) fn is_holding(&self) -> bool {
@@ -195,6 +217,7 @@ impl Cq {
         }
         if self.held.is_empty() {
             self.hold = None;
+            self.settle();
         }
         None
     }
@@ -218,6 +241,10 @@ impl Cq {
         }
         if let Some(stamps) = &mut self.stamps {
             stamps.drain(..count);
+        }
+        if self.queue.is_empty() {
+            // The next one goes where this one was, which the processor still has at hand.
+            self.queue.clear();
         }
         self.looked();
         count
@@ -246,6 +273,7 @@ impl Cq {
     pub(crate) fn keep_stamps(&mut self) {
         let none = || VecDeque::from(vec![Time::default(); self.queue.len()]);
         self.stamps.get_or_insert_with(none);
+        self.settle();
     }
 
     /// From now on the oldest completion makes room for one too many.
@@ -285,6 +313,7 @@ impl Cq {
         } else if self.notify == Notify::Nothing {
             self.notify = Notify::Solicited;
         }
+        self.settle();
         if self.told || self.queue.is_empty() {
             return Pushed::Quietly;
         }
@@ -369,6 +398,32 @@ mod tests {
         assert_eq!(cq.request_notify(true), told);
         assert_eq!(cq.pop(8, |_| {}), 2);
         assert_eq!(cq.request_notify(false), Pushed::Quietly, "there is nothing");
+    }
+
+    #[test]
+    fn a_queue_is_plain_exactly_while_nothing_is_to_be_done_beside_adding() {
+        let mut cq = Cq::new(4, Some(ChannelId(7)), 42);
+        assert!(cq.plain);
+        cq.request_notify(true);
+        assert!(!cq.plain);
+        assert_eq!(cq.push(completion(0), true, NOW), Pushed::Notify(ChannelId(7), 42));
+        assert!(cq.plain, "it was asked for once");
+        cq.hold(Time(9));
+        assert!(!cq.plain);
+        assert_eq!(cq.push(completion(1), false, NOW), Pushed::Quietly);
+        assert_eq!(cq.pop(4, |_| {}), 1, "the second is held back");
+        assert_eq!(cq.release(Time(9)), Some(Pushed::Quietly));
+        assert!(!cq.plain);
+        assert_eq!(cq.release(Time(9)), None);
+        assert!(cq.plain, "nothing is held back any more");
+        assert_eq!(cq.pop(4, |found| assert_eq!(found.wr_id, 1)), 1);
+        cq.keep_stamps();
+        assert!(!cq.plain);
+        cq.push(completion(2), false, Time(11));
+        assert_eq!(cq.pop_stamped(), Some((completion(2), Time(11))));
+        let mut failed = Cq::new(4, None, 0);
+        failed.fail();
+        assert_eq!(failed.push(completion(3), false, NOW), Pushed::Overrun);
     }
 
     #[test]

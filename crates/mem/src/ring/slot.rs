@@ -42,6 +42,7 @@ pub struct SlotHeader {
 }
 
 impl SlotHeader {
+    #[inline(always)]
     fn pack(&self, tag: u32) -> [u64; HEADER_WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let kind = u32::from_le_bytes([self.opcode, self.flags, 0, 0]);
@@ -174,6 +175,13 @@ impl SlotProducer {
         Ok(())
     }
 
+    /// Says that there is something in a ring that was never used.
+    #[cold]
+    fn start(&mut self) {
+        self.started = true;
+        self.started_word.store(1, Ordering::Release);
+    }
+
     /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the
     /// slot is filled would cost more than all the rest.
     #[inline]
@@ -211,7 +219,7 @@ impl SlotWriter<'_> {
     }
 
     /// Pushes the slot: the consumer may see it from now on.
-    #[inline]
+    #[inline(always)]
     pub fn commit(self, header: &SlotHeader) {
         let ring = self.ring;
         let first = ring.geometry.first_word(ring.tail);
@@ -224,8 +232,7 @@ impl SlotWriter<'_> {
         ring.tail = ring.tail.wrapping_add(1);
         ring.fetch_ahead(header.inline_len);
         if !ring.started {
-            ring.started = true;
-            ring.started_word.store(1, Ordering::Release);
+            ring.start();
         }
     }
 }
@@ -292,6 +299,13 @@ impl SlotConsumer {
         }
         self.backlog = false;
         None
+    }
+
+    /// Whether the message before the next one was popped and none has been waited for since, so that more
+    /// may well be there.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        self.backlog
     }
 
     /// Whether there is a message.
@@ -386,6 +400,21 @@ mod tests {
         (producer.tail, producer.consumed) = (start, start);
         (consumer.head, consumer.published) = (start, start);
         (producer, consumer, segment)
+    }
+
+    #[test]
+    fn a_backlog_lasts_from_a_pop_to_a_look_in_vain() {
+        let (mut producer, mut consumer, _segment) = ring(4, 0);
+        let push = |producer: &mut SlotProducer| producer.push(&SlotHeader::default(), &[]);
+        push(&mut producer).unwrap();
+        assert!(consumer.is_filled() && !consumer.has_backlog(), "it was waited for");
+        push(&mut producer).unwrap();
+        for _ in 0..2 {
+            assert!(consumer.peek().is_some());
+            consumer.pop();
+            assert!(consumer.has_backlog());
+        }
+        assert!(!consumer.is_filled() && !consumer.has_backlog());
     }
 
     #[test]

@@ -4,11 +4,10 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
-use super::{answers, unreliable, writes};
+use super::{answers, reads, unreliable, writes};
 use crate::adapter::Hub;
 use crate::channel::{
-    BUDGET, CHUNK, Carried, ChannelPath, Other, PIECE, PendingRead, References, carried, flag,
-    request, response,
+    BUDGET, CHUNK, Carried, ChannelPath, Other, References, carried, flag, request, response,
 };
 use crate::link::{PeerMemory, PeerMemoryFault, channel_config};
 use crate::probe::{Probe, Stage};
@@ -16,7 +15,7 @@ use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit;
-use crate::types::{Access, AsyncEvent, WcExtra, WcOpcode, WcStatus};
+use crate::types::{AsyncEvent, WcExtra, WcOpcode, WcStatus};
 use crate::unordered;
 use crate::watch;
 
@@ -100,7 +99,8 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
 /// may still fill them.
 pub(crate) fn run_out<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let config = channel_config();
-    let looks = config.request_slots.max(config.response_slots) as usize / BUDGET + 1;
+    // The first look may end behind one slot.
+    let looks = config.request_slots.max(config.response_slots) as usize / BUDGET + 2;
     for _ in 0..looks {
         if !matches!(qp.path, Path::Channel(_)) || !run(qp, hub) {
             break;
@@ -122,6 +122,7 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
             referred += header.length.min(CHUNK);
         }
         // Also while the request itself has to wait: the program may wait for this before it posts a receive.
+        let acked = qp.requester.acked;
         if qp.qp_type.requests() {
             requester_ack(qp, hub, header.ack)?;
         }
@@ -134,8 +135,17 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         };
         match front {
             Front::Done => {
-                path(qp)?.channel.incoming.requests.pop();
+                let answers = acked != qp.requester.acked;
+                let requests = &mut path(qp)?.channel.incoming.requests;
+                // Of a small answer that was waited for, the program is told at once. Seldom does another
+                // message stand behind it, and the next look finds out: that slot is in the peer's cache, and
+                // has to come from there.
+                let alone = express && answers && !requests.has_backlog();
+                requests.pop();
                 busy = true;
+                if alone {
+                    break;
+                }
             }
             Front::Again => busy = true,
             Front::Wait => break,
@@ -318,8 +328,8 @@ pub(super) fn execute<P: Probe>(
         request::SEND | request::SEND_IMM | request::SEND_INV => send(qp, hub, header),
         request::WRITE => writes::write(qp, hub, header),
         request::WRITE_IMM => writes::write_imm(qp, hub, header),
-        request::READ => read(qp, hub, header),
-        request::COMPARE_SWAP | request::FETCH_ADD => atomic(qp, hub, header),
+        request::READ => reads::read(qp, hub, header),
+        request::COMPARE_SWAP | request::FETCH_ADD => reads::atomic(qp, hub, header),
         _ => Err(Refusal::Invalid.into()),
     }
 }
@@ -552,127 +562,6 @@ fn fetch_receive<P: Probe>(
     qp.responder.receive.placed = end;
     path(qp)?.front_done = done + len;
     Ok(done + len == header.length)
-}
-
-fn read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    if header.flags & flag::REFERENCE != 0 {
-        return deliver_read(qp, hub, header);
-    }
-    let read = path(qp)?.pending_read.unwrap_or(PendingRead {
-        rkey: header.rkey,
-        addr: header.raddr,
-        size: header.length,
-        done: 0,
-    });
-    let left = read.size - read.done;
-    let span = responder::remote(
-        qp,
-        hub,
-        read.rkey,
-        read.addr.wrapping_add(u64::from(read.done)),
-        left,
-        Access::REMOTE_READ,
-    )?;
-    let len = left.min(PIECE);
-    let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
-    let outgoing = &mut path.channel.outgoing;
-    let slot = match outgoing.responses.reserve() {
-        Ok(slot) => slot,
-        Err(RingError::Full) => return Ok(Front::Wait),
-        Err(error) => return Err(error.into()),
-    };
-    let mut answer =
-        SlotHeader { opcode: response::READ_DATA, length: len, ..SlotHeader::default() };
-    if len as usize <= INLINE_MAX {
-        span.sub(0, len as usize).copy_to(&slot.payload());
-        answer.inline_len = len as u16;
-    } else {
-        let at = match outgoing.response_bytes.reserve(len) {
-            Ok(at) => at,
-            Err(RingError::Full) => return Ok(Front::Wait),
-            Err(error) => return Err(error.into()),
-        };
-        outgoing.response_bytes.write_span(at, &span.sub(0, len as usize));
-        answer.flags |= flag::BYTES;
-    }
-    answer.flags |= if len < left { flag::MORE } else { 0 };
-    slot.commit(&answer);
-    hub.probe.stage(Stage::GetData, len as usize);
-    if len < left {
-        path.pending_read = Some(PendingRead { done: read.done + len, ..read });
-        return Ok(Front::Again);
-    }
-    path.pending_read = None;
-    if hub.probe.watches() {
-        watch::read_answered(qp, hub, (read.rkey, read.addr), read.size);
-    }
-    responder::count_read(qp, read.size);
-    responder::executed(qp);
-    Ok(Front::Done)
-}
-
-/// Puts the bytes of a read where the peer wants them; the count of executed requests then says so.
-fn deliver_read<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    header: &SlotHeader,
-) -> Result<Front, End> {
-    let done = path(qp)?.front_done;
-    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
-    let list = references(path(qp)?, header);
-    let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
-    let span =
-        responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_READ)?;
-    let local = [span.sub(done as usize, len as usize).as_raw()];
-    by_reference(qp, hub, |memory| memory.write(&local, remote.as_slice()))?;
-    hub.probe.stage(Stage::GetData, len as usize);
-    let path = path(qp)?;
-    path.front_done = done + len;
-    if done + len < header.length {
-        return Ok(Front::Again);
-    }
-    let slot = match path.channel.outgoing.responses.reserve() {
-        Ok(slot) => slot,
-        Err(RingError::Full) => return Ok(Front::Wait),
-        Err(error) => return Err(error.into()),
-    };
-    slot.commit(&SlotHeader {
-        opcode: response::READ_DATA,
-        flags: flag::REFERENCE,
-        length: header.length,
-        ..SlotHeader::default()
-    });
-    path.front_done = 0;
-    if hub.probe.watches() {
-        watch::read_answered(qp, hub, (header.rkey, header.raddr), header.length);
-    }
-    responder::count_read(qp, header.length);
-    responder::executed(qp);
-    Ok(Front::Done)
-}
-
-fn atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    let mut operands = [0; 16];
-    path(qp)?.channel.incoming.requests.payload().read_into(0, &mut operands);
-    let half =
-        |at: usize| operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default();
-    if path(qp)?.channel.outgoing.responses.free()? == 0 {
-        return Ok(Front::Wait);
-    }
-    let word = responder::remote(qp, hub, header.rkey, header.raddr, 8, Access::REMOTE_ATOMIC)?;
-    let original = if header.opcode == request::FETCH_ADD {
-        word.fetch_add(half(0))
-    } else {
-        word.compare_swap(half(0), half(8))
-    };
-    let answer = SlotHeader { opcode: response::ATOMIC, length: 8, ..SlotHeader::default() };
-    path(qp)?.channel.outgoing.responses.push(&answer, &original.to_ne_bytes())?;
-    if hub.probe.watches() {
-        watch::atomic_answered(qp, hub, header, [half(0), half(8)], original);
-    }
-    qp.responder.counters.atomics += 1;
-    responder::executed(qp);
-    Ok(Front::Done)
 }
 
 /// Tells the peer that its oldest request is refused, and ends the queue pair.

@@ -57,6 +57,18 @@ fn the_answer_acknowledges() {
 }
 
 #[test]
+fn a_look_ends_behind_an_answer_that_was_waited_for() {
+    let (mut pair, qps, buffer) = acquainted();
+    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
+    assert_eq!(look(&mut pair, 1), [10]);
+    for wr_id in [2, 3, 4] {
+        pair.send(1, qps[1], wr_id, SendOp::Send, &[]);
+    }
+    assert_eq!(look(&mut pair, 0), [1, 10]);
+    assert_eq!(look(&mut pair, 0), [11, 12], "the next one finds what stands behind it");
+}
+
+#[test]
 fn an_answer_that_has_to_wait_for_a_receive_acknowledges_at_once() {
     let (mut pair, qps, buffer) = without_receives();
     pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);

@@ -1,0 +1,143 @@
+//! Requests of a channel that the peer wants an answer to: reads and atomics.
+
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
+
+use super::channel::{End, Front, by_reference, path, references};
+use crate::adapter::Hub;
+use crate::channel::{CHUNK, PIECE, PendingRead, flag, request, response};
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::responder;
+use crate::types::Access;
+use crate::watch;
+
+/// Answers a read: its bytes go through the response ring, or to where the peer says.
+pub(super) fn read<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    if header.flags & flag::REFERENCE != 0 {
+        return deliver_read(qp, hub, header);
+    }
+    let read = path(qp)?.pending_read.unwrap_or(PendingRead {
+        rkey: header.rkey,
+        addr: header.raddr,
+        size: header.length,
+        done: 0,
+    });
+    let left = read.size - read.done;
+    let span = responder::remote(
+        qp,
+        hub,
+        read.rkey,
+        read.addr.wrapping_add(u64::from(read.done)),
+        left,
+        Access::REMOTE_READ,
+    )?;
+    let len = left.min(PIECE);
+    let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
+    let outgoing = &mut path.channel.outgoing;
+    let slot = match outgoing.responses.reserve() {
+        Ok(slot) => slot,
+        Err(RingError::Full) => return Ok(Front::Wait),
+        Err(error) => return Err(error.into()),
+    };
+    let mut answer =
+        SlotHeader { opcode: response::READ_DATA, length: len, ..SlotHeader::default() };
+    if len as usize <= INLINE_MAX {
+        span.sub(0, len as usize).copy_to(&slot.payload());
+        answer.inline_len = len as u16;
+    } else {
+        let at = match outgoing.response_bytes.reserve(len) {
+            Ok(at) => at,
+            Err(RingError::Full) => return Ok(Front::Wait),
+            Err(error) => return Err(error.into()),
+        };
+        outgoing.response_bytes.write_span(at, &span.sub(0, len as usize));
+        answer.flags |= flag::BYTES;
+    }
+    answer.flags |= if len < left { flag::MORE } else { 0 };
+    slot.commit(&answer);
+    hub.probe.stage(Stage::GetData, len as usize);
+    if len < left {
+        path.pending_read = Some(PendingRead { done: read.done + len, ..read });
+        return Ok(Front::Again);
+    }
+    path.pending_read = None;
+    if hub.probe.watches() {
+        watch::read_answered(qp, hub, (read.rkey, read.addr), read.size);
+    }
+    responder::count_read(qp, read.size);
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+/// Puts the bytes of a read where the peer wants them; the count of executed requests then says so.
+fn deliver_read<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    let done = path(qp)?.front_done;
+    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+    let list = references(path(qp)?, header);
+    let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
+    let span =
+        responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_READ)?;
+    let local = [span.sub(done as usize, len as usize).as_raw()];
+    by_reference(qp, hub, |memory| memory.write(&local, remote.as_slice()))?;
+    hub.probe.stage(Stage::GetData, len as usize);
+    let path = path(qp)?;
+    path.front_done = done + len;
+    if done + len < header.length {
+        return Ok(Front::Again);
+    }
+    let slot = match path.channel.outgoing.responses.reserve() {
+        Ok(slot) => slot,
+        Err(RingError::Full) => return Ok(Front::Wait),
+        Err(error) => return Err(error.into()),
+    };
+    slot.commit(&SlotHeader {
+        opcode: response::READ_DATA,
+        flags: flag::REFERENCE,
+        length: header.length,
+        ..SlotHeader::default()
+    });
+    path.front_done = 0;
+    if hub.probe.watches() {
+        watch::read_answered(qp, hub, (header.rkey, header.raddr), header.length);
+    }
+    responder::count_read(qp, header.length);
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+/// Executes an atomic, and answers with the word before it.
+pub(super) fn atomic<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    let mut operands = [0; 16];
+    path(qp)?.channel.incoming.requests.payload().read_into(0, &mut operands);
+    let half =
+        |at: usize| operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default();
+    if path(qp)?.channel.outgoing.responses.free()? == 0 {
+        return Ok(Front::Wait);
+    }
+    let word = responder::remote(qp, hub, header.rkey, header.raddr, 8, Access::REMOTE_ATOMIC)?;
+    let original = if header.opcode == request::FETCH_ADD {
+        word.fetch_add(half(0))
+    } else {
+        word.compare_swap(half(0), half(8))
+    };
+    let answer = SlotHeader { opcode: response::ATOMIC, length: 8, ..SlotHeader::default() };
+    path(qp)?.channel.outgoing.responses.push(&answer, &original.to_ne_bytes())?;
+    if hub.probe.watches() {
+        watch::atomic_answered(qp, hub, header, [half(0), half(8)], original);
+    }
+    qp.responder.counters.atomics += 1;
+    responder::executed(qp);
+    Ok(Front::Done)
+}
