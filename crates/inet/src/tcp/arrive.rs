@@ -174,7 +174,7 @@ impl Connection {
         let numbers = arrival.len + u64::from(arrival.fin) + u64::from(syn);
         if position.is_none() || !self.is_acceptable(arrival.start, numbers) {
             self.reject(now, segment, position, numbers);
-            return None;
+            return (numbers == 0 && self.is_behind_a_probe(segment, arrival.start)).then_some(arrival);
         }
         if segment.flags.has(Flags::RST) {
             self.arrive_reset(now, arrival.start);
@@ -231,6 +231,19 @@ impl Connection {
             return nxt <= start && start <= edge;
         }
         start < edge.max(nxt + 1) && start + numbers > nxt
+    }
+
+    /// Whether a segment without octets, below the window, acknowledges something all the same. The peer may
+    /// have probed a window that was open again here: it knows of no window where its next number is, and
+    /// acknowledges from before until it hears of ours. If we had done so as well, and neither heard the
+    /// other, both would go on for ever. A probe is a segment at most.
+    fn is_behind_a_probe(&self, segment: &Repr, start: u64) -> bool {
+        let flags = segment.flags;
+        let bare = flags.has(Flags::ACK) && !flags.has(Flags::RST) && !flags.has(Flags::URG);
+        let near = start < self.receive.nxt && self.receive.nxt - start <= u64::from(u16::MAX);
+        let ack = self.queue.space.position(self.queue.una, segment.ack);
+        let news = ack.is_some_and(|ack| self.queue.una < ack && ack <= self.queue.nxt);
+        bare && near && news && self.state != State::SynReceived
     }
 
     /// A segment outside of the window: the peer learns where we are (RFC 9293 3.10.7.4, first check).
