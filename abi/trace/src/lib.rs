@@ -109,17 +109,26 @@ macro_rules! waiting_entry {
 }
 
 /// Defines C entry points that are called for each message, each twice: as `quipu_cabi::entry!` does,
-/// which is never traced, and in a module `traced`, which always is. [`fill!`] chooses.
+/// which is never traced, and in a module `traced`, which always is. [`fill!`] chooses. To keep the thread
+/// ended is left to the engine, which does so where there is a system call.
 #[macro_export]
 macro_rules! quick_entry {
     ($(
         $(#[$meta:meta])*
         fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty $body:block
     )*) => {
-        $crate::quipu_cabi::entry! {$(
+        $(
             $(#[$meta])*
-            fn $name($($arg: $ty),*) -> $ret $body
-        )*}
+            ///
+            /// # Safety
+            ///
+            /// As the manual page of the C function demands of its arguments.
+            pub unsafe extern "C" fn $name(
+                $($arg: $ty),*
+            ) -> <$ret as $crate::quipu_cabi::CReturn>::Raw {
+                $crate::quipu_cabi::wall::<$ret>(stringify!($name), move || $body)
+            }
+        )*
 
         /// The functions of this module, traced.
         pub(crate) mod traced {

@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use libc::{c_int, c_short, c_void, socklen_t};
+use quipu_cabi::Hold;
 
 /// The lowest number that a descriptor of ours may have.
 const LOWEST_FD: c_int = 3;
@@ -391,6 +392,7 @@ impl EventFd {
 
     /// Adds 1: whoever waits wakes up.
     pub(crate) fn set(&self) {
+        let _hold = Hold::new();
         let one = 1u64.to_ne_bytes();
         // SAFETY: the kernel reads 8 bytes from a live array. The one error is a full counter,
         // which wakes just as well.
@@ -399,6 +401,7 @@ impl EventFd {
 
     /// Puts the counter back to 0.
     pub(crate) fn clear(&self) {
+        let _hold = Hold::new();
         // A program may have read a counter that is its own to wait for, though it should not;
         // reading at 0 would then wait for ever.
         if !is_readable(self.0.as_raw_fd()) {

@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use quipu_cabi::Hold;
 use quipu_cm::StreamKey;
 use quipu_nic::{ConnId, Ends, Gid, Header, Passage, Probe, QpNum};
 use quipu_observe::{
@@ -172,6 +173,7 @@ impl Tap {
     #[cold]
     fn write(&mut self) {
         let Some(recorder) = &mut self.0 else { return };
+        let _hold = Hold::new();
         let Recorder { capture, file, path, told } = &mut **recorder;
         let path = path.display();
         if let Err(error) = file.write_all(capture.output()) {

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quipu_cabi::Hold;
 use quipu_nic::{
     Action, Adoption, Event, Fault, QpAttr, QpAttrMask, QpId, QpNum, QpState, Role, Time,
 };
@@ -313,6 +314,7 @@ impl Core {
 
     /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
     pub(super) fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
+        let _hold = Hold::new();
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let mut sent = transmit(&mut self.net, &mut self.adapter, now)

@@ -1,5 +1,6 @@
 //! What a poll does that finds its queue empty, and which of several in turn do it.
 
+use quipu_cabi::Hold;
 use quipu_nic::CqId;
 
 use super::core::Core;
@@ -70,6 +71,7 @@ impl Core {
         if !due && self.memory_is_all() {
             return self.poll_memory();
         }
+        let _hold = Hold::new();
         let fresh = due || self.empty_polls.is_multiple_of(POLLS_PER_READING);
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use quipu_cabi::Hold;
 use quipu_fault::{Call, Occasion};
 use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
 
@@ -246,6 +247,7 @@ impl Engine {
         max: usize,
         taker: &mut dyn FnMut(&Completion),
     ) -> Result<usize, EngineError> {
+        let _hold = Hold::new();
         core.consult(Occasion::of(Call::PollCq), None)?;
         let mut found = Vec::new();
         let mut empty_polls = 0;

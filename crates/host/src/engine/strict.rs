@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 
+use quipu_cabi::Hold;
 use quipu_nic::{
     AhId, Completion, CqId, Fault, MrId, Payload, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId,
     Time,
@@ -51,6 +52,7 @@ impl Strict {
     }
 
     fn write(&mut self, report: &Report) {
+        let _hold = Hold::new();
         // A program goes on whose log cannot be written.
         let _ = match &mut self.log {
             Some(file) => writeln!(file, "{}", report.json()),

@@ -32,6 +32,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use quipu_cabi::Hold;
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 
 use crate::counters::{own_folder, private_folders};
@@ -125,6 +126,7 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
 
 /// Rings a bell. If there is no room for another byte, it is ringing already.
 fn ring(bell: &OwnedFd) {
+    let _hold = Hold::new();
     let _ = crate::sys::send(bell, RING);
 }
 

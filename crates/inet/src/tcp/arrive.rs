@@ -174,7 +174,8 @@ impl Connection {
         let numbers = arrival.len + u64::from(arrival.fin) + u64::from(syn);
         if position.is_none() || !self.is_acceptable(arrival.start, numbers) {
             self.reject(now, segment, position, numbers);
-            return (numbers == 0 && self.is_behind_a_probe(segment, arrival.start)).then_some(arrival);
+            return (numbers == 0 && self.is_behind_a_probe(segment, arrival.start))
+                .then_some(arrival);
         }
         if segment.flags.has(Flags::RST) {
             self.arrive_reset(now, arrival.start);
