@@ -1,7 +1,5 @@
 //! On-demand paging, null regions, and objects found by the numbers that programs show each other.
 
-use std::slice;
-
 use quipu_abi_types::*;
 use quipu_mem::Access;
 use quipu_nic::PdId;
@@ -69,7 +67,7 @@ entries! {
         let pd = instance.pd(pd);
         instance.registry().context_of(Object::Pd(pd))?;
         // SAFETY: the table demands a list of `count` elements.
-        let list = unsafe { slice::from_raw_parts(list, count as usize) };
+        let list = unsafe { quipu_cabi::list(list, count as usize) };
         let ranges: Outcome<Vec<_>> =
             list.iter().map(|sge| range(instance, pd, sge, write)).collect();
         for (addr, len) in ranges?.into_iter().filter(|_| fault) {

@@ -1,5 +1,9 @@
 //! Completion events and asynchronous events.
 
+use std::cell::Cell;
+use std::thread::LocalKey;
+use std::time::Duration;
+
 use libc::{c_uint, c_void};
 use quipu_abi_trace::{entry, waiting_entry};
 use quipu_abi_types::*;
@@ -36,6 +40,36 @@ fn subject(event_type: u32) -> Subject {
     }
 }
 
+type Channels = (&'static EngineApi, ChannelHandle);
+type Contexts = (&'static EngineApi, ContextHandle);
+
+thread_local! {
+    /// What this thread waits for, while its call comes back now and then.
+    static CHANNEL: Cell<Option<Channels>> = const { Cell::new(None) };
+    static CONTEXT: Cell<Option<Contexts>> = const { Cell::new(None) };
+}
+
+/// Waits for events of what `begin` finds, which is asked once: the program's object may be gone when the
+/// call comes back. Whoever waits for one that another thread has ended waits on, as in a read(2).
+fn wait<T: Copy>(
+    on: &'static LocalKey<Cell<Option<T>>>,
+    begin: impl FnOnce() -> Result<T, Errno>,
+    take: impl FnOnce(T) -> i32,
+) -> Result<(), Errno> {
+    let before = on.take();
+    let object = before.map_or_else(begin, Ok)?;
+    let mut taken = check(take(object));
+    let lives = [Errno::ERESTART, Errno::EAGAIN, Errno::EINTR];
+    if before.is_some() && taken.is_err_and(|error| !lives.contains(&error)) {
+        std::thread::sleep(Duration::from_millis(250));
+        taken = Err(Errno::ERESTART);
+    }
+    if taken == Err(Errno::ERESTART) {
+        on.set(Some(object));
+    }
+    taken
+}
+
 waiting_entry! {
     /// `ibv_get_cq_event(3)`
     fn ibv_get_cq_event(
@@ -44,12 +78,14 @@ waiting_entry! {
         cq_context: *mut *mut c_void,
     ) -> IntMinusOne {
         // SAFETY: the program passes a channel, and null or valid pointers.
-        let (channel, out, cq_context) =
-            unsafe { (Channel::get(raw)?, out.as_mut(), cq_context.as_mut()) };
+        let (out, cq_context) = unsafe { (out.as_mut(), cq_context.as_mut()) };
         let (Some(out), Some(cq_context)) = (out, cq_context) else { return Err(Errno::EINVAL) };
+        // SAFETY: the program passes a channel.
+        let begin = || unsafe { Channel::get(raw) }.map(|channel| (channel.api, channel.handle));
         let mut cookie = 0;
         // SAFETY: `cookie` is valid for the call.
-        check(unsafe { (channel.api.get_comp_event)(channel.handle, &mut cookie) })?;
+        let take = |(api, channel): Channels| unsafe { (api.get_comp_event)(channel, &mut cookie) };
+        wait(&CHANNEL, begin, take)?;
         let cq = cookie as *mut ibv_cq;
         // SAFETY: the cookie is the address of a queue, which is not freed before this event is
         // acknowledged.
@@ -61,10 +97,13 @@ waiting_entry! {
     /// `ibv_get_async_event(3)`
     fn ibv_get_async_event(raw: *mut ibv_context, out: *mut ibv_async_event) -> IntMinusOne {
         // SAFETY: the program passes a context, and null or a valid pointer.
-        let (context, out) = unsafe { (context(raw)?, out.as_mut().ok_or(Errno::EINVAL)?) };
+        let out = unsafe { out.as_mut() }.ok_or(Errno::EINVAL)?;
+        // SAFETY: the program passes a context.
+        let begin = || unsafe { context(raw) }.map(|context| (context.api, context.handle));
         let mut event = EngineAsyncEvent { event_type: 0, port_num: 0, cookie: 0 };
         // SAFETY: `event` is valid for the call.
-        check(unsafe { (context.api.get_async_event)(context.handle, &mut event) })?;
+        let take = |(api, context): Contexts| unsafe { (api.get_async_event)(context, &mut event) };
+        wait(&CONTEXT, begin, take)?;
         let cookie = event.cookie;
         out.event_type = event.event_type;
         // The cookie is the address that the program knows the object by.

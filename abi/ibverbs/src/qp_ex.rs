@@ -460,8 +460,8 @@ quick_entry! {
     fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) -> Void {
         // SAFETY: see above.
         unsafe {
-            let list = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
-            build(qp, |batch| batch.set_sges(list))
+            let list = quipu_cabi::list(list, count);
+            build(qp, |batch| batch.set_sges(&list))
         }
     }
 
@@ -482,7 +482,7 @@ quick_entry! {
     ) -> Void {
         // SAFETY: see above.
         unsafe {
-            let list = if count == 0 { &[] } else { slice::from_raw_parts(list, count) };
+            let list = quipu_cabi::list(list, count);
             let parts = list.iter().map(|part| bytes(part.addr, part.length));
             build(qp, |batch| batch.set_inline(parts))
         }

@@ -1,9 +1,10 @@
 //! Events: taking them from a channel, what each one means for its identifier, acknowledging them.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use libc::{c_char, c_int};
@@ -68,18 +69,54 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
 ///
 /// As there.
 unsafe fn take_soon(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
-    // SAFETY: passed on from the caller.
-    let channel = match unsafe { Channel::get(raw) } {
-        Err(_) if channel::is_destroyed_by_another(raw) => return Err(wait_on()),
-        channel => channel?,
+    let wait = match WAIT.take() {
+        Some(wait) => wait,
+        // SAFETY: passed on from the caller.
+        None => unsafe { Wait::begin(raw) }?,
     };
-    // The channel itself may be gone when the wait ends.
-    let (api, handle, closed) = (channel.api, channel.handle, Arc::clone(&channel.closed));
+    let taken = take_from(&wait);
+    if taken == Err(Errno::ERESTART) {
+        WAIT.set(Some(wait));
+    }
+    taken
+}
+
+/// What a thread waits for.
+enum Wait {
+    /// Events of a channel, which is looked at once: it may be gone when the call comes back.
+    In { api: &'static EngineApi, channel: CmChannelHandle, closed: Arc<AtomicBool> },
+    /// Nothing.
+    ForEver,
+}
+
+thread_local! {
+    /// What this thread waits for, while its call comes back now and then.
+    static WAIT: Cell<Option<Wait>> = const { Cell::new(None) };
+}
+
+impl Wait {
+    /// # Safety
+    ///
+    /// As [`take`].
+    unsafe fn begin(raw: *mut rdma_event_channel) -> Result<Self, Errno> {
+        // SAFETY: passed on from the caller.
+        let channel = match unsafe { Channel::get(raw) } {
+            Err(_) if channel::is_destroyed_by_another(raw) => return Ok(Self::ForEver),
+            channel => channel?,
+        };
+        let (api, closed) = (channel.api, Arc::clone(&channel.closed));
+        Ok(Self::In { api, channel: channel.handle, closed })
+    }
+}
+
+/// Takes the next event that is for the program, or says ERESTART.
+fn take_from(wait: &Wait) -> Result<*mut rdma_cm_event, Errno> {
+    let Wait::In { api, channel, closed } = wait else { return Err(wait_on()) };
     loop {
         // SAFETY: the structure consists of integers.
         let mut reported: EngineCmEvent = unsafe { std::mem::zeroed() };
         // SAFETY: `reported` is valid for the call.
-        let got = check(unsafe { (api.cm.get_event)(handle, &mut reported) });
+        let got = check(unsafe { (api.cm.get_event)(*channel, &mut reported) });
         if got.is_err() && closed.load(Ordering::Acquire) {
             return Err(wait_on());
         }

@@ -74,7 +74,7 @@ macro_rules! entry {
 }
 
 /// Defines C entry points that wait: while they do, their thread can be cancelled (`pthread_cancel(3)`),
-/// as in a read(2). The body runs anew each time that it says ERESTART.
+/// as in a read(2), and before. The body runs anew each time that it says ERESTART.
 #[macro_export]
 macro_rules! waiting_entry {
     ($(
@@ -91,12 +91,12 @@ macro_rules! waiting_entry {
         ) -> <$ret as $crate::quipu_cabi::CReturn>::Raw {
             use $crate::quipu_cabi::{CReturn, Errno, end_if_cancelled, outer_wall};
             let call = move || loop {
+                // SAFETY: here is nothing to drop. Of a trace there is, which only frees memory.
+                unsafe { end_if_cancelled() };
                 let raw = outer_wall::<$ret>(stringify!($name), move || $body);
                 if <$ret as CReturn>::error(&raw) != Some(Errno::ERESTART) {
                     return raw;
                 }
-                // SAFETY: here is nothing to drop. Of a trace there is, which only frees memory.
-                unsafe { end_if_cancelled() };
             };
             if $crate::is_on() {
                 let name = concat!(module_path!(), "::", stringify!($name));

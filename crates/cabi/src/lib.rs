@@ -10,6 +10,7 @@
 //!   part catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
+//! * [`list`] is an array of the program, wherever it lies.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
 //!
 //! No verbs here, and nothing of the engine.
@@ -19,6 +20,7 @@ mod entry;
 mod errno;
 mod handle;
 mod library;
+mod list;
 mod lock;
 
 pub use cancel::{Hold, end_if_cancelled};
@@ -28,4 +30,5 @@ pub use entry::{
 pub use errno::Errno;
 pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;
+pub use list::list;
 pub use lock::SpinLock;

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
+use quipu_cabi::Hold;
 use quipu_fault::{Header, Injector, Plan, Record, json};
 
 use crate::error::OpenError;
@@ -45,6 +46,7 @@ impl FaultLog {
 
     /// Writes one line.
     pub(crate) fn write(&mut self, record: &Record) {
+        let _hold = Hold::new();
         // A program goes on whose log cannot be written.
         if let Some(file) = &mut self.file {
             let _ = writeln!(file, "{}", json(record));

@@ -74,6 +74,8 @@ fn mpirun(staged: &Staged, ranks: Ranks, count: usize) -> Command {
     let mut command = Command::new(words.next().unwrap_or_default());
     command.args(words).arg(&staged.quipu).args(["run", "--", "mpirun", "--oversubscribe"]);
     command.args(["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
+    // Its daemon looks for a hole in its memory for what hwloc knows, to be mapped by ranks, and may crash.
+    command.args(["--mca", "rtc_hwloc_vmhole", "none"]);
     // Asked of whoever is root, inside a namespace of users too.
     command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     match ranks {

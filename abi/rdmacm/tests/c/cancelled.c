@@ -6,6 +6,7 @@ struct waiter {
 	struct ibv_comp_channel *completions;
 	struct ibv_context *context;
 	int cleaned;
+	volatile int returned;
 };
 
 static void clean(void *argument)
@@ -19,6 +20,7 @@ static void *connections(void *argument)
 	struct rdma_cm_event *event;
 	pthread_cleanup_push(clean, waiter);
 	rdma_get_cm_event(waiter->channel, &event);
+	waiter->returned = 1;
 	pthread_cleanup_pop(0);
 	return NULL;
 }
@@ -30,6 +32,7 @@ static void *completions(void *argument)
 	void *context;
 	pthread_cleanup_push(clean, waiter);
 	ibv_get_cq_event(waiter->completions, &cq, &context);
+	waiter->returned = 1;
 	pthread_cleanup_pop(0);
 	return NULL;
 }
@@ -60,6 +63,39 @@ static void *late(void *argument)
 	return connections(argument);
 }
 
+/* What a thread waits in is destroyed: it waits on, as in a read(2), and hears nothing of what comes after. */
+static void destroyed(struct ibv_context *context)
+{
+	struct waiter waiter = { .channel = rdma_create_event_channel() };
+	struct rdma_event_channel *next;
+	struct rdma_cm_id *id;
+	struct sockaddr_in in;
+	pthread_t threads[2];
+	int i;
+
+	waiter.completions = ibv_create_comp_channel(context);
+	CHECK(waiter.channel && waiter.completions);
+	CHECK(pthread_create(&threads[0], NULL, connections, &waiter) == 0);
+	CHECK(pthread_create(&threads[1], NULL, completions, &waiter) == 0);
+	usleep(300000);
+	rdma_destroy_event_channel(waiter.channel);
+	CHECK(ibv_destroy_comp_channel(waiter.completions) == 0);
+	/* Most likely at the same address. */
+	next = rdma_create_event_channel();
+	CHECK(next && rdma_create_id(next, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, 9), 1000) == 0);
+	usleep(600000);
+	CHECK(!waiter.returned);
+	pass(next, RDMA_CM_EVENT_ADDR_RESOLVED);
+	for (i = 0; i < 2; i++) {
+		void *result;
+		CHECK(pthread_cancel(threads[i]) == 0 && pthread_join(threads[i], &result) == 0);
+		CHECK(result == PTHREAD_CANCELED);
+	}
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(next);
+}
+
 int main(void)
 {
 	void *(*waits[])(void *) = { connections, completions, asynchronous, late };
@@ -82,6 +118,7 @@ int main(void)
 		CHECK(pthread_join(thread, &result) == 0);
 		CHECK(result == PTHREAD_CANCELED && waiter.cleaned == i + 1);
 	}
+	destroyed(client->verbs);
 	/* Those who were cancelled hold nothing that others need. */
 	CHECK(ibv_destroy_comp_channel(waiter.completions) == 0);
 	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(id) == 0);

@@ -364,15 +364,16 @@ impl Elsewhere<'_> {
     fn open(&self, qp: QpId, call: &Call) -> Result<(), EngineError> {
         let was = self.attached(|attached, _| attached.set_open(qp, true))?;
         let begun = self.order(call);
-        if begun.is_err() {
-            self.attached(|attached, _| attached.set_open(qp, was))?;
-        }
+        self.attached(|attached, _| match begun {
+            Ok(()) => attached.set_closed(qp, false),
+            Err(_) => drop(attached.set_open(qp, was)),
+        })?;
         begun
     }
 
     pub(super) fn close(&self, qp: QpId) -> Result<(), EngineError> {
         self.order(&Call::Close { qp: qp.0 })?;
-        self.attached(|attached, _| attached.set_closed(qp))
+        self.attached(|attached, _| attached.set_closed(qp, true))
     }
 
     pub(super) fn abort(&self, qp: QpId) -> Result<(), EngineError> {

@@ -207,15 +207,15 @@ impl Engine {
                 }
                 return Err(EngineError::WouldBlock);
             }
+            let most = patience.left()?;
             if core.driver {
                 drop(core);
-                wait_readable(fd, patience.left()?)?;
+                wait_readable(fd, most)?;
                 continue;
             }
             if any {
                 continue;
             }
-            let most = patience.left()?;
             let attend = |core: &mut Core| {
                 if let Ok(manager) = core.manager() {
                     manager.attend(Some(channel));

@@ -100,13 +100,13 @@ impl Engine {
                 core.events.not_driven(channel);
                 return Err(EngineError::WouldBlock);
             }
+            let most = patience.left()?;
             if core.driver {
                 drop(core);
-                wait_readable(fd, patience.left()?)?;
+                wait_readable(fd, most)?;
                 continue;
             }
             if !any {
-                let most = patience.left()?;
                 let attend = |core: &mut Core| core.events.attend(channel);
                 let leave = |core: &mut Core| {
                     let event = core.events.take_completion(channel);

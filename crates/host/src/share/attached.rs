@@ -166,15 +166,15 @@ impl Attached {
     /// that was known already.
     pub(crate) fn set_open(&mut self, qp: QpId, open: bool) -> bool {
         self.qps.get_mut(&qp.0).is_some_and(|half| {
-            (half.changes, half.closed) = (0, false);
+            half.changes = 0;
             std::mem::replace(&mut half.open, open)
         })
     }
 
-    /// Notes that a queue pair sends nothing more.
-    pub(crate) fn set_closed(&mut self, qp: QpId) {
+    /// Notes whether a queue pair sends nothing more.
+    pub(crate) fn set_closed(&mut self, qp: QpId, closed: bool) {
         if let Some(half) = self.qps.get_mut(&qp.0) {
-            half.closed = true;
+            half.closed = closed;
         }
     }
 

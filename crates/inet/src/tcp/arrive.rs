@@ -174,8 +174,8 @@ impl Connection {
         let numbers = arrival.len + u64::from(arrival.fin) + u64::from(syn);
         if position.is_none() || !self.is_acceptable(arrival.start, numbers) {
             self.reject(now, segment, position, numbers);
-            return (numbers == 0 && self.is_behind_a_probe(segment, arrival.start))
-                .then_some(arrival);
+            let bare = position.is_some() && numbers == 0;
+            return (bare && self.is_behind_a_probe(segment, arrival.start)).then_some(arrival);
         }
         if segment.flags.has(Flags::RST) {
             self.arrive_reset(now, arrival.start);
@@ -237,11 +237,12 @@ impl Connection {
     /// Whether a segment without octets, below the window, acknowledges something all the same. The peer may
     /// have probed a window that was open again here: it knows of no window where its next number is, and
     /// acknowledges from before until it hears of ours. If we had done so as well, and neither heard the
-    /// other, both would go on for ever. A probe is a segment at most.
+    /// other, both would go on for ever. A probe is a segment at most: no stranger has to guess less well.
     fn is_behind_a_probe(&self, segment: &Repr, start: u64) -> bool {
         let flags = segment.flags;
         let bare = flags.has(Flags::ACK) && !flags.has(Flags::RST) && !flags.has(Flags::URG);
-        let near = start < self.receive.nxt && self.receive.nxt - start <= u64::from(u16::MAX);
+        let near = start < self.receive.nxt
+            && self.receive.nxt - start <= u64::from(self.config.receive_mss);
         let ack = self.queue.space.position(self.queue.una, segment.ack);
         let news = ack.is_some_and(|ack| self.queue.una < ack && ack <= self.queue.nxt);
         bare && near && news && self.state != State::SynReceived
@@ -324,7 +325,8 @@ impl Connection {
             // RFC 7323 4.3 (2): of the segment at the left edge of what is acknowledged next.
             let newer = timestamps.value.wrapping_sub(self.receive.ts_recent) as i32 >= 0;
             let aged = now.saturating_sub(self.receive.ts_recent_at) >= TS_VALID;
-            if arrival.start <= self.receive.acked && (newer || aged) {
+            let below = arrival.start < self.receive.nxt && arrival.len == 0 && !arrival.fin;
+            if !below && arrival.start <= self.receive.acked && (newer || aged) {
                 self.receive.ts_recent = timestamps.value;
                 self.receive.ts_recent_at = now;
             }

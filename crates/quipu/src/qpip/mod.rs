@@ -25,7 +25,7 @@ mod events;
 mod tcp;
 mod udp;
 
-pub use quipu_host::inet::tcp::{Counters as TcpCounters, Failure, Flow, Mode};
+pub use quipu_host::inet::tcp::{Counters as TcpCounters, Failure, Flow, KeepAlive, Mode};
 pub use quipu_host::nic::{TcpChange, TcpSettings};
 pub use quipu_host::packet::{LinkError, LinkSpec};
 pub use quipu_host::{QpipConfig, QpipInfo, ShareError, Sharer, parse_address};

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu::qpip::{Adapter, Event, Mode, TcpChange, TcpListener, TcpQueuePair, TcpSettings};
+use quipu::qpip::{
+    Adapter, Event, KeepAlive, Mode, TcpChange, TcpListener, TcpQueuePair, TcpSettings,
+};
 use quipu::{
     Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, QpNum, Request,
     WcStatus,
@@ -42,7 +44,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is the same for all.
 pub(super) fn settings() -> TcpSettings {
-    TcpSettings { mode: Mode::Stream, ..TcpSettings::default() }
+    // A test over UDP leaves its control connection idle: a peer that is gone would be sent to for ever.
+    let keep_alive = Some(KeepAlive { idle: 10_000_000_000, interval: 2_000_000_000, probes: 5 });
+    TcpSettings { mode: Mode::Stream, keep_alive, ..TcpSettings::default() }
 }
 
 /// A queue pair and what it is doing.
