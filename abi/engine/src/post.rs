@@ -1,8 +1,8 @@
 //! The data path: work requests and completions are translated on the stack, and the engine is
 //! entered once for a list.
 
+use std::borrow::Cow;
 use std::mem::{MaybeUninit, offset_of};
-use std::ops::Deref;
 use std::slice;
 
 use libc::c_int;
@@ -33,59 +33,25 @@ const MAX_INLINE: usize = 1024;
 /// Longest list that is copied: far more than a work request may have.
 const MAX_COPIED: usize = 1024;
 
-/// A scatter/gather list.
-enum List<'a> {
-    /// Where the program has it.
-    There(&'a [Sge]),
-    /// Copied from an address that is no multiple of the alignment: libiscsi has its lists in packed
-    /// structures, which the libraries of hardware read wherever they are.
-    Copied(Vec<Sge>),
-}
-
-impl Deref for List<'_> {
-    type Target = [Sge];
-
-    #[inline]
-    fn deref(&self) -> &[Sge] {
-        match self {
-            Self::There(list) => list,
-            Self::Copied(list) => list,
-        }
-    }
-}
-
 /// The scatter/gather list of a work request.
 ///
 /// # Safety
 ///
 /// `list` is valid for reads of `count` elements, aligned or not, which nobody changes during the call.
 #[inline]
-unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<List<'a>> {
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<Cow<'a, [Sge]>> {
     if count == 0 {
-        return Ok(List::There(&[]));
+        return Ok(Cow::Borrowed(&[]));
     }
     if count < 0 || list.is_null() {
         return Err(INVALID);
     }
     let (list, count) = (list.cast::<Sge>(), count as usize);
-    if !list.is_aligned() {
-        // SAFETY: passed on from the caller.
-        return unsafe { copied(list, count) };
-    }
-    // SAFETY: "valid for reads of count elements, which nobody changes"; the layouts are the same.
-    Ok(List::There(unsafe { slice::from_raw_parts(list, count) }))
-}
-
-/// # Safety
-///
-/// As [`sges`].
-#[cold]
-unsafe fn copied<'a>(list: *const Sge, count: usize) -> Outcome<List<'a>> {
-    if count > MAX_COPIED {
+    if count > MAX_COPIED && !list.is_aligned() {
         return Err(INVALID);
     }
-    // SAFETY: each is one of the elements, which need not be aligned.
-    Ok(List::Copied((0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect()))
+    // SAFETY: passed on from the caller; the layouts are the same.
+    Ok(unsafe { quipu_cabi::list(list, count) })
 }
 
 /// What a work request is to do.
@@ -188,7 +154,7 @@ unsafe fn with_request(
     // What concerns only this side has no payload, and programs leave its list as it happens to be.
     let local = matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
     let list = if local {
-        List::There(&[])
+        Cow::Borrowed(&[][..])
     } else {
         // SAFETY: passed on from the caller.
         unsafe { sges(wr.sg_list, wr.num_sge) }?

@@ -109,8 +109,8 @@ macro_rules! waiting_entry {
 }
 
 /// Defines C entry points that are called for each message, each twice: as `quipu_cabi::entry!` does,
-/// which is never traced, and in a module `traced`, which always is. [`fill!`] chooses. To keep the thread
-/// ended is left to the engine, which does so where there is a system call.
+/// which is never traced, and in a module `traced`, which always is. [`fill!`] chooses. To keep the
+/// thread from being cancelled is left to the engine, which does so where there is a system call.
 #[macro_export]
 macro_rules! quick_entry {
     ($(

@@ -9,8 +9,7 @@ use std::slice;
 /// # Safety
 ///
 /// `list` is valid for reads of `count` elements, aligned or not, which nobody changes while the result is
-/// used;
-/// with no elements it may be anything.
+/// used; with no elements it may be anything.
 #[inline]
 pub unsafe fn list<'a, T: Copy>(list: *const T, count: usize) -> Cow<'a, [T]> {
     if count == 0 {
@@ -19,9 +18,18 @@ pub unsafe fn list<'a, T: Copy>(list: *const T, count: usize) -> Cow<'a, [T]> {
         // SAFETY: "valid for reads of count elements, which nobody changes", and aligned.
         Cow::Borrowed(unsafe { slice::from_raw_parts(list, count) })
     } else {
-        // SAFETY: each is one of the elements, which need not be aligned.
-        Cow::Owned((0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect())
+        // SAFETY: passed on from the caller.
+        Cow::Owned(unsafe { copied(list, count) })
     }
+}
+
+/// # Safety
+///
+/// As [`list`].
+#[cold]
+unsafe fn copied<T: Copy>(list: *const T, count: usize) -> Vec<T> {
+    // SAFETY: each is one of the elements, which need not be aligned.
+    (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect()
 }
 
 #[cfg(test)]
