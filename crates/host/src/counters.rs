@@ -33,6 +33,8 @@ const INTERVAL_NS: u64 = 200_000_000;
 const FEW_QUEUE_PAIRS: u64 = 64;
 /// How often a sample is read that is being written.
 const READS: usize = 20;
+/// How often a file is created that others remove before it is locked.
+const CREATIONS: usize = 100;
 /// Files of dead engines that one engine removes when it is opened.
 const REMOVED_AT_ONCE: usize = 64;
 
@@ -72,10 +74,7 @@ impl Publisher {
         let process = std::process::id();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!("{process}.{number}"));
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let file = sys::above_standard(options.custom_flags(libc::O_NOFOLLOW).open(&path)?)?;
-        file.try_lock()?;
+        let file = create_locked(&path)?;
         let program = std::env::current_exe().unwrap_or_default();
         let sample = Sample {
             process,
@@ -172,7 +171,8 @@ impl Drop for Publisher {
 fn activity(adapter: &Adapter, calls: &Calls) -> u64 {
     let counters = adapter.counters();
     // Not the calls that found nothing, or an engine that sleeps would be woken to show that it does.
-    [counters.completions, counters.doorbells, counters.changes, calls.rounds].iter().sum()
+    let AdapterCounters { completions, doorbells, queue_pairs, changes, .. } = counters;
+    completions + doorbells + queue_pairs + changes + calls.rounds
 }
 
 /// Datagrams that were dropped, for any reason.
@@ -334,6 +334,28 @@ fn open_live(path: &Path) -> Option<File> {
     }
 }
 
+/// Creates a file that says that its engine lives. Whoever looks for those of dead engines may take it for one
+/// before it is locked.
+fn create_locked(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW);
+    for _ in 0..CREATIONS {
+        let file = sys::above_standard(options.open(path)?)?;
+        match file.try_lock() {
+            Ok(()) if is_at(&file, path) => return Ok(file),
+            Ok(()) | Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let number = |data: io::Result<fs::Metadata>| data.map(|data| (data.dev(), data.ino())).ok();
+    number(file.metadata()) == number(fs::symlink_metadata(path))
+}
+
 fn remove_stale(folder: &Path, most: usize) {
     files(folder).take(most).for_each(|path| drop(open_live(&path)));
 }
@@ -381,6 +403,25 @@ mod tests {
         assert_eq!(read(&live), None, "no sample yet");
         remove_stale(&folder, 10);
         assert!(!dead.exists() && live.exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_new_engine_is_not_taken_for_a_dead_one() {
+        let folder = std::env::temp_dir().join(format!("quipu-new-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let path = folder.join("1.0");
+        std::thread::scope(|scope| {
+            let creator = scope.spawn(|| {
+                for _ in 0..5_000 {
+                    let file = create_locked(&path).unwrap();
+                    assert!(is_at(&file, &path));
+                }
+            });
+            while !creator.is_finished() {
+                remove_stale(&folder, 10);
+            }
+        });
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -546,8 +546,7 @@ impl Core {
         };
         self.settle(now);
         self.publish(now);
-        let news = self.publisher.as_ref().and_then(|p| p.due(&self.adapter, &self.calls));
-        let deadline = [self.deadline(), news, batch].into_iter().flatten().min();
+        let deadline = [self.deadline(), self.news_due(), batch].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
     }
@@ -590,7 +589,8 @@ impl Core {
     }
 
     fn call_before(&mut self, wakes_at: Time) {
-        let early = self.deadline().is_some_and(|deadline| deadline < wakes_at);
+        let deadline = [self.deadline(), self.news_due()].into_iter().flatten().min();
+        let early = deadline.is_some_and(|deadline| deadline < wakes_at);
         // What it waits for has come, by a call of another thread.
         let served =
             self.events.attended_waits() || self.cm.as_ref().is_some_and(|cm| cm.attended_waits());
@@ -628,6 +628,12 @@ impl Core {
         }
         self.adapter.probe_mut().finish();
         self.publisher = None;
+    }
+
+    /// When others must see what is new; `None` if nothing is.
+    #[inline]
+    fn news_due(&self) -> Option<Time> {
+        self.publisher.as_ref().and_then(|publisher| publisher.due(&self.adapter, &self.calls))
     }
 
     /// Lets others see what was done so far, if it is time to.

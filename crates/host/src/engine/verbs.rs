@@ -535,6 +535,7 @@ impl Engine {
                 if let Some(faults) = &mut core.faults {
                     faults.add_qp(qp, number, init);
                 }
+                core.finish_call();
                 Ok((qp, number, cap))
             }
             Err(fault) => {

@@ -1,7 +1,7 @@
 //! What others of the user read of an engine.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::{Node, PATIENCE, pair};
 use quipu_host::counters::observe::{PATHS, STATES, STATUSES, Sample, WORK_METRICS, prometheus};
@@ -76,6 +76,20 @@ fn a_sample_shows_what_was_done() {
     assert_eq!((seen.statuses[status], STATES[usize::from(seen.queue_pairs[0].state)]), (1, "ERR"));
     drop((nodes, a, b));
     assert_eq!(sample(OWN), None, "it ends with the engine");
+}
+
+#[test]
+fn what_is_done_while_the_helper_sleeps_is_shown() {
+    let (a, b) = (engine("127.0.0.74", true), engine("127.0.0.75", true));
+    let nodes = pair(&a, &b, 4096);
+    wait_for("127.0.0.74", |sample| sample.queue_pairs.len() == 1);
+    // Longer than it takes to see that nobody needs it.
+    std::thread::sleep(Duration::from_millis(500));
+    // Of no interest to any descriptor.
+    let other = Node::new(&a, 4096);
+    wait_for("127.0.0.74", |sample| sample.queue_pairs.len() == 2);
+    drop(other);
+    drop((nodes, a, b));
 }
 
 #[test]
