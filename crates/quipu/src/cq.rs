@@ -13,6 +13,8 @@ use crate::error::Error;
 /// How long [`CompletionQueue::wait`] polls before it sleeps. A sleeper is woken some 20 to 50 us
 /// late, so what takes no longer is better awaited awake.
 const SPIN: Duration = Duration::from_micros(50);
+/// The longest time that events are held back, as `ibv_modify_cq` has it.
+const LONGEST_PERIOD: Duration = Duration::from_micros(1 << 32);
 /// Polls between two readings of the clock.
 const POLLS_PER_READING: u32 = 64;
 
@@ -126,6 +128,45 @@ impl CompletionQueue {
     /// As [`poll`](Self::poll).
     pub fn request_event(&self, solicited_only: bool) -> Result<(), Error> {
         Ok(self.inner.device.opened.engine.req_notify_cq(self.inner.id, solicited_only)?)
+    }
+
+    /// Holds events back until `count` completions have come, or `period` has passed since the first of
+    /// them; not any more if either is zero. A program that sleeps ([`wait`](Self::wait)) is then woken
+    /// once for many. What it has under way should be more than it sleeps for, so that the adapter always
+    /// has work. A period of more than 2^32 us (71 minutes) is taken as that.
+    ///
+    /// ```
+    /// # use quipu::{Config, Device, Request};
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), quipu::Error> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let device = Device::open(config)?;
+    /// # let (pd, cq) = (device.protection_domain()?, device.completion_queue(64)?);
+    /// # let qp = || pd.queue_pair(&cq, &cq).build();
+    /// # let (left, right) = (qp()?, qp()?);
+    /// # left.connect(&right.endpoint())?;
+    /// # right.connect(&left.endpoint())?;
+    /// // 16 receives and 16 sends, each list with one doorbell, and asleep until all are done.
+    /// cq.moderate(32, Duration::from_secs(10))?;
+    /// let receives: Vec<(u64, &[quipu::Sge])> = (0..16).map(|id| (id, &[][..])).collect();
+    /// let sends: Vec<Request> = (16..32).map(|id| Request::send(&[]).id(id)).collect();
+    /// right.post_recvs(&receives).map_err(|(_taken, error)| error)?;
+    /// left.post_sends(&sends).map_err(|(_taken, error)| error)?;
+    ///
+    /// let (mut done, mut out) = (0, [Default::default(); 32]);
+    /// while done < 32 {
+    ///     done += cq.wait(&mut out)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<(), Error> {
+        let period_ns = period.min(LONGEST_PERIOD).as_nanos() as u64;
+        Ok(self.inner.device.opened.engine.moderate_cq(self.inner.id, count, period_ns)?)
     }
 
     /// Takes the event that was asked for, and waits for it.

@@ -10,6 +10,7 @@ use quipu_host::nic::{
 use crate::cq::CompletionQueue;
 use crate::device::{EngineHandle, ProtectionDomain};
 use crate::error::Error;
+use crate::post;
 use crate::qp::{QueuePairBuilder, address_of};
 use crate::request::Request;
 use crate::srq::SharedReceiveQueue;
@@ -172,6 +173,16 @@ impl DatagramQueuePair {
     /// The queue is full, there are more pieces than it takes, or receives are shared.
     pub fn post_recv(&self, wr_id: u64, memory: &[Sge]) -> Result<(), Error> {
         Ok(self.engine().post_recv(self.id, wr_id, memory)?)
+    }
+
+    /// Hands several receives to the adapter, each with its number and its memory, with one doorbell: cheaper
+    /// than one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_recv`](Self::post_recv), with the number of receives that were taken before.
+    pub fn post_recvs(&self, receives: &[(u64, &[Sge])]) -> Result<(), (usize, Error)> {
+        post::receives(self.engine(), self.id, receives)
     }
 
     /// Sends a message, with or without immediate data. It completes when it is on its way.

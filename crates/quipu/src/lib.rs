@@ -11,8 +11,10 @@
 //! | [`Connection::open`], [`Listener`] | the same by IP address and port, as `rdma_cm` does it for C programs |
 //! | [`QueuePairBuilder::build_datagram`] | a queue pair for datagrams, to anybody and to multicast groups |
 //! | [`QueuePair::post_recv`], [`QueuePair::post_send`] | hand work to the adapter |
+//! | [`QueuePair::post_recvs`], [`QueuePair::post_sends`] | hand it a list, with one doorbell |
 //! | [`qpip::Adapter`] | an adapter with a TCP of its own, whose peers may be sockets |
 //! | [`CompletionQueue::poll`], [`CompletionQueue::wait`] | tell what work is done |
+//! | [`CompletionQueue::moderate`] | lets a program sleep for many completions |
 //!
 //! Everything is safe. Memory that peers may change at any moment is never lent out as a Rust
 //! slice: [`MemoryRegion::read`] and [`MemoryRegion::write`] copy.
@@ -55,6 +57,7 @@ mod device;
 mod endpoint;
 mod error;
 mod memory;
+mod post;
 mod qp;
 pub mod qpip;
 mod request;

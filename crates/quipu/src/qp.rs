@@ -13,6 +13,7 @@ use crate::cq::CompletionQueue;
 use crate::device::{EngineHandle, ProtectionDomain};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::post;
 use crate::request::Request;
 use crate::srq::SharedReceiveQueue;
 
@@ -313,6 +314,16 @@ impl QueuePair {
         Ok(self.engine().post_recv(self.id, wr_id, memory)?)
     }
 
+    /// Hands several receives to the adapter, each with its number and its memory, with one doorbell: cheaper
+    /// than one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_recv`](Self::post_recv), with the number of receives that were taken before.
+    pub fn post_recvs(&self, receives: &[(u64, &[Sge])]) -> Result<(), (usize, Error)> {
+        post::receives(self.engine(), self.id, receives)
+    }
+
     /// Hands a request to the adapter, which begins at once.
     ///
     /// # Errors
@@ -328,11 +339,7 @@ impl QueuePair {
     ///
     /// As [`post_send`](Self::post_send), with the number of requests that were taken before.
     pub fn post_sends(&self, requests: &[Request<'_>]) -> Result<(), (usize, Error)> {
-        let mut doorbell = self.engine().doorbell().map_err(|error| (0, error.into()))?;
-        for (index, request) in requests.iter().enumerate() {
-            doorbell.post_send(self.id, &request.wr).map_err(|error| (index, error.into()))?;
-        }
-        Ok(())
+        post::sends(self.engine(), self.id, requests)
     }
 
     /// Its state and all attributes.

@@ -6,6 +6,7 @@ use quipu_host::nic::{Sge, SrqId};
 
 use crate::device::ProtectionDomain;
 use crate::error::Error;
+use crate::post;
 
 /// A receive queue for any number of queue pairs: each message takes the oldest request.
 ///
@@ -42,6 +43,19 @@ impl SharedReceiveQueue {
     /// The queue is full, or there are more pieces than it takes.
     pub fn post_recv(&self, wr_id: u64, memory: &[Sge]) -> Result<(), Error> {
         Ok(self.inner.pd.device().opened.engine.post_srq_recv(self.inner.id, wr_id, memory)?)
+    }
+
+    /// Hands several receives to the adapter, each with its number and its memory, under one lock: cheaper
+    /// than one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_recv`](Self::post_recv), with the number of receives that were taken before.
+    pub fn post_recvs(&self, receives: &[(u64, &[Sge])]) -> Result<(), (usize, Error)> {
+        let engine = &self.inner.pd.device().opened.engine;
+        post::list(engine, receives, |doorbell, (wr_id, memory)| {
+            doorbell.post_srq_recv(self.inner.id, *wr_id, memory)
+        })
     }
 
     /// Asks for one [`SrqLimitReached`](crate::AsyncEvent::SrqLimitReached) as soon as fewer than

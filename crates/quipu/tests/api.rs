@@ -3,6 +3,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
 use quipu::{
     Access, Completion, CompletionQueue, Config, Connection, DatagramAddress, Device, Error,
@@ -85,6 +86,52 @@ fn memory_of_the_peer_is_written_read_and_changed() {
         left.cq.next().unwrap();
         assert_eq!(left.memory.to_vec(0, 8).unwrap(), 7u64.to_ne_bytes(), "{way}");
         assert_eq!(right.memory.to_vec(64, 8).unwrap(), 7u64.to_ne_bytes(), "{way}");
+    }
+}
+
+#[test]
+fn a_list_of_receives_is_posted_as_far_as_the_queue_has_room() {
+    for (way, left, right) in pairs() {
+        let room = right.qp.capacity().max_recv_wr;
+        let memory = [right.memory.sge(0, 8).unwrap()];
+        let receives: Vec<_> = (0..u64::from(room) + 5).map(|id| (id, &memory[..])).collect();
+        let (taken, _full) = right.qp.post_recvs(&receives).unwrap_err();
+        assert_eq!(taken, room as usize, "{way}");
+        right.qp.post_recvs(&[]).unwrap();
+        let words = [left.memory.sge(0, 8).unwrap()];
+        left.qp.post_sends(&[Request::send(&words).unsignaled(), Request::send(&words)]).unwrap();
+        for id in [0, 1] {
+            assert_eq!(right.cq.next().unwrap().wr_id, id, "{way}");
+        }
+    }
+}
+
+#[test]
+fn a_moderated_queue_tells_of_many_completions_at_once() {
+    for (way, left, right) in pairs() {
+        let (words, to) = ([left.memory.sge(0, 8).unwrap()], right.memory.remote(0, 8).unwrap());
+        let write = |count: usize| {
+            left.qp.post_sends(&vec![Request::write(&words, to); count]).unwrap();
+        };
+        let told = || {
+            left.cq.wait_event().unwrap();
+            left.cq.poll(&mut [Completion::default(); 8]).unwrap()
+        };
+        // The times of C programs have an end, those of Rust do not.
+        left.cq.moderate(3, Duration::MAX).unwrap();
+        left.cq.request_event(false).unwrap();
+        write(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(20));
+                write(1);
+            });
+            assert_eq!(told(), 3, "{way}");
+        });
+        left.cq.moderate(3, Duration::from_millis(1)).unwrap();
+        left.cq.request_event(false).unwrap();
+        write(2);
+        assert_eq!(told(), 2, "{way}");
     }
 }
 

@@ -3,11 +3,12 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener as SocketListener, TcpStream};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use quipu::qpip::{Adapter, TcpChange, TcpQueuePair};
-use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, WcStatus};
+use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, Sge, WcStatus};
 use serde_json::json;
 
 use super::cpu::Cpu;
@@ -38,14 +39,14 @@ pub(crate) struct Options {
     #[arg(long, short = 'n', default_value_t = 2048, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
-    /// Requests that are posted at once.
+    /// Requests that are under way. They are posted in lists of a quarter of them.
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: u32,
     /// How the stream is used; `stream` where the other end is a socket.
     #[arg(long, value_enum, default_value_t)]
     mode: ModeOption,
-    /// Sleep until something completes, instead of polling.
+    /// Sleep until half of what is under way is done, for 20 ms at most, instead of polling.
     #[arg(long)]
     wait: bool,
     /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
@@ -64,6 +65,9 @@ Examples:
   quipu qpip ttcp -t 10.9.0.2 --socket                  a socket of the kernel sends to it
 
 The sender's time ends when everything is acknowledged, the receiver's when it has everything.";
+
+/// The longest sleep for more than one completion.
+const PERIOD: Duration = Duration::from_millis(20);
 
 /// What was measured.
 struct Outcome {
@@ -130,6 +134,8 @@ struct End<'a> {
     qp: TcpQueuePair,
     cq: CompletionQueue,
     memory: MemoryRegion,
+    /// The memory of each request.
+    places: Vec<[Sge; 1]>,
 }
 
 impl<'a> End<'a> {
@@ -141,14 +147,38 @@ impl<'a> End<'a> {
         let qp = queues.build_tcp().map_err(failed)?;
         let memory = depth as usize * length + 1;
         let memory = pd.register(memory, Access::LOCAL_WRITE).map_err(failed)?;
-        Ok(Self { options, adapter, qp, cq, memory })
+        let place = |at| memory.sge(at * length, length).map(|sge| [sge]);
+        let places = (0..depth as usize).map(place).collect::<Result<_, _>>().map_err(failed)?;
+        Ok(Self { options, adapter, qp, cq, memory, places })
     }
 
-    /// The memory of a request.
-    fn place(&self, number: u64) -> Result<quipu::Sge, quipu::Error> {
-        let length = self.options.length as usize;
-        let place = number as usize % self.options.depth as usize;
-        self.memory.sge(place * length, length)
+    /// Requests that are posted together. The last of such a list of sends says when it is done.
+    fn batch(&self) -> u64 {
+        u64::from(self.options.depth / 4).max(1)
+    }
+
+    /// Whoever sleeps does so for half of what is under way, whereof each completion says how much is done.
+    fn moderate(&self, each: u64) -> Result<(), Failure> {
+        let count = u64::from(self.options.depth / 2) / each;
+        self.cq.moderate(count.max(1) as u16, PERIOD).map_err(failed)
+    }
+
+    /// Posts the receives of some places.
+    fn receive(&self, numbers: impl Iterator<Item = u64>) -> Result<(), Failure> {
+        let receive = |number: u64| (number, &self.places[number as usize][..]);
+        let receives: Vec<_> = numbers.map(receive).collect();
+        self.qp.post_recvs(&receives).map_err(|(_, error)| failed(error))
+    }
+
+    /// Posts sends; the last says when they are done.
+    fn send(&self, numbers: Range<u64>) -> Result<(), Failure> {
+        let last = numbers.end - 1;
+        let send = |number: u64| {
+            let send = Request::send(&self.places[number as usize % self.places.len()]).id(number);
+            if number == last { send } else { send.unsignaled() }
+        };
+        let sends: Vec<_> = numbers.map(send).collect();
+        self.qp.post_sends(&sends).map_err(|(_, error)| failed(error))
     }
 
     /// Takes completions; none if there is an event instead.
@@ -164,24 +194,31 @@ impl<'a> End<'a> {
 
     fn sends(&self, to: SocketAddr) -> Result<Outcome, Failure> {
         let settings = self.options.mode.settings();
+        self.moderate(self.batch())?;
         // What is posted is the window, and into a closed one no TCP sends its end.
         let end = [self.memory.sge(self.memory.len() - 1, 1).map_err(failed)?];
         self.qp.post_recv(u64::MAX, &end).map_err(failed)?;
         self.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
         let (begun, cpu, count) = (Instant::now(), Cpu::now(), self.options.count);
         let (mut posted, mut done) = (0, 0);
+        let (depth, batch) = (u64::from(self.options.depth), self.batch());
         let mut out = [Completion::default(); 64];
         while done < count {
-            while posted < count && posted - done < u64::from(self.options.depth) {
-                let memory = [self.place(posted).map_err(failed)?];
-                self.qp.post_send(&Request::send(&memory).id(posted)).map_err(failed)?;
-                posted += 1;
+            while posted < count && posted + batch <= done + depth {
+                let next = count.min(posted + batch);
+                self.send(posted..next)?;
+                posted = next;
+                if posted == count {
+                    // Too few are left to sleep for many.
+                    self.cq.moderate(0, Duration::ZERO).map_err(failed)?;
+                }
             }
             let found = self.completions(&mut out).map_err(failed)?;
             for completion in &out[..found] {
                 check(completion)?;
+                // Sends are done in order.
+                done = completion.wr_id + 1;
             }
-            done += found as u64;
             // Ends of the connection are told by the completions; here they are only taken.
             while found == 0 && self.adapter.poll_event().map_err(failed)?.is_some() {}
         }
@@ -195,10 +232,8 @@ impl<'a> End<'a> {
     fn receives(&self) -> Result<Outcome, Failure> {
         let settings = self.options.mode.settings();
         let listener = self.adapter.listen(self.options.port, &settings, 1).map_err(failed)?;
-        for number in 0..u64::from(self.options.depth) {
-            let memory = [self.place(number).map_err(failed)?];
-            self.qp.post_recv(number, &memory).map_err(failed)?;
-        }
+        self.moderate(1)?;
+        self.receive(0..u64::from(self.options.depth))?;
         listener.offer(&self.qp).map_err(failed)?;
         if !self.options.json {
             println!("waiting at port {}", listener.port());
@@ -215,9 +250,8 @@ impl<'a> End<'a> {
                 check(completion)?;
                 bytes += u64::from(completion.byte_len);
                 messages += u64::from(completion.byte_len > 0);
-                let memory = [self.place(completion.wr_id).map_err(failed)?];
-                self.qp.post_recv(completion.wr_id, &memory).map_err(failed)?;
             }
+            self.receive(out[..found].iter().map(|completion| completion.wr_id))?;
             // What came before the end completes before the event that tells of it.
             if ended && found == 0 {
                 break;
