@@ -179,11 +179,12 @@ impl Elsewhere<'_> {
         call: &Call,
         read: impl FnOnce(&mut Reader<'_>) -> Option<T>,
     ) -> Result<T, EngineError> {
+        let end = self.attached(|attached, _| attached.posted_end())?;
         // The other end may wait for room in the rings, of which nobody else may take care now.
         let glance = || {
-            if let Ok(mut core) = self.inner.enter() {
-                core.run();
-            }
+            let Ok(mut core) = self.inner.enter() else { return true };
+            core.run();
+            core.attached.as_ref().is_none_or(|attached| attached.has_taken(end))
         };
         self.calls.ask(call, &glance, read)
     }

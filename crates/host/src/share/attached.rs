@@ -14,6 +14,7 @@ use quipu_nic::{
     SendOp, SendWr, Sge, TcpChange, Time, To, WcOpcode, WcStatus,
 };
 
+use super::overflow::Overflow;
 use super::queue::{Queue, TooMuch};
 use super::slots::{self, News, Request, Tag};
 use super::{RINGS, hear, ring};
@@ -61,6 +62,10 @@ pub(crate) enum Landed {
 /// The rings, and what is under way in them.
 pub(crate) struct Attached {
     channel: Channel,
+    /// What there is no room for in the ring.
+    overflow: Overflow,
+    /// The bell rings when there is room, or has rung.
+    awaits_room: bool,
     bell: OwnedFd,
     epoll: Arc<Epoll>,
     qps: HandleMap<u64, Half>,
@@ -91,6 +96,8 @@ impl Attached {
         epoll.add(&bell, libc::EPOLLIN, Token::Attached.bits())?;
         Ok(Self {
             channel,
+            overflow: Overflow::default(),
+            awaits_room: false,
             bell,
             epoll,
             qps: HandleMap::default(),
@@ -227,11 +234,8 @@ impl Attached {
         flags.set(SendFlags::INLINE, matches!(wr.payload, Payload::Inline(_)));
         flags.set(SendFlags::SIGNALED, half.sends.must_tell(signaled));
         let tag = Tag { qp: id.0 as u32, receive: false, sequence };
-        if let Err(error) =
-            push(&mut self.channel, &Request { tag, flags, to, payload: wr.payload })
-        {
-            return Err(self.refused(error));
-        }
+        let request = Request { tag, flags, to, payload: wr.payload };
+        push(&mut self.channel, &mut self.overflow, &request)?;
         half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
         self.note_posted();
         Ok(())
@@ -263,9 +267,8 @@ impl Attached {
         let tag = Tag { qp: id.0 as u32, receive: true, sequence: half.receives.next };
         let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
         let len = octets(&payload);
-        if let Err(error) = push(&mut self.channel, &Request { tag, flags, to: None, payload }) {
-            return Err(self.refused(error));
-        }
+        let request = Request { tag, flags, to: None, payload };
+        push(&mut self.channel, &mut self.overflow, &request)?;
         half.receives.push(wr_id, len, true);
         self.note_posted();
         Ok(())
@@ -279,14 +282,38 @@ impl Attached {
         if self.unrung >= RINGS.request_slots / 2 {
             self.ring();
         }
+        if !self.overflow.is_empty() {
+            // What is wrong with the ring is found by the next look.
+            let _ = self.refill();
+        }
     }
 
-    /// There was no room, which the other end is to make.
+    /// Puts what waits into the ring as far as there is room, and sees to it that the bell rings when there
+    /// is more.
     #[cold]
-    fn refused(&mut self, error: EngineError) -> EngineError {
-        self.posted = true;
+    fn refill(&mut self) -> Result<(), RingError> {
+        let outgoing = &mut self.channel.outgoing;
+        let mut post = |request: &Request<'_>| {
+            slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request)
+        };
+        self.posted |= self.overflow.drain(&mut post)?;
+        if !self.overflow.is_empty() && !std::mem::replace(&mut self.awaits_room, true) {
+            self.channel.incoming.control.arm();
+            // It may have been made before that.
+            self.posted |= self.overflow.drain(&mut post)?;
+        }
         self.ring();
-        error
+        Ok(())
+    }
+
+    /// How far the requests that were posted so far reach, of those that have waited for room.
+    pub(crate) fn posted_end(&self) -> u64 {
+        self.overflow.end()
+    }
+
+    /// Whether all of those are in the ring.
+    pub(crate) fn has_taken(&self, end: u64) -> bool {
+        self.overflow.has_left(end)
     }
 
     /// Wakes the other end if it sleeps and something was posted.
@@ -307,6 +334,10 @@ impl Attached {
     /// Takes what has come, as far as it is this turn's; whether there was anything.
     #[inline]
     pub(crate) fn poll(&mut self, mut land: impl FnMut(Landed)) -> bool {
+        if !self.overflow.is_empty() && self.refill().is_err() {
+            self.lose(&mut land);
+            return true;
+        }
         if !self.has_news() {
             return false;
         }
@@ -377,6 +408,7 @@ impl Attached {
 
     /// Hears the bell. The rings are looked at anyway.
     pub(crate) fn ready(&mut self, mut land: impl FnMut(Landed)) -> bool {
+        self.awaits_room = false;
         let any = self.poll(&mut land);
         if self.lost || hear(&self.bell) {
             return any;
@@ -399,6 +431,7 @@ impl Attached {
         self.epoll.remove(&self.bell);
         // If it is still there, it lets this program go.
         let _ = sys::shutdown_write(&self.bell);
+        self.overflow.clear();
         for (&qp, half) in &mut self.qps {
             half.state = QpState::Err;
             let flushed = |wr_id, opcode| Completion {
@@ -423,12 +456,19 @@ impl Attached {
     /// Asks for the bell at the next news; `false` if something has come meanwhile.
     pub(crate) fn arm(&mut self) -> bool {
         self.channel.incoming.control.arm();
+        if !self.overflow.is_empty() {
+            let _ = self.refill();
+        }
         !self.has_news()
     }
 
     /// Asks for the bell when `count` news have come, or one that cannot wait. Whoever sleeps then must not
     /// do so for ever, and say when it was awake again: see [`woken`](Self::woken).
     pub(crate) fn arm_for(&mut self, count: u32, now: Time) -> bool {
+        if !self.overflow.is_empty() {
+            // The next to come may be room only.
+            return self.arm();
+        }
         let incoming = &self.channel.incoming;
         let enough = incoming.requests.position().wrapping_add(count.min(MAX_BATCH));
         incoming.control.arm_at(enough);
@@ -445,6 +485,7 @@ impl Attached {
     /// to end only when there was enough.
     pub(crate) fn woken(&mut self) -> Option<Time> {
         self.channel.incoming.control.disarm();
+        self.awaits_room = false;
         let since = self.asleep_since.take();
         if since.is_some() {
             self.flowing = self.has_news();
@@ -482,156 +523,29 @@ fn octets(payload: &Payload<'_>) -> u64 {
     }
 }
 
-/// Puts a request into the ring.
+/// Puts a request into the ring, or behind those that wait for room there.
 #[inline]
-fn push(channel: &mut Channel, request: &Request<'_>) -> Result<(), EngineError> {
+fn push(
+    channel: &mut Channel,
+    overflow: &mut Overflow,
+    request: &Request<'_>,
+) -> Result<(), EngineError> {
     let outgoing = &mut channel.outgoing;
-    slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request).map_err(|error| {
-        match error {
-            RingError::TooLong => {
-                Fault::Invalid("a request longer than a shared adapter takes").into()
-            }
-            // It is gone soon, or wakes soon.
-            RingError::Full => Fault::QueueFull.into(),
-            RingError::Corrupt => EngineError::AdapterLost,
+    let posted = if overflow.is_empty() {
+        slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request)
+    } else {
+        slots::check(request).and(Err(RingError::Full))
+    };
+    match posted {
+        Ok(()) => {}
+        Err(RingError::Full) => overflow.push(request),
+        Err(RingError::TooLong) => {
+            return Err(Fault::Invalid("a request longer than a shared adapter takes").into());
         }
-    })
+        Err(RingError::Corrupt) => return Err(EngineError::AdapterLost),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use quipu_mem::ring::SlotHeader;
-
-    use super::*;
-
-    /// A program's end with a connected queue pair, and the other end.
-    fn attached() -> (Attached, Channel, OwnedFd) {
-        let memory = Segment::heap(crate::share::rings_len());
-        let adapter = Channel::create(&memory, 0, RINGS).unwrap();
-        let [bell, theirs] = crate::share::pair().unwrap();
-        let mut attached = Attached::new(&memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
-        let (cap, cq) = (QpCap { max_recv_wr: 8192, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
-        let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
-        let pd = quipu_nic::PdId(1);
-        let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
-        attached.add_qp(QpId(5), QpNum(5), &init, cap);
-        attached.set_state(QpId(5), QpState::Rts);
-        attached.set_open(QpId(5), true);
-        (attached, adapter, theirs)
-    }
-
-    fn hear(attached: &mut Attached, adapter: &mut Channel, news: News) -> (usize, bool) {
-        slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
-        let mut landed = 0;
-        attached.poll(|_| landed += 1);
-        (landed, attached.lost)
-    }
-
-    #[test]
-    fn after_nonsense_nobody_looks_for_news_and_the_other_end_hears_of_it() {
-        let (mut attached, mut adapter, bell) = attached();
-        assert!(attached.arm() && crate::share::hear(&bell));
-        let nonsense = SlotHeader { opcode: 99, ..SlotHeader::default() };
-        adapter.outgoing.requests.push(&nonsense, &[]).unwrap();
-        assert!(!attached.arm() && attached.poll(|_| {}) && attached.lost);
-        // The slot is still there, and would keep every wait awake.
-        assert!(!attached.has_news() && attached.arm() && !attached.poll(|_| {}));
-        assert!(!crate::share::hear(&bell), "it has hung up");
-        attached.posted = true;
-        attached.ring();
-    }
-
-    #[test]
-    fn a_long_list_wakes_the_other_end_before_its_ring_is_full() {
-        let (mut attached, adapter, bell) = attached();
-        let rung = || crate::sys::receive(&bell, &mut [0; 8]).is_ok();
-        let (half, id) = (RINGS.request_slots / 2, QpId(5));
-        adapter.incoming.control.arm();
-        for _ in 1..half {
-            attached.post_recv(id, 1, &[]).unwrap();
-        }
-        assert!(!rung());
-        attached.post_recv(id, 1, &[]).unwrap();
-        assert!(rung());
-        for _ in 0..half {
-            attached.post_recv(id, 1, &[]).unwrap();
-        }
-        adapter.incoming.control.arm();
-        let full = attached.post_recv(id, 1, &[]).unwrap_err();
-        assert!(rung() && matches!(full, EngineError::Fault(Fault::QueueFull)));
-    }
-
-    #[test]
-    fn octets_for_which_there_is_no_memory_are_not_believed() {
-        let (mut attached, mut adapter, _bell) = attached();
-        let received = |sequence, byte_len| {
-            let wr_id = Tag { qp: 5, receive: true, sequence }.bits();
-            News::Completion(Completion { wr_id, byte_len, ..Completion::default() })
-        };
-        for wr_id in [10, 11] {
-            attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
-        }
-        assert_eq!(hear(&mut attached, &mut adapter, received(0, 64)), (1, false));
-        // The other receive and the connection are flushed.
-        assert_eq!(hear(&mut attached, &mut adapter, received(1, 65)), (2, true));
-    }
-
-    #[test]
-    fn a_connection_ends_once() {
-        let (mut attached, mut adapter, _bell) = attached();
-        let state = QpState::Rts;
-        for change in [TcpChange::Connected, TcpChange::PeerClosed, TcpChange::Closed] {
-            let news = News::Change { qp: 5, change, state };
-            assert_eq!(hear(&mut attached, &mut adapter, news), (1, false));
-        }
-        let more = News::Change { qp: 5, change: TcpChange::PeerClosed, state };
-        assert_eq!(hear(&mut attached, &mut adapter, more), (0, true));
-    }
-
-    #[test]
-    fn whoever_has_waited_for_room_is_told_of_it() {
-        let (mut attached, mut adapter, theirs) = attached();
-        let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
-        let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
-        let take_all = |attached: &mut Attached| while attached.poll(|_| ()) {};
-        let rung = |theirs: &OwnedFd| crate::sys::receive(theirs, &mut [0; 8]).is_ok();
-        // Few at a time: nobody has waited.
-        for _ in 0..RINGS.request_slots {
-            slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
-            adapter.incoming.control.arm();
-            take_all(&mut attached);
-            attached.ring();
-        }
-        assert!(!rung(&theirs));
-        while slots::tell(&mut adapter.outgoing.requests, &news).is_ok() {}
-        adapter.incoming.control.arm();
-        take_all(&mut attached);
-        attached.ring();
-        assert!(rung(&theirs));
-        assert_eq!(adapter.outgoing.requests.free(), Ok(RINGS.request_slots));
-    }
-
-    #[test]
-    fn a_sleep_for_a_batch_ends_with_it() {
-        let (mut attached, mut adapter, _bell) = attached();
-        let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
-        let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
-        let tell = |adapter: &mut Channel| {
-            slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
-            adapter.outgoing.control.must_ring_at(adapter.outgoing.requests.position())
-        };
-        for _ in 0..3 {
-            assert!(attached.arm_for(3, Time(7)));
-            assert!(!tell(&mut adapter));
-            // What is there already has to be taken before a sleep.
-            assert!(!attached.arm_for(3, Time(7)) && !attached.arm());
-            assert!(attached.poll(|_| ()) && attached.arm_for(2, Time(8)));
-            assert_eq!([(); 3].map(|()| tell(&mut adapter)), [false, true, false]);
-            assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(8)), true));
-            assert!(attached.poll(|_| ()) && attached.arm_for(3, Time(9)));
-            // Nothing came: the next sleep is not for many.
-            assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(9)), false));
-            assert_eq!(attached.woken(), None);
-        }
-    }
-}
+mod tests;

@@ -24,6 +24,8 @@ use crate::sys;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one waits before one looks after the rings: the other end may wait for room there.
 const GLANCE: Duration = Duration::from_millis(10);
+/// And between two looks, while there is no room for what was posted before a call.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// What there is to ask.
 #[derive(Debug)]
@@ -151,7 +153,8 @@ impl Calls {
         self.arena.take(len).ok_or(EngineError::ArenaFull { len })
     }
 
-    /// Asks, and reads the answer. Meanwhile `glance` is called now and then.
+    /// Asks, and reads the answer. Before, and meanwhile, `glance` is called now and then: it says whether
+    /// all that the call is to be behind is in the ring.
     ///
     /// # Errors
     ///
@@ -159,7 +162,7 @@ impl Calls {
     pub(crate) fn ask<T>(
         &self,
         call: &Call,
-        glance: &dyn Fn(),
+        glance: &dyn Fn() -> bool,
         read: impl FnOnce(&mut Reader<'_>) -> Option<T>,
     ) -> Result<T, EngineError> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,9 +208,16 @@ impl Calls {
         &self,
         socket: &OwnedFd,
         question: &[u8],
-        glance: &dyn Fn(),
+        glance: &dyn Fn() -> bool,
         buffer: &mut [u8; MAX_MESSAGE],
     ) -> Result<usize, Over> {
+        let begun = Instant::now();
+        while !glance() {
+            if begun.elapsed() > self.patience {
+                return Ok(0);
+            }
+            std::thread::sleep(PAUSE);
+        }
         if let Err(error) = socket::send(socket, question, &[]) {
             return if is_end(&error) { Err(Over) } else { Ok(0) };
         }
@@ -326,7 +336,7 @@ mod tests {
         let arena = Arena::new(Segment::heap(1 << 16));
         let calls = Calls::new(socket, arena, info, Duration::from_millis(20));
         let order =
-            || calls.ask(&Call::Deregister { region: 1 }, &|| {}, |_| Some(())).unwrap_err();
+            || calls.ask(&Call::Deregister { region: 1 }, &|| true, |_| Some(())).unwrap_err();
         let piece = calls.allocate(64).unwrap();
         assert!(matches!(order(), EngineError::AdapterSilent));
         // What it may still write to is nobody else's.

@@ -17,6 +17,7 @@ mod arena;
 mod attached;
 mod calls;
 mod claim;
+mod overflow;
 mod place;
 mod queue;
 mod server;

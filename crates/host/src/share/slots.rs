@@ -101,6 +101,24 @@ pub(super) fn fail(slots: &mut SlotProducer, qp: u32) -> Result<(), RingError> {
     )
 }
 
+/// Checks that a request is not longer than any may be.
+///
+/// # Errors
+///
+/// It is.
+#[inline]
+pub(super) fn check(request: &Request<'_>) -> Result<(), RingError> {
+    if rest_len(&request.payload) > MAX_INLINE { Err(RingError::TooLong) } else { Ok(()) }
+}
+
+/// Bytes behind the address.
+fn rest_len(payload: &Payload<'_>) -> usize {
+    match payload {
+        Payload::Sges(sges) => sges.len() * SGE,
+        Payload::Inline(bytes) => bytes.len(),
+    }
+}
+
 /// Posts a request.
 ///
 /// # Errors
@@ -112,15 +130,13 @@ pub(super) fn post(
     bytes: &mut ByteProducer,
     request: &Request<'_>,
 ) -> Result<(), RingError> {
-    let (sges, rest) = match request.payload {
-        Payload::Sges(sges) => (sges.len(), sges.len() * SGE),
-        Payload::Inline(bytes) => (0, bytes.len()),
+    check(request)?;
+    let sges = match request.payload {
+        Payload::Sges(sges) => sges.len(),
+        Payload::Inline(_) => 0,
     };
     let start = if request.to.is_some() { ADDRESS } else { 0 };
-    let len = start + rest;
-    if rest > MAX_INLINE {
-        return Err(RingError::TooLong);
-    }
+    let len = start + rest_len(&request.payload);
     let inline_len = if len <= INLINE_MAX { len as u16 } else { 0 };
     let header = SlotHeader {
         opcode: if request.tag.receive { RECV } else { SEND },

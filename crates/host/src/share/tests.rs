@@ -39,6 +39,7 @@ fn engine(link: &str) -> Arc<Engine> {
 struct Shared {
     name: String,
     address: SocketAddr,
+    engine: Arc<Engine>,
     sharer: Option<Sharer>,
 }
 
@@ -49,7 +50,7 @@ impl Shared {
         let engine = engine("udp:127.0.0.1:0");
         let address = SocketAddr::new(engine.qpip_info().unwrap().addresses[0], 7);
         let sharer = Some(Sharer::start(&engine, &name).unwrap());
-        Self { name, address, sharer }
+        Self { name, address, engine, sharer }
     }
 
     fn attach(&self) -> Program {
@@ -177,7 +178,8 @@ fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     for round in 0..60 {
         let (calls, memory, bell) = shared.raw();
-        let ask = |call: &Call| calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)));
+        let ask =
+            |call: &Call| calls.ask(call, &|| true, |answer| Some(answer.word().unwrap_or(0)));
         let cap = QpCap { max_inline_data: 1024, ..CAP };
         // Some of them have objects, that garbage may happen to name.
         if round % 2 == 0 {
@@ -246,7 +248,7 @@ impl Bare {
 
     /// A call, and the first word of its answer.
     fn ask(&self, call: &Call) -> Result<u64, EngineError> {
-        self.calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)))
+        self.calls.ask(call, &|| true, |answer| Some(answer.word().unwrap_or(0)))
     }
 
     /// A queue pair with UDP, and its port.
@@ -282,7 +284,7 @@ fn calls_wait_for_room_and_for_what_was_posted_before_them() {
     };
     let (region, key) = bare
         .calls
-        .ask(&register, &|| {}, |answer| Some((answer.word()?, answer.short()?)))
+        .ask(&register, &|| true, |answer| Some((answer.word()?, answer.short()?)))
         .unwrap();
     let (sender, _) = bare.udp(CAP);
     let flood = 2 * RINGS.request_slots;
@@ -309,6 +311,7 @@ fn calls_wait_for_room_and_for_what_was_posted_before_them() {
         if glances.get() > 5 {
             hear();
         }
+        true
     };
     bare.calls.ask(&Call::Deregister { region }, &glance, |_| Some(())).unwrap();
     assert!(
@@ -401,7 +404,7 @@ fn programs_reach_their_own_objects_only() {
         Call::Flow { qp: 1 },
         Call::Unlisten { listener: 1 },
     ] {
-        let refused = calls.ask(&call, &|| {}, |_| Some(()));
+        let refused = calls.ask(&call, &|| true, |_| Some(()));
         assert!(
             matches!(refused, Err(EngineError::Fault(quipu_nic::Fault::NoSuchObject))),
             "{call:?}"
@@ -600,7 +603,7 @@ fn a_program_that_has_stopped_costs_the_adapter_nothing_and_may_go_on() {
     let shared = Shared::new();
     let (calls, memory, bell) = shared.raw();
     let mut rings = Channel::attach(&memory, 0, RINGS).unwrap();
-    let ask = |call: &Call| calls.ask(call, &|| {}, |answer| Some(answer.word().unwrap_or(0)));
+    let ask = |call: &Call| calls.ask(call, &|| true, |answer| Some(answer.word().unwrap_or(0)));
     let pd = ask(&Call::AllocPd).unwrap();
     let cap = QpCap { max_send_wr: 8192, ..CAP };
     let qp = ask(&Call::CreateQp { pd, udp: true, cap }).unwrap();

@@ -1,0 +1,191 @@
+//! A program's end of the rings, and one who plays the other.
+
+use quipu_mem::ring::SlotHeader;
+
+use super::*;
+
+/// A program's end with a connected queue pair, and the other end.
+fn attached() -> (Attached, Channel, OwnedFd) {
+    let memory = Segment::heap(crate::share::rings_len());
+    let adapter = Channel::create(&memory, 0, RINGS).unwrap();
+    let [bell, theirs] = crate::share::pair().unwrap();
+    let mut attached = Attached::new(&memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
+    let (cap, cq) = (QpCap { max_recv_wr: 8192, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
+    let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
+    let pd = quipu_nic::PdId(1);
+    let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
+    attached.add_qp(QpId(5), QpNum(5), &init, cap);
+    attached.set_state(QpId(5), QpState::Rts);
+    attached.set_open(QpId(5), true);
+    (attached, adapter, theirs)
+}
+
+fn hear(attached: &mut Attached, adapter: &mut Channel, news: News) -> (usize, bool) {
+    slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+    let mut landed = 0;
+    attached.poll(|_| landed += 1);
+    (landed, attached.lost)
+}
+
+#[test]
+fn after_nonsense_nobody_looks_for_news_and_the_other_end_hears_of_it() {
+    let (mut attached, mut adapter, bell) = attached();
+    assert!(attached.arm() && crate::share::hear(&bell));
+    let nonsense = SlotHeader { opcode: 99, ..SlotHeader::default() };
+    adapter.outgoing.requests.push(&nonsense, &[]).unwrap();
+    assert!(!attached.arm() && attached.poll(|_| {}) && attached.lost);
+    // The slot is still there, and would keep every wait awake.
+    assert!(!attached.has_news() && attached.arm() && !attached.poll(|_| {}));
+    assert!(!crate::share::hear(&bell), "it has hung up");
+    attached.posted = true;
+    attached.ring();
+}
+
+#[test]
+fn a_long_list_wakes_the_other_end_before_its_ring_is_full() {
+    let (mut attached, adapter, bell) = attached();
+    let rung = || crate::sys::receive(&bell, &mut [0; 8]).is_ok();
+    let (half, id) = (RINGS.request_slots / 2, QpId(5));
+    adapter.incoming.control.arm();
+    for _ in 1..half {
+        attached.post_recv(id, 1, &[]).unwrap();
+    }
+    assert!(!rung());
+    attached.post_recv(id, 1, &[]).unwrap();
+    assert!(rung());
+}
+
+/// The numbers of the requests that the other end finds, up to so many.
+fn take(adapter: &mut Channel, most: usize) -> Vec<u32> {
+    let mut found = Vec::new();
+    let incoming = &mut adapter.incoming;
+    for _ in 0..most {
+        let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
+        let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
+        match slots::take(ring, bytes, &mut body, &mut sges).unwrap() {
+            Some(slots::Order::Post(request)) => found.push(request.tag.sequence),
+            Some(slots::Order::Fail(_)) => unreachable!("nothing has failed"),
+            None => break,
+        }
+    }
+    incoming.publish();
+    found
+}
+
+#[test]
+fn a_queue_is_full_when_it_is_full_and_what_waits_for_the_ring_goes_on_in_order() {
+    let (mut attached, mut adapter, theirs) = attached();
+    let called = || crate::sys::receive(&theirs, &mut [0; 8]).is_ok();
+    let (id, depth, slots) = (QpId(5), 8192, RINGS.request_slots as usize);
+    for _ in 0..depth {
+        attached.post_recv(id, 1, &[Sge::default(); 1]).unwrap();
+    }
+    let full = attached.post_recv(id, 1, &[]).unwrap_err();
+    assert!(matches!(full, EngineError::Fault(Fault::QueueFull)));
+    assert!(attached.overflow.end() == 4096 && !attached.has_taken(1));
+    let end = attached.posted_end();
+    // Whoever sleeps, for however many completions, is called when there is room, and calls in turn.
+    adapter.incoming.control.arm();
+    let mut taken = take(&mut adapter, 100);
+    assert!(adapter.outgoing.control.must_ring_at(0) && !called());
+    assert!(!attached.ready(|_| ()) && called());
+    assert!(attached.arm_for(100, Time(7)) && attached.asleep_since.is_none());
+    taken.extend(take(&mut adapter, 100));
+    assert!(adapter.outgoing.control.must_ring_at(0) && attached.woken().is_none());
+    // A sleep that finds room does not wait for the bell.
+    adapter.incoming.control.arm();
+    assert!(attached.arm() && called());
+    while !attached.has_taken(end) {
+        taken.extend(take(&mut adapter, slots / 4));
+        attached.poll(|_| ());
+    }
+    taken.extend(take(&mut adapter, usize::MAX));
+    assert!(taken.into_iter().eq(0..depth));
+}
+
+#[test]
+fn what_waits_for_a_ring_that_is_broken_is_flushed() {
+    let (mut attached, adapter, _bell) = attached();
+    for _ in 0..=RINGS.request_slots {
+        attached.post_recv(QpId(5), 1, &[]).unwrap();
+    }
+    let mut flushed = 0;
+    attached.lose(&mut |landed| flushed += u32::from(matches!(landed, Landed::Completion(..))));
+    assert_eq!(flushed, RINGS.request_slots + 1);
+    assert!(attached.has_taken(attached.posted_end()) && attached.overflow.is_empty());
+    drop(adapter);
+}
+
+#[test]
+fn octets_for_which_there_is_no_memory_are_not_believed() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let received = |sequence, byte_len| {
+        let wr_id = Tag { qp: 5, receive: true, sequence }.bits();
+        News::Completion(Completion { wr_id, byte_len, ..Completion::default() })
+    };
+    for wr_id in [10, 11] {
+        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
+    }
+    assert_eq!(hear(&mut attached, &mut adapter, received(0, 64)), (1, false));
+    // The other receive and the connection are flushed.
+    assert_eq!(hear(&mut attached, &mut adapter, received(1, 65)), (2, true));
+}
+
+#[test]
+fn a_connection_ends_once() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let state = QpState::Rts;
+    for change in [TcpChange::Connected, TcpChange::PeerClosed, TcpChange::Closed] {
+        let news = News::Change { qp: 5, change, state };
+        assert_eq!(hear(&mut attached, &mut adapter, news), (1, false));
+    }
+    let more = News::Change { qp: 5, change: TcpChange::PeerClosed, state };
+    assert_eq!(hear(&mut attached, &mut adapter, more), (0, true));
+}
+
+#[test]
+fn whoever_has_waited_for_room_is_told_of_it() {
+    let (mut attached, mut adapter, theirs) = attached();
+    let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
+    let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
+    let take_all = |attached: &mut Attached| while attached.poll(|_| ()) {};
+    let rung = |theirs: &OwnedFd| crate::sys::receive(theirs, &mut [0; 8]).is_ok();
+    // Few at a time: nobody has waited.
+    for _ in 0..RINGS.request_slots {
+        slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+        adapter.incoming.control.arm();
+        take_all(&mut attached);
+        attached.ring();
+    }
+    assert!(!rung(&theirs));
+    while slots::tell(&mut adapter.outgoing.requests, &news).is_ok() {}
+    adapter.incoming.control.arm();
+    take_all(&mut attached);
+    attached.ring();
+    assert!(rung(&theirs));
+    assert_eq!(adapter.outgoing.requests.free(), Ok(RINGS.request_slots));
+}
+
+#[test]
+fn a_sleep_for_a_batch_ends_with_it() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let tag = Tag { qp: 9, receive: true, sequence: 0 }.bits();
+    let news = News::Completion(Completion { wr_id: tag, ..Completion::default() });
+    let tell = |adapter: &mut Channel| {
+        slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+        adapter.outgoing.control.must_ring_at(adapter.outgoing.requests.position())
+    };
+    for _ in 0..3 {
+        assert!(attached.arm_for(3, Time(7)));
+        assert!(!tell(&mut adapter));
+        // What is there already has to be taken before a sleep.
+        assert!(!attached.arm_for(3, Time(7)) && !attached.arm());
+        assert!(attached.poll(|_| ()) && attached.arm_for(2, Time(8)));
+        assert_eq!([(); 3].map(|()| tell(&mut adapter)), [false, true, false]);
+        assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(8)), true));
+        assert!(attached.poll(|_| ()) && attached.arm_for(3, Time(9)));
+        // Nothing came: the next sleep is not for many.
+        assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(9)), false));
+        assert_eq!(attached.woken(), None);
+    }
+}
