@@ -30,6 +30,11 @@ const _: () = {
 /// Room for the inline data of a request: what the adapter allows at most.
 const MAX_INLINE: usize = 1024;
 
+/// Inline bytes and elements of what is posted by the shortest way: no more than fits into a slot in memory
+/// that is shared with a peer.
+const SMALL_INLINE: usize = 96;
+const FEW: c_int = 4;
+
 /// Longest list that is copied: far more than a work request may have.
 const MAX_COPIED: usize = 1024;
 
@@ -180,22 +185,73 @@ unsafe fn with_inline(
     list: &[Sge],
     taker: impl FnOnce(&SendWr<'_>) -> Outcome,
 ) -> Outcome {
-    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; MAX_INLINE];
+    let mut buffer = [const { MaybeUninit::uninit() }; MAX_INLINE];
+    // SAFETY: passed on from the caller; the buffer is on this stack, which no program passes.
+    let bytes = unsafe { gather(list, &mut buffer) }.ok_or(INVALID)?;
+    taker(&SendWr { payload: Payload::Inline(bytes), ..*request })
+}
+
+/// Copies what the elements of a list name, one behind the other; `None` if there is no room for it.
+///
+/// # Safety
+///
+/// The elements name readable memory of this process, which is not that of `buffer`.
+#[inline]
+unsafe fn gather<'b>(list: &[Sge], buffer: &'b mut [MaybeUninit<u8>]) -> Option<&'b [u8]> {
     let mut used = 0;
     for sge in list {
         let length = sge.len as usize;
-        let Some(room) = buffer.get_mut(used..).filter(|room| room.len() >= length) else {
-            return Err(INVALID);
-        };
+        let room = buffer.get_mut(used..).filter(|room| room.len() >= length)?;
         let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-        // SAFETY: the element names readable memory, and there is room for `length` bytes, as was
-        // just checked; the buffer is on this stack, which no program passes.
+        // SAFETY: the element names readable memory, which is another, and there is room for `length`
+        // bytes, as was just checked.
         unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), length) };
         used += length;
     }
     // SAFETY: the loop has written the first `used` bytes.
-    let bytes = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), used) };
-    taker(&SendWr { payload: Payload::Inline(bytes), ..*request })
+    Some(unsafe { slice::from_raw_parts(buffer.as_ptr().cast(), used) })
+}
+
+/// Posts a request by the shortest way, if it is a single small send to the peer of a connection and that way
+/// takes it: nothing that other requests need is looked at. Gives the doorbell back if not.
+///
+/// # Safety
+///
+/// `wr` is null or a valid request.
+#[inline]
+unsafe fn post_at_once<'d>(
+    doorbell: Doorbell<'d>,
+    qp: QpId,
+    wr: *const ibv_send_wr,
+) -> Result<(), Doorbell<'d>> {
+    // SAFETY: "null or a valid request".
+    let Some(wr) = (unsafe { wr.as_ref() }) else { return Err(doorbell) };
+    let op = match wr.opcode {
+        IBV_WR_SEND => SendOp::Send,
+        IBV_WR_SEND_WITH_IMM => SendOp::SendImm(wr.imm_data),
+        _ => return Err(doorbell),
+    };
+    let list = wr.sg_list.cast::<Sge>();
+    let short = matches!(wr.num_sge, 1..=FEW) && !list.is_null() && list.is_aligned();
+    let (true, Some(flags)) = (short && wr.next.is_null(), SendFlags::from_bits(wr.send_flags))
+    else {
+        return Err(doorbell);
+    };
+    // SAFETY: a valid request has a list of so many elements, which was found aligned.
+    let list = unsafe { slice::from_raw_parts(list, wr.num_sge as usize) };
+    let mut buffer = [const { MaybeUninit::uninit() }; SMALL_INLINE];
+    let payload = if flags.contains(SendFlags::INLINE) {
+        // SAFETY: the elements of a valid request name readable memory; the buffer is on this stack,
+        // which no program passes.
+        match unsafe { gather(list, &mut buffer) } {
+            Some(bytes) => Payload::Inline(bytes),
+            None => return Err(doorbell),
+        }
+    } else {
+        Payload::Sges(list)
+    };
+    // Queue pairs whose requests address somebody are not served here.
+    doorbell.post_at_once(qp, &SendWr { wr_id: wr.wr_id, to: To::Peer, op, flags, payload })
 }
 
 /// Checks every request of a list, of which none is posted yet.
@@ -270,12 +326,17 @@ entries! {
     /// [`EngineApi::post_send`]
     fn post_send(qp: QpHandle, wr: *const ibv_send_wr, bad: *mut *const ibv_send_wr) {
         let entered = opened().and_then(|i| Ok((i, i.engine.doorbell()?)));
-        let (instance, mut doorbell) = match entered {
+        let (instance, doorbell) = match entered {
             Ok(entered) => entered,
             // SAFETY: the table demands that `bad` is valid.
             Err(failure) => return unsafe { refuse(bad, wr, failure) },
         };
         let qp = instance.qp(qp);
+        // SAFETY: the table demands a list of valid requests.
+        let mut doorbell = match unsafe { post_at_once(doorbell, qp, wr) } {
+            Ok(()) => return Ok(()),
+            Err(doorbell) => doorbell,
+        };
         let service = doorbell.service_of(qp);
         let mut next = wr;
         // SAFETY: the table demands a list of valid requests, ended by null.
@@ -296,8 +357,13 @@ entries! {
     /// [`EngineApi::post_batch`]
     fn post_batch(qp: QpHandle, wr: *const ibv_send_wr) {
         let instance = opened()?;
-        let mut doorbell = instance.engine.doorbell()?;
+        let doorbell = instance.engine.doorbell()?;
         let qp = instance.qp(qp);
+        // SAFETY: the table demands a list of valid requests.
+        let mut doorbell = match unsafe { post_at_once(doorbell, qp, wr) } {
+            Ok(()) => return Ok(()),
+            Err(doorbell) => doorbell,
+        };
         let service = doorbell.service_of(qp);
         // SAFETY: the table demands a list of valid requests, ended by null.
         if unsafe { wr.as_ref() }.is_some_and(|first| !first.next.is_null()) {

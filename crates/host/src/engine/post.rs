@@ -32,9 +32,30 @@ pub struct Doorbell<'a> {
     core: Guard<'a, Core>,
     /// The queue pair whose doorbell is still to ring.
     posted: Option<QpId>,
+    /// Nothing is left to be done, not even what every call ends with.
+    settled: bool,
 }
 
 impl Doorbell<'_> {
+    /// Posts a send request behind which no other comes, and rings, where that is no more than to fill a slot
+    /// in memory that is shared with the peer: see
+    /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once).
+    ///
+    /// # Errors
+    ///
+    /// It is to be posted as any other. Nothing was done, and the doorbell is still there.
+    #[inline]
+    pub fn post_at_once(mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), Self> {
+        let core = &mut *self.core;
+        let plain = self.posted.is_none() && !core.watched && core.attached.is_none();
+        if !plain || !core.adapter.post_at_once(qp, wr) {
+            return Err(self);
+        }
+        core.settle_rung();
+        self.settled = true;
+        Ok(())
+    }
+
     /// Posts a send request.
     ///
     /// # Errors
@@ -136,6 +157,9 @@ impl Doorbell<'_> {
 impl Drop for Doorbell<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
         if self.posted.is_some() {
             return self.ring();
         }
@@ -153,7 +177,7 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     #[inline]
     pub fn doorbell(&self) -> Result<Doorbell<'_>, EngineError> {
-        Ok(Doorbell { core: self.enter()?, posted: None })
+        Ok(Doorbell { core: self.enter()?, posted: None, settled: false })
     }
 
     /// Posts one send request and rings the doorbell.
@@ -163,7 +187,10 @@ impl Engine {
     /// As [`Adapter::post_send`](quipu_nic::Adapter::post_send).
     #[inline]
     pub fn post_send(&self, qp: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
-        self.doorbell()?.post_send(qp, wr)
+        match self.doorbell()?.post_at_once(qp, wr) {
+            Ok(()) => Ok(()),
+            Err(mut doorbell) => doorbell.post_send(qp, wr),
+        }
     }
 
     /// Posts one receive request.

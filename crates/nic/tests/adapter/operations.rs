@@ -1,7 +1,7 @@
 //! Every operation over every way, between two adapters.
 
 use crate::pair::{Pair, WAYS, Way, connected};
-use quipu_nic::mem::{Access, Sge};
+use quipu_nic::mem::{Access, Key, Sge};
 use quipu_nic::*;
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
@@ -322,5 +322,77 @@ fn queue_pairs_of_one_adapter_and_one_connected_to_itself() {
             assert_eq!(done, [8, 9, 10].map(|id| (id, WcStatus::Success)), "alone: {alone}");
             assert!(buffer.bytes(500_000, len) == bytes);
         }
+    }
+}
+
+fn signaled(op: SendOp, payload: Payload<'_>) -> SendWr<'_> {
+    SendWr { wr_id: 1, to: To::Peer, op, flags: SendFlags::SIGNALED, payload }
+}
+
+#[test]
+fn small_sends_are_posted_and_rung_in_one() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (from, to) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        let linked = !matches!(way, Way::Stream(_));
+        from.fill(0, b"registered");
+        for (op, payload, bytes) in [
+            (SendOp::Send, Payload::Sges(&[from.sge(0, 10)]), &b"registered"[..]),
+            (SendOp::SendImm(7), Payload::Inline(b"inline"), &b"inline"[..]),
+            (SendOp::Send, Payload::Sges(&[]), &b""[..]),
+        ] {
+            pair.recv(1, qps[1], 10, &[to.sge(0, 64)]);
+            let before = pair.hosts[0].adapter.counters().doorbells;
+            let posted = pair.hosts[0].adapter.post_at_once(qps[0], &signaled(op, payload));
+            assert_eq!(posted, linked, "{way:?} {op:?}");
+            if !posted {
+                pair.send_with(0, qps[0], 1, op, SendFlags::SIGNALED, payload);
+            }
+            assert_eq!(pair.hosts[0].adapter.counters().doorbells, before + 1);
+            pair.run();
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+            assert_eq!(pair.polled(1), [(10, WcStatus::Success)]);
+            assert_eq!(to.bytes(0, bytes.len()), bytes);
+        }
+    }
+}
+
+#[test]
+fn all_else_is_not_posted_at_once() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (from, to) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        let (addr, rkey) = (to.addr(), to.key());
+        let (short, long, whole) = ([from.sge(0, 8)], [from.sge(0, 97)], [from.sge(0, 4096)]);
+        let unknown = [Sge { lkey: Key(0x7777_0000), ..short[0] }];
+        let small = signaled(SendOp::Send, Payload::Sges(&short));
+        let fresh = pair.hosts[0].qp();
+        let to_another = To::Datagram { ah: AhId(1), qpn: 1, qkey: 1 };
+        for (qp, wr) in [
+            (qps[0], SendWr { payload: Payload::Sges(&long), ..small }),
+            (qps[0], SendWr { payload: Payload::Sges(&unknown), ..small }),
+            (qps[0], SendWr { op: SendOp::Write { addr, rkey }, ..small }),
+            (qps[0], SendWr { op: SendOp::FetchAdd { addr, rkey, add: 1 }, ..small }),
+            (qps[0], SendWr { to: to_another, ..small }),
+            (fresh, small),
+            (QpId(0), small),
+        ] {
+            assert!(!pair.hosts[0].adapter.post_at_once(qp, &wr), "{way:?} {wr:?}");
+        }
+        pair.run();
+        assert!(pair.polled(0).is_empty() && pair.polled(1).is_empty());
+        assert_eq!(pair.hosts[0].adapter.counters().doorbells, 0);
+        // Nor what would overtake others.
+        for wr_id in [11, 12] {
+            pair.recv(1, qps[1], wr_id, &[to.sge(0, 4096)]);
+        }
+        let large = SendWr { wr_id: 2, payload: Payload::Sges(&whole), ..small };
+        pair.hosts[0].adapter.post_send(qps[0], &large).unwrap();
+        assert!(!pair.hosts[0].adapter.post_at_once(qps[0], &small));
+        pair.send(0, qps[0], 1, SendOp::Send, &short);
+        pair.run();
+        assert_eq!(pair.polled(0), [(2, WcStatus::Success), (1, WcStatus::Success)]);
+        let lengths: Vec<_> = pair.hosts[1].poll().iter().map(|wc| wc.byte_len).collect();
+        assert_eq!(lengths, [4096, 8]);
     }
 }
