@@ -99,7 +99,9 @@ fn device(which: Device, address: &HostAddress) -> EngineDevice {
         node_type,
         transport_type,
         num_comp_vectors: 1,
-        index: which as i32,
+        // No kernel has numbered it. A number of our own might be another device's, about which programs
+        // would then ask the kernel (UCX does).
+        index: -1,
         gid: identity::gid_entry(which, address),
     };
     put_text(&mut device.name, which.name());
@@ -384,16 +386,27 @@ entries! {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_device_of_qpip_sends_and_receives_and_nothing_else() {
-        let address = HostAddress {
+    fn loopback() -> HostAddress {
+        HostAddress {
             ip: "127.0.0.1".parse().unwrap(),
             interface: "lo".into(),
             index: 1,
             up: true,
             running: true,
             loopback: true,
-        };
+        }
+    }
+
+    #[test]
+    fn no_device_has_a_number_of_the_kernels() {
+        for which in [Device::Quipu0, Device::QuipuIw0, Device::QuipuQp0] {
+            assert_eq!(device(which, &loopback()).index, -1, "{which:?}");
+        }
+    }
+
+    #[test]
+    fn the_device_of_qpip_sends_and_receives_and_nothing_else() {
+        let address = loopback();
         let all = device_attributes(Device::QuipuQp0, &address, &Limits::default());
         let attr = &all.orig_attr;
         assert_eq!((attr.max_srq, attr.max_mw, attr.max_ah, attr.max_mcast_grp), (0, 0, 0, 0));

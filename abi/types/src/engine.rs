@@ -172,7 +172,7 @@ pub struct EngineDevice {
     pub transport_type: i32,
     /// How many completion vectors a context has; at least 1.
     pub num_comp_vectors: i32,
-    /// What `ibv_get_device_index` answers: unique, from 0 or up.
+    /// What `ibv_get_device_index` answers: the kernel's number of the device, -1 if it knows none.
     pub index: i32,
     /// What `query_gid` will answer for port 1, index 0. The path shim shows it in /sys, without
     /// opening the device.
