@@ -334,8 +334,8 @@ fn open_live(path: &Path) -> Option<File> {
     }
 }
 
-/// Creates a file that says that its engine lives. Whoever looks for those of dead engines may take it for one
-/// before it is locked.
+/// Creates a file that says that its engine lives. Whoever looks for those of dead engines may take it for
+/// one before it is locked.
 fn create_locked(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).mode(0o600);
