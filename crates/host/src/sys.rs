@@ -357,6 +357,21 @@ pub(crate) fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
     check_len(unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
+/// As [`send`], for a list of ranges.
+///
+/// # Safety
+///
+/// Each range is valid for reads, or not mapped at all; others may write to it meanwhile.
+pub(crate) unsafe fn send_list(fd: &OwnedFd, list: &[libc::iovec]) -> io::Result<usize> {
+    // SAFETY: msghdr is plain data, for which all zeroes is a valid value: no address, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = list.as_ptr().cast_mut();
+    message.msg_iovlen = list.len();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel reads the list, which is live, and the ranges, by the caller's promise.
+    check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) })
+}
+
 /// Tells the peer that no more bytes follow.
 pub(crate) fn shutdown_write(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: takes integers only.

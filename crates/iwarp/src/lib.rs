@@ -45,6 +45,6 @@ pub mod terminate;
 pub use error::ProtocolError;
 pub use quipu_wire as wire;
 pub use receiver::{Mark, Receiver, Segment, SendKind};
-pub use sender::{DEFAULT_MAX_ULPDU, Message, Sender, Staged};
+pub use sender::{DEFAULT_MAX_ULPDU, Frame, Message, Sender, Staged};
 pub use setup::{Extensions, Initiator, Negotiated, Params, Responder, Rtr, SetupError};
 pub use terminate::{RemoteFault, Verdict};

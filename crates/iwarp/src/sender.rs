@@ -65,6 +65,15 @@ pub struct Staged {
     pub last: bool,
 }
 
+/// An FPDU written into the caller's buffer but for its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// How much of the buffer comes before the payload; the rest of what is used comes behind it.
+    pub head: usize,
+    /// As of other FPDUs; `bytes` are those in the buffer.
+    pub staged: Staged,
+}
+
 /// Frames messages for one connection, in the order in which they go on the wire.
 ///
 /// Every FPDU that [`Sender::segment`] writes must be sent, whole and in order: the sender keeps
@@ -143,10 +152,7 @@ impl Sender {
         remaining: u32,
         fill: impl FnOnce(&mut [u8]),
     ) -> Option<Staged> {
-        let header = match msg.address {
-            Address::Tagged { .. } => ddp::TAGGED_LEN,
-            Address::Untagged { .. } => ddp::UNTAGGED_LEN,
-        };
+        let header = msg.header_len();
         let room = match self.marker_phase {
             None => out.len(),
             // Any stretch of the stream holds at most this many markers.
@@ -179,6 +185,36 @@ impl Sender {
         }
         msg.offset = msg.offset.wrapping_add(payload as u32);
         Some(Staged { bytes: total, payload: payload as u32, last })
+    }
+
+    /// Whether payload goes out as it is, so that [`Sender::frame`] may be used: there are neither CRCs, which
+    /// would have to be computed, nor markers, which lie between it.
+    #[inline]
+    pub fn is_bare(&self) -> bool {
+        !self.crc && self.marker_phase.is_none()
+    }
+
+    /// As [`Sender::segment`], for payload that is sent from where it lies: writes all else of the next FPDU of
+    /// `msg` to the front of `out`. The FPDU is as long as the MULPDU allows. `None`, with nothing changed, if
+    /// `out` is too short, or the stream is not [bare](Sender::is_bare).
+    pub fn frame(&mut self, msg: &mut Message, out: &mut [u8], remaining: u32) -> Option<Frame> {
+        if !self.is_bare() {
+            return None;
+        }
+        let header = msg.header_len();
+        let payload = self.payload_len(header, usize::from(u16::MAX), remaining as usize)?;
+        let last = payload == remaining as usize;
+        let bytes = fpdu_len(header + payload) - payload;
+        let around = out.get_mut(..bytes)?;
+        let (length, rest) = around.split_at_mut(LENGTH_LEN);
+        length.copy_from_slice(&((header + payload) as u16).to_be_bytes());
+        let (head, behind) = rest.split_at_mut(header);
+        msg.emit_header(head, last);
+        // As in `segment`: padding, and where the CRC would be.
+        behind.fill(0);
+        msg.offset = msg.offset.wrapping_add(payload as u32);
+        let staged = Staged { bytes, payload: payload as u32, last };
+        Some(Frame { head: LENGTH_LEN + header, staged })
     }
 
     /// Writes a message of fixed layout, which is always one FPDU, to the front of `out` and gives
@@ -231,6 +267,14 @@ impl Sender {
 }
 
 impl Message {
+    #[inline]
+    fn header_len(&self) -> usize {
+        match self.address {
+            Address::Tagged { .. } => ddp::TAGGED_LEN,
+            Address::Untagged { .. } => ddp::UNTAGGED_LEN,
+        }
+    }
+
     #[inline]
     fn emit_header(&self, out: &mut [u8], last: bool) {
         match self.address {

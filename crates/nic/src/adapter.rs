@@ -24,6 +24,19 @@ use crate::types::{
 };
 use crate::unordered::Unordered;
 
+/// When a stream's start-up asks for CRC32C in FPDUs. If either end asks, both send and check them (RFC 5044
+/// 7.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crc {
+    /// Always.
+    Always,
+    /// Unless the peer's address is the adapter's own or a loopback address: then no wire carries the bytes,
+    /// nor does the kernel compute a checksum of theirs.
+    BetweenHosts,
+    /// Only if the peer asks.
+    Never,
+}
+
 /// Sizes and identity of an adapter.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -75,8 +88,8 @@ pub struct Config {
     pub setup_timeout_ns: u64,
     /// Longest FPDU payload sent (ULPDU); at most 65 532.
     pub max_ulpdu: u32,
-    /// Whether FPDUs carry a CRC32C that is checked.
-    pub crc: bool,
+    /// When FPDUs between two Quipus carry a CRC32C that is checked.
+    pub crc: Crc,
     /// Same host: payloads up to this many bytes are copied through the ring, larger ones are passed by
     /// reference where the host allows it.
     pub copy_limit: u32,
@@ -108,7 +121,7 @@ impl Default for Config {
             max_half_open: 1024,
             setup_timeout_ns: 10_000_000_000,
             max_ulpdu: 64_000,
-            crc: true,
+            crc: Crc::Always,
             copy_limit: 8192,
         }
     }

@@ -55,7 +55,7 @@ mod unordered;
 mod watch;
 mod xrc;
 
-pub use adapter::{Adapter, Config};
+pub use adapter::{Adapter, Config, Crc};
 pub use completion_queues::into_list;
 pub use counters::{
     AdapterCounters, PathKind, QpCounters, QpSummary, RequesterCounters, ResponderCounters,
@@ -78,5 +78,6 @@ pub use raw::{
     CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, MAX_FLOWS, MAX_TABLE_SIZE,
     MAX_TABLES, RX_HASH_KEY, RxHash, RxHashFields, station_address,
 };
+pub use transmit::{Gather, Piece};
 pub use types::*;
 pub use unordered::WriteOrder;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quipu_nic::mem::{Segment, Span};
-use quipu_nic::{PeerMemory, PeerMemoryFault};
+use quipu_nic::{Gather, PeerMemory, PeerMemoryFault, Piece};
 
 /// The address space of one host process.
 #[derive(Default)]
@@ -38,15 +38,47 @@ impl AddressSpace {
         self.denied = true;
     }
 
-    /// The bytes of a range of addresses.
+    /// The bytes of a range of addresses, for another process.
     fn span(&self, addr: usize, len: usize) -> Result<Span<'_>, PeerMemoryFault> {
         if self.gone || self.denied {
             return Err(PeerMemoryFault::Unreachable);
         }
+        self.own_span(addr, len)
+    }
+
+    /// The bytes of a range of addresses, for the process itself.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn own_span(&self, addr: usize, len: usize) -> Result<Span<'_>, PeerMemoryFault> {
         let (start, segment) =
             self.segments.range(..=addr).next_back().ok_or(PeerMemoryFault::BadAddress)?;
         segment.span(addr - start, len).map_err(|_| PeerMemoryFault::BadAddress)
     }
+}
+
+/// What goes out: `head`, the bytes of a buffer, with the payload between them.
+///
+/// # Errors
+/// Some of it lies where there is no memory.
+pub fn flatten(
+    space: &SharedSpace,
+    head: &[u8],
+    gather: &Gather,
+    out: &mut Vec<u8>,
+) -> Result<(), PeerMemoryFault> {
+    let space = space.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut done = 0;
+    out.clear();
+    for &Piece { at, addr, len } in gather.pieces() {
+        out.extend_from_slice(&head[done..at]);
+        done = at;
+        let start = out.len();
+        out.resize(start + len, 0);
+        space.own_span(addr, len)?.read_into(0, &mut out[start..]);
+    }
+    out.extend_from_slice(&head[done..]);
+    Ok(())
 }
 
 /// Access of one process to the memory of another, or to its own.

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use quipu_nic::{ConnId, Loss};
+use quipu_nic::{ConnId, Gather, Loss};
 
 use crate::flow::{Flow, FlowConfig, Segment};
+use crate::memory::flatten;
 use crate::startup::Startup;
-use crate::world::{World, WorldEvent};
+use crate::world::{Host, World, WorldEvent};
 
 /// What a link does to packets, in each direction.
 #[derive(Clone, Copy, Debug)]
@@ -435,12 +436,21 @@ impl World {
         let size = self.hosts[h].style.buffer;
         let mut buffer = std::mem::take(&mut self.scratch);
         buffer.resize(size, 0);
+        // Where there are CRCs, it stays empty.
+        let mut gather = Gather::new(size);
+        let mut all = Vec::new();
         loop {
             if self.net.streams[stream].flows[side].room() == 0 {
                 self.net.streams[stream].ends[side].blocked = true;
                 break;
             }
-            let used = self.hosts[h].adapter.transmit(now, conn, &mut buffer);
+            let Host { adapter, space, .. } = &mut self.hosts[h];
+            let head = adapter.transmit_from_memory(now, conn, &mut buffer[..size], &mut gather);
+            if flatten(space, &buffer[..head], &gather, &mut all).is_err() {
+                self.violate(|| format!("host {h}: transmits what is no memory"));
+                return;
+            }
+            let (buffer, used) = (&all, all.len());
             if used == 0 {
                 self.net.streams[stream].ends[side].blocked = false;
                 break;

@@ -1,6 +1,8 @@
 //! What a seed draws before a run begins: which features are used, and how much of each. Most runs use
 //! few, so that rare combinations get their turn undisturbed ("swarm testing").
 
+use quipu_nic::Crc;
+
 use crate::flow::FlowConfig;
 use crate::network::Profile;
 use crate::options::Options;
@@ -193,6 +195,11 @@ impl Plan {
             setup_timeout_ns: rng.pick(&[20_000_000, 1_000_000_000]),
             tick_ns: rng.pick(&[1_000, 20_000, 500_000]),
         }
+    }
+
+    /// Whether a host asks for CRCs, by a byte of its seed. What is damaged must be noticed.
+    pub fn crc(&self, seed: u8) -> Crc {
+        if self.profile.corrupt_ppm == 0 && seed & 1 == 0 { Crc::Never } else { Crc::Always }
     }
 }
 

@@ -51,6 +51,7 @@ impl Load {
                 seed,
                 copy_limit: self.plan.copy_limit,
                 max_ulpdu: self.plan.max_ulpdu,
+                crc: self.plan.crc(seed[0]),
                 setup_timeout_ns: self.plan.setup_timeout_ns,
                 max_half_open: 8,
                 max_mr: 4096,

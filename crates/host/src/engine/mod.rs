@@ -25,7 +25,7 @@ use std::time::Duration;
 use quipu_inet::stack::{self, Offload};
 use quipu_inet::tcp::Secret;
 use quipu_mem::{Nothing, Segment};
-use quipu_nic::Gid;
+use quipu_nic::{Crc, Gid};
 
 use self::core::{Core, Parts};
 use self::faults::Faults;
@@ -132,6 +132,7 @@ impl Engine {
             seed,
             datagram_mtu: address.datagram_mtu(),
             multicast_port: config.multicast_port,
+            crc: Crc::BetweenHosts,
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

@@ -17,6 +17,8 @@ pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// loopback (one segment of [`LOOPBACK_MSS`]). What is more goes out as a third, of a few bytes, that costs
 /// as much as the others, for every buffer: nothing waits for more on a socket with `TCP_NODELAY`.
 pub(crate) const TRANSMIT_BYTES: usize = 2 * 45 * ETHERNET_MSS;
+/// Payload that is sent from where it lies with one of those.
+pub(crate) const GATHER_BYTES: usize = 256 * 1024;
 /// Payload of a TCP segment at an MTU of 1500 over IPv4, with timestamps.
 const ETHERNET_MSS: usize = 1448;
 /// Payload of a TCP segment over the loopback interface, at its MTU of 65536.

@@ -2,10 +2,11 @@
 //!
 //! [`Net`] moves bytes between sockets and the adapter. Receiving: into a large shared buffer, of
 //! which the adapter consumes whole FPDUs. Transmitting: the adapter fills a large buffer with the
-//! FPDUs of many work requests, and one send passes them on.
+//! FPDUs of many work requests, and one send passes them on, with large payloads from where they lie.
 
 mod buffers;
 mod exit;
+mod gathered;
 mod hot;
 pub(crate) mod listener;
 pub(crate) mod numbers;
@@ -20,24 +21,21 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
-use quipu_nic::{ConnId, Loss, QpNum, Time};
+use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
-use self::buffers::{Pool, TRANSMIT_BYTES};
+use self::buffers::{GATHER_BYTES, Pool};
 use self::hot::Hot;
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
-use self::stream::{Phase, Stream};
+use self::stream::{Phase, Sent, Stream};
 use self::table::Table;
 use self::token::{Slot, Token};
-use crate::buffer::Buffer;
 use crate::handle_map::HandleMap;
 use crate::sys::{self, Epoll, with_more_descriptors};
 use crate::tap::Adapter;
 
 pub(crate) use self::stream::{Tuning, default_congestion};
 
-/// What a full socket leaves of it is copied if it is no longer than this.
-const SHORT_BYTES: usize = 16 * 1024;
 /// Sends to one stream before the others get their turn.
 const SENDS_PER_TURN: usize = 4;
 /// Connections taken from a listener before other work gets its turn.
@@ -63,6 +61,8 @@ pub(crate) struct Net {
     by_conn: HandleMap<ConnId, Slot>,
     hot: Hot,
     pool: Pool,
+    /// Payload that is sent from where it lies.
+    gather: Gather,
     /// Streams whose turn to send ended before the adapter had nothing more.
     again: VecDeque<Slot>,
     /// Streams with bytes that wait for more to be sent with them.
@@ -95,6 +95,7 @@ impl Net {
             by_conn: HandleMap::default(),
             hot: Hot::default(),
             pool: Pool::default(),
+            gather: Gather::new(GATHER_BYTES),
             again: VecDeque::new(),
             held: Vec::new(),
             closing: VecDeque::new(),
@@ -528,39 +529,19 @@ impl Net {
             let Some(stream) = self.streams.get_mut(slot) else {
                 return;
             };
-            let Some(conn) = stream.conn else { return };
             if stream.unsent.is_some() {
                 return;
             }
-            let mut buffer = self.pool.take();
-            let filled = adapter.transmit(now, conn, &mut buffer[..TRANSMIT_BYTES]);
-            self.calls.0 += u64::from(filled > 0);
-            let outcome =
-                if filled == 0 { Ok(0) } else { sys::send(&stream.fd, &buffer[..filled]) };
-            let sent = match outcome {
-                Ok(sent) => sent,
-                Err(ref error) if sys::would_block(error) => 0,
-                Err(error) => {
-                    self.pool.give_back(buffer);
-                    return self.sending_failed(adapter, now, slot, &error);
+            let sent = stream.send(adapter, now, &mut self.pool, &mut self.gather);
+            self.calls.0 += u64::from(!matches!(sent, Ok(Sent::Nothing)));
+            match sent {
+                Ok(Sent::All) => {}
+                Ok(Sent::Part) => {
+                    let interest = stream.interest | WRITE;
+                    return self.watch(slot, interest);
                 }
-            };
-            adapter.probe_mut().stream_passed(Some(conn), true, &buffer[..sent]);
-            if sent < filled {
-                // A short rest does not keep a large buffer.
-                stream.unsent = Some(if filled - sent <= SHORT_BYTES {
-                    let rest = Buffer::from(&buffer[sent..filled]);
-                    self.pool.give_back(buffer);
-                    (rest, 0..filled - sent)
-                } else {
-                    (buffer, sent..filled)
-                });
-                let interest = stream.interest | WRITE;
-                return self.watch(slot, interest);
-            }
-            self.pool.give_back(buffer);
-            if filled == 0 {
-                return self.flushed(adapter, now, slot);
+                Ok(Sent::Nothing) => return self.flushed(adapter, now, slot),
+                Err(error) => return self.sending_failed(adapter, now, slot, &error),
             }
         }
         self.again.push_back(slot);

@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::c_int;
-use quipu_nic::{ConnId, Loss, Time};
+use quipu_nic::{ConnId, Gather, Loss, Time};
 
-use super::buffers::{Pool, Received};
+use super::buffers::{Pool, Received, TRANSMIT_BYTES};
+use super::gathered::Gathered;
 use super::hot::Delivered;
 use crate::buffer::Buffer;
 use crate::sys;
-use crate::tap::Tap;
+use crate::tap::{Adapter, Tap};
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
 const CONNECT_MS: c_int = 5_000;
@@ -24,6 +25,9 @@ const LEAST_TIMEOUT_NS: u64 = 2_000_000_000;
 const KEEP_ALIVE_SECONDS: c_int = 5;
 /// Between askings. One without an answer is enough once the user timeout is over too.
 const KEEP_ALIVE_AGAIN_SECONDS: c_int = 1;
+
+/// What a full socket leaves is copied if it is no longer than this.
+const SHORT_BYTES: usize = 16 * 1024;
 
 /// Where a stream is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +88,48 @@ impl Stream {
         }
     }
 
+    /// Sends once what the adapter has to transmit for it.
+    pub(crate) fn send(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        pool: &mut Pool,
+        gather: &mut Gather,
+    ) -> io::Result<Sent> {
+        let Some(conn) = self.conn else { return Ok(Sent::Nothing) };
+        let mut buffer = pool.take();
+        let filled = adapter.transmit_from_memory(now, conn, &mut buffer[..TRANSMIT_BYTES], gather);
+        // SAFETY: the adapter has just gathered, and is not called before this has been used.
+        let gathered = unsafe { Gathered::new(&buffer[..filled], gather) };
+        let all = gathered.len();
+        let sent = match if all == 0 { Ok(0) } else { gathered.send(&self.fd) } {
+            Ok(sent) => sent,
+            Err(ref error) if sys::would_block(error) => 0,
+            Err(error) => {
+                pool.give_back(buffer);
+                return Err(error);
+            }
+        };
+        // A short rest does not keep a large buffer, and memory of the program is not kept at all.
+        let copied = gather.bytes() > 0 || all - sent <= SHORT_BYTES;
+        let rest = (sent < all && copied).then(|| gathered.copy_behind(sent, pool));
+        // A capture has everything in the buffer.
+        adapter.probe_mut().stream_passed(self.conn, true, &buffer[..sent.min(filled)]);
+        match rest {
+            _ if sent == all => pool.give_back(buffer),
+            None => self.unsent = Some((buffer, sent..all)),
+            Some(rest) => {
+                pool.give_back(buffer);
+                self.unsent = Some((rest, 0..all - sent));
+            }
+        }
+        Ok(match sent == all {
+            _ if all == 0 => Sent::Nothing,
+            true => Sent::All,
+            false => Sent::Part,
+        })
+    }
+
     /// Sends what the socket did not take before. True if nothing is left.
     pub(crate) fn send_rest(&mut self, pool: &mut Pool, tap: &mut Tap) -> io::Result<bool> {
         while let Some((bytes, rest)) = &mut self.unsent {
@@ -103,6 +149,17 @@ impl Stream {
         }
         Ok(true)
     }
+}
+
+/// What a send came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// There was nothing to send.
+    Nothing,
+    /// The socket took it.
+    All,
+    /// The socket is full; the rest waits.
+    Part,
 }
 
 /// How sockets are set up.

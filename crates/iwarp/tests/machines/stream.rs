@@ -240,6 +240,45 @@ proptest! {
         prop_assert_eq!(collector.messages, messages);
     }
 
+    /// An FPDU around payload that stays where it is has the bytes of one that holds it.
+    #[test]
+    fn frames_are_segments_without_their_payload(
+        max_ulpdu in prop_oneof![Just(1448u16), Just(65_486), 128u16..9000],
+        lengths in prop::collection::vec(0usize..200_000, 1..4),
+        tagged: bool,
+    ) {
+        let negotiated = Negotiated { crc: false, ..Negotiated::plain() };
+        let mut senders = [0, 1].map(|_| Sender::new(&negotiated, max_ulpdu));
+        prop_assert!(senders[0].is_bare());
+        for len in lengths {
+            let payload: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+            let [mut one, mut other] = senders.each_mut().map(|sender| match tagged {
+                true => sender.begin_tagged(TaggedOp::Write, Stag(5), 77),
+                false => sender.begin_untagged(UntaggedOp::Send, 0),
+            });
+            loop {
+                let done = one.offset() as usize;
+                let left = (len - done) as u32;
+                let (mut out, mut around) = (vec![0xee; 70_000], vec![0xee; 32]);
+                let staged = senders[0]
+                    .segment(&mut one, &mut out, left, |to| {
+                        to.copy_from_slice(&payload[done..done + to.len()]);
+                    })
+                    .unwrap();
+                let frame = senders[1].frame(&mut other, &mut around, left).unwrap();
+                let mut whole = around[..frame.head].to_vec();
+                whole.extend(&payload[done..][..frame.staged.payload as usize]);
+                whole.extend(&around[frame.head..frame.staged.bytes]);
+                prop_assert!(whole == out[..staged.bytes]);
+                prop_assert_eq!((staged.payload, staged.last), (frame.staged.payload, frame.staged.last));
+                prop_assert_eq!(one, other);
+                if staged.last {
+                    break;
+                }
+            }
+        }
+    }
+
     /// With markers or without, a segment never exceeds its buffer, and the bound holds.
     #[test]
     fn segments_fit(

@@ -9,7 +9,7 @@ use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder
 use super::{
     Phase, Via, Waiting, established, hello_of, initiates, is_peer, lose, pause, start_deadline,
 };
-use crate::adapter::{Adapter, Hub};
+use crate::adapter::{Adapter, Crc, Hub};
 use crate::error::{Fault, Loss};
 use crate::plain;
 use crate::probe::Probe;
@@ -19,9 +19,15 @@ use crate::requester;
 use crate::stream::StreamPath;
 use crate::types::{ConnId, Gid, QpId, QpType, Time};
 
-/// What this side asks for when a stream starts up.
-fn params<P>(hub: &Hub<P>) -> Params {
-    Params { crc: hub.config.crc, ..Params::default() }
+/// What this side asks for when a stream to the peer of `qp` starts up.
+fn params<P>(qp: &Qp, hub: &Hub<P>) -> Params {
+    let peer = qp.attr.av.dgid;
+    let crc = match hub.config.crc {
+        Crc::Always => true,
+        Crc::BetweenHosts => peer != hub.config.gid && !IpAddr::from(peer).is_loopback(),
+        Crc::Never => false,
+    };
+    Params { crc, ..Params::default() }
 }
 
 /// The two halves of a stream that both ends have agreed on.
@@ -74,7 +80,7 @@ impl<P: Probe> Adapter<P> {
         };
         let Some((qp, hub)) = self.qp_and_hub(qp) else { return };
         let hello = hello_of(qp, hub, Kind::Request);
-        let Ok(initiator) = Initiator::new(params(hub), &hello.to_bytes()) else { return };
+        let Ok(initiator) = Initiator::new(params(qp, hub), &hello.to_bytes()) else { return };
         if let Some(state) = hub.conns.get_mut(conn) {
             state.phase = Phase::Initiating(Box::new(initiator));
         }
@@ -246,7 +252,7 @@ impl<P: Probe> Adapter<P> {
     ) {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return };
         let answer = hello.answer(Kind::Accept, Features::ALL, qp.attr.rq_psn, qp.attr.sq_psn);
-        let accepted = responder.accept(params(hub), &answer.to_bytes());
+        let accepted = responder.accept(params(qp, hub), &answer.to_bytes());
         let Ok(negotiated) = accepted else {
             hub.close_stream(conn, None);
             return;

@@ -5,7 +5,10 @@
 
 pub(crate) mod channel;
 pub(crate) mod frames;
+mod gather;
 pub(crate) mod stream;
+
+pub use gather::{Gather, Piece};
 
 use crate::adapter::Adapter;
 use crate::connect::Phase;
@@ -54,14 +57,27 @@ impl<P: Probe> Adapter<P> {
     /// Fills `out` with what `conn` has to transmit; how many bytes. 0 means that there is nothing more, or
     /// that `out` is too short for what comes next: 1500 bytes always suffice for something.
     pub fn transmit(&mut self, now: Time, conn: ConnId, out: &mut [u8]) -> usize {
+        self.transmit_from_memory(now, conn, out, &mut Gather::default())
+    }
+
+    /// As [`transmit`](Self::transmit), but large payloads stay where they are: `gather`, which is cleared
+    /// first, says where that is, and what comes before each in `out`.
+    pub fn transmit_from_memory(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        out: &mut [u8],
+        gather: &mut Gather,
+    ) -> usize {
         self.hub.now = now;
+        gather.clear();
         let greeted = self.greet(conn, out);
         let Some(state) = self.hub.conns.get_mut(conn) else { return 0 };
         match &mut state.phase {
             Phase::Initiating(initiator) => initiator.poll_transmit(out),
             Phase::Closing(Some(farewell)) => farewell.transmit(&self.hub.regions, out),
             Phase::Open => match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
-                Some((qp, hub)) => greeted + stream::run(qp, hub, &mut out[greeted..]),
+                Some((qp, hub)) => stream::run(qp, hub, out, greeted, gather),
                 None => greeted,
             },
             _ => greeted,

@@ -19,6 +19,8 @@ use crate::responder::{self, Refusal};
 use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
 use crate::types::{Access, SendFlags, SendOp, WcStatus};
 
+use super::Gather;
+
 /// What one step of transmission did.
 enum Step {
     /// Wrote so many bytes.
@@ -31,11 +33,17 @@ enum Step {
     Failed(WcStatus),
 }
 
-/// Fills `out` with whatever is to be said; how many bytes.
-pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> usize {
-    let mut used = 0;
+/// Fills `out`, of which `used` bytes are used already, with whatever is to be said; how many are then.
+pub(super) fn run<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    out: &mut [u8],
+    mut used: usize,
+    gather: &mut Gather,
+) -> usize {
     let failed = loop {
-        match step(qp, hub, &mut out[used..]) {
+        gather.begin_at(used);
+        match step(qp, hub, &mut out[used..], gather) {
             Step::Wrote(bytes) => used += bytes,
             Step::Again => {}
             Step::Nothing => break None,
@@ -53,7 +61,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> us
     used
 }
 
-fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
     let executed = qp.responder.executed;
     let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
     if let Some(bytes) = say(stream, executed, out) {
@@ -61,13 +69,13 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     }
     stream.answers_turn = !stream.answers_turn;
     if stream.answers_turn {
-        match answer(qp, hub, out) {
-            Step::Nothing => request(qp, hub, out),
+        match answer(qp, hub, out, gather) {
+            Step::Nothing => request(qp, hub, out, gather),
             done => done,
         }
     } else {
-        match request(qp, hub, out) {
-            Step::Nothing => answer(qp, hub, out),
+        match request(qp, hub, out, gather) {
+            Step::Nothing => answer(qp, hub, out, gather),
             done => done,
         }
     }
@@ -108,7 +116,7 @@ fn control_message(tx: &mut Sender, control: Control, out: &mut [u8]) -> Option<
 }
 
 /// Writes the next piece of the request messages.
-fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
     let started = matches!(&qp.path, Path::Stream(stream) if stream.outgoing.is_some());
     if !started {
         match begin(qp, hub, out.len()) {
@@ -117,11 +125,33 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         }
     }
     let pd = qp.pd_number();
+    // What completes before it has arrived is copied before it completes.
+    let may_stay = qp.qp_type.is_reliable() && !qp.qp_type.is_plain() && !hub.probe.watches();
     let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
     let Some(outgoing) = &mut stream.outgoing else { return Step::Nothing };
     let position = sq.next;
     let mut accessible = true;
+    let stays = may_stay
+        && stream.tx.is_bare()
+        && gather.wants(outgoing.remaining)
+        && sq.inline(position).is_none();
     let staged = match outgoing.body {
+        Body::Data if stays => {
+            if !gather.has_room() {
+                return Step::Nothing;
+            }
+            stream.tx.frame(&mut outgoing.msg, out, outgoing.remaining).map(|frame| {
+                let offset = u64::from(sq.wqe(position).length - outgoing.remaining);
+                let (list, len) = (sq.sges(position), u64::from(frame.staged.payload));
+                for piece in hub.regions.pieces(pd, list, offset, len, false) {
+                    match piece {
+                        Ok(span) => gather.push(frame.head, &span),
+                        Err(_) => accessible = false,
+                    }
+                }
+                frame.staged
+            })
+        }
         Body::Data => stream.tx.segment(&mut outgoing.msg, out, outgoing.remaining, |place| {
             let offset = (sq.wqe(position).length - outgoing.remaining) as usize;
             match sq.inline(position) {
@@ -140,6 +170,7 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     };
     let Some(staged) = staged else { return Step::Nothing };
     if !accessible {
+        gather.undo();
         return Step::Failed(WcStatus::LocProtErr);
     }
     if hub.probe.watches() {
@@ -327,10 +358,11 @@ fn end_message(qp: &mut Qp) {
 }
 
 /// Writes the next piece of the oldest answer owed.
-fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
+fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
     let num = qp.num.0;
+    let may_stay = !hub.probe.watches();
     let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
-    match answer_piece(stream, &hub.regions, num, out) {
+    match answer_piece(stream, &hub.regions, num, out, may_stay.then_some(gather)) {
         Ok(Some(staged)) => {
             hub.probe.stage(Stage::GetData, staged.payload as usize);
             Step::Wrote(staged.bytes)
@@ -345,12 +377,13 @@ fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
 
 /// Writes the next piece of the oldest answer that queue pair `num` owes; `None` if it owes none,
 /// or if there is no room. Key and rights are checked again for each piece, since the region may have been
-/// deregistered meanwhile.
+/// deregistered meanwhile. Large ones stay in memory if there is a list to note them in.
 fn answer_piece(
     stream: &mut StreamPath,
     regions: &Regions,
     num: u32,
     out: &mut [u8],
+    gather: Option<&mut Gather>,
 ) -> Result<Option<Staged>, Refusal> {
     let (sink_stag, sink_to, size, pd, rkey, addr, msg) = match stream.answers.front() {
         None => return Ok(None),
@@ -377,7 +410,14 @@ fn answer_piece(
     let source = regions
         .remote(pd, num, Key(rkey), from, u64::from(left), Access::REMOTE_READ)
         .map_err(Refusal::Access)?;
-    let staged = stream.tx.segment(&mut msg, out, left, |place| source.read_into(0, place));
+    let staged = match gather.filter(|gather| stream.tx.is_bare() && gather.wants(left)) {
+        Some(gather) if !gather.has_room() => None,
+        Some(gather) => stream.tx.frame(&mut msg, out, left).map(|frame| {
+            gather.push(frame.head, &source.sub(0, frame.staged.payload as usize));
+            frame.staged
+        }),
+        None => stream.tx.segment(&mut msg, out, left, |place| source.read_into(0, place)),
+    };
     let Some(staged) = staged else { return Ok(None) };
     if staged.last {
         stream.answers.pop_front();
@@ -413,7 +453,7 @@ pub(crate) fn run_closing(
         return used;
     }
     while stream.terminate.is_some() && !stream.answers.is_empty() {
-        match answer_piece(stream, regions, last.num, &mut out[used..]) {
+        match answer_piece(stream, regions, last.num, &mut out[used..], None) {
             Ok(Some(staged)) => used += staged.bytes,
             Ok(None) => return used,
             Err(_) => stream.answers.clear(),

@@ -4,6 +4,7 @@ mod acknowledgements;
 mod completions;
 mod conformance;
 mod counters;
+mod crc;
 mod datagrams;
 mod fates;
 mod faults;

@@ -63,6 +63,7 @@ impl Services {
                 seed,
                 copy_limit: self.plan.copy_limit,
                 max_ulpdu: self.plan.max_ulpdu,
+                crc: self.plan.crc(seed[0]),
                 // Start-up over a bad link may take longer than the plan's shortest.
                 setup_timeout_ns: self.plan.setup_timeout_ns.max(5_000_000_000),
                 ..Config::default()

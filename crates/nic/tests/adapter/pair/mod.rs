@@ -49,6 +49,21 @@ impl Memory {
         Ok(())
     }
 
+    /// The bytes of a buffer, with the payload that belongs between them.
+    fn between(&self, buffer: &[u8], gather: &Gather) -> Vec<u8> {
+        let (mut bytes, mut done) = (Vec::new(), 0);
+        for &Piece { at, addr, len } in gather.pieces() {
+            bytes.extend_from_slice(&buffer[done..at]);
+            done = at;
+            let (segment, offset) = self.find(addr, len).expect("payload lies in memory");
+            let start = bytes.len();
+            bytes.resize(start + len, 0);
+            segment.read(offset, &mut bytes[start..]).unwrap();
+        }
+        bytes.extend_from_slice(&buffer[done..]);
+        bytes
+    }
+
     fn find(&self, addr: usize, len: usize) -> Result<(Segment, usize), PeerMemoryFault> {
         let known = self.0.lock().unwrap();
         known
@@ -81,6 +96,7 @@ fn as_local(remote: &[(u64, u64)]) -> Vec<(usize, usize)> {
 pub struct Host {
     pub adapter: Adapter,
     pub address: Ipv4Addr,
+    port: u16,
     pub pd: PdId,
     pub cq: CqId,
     pub events: Vec<Event>,
@@ -120,14 +136,17 @@ impl Buffer {
 }
 
 impl Host {
-    fn new(last: u8) -> Self {
+    fn new(last: u8, change: impl FnOnce(&mut Config)) -> Self {
         let address = Ipv4Addr::new(10, 0, 0, last);
-        let config =
-            Config { gid: Gid::from(IpAddr::V4(address)), seed: [last; 32], ..Config::default() };
+        let gid = Gid::from(IpAddr::V4(address));
+        let mut config = Config { gid, seed: [last; 32], ..Config::default() };
+        change(&mut config);
+        let IpAddr::V4(address) = IpAddr::from(config.gid) else { panic!("pairs are of IPv4") };
         let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(1024, Some(ChannelId(1)), 7).unwrap();
-        Self { adapter, address, pd, cq, events: Vec::new(), silence: None, next_index: 0 }
+        let port = 4000 + u16::from(last);
+        Self { adapter, address, port, pd, cq, events: Vec::new(), silence: None, next_index: 0 }
     }
 
     pub fn qp(&mut self) -> QpId {
@@ -151,7 +170,7 @@ impl Host {
             sq_sig_all: false,
         };
         change(&mut init);
-        let num = QpNum::new(4000 + u16::from(self.address.octets()[3]), self.next_index);
+        let num = QpNum::new(self.port, self.next_index);
         self.next_index += 1;
         self.adapter.create_qp(&init, num).unwrap().0
     }
@@ -169,6 +188,8 @@ struct Wire {
     /// Bytes on their way to each host, and the rest of a partial FPDU there.
     towards: [VecDeque<u8>; 2],
     held: [Vec<u8>; 2],
+    /// What each host said, from the beginning.
+    said: [Vec<u8>; 2],
     closed: bool,
 }
 
@@ -203,8 +224,13 @@ pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
 
 impl Pair {
     pub fn new(way: Way) -> Self {
+        Self::with(way, [|_: &mut Config| {}; 2])
+    }
+
+    /// Two adapters with other settings than usual.
+    pub fn with(way: Way, [first, second]: [impl FnOnce(&mut Config); 2]) -> Self {
         Self {
-            hosts: [Host::new(1), Host::new(2)],
+            hosts: [Host::new(1, first), Host::new(2, second)],
             now: Time(1_000_000),
             way,
             memory: Arc::default(),
@@ -416,18 +442,23 @@ impl Pair {
     fn transmit(&mut self, host: usize, conn: ConnId) {
         let mut buf = vec![0; 8192.min(self.socket_bytes)];
         let mut taken = 0;
+        // Nothing is gathered where there are CRCs, as in most tests.
+        let mut gather = Gather::new(100_000);
         loop {
             if taken >= self.socket_bytes {
                 self.blocked.push((host, conn));
                 return;
             }
-            let used = self.hosts[host].adapter.transmit(self.now, conn, &mut buf);
+            let Host { adapter, .. } = &mut self.hosts[host];
+            let used = adapter.transmit_from_memory(self.now, conn, &mut buf, &mut gather);
             if used == 0 {
                 return;
             }
-            taken += used;
+            let bytes = self.memory.between(&buf[..used], &gather);
+            taken += bytes.len();
             if let Some(wire) = self.wires.iter_mut().find(|w| w.ends[host] == Some(conn)) {
-                wire.towards[1 - host].extend(&buf[..used]);
+                wire.said[host].extend(&bytes);
+                wire.towards[1 - host].extend(bytes);
             }
         }
     }
@@ -493,6 +524,7 @@ impl Pair {
             ends,
             towards: Default::default(),
             held: Default::default(),
+            said: Default::default(),
             closed: false,
         });
         self.hosts[host].adapter.handle_reached_stream(self.now, conn);
@@ -514,6 +546,7 @@ impl Pair {
             ends: [None; 2],
             towards: Default::default(),
             held: Default::default(),
+            said: Default::default(),
             closed: false,
         };
         let roles = [Role::Initiator, Role::Responder];
@@ -602,6 +635,11 @@ impl Pair {
     /// The names that both ends have for the last stream.
     pub fn stream_ends(&self) -> [ConnId; 2] {
         self.wires.last().expect("a stream").ends.map(|end| end.expect("an open stream"))
+    }
+
+    /// What a host has said on the last stream.
+    pub fn said(&self, host: usize) -> &[u8] {
+        &self.wires.last().expect("a stream").said[host]
     }
 
     /// How many streams there have been.
