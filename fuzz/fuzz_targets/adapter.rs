@@ -220,7 +220,6 @@ fn raw(world: &mut World, input: &mut Input<'_>) {
     let wire = usize::from(input.byte()) % world.wires.len().max(1);
     let (framed, ulpdu) = (input.flag(), input.bytes());
     if !framed {
-        let _ = world.adapter.stream_needed(ulpdu);
         return world.say(wire, ulpdu);
     }
     let mut fpdu = vec![0; fpdu_len(ulpdu.len())];

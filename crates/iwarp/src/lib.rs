@@ -37,12 +37,14 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod pieces;
 mod receiver;
 mod sender;
 pub mod setup;
 pub mod terminate;
 
 pub use error::ProtocolError;
+pub use pieces::Belonging;
 pub use quipu_wire as wire;
 pub use receiver::{Mark, Receiver, Segment, SendKind};
 pub use sender::{DEFAULT_MAX_ULPDU, Frame, Message, Sender, Staged};

@@ -9,6 +9,7 @@ use quipu_wire::rdmap::{
 use quipu_wire::terminate::Terminate;
 use quipu_wire::{Stag, WireError, ddp};
 
+use crate::pieces::Within;
 use crate::{Extensions, Negotiated, ProtocolError};
 
 /// What a Send carries beside its payload.
@@ -133,9 +134,9 @@ pub struct Mark {
 
 /// What is due on an untagged queue.
 #[derive(Clone, Copy, Debug)]
-struct Due {
+pub(crate) struct Due {
     msn: u32,
-    mo: u32,
+    pub(crate) mo: u32,
     /// Operation, ULP field and queue number of the message that has begun.
     open: Option<(UntaggedOp, u32, u32)>,
 }
@@ -153,14 +154,18 @@ impl Due {
 /// After an error the stream is of no use any more: the same bytes give the same error.
 #[derive(Clone, Debug)]
 pub struct Receiver {
-    crc: bool,
+    pub(crate) crc: bool,
     extensions: Extensions,
-    due: [Due; queue::COUNT],
+    pub(crate) due: [Due; queue::COUNT],
     /// State before the request message that was begun last.
     message_mark: Mark,
     /// A Write has begun and its last segment has not come.
     in_write: bool,
-    discarding: bool,
+    pub(crate) discarding: bool,
+    /// Whether long FPDUs are delivered as they come.
+    pub(crate) piecewise: bool,
+    /// The FPDU of which a part was delivered.
+    pub(crate) within: Option<Within>,
 }
 
 impl Receiver {
@@ -174,6 +179,8 @@ impl Receiver {
             message_mark: Mark { send_msn: 1, request_msn: 1 },
             in_write: false,
             discarding: false,
+            piecewise: false,
+            within: None,
         }
     }
 
@@ -196,6 +203,9 @@ impl Receiver {
         &mut self,
         bytes: &'a [u8],
     ) -> Result<Option<(usize, Segment<'a>)>, ProtocolError> {
+        if let Some(within) = self.within {
+            return self.next_piece(within, bytes);
+        }
         let [high, low, ..] = *bytes else {
             return Ok(None);
         };
@@ -205,7 +215,7 @@ impl Receiver {
         }
         let len = fpdu_len(usize::from(ulpdu_len));
         if bytes.len() < len {
-            return Ok(None);
+            return self.begin_pieces(bytes, len);
         }
         if self.crc {
             let (covered, crc) = bytes[..len].split_at(len - CRC_LEN);
@@ -256,7 +266,7 @@ impl Receiver {
     }
 
     #[inline]
-    fn tagged<'a>(
+    pub(crate) fn tagged<'a>(
         &mut self,
         header: ddp::Tagged,
         payload: &'a [u8],
@@ -285,7 +295,7 @@ impl Receiver {
     }
 
     #[inline]
-    fn untagged<'a>(
+    pub(crate) fn untagged<'a>(
         &mut self,
         header: ddp::Untagged,
         payload: &'a [u8],
@@ -454,7 +464,7 @@ fn ulp_field(op: UntaggedOp, header: &ddp::Untagged) -> u32 {
 }
 
 #[inline]
-fn opcode(octet: u8) -> Result<Opcode, ProtocolError> {
+pub(crate) fn opcode(octet: u8) -> Result<Opcode, ProtocolError> {
     Opcode::parse(octet).map_err(|error| match error {
         WireError::RdmapVersion(version) => ProtocolError::RdmapVersion(version),
         _ => ProtocolError::UnexpectedOpcode(octet),

@@ -187,15 +187,16 @@ impl Sender {
         Some(Staged { bytes: total, payload: payload as u32, last })
     }
 
-    /// Whether payload goes out as it is, so that [`Sender::frame`] may be used: there are neither CRCs, which
-    /// would have to be computed, nor markers, which lie between it.
+    /// Whether payload goes out as it is, so that [`Sender::frame`] may be used: there are neither CRCs,
+    /// which would have to be computed, nor markers, which lie between it.
     #[inline]
     pub fn is_bare(&self) -> bool {
         !self.crc && self.marker_phase.is_none()
     }
 
-    /// As [`Sender::segment`], for payload that is sent from where it lies: writes all else of the next FPDU of
-    /// `msg` to the front of `out`. The FPDU is as long as the MULPDU allows. `None`, with nothing changed, if
+    /// As [`Sender::segment`], for payload that is sent from where it lies: writes all else of the next
+    /// FPDU of `msg` to the front of `out`. The FPDU is as long as the MULPDU allows. `None`, with nothing
+    /// changed, if
     /// `out` is too short, or the stream is not [bare](Sender::is_bare).
     pub fn frame(&mut self, msg: &mut Message, out: &mut [u8], remaining: u32) -> Option<Frame> {
         if !self.is_bare() {

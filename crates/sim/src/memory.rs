@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quipu_nic::mem::{Segment, Span};
-use quipu_nic::{Gather, PeerMemory, PeerMemoryFault, Piece};
+use quipu_nic::{ConnId, Gather, PeerMemory, PeerMemoryFault, Piece, Time};
+
+use crate::world::Host;
 
 /// The address space of one host process.
 #[derive(Default)]
@@ -57,28 +59,58 @@ impl AddressSpace {
     }
 }
 
-/// What goes out: `head`, the bytes of a buffer, with the payload between them.
-///
-/// # Errors
-/// Some of it lies where there is no memory.
-pub fn flatten(
-    space: &SharedSpace,
-    head: &[u8],
-    gather: &Gather,
-    out: &mut Vec<u8>,
-) -> Result<(), PeerMemoryFault> {
-    let space = space.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut done = 0;
-    out.clear();
-    for &Piece { at, addr, len } in gather.pieces() {
-        out.extend_from_slice(&head[done..at]);
-        done = at;
-        let start = out.len();
-        out.resize(start + len, 0);
-        space.own_span(addr, len)?.read_into(0, &mut out[start..]);
+impl Host {
+    /// What an adapter transmits, with the payload that it leaves in memory: how many bytes of `out`.
+    ///
+    /// # Errors
+    /// Some payload lies where there is no memory.
+    pub fn transmit(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        (buffer, gather): (&mut [u8], &mut Gather),
+        out: &mut Vec<u8>,
+    ) -> Result<usize, PeerMemoryFault> {
+        let head = self.adapter.transmit_from_memory(now, conn, buffer, gather);
+        let space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = 0;
+        out.clear();
+        for &Piece { at, addr, len } in gather.pieces() {
+            out.extend_from_slice(&buffer[done..at]);
+            done = at;
+            let start = out.len();
+            out.resize(start + len, 0);
+            space.own_span(addr, len)?.read_into(0, &mut out[start..]);
+        }
+        out.extend_from_slice(&buffer[done..head]);
+        Ok(out.len())
     }
-    out.extend_from_slice(&head[done..]);
-    Ok(())
+
+    /// Has the adapter take `bytes` of a stream: how many it does. If they are `fresh`, none of them was
+    /// shown before.
+    pub fn receive(&mut self, now: Time, conn: ConnId, bytes: &[u8], fresh: bool) -> usize {
+        let placed = if fresh { self.place(now, conn, bytes) } else { 0 };
+        placed + self.adapter.handle_stream(now, conn, &bytes[placed..])
+    }
+
+    /// Puts of the bytes that arrive next on a stream as many into their places as the adapter has places
+    /// for.
+    fn place(&mut self, now: Time, conn: ConnId, bytes: &[u8]) -> usize {
+        let mut places = Vec::new();
+        let count = self.adapter.place_next(conn, &mut places).min(bytes.len());
+        let space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = 0;
+        for (addr, len) in places {
+            let some = len.min(count - done);
+            let Ok(span) = space.own_span(addr, some) else { break };
+            span.write_from(0, &bytes[done..done + some]);
+            done += some;
+        }
+        if done > 0 {
+            self.adapter.handle_placed(now, conn, done);
+        }
+        done
+    }
 }
 
 /// Access of one process to the memory of another, or to its own.

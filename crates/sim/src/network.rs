@@ -7,9 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use quipu_nic::{ConnId, Gather, Loss};
 
 use crate::flow::{Flow, FlowConfig, Segment};
-use crate::memory::flatten;
 use crate::startup::Startup;
-use crate::world::{Host, World, WorldEvent};
+use crate::world::{World, WorldEvent};
 
 /// What a link does to packets, in each direction.
 #[derive(Clone, Copy, Debug)]
@@ -435,22 +434,16 @@ impl World {
         let now = self.time();
         let size = self.hosts[h].style.buffer;
         let mut buffer = std::mem::take(&mut self.scratch);
-        buffer.resize(size, 0);
-        // Where there are CRCs, it stays empty.
-        let mut gather = Gather::new(size);
-        let mut all = Vec::new();
+        let (mut head, mut gather) = (vec![0; size], Gather::new(size));
         loop {
             if self.net.streams[stream].flows[side].room() == 0 {
                 self.net.streams[stream].ends[side].blocked = true;
                 break;
             }
-            let Host { adapter, space, .. } = &mut self.hosts[h];
-            let head = adapter.transmit_from_memory(now, conn, &mut buffer[..size], &mut gather);
-            if flatten(space, &buffer[..head], &gather, &mut all).is_err() {
-                self.violate(|| format!("host {h}: transmits what is no memory"));
-                return;
-            }
-            let (buffer, used) = (&all, all.len());
+            let Ok(used) = self.hosts[h].transmit(now, conn, (&mut head, &mut gather), &mut buffer)
+            else {
+                return self.violate(|| format!("host {h}: transmits what is no memory"));
+            };
             if used == 0 {
                 self.net.streams[stream].ends[side].blocked = false;
                 break;
@@ -562,11 +555,10 @@ impl World {
             let flow = &mut self.net.streams[stream].flows[1 - side];
             let bytes = &flow.received.as_slice()[..show];
             self.trace.note(&[8, h as u64, conn.0, show as u64]);
-            let used = self.hosts[h].adapter.handle_stream(now, conn, bytes);
-            let left = &bytes[used.min(show)..];
-            let needed = self.hosts[h].adapter.stream_needed(left);
-            if used > show || needed == 0 {
-                self.violate(|| format!("host {h}: {used} of {show} bytes used, needs {needed}"));
+            let fresh = flow.kept == 0;
+            let used = self.hosts[h].receive(now, conn, bytes, fresh);
+            if used > show {
+                self.violate(|| format!("host {h}: {used} of {show} bytes used"));
                 return;
             }
             flow.received.consume(used);

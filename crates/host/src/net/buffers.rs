@@ -19,6 +19,9 @@ pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 pub(crate) const TRANSMIT_BYTES: usize = 2 * 45 * ETHERNET_MSS;
 /// Payload that is sent from where it lies with one of those.
 pub(crate) const GATHER_BYTES: usize = 256 * 1024;
+/// What is received behind payload that is received into its place: the end of an FPDU, the header of the
+/// next one, and little of its payload, or a few short messages.
+pub(crate) const BEHIND_BYTES: usize = 1024;
 /// Payload of a TCP segment at an MTU of 1500 over IPv4, with timestamps.
 const ETHERNET_MSS: usize = 1448;
 /// Payload of a TCP segment over the loopback interface, at its MTU of 65536.

@@ -1,7 +1,8 @@
 //! Byte streams to engines on other hosts: kernel TCP sockets, none of which ever waits.
 //!
 //! [`Net`] moves bytes between sockets and the adapter. Receiving: into a large shared buffer, of
-//! which the adapter consumes whole FPDUs. Transmitting: the adapter fills a large buffer with the
+//! which the adapter consumes whole FPDUs, or straight to where the adapter says that the rest of a long one
+//! belongs. Transmitting: the adapter fills a large buffer with the
 //! FPDUs of many work requests, and one send passes them on, with large payloads from where they lie.
 
 mod buffers;
@@ -10,6 +11,7 @@ mod gathered;
 mod hot;
 pub(crate) mod listener;
 pub(crate) mod numbers;
+mod placed;
 mod stream;
 pub(crate) mod table;
 pub(crate) mod token;
@@ -63,6 +65,8 @@ pub(crate) struct Net {
     pool: Pool,
     /// Payload that is sent from where it lies.
     gather: Gather,
+    /// Where payload is received into.
+    places: Vec<(usize, usize)>,
     /// Streams whose turn to send ended before the adapter had nothing more.
     again: VecDeque<Slot>,
     /// Streams with bytes that wait for more to be sent with them.
@@ -96,6 +100,7 @@ impl Net {
             hot: Hot::default(),
             pool: Pool::default(),
             gather: Gather::new(GATHER_BYTES),
+            places: Vec::new(),
             again: VecDeque::new(),
             held: Vec::new(),
             closing: VecDeque::new(),
@@ -424,25 +429,13 @@ impl Net {
             (Phase::Open, Some(conn)) => conn,
             _ => return self.discard(adapter, now, slot),
         };
-        let (mut buffer, mut filled) = stream.received.open(&mut self.pool);
         self.calls.1 += 1;
-        let outcome = sys::receive(&stream.fd, &mut buffer[filled.end..]);
-        if let Ok(received) = outcome
-            && received > 0
-        {
-            let bytes = &buffer[filled.end..filled.end + received];
-            adapter.probe_mut().stream_passed(Some(conn), false, bytes);
-            self.hot.note_delivery(&mut stream.delivered);
-            filled.end += received;
-            filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
-        }
-        // A whole buffer that the adapter cannot use would never be used.
-        let stuck = filled == (0..buffer.len());
-        stream.received.close(&mut self.pool, buffer, filled);
-        match outcome {
+        match stream.receive(adapter, now, conn, &mut self.pool, &mut self.places) {
             Ok(0) => self.lose(adapter, now, slot, Loss::Closed),
-            Ok(_) if stuck => self.lose(adapter, now, slot, Loss::Closed),
-            Ok(_) => return Taken::Bytes,
+            Ok(_) => {
+                self.hot.note_delivery(&mut stream.delivered);
+                return Taken::Bytes;
+            }
             Err(error) if sys::would_block(&error) => return Taken::Nothing,
             Err(error) => self.lose(adapter, now, slot, stream::loss(&error)),
         }

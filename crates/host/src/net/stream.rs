@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 use libc::c_int;
 use quipu_nic::{ConnId, Gather, Loss, Time};
 
-use super::buffers::{Pool, Received, TRANSMIT_BYTES};
+use super::buffers::{BEHIND_BYTES, Pool, Received, TRANSMIT_BYTES};
 use super::gathered::Gathered;
 use super::hot::Delivered;
+use super::placed;
 use crate::buffer::Buffer;
 use crate::sys;
 use crate::tap::{Adapter, Tap};
@@ -62,6 +63,13 @@ pub(crate) struct Stream {
     pub(crate) delivered: Delivered,
     /// Whether it has bytes that wait for more to be sent with them.
     pub(crate) held: bool,
+    /// Whether payload was received into its place lately: then little is received into a buffer, so that
+    /// what comes of the next long FPDU is received into its place too.
+    bulk: bool,
+    /// Whether the last receive filled what it had, and none of it was a place of payload.
+    brimmed: bool,
+    /// Whether the last receive brought so much that a part of a long FPDU may be among it.
+    expects: bool,
 }
 
 impl Stream {
@@ -85,7 +93,54 @@ impl Stream {
             hot: false,
             delivered: Delivered::default(),
             held: false,
+            bulk: false,
+            brimmed: false,
+            expects: false,
         }
+    }
+
+    /// Receives once and shows the adapter what came. 0 is the end of the stream, or of its use.
+    pub(crate) fn receive(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        conn: ConnId,
+        pool: &mut Pool,
+        places: &mut Vec<(usize, usize)>,
+    ) -> io::Result<usize> {
+        let (mut buffer, mut filled) = self.received.open(pool);
+        let fresh = filled.is_empty();
+        let direct = if fresh && self.expects { adapter.place_next(conn, places) } else { 0 };
+        self.bulk = direct > 0 || (self.bulk && !self.brimmed);
+        let end = if self.bulk && fresh { filled.end + BEHIND_BYTES } else { buffer.len() };
+        let room = &mut buffer[filled.end..end];
+        let most = room.len();
+        let placing = match direct {
+            0 => None,
+            // SAFETY: the adapter has just said that these may be written, and is not called before they are.
+            _ => unsafe { placed::receive(&self.fd, places, room) },
+        };
+        let direct = if placing.is_some() { direct } else { 0 };
+        let outcome = placing.unwrap_or_else(|| sys::receive(&self.fd, room));
+        if let Ok(received) = outcome {
+            let in_place = received.min(direct);
+            let behind = received - in_place;
+            self.brimmed = direct == 0 && behind == most;
+            self.expects = received >= BEHIND_BYTES / 2;
+            if in_place > 0 {
+                adapter.handle_placed(now, conn, in_place);
+            }
+            if behind > 0 {
+                let bytes = &buffer[filled.end..filled.end + behind];
+                adapter.probe_mut().stream_passed(Some(conn), false, bytes);
+                filled.end += behind;
+                filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
+            }
+        }
+        // A whole buffer that the adapter cannot use would never be used.
+        let stuck = filled == (0..buffer.len());
+        self.received.close(pool, buffer, filled);
+        if stuck { Ok(0) } else { outcome }
     }
 
     /// Sends once what the adapter has to transmit for it.

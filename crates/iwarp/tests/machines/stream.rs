@@ -1,13 +1,17 @@
 //! Messages through a sender and a receiver, over any split of the stream.
 
-use crate::common::{Collector, Msg, drain, receiver, remove_markers, send, sender};
+use crate::common::{
+    Collector, Msg, drain, first, receiver, remove_markers, send, sender, tagged, untagged,
+};
 use proptest::prelude::*;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
 };
-use quipu_iwarp::wire::{Stag, mpa};
-use quipu_iwarp::{Extensions, Negotiated, Receiver, Segment, SendKind, Sender};
+use quipu_iwarp::wire::{Stag, ddp, mpa};
+use quipu_iwarp::{
+    Belonging, Extensions, Frame, Negotiated, ProtocolError, Receiver, Segment, SendKind, Sender,
+};
 
 #[test]
 fn write_bytes() {
@@ -194,6 +198,69 @@ fn message() -> impl Strategy<Value = Msg> {
     ]
 }
 
+/// A Send of 40,000 bytes and whatever header, of which so many bytes have come.
+fn part_of_send(header: ddp::Untagged, count: usize) -> Vec<u8> {
+    untagged(header, &[7; 40_000])[..count].to_vec()
+}
+
+fn piecewise() -> Receiver {
+    let negotiated = Negotiated { crc: false, ..Negotiated::plain() };
+    let mut receiver = Receiver::new(&negotiated, Extensions::ALL);
+    receiver.set_piecewise();
+    receiver
+}
+
+#[test]
+fn what_is_refused_is_refused_as_soon_as_its_header_is_there() {
+    let wrong = ddp::Untagged { msn: 2, ..first(UntaggedOp::Send) };
+    let bytes = part_of_send(wrong, 20);
+    let error = ProtocolError::MsnRange { queue: 0, expected: 1, got: 2 };
+    assert_eq!(piecewise().next(&bytes), Err(error));
+    assert_eq!(
+        receiver().next(&bytes),
+        Ok(None),
+        "with a CRC nothing is believed before it is whole"
+    );
+    // What is refused for its length is judged when it is whole.
+    let wraps = tagged(
+        ddp::Tagged {
+            last: true,
+            rsvd_ulp: TaggedOp::Write.octet(),
+            stag: Stag(1),
+            to: u64::MAX - 9,
+        },
+        &[7; 40_000],
+    );
+    assert_eq!(piecewise().next(&wraps[..wraps.len() - 1]), Ok(None));
+    assert_eq!(piecewise().next(&wraps), Err(ProtocolError::ToWrap));
+}
+
+#[test]
+fn requests_that_are_dropped_have_no_place() {
+    let mut receiver = piecewise();
+    let whole = part_of_send(first(UntaggedOp::Send), 40_024);
+    let (used, segment) = receiver.next(&whole[..1000]).unwrap().unwrap();
+    assert_eq!(used, 1000);
+    assert!(matches!(segment, Segment::Send { msn: 1, mo: 0, last: false, .. }));
+    assert_eq!(receiver.awaits(), Some((40_000 - 980 - 64, Belonging::Send { mo: 980 })));
+    assert_eq!(receiver.head().unwrap(), whole[..20]);
+    receiver.discard_requests(receiver.message_mark());
+    assert_eq!(receiver.awaits(), None);
+    assert_eq!(receiver.next(&whole[1000..]).unwrap(), Some((39_024, Segment::Discarded)));
+    assert_eq!(receiver.head(), None);
+    // Its place in the order is still to be taken.
+    let mut sender = sender();
+    let mut stream = Vec::new();
+    Msg::Control(Control::Resume { count: 0 }).frame(&mut sender, 100, &mut stream);
+    stream.extend(&whole);
+    let mut collector = Collector::default();
+    drain(&mut receiver, &stream, |_, segment| collector.take(segment)).unwrap();
+    assert_eq!(
+        collector.messages.last(),
+        Some(&Msg::Send(SendKind::Plain, false, vec![7; 40_000]))
+    );
+}
+
 fn is_request(msg: &Msg) -> bool {
     !matches!(msg, Msg::ReadResponse(..) | Msg::AtomicResponse(_) | Msg::Control(_))
 }
@@ -240,6 +307,59 @@ proptest! {
         prop_assert_eq!(collector.messages, messages);
     }
 
+    /// Long FPDUs that are delivered as they come, by segments or into their places, give the same messages.
+    #[test]
+    fn long_messages_in_any_pieces(
+        kinds in prop::collection::vec((0u8..5, 0usize..90_000), 1..6),
+        max_ulpdu in prop_oneof![Just(65_486u16), Just(9000)],
+        steps in prop::collection::vec(1usize..40_000, 1..20),
+        places: bool,
+    ) {
+        let negotiated = Negotiated { crc: false, ..Negotiated::plain() };
+        let mut sender = Sender::new(&negotiated, max_ulpdu);
+        let mut stream = Vec::new();
+        let messages: Vec<Msg> = kinds.iter().map(|&(kind, len)| {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+            match kind {
+                0 => Msg::Write(7, u64::MAX - 90_000, bytes),
+                1 => Msg::ReadResponse(9, 5, bytes),
+                2 => Msg::Send(SendKind::Immediate(0x1122), true, bytes),
+                3 => Msg::Send(SendKind::Plain, false, bytes),
+                _ => Msg::Control(Control::Ack { count: 3 }),
+            }
+        }).collect();
+        for message in &messages {
+            message.frame(&mut sender, 70_000, &mut stream);
+        }
+        let mut receiver = Receiver::new(&negotiated, Extensions::ALL);
+        receiver.set_piecewise();
+        let mut collector = Collector::default();
+        let mut steps = steps.iter().cycle();
+        let (mut begin, mut end) = (0, 0);
+        while begin < stream.len() {
+            if let Some((most, belonging)) = receiver.awaits().filter(|_| places && begin == end) {
+                let count = most.min(*steps.next().unwrap());
+                collector.place(belonging, &stream[begin..begin + count]);
+                receiver.placed(count);
+                begin += count;
+                end = begin;
+                continue;
+            }
+            match receiver.next(&stream[begin..end]).expect("legal") {
+                Some((used, segment)) => {
+                    prop_assert!(used > 0);
+                    collector.take(segment);
+                    begin += used;
+                }
+                None => end = stream.len().min(end + steps.next().unwrap()),
+            }
+        }
+        prop_assert_eq!(receiver.head(), None);
+        let requests = messages.iter().filter(|msg| is_request(msg)).count();
+        prop_assert_eq!(collector.requests as usize, requests);
+        prop_assert!(collector.messages == messages);
+    }
+
     /// An FPDU around payload that stays where it is has the bytes of one that holds it.
     #[test]
     fn frames_are_segments_without_their_payload(
@@ -270,7 +390,8 @@ proptest! {
                 whole.extend(&payload[done..][..frame.staged.payload as usize]);
                 whole.extend(&around[frame.head..frame.staged.bytes]);
                 prop_assert!(whole == out[..staged.bytes]);
-                prop_assert_eq!((staged.payload, staged.last), (frame.staged.payload, frame.staged.last));
+                let Frame { staged: framed, .. } = frame;
+                prop_assert_eq!((staged.payload, staged.last), (framed.payload, framed.last));
                 prop_assert_eq!(one, other);
                 if staged.last {
                     break;

@@ -40,7 +40,11 @@ fn open_stream<P>(
 ) -> StreamPath {
     let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
     let extensions = Extensions { xrc: qp_type.names_srq(), ..Extensions::from(features) };
-    let receiver = Receiver::new(negotiated, extensions);
+    let mut receiver = Receiver::new(negotiated, extensions);
+    // An unreliable message is executed whole or dropped.
+    if qp_type.is_reliable() {
+        receiver.set_piecewise();
+    }
     StreamPath::new(conn, Sender::new(negotiated, max_ulpdu), receiver)
 }
 
@@ -133,13 +137,6 @@ impl<P: Probe> Adapter<P> {
             used += taken;
         }
         used
-    }
-
-    /// How many bytes beyond `bytes`, which [`handle_stream`](Self::handle_stream) left, make a call of it
-    /// worthwhile; at least 1.
-    #[must_use]
-    pub fn stream_needed(&self, bytes: &[u8]) -> usize {
-        Receiver::needed(bytes).max(1)
     }
 
     pub(super) fn hear_reply(&mut self, conn: ConnId, bytes: &[u8]) -> usize {

@@ -4,6 +4,7 @@
 mod answers;
 pub(crate) mod channel;
 pub(crate) mod frames;
+mod placement;
 mod reads;
 pub(crate) mod stream;
 mod unreliable;

@@ -59,6 +59,8 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     while used < bytes.len() {
         let rest = &bytes[used..];
         let Path::Stream(stream) = &mut qp.path else { return bytes.len() };
+        let head = stream.rx.head();
+        let fpdu = head.as_ref().map_or(rest, |head| &head[..]);
         let end = match stream.rx.next(rest) {
             Ok(None) => break,
             Ok(Some((len, segment))) => {
@@ -74,16 +76,16 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 match executed {
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {
-                        say_end(qp, terminate::for_fault(fault_of(refusal), rest));
+                        say_end(qp, terminate::for_fault(fault_of(refusal), fpdu));
                         responder::refuse(qp, hub, refusal);
                         return bytes.len();
                     }
-                    Err(End::Nonsense(fault)) => terminate::for_fault(fault, rest),
+                    Err(End::Nonsense(fault)) => terminate::for_fault(fault, fpdu),
                     Err(End::Over) => return bytes.len(),
                 }
             }
             Err(error) => {
-                let end = terminate::for_error(&error, rest);
+                let end = terminate::for_error(&error, fpdu);
                 // The initiator has spoken, however badly: it can be told.
                 stream.gate = Gate::Open;
                 if error == ProtocolError::ToWrap && qp.qp_type.is_reliable() {
@@ -103,17 +105,16 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     used
 }
 
-/// Notes that `left` bytes of an FPDU are there, behind others that were used.
+/// Notes that `left` bytes of an FPDU are there, or none of one of which others were used already, behind
+/// `used` bytes.
 #[inline]
-fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize, left: usize) {
-    if left == 0 {
-        if let Path::Stream(stream) = &mut qp.path {
-            stream.partial = None;
-        }
-        return;
-    }
+pub(super) fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize, left: usize) {
     let patience = qp.patience_ns();
     let Path::Stream(stream) = &mut qp.path else { return };
+    if left == 0 && stream.rx.head().is_none() {
+        stream.partial = None;
+        return;
+    }
     if used > 0 || stream.partial.is_none_or(|(_, before)| before != left) {
         stream.partial = Some((hub.now, left));
     }

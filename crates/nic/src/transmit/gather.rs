@@ -2,8 +2,8 @@
 
 use quipu_mem::Span;
 
-/// Payloads of at least so many bytes are worth a place in the list: for less, the world below is quicker with
-/// one buffer.
+/// Payloads of at least so many bytes are worth a place in the list: for less, the world below is quicker
+/// with one buffer.
 const LEAST_BYTES: usize = 8 * 1024;
 
 /// No more is gathered behind so many pieces: lists of the world below have an end, too.

@@ -1,5 +1,5 @@
-//! Between which ends FPDUs carry CRCs (RFC 5044 7.1.1), as `specs/quipu-wire.md` 2 says, and what is done where
-//! they do not: payload is transmitted from the memory it lies in.
+//! Between which ends FPDUs carry CRCs (RFC 5044 7.1.1), as `specs/quipu-wire.md` 2 says, and what is done
+//! where they do not: payload is transmitted from the memory it lies in.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -80,9 +80,11 @@ const LARGE: usize = 200_001;
 
 /// Large messages of every kind, in pieces that are no multiple of anything.
 #[test]
-fn payload_is_sent_from_where_it_lies() {
-    for way in [Way::Stream(usize::MAX), Way::Stream(977)] {
+fn payload_is_sent_from_where_it_lies_and_received_where_it_belongs() {
+    for (way, places) in [(usize::MAX, true), (977, true), (30_011, true), (977, false)] {
+        let way = Way::Stream(way);
         let (mut pair, qps) = bare(way);
+        pair.places = places;
         let [from, to] = [0, 1].map(|host| pair.buffer(host, 3 * LARGE));
         from.fill(0, &pattern(LARGE));
         let list = [from.sge(0, 1), from.sge(1, 70_000), from.sge(70_001, LARGE - 70_001)];
@@ -97,6 +99,69 @@ fn payload_is_sent_from_where_it_lies() {
         assert!(to.bytes(0, LARGE) == pattern(LARGE));
         assert!(to.bytes(LARGE, LARGE) == pattern(LARGE));
         assert!(from.bytes(LARGE, LARGE) == pattern(LARGE));
+        let placed = pair.placed > LARGE;
+        assert_eq!(placed, places && way != Way::Stream(usize::MAX), "{way:?}: {}", pair.placed);
+    }
+}
+
+/// Half of a large message has come, and the memory that it was for is taken back.
+#[test]
+fn nothing_is_received_into_memory_that_was_taken_back() {
+    for op in ["send", "write", "read"] {
+        let (mut pair, qps) = bare(Way::Stream(30_011));
+        let [from, to] = [0, 1].map(|host| pair.buffer(host, LARGE));
+        let (addr, rkey) = (to.addr(), to.key());
+        let all = [from.sge(0, LARGE)];
+        // Host 1 receives in all cases.
+        let (sender, gone) = match op {
+            "send" => {
+                pair.recv(1, qps[1], 9, &[to.sge(0, LARGE)]);
+                pair.send(0, qps[0], 1, SendOp::Send, &all);
+                (0, to.region.id)
+            }
+            "write" => {
+                pair.send(0, qps[0], 1, SendOp::Write { addr, rkey }, &all);
+                (0, to.region.id)
+            }
+            _ => {
+                let read = SendOp::Read { addr: from.addr(), rkey: from.key() };
+                pair.send(1, qps[1], 1, read, &[to.sge(0, LARGE)]);
+                (1, to.region.id)
+            }
+        };
+        let conn = pair.stream_ends()[1];
+        let mut places = Vec::new();
+        while pair.hosts[1].adapter.place_next(conn, &mut places) == 0 {
+            pair.step();
+        }
+        assert_eq!(places.len(), 1);
+        assert!((addr as usize..addr as usize + LARGE).contains(&places[0].0));
+        pair.hosts[1].adapter.dereg_mr(gone).unwrap();
+        assert_eq!(pair.hosts[1].adapter.place_next(conn, &mut places), 0);
+        assert_eq!(places, []);
+        let before = to.bytes(0, LARGE);
+        pair.run();
+        assert!(to.bytes(0, LARGE) == before, "{op}");
+        let failed = match op {
+            "send" => WcStatus::RemOpErr,
+            "write" => WcStatus::RemAccessErr,
+            _ => WcStatus::LocProtErr,
+        };
+        assert_eq!(pair.polled(sender), [(1, failed)], "{op}");
+    }
+}
+
+/// A write that begins inside its region and ends behind it: refused, however it comes.
+#[test]
+fn what_has_no_place_is_refused() {
+    for places in [true, false] {
+        let (mut pair, qps) = bare(Way::Stream(1000));
+        pair.places = places;
+        let [from, to] = [0, 1].map(|host| pair.buffer(host, LARGE));
+        let (addr, rkey) = (to.addr() + 1000, to.key());
+        pair.send(0, qps[0], 1, SendOp::Write { addr, rkey }, &[from.sge(0, LARGE)]);
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::RemAccessErr)]);
     }
 }
 

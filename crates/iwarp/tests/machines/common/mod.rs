@@ -7,7 +7,7 @@ use quipu_iwarp::wire::rdmap::{
 };
 use quipu_iwarp::wire::{Payload, Stag, ddp, mpa};
 use quipu_iwarp::{
-    Extensions, Message, Negotiated, ProtocolError, Receiver, Segment, SendKind, Sender,
+    Belonging, Extensions, Message, Negotiated, ProtocolError, Receiver, Segment, SendKind, Sender,
 };
 
 pub fn receiver() -> Receiver {
@@ -192,6 +192,23 @@ impl Collector {
         } else {
             self.open = Some(whole);
         }
+    }
+}
+
+impl Collector {
+    /// Bytes that were put where they belong.
+    pub fn place(&mut self, belonging: Belonging, more: &[u8]) {
+        let (begun, bytes) = match (self.open.as_mut().expect("a message"), belonging) {
+            (Msg::Write(s, begin, bytes), Belonging::Write { stag, to })
+            | (Msg::ReadResponse(s, begin, bytes), Belonging::ReadResponse { stag, to }) => {
+                assert_eq!(*s, stag.0);
+                (to.wrapping_sub(*begin), bytes)
+            }
+            (Msg::Send(_, _, bytes), Belonging::Send { mo }) => (u64::from(mo), bytes),
+            (open, belonging) => panic!("{belonging:?} inside {open:?}"),
+        };
+        assert_eq!(begun, bytes.len() as u64);
+        bytes.extend(more);
     }
 }
 

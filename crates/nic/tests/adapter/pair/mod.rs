@@ -213,6 +213,10 @@ pub struct Pair {
     pub hold: bool,
     /// Hosts whose UDP sockets take nothing.
     pub full: [bool; 2],
+    /// Whether what comes of long FPDUs is received into its place, where adapters allow it.
+    pub places: bool,
+    /// How many bytes were.
+    pub placed: usize,
     /// Connections with more to transmit than their sockets took.
     blocked: Vec<(usize, ConnId)>,
 }
@@ -242,6 +246,8 @@ impl Pair {
             flying: VecDeque::new(),
             hold: false,
             full: [false; 2],
+            places: true,
+            placed: 0,
             blocked: Vec::new(),
         }
     }
@@ -414,7 +420,7 @@ impl Pair {
         self.now = until;
     }
 
-    fn step(&mut self) -> bool {
+    pub fn step(&mut self) -> bool {
         let mut busy = false;
         for (host, conn) in std::mem::take(&mut self.blocked) {
             busy = true;
@@ -627,8 +633,21 @@ impl Pair {
 
     fn hand_over(&mut self, index: usize, host: usize) {
         let Some(conn) = self.wires[index].ends[host] else { return };
-        let bytes = std::mem::take(&mut self.wires[index].held[host]);
-        let used = self.hosts[host].adapter.handle_stream(self.now, conn, &bytes);
+        let mut bytes = std::mem::take(&mut self.wires[index].held[host]);
+        let adapter = &mut self.hosts[host].adapter;
+        let mut places = Vec::new();
+        let mut left = adapter.place_next(conn, &mut places).min(bytes.len());
+        if self.places && left > 0 {
+            adapter.handle_placed(self.now, conn, left);
+            self.placed += left;
+            for (addr, len) in places {
+                let (segment, offset) = self.memory.find(addr, len).expect("places are memory");
+                let some: Vec<u8> = bytes.drain(..len.min(left)).collect();
+                segment.write(offset, &some).unwrap();
+                left -= some.len();
+            }
+        }
+        let used = adapter.handle_stream(self.now, conn, &bytes);
         self.wires[index].held[host] = bytes[used..].to_vec();
     }
 
