@@ -232,6 +232,11 @@ impl Cq {
     /// Takes up to `max` completions out, oldest first, and hands each to `taker`; how many.
     #[inline]
     pub(crate) fn pop(&mut self, max: usize, mut taker: impl FnMut(&Completion)) -> usize {
+        if self.queue.is_empty() {
+            // What most polls find.
+            self.looked();
+            return 0;
+        }
         let mut count = 0;
         while count < max
             && let Some(completion) = self.queue.pop_front()

@@ -109,14 +109,14 @@ impl Core {
     /// nobody waits for descriptors.
     #[inline]
     fn memory_is_all(&self) -> bool {
-        let streams = self.net.has_cold_streams() || self.net.has_hot_streams();
-        !streams
+        !self.net.has_hot_streams()
+            && !self.net.has_cold_streams()
             && !self.net.holds_bytes()
             && !self.datagrams.is_hot()
             && self.qpip.is_none()
             && self.attached.is_none()
             && self.wakes_at.is_none()
-            && self.polls_since_look + 1 < self.polls_per_look()
+            && self.polls_since_look + 1 < self.polls_per_quiet_look()
     }
 
     /// [`poll`](Self::poll) where that is so, as it is for a program that waits for a peer on the same host.
@@ -160,12 +160,19 @@ impl Core {
         match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
             (true, false) => 1,
             (true, true) => POLLS_PER_LOOK_HOT,
-            (false, streams) if self.datagrams.is_in_use() => {
-                let tries = streams || self.datagrams.is_hot();
-                if tries { POLLS_PER_LOOK_DATAGRAMS } else { POLLS_PER_LOOK_QUIET }
+            (false, streams)
+                if self.datagrams.is_in_use() && (streams || self.datagrams.is_hot()) =>
+            {
+                POLLS_PER_LOOK_DATAGRAMS
             }
-            (false, _) => POLLS_PER_LOOK_IDLE,
+            (false, _) => self.polls_per_quiet_look(),
         }
+    }
+
+    /// The same where polls look at memory only.
+    #[inline]
+    fn polls_per_quiet_look(&self) -> u32 {
+        if self.datagrams.is_in_use() { POLLS_PER_LOOK_QUIET } else { POLLS_PER_LOOK_IDLE }
     }
 }
 

@@ -123,11 +123,11 @@ impl Net {
     /// tried for bytes while they wait for room in their sockets.
     #[inline]
     pub(crate) fn has_cold_streams(&self) -> bool {
-        self.streams.len() > self.hot.len() || self.has_full_streams()
+        let hot = self.hot.len();
+        self.streams.len() > hot || (hot > 0 && self.has_full_streams())
     }
 
     /// True if some hot stream waits for room in its socket.
-    #[inline]
     fn has_full_streams(&self) -> bool {
         let mut hot = (0..self.hot.len()).filter_map(|at| self.streams.get(self.hot.get(at)?));
         hot.any(|stream| stream.unsent.is_some())
