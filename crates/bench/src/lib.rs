@@ -21,6 +21,7 @@ mod model;
 mod pair;
 mod peers;
 mod plan;
+pub mod plot;
 mod qpip;
 mod report;
 mod results;

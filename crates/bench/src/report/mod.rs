@@ -1,6 +1,5 @@
 //! What people get to see.
 
-mod chart;
 mod qpip;
 mod svg;
 mod table;
@@ -10,7 +9,7 @@ pub(crate) use svg::plot;
 pub(crate) use table::{Listed, list, text};
 
 /// A size: bytes with the largest unit that leaves a whole number.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MB", b >> 20),
         b if b >= 1 << 10 && b.is_multiple_of(1 << 10) => format!("{} KB", b >> 10),
@@ -19,7 +18,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// Three significant digits.
-fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "-".into(),
         v if v >= 100.0 => format!("{value:.0}"),

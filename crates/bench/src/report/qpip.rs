@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{Chart, Line, Style};
-use super::svg;
 use super::table::aligned;
 use super::{digits, size};
+use crate::plot::{Chart, Line, Style, Unit, page};
 use crate::qpip::{COLUMNS, CONTENDERS, Figure, IdleCost, Load, OWN_PROCESS, Row};
 use crate::results::Results;
 
@@ -174,20 +173,16 @@ pub(crate) fn plot(results: &Results) -> String {
         let sum: f64 = row.median.load.iter().map(|load| load.program + load.adapter).sum();
         sum * 1e6 / row.median.value
     };
-    let chart = |column: usize, title: &str, unit, value: &dyn Fn(&Row) -> f64| Chart {
-        title: title.to_owned(),
-        unit,
-        left: svg::WIDTH / 2.0 * column as f64,
-        top: svg::HEAD,
-        width: svg::WIDTH / 2.0,
-        height: svg::CHART_HEIGHT,
-        lines: lines(results, value),
+    let chart = |column: usize, title: &str, unit, value: &dyn Fn(&Row) -> f64| {
+        let units = [Unit::Bytes, Unit::Of(unit)];
+        Chart::new((column, 0), title.to_owned(), units, lines(results, value))
     };
     let charts = [
         chart(0, "ttcp over the MTU: MB/s", "MB/s", &rate),
         chart(1, "processor time of both ends, us a MB", "us a MB", &cost),
     ];
-    svg::page(results, "QPIP beside the kernel's sockets on packet links", &charts)
+    let title = "QPIP beside the kernel's sockets on packet links";
+    page(title, &results.machine.sentence(), &charts)
 }
 
 fn lines(results: &Results, value: &dyn Fn(&Row) -> f64) -> Vec<Line> {

@@ -1,12 +1,14 @@
 //! `quipu sim goodput`: what a stream of QPIP gets of a lossy, long link, in simulated time.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use quipu_bench::plot::{Chart, Line, Style, Unit, page};
 use quipu_sim::{Path, goodput};
 use serde_json::json;
 
@@ -41,6 +43,10 @@ pub(crate) struct Options {
     /// Print the result as JSON, and no progress.
     #[arg(long)]
     json: bool,
+    /// Draw the result into an SVG file too: a chart for each loss, over the round trip, a line for each
+    /// window.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -48,6 +54,7 @@ Examples:
   quipu sim goodput                              the whole table
   quipu sim goodput --loss 1 --rtt 20 50 100     one column of it, with other round trips
   quipu sim goodput --rate 1000 --json           a faster link, for programs
+  quipu sim goodput --plot goodput.svg           a picture of it
 
 The same options give the same table on every machine.";
 
@@ -74,6 +81,12 @@ impl Cell {
 /// Runs over all paths, and prints what came of it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let cells = measure(options, paths(options)?)?;
+    if let Some(path) = &options.plot {
+        std::fs::write(path, plot(options, &cells)).map_err(|error| {
+            let what = format!("cannot write {}", path.display());
+            Failure::new(what, error, "name a file in a folder that you may write to")
+        })?;
+    }
     if options.json {
         let cells: Vec<_> = cells.iter().map(as_json).collect();
         println!("{:#}", json!(cells));
@@ -157,6 +170,37 @@ fn table(cells: &[Cell]) -> String {
     out
 }
 
+/// A chart for each loss, two in a row.
+fn plot(options: &Options, cells: &[Cell]) -> String {
+    const COLORS: [&str; 6] = ["#c8102e", "#1f6fb4", "#2f8f4e", "#b07a10", "#6b4fa0", "#8a8a8a"];
+    let paths = options.rtt.len() * options.window.len();
+    let losses = cells.chunks(paths.max(1)).zip(&options.loss);
+    let rows = options.loss.len().div_ceil(2);
+    let charts: Vec<_> = losses
+        .enumerate()
+        .map(|(index, (cells, percent))| {
+            let lines = options.window.iter().zip(COLORS.iter().cycle()).map(|(&kib, color)| {
+                let label = format!("window {kib} KiB");
+                let own = cells.iter().filter(|it| it.path.window == (kib as usize) << 10);
+                // An axis of powers has no place for nothing.
+                let points = own.map(|it| (it.rtt_ms(), it.mean().max(1) as f64 / 1e6));
+                let mut points: Vec<_> = points.collect();
+                points.sort_by(|one, other| one.0.total_cmp(&other.0));
+                Line { style: Style { label, color, width: 2.0, dashes: "" }, points }
+            });
+            let title = format!("{percent} % lost: MB/s over the round trip in ms");
+            let units = [Unit::Of("ms"), Unit::Of("MB/s")];
+            Chart::new((index / rows, index % rows), title, units, lines.collect())
+        })
+        .collect();
+    let foot = format!(
+        "{} s of simulated time, mean of {} runs for each path",
+        options.seconds, options.seeds
+    );
+    let title = format!("Goodput of a stream of QPIP over a link of {} Mbit/s", options.rate);
+    page(&title, &foot, &charts)
+}
+
 fn as_json(cell: &Cell) -> serde_json::Value {
     json!({
         "loss_percent": cell.loss_percent(), "rtt_ms": cell.rtt_ms(), "window": cell.path.window,
@@ -178,6 +222,7 @@ mod tests {
             seconds: 1,
             seeds: 2,
             json: false,
+            plot: None,
         }
     }
 
@@ -194,6 +239,18 @@ mod tests {
             "{table}"
         );
         assert_eq!(as_json(&cells[2])["octets_per_second"]["runs"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_plot_has_a_chart_for_each_loss_and_a_line_for_each_window() {
+        let options = Options { loss: vec![0.0, 1.0, 2.0], rtt: vec![10.0, 1.0], ..options() };
+        let cell = |path| Cell { path, rates: vec![2_000_000, 4_000_000] };
+        let cells: Vec<_> = paths(&options).unwrap().into_iter().map(cell).collect();
+        let plot = plot(&options, &cells);
+        assert!(plot.starts_with("<svg ") && plot.ends_with("</svg>\n"));
+        assert_eq!(plot.matches("% lost").count(), 3);
+        assert_eq!(plot.matches("<polyline").count(), 6);
+        assert_eq!(plot.matches("<title>window 256 KiB, 1.00 ms: 3.00 MB/s</title>").count(), 3);
     }
 
     #[test]

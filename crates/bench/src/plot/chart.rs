@@ -2,41 +2,81 @@
 
 use std::fmt::Write as _;
 
-use super::{digits, size};
+use super::{CHART_HEIGHT, HEAD, WIDTH};
+use crate::report::{digits, size};
 
 /// A line of a chart.
-pub(super) struct Line {
-    pub(super) style: Style,
-    /// Bytes, and the value there.
-    pub(super) points: Vec<(f64, f64)>,
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// How it looks.
+    pub style: Style,
+    /// What is at the foot of the chart, and the value there, both more than 0.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// What a number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes, shown with the largest unit that leaves a whole number.
+    Bytes,
+    /// Anything else.
+    Of(&'static str),
+}
+
+impl Unit {
+    fn text(self, value: f64) -> String {
+        match self {
+            Self::Bytes => size(value as u64),
+            Self::Of(unit) => format!("{} {unit}", digits(value)),
+        }
+    }
+
+    /// Where the foot of a chart is marked.
+    fn marks(self, low: f64, high: f64) -> Vec<f64> {
+        match self {
+            Self::Bytes => {
+                let all = std::iter::successors(Some(1.0), |mark: &f64| Some(mark * 8.0));
+                all.skip_while(|mark| *mark < low * 0.99)
+                    .take_while(|mark| *mark <= high * 1.01)
+                    .collect()
+            }
+            Self::Of(_) => steps(low, high),
+        }
+    }
 }
 
 /// How a line looks, and what the legend calls it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Style {
-    pub(super) label: String,
-    pub(super) color: &'static str,
-    pub(super) width: f64,
-    pub(super) dashes: &'static str,
+pub struct Style {
+    /// What the legend says.
+    pub label: String,
+    /// As CSS has it.
+    pub color: &'static str,
+    /// Of the line, in pixels.
+    pub width: f64,
+    /// Lengths of dashes and gaps (`stroke-dasharray`); empty for none.
+    pub dashes: &'static str,
 }
 
 impl Style {
     /// As attributes.
-    pub(super) fn stroke(&self) -> String {
+    pub(crate) fn stroke(&self) -> String {
         let Self { color, width, dashes, .. } = self;
         format!(r#"stroke="{color}" stroke-width="{width}" stroke-dasharray="{dashes}""#)
     }
 }
 
 /// A chart: where it is on the page, and what it shows.
-pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) unit: &'static str,
-    pub(super) left: f64,
-    pub(super) top: f64,
-    pub(super) width: f64,
-    pub(super) height: f64,
-    pub(super) lines: Vec<Line>,
+#[derive(Clone, Debug)]
+pub struct Chart {
+    title: String,
+    /// Of its foot, and of its values.
+    units: [Unit; 2],
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+    lines: Vec<Line>,
 }
 
 /// Room for labels at the left of the axes and above them.
@@ -61,6 +101,20 @@ impl Axis {
 }
 
 impl Chart {
+    /// A chart in a column (0 or 1) and a row of the page, with the units of what is at its foot and of its
+    /// values.
+    #[must_use]
+    pub fn new(place: (usize, usize), title: String, units: [Unit; 2], lines: Vec<Line>) -> Self {
+        let (width, height) = (WIDTH / 2.0, CHART_HEIGHT);
+        let (left, top) = (width * place.0 as f64, HEAD + height * place.1 as f64);
+        Self { title, units, left, top, width, height, lines }
+    }
+
+    /// Its lines.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
     /// The axes, or `None` if there is nothing to show.
     fn axes(&self) -> Option<(Axis, Axis)> {
         let all = || self.lines.iter().flat_map(|line| &line.points).copied();
@@ -89,7 +143,7 @@ impl Chart {
     }
 
     /// Draws the chart.
-    pub(super) fn draw(&self, out: &mut String) {
+    pub(crate) fn draw(&self, out: &mut String) {
         let Some((x, y)) = self.axes() else { return };
         let title_x = self.left + LEFT;
         let _ = writeln!(
@@ -103,7 +157,7 @@ impl Chart {
             let path: Vec<_> = line
                 .points
                 .iter()
-                .map(|&(bytes, value)| format!("{:.1},{:.1}", x.at(bytes), y.at(value)))
+                .map(|&(at, value)| format!("{:.1},{:.1}", x.at(at), y.at(value)))
                 .collect();
             let Style { color, width, .. } = &line.style;
             let _ = writeln!(
@@ -112,8 +166,8 @@ impl Chart {
                 path.join(" "),
                 line.style.stroke()
             );
-            for &(bytes, value) in &line.points {
-                let (cx, cy) = (x.at(bytes), y.at(value));
+            for &(at, value) in &line.points {
+                let (cx, cy) = (x.at(at), y.at(value));
                 let _ = writeln!(
                     out,
                     r#"<circle cx="{cx:.1}" cy="{cy:.1}" r="{:.1}" fill="{color}">"#,
@@ -121,11 +175,10 @@ impl Chart {
                 );
                 let _ = writeln!(
                     out,
-                    "<title>{}, {}: {} {}</title></circle>",
+                    "<title>{}, {}: {}</title></circle>",
                     escape(&line.style.label),
-                    size(bytes as u64),
-                    digits(value),
-                    self.unit
+                    self.units[0].text(at),
+                    self.units[1].text(value),
                 );
             }
         }
@@ -151,23 +204,22 @@ impl Chart {
                 );
             }
         }
-        let mut bytes = 1.0;
-        while bytes <= x.high * 1.01 {
-            if bytes >= x.low * 0.99 {
-                let at = x.at(bytes);
-                let _ = writeln!(
-                    out,
-                    r#"<line x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}" class="grid"/>"#,
-                    y.from, y.to
-                );
-                let _ = writeln!(
-                    out,
-                    r#"<text x="{at:.1}" y="{:.1}" class="tick" text-anchor="middle">{}</text>"#,
-                    y.from + 14.0,
-                    size(bytes as u64)
-                );
-            }
-            bytes *= 8.0;
+        for mark in self.units[0].marks(x.low, x.high) {
+            let at = x.at(mark);
+            let _ = writeln!(
+                out,
+                r#"<line x1="{at:.1}" x2="{at:.1}" y1="{:.1}" y2="{:.1}" class="grid"/>"#,
+                y.from, y.to
+            );
+            let label = match self.units[0] {
+                Unit::Bytes => size(mark as u64),
+                Unit::Of(_) => plain(mark),
+            };
+            let _ = writeln!(
+                out,
+                r#"<text x="{at:.1}" y="{:.1}" class="tick" text-anchor="middle">{label}</text>"#,
+                y.from + 14.0,
+            );
         }
     }
 }
@@ -191,7 +243,7 @@ fn plain(value: f64) -> String {
 }
 
 /// Text that is safe within SVG.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -206,16 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn the_foot_is_marked_in_its_unit() {
+        assert_eq!(Unit::Bytes.marks(2.0, 100.0), [8.0, 64.0]);
+        assert_eq!(Unit::Of("ms").marks(1.0, 10.0), [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(
+            (Unit::Bytes.text(2048.0), Unit::Of("ms").text(2.5)),
+            ("2 KB".into(), "2.50 ms".into())
+        );
+    }
+
+    #[test]
     fn a_chart_without_points_is_empty() {
-        let chart = Chart {
-            title: "a & b".into(),
-            unit: "us",
-            left: 0.0,
-            top: 0.0,
-            width: 400.0,
-            height: 300.0,
-            lines: Vec::new(),
-        };
+        let chart = Chart::new((0, 0), "a & b".into(), [Unit::Bytes, Unit::Of("us")], Vec::new());
         let mut out = String::new();
         chart.draw(&mut out);
         assert!(out.is_empty());
