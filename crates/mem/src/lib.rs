@@ -24,6 +24,7 @@
 //! | memory given to [`Regions::register`] | the application | the application; the table's user may copy to and from it at any time | the application's alone when [`Regions::deregister`] returned and, if it was published, every link's [`Guard`] was passed |
 //! | memory given to [`Regions::register_owned`] | whoever holds clones of the [`Segment`] | shared by those and the table | handed back in [`Withdrawn::owner`]; freed with the last clone |
 //! | a [`Span`] | - | the borrow of the table keeps the registration alive; the bytes are shared with the application | ends with the borrow |
+//! | the range that [`Span::as_raw`] names | as of the span | the kernel copies from or to it, for one system call with the table borrowed or locked | forgotten: who needs it again asks again |
 //! | `&[u8]` and `&mut [u8]` arguments | the caller | the callee, for the call | the caller |
 //! | a ring slot or byte-ring range, before its push | the producer | the producer writes it | the consumer's, once the tag is stored with release order |
 //! | a ring slot or byte-ring range, after its pop | the consumer | still the consumer's until `publish` | the producer's, once it reads the counter |
