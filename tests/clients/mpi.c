@@ -1,7 +1,8 @@
 /*
  * What `cargo xtask clients` runs over Open MPI. `mpi pingpong` has two ranks exchange messages of 1 byte
  * to 1 MB, of which the receiver checks every byte; `mpi allreduce` has all ranks add up vectors, and each
- * checks every sum. The first rank says in the end what was done; what is wrong ends all with status 1.
+ * checks every sum; `mpi onesided` has every rank put into, add to and get from windows of all others. The
+ * first rank says in the end what was done; what is wrong ends all with status 1.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LARGEST = 1 << 20, ROUNDS = 4, LONGEST = 1 << 16, GUARD = 0xa5 };
+enum { LARGEST = 1 << 20, ROUNDS = 4, LONGEST = 1 << 16, ADDITIONS = 30, GUARD = 0xa5 };
 
 static int rank, ranks;
 
@@ -97,6 +98,75 @@ static void allreduce(void)
 		       LONGEST, ranks);
 }
 
+/* Every rank has a window with a place for each rank, and a counter behind them. */
+static void windows_of(int length)
+{
+	static int64_t mine[LONGEST], got[LONGEST];
+	const int next = (rank + 1) % ranks;
+	const MPI_Aint places = (MPI_Aint)length * ranks;
+	/* 1 + 2 + ... + ranks */
+	const int64_t added = (int64_t)ranks * (ranks + 1) / 2;
+	const int64_t one = 1;
+	const size_t size = (size_t)(places + 1) * sizeof(int64_t);
+	/* Not by MPI_Win_allocate: MPICH would take memory that its ranks share, and reach it by itself. */
+	int64_t *window = malloc(size), before;
+	MPI_Win win;
+
+	if (!window)
+		fail("memory for a window of", length, 0, (long long)size);
+	memset(window, 0, size);
+	MPI_Win_create(window, (MPI_Aint)size, sizeof(*window), MPI_INFO_NULL, MPI_COMM_WORLD, &win);
+	for (int i = 0; i < length; i++)
+		mine[i] = (rank + 1) * (int64_t)(i + length);
+	MPI_Win_fence(0, win);
+	for (int to = 0; to < ranks; to++)
+		MPI_Put(mine, length, MPI_INT64_T, to, (MPI_Aint)rank * length, length, MPI_INT64_T, win);
+	MPI_Win_fence(0, win);
+	for (int i = 0; i < places; i++)
+		if (window[i] != (i / length + 1) * (int64_t)(i % length + length))
+			fail("what was put at", i, window[i],
+			     (i / length + 1) * (int64_t)(i % length + length));
+	MPI_Win_fence(0, win);
+	for (int to = 0; to < ranks; to++)
+		MPI_Accumulate(mine, length, MPI_INT64_T, to, 0, length, MPI_INT64_T, MPI_SUM, win);
+	MPI_Win_fence(0, win);
+	for (int i = 0; i < length; i++)
+		if (window[i] != (added + 1) * (i + length))
+			fail("sum in a window", i, window[i], (added + 1) * (i + length));
+	MPI_Barrier(MPI_COMM_WORLD);
+	MPI_Win_lock(MPI_LOCK_SHARED, next, 0, win);
+	MPI_Get(got, length, MPI_INT64_T, next, places - length, length, MPI_INT64_T, win);
+	MPI_Win_unlock(next, win);
+	for (int i = 0; i < length; i++)
+		if (got[i] != ranks * (int64_t)(i + length))
+			fail("what was got", i, got[i], ranks * (int64_t)(i + length));
+	MPI_Win_lock_all(0, win);
+	for (int i = 0; i < ADDITIONS; i++) {
+		MPI_Fetch_and_op(&one, &before, MPI_INT64_T, 0, places, MPI_SUM, win);
+		MPI_Win_flush(0, win);
+	}
+	MPI_Win_unlock_all(win);
+	MPI_Barrier(MPI_COMM_WORLD);
+	MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, win);
+	MPI_Get(&before, 1, MPI_INT64_T, 0, places, 1, MPI_INT64_T, win);
+	MPI_Win_unlock(0, win);
+	if (before != (int64_t)ranks * ADDITIONS)
+		fail("counter of windows of", length, before, (int64_t)ranks * ADDITIONS);
+	MPI_Win_free(&win);
+	free(window);
+}
+
+static void one_sided(void)
+{
+	int windows = 0;
+
+	for (int length = 2; length <= LONGEST; length *= 8, windows++)
+		windows_of(length);
+	if (rank == 0)
+		printf("one-sided: %d windows of 2 to %d numbers for each of %d ranks are right\n",
+		       windows, LONGEST, ranks);
+}
+
 int main(int argc, char **argv)
 {
 	MPI_Init(&argc, &argv);
@@ -106,6 +176,8 @@ int main(int argc, char **argv)
 		ping_pong();
 	else if (argc == 2 && strcmp(argv[1], "allreduce") == 0)
 		allreduce();
+	else if (argc == 2 && strcmp(argv[1], "onesided") == 0)
+		one_sided();
 	else
 		fail("number of arguments", 0, argc - 1, 1);
 	MPI_Finalize();

@@ -58,6 +58,11 @@ fn address_to(av: &AddressVector) -> ibv_ah_attr {
     }
 }
 
+/// The bits of a packet sequence number. Cards take no others and say nothing.
+const PSN: u32 = 0x00ff_ffff;
+/// The bits of an RNR timer code. Common cards take no others either; there are programs that say 32.
+const RNR_TIMER: u8 = 0x1f;
+
 /// Reads the attributes that `mask` names. The others may be anything, and come out as defaults.
 ///
 /// # Errors
@@ -66,15 +71,15 @@ fn address_to(av: &AddressVector) -> ibv_ah_attr {
 pub(crate) fn from_verbs(attr: &ibv_qp_attr, mask: M) -> Outcome<QpAttr> {
     let mut to = QpAttr {
         qkey: attr.qkey,
-        rq_psn: attr.rq_psn,
-        sq_psn: attr.sq_psn,
+        rq_psn: attr.rq_psn & PSN,
+        sq_psn: attr.sq_psn & PSN,
         dest_qp_num: attr.dest_qp_num,
         pkey_index: attr.pkey_index,
         alt_pkey_index: attr.alt_pkey_index,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
         max_rd_atomic: attr.max_rd_atomic,
         max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
+        min_rnr_timer: attr.min_rnr_timer & RNR_TIMER,
         port_num: attr.port_num,
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,
@@ -174,6 +179,15 @@ mod tests {
         for mask in [M::STATE, M::PATH_MTU, M::ACCESS_FLAGS, M::AV] {
             assert_eq!(from_verbs(&attr, mask).err(), Some(INVALID), "{mask:?}");
         }
+    }
+
+    #[test]
+    fn what_is_too_wide_for_a_card_is_cut_as_cards_do() {
+        let mut attr = blank();
+        (attr.rq_psn, attr.sq_psn) = (0x1200_0001, 0xff00_0002);
+        attr.min_rnr_timer = 32 + 12;
+        let read = from_verbs(&attr, M::RQ_PSN | M::SQ_PSN | M::MIN_RNR_TIMER).unwrap();
+        assert_eq!((read.rq_psn, read.sq_psn, read.min_rnr_timer), (1, 2, 12));
     }
 
     #[test]

@@ -7,14 +7,16 @@ use super::hosts::{Family, listens};
 use super::pair::{Pairing, free_port, run_both};
 use super::{LIMIT, Row};
 
-/// A kind of endpoint: its name here, provider and type for `fi_pingpong`, and the sizes that it has.
-type Endpoint = (&'static str, &'static str, &'static str, usize);
+/// A kind of endpoint: its name here, provider and type for `fi_pingpong`, which sizes, and how many.
+type Endpoint = (&'static str, &'static str, &'static str, &'static str, usize);
 
-/// Sizes from 0 B to 6 MB; datagrams have those that fit into one.
-const ENDPOINTS: [Endpoint; 3] = [
-    ("msg", "verbs", "msg", 46),
-    ("rdm", "verbs;ofi_rxm", "rdm", 46),
-    ("dgram", "verbs", "dgram", 21),
+/// Sizes from 0 B to 6 MB; datagrams have those that fit into one. `ofi_rxd`, reliable over datagrams, has
+/// one of many datagrams: where one is lost it waits for its timer.
+const ENDPOINTS: [Endpoint; 4] = [
+    ("msg", "verbs", "msg", "all", 46),
+    ("rdm", "verbs;ofi_rxm", "rdm", "all", 46),
+    ("dgram", "verbs", "dgram", "all", 21),
+    ("rxd", "verbs;ofi_rxd", "rdm", "65536", 1),
 ];
 
 /// Exchanges of each size.
@@ -45,11 +47,11 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
 /// All sizes, with data that the receivers check.
 fn run(pairing: &Pairing, family: Family, endpoint: Endpoint) -> Result<(), String> {
     let failed = |error: anyhow::Error| format!("{error:#}");
-    let (_, provider, kind, sizes) = endpoint;
+    let (_, provider, kind, which, sizes) = endpoint;
     let port = free_port().map_err(failed)?;
     let number = port.to_string();
     let args = |own: &[&str]| -> Vec<String> {
-        let both = ["-p", provider, "-e", kind, "-S", "all", "-I", EXCHANGES, "-c"];
+        let both = ["-p", provider, "-e", kind, "-S", which, "-I", EXCHANGES, "-c"];
         let v6 = (family == Family::V6).then_some("-6");
         both.iter().chain(&v6).chain(own).map(|word| (*word).to_owned()).collect()
     };

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::process::capture;
 use crate::stage::Staged;
@@ -16,18 +17,21 @@ use super::{LIMIT, Row};
 const WAYS: [(&str, &str); 2] = [
     (
         "ucx",
-        "--mca pml ucx --mca btl self -x UCX_TLS=rc_verbs,ud_verbs,self -x UCX_NET_DEVICES=quipu0:1",
+        "--mca pml ucx --mca osc ucx --mca btl self -x UCX_TLS=rc_verbs,ud_verbs,self \
+         -x UCX_NET_DEVICES=quipu0:1",
     ),
     (
         "ofi",
-        "--mca pml cm --mca mtl ofi --mca btl self --mca mtl_ofi_provider_include verbs;ofi_rxm",
+        "--mca pml cm --mca mtl ofi --mca osc pt2pt --mca btl self \
+         --mca mtl_ofi_provider_include verbs;ofi_rxm",
     ),
 ];
 
 /// What `tests/clients/mpi.c` does, with how many ranks, and what its first rank says.
-const TESTS: [(&str, usize, &str); 2] = [
+const TESTS: [(&str, usize, &str); 3] = [
     ("pingpong", 2, "168 messages of 1 to 1048576 bytes are right"),
     ("allreduce", 4, "9 vectors of 1 to 65536 sums over 4 ranks are right"),
+    ("onesided", 2, "6 windows of 2 to 65536 numbers for each of 2 ranks are right"),
 ];
 
 /// Where ranks are.
@@ -76,6 +80,11 @@ fn mpirun(staged: &Staged, ranks: Ranks, count: usize) -> Command {
     command.args(["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
     // Its daemon looks for a hole in its memory for what hwloc knows, to be mapped by ranks, and may crash.
     command.args(["--mca", "rtc_hwloc_vmhole", "none"]);
+    // Its folder for each job lies in one that it makes and removes, so that jobs at the same time would take
+    // it from each other.
+    static JOBS: AtomicUsize = AtomicUsize::new(0);
+    let folder = format!("/run/openmpi-{}", JOBS.fetch_add(1, Ordering::Relaxed));
+    command.args(["--mca", "orte_tmpdir_base", &folder]);
     // Asked of whoever is root, inside a namespace of users too.
     command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     match ranks {

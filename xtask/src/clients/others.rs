@@ -22,8 +22,11 @@ const QPERF: [&str; 5] =
     ["rc_bi_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_write_lat", "ver_rc_fetch_add"];
 
 /// What `tests/clients/mpi.c` does under MPICH, with how many ranks, and what its first rank says.
-const MPICH: [(&str, &str, &str); 2] =
-    [("pingpong", "2", "messages of 1 to"), ("allreduce", "4", "sums over 4 ranks are right")];
+const MPICH: [(&str, &str, &str); 3] = [
+    ("pingpong", "2", "messages of 1 to"),
+    ("allreduce", "4", "sums over 4 ranks are right"),
+    ("onesided", "2", "windows of 2 to"),
+];
 
 /// What a row does with the place that it runs at.
 type Run = Box<dyn Fn(&Pairing) -> Result<()> + Send + Sync>;
