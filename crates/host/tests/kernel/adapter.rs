@@ -203,11 +203,6 @@ impl QueuePair {
         self.engine.tcp_connect(self.qp, to, from, &settings()).unwrap();
     }
 
-    /// The same for messages, as which each write of the kernel counts.
-    pub fn connect_for_messages(&self, to: SocketAddr) {
-        self.engine.tcp_connect(self.qp, to, None, &TcpSettings::default()).unwrap();
-    }
-
     fn sge(&self, at: u64, len: u64) -> [Sge; 1] {
         let addr = self.memory.addr() as u64 + at;
         [Sge { addr, len: len as u32, lkey: self.region.key }]

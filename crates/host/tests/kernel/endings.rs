@@ -12,9 +12,7 @@ use quipu_host::nic::TcpChange;
 use super::adapter::{Adapter, Link, PATIENCE, QueuePair};
 use super::pairs::{Client, Order, Plan, exchange, talk, write};
 use super::plug::{Plug, know_the_adapter};
-use super::socket::{
-    Buffers, Info, KERNEL, State, VERSIONS, begin, connect, listen, reset_at_close,
-};
+use super::socket::{Buffers, Info, KERNEL, State, VERSIONS, begin, connect, reset_at_close};
 use super::space::inside;
 
 const RECEIVES: (u64, u64) = (8, 16_384);
@@ -110,25 +108,6 @@ fn the_kernel_closes_towards_nobody_who_receives() {
         let to = adapter.address(version);
         let plan = Plan { there: 0, back: 1_000, order: Order::KernelFirst };
         let kernel = thread::spawn(move || talk(&connect(to, Buffers::default())?, &plan));
-        qp.until("without receives", |it| it.step(&plan));
-        qp.check("without receives", &plan);
-        kernel.join().unwrap().unwrap();
-    }
-}
-
-/// The same in message mode, where the window is closed until this end has closed.
-#[test]
-fn the_kernel_closes_towards_nobody_who_waits_for_messages() {
-    if !inside("endings::the_kernel_closes_towards_nobody_who_waits_for_messages") {
-        return;
-    }
-    let Some(adapter) = Adapter::new(Link::Tap, 1_500) else { return };
-    for version in VERSIONS {
-        let mut qp = adapter.queue_pair((0, 16_384));
-        let (listener, to) = listen(version, Buffers::default()).unwrap();
-        let plan = Plan { there: 0, back: 1_000, order: Order::AdapterFirst };
-        let kernel = thread::spawn(move || talk(&listener.accept()?.0, &plan));
-        qp.connect_for_messages(to);
         qp.until("without receives", |it| it.step(&plan));
         qp.check("without receives", &plan);
         kernel.join().unwrap().unwrap();

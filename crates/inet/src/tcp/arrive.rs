@@ -131,7 +131,7 @@ impl Connection {
             self.timers.set(Timer::KeepAlive, now + keep.idle);
         }
         if self.queue.closed {
-            self.step_closed();
+            self.step(Input::Close);
         }
     }
 

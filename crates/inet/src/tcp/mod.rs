@@ -399,18 +399,10 @@ impl Connection {
             State::SynReceived => self.queue.closed = true,
             State::Established | State::CloseWait if !self.queue.closed => {
                 self.queue.closed = true;
-                self.step_closed();
+                self.step(Input::Close);
             }
             _ => {}
         }
-    }
-
-    /// The user has closed, and the connection stands. Of a stream the user keeps an octet without a receive,
-    /// so there is always room for its end.
-    pub(super) fn step_closed(&mut self) {
-        let waits = self.state == State::Established && self.config.mode == Mode::Message;
-        self.receive.window.awaits_fin = waits;
-        self.step(Input::Close);
     }
 
     /// Ends it at once; the peer gets a reset (RFC 9293 3.10.5).

@@ -183,7 +183,6 @@ impl Connection {
             return;
         }
         self.receive.nxt += 1;
-        self.receive.window.awaits_fin = false;
         self.owed.ack = true;
         self.events.peer_closed = Some(self.stream_end() - FIRST);
         self.step(Input::Fin);

@@ -46,9 +46,6 @@ pub(crate) struct ReceiveWindow {
     /// Message mode: what is waited for may be as long as all of the room, and comes whole or not at all. So
     /// all of it is offered, in units that are rounded up.
     pub(crate) whole: bool,
-    /// This end has closed, and the peer has not: where there is no room an octet is offered all the same,
-    /// since some systems, Linux among them, send no FIN into a closed window.
-    pub(crate) awaits_fin: bool,
 }
 
 impl ReceiveWindow {
@@ -81,9 +78,8 @@ impl ReceiveWindow {
     /// 3.8.6.2.2, MUST-39: no silly windows).
     fn target(&self, nxt: u64, mss: u64) -> u64 {
         let edge = self.edge(nxt);
-        let end = if self.awaits_fin { self.room.max(nxt + 1) } else { self.room };
-        let (room, more) = (end.saturating_sub(nxt), end.saturating_sub(edge));
-        if self.whole || more >= mss.min(room.div_ceil(2)) { end.max(edge) } else { edge }
+        let (room, more) = (self.room.saturating_sub(nxt), self.room.saturating_sub(edge));
+        if self.whole || more >= mss.min(room.div_ceil(2)) { self.room.max(edge) } else { edge }
     }
 
     /// The field for a segment that goes out now, which the peer will take as an offer.
