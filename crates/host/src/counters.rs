@@ -35,6 +35,8 @@ const FEW_QUEUE_PAIRS: u64 = 64;
 const READS: usize = 20;
 /// How often a file is created that others remove before it is locked.
 const CREATIONS: usize = 100;
+/// Numbers that are tried: other processes may have this one's number, in another space of them.
+const NUMBERS: usize = 16;
 /// Files of dead engines that one engine removes when it is opened.
 const REMOVED_AT_ONCE: usize = 64;
 
@@ -72,9 +74,14 @@ impl Publisher {
         let folder = own_folder()?;
         remove_stale(&folder, REMOVED_AT_ONCE);
         let process = std::process::id();
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{process}.{number}"));
-        let file = create_locked(&path)?;
+        let (path, file) = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed))
+            .take(NUMBERS)
+            .map(|number| folder.join(format!("{process}.{number}")))
+            .find_map(|path| match create_locked(&path) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
+                other => Some(other.map(|file| (path, file))),
+            })
+            .unwrap_or(Err(io::ErrorKind::ResourceBusy.into()))?;
         let program = std::env::current_exe().unwrap_or_default();
         let sample = Sample {
             process,
@@ -335,15 +342,16 @@ fn open_live(path: &Path) -> Option<File> {
 }
 
 /// Creates a file that says that its engine lives. Whoever looks for those of dead engines may take it for
-/// one before it is locked.
+/// one before it is locked; and one that is locked is another engine's, perhaps of another space of process
+/// numbers, which is left as it is.
 fn create_locked(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(true).mode(0o600);
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.custom_flags(libc::O_NOFOLLOW);
     for _ in 0..CREATIONS {
         let file = sys::above_standard(options.open(path)?)?;
         match file.try_lock() {
-            Ok(()) if is_at(&file, path) => return Ok(file),
+            Ok(()) if is_at(&file, path) => return file.set_len(0).map(|()| file),
             Ok(()) | Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             Err(TryLockError::Error(error)) => return Err(error),
         }
@@ -422,6 +430,20 @@ mod tests {
                 remove_stale(&folder, 10);
             }
         });
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_file_of_another_engine_is_left_as_it_is() {
+        let folder = std::env::temp_dir().join(format!("quipu-taken-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let path = folder.join("1.0");
+        let file = create_locked(&path).unwrap();
+        file.write_all_at(b"a sample", 0).unwrap();
+        assert!(create_locked(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"a sample");
+        drop(file);
+        assert_eq!(create_locked(&path).unwrap().metadata().unwrap().len(), 0);
         fs::remove_dir_all(&folder).unwrap();
     }
 
