@@ -15,8 +15,8 @@ use quipu_nic::{
 };
 
 use super::overflow::Overflow;
-use super::queue::{Queue, TooMuch};
-use super::slots::{self, News, Request, Tag};
+use super::queue::{Impossible, Queue};
+use super::slots::{self, News, Order, Request, Tag};
 use super::{RINGS, hear, ring};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
@@ -48,6 +48,13 @@ struct Half {
     closed: bool,
     /// Events of this connection.
     changes: u8,
+}
+
+impl Half {
+    #[inline]
+    fn queue(&mut self, receive: bool) -> &mut Queue {
+        if receive { &mut self.receives } else { &mut self.sends }
+    }
 }
 
 /// What comes of a look at the rings.
@@ -191,10 +198,13 @@ impl Attached {
         for (&qp, half) in &mut self.qps {
             if (half.send_cq == cq || half.recv_cq == cq) && half.state != QpState::Err {
                 half.state = QpState::Err;
-                // In a full ring there is something of it still, which overruns again.
-                let _ = slots::fail(&mut self.channel.outgoing.requests, qp as u32);
+                // What is wrong with the ring is found by the next look.
+                let _ = push(&mut self.channel, &mut self.overflow, &Order::Fail(qp as u32));
                 self.posted = true;
             }
+        }
+        if !self.overflow.is_empty() {
+            let _ = self.refill();
         }
     }
 
@@ -235,8 +245,9 @@ impl Attached {
         flags.set(SendFlags::SIGNALED, half.sends.must_tell(signaled));
         let tag = Tag { qp: id.0 as u32, receive: false, sequence };
         let request = Request { tag, flags, to, payload: wr.payload };
-        push(&mut self.channel, &mut self.overflow, &request)?;
+        let waits = push(&mut self.channel, &mut self.overflow, &Order::Post(request))?;
         half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
+        half.sends.waiting += u32::from(waits);
         self.note_posted();
         Ok(())
     }
@@ -268,8 +279,9 @@ impl Attached {
         let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
         let len = octets(&payload);
         let request = Request { tag, flags, to: None, payload };
-        push(&mut self.channel, &mut self.overflow, &request)?;
+        let waits = push(&mut self.channel, &mut self.overflow, &Order::Post(request))?;
         half.receives.push(wr_id, len, true);
+        half.receives.waiting += u32::from(waits);
         self.note_posted();
         Ok(())
     }
@@ -293,15 +305,23 @@ impl Attached {
     #[cold]
     fn refill(&mut self) -> Result<(), RingError> {
         let outgoing = &mut self.channel.outgoing;
-        let mut post = |request: &Request<'_>| {
-            slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request)
+        let mut put = |order: &Order<'_>| {
+            slots::put(&mut outgoing.requests, &mut outgoing.request_bytes, order)?;
+            if let Order::Post(Request { tag, .. }) = order
+                && let Some(half) = self.qps.get_mut(&tag.qp.into())
+            {
+                half.queue(tag.receive).waiting -= 1;
+            }
+            Ok(())
         };
-        self.posted |= self.overflow.drain(&mut post)?;
+        self.posted |= self.overflow.drain(&mut put)?;
         if !self.overflow.is_empty() && !std::mem::replace(&mut self.awaits_room, true) {
             self.channel.incoming.control.arm();
             // It may have been made before that.
-            self.posted |= self.overflow.drain(&mut post)?;
+            self.posted |= self.overflow.drain(&mut put)?;
         }
+        // Whoever sleeps then may ask for the bell otherwise, and what waits next has to ask for it anew.
+        self.awaits_room &= !self.overflow.is_empty();
         self.ring();
         Ok(())
     }
@@ -363,24 +383,21 @@ impl Attached {
         true
     }
 
-    /// Believes what can be: `false` for more octets than there was memory for, or a connection without end.
+    /// Believes what can be: `false` for more octets than there was memory for, a request that is done before
+    /// it was in the ring, or a connection without end.
     fn receive(&mut self, news: &News, land: &mut impl FnMut(Landed)) -> bool {
         match *news {
             News::Completion(done) => {
                 let tag = Tag::from_bits(done.wr_id);
                 // It may have been destroyed meanwhile.
                 let Some(half) = self.qps.get_mut(&tag.qp.into()) else { return true };
-                let (cq, queue) = if tag.receive {
-                    (half.recv_cq, &mut half.receives)
-                } else {
-                    (half.send_cq, &mut half.sends)
-                };
+                let cq = if tag.receive { half.recv_cq } else { half.send_cq };
                 let success = done.status == WcStatus::Success;
                 let octets = if success { done.byte_len.into() } else { 0 };
-                let posted = match queue.finish(tag.sequence, octets) {
+                let posted = match half.queue(tag.receive).finish(tag.sequence, octets) {
                     Ok(Some(posted)) => posted,
                     Ok(None) => return true,
-                    Err(TooMuch) => return false,
+                    Err(Impossible) => return false,
                 };
                 // What came over a connection may be told before that it stands, and be answered at once.
                 if tag.receive && success && half.state == QpState::Init {
@@ -453,11 +470,12 @@ impl Attached {
         }
     }
 
-    /// Asks for the bell at the next news; `false` if something has come meanwhile.
+    /// Asks for the bell at the next news; `false` if something has come meanwhile, or the ring is broken, as
+    /// the next look finds.
     pub(crate) fn arm(&mut self) -> bool {
         self.channel.incoming.control.arm();
-        if !self.overflow.is_empty() {
-            let _ = self.refill();
+        if !self.overflow.is_empty() && self.refill().is_err() {
+            return false;
         }
         !self.has_news()
     }
@@ -523,28 +541,32 @@ fn octets(payload: &Payload<'_>) -> u64 {
     }
 }
 
-/// Puts a request into the ring, or behind those that wait for room there.
+/// Puts an order into the ring, or behind those that wait for room there; whether it waits.
 #[inline]
 fn push(
     channel: &mut Channel,
     overflow: &mut Overflow,
-    request: &Request<'_>,
-) -> Result<(), EngineError> {
+    order: &Order<'_>,
+) -> Result<bool, EngineError> {
     let outgoing = &mut channel.outgoing;
-    let posted = if overflow.is_empty() {
-        slots::post(&mut outgoing.requests, &mut outgoing.request_bytes, request)
-    } else {
-        slots::check(request).and(Err(RingError::Full))
-    };
-    match posted {
-        Ok(()) => {}
-        Err(RingError::Full) => overflow.push(request),
-        Err(RingError::TooLong) => {
-            return Err(Fault::Invalid("a request longer than a shared adapter takes").into());
+    let put = match order {
+        _ if overflow.is_empty() => {
+            slots::put(&mut outgoing.requests, &mut outgoing.request_bytes, order)
         }
-        Err(RingError::Corrupt) => return Err(EngineError::AdapterLost),
+        Order::Post(request) => slots::check(request).and(Err(RingError::Full)),
+        Order::Fail(_) => Err(RingError::Full),
+    };
+    match put {
+        Ok(()) => Ok(false),
+        Err(RingError::Full) => {
+            overflow.push(order);
+            Ok(true)
+        }
+        Err(RingError::TooLong) => {
+            Err(Fault::Invalid("a request longer than a shared adapter takes").into())
+        }
+        Err(RingError::Corrupt) => Err(EngineError::AdapterLost),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Requests that wait for room in the ring, in the order in which they were posted. There are never more of
-//! them than the queues of the program hold.
+//! Orders that wait for room in the ring, in the order in which they were given: never more requests than the
+//! queues of the program hold, and that one of its queue pairs fail once for each time that it can.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -7,15 +7,13 @@ use std::net::SocketAddr;
 use quipu_mem::ring::RingError;
 use quipu_nic::{Payload, SendFlags, Sge};
 
-use super::slots::{Request, Tag};
+use super::slots::{Order, Request, Tag};
 
-/// A request with what it names.
+/// An order with what it names.
 #[derive(Debug)]
-struct Waiting {
-    tag: Tag,
-    flags: SendFlags,
-    to: Option<SocketAddr>,
-    payload: Held,
+enum Waiting {
+    Post { tag: Tag, flags: SendFlags, to: Option<SocketAddr>, payload: Held },
+    Fail(u32),
 }
 
 #[derive(Debug)]
@@ -25,12 +23,17 @@ enum Held {
 }
 
 impl Waiting {
-    fn request(&self) -> Request<'_> {
-        let payload = match &self.payload {
-            Held::Sges(sges) => Payload::Sges(sges),
-            Held::Inline(bytes) => Payload::Inline(bytes),
-        };
-        Request { tag: self.tag, flags: self.flags, to: self.to, payload }
+    fn order(&self) -> Order<'_> {
+        match *self {
+            Self::Post { tag, flags, to, ref payload } => {
+                let payload = match payload {
+                    Held::Sges(sges) => Payload::Sges(sges),
+                    Held::Inline(bytes) => Payload::Inline(bytes),
+                };
+                Order::Post(Request { tag, flags, to, payload })
+            }
+            Self::Fail(qp) => Order::Fail(qp),
+        }
     }
 }
 
@@ -48,28 +51,32 @@ impl Overflow {
         self.waiting.is_empty()
     }
 
-    /// Puts a request behind the others.
-    pub(super) fn push(&mut self, request: &Request<'_>) {
-        let payload = match request.payload {
-            Payload::Sges(sges) => Held::Sges(sges.into()),
-            Payload::Inline(bytes) => Held::Inline(bytes.into()),
-        };
-        let Request { tag, flags, to, .. } = *request;
-        self.waiting.push_back(Waiting { tag, flags, to, payload });
+    /// Puts an order behind the others.
+    pub(super) fn push(&mut self, order: &Order<'_>) {
+        self.waiting.push_back(match *order {
+            Order::Post(Request { tag, flags, to, payload }) => {
+                let payload = match payload {
+                    Payload::Sges(sges) => Held::Sges(sges.into()),
+                    Payload::Inline(bytes) => Held::Inline(bytes.into()),
+                };
+                Waiting::Post { tag, flags, to, payload }
+            }
+            Order::Fail(qp) => Waiting::Fail(qp),
+        });
     }
 
-    /// Hands requests to `post`, the oldest first, until it has no room; whether it took any.
+    /// Hands orders to `put`, the oldest first, until it has no room; whether it took any.
     ///
     /// # Errors
     ///
-    /// That of `post`, if it is another.
+    /// That of `put`, if it is another.
     pub(super) fn drain(
         &mut self,
-        mut post: impl FnMut(&Request<'_>) -> Result<(), RingError>,
+        mut put: impl FnMut(&Order<'_>) -> Result<(), RingError>,
     ) -> Result<bool, RingError> {
         let mut any = false;
         while let Some(first) = self.waiting.front() {
-            match post(&first.request()) {
+            match put(&first.order()) {
                 Ok(()) => drop(self.waiting.pop_front()),
                 Err(RingError::Full) => break,
                 Err(error) => return Err(error),
@@ -115,10 +122,12 @@ mod tests {
                 _ => Payload::Sges(&sges),
             };
             let flags = SendFlags::INLINE;
-            overflow.push(&Request { tag: tag(sequence), flags, to, payload });
+            let request = Request { tag: tag(sequence), flags, to, payload };
+            overflow.push(&Order::Post(request));
         }
         let (end, mut taken, mut room) = (overflow.end(), Vec::new(), 3);
-        let mut post = |request: &Request<'_>| {
+        let mut put = |order: &Order<'_>| {
+            let Order::Post(request) = order else { unreachable!("nothing has failed") };
             if room == 0 {
                 return Err(RingError::Full);
             }
@@ -131,7 +140,7 @@ mod tests {
             taken.push(request.tag);
             Ok(())
         };
-        assert_eq!([(); 2].map(|()| overflow.drain(&mut post)), [Ok(true), Ok(false)]);
+        assert_eq!([(); 2].map(|()| overflow.drain(&mut put)), [Ok(true), Ok(false)]);
         assert_eq!(taken, [0, 1, 2].map(tag));
         assert!(!overflow.is_empty() && !overflow.has_left(end));
         assert_eq!(overflow.drain(|_| Err(RingError::Corrupt)), Err(RingError::Corrupt));

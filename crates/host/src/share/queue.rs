@@ -16,9 +16,10 @@ pub(super) struct Posted {
     done: bool,
 }
 
-/// More octets than a request has memory for.
+/// A completion that cannot be: of more octets than its request has memory for, or of one that the adapter
+/// cannot have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooMuch;
+pub(super) struct Impossible;
 
 /// The requests of one queue that are under way, or before such ones.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct Queue {
     reached: usize,
     /// The sequence number of the next request.
     pub(super) next: u32,
+    /// How many of the newest wait for room in the ring.
+    pub(super) waiting: u32,
     depth: u32,
     /// Requests behind the last that tells when it is done.
     silent: u32,
@@ -39,6 +42,7 @@ impl Queue {
             requests: VecDeque::with_capacity(depth.min(MAX_DEPTH) as usize),
             reached: 0,
             next: 0,
+            waiting: 0,
             depth,
             silent: 0,
         }
@@ -71,15 +75,23 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// It has not so much memory.
+    /// It has not so much memory, or is not in the ring yet.
     #[inline]
-    pub(super) fn finish(&mut self, sequence: u32, octets: u64) -> Result<Option<Posted>, TooMuch> {
+    pub(super) fn finish(
+        &mut self,
+        sequence: u32,
+        octets: u64,
+    ) -> Result<Option<Posted>, Impossible> {
+        let newer = self.next.wrapping_sub(sequence).wrapping_sub(1);
+        if newer < self.waiting {
+            return Err(Impossible);
+        }
         let index = self.index(sequence);
         let Some(posted) = self.requests.get_mut(index).filter(|posted| !posted.done) else {
             return Ok(None);
         };
         if octets > posted.len {
-            return Err(TooMuch);
+            return Err(Impossible);
         }
         posted.done = true;
         let posted = *posted;
@@ -93,9 +105,9 @@ impl Queue {
         Ok(Some(posted))
     }
 
-    /// Forgets everything that is under way.
+    /// Forgets everything that is under way. What waits for the ring goes there all the same.
     pub(super) fn clear(&mut self) {
-        *self = Self { next: self.next, ..Self::new(self.depth) };
+        *self = Self { next: self.next, waiting: self.waiting, ..Self::new(self.depth) };
     }
 
     /// Takes everything that is under way.
@@ -137,12 +149,28 @@ mod tests {
         };
         assert_eq!(finish(2, 1), Ok(Some(12)));
         assert_eq!([2, 4, u32::MAX].map(|sequence| finish(sequence, 1)), [Ok(None); 3]);
-        assert_eq!((finish(0, 2), finish(0, 1)), (Err(TooMuch), Ok(Some(10))));
+        assert_eq!((finish(0, 2), finish(0, 1)), (Err(Impossible), Ok(Some(10))));
         // 11 was not asked for, and is behind what is done: only 13 is left.
         assert_eq!(queue.requests.len(), 1);
         queue.push(14, 1, true);
         let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
         assert_eq!(left, [13, 14]);
         assert_eq!(queue.finish(4, 0).map(|posted| posted.is_none()), Ok(true));
+    }
+
+    #[test]
+    fn what_waits_for_the_ring_cannot_be_done() {
+        let mut queue = Queue::new(4);
+        (0..3).for_each(|wr_id| queue.push(wr_id, 1, true));
+        queue.waiting = 2;
+        let mut finish = |sequence| queue.finish(sequence, 0).map(|posted| posted.is_some());
+        let found = [u32::MAX, 0, 1, 2, 3].map(&mut finish);
+        let never = Err(Impossible);
+        assert_eq!(found, [Ok(false), Ok(true), never, never, Ok(false)]);
+        // Of a queue that is reset they are not known any more, but still not done.
+        queue.clear();
+        assert_eq!(queue.finish(2, 0).err(), Some(Impossible));
+        queue.waiting -= 1;
+        assert!(matches!(queue.finish(1, 0), Ok(None)));
     }
 }

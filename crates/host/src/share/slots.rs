@@ -88,13 +88,26 @@ pub(super) enum Order<'a> {
     Fail(u32),
 }
 
-/// Orders that a queue pair go into error.
+/// Puts an order into the ring.
 ///
 /// # Errors
 ///
 /// As [`post`].
+#[inline]
+pub(super) fn put(
+    slots: &mut SlotProducer,
+    bytes: &mut ByteProducer,
+    order: &Order<'_>,
+) -> Result<(), RingError> {
+    match order {
+        Order::Post(request) => post(slots, bytes, request),
+        Order::Fail(qp) => fail(slots, *qp),
+    }
+}
+
+/// Orders that a queue pair go into error.
 #[cold]
-pub(super) fn fail(slots: &mut SlotProducer, qp: u32) -> Result<(), RingError> {
+fn fail(slots: &mut SlotProducer, qp: u32) -> Result<(), RingError> {
     slots.push(
         &SlotHeader { opcode: FAIL, raddr: u64::from(qp) << 32, ..SlotHeader::default() },
         &[],

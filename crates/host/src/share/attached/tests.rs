@@ -1,15 +1,20 @@
 //! A program's end of the rings, and one who plays the other.
 
+use std::sync::atomic::Ordering;
+
 use quipu_mem::ring::SlotHeader;
 
 use super::*;
 
 /// A program's end with a connected queue pair, and the other end.
 fn attached() -> (Attached, Channel, OwnedFd) {
-    let memory = Segment::heap(crate::share::rings_len());
-    let adapter = Channel::create(&memory, 0, RINGS).unwrap();
+    attached_in(&Segment::heap(crate::share::rings_len()))
+}
+
+fn attached_in(memory: &Segment) -> (Attached, Channel, OwnedFd) {
+    let adapter = Channel::create(memory, 0, RINGS).unwrap();
     let [bell, theirs] = crate::share::pair().unwrap();
-    let mut attached = Attached::new(&memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
+    let mut attached = Attached::new(memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
     let (cap, cq) = (QpCap { max_recv_wr: 8192, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
     let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
     let pd = quipu_nic::PdId(1);
@@ -55,21 +60,108 @@ fn a_long_list_wakes_the_other_end_before_its_ring_is_full() {
     assert!(rung());
 }
 
-/// The numbers of the requests that the other end finds, up to so many.
-fn take(adapter: &mut Channel, most: usize) -> Vec<u32> {
+/// The orders that the other end finds, up to so many: the numbers of requests, or the queue pairs to fail.
+fn orders(adapter: &mut Channel, most: usize) -> Vec<Result<u32, u32>> {
     let mut found = Vec::new();
     let incoming = &mut adapter.incoming;
     for _ in 0..most {
         let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
         let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
         match slots::take(ring, bytes, &mut body, &mut sges).unwrap() {
-            Some(slots::Order::Post(request)) => found.push(request.tag.sequence),
-            Some(slots::Order::Fail(_)) => unreachable!("nothing has failed"),
+            Some(Order::Post(request)) => found.push(Ok(request.tag.sequence)),
+            Some(Order::Fail(qp)) => found.push(Err(qp)),
             None => break,
         }
     }
     incoming.publish();
     found
+}
+
+/// The numbers of requests, where nothing else is.
+fn take(adapter: &mut Channel, most: usize) -> Vec<u32> {
+    orders(adapter, most).into_iter().collect::<Result<_, _>>().unwrap()
+}
+
+/// Posts receives until some wait for room in the ring.
+fn overflow(attached: &mut Attached) {
+    while attached.overflow.is_empty() {
+        attached.post_recv(QpId(5), 1, &[]).unwrap();
+    }
+}
+
+#[test]
+fn what_waits_for_room_anew_asks_for_the_bell_anew() {
+    let (mut attached, mut adapter, _bell) = attached();
+    overflow(&mut attached);
+    take(&mut adapter, 10);
+    // Room is found before the bell has rung for it, and somebody sleeps for many completions.
+    attached.poll(|_| ());
+    assert!(attached.overflow.is_empty() && attached.arm_for(100, Time(7)));
+    overflow(&mut attached);
+    take(&mut adapter, usize::MAX);
+    assert!(adapter.outgoing.control.must_ring_at(adapter.outgoing.requests.position()));
+}
+
+#[test]
+fn that_a_queue_pair_fail_waits_for_room_behind_what_was_posted() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let (cap, cq) = (QpCap::default(), CqId(2));
+    let init = QpInit {
+        pd: quipu_nic::PdId(1),
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        cap,
+        qp_type: QpType::Tcp,
+        sq_sig_all: false,
+    };
+    attached.add_qp(QpId(6), QpNum(6), &init, cap);
+    for _ in 0..RINGS.request_slots {
+        attached.post_recv(QpId(5), 1, &[]).unwrap();
+    }
+    assert!(attached.overflow.is_empty());
+    for _ in 0..2 {
+        attached.fail_users_of(cq);
+    }
+    let end = attached.posted_end();
+    assert!(!attached.has_taken(end));
+    assert!(take(&mut adapter, usize::MAX).into_iter().eq(0..RINGS.request_slots));
+    assert!(adapter.outgoing.control.must_ring_at(0));
+    attached.poll(|_| ());
+    assert!(attached.has_taken(end));
+    assert_eq!(orders(&mut adapter, usize::MAX), [Err(6)]);
+}
+
+#[test]
+fn a_request_that_waits_for_room_cannot_be_done() {
+    let (mut attached, mut adapter, _bell) = attached();
+    overflow(&mut attached);
+    let slots = RINGS.request_slots;
+    let done = |sequence| {
+        let wr_id = Tag { qp: 5, receive: true, sequence }.bits();
+        News::Completion(Completion { wr_id, ..Completion::default() })
+    };
+    assert_eq!(hear(&mut attached, &mut adapter, done(slots - 1)), (1, false));
+    take(&mut adapter, 1);
+    attached.poll(|_| ());
+    assert_eq!(hear(&mut attached, &mut adapter, done(slots)), (1, false));
+    overflow(&mut attached);
+    let (landed, lost) = hear(&mut attached, &mut adapter, done(slots + 1));
+    // What is under way is flushed, and the connection is over.
+    assert!(lost && landed == slots as usize + 1, "{landed}");
+}
+
+#[test]
+fn nobody_sleeps_at_a_ring_that_is_broken() {
+    // How many of the program's requests were taken, as the other end says.
+    const CONSUMED: usize = 512;
+    let memory = Segment::heap(crate::share::rings_len());
+    let (mut attached, _adapter, _bell) = attached_in(&memory);
+    overflow(&mut attached);
+    memory.u32_at(CONSUMED).unwrap().store(RINGS.request_slots + 1, Ordering::Relaxed);
+    assert!(!attached.arm() && !attached.arm_for(100, Time(7)));
+    assert!(attached.poll(|_| ()) && attached.lost && attached.overflow.is_empty());
+    assert!(attached.arm());
 }
 
 #[test]
