@@ -384,6 +384,11 @@ pub(crate) fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// True if the kernel may not read or write memory that it was given.
+pub(crate) fn is_fault(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
+}
+
 /// A counter that another thread can wait for. It is never given to another process, which could fill it
 /// or make it block.
 #[derive(Debug)]

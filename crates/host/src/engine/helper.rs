@@ -108,14 +108,17 @@ impl Helper {
     }
 }
 
-/// Runs `start` with all signals blocked, as threads that it creates inherit that.
+/// Runs `start` with all signals blocked, as threads that it creates inherit that; but those of bad accesses,
+/// which would end the process: a program may open its memory when it is touched.
 fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: sigset_t is plain data, which sigfillset fills in and pthread_sigmask reads; both
+    // SAFETY: sigset_t is plain data, which sigfillset fills in and pthread_sigmask reads; all
     // pointers are to live variables, and the old mask is put back.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         let result = start();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());

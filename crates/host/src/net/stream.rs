@@ -120,6 +120,8 @@ impl Stream {
             // SAFETY: the adapter has just said that these may be written, and is not called before they are.
             _ => unsafe { placed::receive(&self.fd, places, room) },
         };
+        // What the kernel may not touch a copy touches, for the program's handler to open it.
+        let placing = placing.filter(|outcome| !outcome.as_ref().is_err_and(sys::is_fault));
         let direct = if placing.is_some() { direct } else { 0 };
         let outcome = placing.unwrap_or_else(|| sys::receive(&self.fd, room));
         if let Ok(received) = outcome {
@@ -160,6 +162,8 @@ impl Stream {
         let sent = match if all == 0 { Ok(0) } else { gathered.send(&self.fd) } {
             Ok(sent) => sent,
             Err(ref error) if sys::would_block(error) => 0,
+            // As in `receive`: the copy of what was not sent is made here.
+            Err(ref error) if sys::is_fault(error) && gather.bytes() > 0 => 0,
             Err(error) => {
                 pool.give_back(buffer);
                 return Err(error);

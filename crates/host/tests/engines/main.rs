@@ -14,6 +14,7 @@ mod deaths;
 mod fallbacks;
 mod plain;
 mod port;
+mod protected;
 mod raw;
 mod users;
 mod ways;
