@@ -69,6 +69,9 @@ The sender's time ends when everything is acknowledged, the receiver's when it h
 /// The longest sleep for more than one completion.
 const PERIOD: Duration = Duration::from_millis(20);
 
+/// The receive of an octet by an end that sends.
+const OCTET: u64 = u64::MAX;
+
 /// What was measured.
 struct Outcome {
     bytes: u64,
@@ -181,6 +184,12 @@ impl<'a> End<'a> {
         self.qp.post_sends(&sends).map_err(|(_, error)| failed(error))
     }
 
+    /// Posts a receive of one octet.
+    fn receive_octet(&self) -> Result<(), Failure> {
+        let place = [self.memory.sge(self.memory.len() - 1, 1).map_err(failed)?];
+        self.qp.post_recv(OCTET, &place).map_err(failed)
+    }
+
     /// Takes completions; none if there is an event instead.
     fn completions(&self, out: &mut [Completion]) -> Result<usize, quipu::Error> {
         if !self.options.wait {
@@ -196,8 +205,7 @@ impl<'a> End<'a> {
         let settings = self.options.mode.settings();
         self.moderate(self.batch())?;
         // What is posted is the window, and into a closed one no TCP sends its end.
-        let end = [self.memory.sge(self.memory.len() - 1, 1).map_err(failed)?];
-        self.qp.post_recv(u64::MAX, &end).map_err(failed)?;
+        self.receive_octet()?;
         self.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
         let (begun, cpu, count) = (Instant::now(), Cpu::now(), self.options.count);
         let (mut posted, mut done) = (0, 0);
@@ -216,8 +224,13 @@ impl<'a> End<'a> {
             let found = self.completions(&mut out).map_err(failed)?;
             for completion in &out[..found] {
                 check(completion)?;
-                // Sends are done in order.
-                done = completion.wr_id + 1;
+                match completion.wr_id {
+                    // What a socket sends back is nothing to us, but its end comes behind it.
+                    OCTET if completion.byte_len > 0 => self.receive_octet()?,
+                    OCTET => {}
+                    // Sends are done in order.
+                    last => done = last + 1,
+                }
             }
             // Ends of the connection are told by the completions; here they are only taken.
             while found == 0 && self.adapter.poll_event().map_err(failed)?.is_some() {}
@@ -318,6 +331,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::cmd::qpip::tests::adapter;
 
     #[derive(Parser)]
     struct Line {
@@ -353,6 +367,54 @@ mod tests {
             serde_json::from_str(&report(&line(&["-r", "--json"]).unwrap(), &outcome)).unwrap();
         assert_eq!(json["mbit_per_second"], 16.0);
         assert_eq!(json["cpu_seconds"]["program"], 0.25);
+    }
+
+    #[test]
+    fn octets_that_come_back_are_no_sends() {
+        let (here, there) = (adapter(), adapter());
+        let words = ["--mode", "stream", "-l", "1000", "-n", "100"];
+        let receiver = line(&[&words[..], &["-r"]].concat()).unwrap();
+        let sender = line(&[&words[..], &["-t", "::1"]].concat()).unwrap();
+        let (receiver, sender) =
+            (End::new(&there, &receiver).unwrap(), End::new(&here, &sender).unwrap());
+        let listener = there.listen(5001, &receiver.options.mode.settings(), 1).unwrap();
+        listener.offer(&receiver.qp).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+        let outcome = std::thread::scope(|scope| {
+            let sent = scope.spawn(|| sender.sends(to).unwrap());
+            receiver.qp.wait_connected().unwrap();
+            // The window is closed: two octets are back, one after the other, before anything can be sent.
+            let octet = [receiver.memory.sge(0, 1).unwrap()];
+            for id in 0..2 {
+                receiver.qp.post_send(&Request::send(&octet).id(id)).unwrap();
+            }
+            let mut out = [Completion::default(); 64];
+            let mut next = || {
+                let begun = Instant::now();
+                loop {
+                    let found = receiver.cq.poll(&mut out).unwrap();
+                    if found > 0 {
+                        return out[..found].to_vec();
+                    }
+                    assert!(begun.elapsed() < Duration::from_secs(20), "nothing comes");
+                    std::thread::yield_now();
+                }
+            };
+            let mut back = 0;
+            while back < 2 {
+                back += next().len();
+            }
+            receiver.receive(0..16).unwrap();
+            let mut bytes = 0;
+            while bytes < 100_000 {
+                let done = next();
+                bytes += done.iter().map(|done| u64::from(done.byte_len)).sum::<u64>();
+                receiver.receive(done.iter().map(|done| done.wr_id)).unwrap();
+            }
+            receiver.qp.close().unwrap();
+            sent.join().unwrap()
+        });
+        assert_eq!((outcome.bytes, outcome.messages), (100_000, 100));
     }
 
     #[test]
