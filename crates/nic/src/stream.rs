@@ -80,7 +80,7 @@ pub(crate) struct StreamPath {
     pub(crate) answers_turn: bool,
     /// The count of executed requests that the peer was told last.
     pub(crate) acked: u32,
-    /// Payload bytes executed since.
+    /// Payload bytes of requests that came since.
     pub(crate) unacked_bytes: u64,
     /// A resumption to be said next.
     pub(crate) resume: Option<Control>,
@@ -140,7 +140,8 @@ impl StreamPath {
     /// Whether enough is executed to tell the peer without waiting for a message to tell it with.
     #[inline]
     pub(crate) fn ack_is_urgent(&self, executed: u32) -> bool {
-        executed.wrapping_sub(self.acked) >= ACK_REQUESTS || self.unacked_bytes >= ACK_BYTES
+        let requests = executed.wrapping_sub(self.acked);
+        requests >= ACK_REQUESTS || (requests > 0 && self.unacked_bytes >= ACK_BYTES)
     }
 
     /// Whether there is something to say beside requests and delayed acknowledgements.

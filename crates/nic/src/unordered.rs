@@ -76,8 +76,8 @@ enum Step {
     /// Places bytes, unless they are placed already. `there` is what stands in their place until then,
     /// unless the program changes it.
     Place { target: Target, bytes: Option<Vec<u8>>, there: Vec<u8> },
-    /// Counts a write of so many bytes in its last segment as executed.
-    Execute { bytes: usize },
+    /// Counts a write as executed.
+    Execute,
 }
 
 impl Step {
@@ -86,14 +86,14 @@ impl Step {
             Self::Place { bytes, there, .. } => {
                 STEP + there.len() + bytes.as_ref().map_or(0, Vec::len)
             }
-            Self::Execute { .. } => STEP,
+            Self::Execute => STEP,
         }
     }
 
     fn target(&self) -> Option<&Target> {
         match self {
             Self::Place { target, .. } => Some(target),
-            Self::Execute { .. } => None,
+            Self::Execute => None,
         }
     }
 }
@@ -283,12 +283,12 @@ pub(crate) fn place_all<P>(hub: &mut Hub<P>) {
 }
 
 /// Counts a write as executed once what is held of it, and before it, is placed.
-pub(crate) fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: usize) {
+pub(crate) fn execute<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let due = hub.now;
     match &mut hub.unordered {
         // Due with what is before it.
-        Some(unordered) => unordered.hold(qp.id, due, Step::Execute { bytes }),
-        None => receive::executed(qp, bytes),
+        Some(unordered) => unordered.hold(qp.id, due, Step::Execute),
+        None => receive::executed(qp),
     }
 }
 
@@ -317,7 +317,7 @@ fn settle_until<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, now: Option<Time>) {
     let Hub { unordered: Some(unordered), regions, .. } = hub else { return };
     while let Some(step) = unordered.next(qp.id, now) {
         match step {
-            Step::Execute { bytes } => receive::executed(qp, bytes),
+            Step::Execute => receive::executed(qp),
             Step::Place { .. } => unordered.place(regions, qp.id, &step),
         }
     }

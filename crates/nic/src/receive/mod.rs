@@ -13,10 +13,10 @@ mod writes;
 use crate::qp::{Path, Qp};
 use crate::responder;
 
-/// Counts a request of so many bytes as executed.
-pub(crate) fn executed(qp: &mut Qp, bytes: usize) {
+/// Counts a request as executed.
+pub(crate) fn executed(qp: &mut Qp) {
     match qp.path {
-        Path::Stream(_) => stream::executed(qp, bytes),
+        Path::Stream(_) => stream::executed(qp),
         _ => responder::executed(qp),
     }
 }

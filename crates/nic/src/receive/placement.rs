@@ -6,7 +6,7 @@
 
 use quipu_iwarp::Belonging;
 
-use super::stream::{note_partial, oldest_unanswered};
+use super::stream::{note_partial, oldest_unanswered, took};
 use crate::adapter::{Adapter, Hub};
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
@@ -48,8 +48,11 @@ impl<P: Probe> Adapter<P> {
         let Some((_, belonging)) = stream.rx.awaits() else { return };
         stream.rx.placed(count);
         match belonging {
-            Belonging::Write { .. } => qp.responder.counters.bytes_in += count as u64,
-            Belonging::Send { .. } => {}
+            Belonging::Write { .. } => {
+                qp.responder.counters.bytes_in += count as u64;
+                took(qp, count);
+            }
+            Belonging::Send { .. } => took(qp, count),
             Belonging::ReadResponse { .. } => {
                 if let Some(position) = oldest_unanswered(qp) {
                     qp.sq.wqe_mut(position).placed += count as u32;

@@ -207,9 +207,10 @@ pub(super) fn execute<P: Probe>(
             let counters = &mut qp.responder.counters;
             counters.bytes_in += payload.len() as u64;
             counters.writes += u64::from(last);
+            took(qp, payload.len());
             match last {
-                true if qp.responder.holding => unordered::execute(qp, hub, payload.len()),
-                true => executed(qp, payload.len()),
+                true if qp.responder.holding => unordered::execute(qp, hub),
+                true => executed(qp),
                 false => {}
             }
             Ok(())
@@ -252,17 +253,24 @@ fn choose<P>(qp: &mut Qp, hub: &Hub<P>, srq: Option<u32>) -> Result<(), Refusal>
 }
 
 /// Counts a request as executed, for the acknowledgement, which unreliable connections do not have.
-pub(super) fn executed(qp: &mut Qp, bytes: usize) {
+pub(super) fn executed(qp: &mut Qp) {
     if !qp.qp_type.is_reliable() {
         return;
     }
     responder::executed(qp);
+    // Plain iWARP acknowledges nothing.
+    if let Path::Stream(stream) = &mut qp.path
+        && stream.plain.is_some()
+    {
+        stream.acked = qp.responder.executed;
+    }
+}
+
+/// Counts payload of a request, for the acknowledgement, whichever way it came.
+#[inline]
+pub(super) fn took(qp: &mut Qp, bytes: usize) {
     if let Path::Stream(stream) = &mut qp.path {
-        match stream.plain {
-            None => stream.unacked_bytes += bytes as u64,
-            // Plain iWARP acknowledges nothing.
-            Some(_) => stream.acked = qp.responder.executed,
-        }
+        stream.unacked_bytes += bytes as u64;
     }
 }
 
@@ -318,6 +326,7 @@ fn send<P: Probe>(
     }
     responder::spared(qp)?;
     place_receive(qp, hub, mo, payload)?;
+    took(qp, payload.len());
     if !last {
         return Ok(());
     }
@@ -335,7 +344,7 @@ fn send<P: Probe>(
         }
     };
     let byte_len = mo.wrapping_add(payload.len() as u32);
-    executed(qp, payload.len());
+    executed(qp);
     let finish = Finish { opcode: WcOpcode::Recv, byte_len, extra, solicited };
     Ok(responder::finish_receive(qp, hub, finish)?)
 }
@@ -372,7 +381,7 @@ fn receive_immediate<P: Probe>(
         return not_ready(qp, hub);
     }
     responder::spared(qp)?;
-    executed(qp, 0);
+    executed(qp);
     let finish = Finish {
         opcode: WcOpcode::RecvRdmaWithImm,
         byte_len: immediate.write_len,
@@ -398,7 +407,7 @@ pub(crate) fn owe<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answer: Answer) {
         stream.answers.push_back(answer);
         stream.make_ready(&mut hub.ready);
     }
-    executed(qp, 0);
+    executed(qp);
 }
 
 fn read_request<P: Probe>(

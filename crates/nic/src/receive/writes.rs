@@ -110,7 +110,7 @@ pub(super) fn write<P: Probe>(
         }
         qp.responder.write_len = 0;
         match qp.responder.holding {
-            true => unordered::execute(qp, hub, 0),
+            true => unordered::execute(qp, hub),
             false => responder::executed(qp),
         }
     }

@@ -205,3 +205,26 @@ fn payload_that_may_not_be_read_is_not_gathered() {
     assert_eq!((used, gather.bytes(), gather.pieces()), (0, 0, &[][..]));
     assert_eq!(pair.polled(0), [(1, WcStatus::LocProtErr)]);
 }
+
+/// Every byte of a large message counts, also those that were received into their place: what is executed is
+/// acknowledged before the receiver is idle and releases acknowledgements.
+#[test]
+fn a_large_message_is_acknowledged_at_once() {
+    const BYTES: usize = 300_000;
+    for (places, is_send) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (mut pair, qps) = bare(Way::Stream(30_011));
+        pair.places = places;
+        let [from, to] = [0, 1].map(|host| pair.buffer(host, BYTES));
+        pair.recv(1, qps[1], 9, &[to.sge(0, BYTES)]);
+        let write = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        let op = if is_send { SendOp::Send } else { write };
+        pair.send(0, qps[0], 1, op, &[from.sge(0, BYTES)]);
+        // Each step ends with what came, and the next one begins with what is released.
+        while !pair.hosts[1].adapter.wants_transmit() {
+            assert!(pair.step(), "places {places}, send {is_send}");
+        }
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
+        assert_eq!(pair.placed > 0, places);
+    }
+}
