@@ -196,8 +196,7 @@ impl Sender {
 
     /// As [`Sender::segment`], for payload that is sent from where it lies: writes all else of the next
     /// FPDU of `msg` to the front of `out`. The FPDU is as long as the MULPDU allows. `None`, with nothing
-    /// changed, if
-    /// `out` is too short, or the stream is not [bare](Sender::is_bare).
+    /// changed, if `out` is too short, or the stream is not [bare](Sender::is_bare).
     pub fn frame(&mut self, msg: &mut Message, out: &mut [u8], remaining: u32) -> Option<Frame> {
         if !self.is_bare() {
             return None;

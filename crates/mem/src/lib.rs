@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`Access`] | the access rights of regions and windows, with the values of `ibv_access_flags` |
 //! | [`Regions`] | the translation and protection table of an adapter: keys, regions, windows |
-//! | [`Span`] | a range of registered memory that passed its checks; all copies go through it |
+//! | [`Span`] | a range of registered memory that passed its checks; copies go through it, or through its address and length ([`Span::as_raw`]) |
 //! | [`Segment`] | a block of memory with several users: threads, or processes that map it |
 //! | [`ring`] | single-producer single-consumer rings inside a segment, and a channel made of them |
 //! | [`Arena`] | blocks of one size out of a sparse segment |
@@ -24,6 +24,7 @@
 //! | memory given to [`Regions::register`] | the application | the application; the table's user may copy to and from it at any time | the application's alone when [`Regions::deregister`] returned and, if it was published, every link's [`Guard`] was passed |
 //! | memory given to [`Regions::register_owned`] | whoever holds clones of the [`Segment`] | shared by those and the table | handed back in [`Withdrawn::owner`]; freed with the last clone |
 //! | a [`Span`] | - | the borrow of the table keeps the registration alive; the bytes are shared with the application | ends with the borrow |
+//! | the address and length of a [`Span`], handed to who sends and receives | - | shared with the application; whoever got them reads or writes the range itself, mostly by a system call | not used after the adapter's next call: the memory may be taken back then |
 //! | the range that [`Span::as_raw`] names | as of the span | the kernel copies from or to it, for one system call with the table borrowed or locked | forgotten: who needs it again asks again |
 //! | `&[u8]` and `&mut [u8]` arguments | the caller | the callee, for the call | the caller |
 //! | a ring slot or byte-ring range, before its push | the producer | the producer writes it | the consumer's, once the tag is stored with release order |
