@@ -132,7 +132,8 @@ impl Engine {
             seed,
             datagram_mtu: address.datagram_mtu(),
             multicast_port: config.multicast_port,
-            crc: Crc::BetweenHosts,
+            // A capture shows what a wire between hosts would carry.
+            crc: if config.capture.is_some() { Crc::Always } else { Crc::BetweenHosts },
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

@@ -23,7 +23,7 @@ struct Seen {
 /// thinks fit.
 fn messages(kind: FrameKind, stream: &[u8]) -> Vec<Seen> {
     let start = StartFrame::frame_len(kind, stream).unwrap().unwrap();
-    let checked = StartFrame::parse(kind, stream).unwrap().crc;
+    StartFrame::parse(kind, stream).unwrap();
     let (mut seen, mut rest) = (Vec::new(), &stream[start..]);
     let mut payload = Vec::new();
     while !rest.is_empty() {
@@ -31,7 +31,7 @@ fn messages(kind: FrameKind, stream: &[u8]) -> Vec<Seen> {
         let (fpdu, behind) = rest.split_at(fpdu_len(ulpdu));
         rest = behind;
         let (covered, crc) = fpdu.split_at(fpdu.len() - 4);
-        assert_eq!(if checked { crc32c(covered) } else { 0 }.to_le_bytes(), crc);
+        assert_eq!(crc32c(covered).to_le_bytes(), crc);
         let (control, opcode) = (fpdu[2], fpdu[3] & 0xf);
         let header = if control & 0x80 != 0 { 14 } else { 18 };
         payload.extend_from_slice(&fpdu[2 + header..2 + ulpdu]);
