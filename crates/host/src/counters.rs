@@ -400,10 +400,16 @@ fn read(path: &Path) -> Option<Sample> {
 mod tests {
     use super::*;
 
+    /// A new folder with these rights.
+    fn folder(name: &str, mode: u32) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("quipu-{name}-{}", std::process::id()));
+        DirBuilder::new().mode(mode).create(&folder).unwrap();
+        folder
+    }
+
     #[test]
     fn a_dead_engine_is_removed_and_a_live_one_kept() {
-        let folder = std::env::temp_dir().join(format!("quipu-counters-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let folder = folder("counters", 0o700);
         let (dead, live) = (folder.join("1.0"), folder.join("2.0"));
         fs::write(&dead, b"x").unwrap();
         let file = File::create(&live).unwrap();
@@ -416,8 +422,7 @@ mod tests {
 
     #[test]
     fn a_new_engine_is_not_taken_for_a_dead_one() {
-        let folder = std::env::temp_dir().join(format!("quipu-new-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let folder = folder("new", 0o700);
         let path = folder.join("1.0");
         std::thread::scope(|scope| {
             let creator = scope.spawn(|| {
@@ -435,8 +440,7 @@ mod tests {
 
     #[test]
     fn the_file_of_another_engine_is_left_as_it_is() {
-        let folder = std::env::temp_dir().join(format!("quipu-taken-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let folder = folder("taken", 0o700);
         let path = folder.join("1.0");
         let file = create_locked(&path).unwrap();
         file.write_all_at(b"a sample", 0).unwrap();
@@ -449,8 +453,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_others_can_enter_is_not_used() {
-        let folder = std::env::temp_dir().join(format!("quipu-open-{}", std::process::id()));
-        DirBuilder::new().mode(0o755).create(&folder).unwrap();
+        let folder = folder("open", 0o755);
         fs::write(folder.join("1.0"), b"x").unwrap();
         assert!(!is_private(&folder));
         assert_eq!(files(&folder).count(), 0);

@@ -363,13 +363,32 @@ pub(crate) fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
 ///
 /// Each range is valid for reads, or not mapped at all; others may write to it meanwhile.
 pub(crate) unsafe fn send_list(fd: &OwnedFd, list: &[libc::iovec]) -> io::Result<usize> {
-    // SAFETY: msghdr is plain data, for which all zeroes is a valid value: no address, no control data.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = list.as_ptr().cast_mut();
-    message.msg_iovlen = list.len();
+    let message = message_of(list);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the kernel reads the list, which is live, and the ranges, by the caller's promise.
     check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) })
+}
+
+/// As [`receive`], into a list of ranges, one after the other.
+///
+/// # Safety
+///
+/// Each range is valid for writes, or not mapped at all, and no reference to it is alive; others may read
+/// and write it meanwhile.
+pub(crate) unsafe fn receive_list(fd: &OwnedFd, list: &[libc::iovec]) -> io::Result<usize> {
+    let mut message = message_of(list);
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: the kernel reads the list, which is live, and writes to the ranges, by the caller's promise.
+    check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) })
+}
+
+/// A message of these ranges, without an address or control data.
+fn message_of(list: &[libc::iovec]) -> libc::msghdr {
+    // SAFETY: msghdr is plain data, for which all zeroes is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = list.as_ptr().cast_mut();
+    message.msg_iovlen = list.len();
+    message
 }
 
 /// Tells the peer that no more bytes follow.

@@ -1,7 +1,7 @@
 //! One receive into the memory where payload belongs, and into a buffer behind it.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::iovec;
 
@@ -28,13 +28,8 @@ pub(super) unsafe fn receive(
         *range = iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr), iov_len: len };
     }
     used[places.len()] = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: msghdr is plain data, for which all zeroes is a valid value: no address, no control data.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = used.as_mut_ptr();
-    message.msg_iovlen = used.len();
-    // SAFETY: the list is live; the kernel writes to a live slice and to the places, by the caller's promise.
-    let received = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    Some(sys::check_len(received))
+    // SAFETY: the buffer is a live slice, and the places are as the caller promises.
+    Some(unsafe { sys::receive_list(fd, used) })
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use quipu_iwarp::wire::rdmap::{
 use quipu_iwarp::wire::{Payload, Stag};
 use quipu_iwarp::{Sender, Staged};
 
-use quipu_mem::{Key, Regions};
+use quipu_mem::{AccessError, Key, Regions};
 
 use crate::adapter::Hub;
 use crate::fate::{self, Met};
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
+use crate::queue::SendQueue;
 use crate::requester;
 use crate::responder::{self, Refusal};
 use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
@@ -130,38 +131,14 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
     let Qp { path: Path::Stream(stream), sq, requester, .. } = qp else { return Step::Nothing };
     let Some(outgoing) = &mut stream.outgoing else { return Step::Nothing };
     let position = sq.next;
-    let mut accessible = true;
-    let stays = may_stay
-        && stream.tx.is_bare()
-        && gather.wants(outgoing.remaining)
-        && sq.inline(position).is_none();
     let staged = match outgoing.body {
-        Body::Data if stays => {
-            if !gather.has_room() {
-                return Step::Nothing;
+        Body::Data => {
+            let gather = may_stay.then_some(&mut *gather);
+            match data(&mut stream.tx, outgoing, (sq, position), (&hub.regions, pd), out, gather) {
+                Ok(staged) => staged,
+                Err(_) => return Step::Failed(WcStatus::LocProtErr),
             }
-            stream.tx.frame(&mut outgoing.msg, out, outgoing.remaining).map(|frame| {
-                let offset = u64::from(sq.wqe(position).length - outgoing.remaining);
-                let (list, len) = (sq.sges(position), u64::from(frame.staged.payload));
-                for piece in hub.regions.pieces(pd, list, offset, len, false) {
-                    match piece {
-                        Ok(span) => gather.push(frame.head, &span),
-                        Err(_) => accessible = false,
-                    }
-                }
-                frame.staged
-            })
         }
-        Body::Data => stream.tx.segment(&mut outgoing.msg, out, outgoing.remaining, |place| {
-            let offset = (sq.wqe(position).length - outgoing.remaining) as usize;
-            match sq.inline(position) {
-                Some(bytes) => place.copy_from_slice(&bytes[offset..offset + place.len()]),
-                None => {
-                    let list = sq.sges(position);
-                    accessible = hub.regions.gather(pd, list, offset as u64, place).is_ok();
-                }
-            }
-        }),
         Body::Immediate(imm) => {
             let immediate = Immediate { imm, write_len: sq.wqe(position).length };
             whole(&mut stream.tx, outgoing, out, &immediate)
@@ -169,10 +146,6 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
         Body::Ask(op) => ask(&mut stream.tx, outgoing, out, op, position, sq.wqe(position).length),
     };
     let Some(staged) = staged else { return Step::Nothing };
-    if !accessible {
-        gather.undo();
-        return Step::Failed(WcStatus::LocProtErr);
-    }
     if hub.probe.watches() {
         hub.probe.written(stream.conn, sq.wqe(position).wr_id);
     }
@@ -187,6 +160,43 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
         }
     }
     Step::Wrote(staged.bytes)
+}
+
+/// Writes the next piece of the payload of the request at `position`, or notes where it lies if it is long
+/// and there is a list for that. `None`: there is no room for it now.
+fn data(
+    tx: &mut Sender,
+    outgoing: &mut Outgoing,
+    (sq, position): (&SendQueue, u32),
+    (regions, pd): (&Regions, u32),
+    out: &mut [u8],
+    gather: Option<&mut Gather>,
+) -> Result<Option<Staged>, AccessError> {
+    let (list, inline) = (sq.sges(position), sq.inline(position));
+    let offset = sq.wqe(position).length - outgoing.remaining;
+    let mut access = Ok(());
+    let stays = tx.is_bare() && inline.is_none();
+    let staged = match gather.filter(|gather| stays && gather.wants(outgoing.remaining)) {
+        Some(gather) if !gather.has_room() => None,
+        Some(gather) => tx.frame(&mut outgoing.msg, out, outgoing.remaining).map(|frame| {
+            let len = u64::from(frame.staged.payload);
+            for piece in regions.pieces(pd, list, u64::from(offset), len, false) {
+                match piece {
+                    Ok(span) => gather.push(frame.head, &span),
+                    Err(error) => access = Err(error),
+                }
+            }
+            if access.is_err() {
+                gather.undo();
+            }
+            frame.staged
+        }),
+        None => tx.segment(&mut outgoing.msg, out, outgoing.remaining, |place| match inline {
+            Some(bytes) => place.copy_from_slice(&bytes[offset as usize..][..place.len()]),
+            None => access = regions.gather(pd, list, u64::from(offset), place),
+        }),
+    };
+    access.map(|()| staged)
 }
 
 fn whole(
