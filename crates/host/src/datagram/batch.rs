@@ -65,15 +65,38 @@ pub(super) struct Incoming {
     count: usize,
 }
 
+/// How many datagrams the next look at a socket asks for. Most looks of a poller are in vain, and cost
+/// less the less they ask for; behind two in a row that were not there may be many more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demand {
+    /// Looks in a row that brought something, up to 2.
+    hits: u8,
+}
+
+impl Demand {
+    /// So many.
+    #[inline]
+    fn count(self) -> usize {
+        if self.hits < 2 { 1 } else { BATCH }
+    }
+
+    /// A look brought so many.
+    #[inline]
+    pub(super) fn note(&mut self, received: usize) {
+        self.hits = if received > 0 { (self.hits + 1).min(2) } else { 0 };
+    }
+}
+
 impl Incoming {
     pub(super) fn new() -> Self {
         Self { call: Call::new(), bytes: Buffer::new(BATCH * SLOT), count: 0 }
     }
 
-    /// Receives what there is, up to a batch, without waiting; how many.
-    pub(super) fn receive(&mut self, fd: &OwnedFd) -> io::Result<usize> {
+    /// Receives what there is, up to what is demanded, without waiting; how many.
+    pub(super) fn receive(&mut self, fd: &OwnedFd, demand: Demand) -> io::Result<usize> {
         self.count = 0;
-        for (index, slot) in self.bytes.chunks_exact_mut(SLOT).enumerate() {
+        let most = demand.count();
+        for (index, slot) in self.bytes.chunks_exact_mut(SLOT).take(most).enumerate() {
             let name = size_of::<libc::sockaddr_storage>();
             self.call.aim(index, slot.as_mut_ptr(), ROOM, CONTROL, name);
         }
@@ -82,7 +105,7 @@ impl Incoming {
         // SAFETY: each header points at live memory of the lengths it names, which nobody else uses
         // during the call; a null timeout is allowed.
         let received = check(unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), headers, BATCH as u32, flags as _, std::ptr::null_mut())
+            libc::recvmmsg(fd.as_raw_fd(), headers, most as u32, flags as _, std::ptr::null_mut())
         })?;
         self.count = received as usize;
         Ok(self.count)
@@ -283,7 +306,29 @@ fn put_int(out: &mut [u8], level: c_int, kind: c_int, value: u8) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
+
+    #[test]
+    fn who_waits_asks_for_one_datagram_and_who_is_busy_for_a_batch() {
+        let (from, to) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let address = to.local_addr().unwrap();
+        let fd = OwnedFd::from(to);
+        (0..5u8).for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
+        let (mut incoming, mut demand) = (Incoming::new(), Demand::default());
+        let mut look = || {
+            let received = incoming.receive(&fd, demand).unwrap_or(0);
+            demand.note(received);
+            let first = incoming.datagrams(address.ip()).map(|(_, bytes)| bytes[0]).next();
+            (received, first)
+        };
+        // On loopback they are there as soon as they are sent.
+        assert_eq!([(); 4].map(|()| look()), [(1, Some(0)), (1, Some(1)), (3, Some(2)), (0, None)]);
+        (5..7u8).for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
+        assert_eq!(look(), (1, Some(5)), "the look before was in vain");
+    }
 
     #[test]
     fn a_control_message_is_read_as_it_was_written() {

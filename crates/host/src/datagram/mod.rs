@@ -15,7 +15,7 @@ use std::sync::Arc;
 use libc::c_int;
 use quipu_nic::{QpNum, Time};
 
-use self::batch::{Incoming, Outgoing};
+use self::batch::{Demand, Incoming, Outgoing};
 use self::groups::Groups;
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
@@ -45,6 +45,8 @@ struct Socket {
     held: Option<Box<Outgoing>>,
     /// Looks in vain since the last datagram.
     misses: u32,
+    /// What the next look asks for.
+    demand: Demand,
 }
 
 impl Socket {
@@ -65,7 +67,7 @@ impl Socket {
             sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
         }
         sys::tell_of_headers(&fd, own.ip())?;
-        Ok(Self { fd, port, of_groups, held: None, misses: PATIENCE })
+        Ok(Self { fd, port, of_groups, held: None, misses: PATIENCE, demand: Demand::default() })
     }
 
     /// The numbers of the queue pairs that send by this socket.
@@ -301,7 +303,9 @@ impl Datagrams {
         let (Some(incoming), socket) = (&mut self.incoming, &mut self.sockets[index]) else {
             return false;
         };
-        match incoming.receive(&socket.fd) {
+        let received = incoming.receive(&socket.fd, socket.demand);
+        socket.demand.note(*received.as_ref().unwrap_or(&0));
+        match received {
             Ok(received) if received > 0 => {
                 socket.misses = 0;
                 for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
