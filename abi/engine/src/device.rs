@@ -46,7 +46,8 @@ const RELIABLE_ODP: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_WRITE
     | IBV_ODP_SUPPORT_READ
     | IBV_ODP_SUPPORT_ATOMIC
-    | IBV_ODP_SUPPORT_SRQ_RECV;
+    | IBV_ODP_SUPPORT_SRQ_RECV
+    | IBV_ODP_SUPPORT_ATOMIC_WRITE;
 
 /// All memory here is on demand, whatever the operation.
 const ODP: ibv_odp_caps = ibv_odp_caps {
@@ -158,7 +159,7 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;
-    all.device_cap_flags_ex = CAPABILITIES.into();
+    all.device_cap_flags_ex = u64::from(CAPABILITIES) | IB_UVERBS_DEVICE_ATOMIC_WRITE;
     all.odp_caps = ODP;
     all.xrc_odp_caps = RELIABLE_ODP;
     all.completion_timestamp_mask = u64::MAX;
@@ -178,7 +179,7 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     all
 }
 
-/// What an RNIC does not do: atomics, address handles, waiting for a receive.
+/// What an RNIC does not do: atomics, writes of one piece, address handles, waiting for a receive.
 fn of_rnic(all: &mut ibv_device_attr_ex) {
     let attr = &mut all.orig_attr;
     attr.vendor_part_id = 2;
@@ -191,6 +192,8 @@ fn of_rnic(all: &mut ibv_device_attr_ex) {
     // SAFETY: the structure consists of integers.
     all.rss_caps = unsafe { std::mem::zeroed() };
     all.max_wq_type_rq = 0;
+    all.odp_caps.per_transport_caps.rc_odp_caps &= !IBV_ODP_SUPPORT_ATOMIC_WRITE;
+    all.xrc_odp_caps &= !IBV_ODP_SUPPORT_ATOMIC_WRITE;
     all.device_cap_flags_ex = attr.device_cap_flags.into();
 }
 
@@ -395,6 +398,21 @@ mod tests {
             running: true,
             loopback: true,
         }
+    }
+
+    #[test]
+    fn atomic_writes_are_offered_by_the_device_that_has_them() {
+        let offered = |which| {
+            let all = device_attributes(which, &loopback(), &Limits::default());
+            let caps = all.odp_caps.per_transport_caps.rc_odp_caps;
+            (
+                all.device_cap_flags_ex & IB_UVERBS_DEVICE_ATOMIC_WRITE != 0,
+                [caps, all.xrc_odp_caps].map(|caps| caps & IBV_ODP_SUPPORT_ATOMIC_WRITE != 0),
+            )
+        };
+        assert_eq!(offered(Device::Quipu0), (true, [true; 2]));
+        assert_eq!(offered(Device::QuipuIw0), (false, [false; 2]));
+        assert_eq!(offered(Device::QuipuQp0), (false, [false; 2]));
     }
 
     #[test]

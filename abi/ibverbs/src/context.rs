@@ -7,14 +7,14 @@ use std::sync::Arc;
 use libc::c_int;
 use quipu_abi_trace::{entry, fill};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, Void};
+use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 
 use crate::device::device;
 use crate::engine::check;
 use crate::import::{Opened, command_fd};
 use crate::object::Blank;
 use crate::stub::{no_int, no_pointer, null};
-use crate::{counters, cq, cq_ex, dm, flow, mr, pd, qp, qp_ex, query, srq, wq, xrcd};
+use crate::{buf, counters, cq, cq_ex, dm, flow, mr, pd, qp, qp_ex, query, srq, wq, xrcd};
 
 /// The private part of a context.
 pub(crate) struct ContextState {
@@ -93,7 +93,8 @@ fn tables(verbs: &mut verbs_context) {
     fill!(ops, crate::cq: poll_cq);
     fill!(ops, crate::srq: post_srq_recv);
     fill!(ops, crate::qp: post_send post_recv);
-    verbs.free_buf = Some(free_buf);
+    verbs.alloc_buf = Some(buf::ibv_alloc_buf);
+    verbs.free_buf = Some(buf::ibv_free_buf);
     verbs.reg_mr_ex = Some(mr::ibv_reg_mr_ex);
     verbs.query_port = Some(query::query_port);
     verbs.advise_mr = Some(mr::advise_mr);
@@ -132,7 +133,6 @@ fn tables(verbs: &mut verbs_context) {
 fn unsupported(verbs: &mut verbs_context) {
     let int: opaque_fn = Some(no_int);
     let pointer: opaque_fn = Some(no_pointer);
-    verbs.alloc_buf = pointer;
     verbs.dm_export_dmabuf_fd = int;
     verbs.dealloc_dmah = int;
     verbs.alloc_dmah = pointer;
@@ -161,9 +161,6 @@ pub(crate) fn create(opened: Arc<Opened>, command_fd: c_int, async_fd: c_int) ->
 }
 
 entry! {
-    /// Nothing was allocated by `alloc_buf`, so there is nothing to free.
-    fn free_buf(_buf: *mut libc::c_void) -> Void { Ok(()) }
-
     /// `ibv_open_device(3)`
     fn ibv_open_device(raw: *mut ibv_device) -> Null<ibv_context> {
         // SAFETY: the program passes a device.

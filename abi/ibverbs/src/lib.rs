@@ -11,7 +11,7 @@
 //! | `engine` | finding the engine, statuses to `errno` (crate `quipu-facade`) |
 //! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
 //! | `pd`, `xrcd`, `mr`, `dm`, `cq`, `srq`, `qp`, `ah` | objects |
-//! | `mapping`, `import` | regions over files, objects found by their numbers |
+//! | `mapping`, `buf`, `import` | regions over files, buffers, objects found by their numbers |
 //! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
 //! | `event`, `acks` | completion and asynchronous events, and waiting for their acknowledgement |
 //! | `text`, `sysfs`, `fork` | names of constants, files, fork |
@@ -23,6 +23,7 @@
 
 mod acks;
 pub mod ah;
+pub mod buf;
 pub mod context;
 pub mod counters;
 pub mod cq;

@@ -1,5 +1,5 @@
-//! Files that regions are made of (`ibv_reg_dmabuf_mr(3)`): buffers of other devices that a processor can
-//! reach, mapped for the life of the region.
+//! Memory that is mapped for programs: files that regions are made of (`ibv_reg_dmabuf_mr(3)`), which are
+//! buffers of other devices that a processor can reach, and buffers of this one (`ibv_alloc_buf(3)`).
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -10,7 +10,7 @@ use quipu_cabi::Errno;
 /// Where an address is in its page. Files are mapped by pages of 4 KB everywhere that verbs exist.
 pub(crate) const PAGE_OFFSET: u64 = 0xfff;
 
-/// A part of a file, mapped.
+/// A part of a file, or memory of no file, mapped.
 pub(crate) struct Mapping {
     base: *mut c_void,
     mapped: usize,
@@ -39,10 +39,21 @@ impl Mapping {
         let start = libc::off_t::try_from(offset - lead).map_err(|_| Errno::EINVAL)?;
         let mapped = length.checked_add(lead as usize).ok_or(Errno::EINVAL)?;
         let protection = if write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), mapped, protection, libc::MAP_SHARED, fd, start) };
-        if base == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(Self { base, mapped, lead }) }
+        let base = map(mapped, protection, libc::MAP_SHARED, (fd, start))?;
+        Ok(Self { base, mapped, lead })
+    }
+
+    /// Maps `length` bytes of no file, all zero; as memory of malloc(3), a child of fork(2) has a copy.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub(crate) fn anonymous(length: usize) -> Result<Self, Errno> {
+        // An allocation of nothing is one nevertheless.
+        let mapped = length.max(1);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let base = map(mapped, libc::PROT_READ | libc::PROT_WRITE, flags, (-1, 0))?;
+        Ok(Self { base, mapped, lead: 0 })
     }
 
     /// The address of the first byte.
@@ -53,9 +64,21 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the region that used it is gone.
+        // SAFETY: mapped by this type; whoever used it is gone.
         unsafe { libc::munmap(self.base, self.mapped) };
     }
+}
+
+/// Maps `length` bytes of a file at an offset.
+fn map(
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    (fd, offset): (c_int, libc::off_t),
+) -> Result<*mut c_void, Errno> {
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+    let base = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, fd, offset) };
+    if base == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(base) }
 }
 
 /// The bytes of a file.

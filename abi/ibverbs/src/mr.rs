@@ -8,6 +8,7 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::*;
 use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged};
 
+use crate::buf::Buf;
 use crate::dm::{Dm, DmMemory};
 use crate::engine::check;
 use crate::mapping::{Mapping, PAGE_OFFSET};
@@ -96,7 +97,7 @@ impl CReturn for Rereg {
 }
 
 /// Registers memory. `iova` is what work requests call the first byte.
-fn register(
+pub(crate) fn register(
     pd: &Pd,
     addr: *mut c_void,
     length: usize,
@@ -204,7 +205,7 @@ entry! {
         register(unsafe { pd(raw) }?, addr, length, iova, access)
     }
 
-    /// `ibv_reg_mr_ex(3)`: of memory at an address or of a file; DMA handles and buffers are not
+    /// `ibv_reg_mr_ex(3)`: of memory at an address, in a buffer or not, or of a file; DMA handles are not
     /// supported.
     fn ibv_reg_mr_ex(raw: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain, and null or a valid pointer.
@@ -212,12 +213,20 @@ entry! {
         let known = IBV_REG_MR_MASK_IOVA
             | IBV_REG_MR_MASK_ADDR
             | IBV_REG_MR_MASK_FD
-            | IBV_REG_MR_MASK_FD_OFFSET;
+            | IBV_REG_MR_MASK_FD_OFFSET
+            | IBV_REG_MR_MASK_BUF;
         if attr.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let has = |bit: u64| attr.comp_mask & bit != 0;
         let access = attr.access as u32;
+        if has(IBV_REG_MR_MASK_BUF) {
+            if !has(IBV_REG_MR_MASK_ADDR) || has(IBV_REG_MR_MASK_FD_OFFSET) {
+                return Err(Errno::EINVAL);
+            }
+            // SAFETY: the program passes a buffer.
+            unsafe { Buf::get(attr.buf) }?.check(pd, attr.addr, attr.length)?;
+        }
         match (has(IBV_REG_MR_MASK_ADDR), has(IBV_REG_MR_MASK_FD)) {
             (true, false) => {
                 let iova = if has(IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr as u64 };

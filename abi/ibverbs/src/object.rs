@@ -35,6 +35,7 @@ blank!(
     ibv_mw,
     ibv_ah,
     ibv_dm,
+    ibv_buf,
     ibv_comp_channel,
     ibv_cq_ex,
     ibv_srq,

@@ -34,6 +34,7 @@ opaque!(
     ibv_pd,
     ibv_mw,
     ibv_dm,
+    ibv_buf,
     ibv_td,
     ibv_comp_channel,
     ibv_xrcd,

@@ -2,7 +2,8 @@
 use libc::{c_int, c_uint, c_void};
 
 use crate::{
-    ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_rwq_ind_table, ibv_srq, ibv_td, ibv_xrcd,
+    ibv_buf, ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_rwq_ind_table, ibv_srq, ibv_td,
+    ibv_xrcd,
 };
 
 /// A route between subnets; on Ethernet it is the only kind of address.
@@ -271,5 +272,5 @@ pub struct ibv_mr_init_attr {
     pub fd: c_int,
     pub fd_offset: u64,
     pub dmah: *mut c_void,
-    pub buf: *mut c_void,
+    pub buf: *mut ibv_buf,
 }

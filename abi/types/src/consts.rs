@@ -42,6 +42,10 @@ constants! {
     }
 }
 constants! {
+    /// `enum ib_uverbs_device_cap_flags`, which `device_cap_flags_ex` has beside the former.
+    u64 { IB_UVERBS_DEVICE_ATOMIC_WRITE = 1 << 40, }
+}
+constants! {
     /// `enum ibv_atomic_cap`
     u32 { IBV_ATOMIC_NONE = 0, IBV_ATOMIC_HCA = 1, IBV_ATOMIC_GLOB = 2, }
 }
@@ -264,6 +268,7 @@ constants! {
         IBV_ODP_SUPPORT_SEND = 1, IBV_ODP_SUPPORT_RECV = 1 << 1, IBV_ODP_SUPPORT_WRITE = 1 << 2,
         IBV_ODP_SUPPORT_READ = 1 << 3, IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
         IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+        IBV_ODP_SUPPORT_ATOMIC_WRITE = 1 << 7,
     }
 }
 constants! {

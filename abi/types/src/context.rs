@@ -67,8 +67,9 @@ pub struct ibv_context {
 /// tells a program how far up it may look. The first six came after rdma-core 44.
 #[repr(C)]
 pub struct verbs_context {
-    pub free_buf: Option<unsafe extern "C" fn(*mut c_void)>,
-    pub alloc_buf: opaque_fn,
+    pub free_buf: Option<unsafe extern "C" fn(*mut ibv_buf)>,
+    pub alloc_buf:
+        Option<unsafe extern "C" fn(*mut ibv_pd, usize, *mut *mut ibv_buf) -> *mut c_void>,
     pub dm_export_dmabuf_fd: opaque_fn,
     pub reg_mr_ex: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_mr_init_attr) -> *mut ibv_mr>,
     pub dealloc_dmah: opaque_fn,

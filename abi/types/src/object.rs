@@ -63,6 +63,12 @@ pub struct ibv_dm {
     pub handle: u32,
 }
 
+/// Memory that was allocated for a domain (`ibv_alloc_buf(3)`). Programs see no more of it than its name.
+#[repr(C)]
+pub struct ibv_buf {
+    _opaque: [u8; 0],
+}
+
 /// A completion channel; `fd` is a real descriptor.
 #[repr(C)]
 pub struct ibv_comp_channel {

@@ -8,7 +8,7 @@ use quipu_abi_types::*;
 use quipu_cabi::Errno;
 
 use super::{Program, open};
-use crate::{context, dm, import, mr, pd};
+use crate::{buf, context, dm, import, mr, pd};
 
 /// The extended table of a context, as inline functions find it.
 ///
@@ -138,6 +138,69 @@ fn files_are_registered_as_far_as_they_go() {
         assert!(mr::ibv_reg_mr_ex(domain, &mut attr).is_null(), "both");
         libc::close(fd);
         assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        assert_eq!(context::ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn buffers_are_registered_as_far_as_they_go() {
+    const SIZE: usize = 5000;
+    let context = open();
+    // SAFETY: calls as a C program makes them.
+    unsafe {
+        let domain = pd::ibv_alloc_pd(context);
+        let other = pd::ibv_alloc_pd(context);
+        let write = IBV_ACCESS_LOCAL_WRITE as c_int;
+        let mut buffer: *mut ibv_buf = ptr::null_mut();
+        let base = table(context).alloc_buf.unwrap()(domain, SIZE, &mut buffer);
+        assert_eq!(base.addr() % 4096, 0);
+        let bytes = std::slice::from_raw_parts_mut(base.cast::<u8>(), SIZE);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        bytes.fill(7);
+
+        let register = |domain, offset: isize, length| {
+            buf::ibv_reg_buf_mr(domain, buffer, base.wrapping_byte_offset(offset), length, write)
+        };
+        for (domain, offset, length) in [
+            (other, 0, 8),
+            (domain, 0, SIZE + 1),
+            (domain, 4096, SIZE - 4095),
+            (domain, -1, 8),
+            (domain, 1, usize::MAX),
+        ] {
+            assert!(register(domain, offset, length).is_null(), "{length} at {offset}");
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+        let region = register(domain, 4096, SIZE - 4096);
+        assert_eq!((*region).addr, base.wrapping_byte_add(4096));
+        assert_eq!(mr::ibv_dereg_mr(region), 0);
+
+        let mut attr: ibv_mr_init_attr = zeroed();
+        (attr.buf, attr.addr, attr.length, attr.access) = (buffer, base, SIZE, write);
+        attr.comp_mask = IBV_REG_MR_MASK_BUF | IBV_REG_MR_MASK_ADDR;
+        let region = mr::ibv_reg_mr_ex(domain, &mut attr);
+        assert!(!region.is_null());
+        assert_eq!(mr::ibv_dereg_mr(region), 0);
+        for mask in [
+            IBV_REG_MR_MASK_BUF,
+            attr.comp_mask | IBV_REG_MR_MASK_FD,
+            attr.comp_mask | IBV_REG_MR_MASK_FD_OFFSET,
+        ] {
+            let mut attr = ibv_mr_init_attr { comp_mask: mask, ..attr };
+            assert!(mr::ibv_reg_mr_ex(domain, &mut attr).is_null(), "{mask:#x}");
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+        attr.length += 1;
+        assert!(mr::ibv_reg_mr_ex(domain, &mut attr).is_null(), "too long");
+
+        assert_eq!(buf::ibv_export_buf_dmabuf_fd(buffer), -1);
+        assert_eq!(Errno::last(), Errno(libc::ENODATA));
+        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        buf::ibv_free_buf(buffer);
+        assert!(buf::ibv_alloc_buf(other, usize::MAX, &mut buffer).is_null());
+        assert_eq!(Errno::last(), Errno::ENOMEM);
+        assert!(buf::ibv_alloc_buf(other, 0, ptr::null_mut()).is_null());
+        assert_eq!(pd::ibv_dealloc_pd(other), 0);
         assert_eq!(context::ibv_close_device(context), 0);
     }
 }
