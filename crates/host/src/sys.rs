@@ -406,7 +406,8 @@ pub(crate) fn shutdown_write(fd: &OwnedFd) -> io::Result<()> {
 
 /// True for the errors that mean "try again later".
 pub(crate) fn would_block(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    // Not by the kind, which is looked up in a table: most polls come this way.
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
 /// True if the kernel may not read or write memory that it was given.

@@ -60,7 +60,8 @@ impl AddressSpace {
 }
 
 impl Host {
-    /// What an adapter transmits, with the payload that it leaves in memory: how many bytes of `out`.
+    /// Puts what an adapter transmits into `out`, with the payload that it leaves in memory. True if that was
+    /// all that it had.
     ///
     /// # Errors
     /// Some payload lies where there is no memory.
@@ -70,7 +71,7 @@ impl Host {
         conn: ConnId,
         (buffer, gather): (&mut [u8], &mut Gather),
         out: &mut Vec<u8>,
-    ) -> Result<usize, PeerMemoryFault> {
+    ) -> Result<bool, PeerMemoryFault> {
         let head = self.adapter.transmit_from_memory(now, conn, buffer, gather);
         let space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = 0;
@@ -83,7 +84,7 @@ impl Host {
             space.own_span(addr, len)?.read_into(0, &mut out[start..]);
         }
         out.extend_from_slice(&buffer[done..head]);
-        Ok(out.len())
+        Ok(head == 0 || gather.is_final(buffer.len() - head))
     }
 
     /// Has the adapter take `bytes` of a stream: how many it does. If they are `fresh`, none of them was

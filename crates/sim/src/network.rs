@@ -435,27 +435,27 @@ impl World {
         let size = self.hosts[h].style.buffer;
         let mut buffer = std::mem::take(&mut self.scratch);
         let (mut head, mut gather) = (vec![0; size], Gather::new(size));
-        loop {
+        self.net.streams[stream].ends[side].blocked = loop {
             if self.net.streams[stream].flows[side].room() == 0 {
-                self.net.streams[stream].ends[side].blocked = true;
-                break;
+                break true;
             }
-            let Ok(used) = self.hosts[h].transmit(now, conn, (&mut head, &mut gather), &mut buffer)
+            let Ok(all) = self.hosts[h].transmit(now, conn, (&mut head, &mut gather), &mut buffer)
             else {
                 return self.violate(|| format!("host {h}: transmits what is no memory"));
             };
-            if used == 0 {
-                self.net.streams[stream].ends[side].blocked = false;
-                break;
+            if !buffer.is_empty() {
+                self.trace.note(&[7, h as u64, conn.0]);
+                self.trace.note_bytes(&buffer);
+                self.trace.line(self.kernel.now(), || {
+                    let (used, last) = (buffer.len(), &buffer[buffer.len().saturating_sub(96)..]);
+                    format!("host {h} {conn:?} stream {stream}: {used} B, last {last:02x?}")
+                });
+                self.net.streams[stream].flows[side].write(&buffer);
             }
-            self.trace.note(&[7, h as u64, conn.0]);
-            self.trace.note_bytes(&buffer[..used]);
-            self.trace.line(self.kernel.now(), || {
-                let shown = &buffer[used.saturating_sub(96)..used];
-                format!("host {h} {conn:?} stream {stream}: {used} B, last {shown:02x?}")
-            });
-            self.net.streams[stream].flows[side].write(&buffer[..used]);
-        }
+            if all {
+                break false;
+            }
+        };
         self.scratch = buffer;
         self.push_segments(stream, side);
         self.finish_closing(stream, side);

@@ -322,7 +322,8 @@ impl Core {
             if let Some(qpip) = &mut self.qpip {
                 sent |= qpip.transmit(&mut self.adapter, now);
             }
-            if !acted && !sent && !self.stay_armed(now) {
+            let more = self.has_work() || self.net.wants_turn();
+            if !more || (!acted && !sent && !self.stay_armed(now)) {
                 break;
             }
         }

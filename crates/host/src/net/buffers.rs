@@ -43,11 +43,23 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A buffer of [`BUFFER_BYTES`], the one used last if there is one: its lines are still cached.
+    #[inline]
     pub(crate) fn take(&mut self) -> Buffer {
         self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES))
     }
 
+    /// The buffer that would be taken next, which stays here.
+    #[inline]
+    pub(crate) fn front(&mut self) -> &mut [u8] {
+        if self.spare.is_empty() {
+            self.spare.push(Buffer::new(BUFFER_BYTES));
+        }
+        let last = self.spare.len() - 1;
+        &mut self.spare[last]
+    }
+
     /// Gives a buffer back.
+    #[inline]
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         if buffer.len() == BUFFER_BYTES && self.spare.len() < SPARE_MAX {
             self.spare.push(buffer);
@@ -91,6 +103,7 @@ impl Received {
     }
 
     /// Puts back what was not consumed.
+    #[inline]
     pub(crate) fn close(&mut self, pool: &mut Pool, buffer: Buffer, rest: Range<usize>) {
         if rest.is_empty() {
             pool.give_back(buffer);
@@ -134,5 +147,17 @@ mod tests {
             received.close(&mut pool, buffer, 0..0);
         }
         assert_eq!((pool.held, pool.spare.len()), (0, SPARE_MAX));
+    }
+
+    #[test]
+    fn what_is_written_to_the_front_is_in_the_buffer_that_is_taken_next() {
+        let mut pool = Pool::default();
+        for mark in [7, 8] {
+            pool.front()[..3].fill(mark);
+            assert_eq!((pool.spare.len(), pool.front().len()), (1, BUFFER_BYTES));
+            let buffer = pool.take();
+            assert_eq!((buffer[..3].to_vec(), pool.spare.len()), (vec![mark; 3], 0));
+            pool.give_back(buffer);
+        }
     }
 }

@@ -533,7 +533,7 @@ impl Net {
                     let interest = stream.interest | WRITE;
                     return self.watch(slot, interest);
                 }
-                Ok(Sent::Nothing) => return self.flushed(adapter, now, slot),
+                Ok(Sent::Nothing | Sent::Everything) => return self.flushed(adapter, now, slot),
                 Err(error) => return self.sending_failed(adapter, now, slot, &error),
             }
         }

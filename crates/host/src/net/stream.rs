@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use libc::c_int;
 use quipu_nic::{ConnId, Gather, Loss, Time};
 
-use super::buffers::{BEHIND_BYTES, Pool, Received, TRANSMIT_BYTES};
+use super::buffers::{BEHIND_BYTES, BUFFER_BYTES, Pool, Received, TRANSMIT_BYTES};
 use super::gathered::Gathered;
 use super::hot::Delivered;
 use super::placed;
@@ -100,6 +100,7 @@ impl Stream {
     }
 
     /// Receives once and shows the adapter what came. 0 is the end of the stream, or of its use.
+    #[inline]
     pub(crate) fn receive(
         &mut self,
         adapter: &mut Adapter,
@@ -108,7 +109,29 @@ impl Stream {
         pool: &mut Pool,
         places: &mut Vec<(usize, usize)>,
     ) -> io::Result<usize> {
-        let (mut buffer, mut filled) = self.received.open(pool);
+        if self.expects || !matches!(self.received, Received::Nothing) {
+            return self.receive_rest(adapter, now, conn, pool, places);
+        }
+        // Most often nothing has come, and the buffer stays where it is.
+        self.bulk &= !self.brimmed;
+        let most = if self.bulk { BEHIND_BYTES } else { BUFFER_BYTES };
+        let received = sys::receive(&self.fd, &mut pool.front()[..most])?;
+        self.note_received(received, received == most);
+        let buffer = pool.take();
+        let fits = self.show(adapter, now, conn, pool, (buffer, 0..0), received);
+        Ok(if fits { received } else { 0 })
+    }
+
+    /// The same where the rest of an FPDU is to come, or much has come lately.
+    fn receive_rest(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        conn: ConnId,
+        pool: &mut Pool,
+        places: &mut Vec<(usize, usize)>,
+    ) -> io::Result<usize> {
+        let (mut buffer, filled) = self.received.open(pool);
         let fresh = filled.is_empty();
         let direct = if fresh && self.expects { adapter.place_next(conn, places) } else { 0 };
         self.bulk = direct > 0 || (self.bulk && !self.brimmed);
@@ -123,29 +146,55 @@ impl Stream {
         // What the kernel may not touch a copy touches, for the program's handler to open it.
         let placing = placing.filter(|outcome| !outcome.as_ref().is_err_and(sys::is_fault));
         let direct = if placing.is_some() { direct } else { 0 };
-        let outcome = placing.unwrap_or_else(|| sys::receive(&self.fd, room));
-        if let Ok(received) = outcome {
-            let in_place = received.min(direct);
-            let behind = received - in_place;
-            self.brimmed = direct == 0 && behind == most;
-            self.expects = received >= BEHIND_BYTES / 2;
-            if in_place > 0 {
-                adapter.handle_placed(now, conn, in_place);
+        let received = match placing.unwrap_or_else(|| sys::receive(&self.fd, room)) {
+            Ok(received) => received,
+            Err(error) => {
+                self.received.close(pool, buffer, filled);
+                return Err(error);
             }
-            if behind > 0 {
-                let bytes = &buffer[filled.end..filled.end + behind];
-                adapter.probe_mut().stream_passed(Some(conn), false, bytes);
-                filled.end += behind;
-                filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
-            }
+        };
+        let in_place = received.min(direct);
+        let behind = received - in_place;
+        self.note_received(received, direct == 0 && behind == most);
+        if in_place > 0 {
+            adapter.handle_placed(now, conn, in_place);
         }
-        // A whole buffer that the adapter cannot use would never be used.
-        let stuck = filled == (0..buffer.len());
+        let fits = self.show(adapter, now, conn, pool, (buffer, filled), behind);
+        Ok(if fits { received } else { 0 })
+    }
+
+    /// Notes what a receive says about the next.
+    #[inline]
+    fn note_received(&mut self, received: usize, brimmed: bool) {
+        self.brimmed = brimmed;
+        self.expects = received >= BEHIND_BYTES / 2;
+    }
+
+    /// Shows the adapter what came, `fresh` bytes behind what is `filled` of a buffer. False if that is a
+    /// whole buffer that the adapter cannot use, and never will.
+    #[inline]
+    fn show(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        conn: ConnId,
+        pool: &mut Pool,
+        (buffer, mut filled): (Buffer, Range<usize>),
+        fresh: usize,
+    ) -> bool {
+        if fresh > 0 {
+            let bytes = &buffer[filled.end..filled.end + fresh];
+            adapter.probe_mut().stream_passed(Some(conn), false, bytes);
+            filled.end += fresh;
+            filled.start += adapter.handle_stream(now, conn, &buffer[filled.clone()]);
+        }
+        let fits = filled != (0..buffer.len());
         self.received.close(pool, buffer, filled);
-        if stuck { Ok(0) } else { outcome }
+        fits
     }
 
     /// Sends once what the adapter has to transmit for it.
+    #[inline]
     pub(crate) fn send(
         &mut self,
         adapter: &mut Adapter,
@@ -154,39 +203,56 @@ impl Stream {
         gather: &mut Gather,
     ) -> io::Result<Sent> {
         let Some(conn) = self.conn else { return Ok(Sent::Nothing) };
-        let mut buffer = pool.take();
-        let filled = adapter.transmit_from_memory(now, conn, &mut buffer[..TRANSMIT_BYTES], gather);
+        let buffer = &mut pool.front()[..TRANSMIT_BYTES];
+        let filled = adapter.transmit_from_memory(now, conn, buffer, gather);
         // SAFETY: the adapter has just gathered, and is not called before this has been used.
         let gathered = unsafe { Gathered::new(&buffer[..filled], gather) };
         let all = gathered.len();
-        let sent = match if all == 0 { Ok(0) } else { gathered.send(&self.fd) } {
+        if all == 0 {
+            return Ok(Sent::Nothing);
+        }
+        let sent = match gathered.send(&self.fd) {
             Ok(sent) => sent,
             Err(ref error) if sys::would_block(error) => 0,
             // As in `receive`: the copy of what was not sent is made here.
             Err(ref error) if sys::is_fault(error) && gather.bytes() > 0 => 0,
-            Err(error) => {
-                pool.give_back(buffer);
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         };
-        // A short rest does not keep a large buffer, and memory of the program is not kept at all.
-        let copied = gather.bytes() > 0 || all - sent <= SHORT_BYTES;
-        let rest = (sent < all && copied).then(|| gathered.copy_behind(sent, pool));
+        if sent < all {
+            self.keep_rest(adapter, pool, gather, filled, sent);
+            return Ok(Sent::Part);
+        }
         // A capture has everything in the buffer.
+        adapter.probe_mut().stream_passed(self.conn, true, &buffer[..filled]);
+        Ok(if gather.is_final(TRANSMIT_BYTES - filled) { Sent::Everything } else { Sent::All })
+    }
+
+    /// Keeps what the socket did not take behind `sent` bytes of what has just been transmitted, of which
+    /// `filled` are in the buffer.
+    #[cold]
+    fn keep_rest(
+        &mut self,
+        adapter: &mut Adapter,
+        pool: &mut Pool,
+        gather: &Gather,
+        filled: usize,
+        sent: usize,
+    ) {
+        let buffer = pool.take();
+        // SAFETY: as in `send`, which has not called the adapter since.
+        let gathered = unsafe { Gathered::new(&buffer[..filled], gather) };
+        let left = gathered.len() - sent;
+        // A short rest does not keep a large buffer, and memory of the program is not kept at all.
+        let copied = gather.bytes() > 0 || left <= SHORT_BYTES;
+        let rest = copied.then(|| gathered.copy_behind(sent, pool));
         adapter.probe_mut().stream_passed(self.conn, true, &buffer[..sent.min(filled)]);
-        match rest {
-            _ if sent == all => pool.give_back(buffer),
-            None => self.unsent = Some((buffer, sent..all)),
+        self.unsent = Some(match rest {
+            None => (buffer, sent..filled),
             Some(rest) => {
                 pool.give_back(buffer);
-                self.unsent = Some((rest, 0..all - sent));
+                (rest, 0..left)
             }
-        }
-        Ok(match sent == all {
-            _ if all == 0 => Sent::Nothing,
-            true => Sent::All,
-            false => Sent::Part,
-        })
+        });
     }
 
     /// Sends what the socket did not take before. True if nothing is left.
@@ -215,7 +281,9 @@ impl Stream {
 pub(crate) enum Sent {
     /// There was nothing to send.
     Nothing,
-    /// The socket took it.
+    /// The socket took it, and the adapter had no more.
+    Everything,
+    /// The socket took it; there may be more.
     All,
     /// The socket is full; the rest waits.
     Part,

@@ -2,6 +2,8 @@
 
 use quipu_mem::Span;
 
+use super::ROOM_BYTES;
+
 /// Payloads of at least so many bytes are worth a place in the list: for less, the world below is quicker
 /// with one buffer.
 const LEAST_BYTES: usize = 8 * 1024;
@@ -80,6 +82,14 @@ impl Gather {
     /// Whether there is room for more.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < self.most && self.pieces.len() < MOST_PIECES
+    }
+
+    /// Whether what was transmitted with this list is all that there was, so that to go on would be in vain:
+    /// `left` bytes of the buffer are not used, into which something would have fitted.
+    #[must_use]
+    #[inline]
+    pub fn is_final(&self, left: usize) -> bool {
+        left >= ROOM_BYTES && (self.most == 0 || self.has_room())
     }
 
     /// Adds what comes behind `ahead` bytes of what is written next.

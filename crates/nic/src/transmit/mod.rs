@@ -18,6 +18,9 @@ use crate::receive;
 use crate::stream::{GATHER_BYTES, GATHER_REQUESTS};
 use crate::types::{ConnId, Time};
 
+/// Bytes into which something always fits, whatever there is to transmit.
+const ROOM_BYTES: usize = 1500;
+
 impl<P: Probe> Adapter<P> {
     /// The next stream with something to transmit, in round robin order. Call
     /// [`transmit`](Self::transmit) for it until that gives 0, or until its socket is full.
@@ -61,7 +64,9 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// As [`transmit`](Self::transmit), but large payloads stay where they are: `gather`, which is cleared
-    /// first, says where that is, and what comes before each in `out`.
+    /// first, says where that is, and what comes before each in `out`, and whether that
+    /// [was all](Gather::is_final). What may end the connection asks for its [`Close`](crate::Action::Close),
+    /// before which there is more to transmit.
     pub fn transmit_from_memory(
         &mut self,
         now: Time,

@@ -68,6 +68,9 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     if let Some(bytes) = say(stream, executed, out) {
         return bytes;
     }
+    if stream.outgoing.is_none() && stream.answers.is_empty() && !qp.sq.has_waiting() {
+        return Step::Nothing;
+    }
     stream.answers_turn = !stream.answers_turn;
     if stream.answers_turn {
         match answer(qp, hub, out, gather) {

@@ -450,6 +450,7 @@ impl Pair {
         let mut taken = 0;
         // Nothing is gathered where there are CRCs, as in most tests.
         let mut gather = Gather::new(100_000);
+        let mut ended = false;
         loop {
             if taken >= self.socket_bytes {
                 self.blocked.push((host, conn));
@@ -460,6 +461,8 @@ impl Pair {
             if used == 0 {
                 return;
             }
+            assert!(!ended, "there is more behind what was to be all");
+            ended = gather.is_final(buf.len() - used) && !adapter.has_output();
             let bytes = self.memory.between(&buf[..used], &gather);
             taken += bytes.len();
             if let Some(wire) = self.wires.iter_mut().find(|w| w.ends[host] == Some(conn)) {
