@@ -25,6 +25,13 @@ pub fn quartiles(values: &[f64]) -> [f64; 2] {
     [quantile(values, 0.25), quantile(values, 0.75)]
 }
 
+/// The median, and the first and third quartile. `None` of nothing.
+#[must_use]
+pub fn median_and_quartiles(values: &[f64]) -> Option<(f64, [f64; 2])> {
+    let median = median(values);
+    median.is_finite().then(|| (median, quartiles(values)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +42,7 @@ mod tests {
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[f64::NAN, 7.0]), 7.0);
         assert!(median(&[]).is_nan());
-        assert_eq!(quartiles(&[1.0, 2.0, 3.0, 4.0, 5.0]), [2.0, 4.0]);
+        assert_eq!(median_and_quartiles(&[1.0, 2.0, 3.0, 4.0, 5.0]), Some((3.0, [2.0, 4.0])));
+        assert_eq!(median_and_quartiles(&[f64::NAN]), None);
     }
 }

@@ -308,7 +308,7 @@ mod tests {
         series[0].contender = "Quipu, Open MPI".into();
         let metric = "same host, Open MPI over Quipu, 8 B send, half round trip";
         assert_eq!(verdict(&series, metric).reached, Some(true));
-        series[0].points.iter_mut().for_each(|(_, point)| point.median_ns = 131.0);
+        series[0].points.iter_mut().for_each(|(_, point)| point.rounds_ns = vec![Some(131.0)]);
         assert_eq!(verdict(&series, metric).reached, Some(false));
     }
 

@@ -279,7 +279,7 @@ impl Rows {
         all
     }
 
-    /// One's value by the other's: that of medians, and the quartiles of those within rounds.
+    /// One's value by the other's: median and quartiles of the ratios within rounds.
     pub(crate) fn ratio(
         &self,
         (ours, theirs): (&str, &str),
@@ -293,7 +293,7 @@ impl Rows {
             Some(number(ours.as_ref()?) / number(theirs.as_ref()?))
         };
         let ratios: Vec<_> = rounds.filter_map(within).collect();
-        Some((number(&ours.median) / number(&theirs.median), stats::quartiles(&ratios)))
+        stats::median_and_quartiles(&ratios)
     }
 }
 
