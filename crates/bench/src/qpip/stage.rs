@@ -458,7 +458,8 @@ mod tests {
             }
             for figure in Figure::ALL {
                 let (link, ends) = (contender.link, contender.ends);
-                let slice = Slice { link, ends, figure, mtu: 1500, message: 4096, slice_ms: 20 };
+                // Long enough for both ends to get a processor on a busy machine.
+                let slice = Slice { link, ends, figure, mtu: 1500, message: 4096, slice_ms: 100 };
                 space.prepare(link, slice.mtu).unwrap();
                 let measured = run(&space, cpus, &slice);
                 let measured =
