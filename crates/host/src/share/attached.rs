@@ -25,6 +25,8 @@ use crate::sys::{self, Epoll};
 
 /// News that one look takes before others get their turn.
 const NEWS_PER_TURN: usize = 256;
+/// Requests of a list that the other end gets to see at once.
+const SHOWN_TOGETHER: u32 = 16;
 /// The most events of a connection: it stands, the peer closes, it is over.
 const MAX_CHANGES: u8 = 3;
 /// The most news for which a sleep is worth while: the ring has room for as many while they are taken.
@@ -286,11 +288,15 @@ impl Attached {
         Ok(())
     }
 
-    /// Another end that sleeps is not left to sleep until its ring is full, however long a list is posted.
+    /// What is posted together is shown together, but of a long list one part after the other, so that both
+    /// ends work at the same time; and another end that sleeps is not left to sleep until its ring is full.
     #[inline]
     fn note_posted(&mut self) {
         self.posted = true;
         self.unrung += 1;
+        if self.unrung.is_multiple_of(SHOWN_TOGETHER) {
+            self.channel.outgoing.requests.show();
+        }
         if self.unrung >= RINGS.request_slots / 2 {
             self.ring();
         }
@@ -336,11 +342,15 @@ impl Attached {
         self.overflow.has_left(end)
     }
 
-    /// Wakes the other end if it sleeps and something was posted.
+    /// Shows the other end what was posted, and wakes it if it sleeps.
     #[inline]
     pub(crate) fn ring(&mut self) {
         self.unrung = 0;
-        if std::mem::take(&mut self.posted) && self.channel.outgoing.control.must_ring() {
+        if !std::mem::take(&mut self.posted) {
+            return;
+        }
+        self.channel.outgoing.requests.show();
+        if self.channel.outgoing.control.must_ring() {
             ring(&self.bell);
         }
     }
@@ -408,6 +418,24 @@ impl Attached {
                 }
                 let completion = Completion { wr_id: posted.wr_id, qp_num: half.number, ..done };
                 land(Landed::Completion(cq, completion));
+            }
+            News::Sent { last, count } => {
+                let Some(half) = self.qps.get_mut(&last.qp.into()) else { return true };
+                for before in (0..count).rev() {
+                    let posted = match half.sends.finish(last.sequence.wrapping_sub(before), 0) {
+                        Ok(Some(posted)) if posted.signaled => posted,
+                        Ok(_) => continue,
+                        Err(Impossible) => return false,
+                    };
+                    let completion = Completion {
+                        wr_id: posted.wr_id,
+                        opcode: WcOpcode::Send,
+                        byte_len: posted.len as u32,
+                        qp_num: half.number,
+                        ..Completion::default()
+                    };
+                    land(Landed::Completion(half.send_cq, completion));
+                }
             }
             News::Change { qp, change, state } => {
                 let Some(half) = self.qps.get_mut(&qp.into()) else { return true };

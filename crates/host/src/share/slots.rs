@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use quipu_inet::tcp::Failure;
-use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, RingError};
+use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, ProducerControl, RingError};
 use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
 use quipu_nic::{
     Completion, Key, Payload, QpState, SendFlags, Sge, TcpChange, WcExtra, WcOpcode, WcStatus,
@@ -26,6 +26,10 @@ const RECV: u8 = 2;
 const FAIL: u8 = 3;
 const COMPLETION: u8 = 1;
 const CHANGE: u8 = 2;
+const SENT: u8 = 3;
+
+/// The most sends that one slot says are done.
+pub(super) const MAX_SENT: u32 = 64;
 
 /// The number by which a request is known in both processes: its queue pair, its queue, and how many were
 /// posted there before it, wrapping.
@@ -46,6 +50,11 @@ impl Tag {
         let qp = (bits >> 32) as u32 & 0x7fff_ffff;
         Self { qp, receive: bits >> 63 != 0, sequence: bits as u32 }
     }
+
+    /// Of the request behind it in its queue.
+    fn next(self) -> Self {
+        Self { sequence: self.sequence.wrapping_add(1), ..self }
+    }
 }
 
 /// The body of a request, as it was copied out of the ring.
@@ -55,21 +64,12 @@ pub(super) type Body = [u8; MAX_BODY];
 pub(super) const BODY: Body = [0; MAX_BODY];
 
 #[inline]
-fn sge_bytes(sge: &Sge) -> [u8; SGE] {
-    let mut bytes = [0; SGE];
-    bytes[..8].copy_from_slice(&sge.addr.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&sge.len.to_ne_bytes());
-    bytes[12..].copy_from_slice(&sge.lkey.0.to_ne_bytes());
-    bytes
-}
-
-#[inline]
-fn address_bytes(address: SocketAddr) -> [u8; ADDRESS] {
-    let mut bytes = [0; ADDRESS];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(address_words(address)) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    bytes
+fn sge_words(sge: &Sge) -> [u64; 2] {
+    let (len, key) = (sge.len.to_ne_bytes(), sge.lkey.0.to_ne_bytes());
+    let mut halves = [0; 8];
+    halves[..4].copy_from_slice(&len);
+    halves[4..].copy_from_slice(&key);
+    [sge.addr, u64::from_ne_bytes(halves)]
 }
 
 /// A request, with its pieces of memory in a list of its own.
@@ -132,7 +132,7 @@ fn rest_len(payload: &Payload<'_>) -> usize {
     }
 }
 
-/// Posts a request.
+/// Posts a request, which is held back until [`SlotProducer::show`].
 ///
 /// # Errors
 ///
@@ -163,32 +163,40 @@ pub(super) fn post(
     };
     let slot = slots.reserve()?;
     if len <= INLINE_MAX {
-        let body = slot.payload();
-        write(request, |at, piece| body.write_from(at, piece));
+        let at = write_words(request, |index, word| slot.put_word(index, word));
+        if let Payload::Inline(bytes) = request.payload {
+            slot.payload().write_from(8 * at, bytes);
+        }
     } else {
         let position = bytes.reserve(len as u32)?;
-        write(request, |at, piece| bytes.write(position.wrapping_add(at as u64), piece));
+        let behind = |index: usize| position.wrapping_add(8 * index as u64);
+        let at =
+            write_words(request, |index, word| bytes.write(behind(index), &word.to_ne_bytes()));
+        if let Payload::Inline(inline) = request.payload {
+            bytes.write(behind(at), inline);
+        }
     }
-    slot.commit(&header);
+    slot.hold(&header);
     Ok(())
 }
 
-/// Writes the body of a request, piece by piece.
+/// Writes the body of a request, word by word, but for the bytes that it carries itself; how many words.
 #[inline]
-fn write(request: &Request<'_>, mut put: impl FnMut(usize, &[u8])) {
+fn write_words(request: &Request<'_>, mut put: impl FnMut(usize, u64)) -> usize {
     let mut at = 0;
     if let Some(to) = request.to {
-        put(0, &address_bytes(to));
-        at = ADDRESS;
+        address_words(to).into_iter().enumerate().for_each(|(index, word)| put(index, word));
+        at = ADDRESS / 8;
     }
-    match request.payload {
-        Payload::Sges(sges) => {
-            for (index, sge) in sges.iter().enumerate() {
-                put(at + index * SGE, &sge_bytes(sge));
-            }
+    if let Payload::Sges(sges) = request.payload {
+        for sge in sges {
+            let [addr, rest] = sge_words(sge);
+            put(at, addr);
+            put(at + 1, rest);
+            at += SGE / 8;
         }
-        Payload::Inline(bytes) => put(at, bytes),
     }
+    at
 }
 
 /// Takes the next order out of the ring, into `body` and `sges`. `Ok(None)`: there is none.
@@ -252,6 +260,8 @@ pub(super) fn take<'a>(
 pub(super) enum News {
     /// A request is done. Its `wr_id` is its tag; whose it is stands there.
     Completion(Completion),
+    /// Sends that follow each other in their queue are done, up to this one: so many, from 1 to [`MAX_SENT`].
+    Sent { last: Tag, count: u32 },
     /// Something has happened to the connection of a queue pair, which is in this state now.
     Change { qp: u32, change: TcpChange, state: QpState },
 }
@@ -321,11 +331,23 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
             };
             match done.extra {
                 WcExtra::From(source) => {
-                    let from = address_bytes(source.into());
-                    slots.push(&SlotHeader { rkey: 1, ..header }, &from)
+                    let slot = slots.reserve()?;
+                    let from = address_words(source.into());
+                    from.into_iter().enumerate().for_each(|(at, word)| slot.put_word(at, word));
+                    slot.commit(&SlotHeader { rkey: 1, inline_len: ADDRESS as u16, ..header });
+                    Ok(())
                 }
                 _ => slots.push(&header, &[]),
             }
+        }
+        News::Sent { last, count } => {
+            let header = SlotHeader {
+                opcode: SENT,
+                imm: count,
+                raddr: last.bits(),
+                ..SlotHeader::default()
+            };
+            slots.push(&header, &[])
         }
         News::Change { qp, change, state } => {
             let (flags, imm) = match change {
@@ -347,6 +369,64 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
             };
             slots.push(&header, &[])
         }
+    }
+}
+
+/// Tells a program of completions one after the other, and of sends that follow each other in one slot.
+pub(super) struct Teller<'a> {
+    slots: &'a mut SlotProducer,
+    control: &'a ProducerControl,
+    /// Sends that are still to be told of: the last, and how many.
+    sent: Option<(Tag, u32)>,
+    failed: Option<RingError>,
+}
+
+impl<'a> Teller<'a> {
+    pub(super) fn new(slots: &'a mut SlotProducer, control: &'a ProducerControl) -> Self {
+        Self { slots, control, sent: None, failed: None }
+    }
+
+    #[inline]
+    pub(super) fn tell(&mut self, done: &Completion) {
+        let tag = Tag::from_bits(done.wr_id);
+        if tag.receive || done.status != WcStatus::Success {
+            self.tell_sent();
+            return self.put(&News::Completion(*done));
+        }
+        match &mut self.sent {
+            // Who sleeps until there is enough counts slots.
+            Some((last, count))
+                if tag == last.next() && *count < MAX_SENT && !self.control.is_counted() =>
+            {
+                (*last, *count) = (tag, *count + 1);
+            }
+            _ => {
+                self.tell_sent();
+                self.sent = Some((tag, 1));
+            }
+        }
+    }
+
+    fn tell_sent(&mut self) {
+        if let Some((last, count)) = self.sent.take() {
+            self.put(&News::Sent { last, count });
+        }
+    }
+
+    fn put(&mut self, news: &News) {
+        if let Err(error) = tell(self.slots, news) {
+            self.failed = Some(error);
+        }
+    }
+
+    /// Tells the rest.
+    ///
+    /// # Errors
+    ///
+    /// As [`tell`], of any of them.
+    pub(super) fn finish(mut self) -> Result<(), RingError> {
+        self.tell_sent();
+        self.failed.map_or(Ok(()), Err)
     }
 }
 
@@ -383,6 +463,11 @@ fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
                 vendor_err: header.imm,
                 ..Completion::default()
             }))
+        }
+        SENT => {
+            let (last, count) = (Tag::from_bits(header.raddr), header.imm);
+            let fine = !last.receive && (1..=MAX_SENT).contains(&count);
+            fine.then_some(News::Sent { last, count })
         }
         CHANGE => {
             let change = match (header.flags, header.imm) {

@@ -16,7 +16,7 @@ use quipu_nic::{
 
 use super::RINGS;
 use super::claim::{self, Claim, Common};
-use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order};
+use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order, Teller};
 use super::words::{Call, Writer, answer};
 use crate::TcpEvent;
 use crate::engine::{ContextId, Engine};
@@ -219,17 +219,11 @@ impl Tenant {
         {
             self.changes.push_back(event);
         }
-        let slots = &mut self.channel.outgoing.requests;
-        let room = (slots.free()? as usize).min(PER_TURN);
-        let mut failed = None;
-        let found = self.engine.poll_cq_and_move(self.cq, room, |completion| {
-            if let Err(error) = slots::tell(slots, &News::Completion(*completion)) {
-                failed = Some(error);
-            }
-        });
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
+        let Outgoing { requests, control, .. } = &mut self.channel.outgoing;
+        let room = (requests.free()? as usize).min(PER_TURN);
+        let mut teller = Teller::new(requests, control);
+        let found = self.engine.poll_cq_and_move(self.cq, room, |done| teller.tell(done));
+        teller.finish()?;
         // It cannot overrun, and it is there.
         let (found, moved) = found.unwrap_or_default();
         self.drained = found < room;

@@ -108,6 +108,8 @@ pub struct SlotProducer {
     words: Words,
     geometry: Geometry,
     tail: u32,
+    /// The oldest slot that is held back: where it starts, and its first word, which is still to be written.
+    held: Option<(usize, u64)>,
     /// What the consumer had consumed when last looked at.
     consumed: u32,
     consumed_word: Shared<AtomicU32>,
@@ -128,6 +130,7 @@ impl SlotProducer {
             words,
             geometry: Geometry::new(slots),
             tail: 0,
+            held: None,
             consumed: 0,
             consumed_word: consumed,
             started: false,
@@ -160,7 +163,7 @@ impl SlotProducer {
                 return Err(RingError::Full);
             }
         }
-        Ok(SlotWriter { ring: self })
+        Ok(SlotWriter { first: self.geometry.first_word(self.tail), ring: self })
     }
 
     /// Pushes a message with this payload inline; `inline_len` is taken from the payload.
@@ -173,6 +176,15 @@ impl SlotProducer {
         slot.payload().write_from(0, payload);
         slot.commit(&SlotHeader { inline_len: payload.len() as u16, ..*header });
         Ok(())
+    }
+
+    /// Lets the consumer see what is held back, if anything is: see [`SlotWriter::hold`].
+    #[inline]
+    pub fn show(&mut self) {
+        if let Some((first, word)) = self.held.take() {
+            // Release: whoever sees the tag sees this slot and all that were filled behind it.
+            self.words.at(first).store(word, Ordering::Release);
+        }
     }
 
     /// Says that there is something in a ring that was never used.
@@ -208,32 +220,67 @@ impl SlotProducer {
 /// A slot being filled. Dropped without a commit, it stays free.
 pub struct SlotWriter<'r> {
     ring: &'r mut SlotProducer,
+    /// Where it starts.
+    first: usize,
 }
 
 impl SlotWriter<'_> {
     /// The [`INLINE_MAX`] payload bytes of the slot.
     #[inline]
     pub fn payload(&self) -> Span<'_> {
-        let first = self.ring.geometry.first_word(self.ring.tail);
-        self.ring.words.span(first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
+        self.ring.words.span(self.first + HEADER_WORDS, SLOT_WORDS - HEADER_WORDS)
     }
 
-    /// Pushes the slot: the consumer may see it from now on.
+    /// Writes 8 bytes of the payload, the `index`th of [`INLINE_MAX`] / 8. Panics if there are not so many.
+    #[inline]
+    #[track_caller]
+    pub fn put_word(&self, index: usize, word: u64) {
+        assert!(index < SLOT_WORDS - HEADER_WORDS, "a word behind the slot");
+        self.ring.words.at(self.first + HEADER_WORDS + index).store(word, Ordering::Relaxed);
+    }
+
+    /// Pushes the slot: the consumer may see it from now on, and what was held back before it.
     #[inline(always)]
     pub fn commit(self, header: &SlotHeader) {
-        let ring = self.ring;
-        let first = ring.geometry.first_word(ring.tail);
-        let packed = header.pack(ring.geometry.tag(ring.tail));
-        for (i, word) in packed.iter().enumerate().skip(1) {
-            ring.words.at(first + i).store(*word, Ordering::Relaxed);
-        }
+        let Self { ring, first } = self;
+        let word = ring.fill(first, header);
         // Release: whoever sees the tag sees the header and the payload.
-        ring.words.at(first).store(packed[0], Ordering::Release);
-        ring.tail = ring.tail.wrapping_add(1);
-        ring.fetch_ahead(header.inline_len);
-        if !ring.started {
-            ring.start();
+        ring.words.at(first).store(word, Ordering::Release);
+        ring.show();
+    }
+
+    /// Pushes the slot, but holds it back, and with it all that follow, until [`SlotProducer::show`]. A
+    /// consumer that spins would take the line of each slot away as soon as it is filled, and those of the
+    /// next ones before they are, while the producer still fills them: of a list that is held back it sees
+    /// one line only. Never leave slots held back while waiting for room.
+    #[inline(always)]
+    pub fn hold(self, header: &SlotHeader) {
+        let Self { ring, first } = self;
+        let word = ring.fill(first, header);
+        if ring.held.is_none() {
+            ring.held = Some((first, word));
+        } else {
+            // The consumer does not get here before the slot that is held back.
+            ring.words.at(first).store(word, Ordering::Release);
         }
+    }
+}
+
+impl SlotProducer {
+    /// Writes the header of the next slot, which starts at `first`, but for its first word, which it gives,
+    /// and goes on to the one behind.
+    #[inline(always)]
+    fn fill(&mut self, first: usize, header: &SlotHeader) -> u64 {
+        let packed = header.pack(self.geometry.tag(self.tail));
+        for (i, word) in packed.iter().enumerate().skip(1) {
+            self.words.at(first + i).store(*word, Ordering::Relaxed);
+        }
+        self.tail = self.tail.wrapping_add(1);
+        self.fetch_ahead(header.inline_len);
+        if !self.started {
+            self.start();
+        }
+        packed[0]
     }
 }
 
@@ -446,6 +493,43 @@ mod tests {
         consumer.pop();
         assert_eq!(consumer.peek(), None);
         assert_eq!(producer.push(&header, &[0; 97]), Err(RingError::TooLong));
+    }
+
+    #[test]
+    fn what_is_held_back_is_seen_at_once_and_in_order() {
+        let (mut producer, mut consumer, _segment) = ring(4, 0);
+        let header = |imm| SlotHeader { imm, inline_len: 16, ..Default::default() };
+        let hold = |producer: &mut SlotProducer, imm: u32| {
+            let slot = producer.reserve().unwrap();
+            (0..2).for_each(|index| slot.put_word(index, u64::from(10 * imm) + index as u64));
+            slot.hold(&header(imm));
+        };
+        for imm in 0..3 {
+            hold(&mut producer, imm);
+            assert_eq!((consumer.peek(), producer.position()), (None, imm + 1));
+        }
+        assert_eq!(producer.free(), Ok(1), "they take their room");
+        producer.show();
+        let mut take = |imm: u32| {
+            assert_eq!(consumer.peek(), Some(header(imm)));
+            let mut payload = [0; 16];
+            consumer.payload().read_into(0, &mut payload);
+            let words = [0, 1].map(|index| 10 * u64::from(imm) + index);
+            assert_eq!(payload.as_chunks().0, &words.map(u64::to_ne_bytes)[..]);
+            consumer.pop();
+        };
+        (0..3).for_each(&mut take);
+        // What is pushed as usual lets go what was held back.
+        hold(&mut producer, 3);
+        producer.show();
+        producer.show();
+        take(3);
+        consumer.publish();
+        hold(&mut producer, 4);
+        producer.push(&header(5), &[]).unwrap();
+        assert_eq!(consumer.peek(), Some(header(4)));
+        consumer.pop();
+        assert_eq!(consumer.peek().map(|header| header.imm), Some(5));
     }
 
     #[test]

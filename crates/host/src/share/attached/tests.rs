@@ -15,7 +15,8 @@ fn attached_in(memory: &Segment) -> (Attached, Channel, OwnedFd) {
     let adapter = Channel::create(memory, 0, RINGS).unwrap();
     let [bell, theirs] = crate::share::pair().unwrap();
     let mut attached = Attached::new(memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
-    let (cap, cq) = (QpCap { max_recv_wr: 8192, max_recv_sge: 1, ..QpCap::default() }, CqId(1));
+    let cap = QpCap { max_recv_wr: 8192, max_recv_sge: 1, max_send_wr: 64, ..QpCap::default() };
+    let cq = CqId(1);
     let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
     let pd = quipu_nic::PdId(1);
     let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
@@ -149,6 +150,64 @@ fn a_request_that_waits_for_room_cannot_be_done() {
     let (landed, lost) = hear(&mut attached, &mut adapter, done(slots + 1));
     // What is under way is flushed, and the connection is over.
     assert!(lost && landed == slots as usize + 1, "{landed}");
+}
+
+fn post_send(attached: &mut Attached, wr_id: u64, flags: SendFlags) {
+    let (op, payload) = (SendOp::Send, Payload::Inline(&[]));
+    attached.post_send(QpId(5), &SendWr { wr_id, to: To::Peer, op, flags, payload }).unwrap();
+}
+
+#[test]
+fn what_is_posted_together_is_shown_together_and_a_long_list_in_parts() {
+    let (mut attached, mut adapter, _bell) = attached();
+    (0..3).for_each(|wr_id| post_send(&mut attached, wr_id, SendFlags::SIGNALED));
+    assert!(take(&mut adapter, usize::MAX).is_empty());
+    attached.ring();
+    assert_eq!(take(&mut adapter, usize::MAX), [0, 1, 2]);
+    (3..3 + SHOWN_TOGETHER).for_each(|wr_id| {
+        assert!(take(&mut adapter, usize::MAX).is_empty());
+        post_send(&mut attached, wr_id.into(), SendFlags::SIGNALED);
+    });
+    assert!(take(&mut adapter, usize::MAX).into_iter().eq(3..3 + SHOWN_TOGETHER));
+}
+
+#[test]
+fn sends_that_are_done_together_complete_in_order_and_once() {
+    let (mut attached, mut adapter, _bell) = attached();
+    for wr_id in 10..16 {
+        let asked = wr_id != 11;
+        let flags = if asked { SendFlags::SIGNALED } else { SendFlags::empty() };
+        post_send(&mut attached, wr_id, flags);
+    }
+    let mut found = Vec::new();
+    let mut sent = |sequence, count| {
+        let last = Tag { qp: 5, receive: false, sequence };
+        slots::tell(&mut adapter.outgoing.requests, &News::Sent { last, count }).unwrap();
+        found.clear();
+        attached.poll(|landed| match landed {
+            Landed::Completion(CqId(1), Completion { wr_id, qp_num: QpNum(5), .. }) => {
+                found.push(wr_id);
+            }
+            other => panic!("{other:?}"),
+        });
+        (found.clone(), attached.lost)
+    };
+    assert_eq!(sent(2, 3), (vec![10, 12], false));
+    // Again, and with such as were never posted.
+    assert_eq!(sent(3, 4), (vec![13], false));
+    assert_eq!(sent(70, 64), (vec![], false));
+    assert_eq!(sent(5, 1), (vec![15], false));
+    assert_eq!(sent(5, 64), (vec![14], false));
+}
+
+#[test]
+fn a_send_that_waits_for_room_cannot_be_done_with_others() {
+    let (mut attached, mut adapter, _bell) = attached();
+    post_send(&mut attached, 1, SendFlags::SIGNALED);
+    overflow(&mut attached);
+    post_send(&mut attached, 2, SendFlags::SIGNALED);
+    let last = Tag { qp: 5, receive: false, sequence: 1 };
+    assert!(hear(&mut attached, &mut adapter, News::Sent { last, count: 2 }).1);
 }
 
 #[test]
