@@ -31,6 +31,11 @@ fn folder() -> &'static Path {
 
 /// Compiles `c/<name>.c` and runs it; it says itself what is wrong.
 fn run(name: &str) {
+    run_behind(name, None);
+}
+
+/// The same with a library in front of all.
+fn run_behind(name: &str, front: Option<&Path>) {
     if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
         eprintln!("skipped: the headers of librdmacm are not installed");
         return;
@@ -42,10 +47,11 @@ fn run(name: &str) {
     compile.args(arguments).arg(&program).arg(source).args(["-lrdmacm", "-libverbs", "-lpthread"]);
     assert!(compile.status().expect("cc").success());
     let preload = ["libibverbs.so.1", "librdmacm.so.1"].map(|file| folder().join(file));
-    let preload = preload.map(|file| file.display().to_string()).join(":");
+    let preload = front.map(Path::to_owned).into_iter().chain(preload);
+    let preload: Vec<String> = preload.map(|file| file.display().to_string()).collect();
     let output = Command::new(program)
         .env("LD_LIBRARY_PATH", folder())
-        .env("LD_PRELOAD", preload)
+        .env("LD_PRELOAD", preload.join(":"))
         .env("QUIPU_ADDRESS", "127.0.0.1")
         .output()
         .expect("the program starts");
@@ -71,6 +77,16 @@ fn synchronous_identifiers_wait_for_their_events() {
 #[test]
 fn streams_over_queue_pairs_behave_as_sockets() {
     run("sockets");
+}
+
+#[test]
+fn sockets_become_streams_over_queue_pairs() {
+    let library = Path::new("/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so");
+    if !library.exists() {
+        eprintln!("skipped: librspreload is not installed");
+        return;
+    }
+    run_behind("preloaded", Some(library));
 }
 
 #[test]

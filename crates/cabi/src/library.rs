@@ -2,11 +2,11 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use libc::c_void;
+use libc::{c_int, c_void};
 
 /// Loads a shared library that lies in the same folder as the code or data at `own`, and looks a
 /// symbol up in it. The library stays loaded for the life of the process; asking again is cheap and
-/// finds the same one.
+/// finds the same one. It calls the system's sockets, also in a program whose own calls go to r* sockets.
 ///
 /// # Errors
 ///
@@ -18,7 +18,7 @@ pub fn symbol_beside(own: *const c_void, file: &str, symbol: &str) -> Result<*mu
     // SAFETY: dlopen(3) and dlsym(3) want zero-terminated strings, which these are. What the
     // library's initialisers do is its own matter.
     let found = unsafe {
-        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | scope());
         if library.is_null() {
             return Err(loader_error());
         }
@@ -27,8 +27,26 @@ pub fn symbol_beside(own: *const c_void, file: &str, symbol: &str) -> Result<*mu
     if found.is_null() { Err(loader_error()) } else { Ok(found) }
 }
 
+/// What dlopen(3) is to do about a process in which librspreload makes r* sockets of sockets. Those are
+/// Quipu's: an engine whose own socket became one would wait for itself. Others who put functions in front
+/// of the C library's (allocators, sanitizers) want to be there for everybody.
+fn scope() -> c_int {
+    // SAFETY: dlsym(3) of a zero-terminated name.
+    let socket = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"socket".as_ptr()) };
+    let file = file_of(socket).and_then(|path| path.file_name().map(OsStr::to_owned));
+    match file {
+        Some(name) if name.as_bytes().starts_with(b"librspreload") => libc::RTLD_DEEPBIND,
+        _ => 0,
+    }
+}
+
 /// The folder of the file that an address was loaded from.
 fn folder_of(address: *const c_void) -> Option<PathBuf> {
+    file_of(address)?.parent().map(Path::to_owned)
+}
+
+/// The file that an address was loaded from.
+fn file_of(address: *const c_void) -> Option<PathBuf> {
     // SAFETY: an all-zero Dl_info is valid (null pointers).
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: dladdr(3) takes any address; `info` is valid for the call.
@@ -37,7 +55,7 @@ fn folder_of(address: *const c_void) -> Option<PathBuf> {
     }
     // SAFETY: dladdr gives a zero-terminated path that lasts while the file is loaded.
     let path = unsafe { CStr::from_ptr(info.dli_fname) };
-    Path::new(OsStr::from_bytes(path.to_bytes())).parent().map(Path::to_owned)
+    Some(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
 }
 
 fn loader_error() -> String {

@@ -228,10 +228,10 @@ entry! {
         }
     }
 
-    /// `rfcntl`: as fcntl(2), `F_GETFL` and `F_SETFL`.
+    /// `rfcntl`: as fcntl(2), `F_GETFL` and `F_SETFL`, `F_GETFD` and `F_SETFD`.
     fn rfcntl(fd: c_int, command: c_int, argument: libc::c_long) -> IntMinusOne {
         match (known(fd)?, command) {
-            (Entry::Datagram, _) => {
+            (Entry::Datagram, _) | (_, libc::F_GETFD | libc::F_SETFD) => {
                 // SAFETY: fcntl(2), with the argument as the program gave it.
                 system(unsafe { libc::fcntl(fd, command, argument) })
             }

@@ -137,11 +137,11 @@ impl Socket {
     ///
     /// `id` is an identifier with a channel of its own.
     unsafe fn around(id: *mut rdma_cm_id, options: Options) -> Result<Arc<Self>, Errno> {
-        // SAFETY: epoll_create1(2); passed on from the caller.
+        // SAFETY: passed on from the caller.
         let made = unsafe {
-            system(libc::epoll_create1(libc::EPOLL_CLOEXEC)).and_then(|fd| {
+            epoll_set().and_then(|fd| {
                 set_nonblocking((*(*id).channel).fd);
-                watch(fd, (*(*id).channel).fd).map(|()| fd as c_int)
+                watch(fd, (*(*id).channel).fd).map(|()| fd)
             })
         };
         let fd = made.inspect_err(|_| {
@@ -334,11 +334,21 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
     }
 }
 
+/// An epoll set. The kernel is called by number, here and below: the C library's functions may be hidden by
+/// those of librspreload, which makes sets of r* sockets.
+fn epoll_set() -> Result<c_int, Errno> {
+    // SAFETY: epoll_create1(2) takes an integer.
+    let made = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
+    system(made as c_int).map(|fd| fd as c_int)
+}
+
 /// Has an epoll set watch a descriptor.
 fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: epoll_ctl(2); `event` is valid for the call.
-    system(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(|_| ())
+    let done =
+        unsafe { libc::syscall(libc::SYS_epoll_ctl, set, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+    system(done as c_int).map(|_| ())
 }
 
 /// The greeting in the private data of an event.

@@ -88,6 +88,9 @@ static void without_blocking(void)
 
 	CHECK(rfcntl(rs, F_SETFL, O_NONBLOCK) == 0 && (rfcntl(rs, F_GETFL) & O_NONBLOCK));
 	CHECK(rfcntl(listening, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(rfcntl(rs, F_SETFD, 0) == 0 && rfcntl(rs, F_GETFD) == 0);
+	CHECK(rfcntl(rs, F_SETFD, FD_CLOEXEC) == 0 && rfcntl(rs, F_GETFD) == FD_CLOEXEC);
+	FAILS(rfcntl(rs, F_DUPFD, 0), EOPNOTSUPP);
 	FAILS(raccept(listening, NULL, NULL), EAGAIN);
 	FAILS(rconnect(rs, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
 	FAILS(rrecv(rs, text, 1, 0), EAGAIN);
