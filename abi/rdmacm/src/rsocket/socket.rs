@@ -339,7 +339,7 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
 fn epoll_set() -> Result<c_int, Errno> {
     // SAFETY: epoll_create1(2) takes an integer.
     let made = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
-    system(made as c_int).map(|fd| fd as c_int)
+    system(made as c_int)
 }
 
 /// Has an epoll set watch a descriptor.
