@@ -41,6 +41,14 @@ impl<'a> Iterator for Pieces<'a, '_> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
+        // The end of a list, most often after one piece, costs no call.
+        if self.left == 0 { None } else { self.find() }
+    }
+}
+
+impl<'a> Pieces<'a, '_> {
+    /// The next piece, of which there is one unless the list is too short.
+    fn find(&mut self) -> Option<Result<Span<'a>, AccessError>> {
         while self.left > 0 {
             let Some((sge, rest)) = self.list.split_first() else {
                 self.left = 0;
