@@ -139,6 +139,9 @@ fn find(name: &OsStr) -> Result<PathBuf, Failure> {
         None => {
             let remedy = match super::doctor::package_of(&shown) {
                 Some(package) => format!("install it: apt-get install {package}"),
+                None if shown.starts_with('-') => {
+                    "if it was meant as an option: `quipu run --help` lists them".into()
+                }
                 None => "install it, or give its path".into(),
             };
             missing("there is no such program in the folders of PATH", remedy)
@@ -186,4 +189,18 @@ fn gains_rights(file: &Path) -> bool {
     let user = mode & 0o4000 != 0 && program.uid() != own.uid();
     let group = mode & 0o2010 == 0o2010 && program.gid() != own.gid();
     user || group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_comes_with_a_remedy() {
+        let remedy = |name: &str| find(OsStr::new(name)).unwrap_err().to_string();
+        assert!(remedy("--adress").contains("`quipu run --help`"));
+        assert!(remedy("no-such-program").contains("give its path"));
+        assert!(remedy("/no/such/program").contains("check the path"));
+        assert_eq!(find(OsStr::new("/proc/self/exe")).unwrap(), Path::new("/proc/self/exe"));
+    }
 }
