@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quipu_inet::stack::Stack;
 use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
@@ -33,8 +33,10 @@ const INTERVAL_NS: u64 = 200_000_000;
 const FEW_QUEUE_PAIRS: u64 = 64;
 /// How often a sample is read that is being written.
 const READS: usize = 20;
-/// How often a file is created that others remove before it is locked.
+/// How often a file is created that others remove before it is locked, and how long whoever has it locked may
+/// take each time to do so: it may have lost its processor.
 const CREATIONS: usize = 100;
+const LOCKED_FOR: Duration = Duration::from_micros(500);
 /// Numbers that are tried: other processes may have this one's number, in another space of them.
 const NUMBERS: usize = 16;
 /// Files of dead engines that one engine removes when it is opened.
@@ -352,7 +354,8 @@ fn create_locked(path: &Path) -> io::Result<File> {
         let file = sys::above_standard(options.open(path)?)?;
         match file.try_lock() {
             Ok(()) if is_at(&file, path) => return file.set_len(0).map(|()| file),
-            Ok(()) | Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCKED_FOR),
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }

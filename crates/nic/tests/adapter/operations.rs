@@ -13,8 +13,8 @@ fn only(completions: Vec<Completion>) -> Completion {
     completions[0]
 }
 
-const SIZES: [usize; 14] =
-    [0, 1, 8, 32, 33, 96, 97, 255, 4096, 8192, 8193, 65_536, 100_000, 1 << 20];
+const SIZES: [usize; 15] =
+    [0, 1, 8, 32, 33, 96, 97, 255, 4096, 8192, 16_384, 16_385, 65_536, 100_000, 1 << 20];
 
 #[test]
 fn sends_of_all_sizes() {
