@@ -57,6 +57,12 @@ pub(super) fn run<P: Probe>(
     if let Some(status) = failed {
         plain::say_failed(qp);
         requester::fail_next(qp, hub, status);
+        // While that waits for the requests before it, what the peer has asked for is still answered.
+        if let Path::Stream(stream) = &mut qp.path
+            && !stream.answers.is_empty()
+        {
+            stream.make_ready(&mut hub.ready);
+        }
     }
     hub.probe.stage(Stage::Headers, used);
     used

@@ -491,6 +491,30 @@ fn a_receive_posted_late_wakes_what_waited_for_it() {
     }
 }
 
+/// A request that cannot be sent fails once those before it are acknowledged. What the peer has asked for
+/// meanwhile is answered, before and behind it, though nothing else makes the stream transmit.
+#[test]
+fn who_is_about_to_fail_still_answers() {
+    let (mut pair, qps) = connected(Way::Stream(usize::MAX));
+    let (here, there) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+    here.fill(0, &[7; 256]);
+    pair.recv(1, qps[1], 50, &[]);
+    for wr_id in 0..4 {
+        let from = here.addr() + 64 * wr_id;
+        let read = SendOp::Read { addr: from, rkey: here.key() };
+        pair.send(1, qps[1], wr_id, read, &[there.sge(64 * wr_id as usize, 64)]);
+    }
+    pair.step();
+    let unknown = Sge { lkey: Key(here.region.key.0 ^ 0x1000), ..here.sge(0, 8) };
+    pair.send(0, qps[0], 1, SendOp::Send, &[]);
+    pair.send(0, qps[0], 2, SendOp::Send, &[unknown]);
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::LocProtErr)]);
+    let done = pair.polled(1);
+    assert!(done.iter().all(|&(_, status)| status == WcStatus::Success), "{done:?}");
+    assert_eq!((done.len(), there.bytes(0, 256)), (5, vec![7; 256]));
+}
+
 /// A peer that fills the ring before this side has joined the channel rings for nothing of it later:
 /// all of it must be served nevertheless, though one look serves only a part.
 #[test]
