@@ -42,6 +42,9 @@ pub(crate) enum Backing {
     File {
         _mapping: Mapping,
     },
+    Buffer {
+        _memory: Arc<Mapping>,
+    },
 }
 
 /// Device memory that a region keeps from being freed.
@@ -99,13 +102,13 @@ impl CReturn for Rereg {
 /// Registers memory. `iova` is what work requests call the first byte.
 pub(crate) fn register(
     pd: &Pd,
-    addr: *mut c_void,
-    length: usize,
+    (addr, length): (*mut c_void, usize),
     iova: u64,
     access: u32,
+    backing: Backing,
 ) -> Result<*mut ibv_mr, Errno> {
     let region = Wanted { addr, length, init: init(addr, length, iova, access) };
-    create(pd, &region, Backing::Program)
+    create(pd, &region, backing)
 }
 
 /// A region to be made: how the program sees it, and what the engine registers.
@@ -177,7 +180,8 @@ entry! {
         access: c_int,
     ) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain.
-        register(unsafe { pd(raw) }?, addr, length, addr as u64, access as u32)
+        let pd = unsafe { pd(raw) }?;
+        register(pd, (addr, length), addr as u64, access as u32, Backing::Program)
     }
 
     /// `ibv_reg_mr_iova(3)`
@@ -189,7 +193,8 @@ entry! {
         access: c_int,
     ) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain.
-        register(unsafe { pd(raw) }?, addr, length, iova, access as u32)
+        let pd = unsafe { pd(raw) }?;
+        register(pd, (addr, length), iova, access as u32, Backing::Program)
     }
 
     /// `ibv_reg_mr_iova2(3)`: the form that takes optional access flags, which are ignored where
@@ -202,7 +207,7 @@ entry! {
         access: c_uint,
     ) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain.
-        register(unsafe { pd(raw) }?, addr, length, iova, access)
+        register(unsafe { pd(raw) }?, (addr, length), iova, access, Backing::Program)
     }
 
     /// `ibv_reg_mr_ex(3)`: of memory at an address, in a buffer or not, or of a file; DMA handles are not
@@ -220,17 +225,18 @@ entry! {
         }
         let has = |bit: u64| attr.comp_mask & bit != 0;
         let access = attr.access as u32;
+        let mut backing = Backing::Program;
         if has(IBV_REG_MR_MASK_BUF) {
             if !has(IBV_REG_MR_MASK_ADDR) || has(IBV_REG_MR_MASK_FD_OFFSET) {
                 return Err(Errno::EINVAL);
             }
             // SAFETY: the program passes a buffer.
-            unsafe { Buf::get(attr.buf) }?.check(pd, attr.addr, attr.length)?;
+            backing = unsafe { Buf::get(attr.buf) }?.share(pd, attr.addr, attr.length)?;
         }
         match (has(IBV_REG_MR_MASK_ADDR), has(IBV_REG_MR_MASK_FD)) {
             (true, false) => {
                 let iova = if has(IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr as u64 };
-                register(pd, attr.addr, attr.length, iova, access)
+                register(pd, (attr.addr, attr.length), iova, access, backing)
             }
             (false, true) => {
                 let offset = if has(IBV_REG_MR_MASK_FD_OFFSET) { attr.fd_offset } else { 0 };

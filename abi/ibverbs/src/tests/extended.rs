@@ -195,6 +195,13 @@ fn buffers_are_registered_as_far_as_they_go() {
 
         assert_eq!(buf::ibv_export_buf_dmabuf_fd(buffer), -1);
         assert_eq!(Errno::last(), Errno(libc::ENODATA));
+        // A peer may still reach what is registered: it stays what it was, until the region is gone.
+        let region = register(domain, 0, SIZE);
+        buf::ibv_free_buf(buffer);
+        assert_eq!(libc::msync(base, SIZE, libc::MS_ASYNC), 0, "{}", Errno::last().0);
+        assert!(std::slice::from_raw_parts(base.cast::<u8>(), SIZE).iter().all(|byte| *byte == 7));
+        assert_eq!(mr::ibv_dereg_mr(region), 0);
+        assert!(!buf::ibv_alloc_buf(domain, 1, &mut buffer).is_null());
         assert_eq!(pd::ibv_dealloc_pd(domain), 0);
         buf::ibv_free_buf(buffer);
         assert!(buf::ibv_alloc_buf(other, usize::MAX, &mut buffer).is_null());
