@@ -208,6 +208,9 @@ impl Core {
         for item in ready.iter() {
             let adapter = &mut self.adapter;
             match Token::from_bits(item.token) {
+                // Whoever waits may not have woken yet, and would go on sleeping: the kernel looks again
+                // at what woke it.
+                Some(Token::Bell) if self.wakes_at.is_some() => {}
                 Some(Token::Bell) => self.bell.clear(),
                 Some(Token::Listener(index)) => any |= self.net.accept(adapter, now, index),
                 Some(Token::Stream(slot)) => {
@@ -644,5 +647,35 @@ impl Core {
             (self.calls.sends, self.calls.receives) = self.net.calls();
             publisher.publish(now, &self.adapter, &self.calls);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use quipu_nic::Time;
+
+    use crate::config::Config;
+    use crate::engine::Engine;
+    use crate::sys::is_readable;
+
+    /// On a busy machine the thread that waits for descriptors wakes long after it was called. Calls of
+    /// others in between must not take back what it was called by: it would sleep on, past deadlines that
+    /// it does not know of.
+    #[test]
+    fn who_waits_for_descriptors_hears_the_bell_although_others_look_first() {
+        let config = Config { address: Some([127, 0, 0, 1].into()), ..Config::default() };
+        let engine = Engine::open(config).unwrap();
+        let mut core = engine.inner.core.lock();
+        core.stop_waiting();
+        core.wakes_at = Some(Time(u64::MAX));
+        core.call_sleeper();
+        core.run();
+        let bell = core.bell.fd().as_raw_fd();
+        assert!(is_readable(bell), "for the one that waits");
+        core.stop_waiting();
+        core.run();
+        assert!(!is_readable(bell), "nobody waits any more");
     }
 }
