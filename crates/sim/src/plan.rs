@@ -190,7 +190,7 @@ impl Plan {
             },
             partition_percent: if options.network_faults && rng.percent(25) { 70 } else { 0 },
             calm_ns: rng.pick(&[2_000_000, 20_000_000, 200_000_000]),
-            copy_limit: rng.pick(&[0, 96, 1000, 8192, 100_000]),
+            copy_limit: rng.pick(&[0, 96, 1000, 16_384, 100_000]),
             max_ulpdu: rng.pick(&[1400, 1400, 8_900, 64_000]),
             setup_timeout_ns: rng.pick(&[20_000_000, 1_000_000_000]),
             tick_ns: rng.pick(&[1_000, 20_000, 500_000]),

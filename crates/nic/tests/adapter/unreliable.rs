@@ -33,7 +33,7 @@ fn assert_quiet(pair: &Pair, qps: [QpId; 2]) {
 
 use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
 
-const SIZES: [usize; 9] = [0, 1, 96, 97, 4096, 8193, 65_536, 100_000, 1 << 20];
+const SIZES: [usize; 9] = [0, 1, 96, 97, 4096, 16_385, 65_536, 100_000, 1 << 20];
 
 #[test]
 fn sends_and_writes_of_all_sizes() {

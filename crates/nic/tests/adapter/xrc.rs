@@ -102,7 +102,7 @@ fn messages_reach_the_queue_that_they_name() {
         let (from, to) = xrc.buffers(1 << 20);
         let (addr, rkey) = (to.addr(), to.key());
         let responder = xrc.pair.hosts[1].adapter.query_qp(xrc.qps[1]).unwrap().num;
-        for (n, len) in [0, 1, 96, 97, 8193, 100_000, 1 << 20].into_iter().enumerate() {
+        for (n, len) in [0, 1, 96, 97, 16_385, 100_000, 1 << 20].into_iter().enumerate() {
             let ops = [SendOp::Send, SendOp::SendImm(7), SendOp::WriteImm { addr, rkey, imm: 7 }];
             for (kind, op) in ops.into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + n + kind * 7) as u8).collect();
