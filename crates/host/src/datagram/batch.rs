@@ -66,7 +66,7 @@ pub(super) struct Incoming {
 }
 
 /// How many datagrams the next look at a socket asks for. Most looks of a poller are in vain, and cost
-/// less the less they ask for; behind two in a row that were not there may be many more.
+/// less the less they ask for; behind two in a row that were not, there may be many more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
     /// Looks in a row that brought something, up to 2.
