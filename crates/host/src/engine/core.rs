@@ -656,8 +656,7 @@ mod tests {
 
     use quipu_nic::Time;
 
-    use crate::config::Config;
-    use crate::engine::Engine;
+    use crate::engine::tests::idle;
     use crate::sys::is_readable;
 
     /// On a busy machine the thread that waits for descriptors wakes long after it was called. Calls of
@@ -665,8 +664,7 @@ mod tests {
     /// it does not know of.
     #[test]
     fn who_waits_for_descriptors_hears_the_bell_although_others_look_first() {
-        let config = Config { address: Some([127, 0, 0, 1].into()), ..Config::default() };
-        let engine = Engine::open(config).unwrap();
+        let engine = idle();
         let mut core = engine.inner.core.lock();
         core.stop_waiting();
         core.wakes_at = Some(Time(u64::MAX));

@@ -384,11 +384,15 @@ fn open_qpip(
 mod tests {
     use super::*;
 
+    /// An engine that nobody uses.
+    pub(super) fn idle() -> Arc<Engine> {
+        Engine::open(Config { address: Some([127, 0, 0, 1].into()), ..Config::default() }).unwrap()
+    }
+
     /// A handler of a signal may call `exit` in the middle of a call of this library: libpsm's does.
     #[test]
     fn the_end_of_the_process_does_not_wait_for_a_call_that_it_interrupted() {
-        let config = Config { address: Some([127, 0, 0, 1].into()), ..Config::default() };
-        let engine = Engine::open(config).unwrap();
+        let engine = idle();
         let interrupted = engine.inner.core.lock();
         engine.shutdown_flush();
         assert!(!engine.strict_verdict());
