@@ -179,21 +179,25 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     all
 }
 
-/// What an RNIC does not do: atomics, writes of one piece, address handles, waiting for a receive.
+/// What an RNIC does not do: atomics, writes of one piece, waiting for a receive, and any service but the
+/// reliable one: datagrams with their address handles and groups, XRC.
 fn of_rnic(all: &mut ibv_device_attr_ex) {
     let attr = &mut all.orig_attr;
     attr.vendor_part_id = 2;
     attr.atomic_cap = IBV_ATOMIC_NONE;
     attr.max_ah = 0;
+    (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) = (0, 0, 0);
     attr.max_raw_ethy_qp = 0;
     attr.device_cap_flags &= !(IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_XRC
         | IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_MANAGED_FLOW_STEERING);
     // SAFETY: the structure consists of integers.
     all.rss_caps = unsafe { std::mem::zeroed() };
     all.max_wq_type_rq = 0;
-    all.odp_caps.per_transport_caps.rc_odp_caps &= !IBV_ODP_SUPPORT_ATOMIC_WRITE;
-    all.xrc_odp_caps &= !IBV_ODP_SUPPORT_ATOMIC_WRITE;
+    let caps = &mut all.odp_caps.per_transport_caps;
+    caps.rc_odp_caps &= !(IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_ATOMIC_WRITE);
+    (caps.uc_odp_caps, caps.ud_odp_caps, all.xrc_odp_caps) = (0, 0, 0);
     all.device_cap_flags_ex = attr.device_cap_flags.into();
 }
 
@@ -209,13 +213,10 @@ fn of_qpip(all: &mut ibv_device_attr_ex) {
     attr.max_sge_rd = 0;
     attr.max_mw = 0;
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) = (0, 0, 0);
-    (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) = (0, 0, 0);
     attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID;
     all.device_cap_flags_ex = attr.device_cap_flags.into();
     let sends = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
-    all.odp_caps.per_transport_caps =
-        ibv_odp_transport_caps { rc_odp_caps: sends, uc_odp_caps: 0, ud_odp_caps: 0 };
-    all.xrc_odp_caps = 0;
+    all.odp_caps.per_transport_caps.rc_odp_caps = sends;
 }
 
 fn port_attributes(
@@ -413,6 +414,17 @@ mod tests {
         assert_eq!(offered(Device::Quipu0), (true, [true; 2]));
         assert_eq!(offered(Device::QuipuIw0), (false, [false; 2]));
         assert_eq!(offered(Device::QuipuQp0), (false, [false; 2]));
+    }
+
+    #[test]
+    fn an_rnic_offers_nothing_of_services_that_it_does_not_have() {
+        let all = device_attributes(Device::QuipuIw0, &loopback(), &Limits::default());
+        let (attr, caps) = (&all.orig_attr, &all.odp_caps.per_transport_caps);
+        assert_eq!((caps.uc_odp_caps, caps.ud_odp_caps, all.xrc_odp_caps), (0, 0, 0));
+        assert_eq!(caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC, 0);
+        assert_ne!(caps.rc_odp_caps & IBV_ODP_SUPPORT_SRQ_RECV, 0);
+        assert_eq!(attr.device_cap_flags & IBV_DEVICE_XRC, 0);
+        assert_eq!((attr.max_ah, attr.max_mcast_grp, attr.max_total_mcast_qp_attach), (0, 0, 0));
     }
 
     #[test]

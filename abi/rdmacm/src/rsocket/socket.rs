@@ -4,6 +4,7 @@
 //! that it is readable when one of the two has something to say.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -141,7 +142,7 @@ impl Socket {
         let made = unsafe {
             epoll_set().and_then(|fd| {
                 set_nonblocking((*(*id).channel).fd);
-                watch(fd, (*(*id).channel).fd).map(|()| fd)
+                watch(fd.as_raw_fd(), (*(*id).channel).fd).map(|()| fd.into_raw_fd())
             })
         };
         let fd = made.inspect_err(|_| {
@@ -336,10 +337,11 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
 
 /// An epoll set. The kernel is called by number, here and below: the C library's functions may be hidden by
 /// those of librspreload, which makes sets of r* sockets.
-fn epoll_set() -> Result<c_int, Errno> {
+fn epoll_set() -> Result<OwnedFd, Errno> {
     // SAFETY: epoll_create1(2) takes an integer.
     let made = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
-    system(made as c_int)
+    // SAFETY: the kernel just made it, for this caller.
+    system(made as c_int).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Has an epoll set watch a descriptor.

@@ -82,7 +82,8 @@ impl Core {
         let mut take = |landed| {
             let queue = if let Landed::Completion(cq, _) = &landed { Some(*cq) } else { None };
             if !land(adapter, events, now, landed) {
-                overrun.extend(queue);
+                // The slots of one look come one after the other: once is enough.
+                overrun.extend(queue.filter(|cq| overrun.last() != Some(cq)));
             }
         };
         let any = if rung { attached.ready(&mut take) } else { attached.poll(&mut take) };
