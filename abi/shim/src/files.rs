@@ -16,9 +16,9 @@ const NOTHING: &CStr = c"/dev/null";
 /// Opens a node of ours.
 fn open_node(node: Node, flags: c_int) -> c_int {
     match node {
-        Node::Device if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
+        Node::Device | Node::StandIn if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
         // SAFETY: a system call that reads a zero-terminated path.
-        Node::Device => unsafe {
+        Node::Device | Node::StandIn => unsafe {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, NOTHING.as_ptr(), flags, 0) as c_int
         },
         Node::File(_) if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),

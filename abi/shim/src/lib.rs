@@ -1,6 +1,6 @@
 //! A preload library that answers for the files of the adapter that no kernel driver made:
 //! `/dev/infiniband/quipu0` and what lies below `/sys/class/infiniband/quipu0` and
-//! `/sys/class/infiniband_verbs/quipu0`.
+//! `/sys/class/infiniband_verbs/quipu0`; and for `/dev/infiniband/uverbs0`, where there is none.
 //!
 //! Programs look there beside the verbs calls: UCX insists on the character device, NCCL and MPI
 //! read the port's GID attributes, scripts list folders. The functions of libc that take a path are

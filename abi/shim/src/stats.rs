@@ -3,7 +3,7 @@
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 
 use crate::real::{fail, ours, real};
-use crate::tree::{Folder, Node, find};
+use crate::tree::{Node, find};
 
 /// The numbers of the first uverbs device, which this one would be.
 const DEVICE: (c_uint, c_uint) = (231, 192);
@@ -13,7 +13,7 @@ pub(crate) fn mode(node: Node) -> mode_t {
     match node {
         Node::Folder(_) => libc::S_IFDIR | 0o755,
         Node::File(_) => libc::S_IFREG | 0o444,
-        Node::Device => libc::S_IFCHR | 0o666,
+        Node::Device | Node::StandIn => libc::S_IFCHR | 0o666,
     }
 }
 
@@ -29,8 +29,7 @@ fn inode(path: &[u8]) -> u64 {
     })
 }
 
-/// What is ours at a path. A folder that other devices may share is ours only if the system has
-/// none.
+/// What is ours at a path, but for what the system has there too and others share.
 ///
 /// # Safety
 ///
@@ -40,9 +39,7 @@ pub(crate) unsafe fn node<'a>(path: *const c_char) -> Option<(&'a [u8], Node)> {
     // SAFETY: passed on from the caller.
     let bytes = unsafe { ours(path) }?;
     let node = find(bytes)?;
-    if let Node::Folder(Folder::Fixed(index)) = node
-        && crate::tree::FOLDERS.get(index)?.shared
-    {
+    if node.yields() {
         // SAFETY: a system call that reads a zero-terminated path.
         let real = unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, libc::F_OK) };
         if real == 0 {
@@ -75,7 +72,7 @@ unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
 }
 
 fn device(node: Node) -> dev_t {
-    if node == Node::Device { libc::makedev(DEVICE.0, DEVICE.1) } else { 0 }
+    if node.is_device() { libc::makedev(DEVICE.0, DEVICE.1) } else { 0 }
 }
 
 /// Defines a function of the stat family. All take the path before the structure, and are answered
@@ -144,7 +141,7 @@ unsafe extern "C" fn statx(
     stat.stx_nlink = 1;
     stat.stx_size = size(node);
     stat.stx_blksize = 4096;
-    if node == Node::Device {
+    if node.is_device() {
         (stat.stx_rdev_major, stat.stx_rdev_minor) = DEVICE;
     }
     // SAFETY: the program passes room for the structure.
@@ -158,7 +155,7 @@ fn allowed(node: Node, asked: c_int) -> c_int {
     let denied = match node {
         Node::Folder(_) => libc::W_OK,
         Node::File(_) => libc::W_OK | libc::X_OK,
-        Node::Device => libc::X_OK,
+        Node::Device | Node::StandIn => libc::X_OK,
     };
     if asked & denied == 0 { 0 } else { fail(libc::EACCES) }
 }

@@ -9,6 +9,26 @@ pub(crate) enum Node {
     File(Text),
     /// The character device.
     Device,
+    /// Such a device where the kernel has none.
+    StandIn,
+}
+
+impl Node {
+    /// Whether the kernel may have one of the same path, which then counts.
+    pub(crate) fn yields(self) -> bool {
+        match self {
+            Self::Folder(Folder::Fixed(index)) => {
+                FOLDERS.get(index).is_some_and(|folder| folder.shared)
+            }
+            Self::StandIn => true,
+            Self::Folder(_) | Self::File(_) | Self::Device => false,
+        }
+    }
+
+    /// Whether it is a character device.
+    pub(crate) fn is_device(self) -> bool {
+        matches!(self, Self::Device | Self::StandIn)
+    }
 }
 
 /// A folder that can be listed.
@@ -168,6 +188,10 @@ devices! {
 /// The device that is only there where a packet link is.
 pub(crate) const NEEDS_LINK: &str = "quipu_qp0";
 
+/// What the kernel calls the first of its devices. PSM3 finds no adapter on a machine without it, and does
+/// not open it. It is ours where there is none, and in no list.
+const FIRST_OF_KERNEL: &str = "/dev/infiniband/uverbs0";
+
 /// The longest path that can be ours, with what a careless writer adds to it.
 const LONGEST: usize = 256;
 
@@ -176,6 +200,9 @@ const LONGEST: usize = 256;
 pub(crate) fn find(path: &[u8]) -> Option<Node> {
     let mut buffer = [0u8; LONGEST];
     let path = simplify(path, &mut buffer)?;
+    if path == FIRST_OF_KERNEL.as_bytes() {
+        return Some(Node::StandIn);
+    }
     for net in INTERFACES {
         match path.strip_prefix(net.as_bytes()) {
             Some(b"") => return Some(Node::Folder(Folder::Interfaces)),
@@ -257,8 +284,9 @@ mod tests {
         let other = b"/sys/class/infiniband/quipu_iw0/node_type";
         assert_eq!(find(other), Some(Node::File(Text::Fixed("4: RNIC\n"))));
         assert_eq!(find(b"/dev/infiniband/../../dev/infiniband/quipu0"), Some(Node::Device));
+        assert_eq!(find(b"/dev//infiniband/uverbs0"), Some(Node::StandIn));
         for other in [
-            &b"/dev/infiniband/uverbs0"[..],
+            &b"/dev/infiniband/uverbs1"[..],
             b"/sys/class/infiniband/mlx5_0",
             b"/sys/class/infiniband/quipu0/../mlx5_0",
             b"/../..",

@@ -33,6 +33,15 @@ fn the_device_is_a_character_device_that_can_be_read_and_written() {
 }
 
 #[test]
+fn the_kernels_first_device_seems_to_be_there_where_it_has_none() {
+    let first = "/dev/infiniband/uverbs0";
+    assert_eq!(prints(&format!("test -c {first} && echo yes")), "yes\n");
+    if !Path::new(first).exists() {
+        assert_eq!(prints("echo /dev/infiniband/uverbs*"), "/dev/infiniband/uverbs*\n");
+    }
+}
+
+#[test]
 fn files_have_their_text_and_cannot_be_written() {
     let port = "/sys/class/infiniband/quipu0/ports/1";
     assert_eq!(prints(&format!("cat {port}/gid_attrs/types/0")), "RoCE v2\n");
