@@ -25,7 +25,20 @@ pub(crate) unsafe fn store(src: *const u8, dst: *mut u8, len: usize) {
     if is_word(dst, len) {
         // SAFETY: the caller's promise, for 8 bytes and an aligned `dst`.
         unsafe { store_word(src, dst) }
-    } else if len <= SMALL {
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { store_any(src, dst, len) }
+    }
+}
+
+/// As [`store`], whatever the length: out of line, so that the copy of a word is not.
+///
+/// # Safety
+///
+/// As [`store`].
+#[inline(never)]
+unsafe fn store_any(src: *const u8, dst: *mut u8, len: usize) {
+    if len <= SMALL {
         // SAFETY: the caller's promise is the one that `store_words` asks for.
         unsafe { store_words(src, dst, len) }
     } else {
@@ -68,7 +81,20 @@ pub(crate) unsafe fn store_overlapping(src: *const u8, dst: *mut u8, len: usize)
     if is_word(dst, len) {
         // SAFETY: the caller's promise, for 8 bytes and an aligned `dst`; all are read before any is stored.
         unsafe { store_word(src, dst) }
-    } else if len > SMALL {
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { store_any_overlapping(src, dst, len) }
+    }
+}
+
+/// As [`store_overlapping`], whatever the length: out of line, so that the copy of a word is not.
+///
+/// # Safety
+///
+/// As [`store_overlapping`].
+#[inline(never)]
+unsafe fn store_any_overlapping(src: *const u8, dst: *mut u8, len: usize) {
+    if len > SMALL {
         // SAFETY: the caller's promise; `store_large` is right for overlapping ranges too.
         unsafe { store_large(src, dst, len) }
     } else if src.addr().abs_diff(dst.addr()) >= len {

@@ -309,6 +309,18 @@ impl Words {
         unsafe { self.base.add(index).as_ref() }
     }
 
+    /// The `N` words from `index`, or the last ones where it is too large, as for [`at`](Words::at). Panics
+    /// if there are not so many at all.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn row<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
+        assert!(N <= self.count, "fewer words than a row");
+        let index = index.min(self.count - N);
+        // SAFETY: `index + N <= count`, and `words` checked bounds and alignment of that many words; `keep`
+        // keeps them valid.
+        unsafe { self.base.add(index).cast().as_ref() }
+    }
+
     /// Has the processor fetch the cache line of a word before it is needed; with `write`, in order to write
     /// to it, which takes the line from whoever has it. Nothing but a hint: no page is touched.
     #[inline]
@@ -368,6 +380,23 @@ mod tests {
         assert_eq!(slice.write(99, &[1, 2]), Err(SegmentError::OutOfBounds));
         assert_eq!(slice.slice(101, 0).err(), Some(SegmentError::OutOfBounds));
         assert!(slice.slice(100, 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_row_never_leaves_its_words() {
+        let segment = Segment::heap(64);
+        let words = segment.words(8, 4).unwrap();
+        segment.u64_at(8 + 16).unwrap().store(7, Ordering::Relaxed);
+        for index in [2, 3, usize::MAX] {
+            assert_eq!(words.row::<2>(index)[0].load(Ordering::Relaxed), 7);
+        }
+        assert_eq!(words.row::<4>(0)[2].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "fewer words than a row")]
+    fn a_row_of_more_than_there_is_is_refused() {
+        Segment::heap(64).words(0, 4).unwrap().row::<5>(0);
     }
 
     #[test]

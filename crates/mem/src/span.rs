@@ -73,12 +73,12 @@ impl<'a> Span<'a> {
     }
 
     /// The part of `len` bytes at `offset`. Panics if it leaves the span.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn sub(&self, offset: usize, len: usize) -> Span<'a> {
         match self.get(offset, len) {
             Some(part) => part,
-            None => panic!("{len} bytes at {offset} leave a span of {}", self.len),
+            None => leaves(self.len, offset, len),
         }
     }
 
@@ -104,7 +104,7 @@ impl<'a> Span<'a> {
 
     /// Copies the whole span to the start of `to`; the two may overlap. Panics if `to` is shorter
     /// or not writable.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn copy_to(&self, to: &Span<'_>) {
         let to = to.sub(0, self.len).assert_writable();
@@ -154,6 +154,13 @@ impl<'a> Span<'a> {
         // atomics meanwhile, as it may on every adapter: then the outcome is one of the values.
         unsafe { AtomicU64::from_ptr(word.ptr.cast()) }
     }
+}
+
+/// The range is not inside the span.
+#[cold]
+#[track_caller]
+fn leaves(span: usize, offset: usize, len: usize) -> ! {
+    panic!("{len} bytes at {offset} leave a span of {span}")
 }
 
 impl core::fmt::Debug for Span<'_> {

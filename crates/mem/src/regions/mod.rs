@@ -292,7 +292,7 @@ impl Regions {
     /// Checks one scatter/gather element of protection domain `pd` for reading, or for writing.
     ///
     /// The key of an element of no bytes is not looked at.
-    #[inline]
+    #[inline(always)]
     pub fn local(&self, pd: u32, sge: &Sge, need_write: bool) -> Result<Span<'_>, AccessError> {
         if sge.len == 0 {
             return Ok(Span::EMPTY);
@@ -333,7 +333,7 @@ impl Regions {
         Ok(span)
     }
 
-    #[inline]
+    #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "the facts of one access, all of them scalars")]
     fn check(
         &self,

@@ -55,6 +55,7 @@ impl SlotHeader {
     }
 
     /// Reads a header, with `inline_len` cut to what a slot holds.
+    #[inline(always)]
     fn unpack(words: [u64; HEADER_WORDS]) -> SlotHeader {
         let [opcode, flags, ..] = ((words[0] >> 32) as u32).to_le_bytes();
         SlotHeader {
@@ -155,15 +156,24 @@ impl SlotProducer {
     }
 
     /// Takes the next slot for writing; nothing is pushed until [`SlotWriter::commit`].
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self) -> Result<SlotWriter<'_>, RingError> {
-        if self.tail.wrapping_sub(self.consumed) > self.geometry.mask {
-            self.refresh()?;
-            if self.tail.wrapping_sub(self.consumed) > self.geometry.mask {
-                return Err(RingError::Full);
-            }
+        if self.is_full() {
+            self.look_for_room()?;
         }
         Ok(SlotWriter { first: self.geometry.first_word(self.tail), ring: self })
+    }
+
+    /// Whether no slot is free, as far as is known.
+    #[inline(always)]
+    fn is_full(&self) -> bool {
+        self.tail.wrapping_sub(self.consumed) > self.geometry.mask
+    }
+
+    #[cold]
+    fn look_for_room(&mut self) -> Result<(), RingError> {
+        self.refresh()?;
+        if self.is_full() { Err(RingError::Full) } else { Ok(()) }
     }
 
     /// Pushes a message with this payload inline; `inline_len` is taken from the payload.
@@ -196,7 +206,7 @@ impl SlotProducer {
 
     /// Has a slot that is due soon fetched: the consumer's processor has it, and to wait for that when the
     /// slot is filled would cost more than all the rest.
-    #[inline]
+    #[inline(always)]
     fn fetch_ahead(&self, inline_len: u16) {
         let first = self.geometry.first_word(self.tail.wrapping_add(FETCH_AHEAD));
         self.words.prefetch(first, true);
@@ -206,7 +216,6 @@ impl SlotProducer {
     }
 
     /// Reads the consumer's counter; it must lie between what it was and what was pushed.
-    #[cold]
     fn refresh(&mut self) -> Result<(), RingError> {
         let now = self.consumed_word.load(Ordering::Acquire);
         if self.tail.wrapping_sub(now) > self.tail.wrapping_sub(self.consumed) {
@@ -272,8 +281,9 @@ impl SlotProducer {
     #[inline(always)]
     fn fill(&mut self, first: usize, header: &SlotHeader) -> u64 {
         let packed = header.pack(self.geometry.tag(self.tail));
-        for (i, word) in packed.iter().enumerate().skip(1) {
-            self.words.at(first + i).store(*word, Ordering::Relaxed);
+        let row = self.words.row::<HEADER_WORDS>(first);
+        for i in 1..HEADER_WORDS {
+            row[i].store(packed[i], Ordering::Relaxed);
         }
         self.tail = self.tail.wrapping_add(1);
         self.fetch_ahead(header.inline_len);
@@ -331,7 +341,7 @@ impl SlotConsumer {
 
     /// The first word of the next message's slot, if there is one. The slots of a ring that was never used
     /// are not touched.
-    #[inline]
+    #[inline(always)]
     fn start(&mut self) -> Option<u64> {
         if !self.started {
             if self.started_word.load(Ordering::Acquire) == 0 {
@@ -356,18 +366,18 @@ impl SlotConsumer {
     }
 
     /// Whether there is a message.
-    #[inline]
+    #[inline(always)]
     pub fn is_filled(&mut self) -> bool {
         self.start().is_some()
     }
 
     /// A copy of the next message's header, if there is one.
-    #[inline]
+    #[inline(always)]
     pub fn peek(&mut self) -> Option<SlotHeader> {
         let start = self.start()?;
-        let first = self.geometry.first_word(self.head);
         self.seen = true;
-        let rest = |i: usize| self.words.at(first + i).load(Ordering::Relaxed);
+        let row = self.words.row::<HEADER_WORDS>(self.geometry.first_word(self.head));
+        let rest = |i: usize| row[i].load(Ordering::Relaxed);
         let header = SlotHeader::unpack([start, rest(1), rest(2), rest(3)]);
         self.wide = header.inline_len > FIRST_LINE;
         Some(header)
@@ -384,7 +394,7 @@ impl SlotConsumer {
 
     /// Goes on to the next message. The producer learns of it with [`publish`](SlotConsumer::publish),
     /// or of itself after half a ring. Panics unless [`peek`](SlotConsumer::peek) saw the message.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn pop(&mut self) {
         assert!(core::mem::take(&mut self.seen), "pop comes after a peek that found a message");
