@@ -278,10 +278,17 @@ pub(crate) struct Hub<P> {
 
 impl<P: Probe> Hub<P> {
     /// Adds a completion to a queue and raises what that raises; `false` if the queue overran.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq) else { return true };
         self.counters.count_completion(completion.status);
+        queue.push_plain(completion, solicited) || self.complete_watched(cq, completion, solicited)
+    }
+
+    /// As [`complete`](Self::complete), where more may come of it than that it is there.
+    #[inline(never)]
+    fn complete_watched(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
+        let Some(queue) = self.cqs.get_mut(cq) else { return true };
         let first_overrun = !queue.overran();
         match queue.push(completion, solicited, self.now) {
             Pushed::Quietly => true,

@@ -96,18 +96,10 @@ impl Cq {
 
     /// Adds a completion made at `now`; `solicited` if it answers a request for solicited notification (a
     /// receive that the peer marked so, or any error).
-    #[inline]
     pub(crate) fn push(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
-        if self.plain && self.queue.len() < self.capacity {
-            self.queue.push_back(completion);
-            self.solicited |= solicited;
+        if self.push_plain(completion, solicited) {
             return Pushed::Quietly;
         }
-        self.push_watched(completion, solicited, now)
-    }
-
-    /// As [`push`](Self::push), where more is to be done than to add it.
-    fn push_watched(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
         if self.queue.len() + self.held.len() >= self.capacity && !self.make_room() {
             return Pushed::Overrun;
         }
@@ -116,6 +108,18 @@ impl Cq {
             return Pushed::Quietly;
         }
         self.show(completion, solicited, now)
+    }
+
+    /// Adds a completion of which nobody is to be told, to a queue with room, as nearly every one is; `false`
+    /// if it is another, which [`push`](Self::push) adds.
+    #[inline(always)]
+    pub(crate) fn push_plain(&mut self, completion: Completion, solicited: bool) -> bool {
+        let plain = self.plain && self.queue.len() < self.capacity;
+        if plain {
+            self.queue.push_back(completion);
+            self.solicited |= solicited;
+        }
+        plain
     }
 
     /// Finds out whether a completion is no more than added, after anything has changed that may forbid it.
@@ -239,9 +243,11 @@ impl Cq {
         }
         let mut count = 0;
         while count < max
-            && let Some(completion) = self.queue.pop_front()
+            && let Some(completion) = self.queue.front()
         {
-            taker(&completion);
+            // Handed out where it lies, without a copy.
+            taker(completion);
+            self.queue.pop_front();
             count += 1;
         }
         if let Some(stamps) = &mut self.stamps {
@@ -255,8 +261,18 @@ impl Cq {
         count
     }
 
+    /// Whether the program, which looks, finds neither a completion nor that the queue has overrun.
+    #[inline(always)]
+    pub(crate) fn is_idle(&mut self) -> bool {
+        let idle = self.queue.is_empty() && !self.overrun;
+        if idle {
+            self.looked();
+        }
+        idle
+    }
+
     /// The program has looked for completions.
-    #[inline]
+    #[inline(always)]
     fn looked(&mut self) {
         self.told = false;
         self.solicited &= !self.queue.is_empty();

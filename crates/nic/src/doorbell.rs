@@ -110,14 +110,6 @@ fn is_linked(qp: &Qp) -> bool {
     matches!(&qp.path, Path::Channel(path) if matches!(path.other, Other::Linked { .. }))
 }
 
-/// All that the bell does where everything was transmitted while it was posted.
-#[inline]
-fn tell_peer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    hub.counters.doorbells += 1;
-    hub.probe.stage(Stage::Doorbell, 0);
-    transmit::channel::announce(qp, hub);
-}
-
 impl<P: Probe> Adapter<P> {
     /// Checks a request for everything that [`post_send`](Self::post_send) may refuse it for, as if
     /// `ahead` others had been posted before it. Requests that are all checked before the first is
@@ -174,21 +166,25 @@ impl<P: Probe> Adapter<P> {
         if !ready || !qp.qp_type.is_reliable() {
             return false;
         }
-        tell_peer(qp, &mut self.hub);
+        self.hub.counters.doorbells += 1;
+        self.hub.probe.stage(Stage::Doorbell, 0);
+        transmit::channel::announce(qp, &mut self.hub);
         true
     }
 
     /// Posts a request and rings the doorbell, with one look for the queue pair, if it is a small send of a
     /// reliable connection to a peer on this host that is transmitted at once. `false` if not, whatever the
     /// reason: then nothing was done, and [`post_send`](Self::post_send) says what is wrong, if anything is.
-    #[inline]
+    #[inline(always)]
     pub fn post_at_once(&mut self, id: QpId, wr: &SendWr<'_>) -> bool {
         let Some(qp) = self.qps.get_mut(id) else { return false };
-        let suits = qp.qp_type == QpType::Rc && is_linked(qp);
-        if !suits || !transmit::channel::express(qp, &mut self.hub, wr) {
+        let suits = matches!(qp.qp_type, QpType::Rc) && is_linked(qp);
+        if !suits || !transmit::channel::send_at_once(qp, &mut self.hub, wr) {
             return false;
         }
-        tell_peer(qp, &mut self.hub);
+        self.hub.counters.doorbells += 1;
+        self.hub.probe.stage(Stage::Doorbell, 0);
+        transmit::channel::notify(qp, &mut self.hub);
         true
     }
 

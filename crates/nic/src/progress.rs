@@ -6,13 +6,14 @@ use quipu_mem::{Directory, Segment};
 
 use crate::adapter::Adapter;
 use crate::channel::Other;
+use crate::cq::Cq;
 use crate::error::Fault;
 use crate::link::PeerMemory;
 use crate::probe::Probe;
 use crate::qp::Path;
 use crate::receive;
 use crate::requester;
-use crate::types::{QpId, Time};
+use crate::types::{CqId, QpId, Time};
 
 /// Looks in vain after which a channel is no longer looked at unasked, if there are others.
 const PATIENCE: u32 = 4096;
@@ -36,6 +37,22 @@ impl<P: Probe> Adapter<P> {
         self.hub.own_memory = Some(memory);
     }
 
+    /// Whether a poll of `cq` is in vain: it is empty, and same-host peers have put nothing into shared
+    /// memory, so that neither [`progress`](Self::progress) nor [`release_acks`](Self::release_acks) would do
+    /// anything. Then the program has looked at the queue. `false` if that is not found out at once.
+    #[inline(always)]
+    pub fn is_vain(&mut self, cq: CqId) -> bool {
+        let Self { qps, hub } = self;
+        let few = hub.hot.len() <= FEW;
+        let idle = few && hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
+        if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
+            return false;
+        }
+        let mut hot = hub.hot.iter();
+        hot.all(|&id| qps.get_mut(id).is_some_and(receive::channel::is_quiet))
+            && hub.cqs.get_mut(cq).is_some_and(Cq::is_idle)
+    }
+
     /// Serves what same-host peers have put into shared memory; whether there was anything.
     #[inline]
     pub fn progress(&mut self, now: Time) -> bool {
@@ -43,8 +60,13 @@ impl<P: Probe> Adapter<P> {
         let mut busy = self.answer_bells();
         let mut index = 0;
         while let Some(&id) = self.hub.hot.get(index) {
-            let count = self.hub.hot.len();
-            busy |= self.look(id, count);
+            let quiet = self.is_quiet(id);
+            if quiet && self.hub.hot.len() <= FEW {
+                // What nearly every look comes to.
+                index += 1;
+                continue;
+            }
+            busy |= self.look(id, quiet);
             // The list shrinks when a channel ends or cools down; its place then holds another one.
             if self.hub.hot.get(index) == Some(&id) {
                 index += 1;
@@ -59,14 +81,21 @@ impl<P: Probe> Adapter<P> {
         busy
     }
 
-    /// Looks at one channel of the hot list, which has `count` entries.
-    #[inline]
-    fn look(&mut self, id: QpId, count: usize) -> bool {
+    /// Whether a channel has nothing.
+    #[inline(always)]
+    fn is_quiet(&mut self, id: QpId) -> bool {
+        self.qps.get_mut(id).is_some_and(receive::channel::is_quiet)
+    }
+
+    /// Looks at one channel of the hot list, which has something, or is `quiet` and may not stay in the list.
+    #[inline(never)]
+    fn look(&mut self, id: QpId, quiet: bool) -> bool {
+        let count = self.hub.hot.len();
         let Some((qp, hub)) = self.qp_and_hub(id) else {
             self.hub.hot.retain(|&hot| hot != id);
             return false;
         };
-        let busy = !receive::channel::is_quiet(qp) && receive::channel::run(qp, hub);
+        let busy = !quiet && receive::channel::run(qp, hub);
         let Path::Channel(path) = &mut qp.path else { return busy };
         if busy {
             path.idle = 0;
@@ -87,7 +116,7 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Puts the channels that peers rang for among the hot ones; whether there were any.
-    #[inline]
+    #[inline(always)]
     fn answer_bells(&mut self) -> bool {
         self.hub.links.iter().any(|(_, link)| link.rung()) && self.heat_rung()
     }

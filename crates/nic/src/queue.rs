@@ -118,7 +118,7 @@ impl RecvQueue {
     }
 
     /// The oldest request that nothing particular is to become of, if it is the oldest of all.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn front(&self) -> Option<(u64, &[Sge])> {
         if self.head == self.plain { None } else { Some(self.oldest()) }
     }
@@ -129,7 +129,7 @@ impl RecvQueue {
         if self.head == self.plain && held { None } else { Some(self.oldest()) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn oldest(&self) -> (u64, &[Sge]) {
         let slot = self.head as usize & (self.wqes.len() - 1);
         let wqe = &self.wqes[slot];
@@ -335,13 +335,11 @@ impl SendQueue {
         self.destinations.get(self.slot(position)).copied().unwrap_or_default()
     }
 
-    /// Notes a request that was transmitted while it was being posted, as number `request`; `false` if the
-    /// queue is full. Nothing may wait in the queue.
-    #[inline]
-    pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, request: u32) -> bool {
-        if self.len() >= self.capacity {
-            return false;
-        }
+    /// Notes a request that was transmitted while it was being posted, as number `request`. Nothing may wait
+    /// in the queue, which has room.
+    #[inline(always)]
+    pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, request: u32) {
+        debug_assert!(!self.is_full() && !self.has_waiting(), "the caller has looked");
         let slot = self.slot(self.tail);
         let wqe = &mut self.wqes[slot];
         wqe.wr_id = wr.wr_id;
@@ -354,7 +352,6 @@ impl SendQueue {
         wqe.answered = true;
         self.tail = self.tail.wrapping_add(1);
         self.next = self.tail;
-        true
     }
 
     /// Whether there is room behind `ahead` requests that are still to be added.

@@ -187,7 +187,7 @@ pub(crate) fn finish_datagram<P: Probe>(
     finish_from(qp, hub, finish, src_qp, Some(sl))
 }
 
-#[inline]
+#[inline(always)]
 fn finish_from<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,

@@ -61,7 +61,7 @@ pub(super) fn path(qp: &mut Qp) -> Result<&mut ChannelPath, End> {
 }
 
 /// Whether [`run`] would find nothing, as most looks do: this is what a fruitless poll costs.
-#[inline]
+#[inline(always)]
 pub(crate) fn is_quiet(qp: &mut Qp) -> bool {
     let Path::Channel(path) = &mut qp.path else { return true };
     let incoming = &mut path.channel.incoming;
@@ -118,34 +118,33 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         if referred >= CHUNK || !qp.may_receive() {
             break;
         }
+        // Also while the request itself has to wait: the program may wait for this before it posts a receive.
+        let acked = qp.requester.acked;
+        if header.ack != acked && qp.qp_type.requests() {
+            requester_ack(qp, hub, header.ack)?;
+        }
+        if express(qp, hub, &header)? {
+            let answers = acked != qp.requester.acked;
+            let requests = &mut path(qp)?.channel.incoming.requests;
+            // Of a small answer that was waited for, the program is told at once. Seldom does another
+            // message stand behind it, and the next look finds out: that slot is in the peer's cache, and
+            // has to come from there.
+            let alone = answers && !requests.has_backlog();
+            requests.pop();
+            busy = true;
+            if alone {
+                break;
+            }
+            continue;
+        }
+        tell_now = true;
         if header.flags & flag::REFERENCE != 0 {
             referred += header.length.min(CHUNK);
         }
-        // Also while the request itself has to wait: the program may wait for this before it posts a receive.
-        let acked = qp.requester.acked;
-        if qp.qp_type.requests() {
-            requester_ack(qp, hub, header.ack)?;
-        }
-        let express = express(qp, hub, &header)?;
-        tell_now |= !express;
-        let front = match express {
-            true => Front::Done,
-            false if qp.qp_type.is_reliable() => execute(qp, hub, &header)?,
-            false => unreliable::slot(qp, hub, &header)?,
-        };
-        match front {
+        match front(qp, hub, &header)? {
             Front::Done => {
-                let answers = acked != qp.requester.acked;
-                let requests = &mut path(qp)?.channel.incoming.requests;
-                // Of a small answer that was waited for, the program is told at once. Seldom does another
-                // message stand behind it, and the next look finds out: that slot is in the peer's cache, and
-                // has to come from there.
-                let alone = express && answers && !requests.has_backlog();
-                requests.pop();
+                path(qp)?.channel.incoming.requests.pop();
                 busy = true;
-                if alone {
-                    break;
-                }
             }
             Front::Again => busy = true,
             Front::Wait => break,
@@ -155,6 +154,16 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         tell(qp, hub)?;
     }
     Ok(busy | settle(qp, hub)?)
+}
+
+/// Does with the slot at the front whatever it asks for.
+#[inline(never)]
+fn front<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
+    if qp.qp_type.is_reliable() {
+        execute(qp, hub, header)
+    } else {
+        unreliable::slot(qp, hub, header)
+    }
 }
 
 /// Whether the peer need not be told yet: of a single small send, until acknowledgements are released. Most
@@ -264,7 +273,7 @@ fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
 
 /// Executes a small send into a receive of one element or none, the most frequent request, without copying
 /// the receive out of its queue. `false` if it is not of that kind.
-#[inline]
+#[inline(always)]
 fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
     let extra = match header.opcode {
         request::SEND => WcExtra::None,

@@ -86,7 +86,7 @@ fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
 }
 
 /// Bytes of a small payload; `None` if it is larger than a slot, or than the queue allows.
-#[inline]
+#[inline(always)]
 fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
     let (length, fits) = match payload {
         Payload::Sges([sge]) => (sge.len as usize, sq.max_sge() > 0),
@@ -101,8 +101,17 @@ fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
 /// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
 /// its bytes go through the send queue. `false` if that is not possible, for this or any other reason: the
 /// caller finds out which. The peer is told when the doorbell rings.
-#[inline]
 pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let sent = send_at_once(qp, hub, wr);
+    if let Path::Channel(path) = &mut qp.path {
+        path.unannounced |= sent;
+    }
+    sent
+}
+
+/// As [`express`], for a caller who tells the peer himself.
+#[inline(always)]
+pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
     let (opcode, imm) = match wr.op {
         SendOp::Send => (request::SEND, 0),
         SendOp::SendImm(imm) => (request::SEND_IMM, imm),
@@ -153,7 +162,6 @@ pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) 
     });
     sq.push_transmitted(wr, length, requester.started);
     requester.started = requester.started.wrapping_add(1);
-    path.unannounced = true;
     told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted_express(qp, hub, wr, length);
@@ -165,7 +173,7 @@ pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) 
 /// The slot that was just filled says how many requests are executed: that need not be said otherwise, in a
 /// line of the cache that the peer looks at while it waits. The peer reads it for certain only if nothing is
 /// before it: what is may wait for a receive.
-#[inline]
+#[inline(always)]
 fn told_along<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let (count, requester) = (qp.responder.executed, &qp.requester);
     let front = requester.started.wrapping_sub(requester.acked) == 1 && requester.offset == 0;
@@ -227,7 +235,7 @@ fn pushed(qp: &Qp) -> u32 {
 }
 
 /// Tells the peer that something was pushed, if it does not look by itself.
-#[inline]
+#[inline(always)]
 pub(crate) fn notify<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let Path::Channel(path) = &qp.path else { return };
     match path.other {
