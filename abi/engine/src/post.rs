@@ -218,7 +218,7 @@ unsafe fn gather<'b>(list: &[Sge], buffer: &'b mut [MaybeUninit<u8>]) -> Option<
 /// # Safety
 ///
 /// `wr` is null or a valid request.
-#[inline]
+#[inline(always)]
 unsafe fn post_at_once<'d>(
     doorbell: Doorbell<'d>,
     qp: QpId,
@@ -292,6 +292,36 @@ unsafe fn refuse<T>(bad: *mut *const T, wr: *const T, failure: Failure) -> Outco
     Err(failure)
 }
 
+/// Posts a list of sends.
+///
+/// # Safety
+///
+/// As the table demands of `post_send`.
+#[inline(never)]
+unsafe fn post_sends(
+    instance: &Instance,
+    mut doorbell: Doorbell<'_>,
+    qp: QpId,
+    wr: *const ibv_send_wr,
+    bad: *mut *const ibv_send_wr,
+) -> Outcome {
+    let service = doorbell.service_of(qp);
+    let mut next = wr;
+    // SAFETY: passed on from the caller: a list of valid requests, ended by null.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        let posted = unsafe {
+            with_request(instance, service, wr, |request| Ok(doorbell.post_send(qp, request)?))
+        };
+        if let Err(failure) = posted {
+            // SAFETY: passed on from the caller.
+            return unsafe { refuse(bad, next, failure) };
+        }
+        next = wr.next;
+    }
+    Ok(())
+}
+
 /// Posts a list of receives, each by `post`.
 ///
 /// # Safety
@@ -332,26 +362,13 @@ entries! {
             Err(failure) => return unsafe { refuse(bad, wr, failure) },
         };
         let qp = instance.qp(qp);
-        // SAFETY: the table demands a list of valid requests.
-        let mut doorbell = match unsafe { post_at_once(doorbell, qp, wr) } {
-            Ok(()) => return Ok(()),
-            Err(doorbell) => doorbell,
-        };
-        let service = doorbell.service_of(qp);
-        let mut next = wr;
-        // SAFETY: the table demands a list of valid requests, ended by null.
-        while let Some(wr) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
-            let posted = unsafe {
-                with_request(instance, service, wr, |request| Ok(doorbell.post_send(qp, request)?))
-            };
-            if let Err(failure) = posted {
-                // SAFETY: the table demands that `bad` is valid.
-                return unsafe { refuse(bad, next, failure) };
+        // SAFETY: the table demands a list of valid requests, and that `bad` is valid.
+        unsafe {
+            match post_at_once(doorbell, qp, wr) {
+                Ok(()) => Ok(()),
+                Err(doorbell) => post_sends(instance, doorbell, qp, wr, bad),
             }
-            next = wr.next;
         }
-        Ok(())
     }
 
     /// [`EngineApi::post_batch`]
@@ -451,7 +468,7 @@ fn wc(completion: &Completion) -> ibv_wc {
 /// # Safety
 ///
 /// As the table demands of `poll_cq`.
-#[inline]
+#[inline(always)]
 unsafe fn poll(cq: CqHandle, max: i32, out: *mut ibv_wc) -> Outcome<usize> {
     let instance = opened()?;
     let mut next = out;

@@ -86,6 +86,9 @@ pub(crate) struct Core {
     pub(super) polls_since_look: u32,
     pub(super) polls_since_reading: u32,
     pub(super) last_look: LastLook,
+    /// So many polls more need not ask whether memory that is shared with peers is all there is to look at:
+    /// 0 as soon as anything is done that the answer depends on.
+    pub(super) calm: u32,
 }
 
 /// What a core is made of.
@@ -132,6 +135,7 @@ impl Core {
             polls_since_look: 0,
             polls_since_reading: 0,
             last_look: LastLook::default(),
+            calm: 0,
         };
         // That it is there is worth knowing, though it may do nothing for long.
         let now = core.clock.now();
@@ -298,7 +302,7 @@ impl Core {
     }
 
     /// As [`settle_posts`](Self::settle_posts), where a peer on this host was told of what was posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn settle_rung(&mut self) {
         if self.adapter.has_output() || self.adapter.has_events() || self.wakes_at.is_some() {
             return self.settle_posts(self.clock.recent());
@@ -318,6 +322,7 @@ impl Core {
     /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
     pub(super) fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
         let _hold = Hold::new();
+        self.calm = 0;
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let mut sent = transmit(&mut self.net, &mut self.adapter, now)

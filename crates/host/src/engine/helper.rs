@@ -187,7 +187,7 @@ impl Inner {
             }
             let polled = self.polls.load(Ordering::Relaxed) != polls;
             let (now, driven) = {
-                let core = self.core.lock();
+                let core = self.lock();
                 (core.drives, core.driver)
             };
             let drove = now.wrapping_sub(drives);
@@ -205,7 +205,7 @@ impl Inner {
     /// Says that the helper is about to sleep; how often threads of the program have driven the engine so
     /// far, and whether the helper may sleep until it is called.
     fn lie_down(&self, quiet: u32) -> (u64, bool) {
-        let mut core = self.core.lock();
+        let mut core = self.lock();
         let rest = core.driver && quiet >= QUIET_DOZES;
         core.helper = if rest { HelperMode::Resting } else { HelperMode::Dozing };
         (core.drives, rest)
@@ -214,7 +214,7 @@ impl Inner {
     /// Waits for descriptors and handles them, until the program looks after that itself.
     fn watch(&self, ready: &mut ReadyList) {
         loop {
-            let mut core = self.core.lock();
+            let mut core = self.lock();
             core.helper = HelperMode::Armed;
             // Here and below: a thread of the program that waits for descriptors has armed the
             // engine for itself, which must not be touched.
@@ -234,7 +234,7 @@ impl Inner {
                 // Both descriptors are valid, so this cannot fail.
                 let _ = self.epoll.wait(ready, Some(Duration::ZERO));
             }
-            let mut core = self.core.lock();
+            let mut core = self.lock();
             if core.driver {
                 return;
             }

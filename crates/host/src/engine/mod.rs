@@ -265,7 +265,21 @@ impl Inner {
     /// Takes the lock, unless this is a forked child, where it may be held by nobody for ever.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
+        if self.birthplace.is_here() { Ok(self.lock()) } else { Err(EngineError::EngineGone) }
+    }
+
+    /// The same to post or poll, which says itself when what it does changes what polls have to look at.
+    #[inline(always)]
+    fn enter_quickly(&self) -> Result<Guard<'_, Core>, EngineError> {
         if self.birthplace.is_here() { Ok(self.core.lock()) } else { Err(EngineError::EngineGone) }
+    }
+
+    /// Takes the lock to do anything.
+    #[inline]
+    fn lock(&self) -> Guard<'_, Core> {
+        let mut core = self.core.lock();
+        core.calm = 0;
+        core
     }
 
     /// Counts a poll. The lock is held, so no other thread writes.

@@ -65,10 +65,24 @@ impl LastLook {
 
 impl Core {
     /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll(&mut self) -> u32 {
+        if self.calm > 0 {
+            self.calm -= 1;
+            return self.poll_memory();
+        }
+        self.poll_all()
+    }
+
+    /// [`poll`](Self::poll) where it is not known yet what is to be looked at.
+    #[inline(never)]
+    fn poll_all(&mut self) -> u32 {
         let due = self.polls_since_reading + 1 >= POLLS_PER_READING;
         if !due && self.memory_is_all() {
+            let before_reading = POLLS_PER_READING - 1 - self.polls_since_reading;
+            let before_look = self.polls_per_quiet_look() - 1 - self.polls_since_look;
+            // This one is the first of them.
+            self.calm = before_reading.min(before_look) - 1;
             return self.poll_memory();
         }
         let _hold = Hold::new();
@@ -105,11 +119,27 @@ impl Core {
         self.empty_polls
     }
 
+    /// Whether a poll of `cq` is known to be in vain, after as quick a look as there is. It counts as a poll.
+    #[inline(always)]
+    pub(super) fn is_vain(&mut self, cq: CqId) -> bool {
+        let vain = self.calm > 0 && self.adapter.is_vain(cq);
+        if vain {
+            self.calm -= 1;
+            self.polls_since_reading += 1;
+            self.polls_since_look += 1;
+            self.calls.polls += 1;
+            self.calls.empty_polls += 1;
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+        }
+        vain
+    }
+
     /// Whether a poll has to look at memory that is shared with peers only: nothing else was busy lately, and
-    /// nobody waits for descriptors.
-    #[inline]
+    /// nobody waits for descriptors. It stays so for the next polls unless something else is done in between:
+    /// see `calm`.
     fn memory_is_all(&self) -> bool {
-        !self.net.has_hot_streams()
+        !self.watched
+            && !self.net.has_hot_streams()
             && !self.net.has_cold_streams()
             && !self.net.holds_bytes()
             && !self.datagrams.is_hot()
@@ -191,6 +221,30 @@ mod tests {
             looks
         };
         order.iter().copied().filter(looks).collect()
+    }
+
+    #[test]
+    fn polls_ask_again_what_there_is_to_look_at_after_any_other_call() {
+        let engine = crate::engine::tests::idle();
+        let (context, _) = engine.open_context().unwrap();
+        let (cq, _) = engine.create_cq(context, 4, None, 0).unwrap();
+        let calm = || engine.inner.core.lock().calm;
+        let poll = || assert_eq!(engine.poll_cq_each(cq, 1, |_| {}).unwrap(), 0);
+        // The first reads the clock.
+        (0..2).for_each(|_| poll());
+        let before = calm();
+        assert!(before > 1);
+        poll();
+        assert_eq!(calm(), before - 1);
+        drop(engine.doorbell().unwrap());
+        assert_eq!(calm(), before - 1, "nothing was to be done for what was posted");
+        drop(engine.enter().unwrap());
+        assert_eq!(calm(), 0);
+        // Now and then the clock is read and the descriptors are asked all the same.
+        let looks = engine.inner.core.lock().calls.looks;
+        (0..2 * POLLS_PER_LOOK_IDLE).for_each(|_| poll());
+        let after = engine.inner.core.lock().calls.looks;
+        assert_eq!(after - looks, 2);
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Doorbell<'_> {
     /// # Errors
     ///
     /// It is to be posted as any other. Nothing was done, and the doorbell is still there.
-    #[inline]
+    #[inline(always)]
     pub fn post_at_once(mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), Self> {
         let core = &mut *self.core;
         let plain = self.posted.is_none() && !core.watched && core.attached.is_none();
@@ -177,7 +177,7 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     #[inline]
     pub fn doorbell(&self) -> Result<Doorbell<'_>, EngineError> {
-        Ok(Doorbell { core: self.enter()?, posted: None, settled: false })
+        Ok(Doorbell { core: self.inner.enter_quickly()?, posted: None, settled: false })
     }
 
     /// Posts one send request and rings the doorbell.
@@ -238,8 +238,14 @@ impl Engine {
         max: usize,
         mut taker: impl FnMut(&Completion),
     ) -> Result<(usize, bool), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.inner.enter_quickly()?;
         self.inner.count_poll();
+        if core.is_vain(cq) {
+            let empty_polls = core.empty_polls;
+            drop(core);
+            self.let_others_run(empty_polls);
+            return Ok((0, false));
+        }
         if core.watched {
             let found = self.poll_watched(core, cq, max, &mut taker)?;
             return Ok((found, found > 0));
@@ -252,7 +258,8 @@ impl Engine {
         if core.take_news() {
             return Ok((core.adapter.poll_cq_each(cq, max, taker)?, true));
         }
-        if core.last_look.serves(cq) {
+        // Where a look costs next to nothing, none is spared.
+        if core.calm == 0 && core.last_look.serves(cq) {
             return Ok((0, false));
         }
         let empty_polls = core.poll();
