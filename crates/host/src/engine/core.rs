@@ -599,7 +599,9 @@ impl Core {
 
     fn call_before(&mut self, wakes_at: Time) {
         let deadline = [self.deadline(), self.news_due()].into_iter().flatten().min();
-        let early = deadline.is_some_and(|deadline| deadline < wakes_at);
+        // Acknowledgements that wait for a message are its to release, if nobody polls any more.
+        let owes = wakes_at > Time(0) && self.adapter.owes_acks();
+        let early = owes || deadline.is_some_and(|deadline| deadline < wakes_at);
         // What it waits for has come, by a call of another thread.
         let served =
             self.events.attended_waits() || self.cm.as_ref().is_some_and(|cm| cm.attended_waits());

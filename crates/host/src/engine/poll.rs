@@ -111,8 +111,8 @@ impl Core {
             self.empty_polls = self.empty_polls.wrapping_add(1);
         }
         // Acknowledgements wait for a message to travel with, as long as another poll is to be
-        // expected soon. Where somebody waits for descriptors, it may not be.
-        if !any || self.wakes_at.is_some() {
+        // expected soon. Whoever waits for descriptors is called, in case that none comes.
+        if !any {
             self.adapter.release_acks();
         }
         self.settle(now);
@@ -208,7 +208,118 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use quipu_nic::{
+        AddressVector, Gid, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState,
+        QpType, SendFlags, SendOp, SendWr, Time, To,
+    };
+
     use super::*;
+    use crate::engine::Engine;
+    use crate::{Config, SameHost};
+
+    /// Sends and receives nothing, which is all that it takes.
+    struct End {
+        engine: Arc<Engine>,
+        cq: CqId,
+        qp: QpId,
+        num: QpNum,
+    }
+
+    impl End {
+        fn new() -> Self {
+            let address = Some([127, 0, 0, 1].into());
+            let config = Config { address, same_host: SameHost::Never, ..Config::default() };
+            let engine = Engine::open(config).unwrap();
+            let (context, _) = engine.open_context().unwrap();
+            let pd = engine.alloc_pd().unwrap();
+            let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
+            let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+            let (qp_type, sq_sig_all) = (QpType::Rc, false);
+            let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all };
+            let (qp, num, _) = engine.create_qp(context, &init).unwrap();
+            Self { engine, cq, qp, num }
+        }
+
+        fn connect(&self, gid: Gid, num: QpNum) {
+            type M = QpAttrMask;
+            let av = AddressVector {
+                dgid: gid,
+                is_global: true,
+                port_num: 1,
+                ..AddressVector::default()
+            };
+            let attr =
+                QpAttr { port_num: 1, path_mtu: 3, dest_qp_num: num.0, av, ..QpAttr::default() };
+            let to_rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC;
+            let to_rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+            for (state, mask) in [
+                (QpState::Init, M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS),
+                (QpState::Rtr, to_rtr | M::MIN_RNR_TIMER),
+                (QpState::Rts, to_rts),
+            ] {
+                let attr = QpAttr { state, timeout: 18, ..attr };
+                self.engine.modify_qp(self.qp, &attr, M::STATE | mask).unwrap();
+            }
+            for _ in 0..4 {
+                self.engine.post_recv(self.qp, 0, &[]).unwrap();
+            }
+        }
+
+        fn poll(&self) {
+            let end = Instant::now() + Duration::from_secs(20);
+            while self.engine.poll_cq_each(self.cq, 1, |_| {}).unwrap() == 0 {
+                assert!(Instant::now() < end, "nothing comes");
+            }
+        }
+    }
+
+    /// A message without bytes, and without a completion.
+    const EMPTY: SendWr<'static> = SendWr {
+        wr_id: 0,
+        to: To::Peer,
+        op: SendOp::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Sges(&[]),
+    };
+
+    /// Where one thread polls and another waits for descriptors, the acknowledgement of a message travels
+    /// with the answer to it, too; and whoever waits is called, in case that there is none.
+    #[test]
+    fn acknowledgements_wait_for_the_answer_while_somebody_waits_for_descriptors() {
+        let (a, b) = (End::new(), End::new());
+        a.connect(b.engine.gid(), b.num);
+        b.connect(a.engine.gid(), a.num);
+        a.engine.post_send(a.qp, &EMPTY).unwrap();
+        b.poll();
+        b.engine.post_send(b.qp, &EMPTY).unwrap();
+        a.poll();
+
+        let mut core = b.engine.inner.core.lock();
+        core.adapter.release_acks();
+        let now = core.now();
+        core.settle(now);
+        // Before all that is due otherwise.
+        core.wakes_at = Some(now);
+        let (sends, _) = core.net.calls();
+        a.engine.post_send(a.qp, &EMPTY).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
+            core.poll();
+            assert!(Instant::now() < end, "nothing comes");
+        }
+        assert!(core.adapter.owes_acks());
+        assert_eq!(core.net.calls().0, sends, "nothing is sent for the acknowledgement alone");
+        assert_eq!(core.wakes_at, Some(Time(0)), "who waits is called");
+        core.adapter.post_send(b.qp, &EMPTY).unwrap();
+        core.adapter.ring_doorbell(now, b.qp);
+        core.adapter.release_acks();
+        core.settle(now);
+        assert_eq!(core.net.calls().0, sends + 1, "both are sent together");
+        core.stop_waiting();
+    }
 
     /// Polls queues that stay empty in this order; those whose polls looked.
     fn looks(last: &mut LastLook, order: &[u64]) -> Vec<u64> {
