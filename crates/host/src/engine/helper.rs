@@ -27,6 +27,9 @@ const DOZE_MAX: Duration = Duration::from_millis(1);
 const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(40);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
+/// So does one that has let others have its processor for no longer than this, in the middle of a poll: its
+/// peer, most often. After that there is somebody who does not give it back soon.
+const YIELD_NS: u64 = 1_000_000;
 /// So many polls since the helper looked last are those of a program that polls busily; and so many pass
 /// before its processor is looked up again.
 pub(super) const POLLS_PER_PLACE: u64 = 64;
@@ -133,6 +136,12 @@ fn was_interrupted(polls: u64, place: u32, here: u32) -> bool {
     polls >= POLLS_PER_PLACE && place == here
 }
 
+/// Whether a program that has let others have its processor since `since`, or does not if that is 0, is back
+/// soon. What it does not take back, a handler of a signal having left the poll, is over some time, too.
+fn is_back_soon(since: u64, now: u64) -> bool {
+    since != 0 && now.saturating_sub(since) < YIELD_NS
+}
+
 impl Inner {
     /// Whether the program is making progress right now, of which it had made `polls` before.
     fn is_busy(&self, polls: u64) -> bool {
@@ -145,7 +154,11 @@ impl Inner {
             // On one processor a poller does not run while this looks.
             return before != polls;
         }
-        let end = kernel_ns() + BUSY_NS;
+        let start = kernel_ns();
+        if is_back_soon(self.yields_since.load(Ordering::Relaxed), start) {
+            return true;
+        }
+        let end = start + BUSY_NS;
         while kernel_ns() < end {
             if self.polls.load(Ordering::Relaxed) != before || self.core.is_held() {
                 return true;
@@ -259,5 +272,13 @@ mod tests {
         assert!(!was_interrupted(5_000, 0, 1));
         // It polls now and then, and wants help in between.
         assert!(!was_interrupted(3, 1, 1));
+    }
+
+    #[test]
+    fn a_poller_that_lets_its_peer_run_counts_as_polling_until_that_takes_too_long() {
+        assert!(!is_back_soon(0, 5_000));
+        assert!(is_back_soon(5_000, 5_000));
+        assert!(is_back_soon(5_000, 4_999), "clocks of two processors");
+        assert!(!is_back_soon(5_000, 5_000 + YIELD_NS));
     }
 }

@@ -80,6 +80,9 @@ pub(crate) struct Inner {
     polls: AtomicU64,
     /// The processor on which a program's thread polled, looked up now and then.
     place: AtomicU32,
+    /// Since when a thread that polls in vain lets others have its processor, in nanoseconds of the kernel's
+    /// clock; 0 while none does.
+    yields_since: AtomicU64,
     /// Whether the helper and the program share one processor.
     alone: bool,
     /// Whether the machine has one processor.
@@ -189,6 +192,7 @@ impl Engine {
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
             place: AtomicU32::new(u32::MAX),
+            yields_since: AtomicU64::new(0),
             alone,
             uniprocessor,
             mappings,

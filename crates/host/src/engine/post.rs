@@ -355,7 +355,9 @@ impl Engine {
             return;
         }
         let before = crate::clock::kernel_ns();
+        self.inner.yields_since.store(before, Ordering::Relaxed);
         std::thread::yield_now();
+        self.inner.yields_since.store(0, Ordering::Relaxed);
         let took = crate::clock::kernel_ns().saturating_sub(before);
         YIELD_AFTER.set(match (took > YIELD_TOOK_NS, after) {
             (true, _) => YIELD_EVERY_SHARED,
