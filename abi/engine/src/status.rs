@@ -76,7 +76,9 @@ impl From<EngineError> for Failure {
             EngineError::WaitOn => Self(S::WaitOn),
             EngineError::NoSuchQueue => INVALID,
             EngineError::NoLink | EngineError::RefusedElsewhere { .. } => Self(S::NotSupported),
-            EngineError::AdapterLost | EngineError::AdapterSilent => Self(S::NoDevice),
+            EngineError::AdapterLost
+            | EngineError::AdapterSilent
+            | EngineError::LinkGone { .. } => Self(S::NoDevice),
             EngineError::ArenaFull { .. } => Self(S::NoMemory),
             EngineError::BadAddress | EngineError::NotInArena => Self(S::BadAddress),
             EngineError::Connection(refused) => {
@@ -106,7 +108,10 @@ impl From<&OpenError> for Failure {
     fn from(error: &OpenError) -> Self {
         use EngineStatus as S;
         Self(match error {
-            OpenError::Config(_) | OpenError::Faults(_) | OpenError::StrictLog(_) => S::Invalid,
+            OpenError::Config(_)
+            | OpenError::Gateway { .. }
+            | OpenError::Faults(_)
+            | OpenError::StrictLog(_) => S::Invalid,
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
                 S::AddressNotAvailable
             }

@@ -234,7 +234,12 @@ entry! {
         let mut batch = [Completion::default(); BATCH];
         while left > 0 {
             let room = left.min(BATCH);
-            let found = cq.poll(&mut batch[..room]).map_err(refused("polling"))?;
+            let found = match cq.poll(&mut batch[..room]) {
+                Ok(found) => found,
+                // What was taken must not be lost: the next poll says what is wrong.
+                Err(_) if left < wanted => break,
+                Err(error) => return Err(refused("polling")(error)),
+            };
             batch[..found].iter().for_each(&mut put);
             left -= found;
             if found < room {

@@ -58,9 +58,10 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce(EngineError) -> Errno {
     move |error| {
         let errno = match &error {
             EngineError::Fault(fault) => of_fault(fault),
-            EngineError::EngineGone | EngineError::AdapterLost | EngineError::AdapterSilent => {
-                Errno::ENODEV
-            }
+            EngineError::EngineGone
+            | EngineError::AdapterLost
+            | EngineError::AdapterSilent
+            | EngineError::LinkGone { .. } => Errno::ENODEV,
             EngineError::RefusedElsewhere { errno, .. } => Errno(*errno),
             EngineError::ArenaFull { .. } => Errno::ENOMEM,
             EngineError::System { source, .. } | EngineError::Address(source) => of_system(source),
@@ -76,7 +77,10 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce(EngineError) -> Errno {
 /// The same of an adapter that cannot be opened.
 pub(crate) fn not_opened(error: &OpenError) -> Errno {
     let errno = match error {
-        OpenError::Config(_) | OpenError::Faults(_) | OpenError::StrictLog(_) => Errno::EINVAL,
+        OpenError::Config(_)
+        | OpenError::Gateway { .. }
+        | OpenError::Faults(_)
+        | OpenError::StrictLog(_) => Errno::EINVAL,
         OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => Errno::EADDRNOTAVAIL,
         OpenError::Addresses(source)
         | OpenError::Capture { source, .. }

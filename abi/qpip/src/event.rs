@@ -60,6 +60,7 @@ fn take(adapter: &Adapter) -> Outcome<Option<(TcpEvent, Known)>> {
             return Ok(Some((event, known)));
         }
     }
+    adapter.engine.still_there().map_err(refused("taking an event"))?;
     Ok(None)
 }
 

@@ -369,6 +369,37 @@ fn a_shared_adapter_registers_what_was_allocated_from_it() {
 }
 
 #[test]
+fn whoever_waits_for_an_adapter_that_is_gone_hears_of_it() {
+    let qpip = Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap()));
+    let config = Config { qpip, counters: false, ..Config::default() };
+    let name = format!("c-gone-{}", std::process::id());
+    let sharer = Sharer::start(&Engine::open(config).unwrap(), &name).unwrap();
+    let link = CString::new(format!("share:{name}")).unwrap();
+    // SAFETY: what is passed is valid.
+    unsafe {
+        let adapter = made(qpip_open(link.as_ptr(), null()));
+        let cq = made(qpip_cq_create(adapter, 16));
+        let qp = made(qpip_create(adapter, &init(TCP, cq)));
+        let receive = qpip_receive { id: 7, segments: null(), count: 0, reserved: 0 };
+        done(qpip_post_receive(qp, &receive));
+        assert_eq!(done(qpip_wait(cq, 0)), 0);
+        drop(sharer);
+        assert_eq!(done(qpip_wait(cq, -1)), 1);
+        let mut completion: [qpip_completion; 2] = std::mem::zeroed();
+        assert_eq!(done(qpip_poll(cq, completion.as_mut_ptr(), 2)), 1);
+        assert_eq!(completion[0].id, 7);
+        // Nothing more will come.
+        fails(qpip_wait(cq, -1), libc::ENODEV, "quipu nic --share");
+        fails(qpip_poll(cq, completion.as_mut_ptr(), 2), libc::ENODEV, "quipu nic --share");
+        let mut event: qpip_event = std::mem::zeroed();
+        fails(qpip_event(adapter, &mut event), libc::ENODEV, "quipu nic --share");
+        done(qpip_destroy(qp));
+        done(qpip_cq_destroy(cq));
+        done(qpip_close(adapter));
+    }
+}
+
+#[test]
 fn what_cannot_be_opened_says_why() {
     let open = |link: &str, addresses: Option<&str>| {
         let link = CString::new(link).unwrap();

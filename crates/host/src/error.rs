@@ -54,6 +54,15 @@ pub enum OpenError {
     /// The link of QPIP.
     #[error(transparent)]
     Link(#[from] crate::packet::LinkError),
+    /// Nobody can reach a gateway.
+    #[error(
+        "no address of the adapter is on the network of the gateway {gateway}: give it one with --address (or \
+         QUIPU_QPIP_ADDRESS), or name another gateway"
+    )]
+    Gateway {
+        /// The gateway.
+        gateway: IpAddr,
+    },
     /// The log of the strict mode.
     #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
     StrictLog(String),
@@ -143,6 +152,15 @@ pub enum EngineError {
          anew"
     )]
     AdapterLost,
+    /// The network interface of the link was deleted, or the link fails for good.
+    #[error(
+        "link {link}: the device is gone: make it anew if it was deleted (`ip link` shows what there is), and \
+         open the adapter anew"
+    )]
+    LinkGone {
+        /// The link.
+        link: String,
+    },
     /// The process that has the adapter did not answer in time, or not to the question. It is asked nothing
     /// more, and may still use memory that is registered.
     #[error(

@@ -1,6 +1,7 @@
 //! The signals that ask a command to end, waited for instead of handled.
 
 use std::io;
+use std::time::Duration;
 
 /// SIGINT and SIGTERM, which wait to be [waited for](Self::wait).
 pub struct Interrupts {
@@ -26,6 +27,23 @@ impl Interrupts {
         let interrupts = Self { set };
         interrupts.mask(libc::SIG_BLOCK)?;
         Ok(interrupts)
+    }
+
+    /// Waits until one comes, but no longer than `most`; whether one has. If so, as [`wait`](Self::wait).
+    #[must_use]
+    pub fn wait_at_most(&self, most: Duration) -> bool {
+        let most = libc::timespec {
+            tv_sec: most.as_secs() as libc::time_t,
+            tv_nsec: most.subsec_nanos().into(),
+        };
+        // SAFETY: the set is filled in, the time is a live variable, and nothing is asked about the signal.
+        let came = unsafe {
+            libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const most)
+        };
+        if came > 0 {
+            let _ = self.mask(libc::SIG_UNBLOCK);
+        }
+        came > 0
     }
 
     fn mask(&self, how: libc::c_int) -> io::Result<()> {

@@ -56,6 +56,18 @@ impl Running {
         panic!("it ended without a word of {word}");
     }
 
+    /// Waits until it ends by itself; its exit code.
+    fn end(&mut self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < PATIENCE, "it stays");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// As an accident would.
     fn kill(&mut self) {
         let _ = self.child.kill();
@@ -143,6 +155,42 @@ fn programs_that_are_killed_leave_nothing_behind_and_others_in_peace() {
     }
     let _again = serve("8001", "again");
     assert_eq!(get(OWN, first).as_deref(), Some("again"));
+}
+
+#[test]
+fn a_server_ends_when_the_process_with_the_adapter_was_killed() {
+    let (mut nic, link, _) = shared();
+    let mut server = Running::start(&["qpip", "serve", "--link", &link, "--port", "88"]);
+    server.until("Ctrl-C");
+    nic.kill();
+    assert_eq!(server.end(), Some(1));
+}
+
+#[test]
+fn whoever_waits_for_an_adapter_that_was_killed_hears_that_it_is_gone() {
+    let (mut nic, link, _) = shared();
+    let mut server = Running::start(&["qpip", "iperf3", "--link", &link, "--server"]);
+    server.until("Ctrl-C");
+    let adapter = open(&link);
+    let cq = adapter.completion_queue(8).unwrap();
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        nic.kill();
+    });
+    let is_lost = |error| matches!(error, Error::Engine(EngineError::AdapterLost));
+    // It sleeps by then, and has nothing that would be flushed.
+    assert!(adapter.wait(&cq).is_err_and(is_lost));
+    killer.join().unwrap();
+    let other = adapter.completion_queue(8).unwrap();
+    for cq in [&cq, &other] {
+        let mut out = [quipu::Completion::default()];
+        assert!(adapter.wait_timeout(cq, Duration::ZERO).is_err_and(is_lost));
+        assert!(cq.wait(&mut out).is_err_and(is_lost));
+        assert!(cq.wait_event().is_err_and(is_lost));
+    }
+    assert!(adapter.wait_event().is_err_and(is_lost));
+    assert!(adapter.poll_event().is_err_and(is_lost));
+    assert_eq!(server.end(), Some(1));
 }
 
 #[test]

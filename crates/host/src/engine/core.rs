@@ -274,7 +274,7 @@ impl Core {
         if let Some(qpip) = &mut self.qpip
             && due(qpip.poll_timeout())
         {
-            qpip.handle_timeout(now);
+            qpip.handle_timeout(&mut self.adapter, now);
         }
         if let Some(cm) = &mut self.cm
             && due(cm.poll_timeout().map(Time))
@@ -342,6 +342,9 @@ impl Core {
     pub(super) fn finish_call(&mut self) {
         if let Some(attached) = &mut self.attached {
             attached.ring();
+        }
+        if self.is_lost() && !self.events.are_over() {
+            self.lose();
         }
         self.collect_events();
         self.adapter.probe_mut().flush();

@@ -75,12 +75,24 @@ struct Queue<T> {
     /// Whether the descriptor is readable now.
     signalled: bool,
     events: VecDeque<T>,
+    /// Nothing comes any more: whoever waits is to ask, and hears why.
+    over: bool,
 }
 
 impl<T> Queue<T> {
+    fn new(fd: EventFd) -> Self {
+        Self { fd, signalled: false, events: VecDeque::new(), over: false }
+    }
+
+    /// The descriptor is readable from now on.
+    fn end(&mut self) {
+        self.over = true;
+        self.signal();
+    }
+
     /// Makes the descriptor say whether events are queued.
     fn signal(&mut self) {
-        let wanted = !self.events.is_empty();
+        let wanted = self.over || !self.events.is_empty();
         if wanted != self.signalled {
             self.signalled = wanted;
             if wanted { self.fd.set() } else { self.fd.clear() }
@@ -122,6 +134,8 @@ pub(crate) struct Events {
     tcp: HandleMap<ContextId, Queue<TcpEvent>>,
     /// The context for which a thread waits inside the engine.
     attended_tcp: Option<ContextId>,
+    /// The adapter is gone, and nothing comes any more.
+    over: bool,
 }
 
 /// Set in every handle, so that none is 0, which facades use for "none".
@@ -146,7 +160,32 @@ impl Events {
             attended: None,
             tcp: HandleMap::default(),
             attended_tcp: None,
+            over: false,
         }
+    }
+
+    /// The adapter is gone: completion channels, and descriptors for events about connections, are readable
+    /// from now on, so that nobody sleeps who has nothing to wait for.
+    #[cold]
+    pub(crate) fn end(&mut self) {
+        self.over = true;
+        for slot in self.channels.slots().collect::<Vec<_>>() {
+            if let Some(channel) = self.channels.get_mut(slot) {
+                channel.queue.end();
+            }
+        }
+        self.tcp.values_mut().for_each(Queue::end);
+    }
+
+    /// Whether that is so.
+    #[inline]
+    pub(crate) fn are_over(&self) -> bool {
+        self.over
+    }
+
+    /// Whether a program asks for events about connections.
+    pub(crate) fn has_tcp_users(&self) -> bool {
+        !self.tcp.is_empty()
     }
 
     fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, EngineError> {
@@ -160,7 +199,10 @@ impl Events {
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelId, RawFd), EngineError> {
         let fd = new_descriptor()?;
         let raw = fd.fd().as_raw_fd();
-        let queue = Queue { fd, signalled: false, events: VecDeque::new() };
+        let mut queue = Queue::new(fd);
+        if self.over {
+            queue.end();
+        }
         let channel = Channel { queue, users: 0, driven: false };
         let slot = self.channels.insert_with(|_| Ok::<_, EngineError>(channel))?;
         Ok((ChannelId(bits_of(slot)), raw))
@@ -181,7 +223,7 @@ impl Events {
     pub(crate) fn open_context(&mut self) -> Result<(ContextId, RawFd), EngineError> {
         let fd = new_descriptor()?;
         let raw = fd.fd().as_raw_fd();
-        let queue = Queue { fd, signalled: false, events: VecDeque::new() };
+        let queue = Queue::new(fd);
         let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(queue))?;
         Ok((ContextId(bits_of(slot)), raw))
     }
@@ -289,11 +331,10 @@ impl Events {
     pub(crate) fn open_tcp(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
         self.context(id)?;
         if let Entry::Vacant(place) = self.tcp.entry(id) {
-            place.insert(Queue {
-                fd: new_descriptor()?,
-                signalled: false,
-                events: VecDeque::new(),
-            });
+            let queue = place.insert(Queue::new(new_descriptor()?));
+            if self.over {
+                queue.end();
+            }
         }
         self.tcp_fd(id)
     }
@@ -363,6 +404,9 @@ impl Events {
 
     /// Whether events are queued in the channel for which a thread waits inside the engine.
     pub(crate) fn attended_waits(&mut self) -> bool {
+        if self.over && (self.attended.is_some() || self.attended_tcp.is_some()) {
+            return true;
+        }
         if self.attended_tcp.is_some_and(|id| self.has_tcp(id)) {
             return true;
         }

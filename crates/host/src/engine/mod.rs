@@ -160,6 +160,9 @@ impl Engine {
             Some(wanted) if calls.is_none() => Some(open_qpip(wanted, &mut adapter, &epoll)?),
             _ => None,
         };
+        if let (Some(wanted), Some(qpip)) = (&mut config.qpip, &qpip) {
+            wanted.link.name_interface(&qpip.link().features().interface);
+        }
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
@@ -381,6 +384,10 @@ fn open_qpip(
 ) -> Result<Box<Qpip>, OpenError> {
     let link = packet::open(&wanted.link)?;
     let features = link.features();
+    let on_network = |gateway: &IpAddr| wanted.reaches(*gateway, features);
+    if let Some(&gateway) = wanted.gateways.iter().find(|gateway| !on_network(gateway)) {
+        return Err(OpenError::Gateway { gateway });
+    }
     let mut bytes = [0; 16];
     sys::random(&mut bytes).map_err(|error| OpenError::system("secrets of TCP", error))?;
     let attached = adapter.attach_inet(stack::Config {
@@ -394,7 +401,9 @@ fn open_qpip(
     });
     debug_assert!(attached.is_ok(), "a new adapter has no stack");
     adapter.probe_mut().link_opened(&wanted.link.to_string(), features.hardware.is_some());
-    let qpip = Qpip::new(link, Arc::clone(epoll));
+    let mut name = wanted.link.clone();
+    name.name_interface(&features.interface);
+    let qpip = Qpip::new(link, name.to_string(), Arc::clone(epoll));
     qpip.map(Box::new).map_err(|error| OpenError::system("an epoll entry", error))
 }
 

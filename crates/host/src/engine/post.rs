@@ -219,7 +219,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// No such queue.
+    /// No such queue; [`EngineError::AdapterLost`], [`EngineError::LinkGone`] if it is empty and nothing more
+    /// will come.
     #[inline]
     pub fn poll_cq_each(
         &self,
@@ -255,6 +256,7 @@ impl Engine {
             core.poll_hit();
             return Ok((found, true));
         }
+        core.still_there()?;
         if core.take_news() {
             return Ok((core.adapter.poll_cq_each(cq, max, taker)?, true));
         }
@@ -293,6 +295,9 @@ impl Engine {
             core.poll_hit();
         }
         core.watch_poll(cq, &found);
+        if found.is_empty() {
+            core.still_there()?;
+        }
         drop(core);
         found.iter().for_each(taker);
         if found.is_empty() {

@@ -13,6 +13,7 @@ use super::core::Core;
 use super::wait::is_non_blocking;
 use super::{ContextId, Engine};
 use crate::error::EngineError;
+use crate::net::Net;
 use crate::packet::LinkSpec;
 use crate::sys;
 
@@ -105,7 +106,10 @@ impl Engine {
         if let Some(elsewhere) = self.elsewhere()? {
             return elsewhere.unlisten(listener);
         }
-        let mut core = self.enter_for_qpip()?;
+        let mut core = self.enter()?;
+        if core.qpip.is_none() {
+            return Err(EngineError::NoLink);
+        }
         core.adapter.tcp_unlisten(listener);
         settle(&mut core);
         Ok(())
@@ -241,7 +245,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As there; [`EngineError::WouldBlock`], [`EngineError::Interrupted`].
+    /// As there; [`EngineError::WouldBlock`], [`EngineError::Interrupted`]; [`EngineError::AdapterLost`],
+    /// [`EngineError::LinkGone`] if nothing more will come.
     pub fn wait_tcp_event(&self, context: ContextId) -> Result<TcpEvent, EngineError> {
         loop {
             let mut core = self.enter()?;
@@ -249,6 +254,7 @@ impl Engine {
             if let Some(event) = core.events.take_tcp(context)? {
                 return Ok(event);
             }
+            core.still_there()?;
             let fd = core.events.tcp_fd(context)?;
             if is_non_blocking(fd) {
                 return Err(EngineError::WouldBlock);
@@ -271,13 +277,23 @@ impl Engine {
         }
     }
 
+    /// That something may still happen to connections, of which nothing has been heard yet.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::AdapterLost`], [`EngineError::LinkGone`].
+    pub fn still_there(&self) -> Result<(), EngineError> {
+        self.enter()?.still_there()
+    }
+
     /// Waits until a completion queue, whose channel is `channel`, has completions, or a context has an event
     /// about a connection; both are left for those who take them. For one thread that does both. It returns
     /// without either after `limit`.
     ///
     /// # Errors
     ///
-    /// No such queue, channel or context; [`EngineError::Interrupted`].
+    /// No such queue, channel or context; [`EngineError::Interrupted`]; [`EngineError::AdapterLost`],
+    /// [`EngineError::LinkGone`] if nothing more will come.
     pub fn wait_completion_or_tcp(
         &self,
         cq: CqId,
@@ -295,6 +311,7 @@ impl Engine {
             if core.adapter.has_completions(cq)? || core.events.has_tcp(context) {
                 return Ok(());
             }
+            core.still_there()?;
             if left == Some(Duration::ZERO) {
                 return Ok(());
             }
@@ -323,6 +340,7 @@ impl Engine {
     /// Takes the lock for a call about QPIP.
     fn enter_for_qpip(&self) -> Result<crate::lock::Guard<'_, Core>, EngineError> {
         let core = self.enter()?;
+        core.still_there()?;
         if core.qpip.is_some() { Ok(core) } else { Err(EngineError::NoLink) }
     }
 }
@@ -330,4 +348,50 @@ impl Engine {
 fn settle(core: &mut Core) {
     let now = core.now();
     core.settle(now);
+}
+
+impl Core {
+    /// Whether the adapter of QPIP has nothing to do with anybody any more: the process that shares it has
+    /// ended, or its link is gone.
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.attached.as_ref().is_some_and(|attached| attached.is_lost())
+            || self.qpip.as_ref().is_some_and(|qpip| qpip.is_gone())
+    }
+
+    /// Ends what queue pairs had to do over the link that is gone, and tells whoever waits. In an engine with
+    /// other queue pairs as well, of a program for verbs, those go on.
+    #[cold]
+    pub(super) fn lose(&mut self) {
+        if let Some(qpip) = &mut self.qpip
+            && qpip.take_end()
+        {
+            let now = self.clock.recent();
+            self.adapter.lose_link(now);
+            if self.adapter.has_output() {
+                self.work(now, Net::transmit);
+            }
+        }
+        if self.attached.is_some() || self.events.has_tcp_users() {
+            self.events.end();
+        }
+    }
+
+    /// That something may still come.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::AdapterLost`], [`EngineError::LinkGone`].
+    #[inline]
+    pub(crate) fn still_there(&self) -> Result<(), EngineError> {
+        if self.events.are_over() { Err(self.loss()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn loss(&self) -> EngineError {
+        match &self.qpip {
+            Some(qpip) => EngineError::LinkGone { link: qpip.name().to_owned() },
+            None => EngineError::AdapterLost,
+        }
+    }
 }

@@ -61,7 +61,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel.
+    /// [`EngineError::WouldBlock`], [`EngineError::Interrupted`], or no such channel;
+    /// [`EngineError::AdapterLost`], [`EngineError::LinkGone`] if nothing more will come.
     pub fn wait_channel(&self, channel: ChannelId) -> Result<CompletionEvent, EngineError> {
         self.wait_channel_within(channel, None)
     }
@@ -95,6 +96,7 @@ impl Engine {
             if let Some(event) = event? {
                 return Ok(event);
             }
+            core.still_there()?;
             let fd = core.events.channel_fd(channel)?;
             if std::mem::take(&mut first) && is_non_blocking(fd) {
                 core.events.not_driven(channel);

@@ -26,7 +26,10 @@ const BUFFER: libc::c_int = 4 << 20;
 /// A link over a packet socket.
 pub(super) struct PacketSocket {
     fd: OwnedFd,
-    name: Name,
+    /// The number of the interface.
+    index: u32,
+    /// It was down when the kernel last said something of it.
+    down: bool,
     features: Features,
     waiting: Queue<usize>,
     /// The queue of the interface is full.
@@ -47,10 +50,11 @@ impl PacketSocket {
         let name = Name::new(name).map_err(at("the name of the interface"))?;
         let features = features(name, wanted).map_err(at("looking at the interface"))?;
         let fd = raw_socket().map_err(at("making a packet socket"))?;
-        prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
+        let index = prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
         Ok(Self {
             fd,
-            name,
+            index,
+            down: false,
             features,
             waiting: Queue::new(SLOTS, SLOT),
             congested: false,
@@ -66,11 +70,13 @@ impl PacketSocket {
     }
 
     /// What a refusal means: that the interface is down is said in the same words as that it is gone.
-    fn refusal(&self, error: &io::Error) -> Refusal {
-        let refusal = Refusal::of(error);
+    fn refusal(&mut self, error: &io::Error) -> Refusal {
         let down = error.raw_os_error() == Some(libc::ENETDOWN);
-        let is_there = || control().and_then(|control| interface::index(&control, self.name));
-        if down && is_there().is_err() { Refusal::Gone } else { refusal }
+        if down && interface::is_gone(self.index) {
+            return Refusal::Gone;
+        }
+        self.down |= down;
+        Refusal::of(error)
     }
 }
 
@@ -84,6 +90,10 @@ impl PacketLink for PacketSocket {
     }
 
     fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
+        // One that is deleted goes down before, and the kernel says nothing more of it.
+        if self.down && interface::is_gone(self.index) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
         let mut count = 0;
         while count < limit {
             let asked = self.asked.min(limit - count);
@@ -102,6 +112,7 @@ impl PacketLink for PacketSocket {
                     }
                 },
             };
+            self.down = false;
             for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
                 let len = self.messages.received(index).map_or(0, |message| message.len);
                 let parts = slot[..len].split_first_chunk_mut();
@@ -162,6 +173,10 @@ impl PacketLink for PacketSocket {
     fn is_congested(&self) -> bool {
         self.congested
     }
+
+    fn is_down(&self) -> bool {
+        self.down
+    }
 }
 
 /// Whether packet sockets can be had here.
@@ -199,8 +214,8 @@ pub(super) fn station_beside(name: Name, wanted: Option<Station>) -> io::Result<
     Ok(ours)
 }
 
-/// Sets a socket up for the frames of one station on an interface, and binds it.
-fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<()> {
+/// Sets a socket up for the frames of one station on an interface, and binds it; the interface's number.
+fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<u32> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
     set_option(fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
     // Less than asked for will do.
@@ -219,7 +234,7 @@ fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<()> {
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the pointer and the length describe a live variable.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
-    Ok(())
+    Ok(index)
 }
 
 /// Has the interface receive frames for `address` as well, as long as the socket is open.

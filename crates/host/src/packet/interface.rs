@@ -77,6 +77,16 @@ pub(super) fn index(control: &OwnedFd, name: Name) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
 }
 
+/// Whether the interface with this index was deleted, or is in another namespace now. It may have another
+/// name.
+pub(super) fn is_gone(index: u32) -> bool {
+    // SAFETY: plain data, for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_ifru.ifru_ifindex = index as libc::c_int;
+    let asked = control().and_then(|control| ask(&control, libc::SIOCGIFNAME as _, &mut request));
+    asked.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+}
+
 /// The largest packet of an interface, in octets.
 pub(super) fn mtu(control: &OwnedFd, name: Name) -> io::Result<u32> {
     let mut request = name.request();

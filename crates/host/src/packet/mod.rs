@@ -112,6 +112,12 @@ pub trait PacketLink: Send {
     /// Whether frames wait for room of which no descriptor tells, as in the queue of an interface: to be
     /// flushed after a while. The descriptor may be writable all the time.
     fn is_congested(&self) -> bool;
+
+    /// Whether its interface was down when it was last asked, and may have been deleted since, of which no
+    /// descriptor tells: [`receive`](Self::receive) is to be called now and then.
+    fn is_down(&self) -> bool {
+        false
+    }
 }
 
 /// Opens a link.

@@ -119,6 +119,13 @@ impl LinkSpec {
         }
     }
 
+    /// Notes the interface that the kernel has made, where it was to choose the name.
+    pub(crate) fn name_interface(&mut self, interface: &str) {
+        if let Self::Tap { name, .. } | Self::Namespace { name, .. } = self {
+            interface.clone_into(name);
+        }
+    }
+
     /// Whether it is another process's.
     #[must_use]
     pub fn is_shared(&self) -> bool {

@@ -1,9 +1,9 @@
 //! What the stack of QPIP is given: its link, its addresses and the way out.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::config::ConfigError;
-use crate::packet::LinkSpec;
+use crate::packet::{Features, LinkSpec};
 
 /// The link and the addresses of the stack of QPIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,24 @@ impl QpipConfig {
     #[must_use]
     pub fn new(link: LinkSpec) -> Self {
         Self { link, addresses: Vec::new(), gateways: Vec::new() }
+    }
+
+    /// Whether a gateway is a neighbour of one of the addresses, on a link with these features.
+    pub(crate) fn reaches(&self, gateway: IpAddr, features: &Features) -> bool {
+        // On Ethernet every station has a link-local address of IPv6 (RFC 4291 2.1).
+        let local = features.hardware.map(|_| (LINK_LOCAL, 64));
+        let mut own = self.addresses.iter().copied().chain(features.address).chain(local);
+        own.any(|(address, len)| match (address, gateway) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                let beyond = u32::MAX.checked_shr(len.into()).unwrap_or(0);
+                (own.to_bits() ^ other.to_bits()) & !beyond == 0
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                let beyond = u128::MAX.checked_shr(len.into()).unwrap_or(0);
+                (own.to_bits() ^ other.to_bits()) & !beyond == 0
+            }
+            _ => false,
+        })
     }
 
     /// What the variables of the environment ask for; `None` without a link.
@@ -47,6 +65,9 @@ impl QpipConfig {
         Ok(Some(config))
     }
 }
+
+/// The network of link-local addresses of IPv6.
+const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0));
 
 const ADDRESSES: &str =
     "addresses with the lengths of their prefixes, such as 10.9.0.2/24,fd09::2/64";
@@ -103,5 +124,34 @@ mod tests {
         assert_eq!(read("tap:a", "10.9.0.2", "10.9.0.1").unwrap_err().name, "QUIPU_QPIP_ADDRESS");
         assert_eq!(read("tap:a", "10.9.0.2/24", "x").unwrap_err().name, "QUIPU_QPIP_GATEWAY");
         assert_eq!(QpipConfig::from_lookup(&|_| None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_gateway_is_a_neighbour() {
+        let mut config = QpipConfig::new("tap:qp0".parse().unwrap());
+        config.addresses = ["10.9.0.2/24", "fd09::2/64", "192.0.2.1/32"]
+            .map(|it| parse_address(it).unwrap())
+            .into();
+        let features = |hardware| Features {
+            mtu: 1500,
+            hardware,
+            checksum: false,
+            segment: 0,
+            address: None,
+            interface: String::new(),
+            enter: Vec::new(),
+        };
+        let (ethernet, bare) = (features(Some([2, 0, 0, 0, 0, 1])), features(None));
+        for (gateway, reached) in [
+            ("10.9.0.1", true),
+            ("10.9.1.1", false),
+            ("192.0.2.2", false),
+            ("fd09::1", true),
+            ("fd09:0:0:1::1", false),
+        ] {
+            assert_eq!(config.reaches(gateway.parse().unwrap(), &ethernet), reached, "{gateway}");
+        }
+        let local = "fe80::1".parse().unwrap();
+        assert!(config.reaches(local, &ethernet) && !config.reaches(local, &bare));
     }
 }

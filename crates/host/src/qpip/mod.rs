@@ -27,6 +27,8 @@ const PATIENCE: u32 = 4096;
 /// How long whoever finds the queue of an interface full waits before trying again. An interface of 1 Gb/s
 /// sends 40 long frames meanwhile, of a queue of a thousand.
 const CONGESTION_NS: u64 = 500_000;
+/// How often an interface that is down is looked at, whether it is still there.
+const DOWN_NS: u64 = 250_000_000;
 /// Failures in a row after which the link is given up.
 const FAILURES_MAX: u32 = 64;
 /// Ports of queue pair numbers that no TCP socket of ours has: queue pairs of QPIP are known by addresses and
@@ -36,6 +38,10 @@ const NUMBER_PORTS: std::ops::Range<u16> = 1..1024;
 const READ: c_int = libc::EPOLLIN;
 const WRITE: c_int = libc::EPOLLOUT;
 
+/// Whether it was told that the link is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Told(bool);
+
 /// What the engine has for QPIP.
 pub(crate) struct Qpip {
     link: Box<dyn PacketLink>,
@@ -44,12 +50,18 @@ pub(crate) struct Qpip {
     waits_for_room: bool,
     /// When a link is tried again of which no descriptor says that it has room.
     retry_at: Option<Time>,
+    /// When a link is looked at whose interface is down.
+    look_at: Option<Time>,
     /// The adapter has more for its own addresses than it takes at a time.
     has_more: bool,
     /// Looks in vain since the last frame.
     misses: u32,
     /// Failures of the link since it last worked.
     failures: u32,
+    /// What users call the link.
+    name: String,
+    /// The link is gone for good; whether that was told already.
+    end: Option<Told>,
     numbers: Numbers,
     next_port: u16,
 }
@@ -60,16 +72,23 @@ impl Qpip {
     /// # Errors
     ///
     /// The kernel has no memory for another entry of epoll.
-    pub(crate) fn new(link: Box<dyn PacketLink>, epoll: Arc<Epoll>) -> io::Result<Self> {
+    pub(crate) fn new(
+        link: Box<dyn PacketLink>,
+        name: String,
+        epoll: Arc<Epoll>,
+    ) -> io::Result<Self> {
         epoll.add(&link.descriptor(), READ, Token::Packets.bits())?;
         Ok(Self {
             link,
             epoll,
             waits_for_room: false,
             retry_at: None,
+            look_at: None,
             has_more: false,
             misses: PATIENCE,
             failures: 0,
+            name,
+            end: None,
             numbers: Numbers::default(),
             next_port: NUMBER_PORTS.start,
         })
@@ -78,6 +97,22 @@ impl Qpip {
     /// The link.
     pub(crate) fn link(&self) -> &dyn PacketLink {
         &*self.link
+    }
+
+    /// What users call it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the link is gone for good.
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Whether it is, for the first who asks.
+    pub(crate) fn take_end(&mut self) -> bool {
+        self.end.replace(Told(true)) == Some(Told(false))
     }
 
     /// A number for a new queue pair.
@@ -119,17 +154,22 @@ impl Qpip {
         let readable = events & READ as u32 != 0 || failed;
         let received = readable && self.receive(adapter, now);
         if failed && !received {
-            self.failed(&io::Error::from_raw_os_error(libc::EIO));
+            self.failed();
         }
         received
     }
 
     fn receive(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        if self.is_gone() {
+            return false;
+        }
         let each = &mut |frame: &Frame<'_>| {
             adapter.probe_mut().frame_passed(false, frame.bytes);
             adapter.handle_frame(now, frame);
         };
-        match self.link.receive(FRAMES_PER_TURN, each) {
+        let received = self.link.receive(FRAMES_PER_TURN, each);
+        self.watch(now);
+        match received {
             Ok(0) => {
                 self.misses = self.misses.saturating_add(1);
                 false
@@ -139,8 +179,7 @@ impl Qpip {
                 true
             }
             Err(error) => {
-                self.misses = PATIENCE;
-                self.failed(&error);
+                self.gone(&error);
                 false
             }
         }
@@ -150,7 +189,7 @@ impl Qpip {
     /// adapter has taken something itself and goes on.
     #[inline]
     pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
-        adapter.has_frames() && self.transmit_some(adapter, now)
+        adapter.has_frames() && !self.is_gone() && self.transmit_some(adapter, now)
     }
 
     fn transmit_some(&mut self, adapter: &mut Adapter, now: Time) -> bool {
@@ -178,25 +217,49 @@ impl Qpip {
     /// [`transmit`](Self::transmit).
     #[inline]
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        if self.has_more { Some(Time(0)) } else { self.retry_at }
+        if self.has_more {
+            return Some(Time(0));
+        }
+        [self.retry_at, self.look_at].into_iter().flatten().min()
     }
 
     /// Tries again what the link had no room for.
-    pub(crate) fn handle_timeout(&mut self, now: Time) {
+    pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
         self.has_more = false;
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.look_at = None;
+            self.receive(adapter, now);
+        }
         self.flush(now);
+    }
+
+    /// Sees to it that a link whose interface is down is looked at soon.
+    #[inline]
+    fn watch(&mut self, now: Time) {
+        self.look_at = match self.look_at {
+            _ if !self.link.is_down() => None,
+            None => Some(Time(now.0.saturating_add(DOWN_NS))),
+            soon => soon,
+        };
     }
 
     /// Hands everything to the kernel; what it does not take now it takes when epoll says so, or a little
     /// later where that cannot.
     fn flush(&mut self, now: Time) {
-        if let Err(error) = self.link.flush() {
-            self.failed(&error);
+        if self.is_gone() {
+            return;
         }
-        let congested = self.link.is_congested() && self.failures < FAILURES_MAX;
+        if let Err(error) = self.link.flush() {
+            self.gone(&error);
+        }
+        if self.is_gone() {
+            return;
+        }
+        self.watch(now);
+        let congested = self.link.is_congested();
         self.retry_at = congested.then_some(Time(now.0.saturating_add(CONGESTION_NS)));
         let wants = self.link.wants_writable();
-        if wants != self.waits_for_room && self.failures <= FAILURES_MAX {
+        if wants != self.waits_for_room {
             self.waits_for_room = wants;
             let events = if wants { READ | WRITE } else { READ };
             // It is in the set, and no memory is needed to change what it waits for.
@@ -204,17 +267,27 @@ impl Qpip {
         }
     }
 
-    /// Notes a failure of the link: frames are lost, as they may be on any. One that does nothing but fail is
-    /// no longer waited for, lest epoll report it for ever.
+    /// The link says that it is gone.
     #[cold]
-    fn failed(&mut self, error: &io::Error) {
-        self.failures += 1;
-        if self.failures == 1 {
-            tracing::warn!(%error, "the packet link fails");
+    fn gone(&mut self, error: &io::Error) {
+        if self.is_gone() {
+            return;
         }
+        tracing::error!(link = self.name, %error, "the packet link is gone");
+        self.end = Some(Told(false));
+        self.misses = PATIENCE;
+        (self.retry_at, self.look_at, self.has_more) = (None, None, false);
+        // Epoll would report it for ever.
+        self.epoll.remove(&self.link.descriptor());
+    }
+
+    /// Notes that the descriptor reports a failure that no call explains. One that does nothing but fail is
+    /// as good as gone.
+    #[cold]
+    fn failed(&mut self) {
+        self.failures += 1;
         if self.failures == FAILURES_MAX {
-            tracing::error!(%error, "the packet link has failed for good; nothing more is received");
-            self.epoll.remove(&self.link.descriptor());
+            self.gone(&io::Error::from_raw_os_error(libc::EIO));
         }
     }
 }

@@ -355,6 +355,12 @@ impl Attached {
         }
     }
 
+    /// Whether the other end is gone, or is to go.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     /// Whether something has come, as far as it is believed.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {

@@ -17,6 +17,7 @@ use super::tenant::{Ending, Tenant};
 use super::words::{HELLO, Reader, Writer};
 use super::{connect, hear, is_name, own_place, pair, places, rings_len};
 use crate::engine::Engine;
+use crate::error::EngineError;
 use crate::link::segment::{self, Writers};
 use crate::link::socket::{self as unix, MAX_MESSAGE};
 use crate::net::listener::{Accepted, Acceptor};
@@ -268,7 +269,7 @@ impl Server {
             match item.token {
                 BELL => self.bell.clear(),
                 LISTENER => self.accept(),
-                WAKER => while self.engine.wait_channel(self.waker).is_ok() {},
+                WAKER => self.take_wakes(),
                 token => match token & KIND {
                     CALLER => self.admit(number),
                     // Calls are read at its turn.
@@ -285,6 +286,19 @@ impl Server {
             }
         }
         any
+    }
+
+    /// Takes the events by which it was woken. An adapter whose link is gone has nothing to share.
+    fn take_wakes(&mut self) {
+        loop {
+            match self.engine.wait_channel(self.waker) {
+                Ok(_) => {}
+                Err(EngineError::LinkGone { .. }) => {
+                    return self.stop.store(true, Ordering::Release);
+                }
+                Err(_) => return,
+            }
+        }
     }
 
     /// Does something with a program, which may be gone already.

@@ -128,7 +128,7 @@ pub fn settings() -> TcpSettings {
 /// A queue pair, with everything of its own, and what has become of its two streams.
 pub struct QueuePair {
     engine: Arc<Engine>,
-    context: ContextId,
+    pub context: ContextId,
     pd: PdId,
     cq: CqId,
     pub qp: QpId,

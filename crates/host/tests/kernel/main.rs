@@ -3,11 +3,12 @@
 //! its own.
 //!
 //! `sizes`: links, MTUs and lengths; `options`: what may be negotiated, and buffers; `endings`: half closes,
-//! resets, and both ends opening or closing at once; `stalls`: closed windows, and a path that becomes
-//! narrower.
+//! resets, and both ends opening or closing at once; `gone`: interfaces that are deleted; `stalls`: closed
+//! windows, and a path that becomes narrower.
 
 mod adapter;
 mod endings;
+mod gone;
 mod options;
 mod pairs;
 mod plug;

@@ -1,13 +1,17 @@
 //! `quipu nic`: an adapter on a packet link, in the foreground.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use quipu_host::Interrupts;
 use quipu_host::counters::observe::{DROP_REASONS, ENGINE_METRICS, Sample};
 use quipu_host::counters::samples;
 
 use super::failure::Failure;
-use super::qpip::{LinkOptions, describe};
+use super::qpip::{LinkOptions, describe, failed};
+
+/// How often it is looked at whether the link is still there.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Where.
 #[derive(clap::Args)]
@@ -52,13 +56,20 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         println!("programs attach to it by the link share:{name}");
     }
     println!("Ctrl-C ends it.");
-    interrupts.wait();
+    let end = loop {
+        if interrupts.wait_at_most(LOOK) {
+            break Ok(());
+        }
+        if let Err(gone) = adapter.check() {
+            break Err(failed(gone));
+        }
+    };
     drop(shared);
     // What it shows of itself, unless it is to show nothing (`QUIPU_COUNTERS`).
     let own = samples().into_iter().filter(|sample| sample.process == std::process::id());
     own.for_each(|sample| println!("{}", frames(&sample)));
     drop(adapter);
-    Ok(ExitCode::SUCCESS)
+    end.map(|()| ExitCode::SUCCESS)
 }
 
 /// How many frames there were, and why some were dropped.

@@ -75,6 +75,18 @@ impl Adapter {
         Ok(self.device.opened.engine.qpip_info()?)
     }
 
+    /// That it is still there, so that something may come of what is under way: its link, or the process
+    /// that shares it. When either is gone, everything posted is flushed, connections end with
+    /// [`Aborted`](super::TcpChange::Aborted), and calls that find nothing and would wait fail with this
+    /// error.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::LinkGone`], [`EngineError::AdapterLost`].
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.device.opened.engine.still_there()?)
+    }
+
     /// Shares it with other programs of this user for as long as the result is kept. They [open](Self::open)
     /// the link `share:NAME`, and need no right. When it is dropped, what they had is gone: their work is
     /// flushed, and their connections are reset.

@@ -136,7 +136,11 @@ impl Events {
     }
 
     pub(super) fn poll(&self, opened: &Opened) -> Result<Option<Event>, Error> {
-        Ok(self.collect(opened)?.untaken.pop_front().map(|(_, event)| event))
+        let event = self.collect(opened)?.untaken.pop_front();
+        if event.is_none() {
+            opened.engine.still_there()?;
+        }
+        Ok(event.map(|(_, event)| event))
     }
 
     pub(super) fn next(&self, opened: &Opened) -> Result<Event, Error> {

@@ -192,7 +192,8 @@ impl PacketLink for XdpSocket {
             count += 1;
         }
         self.looks = self.looks.wrapping_add(1);
-        if count < limit && self.looks.is_multiple_of(LOOKS_PER_CALL) {
+        let due = self.looks.is_multiple_of(LOOKS_PER_CALL) || self.socket.is_down();
+        if count < limit && due {
             count += self.socket.receive(limit - count, each)?;
         }
         self.idle = if count > 0 { 0 } else { self.idle + 1 };
@@ -235,6 +236,10 @@ impl PacketLink for XdpSocket {
 
     fn is_congested(&self) -> bool {
         self.blocked
+    }
+
+    fn is_down(&self) -> bool {
+        self.socket.is_down()
     }
 }
 

@@ -400,3 +400,28 @@ fn patience_may_be_without_end() {
         assert_eq!(net.states(qps), [QpState::Rts; 2]);
     }
 }
+
+/// An interface that is deleted takes everybody on it along.
+#[test]
+fn with_the_link_everything_on_it_is_gone() {
+    let mut net = Net::new();
+    let [qp, _] = net.connected(Mode::Stream);
+    let datagrams = net.qp(0, QpType::Udp);
+    net.adapter(0).udp_bind(datagrams, 7).unwrap();
+    let idle = net.qp(0, QpType::Tcp);
+    let listener = net.listen(0, 80, &TcpSettings::default());
+    net.offer(0, listener, idle).unwrap();
+    let sink = net.buffer(0, 64);
+    for (id, qp) in [(1, qp), (2, datagrams), (3, idle)] {
+        net.recv(0, qp, id, &[sink.sge(0, 64)]);
+    }
+    let now = net.now();
+    net.adapter(0).lose_link(now);
+    assert_eq!(net.changes(0), [(qp, TcpChange::Aborted)]);
+    let mut flushed = brief(&net.poll(0));
+    flushed.sort_unstable_by_key(|it| it.0);
+    assert_eq!(flushed, [1, 2, 3].map(|id| (id, WcStatus::WrFlushErr, 0)));
+    for qp in [qp, datagrams, idle] {
+        assert_eq!(net.state(0, qp), QpState::Err);
+    }
+}

@@ -29,8 +29,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     println!("sending back what comes to port {}; Ctrl-C ends it", options.port);
-    server.run(options.wait).map_err(failed)?;
-    Ok(ExitCode::SUCCESS)
+    let outcome = server.run(options.wait).map_err(failed);
+    super::unless_gone(&adapter, outcome.map(|()| ExitCode::SUCCESS))
 }
 
 struct Server {

@@ -12,7 +12,7 @@ use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, WcStatus};
 
 use super::response::Response;
-use super::{LinkOptions, failed, unreachable};
+use super::{LinkOptions, failed, unless_gone, unreachable};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -88,6 +88,14 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let servers: Vec<SocketAddr> = options.urls.iter().map(server).collect::<Result<_, _>>()?;
     let adapter = options.link.open()?;
+    unless_gone(&adapter, fetch_all(options, &adapter, servers))
+}
+
+fn fetch_all(
+    options: &Options,
+    adapter: &Adapter,
+    servers: Vec<SocketAddr>,
+) -> Result<ExitCode, Failure> {
     let mut out: Box<dyn Write> = match &options.output {
         None => Box::new(io::stdout().lock()),
         Some(path) => Box::new(File::create(path).map_err(|error| {
@@ -103,12 +111,12 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let again = reused.is_some();
         let mut connection = match reused {
             Some(connection) => connection,
-            None => Connection::open(&adapter, to)?,
+            None => Connection::open(adapter, to)?,
         };
         let fetched = connection.fetch(&request, &mut response);
         // The server may have closed meanwhile: it has not seen this request (RFC 9112 9.3.1).
         if again && !response.is_whole() && response.is_untouched() {
-            connection = Connection::open(&adapter, to)?;
+            connection = Connection::open(adapter, to)?;
             connection.fetch(&request, &mut response)?;
         } else {
             fetched?;

@@ -117,6 +117,11 @@ impl LinkOptions {
     }
 }
 
+/// What a tool made of its adapter. If that failed since the adapter is gone, this is what there is to say.
+pub(super) fn unless_gone<T>(adapter: &Adapter, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    outcome.map_err(|failure| adapter.check().err().map_or(failure, failed))
+}
+
 /// What an adapter is, in a line; in another, how programs get to its network if that is one of its own.
 pub(crate) fn describe(adapter: &Adapter) -> Result<String, Failure> {
     let info = adapter.info().map_err(failed)?;

@@ -12,7 +12,7 @@ use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
 use quipu_host::Interrupts;
 
 use super::places::Places;
-use super::{LinkOptions, failed, unreachable};
+use super::{LinkOptions, failed, unless_gone, unreachable};
 use crate::cmd::failure::Failure;
 
 /// With whom.
@@ -55,7 +55,11 @@ const INTERRUPTED: u8 = 130;
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let adapter = options.link.open()?;
-    let end = Arc::new(End::new(&adapter)?);
+    unless_gone(&adapter, talk(options, &adapter))
+}
+
+fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
+    let end = Arc::new(End::new(adapter)?);
     let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
     match (options.server, options.port, options.listen) {
         (Some(server), Some(port), _) => {
@@ -84,7 +88,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let _ = qp.qp.abort();
     });
     let input: Option<Input> = (!options.no_input).then(|| Box::new(io::stdin()) as Input);
-    let outcome = end.exchange(&adapter, input, &mut io::stdout().lock());
+    let outcome = end.exchange(adapter, input, &mut io::stdout().lock());
     if outcome.is_err() {
         // The peer is told, whatever threads are left.
         let _ = end.qp.abort();

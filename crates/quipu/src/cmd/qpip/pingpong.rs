@@ -79,7 +79,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         (false, udp) => {
             let adapter = options.link.open()?;
             let end = End::new(&adapter, options)?;
-            if udp { end.by_udp(to)? } else { (end.by_tcp(to)?, 0) }
+            let lossless = |samples| (samples, 0);
+            let outcome = if udp { end.by_udp(to) } else { end.by_tcp(to).map(lossless) };
+            super::unless_gone(&adapter, outcome)?
         }
     };
     print!("{}", report(options, &Samples::new(samples), lost));

@@ -19,7 +19,7 @@ use quipu_host::Interrupts;
 use super::files::{Content, Data, Otherwise, Source};
 use super::http::{Head, Parser, Request, Status};
 use super::memory::{Held, Memory};
-use super::{LinkOptions, describe, failed};
+use super::{LinkOptions, describe, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// What to serve.
@@ -62,6 +62,8 @@ const HEAD_LEN: usize = 4096;
 /// Sends that a connection has under way at once, and their length.
 const SENDS: usize = 8;
 const PIECE: u64 = 1 << 20;
+/// Characters of a path that are told.
+const TOLD: usize = 200;
 /// The number of every send.
 const SEND: u64 = u64::MAX;
 
@@ -73,21 +75,21 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     for address in adapter.info().map_err(failed)?.addresses {
-        println!("serving http://{}/", SocketAddr::new(address, options.port));
+        println!("serving http://{}/", SocketAddr::new(address, server.listener.port()));
     }
     println!("Ctrl-C ends it.");
-    let bell = server.bell().map_err(failed)?;
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            interrupts.wait();
-            stop.store(true, Ordering::Release);
-            // What it has posted completes, which wakes the server.
-            let _ = bell.flush();
-        });
-        server.run(&stop)
-    })
-    .map_err(failed)?;
+    // Kept here: what a queue pair has completed goes with it.
+    let bell = Arc::new(server.bell().map_err(failed)?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (rings, stops) = (Arc::clone(&bell), Arc::clone(&stop));
+    // Nobody waits for this thread: an adapter that fails ends the server without a signal.
+    std::thread::spawn(move || {
+        interrupts.wait();
+        stops.store(true, Ordering::Release);
+        // What it has posted completes, which wakes the server.
+        let _ = rings.flush();
+    });
+    unless_gone(&adapter, server.run(&stop).map_err(failed))?;
     println!("{} requests on {} connections", server.requests, server.accepted);
     Ok(ExitCode::SUCCESS)
 }
@@ -253,7 +255,7 @@ impl Server {
                 connection.active = Some(self.clock);
                 self.accepted += 1;
                 self.idle -= 1;
-                self.make_room();
+                self.make_room(event.qp_num);
             }
             TcpChange::PeerClosed => {
                 connection.peer_closed = true;
@@ -270,14 +272,15 @@ impl Server {
     }
 
     /// When no queue pair is left for the next client, ends the connection that has been quiet for longest,
-    /// of those that owe their client nothing if there are any.
-    fn make_room(&mut self) {
+    /// of those that owe their client nothing if there are any. Not the newcomer: it owes nothing yet, so
+    /// clients that never read would keep out all others.
+    fn make_room(&mut self, newcomer: QpNum) {
         if self.idle > 0 {
             return;
         }
         let oldest = |busy: bool| {
-            let some = self.connections.values().filter(move |it| it.is_busy() == busy);
-            some.min_by_key(|connection| connection.active)
+            let others = self.connections.values().filter(|it| it.qp.number() != newcomer);
+            others.filter(|it| it.is_busy() == busy).min_by_key(|connection| connection.active)
         };
         if let Some(connection) = oldest(false).or_else(|| oldest(true)) {
             // Its end is an event.
@@ -401,6 +404,16 @@ fn present(content: Content, request: &Request) -> Response {
     Response { status, part, len: shown, data, range: sent, ..base }
 }
 
+/// A path as it is told of.
+fn shortened(path: &str) -> String {
+    let mut shown: String = path.chars().take(TOLD).collect();
+    shown = shown.escape_debug().to_string();
+    if path.chars().nth(TOLD).is_some() {
+        shown += "...";
+    }
+    shown
+}
+
 impl Connection {
     fn name(&self) -> String {
         self.peer.map_or_else(|| "?".into(), |peer| peer.to_string())
@@ -409,11 +422,8 @@ impl Connection {
     fn tell(&self, request: &Result<Request, Status>, response: &Response) {
         let what = match request {
             Ok(request) => {
-                format!(
-                    "{} {}",
-                    if request.head_only { "HEAD" } else { "GET" },
-                    request.path.escape_debug()
-                )
+                let method = if request.head_only { "HEAD" } else { "GET" };
+                format!("{method} {}", shortened(&request.path))
             }
             Err(_) => "?".into(),
         };

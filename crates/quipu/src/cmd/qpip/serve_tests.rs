@@ -203,6 +203,28 @@ fn a_silent_client_does_not_keep_the_others_out() {
 }
 
 #[test]
+fn clients_that_do_not_read_do_not_keep_the_others_out() {
+    // More than there are receives for.
+    let text = "x".repeat(4 * PLACES * LEN) + "knots";
+    served(&["--text", &text, "--connections", "2"], |adapter, to| {
+        let unread = Client::connect(adapter, to);
+        unread.send(GET);
+        while unread.next().is_empty() {}
+        for _ in 0..3 {
+            Client::connect(adapter, to).ask(GET, "knots");
+        }
+        assert!(unread.qp.wait_closed().is_err());
+    });
+}
+
+#[test]
+fn a_long_path_is_told_in_part() {
+    assert_eq!(shortened("/a\nb"), "/a\\nb");
+    assert_eq!(shortened(&"x".repeat(TOLD)).len(), TOLD);
+    assert_eq!(shortened(&"x".repeat(8000)), "x".repeat(TOLD) + "...");
+}
+
+#[test]
 fn a_file_is_read_only_for_those_who_want_all_of_it() {
     let name = std::env::temp_dir().join(format!("quipu-serve-lazy-{}", std::process::id()));
     std::fs::create_dir(&name).unwrap();

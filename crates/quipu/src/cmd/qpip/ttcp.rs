@@ -91,10 +91,11 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
                 println!("{}", super::describe(&adapter)?);
             }
             let end = End::new(&adapter, options)?;
-            match to {
+            let outcome = match to {
                 Some(to) => end.sends(SocketAddr::new(to, options.port)),
                 None => end.receives(),
-            }
+            };
+            super::unless_gone(&adapter, outcome)
         }
     }?;
     print!("{}", report(options, &outcome));

@@ -172,8 +172,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if let Some(server) = options.client {
         let to = SocketAddr::new(server, options.port);
         let params = options.params(adapter.info().map_err(failed)?.mtu);
-        test::ask(&mut network, to, params, &mut report, interval)?;
-        return Ok(ExitCode::SUCCESS);
+        let outcome = test::ask(&mut network, to, params, &mut report, interval);
+        return super::unless_gone(&adapter, outcome.map(|()| ExitCode::SUCCESS));
     }
     network.listen(options.port)?;
     if !options.json {
@@ -183,7 +183,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     loop {
         let outcome = test::serve(&mut network, &mut report, interval);
         if options.one_off {
-            return outcome.map(|()| ExitCode::SUCCESS);
+            return super::unless_gone(&adapter, outcome.map(|()| ExitCode::SUCCESS));
         }
         if let Err(failure) = outcome {
             // An adapter that is gone, or a signal, is the end; clients come and go.
