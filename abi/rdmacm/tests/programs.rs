@@ -8,6 +8,8 @@ use std::{env, fs};
 
 #[path = "../../types/testing/cdylib.rs"]
 mod cdylib;
+#[path = "../../types/testing/needs.rs"]
+mod needs;
 
 /// A folder with the libraries under the names that programs look for.
 fn folder() -> &'static Path {
@@ -36,8 +38,7 @@ fn run(name: &str) {
 
 /// The same with a library in front of all.
 fn run_behind(name: &str, front: Option<&Path>) {
-    if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
-        eprintln!("skipped: the headers of librdmacm are not installed");
+    if !needs::met(Path::new("/usr/include/rdma/rdma_verbs.h").exists(), "librdmacm-dev") {
         return;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
@@ -81,12 +82,11 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 
 #[test]
 fn sockets_become_streams_over_queue_pairs() {
-    let library = Path::new("/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so");
-    if !library.exists() {
-        eprintln!("skipped: librspreload is not installed");
-        return;
+    let library = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", env::consts::ARCH);
+    let library = Path::new(&library);
+    if needs::met(library.exists(), "librdmacm1") {
+        run_behind("preloaded", Some(library));
     }
-    run_behind("preloaded", Some(library));
 }
 
 #[test]

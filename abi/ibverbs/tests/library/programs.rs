@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-use crate::harness::{Folder, compiled, printed};
+use crate::harness::{Folder, compiled, needs, printed};
 
 /// The facade over the engine without a network.
 fn folder() -> &'static Folder {
@@ -38,8 +38,7 @@ fn names_and_rates_are_those_of_the_original() {
 
 #[test]
 fn ibv_devices_lists_the_device() {
-    if !installed("ibv_devices") {
-        eprintln!("skipped: ibv_devices is not installed");
+    if !needs::met(installed("ibv_devices"), "ibverbs-utils") {
         return;
     }
     let text = printed(folder().run("ibv_devices", &[]));
@@ -48,8 +47,7 @@ fn ibv_devices_lists_the_device() {
 
 #[test]
 fn ibv_devinfo_shows_the_port_and_its_address() {
-    if !installed("ibv_devinfo") {
-        eprintln!("skipped: ibv_devinfo is not installed");
+    if !needs::met(installed("ibv_devinfo"), "ibverbs-utils") {
         return;
     }
     let text = printed(folder().run("ibv_devinfo", &["-v", "-d", "quipu0"]));
@@ -60,8 +58,7 @@ fn ibv_devinfo_shows_the_port_and_its_address() {
 
 #[test]
 fn without_an_engine_the_reason_is_told() {
-    if !installed("ibv_devices") {
-        eprintln!("skipped: ibv_devices is not installed");
+    if !needs::met(installed("ibv_devices"), "ibverbs-utils") {
         return;
     }
     let alone = folder().path().join("alone");

@@ -8,7 +8,7 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::rdma_cm_event;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, Phase, Socket, insert, known, remove, stream};
+use super::socket::{Entry, LINGER, Phase, Socket, insert, known, remove, stream};
 use super::system;
 use crate::address::{bind_addr, length};
 use crate::connect::rdma_disconnect;
@@ -185,7 +185,7 @@ entry! {
             // SAFETY: close(2) of a descriptor that is this library's.
             Entry::Datagram => system(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
-                let deadline = Instant::now().checked_add(socket.lock().linger);
+                let deadline = Instant::now().checked_add(socket.lock().linger.unwrap_or(LINGER));
                 while finish(&socket, true, deadline) == Err(Errno::EINTR) {}
                 let state = socket.lock();
                 if state.phase == Phase::Connected {

@@ -7,7 +7,7 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, LINGER, Phase, State, known};
+use super::socket::{Entry, Phase, State, known};
 use super::system;
 use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
 use crate::address::rdma_set_option;
@@ -85,12 +85,16 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
     Ok(())
 }
 
-/// `SO_LINGER` (socket(7)). Off, closing is left to this library, as it is by default.
-fn linger(state: &mut State, value: &libc::linger) {
-    state.linger = match value.l_onoff {
-        0 => LINGER,
-        _ => Duration::from_secs(value.l_linger.max(0).unsigned_abs().into()),
-    };
+/// Sets `SO_LINGER` (socket(7)). Off, closing is left to this library, as it is by default.
+fn set_linger(state: &mut State, value: &libc::linger) {
+    let seconds = value.l_linger.max(0).unsigned_abs();
+    state.linger = (value.l_onoff != 0).then(|| Duration::from_secs(seconds.into()));
+}
+
+/// Tells it.
+fn linger(state: &State) -> libc::linger {
+    let seconds = state.linger.map_or(0, |linger| linger.as_secs());
+    libc::linger { l_onoff: c_int::from(state.linger.is_some()), l_linger: seconds as c_int }
 }
 
 fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
@@ -135,7 +139,7 @@ entry! {
                         if value.is_null() || (len as usize) < size_of::<libc::linger>() {
                             return Err(Errno::EINVAL);
                         }
-                        linger(&mut socket.lock(), &value.cast::<libc::linger>().read_unaligned());
+                        set_linger(&mut socket.lock(), &value.cast::<libc::linger>().read_unaligned());
                         return Ok(0);
                     }
                     if value.is_null() || (len as usize) < int {
@@ -165,6 +169,14 @@ entry! {
                 }
                 Entry::Stream(socket) => {
                     let room = len.as_mut().ok_or(Errno::EFAULT)?;
+                    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+                        if value.is_null() || (*room as usize) < size_of::<libc::linger>() {
+                            return Err(Errno::EINVAL);
+                        }
+                        value.cast::<libc::linger>().write_unaligned(linger(&socket.lock()));
+                        *room = size_of::<libc::linger>() as socklen_t;
+                        return Ok(0);
+                    }
                     if value.is_null() || (*room as usize) < size_of::<c_int>() {
                         return Err(Errno::EINVAL);
                     }

@@ -105,8 +105,8 @@ pub(crate) struct State {
     /// Requests that `raccept` has not taken.
     pub(crate) requests: VecDeque<*mut rdma_cm_event>,
     pub(crate) shut_read: bool,
-    /// How long `rclose` waits for the peer at most.
-    pub(crate) linger: Duration,
+    /// How long `rclose` waits for the peer at most, where the program said so.
+    pub(crate) linger: Option<Duration>,
     /// Settings that are told as they were set.
     pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
     /// A thread waits at the descriptor and will take the events.
@@ -158,7 +158,7 @@ impl Socket {
             options,
             requests: VecDeque::new(),
             shut_read: false,
-            linger: LINGER,
+            linger: None,
             settings: BTreeMap::new(),
             led: false,
             pollers: 0,

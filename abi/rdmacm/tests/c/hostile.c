@@ -16,12 +16,18 @@ static void greet(unsigned char *bytes, void *ring, uint32_t key)
 
 static void *serve(void *listening)
 {
-	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
+	struct linger linger = { .l_onoff = 1, .l_linger = 1 }, told;
+	socklen_t told_len = sizeof told;
 	struct timespec begin, end;
 	int rs = raccept(*(int *)listening, NULL, NULL);
 	CHECK(rs > 2);
 	FAILS(rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, 4), EINVAL);
+	CHECK(rgetsockopt(rs, SOL_SOCKET, SO_LINGER, &told, &told_len) == 0 && !told.l_onoff);
 	CHECK(rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	CHECK(rgetsockopt(rs, SOL_SOCKET, SO_LINGER, &told, &told_len) == 0);
+	CHECK(told_len == sizeof told && told.l_onoff == 1 && told.l_linger == 1);
+	told_len = 4;
+	FAILS(rgetsockopt(rs, SOL_SOCKET, SO_LINGER, &told, &told_len), EINVAL);
 	CHECK(rsend(rs, "nobody takes it", 16, 0) == 16);
 	clock_gettime(CLOCK_MONOTONIC, &begin);
 	CHECK(rclose(rs) == 0);

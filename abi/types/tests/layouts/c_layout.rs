@@ -5,10 +5,13 @@ use quipu_abi_types::*;
 use std::path::Path;
 use std::process::Command;
 
+#[path = "../../testing/needs.rs"]
+mod needs;
+
 /// Compiles and runs `c/<name>.c`; none where the header is not installed.
 fn of_the_headers(name: &str, header: &str) -> Option<String> {
-    if !Path::new("/usr/include").join(header).exists() {
-        eprintln!("skipped: {header} is not installed");
+    let package = if header.starts_with("rdma/") { "librdmacm-dev" } else { "libibverbs-dev" };
+    if !needs::met(Path::new("/usr/include").join(header).exists(), package) {
         return None;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));

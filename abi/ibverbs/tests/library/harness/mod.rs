@@ -8,6 +8,8 @@ use std::{env, fs};
 
 #[path = "../../../../types/testing/cdylib.rs"]
 mod cdylib;
+#[path = "../../../../types/testing/needs.rs"]
+pub mod needs;
 
 /// A folder with the libraries under the names that programs look for.
 pub struct Folder(PathBuf);
@@ -55,8 +57,7 @@ pub fn over_engine() -> &'static Folder {
 
 /// Compiles `c/<name>.c`; none where the headers are not installed.
 pub fn compiled(name: &str) -> Option<PathBuf> {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        eprintln!("skipped: the headers of libibverbs are not installed");
+    if !needs::met(Path::new("/usr/include/infiniband/verbs.h").exists(), "libibverbs-dev") {
         return None;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
