@@ -139,7 +139,8 @@ entry! {
                         if value.is_null() || (len as usize) < size_of::<libc::linger>() {
                             return Err(Errno::EINVAL);
                         }
-                        set_linger(&mut socket.lock(), &value.cast::<libc::linger>().read_unaligned());
+                        let value = value.cast::<libc::linger>().read_unaligned();
+                        set_linger(&mut socket.lock(), &value);
                         return Ok(0);
                     }
                     if value.is_null() || (len as usize) < int {
