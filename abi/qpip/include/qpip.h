@@ -142,6 +142,7 @@ enum qpip_event_kind {
 	QPIP_RESET = 5,         /* the peer has ended the connection */
 	QPIP_TIMED_OUT = 6,     /* the peer does not answer */
 	QPIP_ABORTED = 7,       /* this end has ended it */
+	QPIP_UNREACHABLE = 8,   /* nothing leads to the peer: the next hop does not answer */
 };
 
 struct qpip_event {

@@ -30,6 +30,7 @@ const fn kind(change: TcpChange) -> u32 {
         TcpChange::Failed(Failure::Reset) => 5,
         TcpChange::Failed(Failure::TimedOut) => 6,
         TcpChange::Aborted => 7,
+        TcpChange::Failed(Failure::Unreachable) => 8,
     }
 }
 

@@ -176,6 +176,22 @@ fn a_neighbour_in_use_is_asked_again_and_given_up() {
 }
 
 #[test]
+fn the_upper_layer_may_doubt_it() {
+    // RFC 1122 3.3.1.4: it is asked at its station, once, and stays in use meanwhile.
+    let mut a = end(1, A);
+    find(0, &mut a, 2, B);
+    a.doubt(SECOND, v6(2).into());
+    a.doubt(SECOND, v6(2).into());
+    let asked = frames(&mut a);
+    assert_eq!((asked.len(), discovery(&asked[0]).0.destination), (1, B));
+    assert_eq!(a.lookup(SECOND, v6(2).into()), Lookup::Station(B));
+    assert_eq!(pass(&mut a, 4 * SECOND), 2);
+    assert_eq!(events(&mut a), [Event::Lost(v6(2).into())]);
+    a.doubt(4 * SECOND, v6(2).into());
+    assert_eq!(pass(&mut a, 9 * SECOND), 0, "nothing is known that could be doubted");
+}
+
+#[test]
 fn an_answer_or_the_upper_layer_keeps_it() {
     let mut a = end(1, A);
     find(0, &mut a, 2, B);

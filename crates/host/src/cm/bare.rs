@@ -225,6 +225,7 @@ impl Manager {
                 let loss = match failure {
                     Failure::Refused => Loss::Refused,
                     Failure::TimedOut => Loss::TimedOut,
+                    Failure::Unreachable => Loss::Failed(libc::EHOSTUNREACH),
                     Failure::Reset => Loss::Closed,
                 };
                 self.cm.handle_unreached(now, id, loss);

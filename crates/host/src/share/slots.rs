@@ -358,6 +358,7 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
                 TcpChange::Failed(Failure::Refused) => (5, 0),
                 TcpChange::Failed(Failure::Reset) => (5, 1),
                 TcpChange::Failed(Failure::TimedOut) => (5, 2),
+                TcpChange::Failed(Failure::Unreachable) => (5, 3),
             };
             let header = SlotHeader {
                 opcode: CHANGE,
@@ -478,6 +479,7 @@ fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
                 (5, 0) => TcpChange::Failed(Failure::Refused),
                 (5, 1) => TcpChange::Failed(Failure::Reset),
                 (5, 2) => TcpChange::Failed(Failure::TimedOut),
+                (5, 3) => TcpChange::Failed(Failure::Unreachable),
                 _ => return None,
             };
             let state = state(u8::try_from(header.rkey).ok()?)?;

@@ -62,6 +62,15 @@ impl Entry {
         }
     }
 
+    /// It may not be there any more: it is asked, unless it is already.
+    pub(super) fn doubt(&mut self, now: u64) -> Due {
+        if let State::Probe { .. } = self.state {
+            return Due::Nothing;
+        }
+        self.state = State::Probe { at: now + RETRANSMIT, asked: 1 };
+        Due::Ask
+    }
+
     pub(super) fn is_reachable(&self, at: u64) -> bool {
         matches!(self.state, State::Reachable { until } if until > at)
     }

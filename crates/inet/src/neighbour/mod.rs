@@ -85,6 +85,8 @@ pub enum Event {
     Found(IpAddr),
     /// It does not answer, or no longer.
     Lost(IpAddr),
+    /// It was looked for, and has had to give way to others before that was over.
+    Displaced(IpAddr),
 }
 
 /// What was counted.
@@ -215,6 +217,18 @@ impl Neighbours {
         if let Some(mut entry) = entry {
             entry.confirm(self.reachable_until(now));
             self.make_known(next_hop, entry);
+        }
+    }
+
+    /// The upper layer has reason to doubt that the next hop passes on what is sent to it: it is asked at
+    /// once whether it is there (RFC 1122 3.3.1.4).
+    pub fn doubt(&mut self, now: u64, next_hop: IpAddr) {
+        let known = self.known.get_mut(&next_hop).or_else(|| self.heard.get_mut(&next_hop));
+        let Some(entry) = known else { return };
+        if entry.doubt(now) == Due::Ask {
+            let station = entry.station;
+            self.next = self.next.min(entry.deadline());
+            self.ask(next_hop, Some(station));
         }
     }
 
@@ -407,7 +421,7 @@ impl Neighbours {
         if let Some(address) = oldest {
             self.sought.remove(&address);
             self.counters.evicted += 1;
-            self.tell(Event::Lost(address));
+            self.tell(Event::Displaced(address));
         }
     }
 

@@ -321,8 +321,13 @@ impl Connections {
         }
     }
 
-    /// A next hop was found, or could not be.
-    pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
+    /// A next hop was found, or could not be; then `is_dead` says to which peers nothing leads.
+    pub(super) fn resume(
+        &mut self,
+        next_hop: IpAddr,
+        found: bool,
+        is_dead: impl Fn(IpAddr) -> bool,
+    ) {
         let mut parked = std::mem::take(&mut self.parked);
         parked.retain(|(hop, id)| {
             let slot = &mut self.slots[id.index as usize];
@@ -335,6 +340,11 @@ impl Connections {
             slot.marks.take(Marks::PARKED);
             if !found {
                 slot.marks.set(Marks::LOST);
+                if is_dead(slot.key.remote().ip())
+                    && let Some(connection) = &mut slot.connection
+                {
+                    connection.handle_unreachable();
+                }
             }
             self.touch(id.index);
             false

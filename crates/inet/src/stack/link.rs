@@ -7,7 +7,7 @@ use quipu_wire::{arp, ethernet};
 
 use super::ingress::Below;
 use super::{Event, Stack};
-use crate::neighbour::{self, Lookup};
+use crate::neighbour::{self, Lookup, Neighbours};
 
 /// Events that wait at a time; beyond it they are dropped.
 const MAX_NOTICES: usize = 256;
@@ -61,6 +61,16 @@ impl Stack {
         }
     }
 
+    /// The peer at `to` has not acknowledged anything for so long that the route may be wrong (RFC 9293 3.8,
+    /// MUST-20): a next hop that is not there any more is found out, and another is taken if there is one.
+    pub(super) fn doubt(&mut self, now: u64, to: IpAddr) {
+        if let Some(neighbours) = &mut self.neighbours
+            && let Some(next_hop) = neighbours.next_hop(now, to)
+        {
+            neighbours.doubt(now, next_hop);
+        }
+    }
+
     /// Takes everything below IP off a frame; none, if that is all there is, or it is not for this station.
     pub(super) fn unframe(&mut self, now: u64, bytes: &[u8]) -> Option<Below> {
         let Some(neighbours) = &mut self.neighbours else {
@@ -99,11 +109,17 @@ impl Stack {
     /// What has become of neighbours: whoever waited for one goes on.
     pub(super) fn hear_neighbours(&mut self) {
         while let Some(event) = self.neighbours.as_mut().and_then(|it| it.poll_event()) {
-            let (next_hop, found) = match event {
-                neighbour::Event::Found(next_hop) => (next_hop, true),
-                neighbour::Event::Lost(next_hop) => (next_hop, false),
+            let (next_hop, found, dead) = match event {
+                neighbour::Event::Found(next_hop) => (next_hop, true, false),
+                neighbour::Event::Lost(next_hop) => (next_hop, false, true),
+                // Of who was pushed out nothing is known: it says nothing about connections.
+                neighbour::Event::Displaced(next_hop) => (next_hop, false, false),
             };
-            self.resume(next_hop, found);
+            let (now, neighbours) = (self.now, &self.neighbours);
+            // Another router may be there instead.
+            let leads = |it: &Neighbours, to| it.next_hop(now, to) == Some(next_hop);
+            let is_dead = |to| dead && neighbours.as_ref().is_some_and(|it| leads(it, to));
+            self.connections.resume(next_hop, found, is_dead);
             self.notices_missed |= !self.notice(Event::Neighbour { next_hop, found });
         }
     }

@@ -545,7 +545,13 @@ impl Stack {
     pub(super) fn transmit_tcp(&mut self, now: u64, out: &mut [u8]) -> Option<Departure> {
         let max = u64::from(self.offload.segment).min((out.len() as u64).saturating_sub(HEADERS));
         while let Some(index) = self.connections.next_ready() {
-            let to = self.connections.slot(index).key.remote().ip();
+            let slot = self.connections.slot(index);
+            let to = slot.key.remote().ip();
+            if slot.connection.as_ref().is_none_or(|it| it.is_over()) {
+                // Nobody is to be looked for.
+                self.connections.settle(now, index);
+                continue;
+            }
             let lost = self.connections.is_lost(index);
             let loops = self.connections.slot(index).marks.has(Marks::LOOPS);
             let hop = if loops { Hop::Own } else { self.hop(now, to) };
@@ -585,11 +591,6 @@ impl Stack {
         None
     }
 
-    /// Connections that have waited for a next hop go on.
-    pub(super) fn resume(&mut self, next_hop: IpAddr, found: bool) {
-        self.connections.resume(next_hop, found);
-    }
-
     /// Somebody says something about a segment that began with `seq`.
     pub(super) fn report_tcp(&mut self, now: u64, key: &Key, seq: SeqNumber, report: &Report) {
         let Some(index) = self.connections.find(key) else { return };
@@ -617,8 +618,14 @@ impl Stack {
     /// Deadlines of connections that have passed.
     pub(super) fn expire_tcp(&mut self, now: u64) {
         while let Some(index) = self.connections.expired(now) {
-            if let Some(connection) = &mut self.connections.slot(index).connection {
+            let slot = self.connections.slot(index);
+            let to = slot.key.remote().ip();
+            if let Some(connection) = &mut slot.connection {
+                let suspected = connection.suspects_route();
                 connection.handle_timeout(now);
+                if !suspected && connection.suspects_route() {
+                    self.doubt(now, to);
+                }
             }
             self.after(index);
         }

@@ -90,7 +90,7 @@ impl Connection {
             receive.ts_recent = timestamps.value;
             receive.ts_recent_at = now;
         }
-        self.last_received = now;
+        (self.last_received, self.unreachable) = (now, false);
     }
 
     /// Our SYN is acknowledged by `segment`.
@@ -120,7 +120,7 @@ impl Connection {
         self.congestion = Congestion::new(u64::from(self.mss()));
         self.timers.stop_all();
         self.progress_at = now;
-        self.last_received = now;
+        (self.last_received, self.unreachable) = (now, false);
         if self.unconfirmed {
             self.timers.set(Timer::End, now + self.config.connect_timeout);
             self.timers.set(Timer::Persist, now + self.config.initial_rto);
@@ -190,7 +190,7 @@ impl Connection {
             self.counters.bad_ack += 1;
             return None;
         }
-        self.last_received = now;
+        (self.last_received, self.unreachable) = (now, false);
         self.keep_alives = 0;
         self.check_ack(now, segment).then_some(arrival)
     }

@@ -35,6 +35,9 @@ pub enum Failure {
     /// The peer does not answer.
     #[error("connection timed out")]
     TimedOut,
+    /// Nothing leads to it: the next hop does not answer, or a router says so.
+    #[error("no route to the peer")]
+    Unreachable,
 }
 
 /// Why [`super::Connection::send`] refused.

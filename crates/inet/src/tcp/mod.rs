@@ -179,6 +179,8 @@ pub struct Connection {
     unconfirmed: bool,
     /// The user has forgotten it.
     orphaned: bool,
+    /// It was heard that nothing leads to the peer, which has said nothing since.
+    unreachable: bool,
     source: u16,
     destination: u16,
     /// Shared by all connections of one kind.
@@ -241,6 +243,7 @@ impl Connection {
             undecided: false,
             unconfirmed: false,
             orphaned: false,
+            unreachable: false,
             source: flow.local.port(),
             destination: flow.remote.port(),
             agreed: Negotiated { peer_mss, ..Negotiated::default() },
@@ -300,6 +303,11 @@ impl Connection {
     /// How much the peer has acknowledged: grows with every proof that it is there.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.queue.una
+    }
+
+    /// Nothing is left of it, and nothing is to be sent.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state == State::Closed && self.reset.is_none()
     }
 
     /// What was counted.

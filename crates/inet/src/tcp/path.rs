@@ -12,7 +12,7 @@ use quipu_wire::tcp::SeqNumber;
 
 use super::options::{self, MIN_MSS};
 use super::send::Fate;
-use super::{Connection, Failure, SECOND};
+use super::{Connection, Failure, SECOND, State};
 
 /// RFC 8201 4, RFC 8899 5.1.1 (PMTU_RAISE_TIMER): a path that was found narrow is not tried before.
 const RAISE_AFTER: u64 = 600 * SECOND;
@@ -86,9 +86,26 @@ impl Connection {
                 self.finish(Some(Failure::Refused));
             }
             // MUST-56, SHLD-25, MUST-47: it is no end, but the user may want to know.
-            Report::Hard | Report::Soft => self.events.suspect = true,
+            Report::Hard => self.events.suspect = true,
+            Report::Soft => self.doubt(),
         }
         true
+    }
+
+    /// Takes note that the next hop has been looked for in vain. An attempt to connect ends of it: unlike a
+    /// report of somebody's, it is no lie. For a connection that stands it is a soft error (MUST-56).
+    pub fn handle_unreachable(&mut self) {
+        match self.state {
+            State::Closed => {}
+            State::SynSent => self.finish(Some(Failure::Unreachable)),
+            _ => self.doubt(),
+        }
+    }
+
+    /// Nothing leads to the peer at the moment. If it never answers again, that was why (RFC 1122 4.2.3.9).
+    fn doubt(&mut self) {
+        self.events.suspect = true;
+        self.unreachable = true;
     }
 
     /// RFC 8201 5.4, RFC 1191 6.4.

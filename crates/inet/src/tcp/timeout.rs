@@ -162,7 +162,13 @@ impl Connection {
         if self.state != State::SynSent {
             self.send_reset();
         }
-        self.finish(Some(Failure::TimedOut));
+        let why = if self.unreachable { Failure::Unreachable } else { Failure::TimedOut };
+        self.finish(Some(why));
+    }
+
+    /// Whether what was sent has gone unanswered so often that the route may be wrong (RFC 9293 3.8.3, R1).
+    pub(crate) fn suspects_route(&self) -> bool {
+        self.rtt.backoff() >= SUSPECT_AFTER && !self.queue.sent().is_empty()
     }
 
     /// RFC 6298 5.1, RFC 8985 7.2: what is on the way needs an answer in time.

@@ -76,10 +76,12 @@ fn nobody_there() {
         assert_eq!(net.send_datagram(0, socket, to, b"hello"), unresolved);
         let lost = Event::Neighbour { next_hop, found: false };
         assert!(net.run_until(4 * SECOND, |net| net.hosts[0].notices.contains(&lost)));
-        // It is tried again and again, with each retransmission of the SYN, and then given up.
-        let failed = tcp::Event::Failed(Failure::TimedOut);
-        assert!(net.run_until(400 * SECOND, |net| net.hosts[0].knows(id, failed)));
-        assert!(net.carried < 100, "{}", net.carried);
+        // Who connects hears of it at the same time, and nobody is asked for any more.
+        let failed = tcp::Event::Failed(Failure::Unreachable);
+        assert!(net.hosts[0].knows(id, failed));
+        net.run(400 * SECOND);
+        assert_eq!(net.hosts[0].user(id).events, [failed]);
+        assert!(net.carried < 30, "{}", net.carried);
         // Whoever comes later is found.
         let (socket, _) = net.hosts[1].stack.bind(7).unwrap();
         let to = SocketAddr::new(net.hosts[0].address, 9);
@@ -176,4 +178,92 @@ fn who_waits_for_a_neighbour_hears_that_not_all_was_told() {
     let (told, dropped) = ask(1_000, 256 + 2);
     assert_eq!((told.len(), told.last(), dropped), (257, Some(&Event::Neighbours), 2));
     assert_eq!(ask(0, 0), (vec![], 2), "that is said once");
+}
+
+/// A stack with host 1 and another address as routers, in this order.
+fn routed(first: &str, second: &str) -> Net {
+    Net::with(1_500, stream(), 1, |host| {
+        let config = Config::new(V6[host].parse().unwrap(), 64, Secret([1, host as u64]));
+        let gateways = [first, second].map(|it| it.parse().unwrap()).to_vec();
+        Config { hardware: Some(station(host)), gateways, ..config }
+    })
+}
+
+#[test]
+fn an_attempt_to_connect_outlives_a_router_as_long_as_there_is_another() {
+    let mut net = routed("fd00::99", V6[1]);
+    // The other one is known.
+    net.pair();
+    let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
+    let config = net.config.clone();
+    let before = net.hosts[1].stack.counters().not_ours;
+    let id = net.hosts[0].stack.connect(net.now, None, far, &config).unwrap();
+    net.hosts[0].adopt(id);
+    net.run(10 * SECOND);
+    assert!(net.hosts[1].stack.counters().not_ours > before);
+    assert_eq!(net.hosts[0].stack.connection(id).unwrap().state(), State::SynSent);
+}
+
+#[test]
+fn one_that_gives_way_to_others_is_not_thought_dead() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let config = net.config.clone();
+    let to: SocketAddr = "[fd00::98]:80".parse().unwrap();
+    let id = net.hosts[0].stack.connect(net.now, None, to, &config).unwrap();
+    net.hosts[0].adopt(id);
+    net.run(MS);
+    let (socket, _) = net.hosts[0].stack.bind(0).unwrap();
+    for last in 0..200 {
+        let next_hop = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 1, last]);
+        let unresolved = Err(DatagramError::Unresolved { next_hop });
+        assert_eq!(net.send_datagram(0, socket, (next_hop, 9).into(), b"hello"), unresolved);
+    }
+    net.hosts[0].poll_events();
+    let lost = Event::Neighbour { next_hop: to.ip(), found: false };
+    assert!(net.hosts[0].notices.contains(&lost));
+    assert_eq!(net.hosts[0].user(id).events, [], "nobody knows yet");
+}
+
+#[test]
+fn a_connection_that_stands_waits_for_a_neighbour_that_is_gone_and_back() {
+    for addresses in [V6, V4] {
+        let mut net = Net::ethernet(addresses, stream(), 1);
+        let [client, server] = net.pair();
+        net.run(SECOND);
+        net.faults.lose = 1_000;
+        net.hosts[0].stack.send(client, 1_000, true).unwrap();
+        net.run(60 * SECOND);
+        let next_hop = net.hosts[1].address;
+        let lost = Event::Neighbour { next_hop, found: false };
+        assert!(net.hosts[0].notices.contains(&lost));
+        assert_eq!(net.hosts[0].stack.connection(client).unwrap().state(), State::Established);
+        net.faults.lose = 0;
+        assert!(net.run_until(60 * SECOND, |net| net.hosts[0].user(client).acked == 1_000));
+        net.check(1, server, 1_000);
+    }
+}
+
+#[test]
+fn what_ends_a_connection_is_that_the_neighbour_was_gone() {
+    let config = tcp::Config { user_timeout: 100 * SECOND, ..stream() };
+    let mut net = Net::ethernet(V6, config, 1);
+    let [client, _] = net.pair();
+    net.faults.lose = 1_000;
+    net.hosts[0].stack.send(client, 1_000, true).unwrap();
+    let failed = tcp::Event::Failed(Failure::Unreachable);
+    assert!(net.run_until(200 * SECOND, |net| net.hosts[0].knows(client, failed)));
+}
+
+#[test]
+fn a_next_hop_is_asked_when_retransmissions_go_unanswered() {
+    // RFC 9293 3.8.3 (MUST-20): TCP tells IP. A neighbour that was reachable a moment ago is asked, not only
+    // when that runs out after half a minute; one that is not there is given up after three questions.
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let [client, _] = net.pair();
+    net.faults.lose = 1_000;
+    net.hosts[0].stack.send(client, 1_000, true).unwrap();
+    let begun = net.now;
+    let lost = Event::Neighbour { next_hop: net.hosts[1].address, found: false };
+    assert!(net.run_until(60 * SECOND, |net| net.hosts[0].notices.contains(&lost)));
+    assert!(net.now - begun < 13 * SECOND, "{} ms", (net.now - begun) / MS);
 }

@@ -397,7 +397,8 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
         }
         tcp::Event::Failed(failure) => failed(qp, hub, failure),
         tcp::Event::Closed => closed(qp, hub),
-        // Urgent data are in line with the others (RFC 6093 3); of routes only the stack knows.
+        // Urgent data are in line with the others (RFC 6093 3). Queue pairs have no word for soft errors: the
+        // stack asks the next hop, and how the connection ends, if it does, says what was the matter.
         tcp::Event::Urgent(_) | tcp::Event::Suspect => {}
     }
 }
@@ -415,7 +416,7 @@ pub(crate) fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) 
         return requester::to_error(qp, hub, None);
     }
     let status = match failure {
-        Failure::TimedOut => WcStatus::RetryExcErr,
+        Failure::TimedOut | Failure::Unreachable => WcStatus::RetryExcErr,
         Failure::Refused | Failure::Reset => WcStatus::RemOpErr,
     };
     requester::fail_oldest(qp, hub, status);

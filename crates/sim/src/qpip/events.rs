@@ -88,6 +88,14 @@ impl Programs {
                 }
                 Ok(())
             }
+            TcpChange::Failed(Failure::Unreachable) if end.stage == Stage::Opening => {
+                if world.counters.lost + world.counters.corrupted == 0 {
+                    return Err("its neighbour was there".into());
+                }
+                self.cause(e, "what was asked of its neighbour, or said, was lost three times");
+                self.over(e, change);
+                Ok(())
+            }
             TcpChange::Failed(Failure::TimedOut) if unborn => {
                 self.cause(e, "its peer is busy with another");
                 self.over(e, change);

@@ -251,6 +251,30 @@ fn nobody_answers() {
 }
 
 #[test]
+fn a_neighbour_that_does_not_answer_is_unreachable_after_three_questions() {
+    let mut net = Net::with(1, |config| {
+        let std::net::IpAddr::V6(own) = config.addresses[0].0 else { unreachable!() };
+        config.hardware = Some([2, 0, 0, 0, 0, own.octets()[15]]);
+    });
+    for v4 in [false, true] {
+        net.v4 = v4;
+        let qp = net.qp(0, QpType::Tcp);
+        // Nobody has the address.
+        let to = net.address(7, 9000);
+        net.connect(0, qp, to, &TcpSettings::default()).unwrap();
+        net.recv(0, qp, 1, &[]);
+        net.run_for(29 * SECOND / 10);
+        assert_eq!(net.changes(0), []);
+        net.run_for(2 * SECOND / 10);
+        let failure = TcpChange::Failed(inet::tcp::Failure::Unreachable);
+        assert_eq!(net.changes(0), [(qp, failure)]);
+        let done = net.poll(0);
+        assert_eq!((done.len(), done[0].status), (1, WcStatus::WrFlushErr));
+        assert_eq!(net.state(0, qp), QpState::Err);
+    }
+}
+
+#[test]
 fn what_cannot_be_is_refused_at_once() {
     let mut net = Net::new();
     let all = TcpSettings::default();
