@@ -162,6 +162,8 @@ fn a_server_ends_when_the_process_with_the_adapter_was_killed() {
     let (mut nic, link, _) = shared();
     let mut server = Running::start(&["qpip", "serve", "--link", &link, "--port", "88"]);
     server.until("Ctrl-C");
+    // It is to wait by then.
+    std::thread::sleep(Duration::from_millis(100));
     nic.kill();
     assert_eq!(server.end(), Some(1));
 }

@@ -211,7 +211,10 @@ fn clients_that_do_not_read_do_not_keep_the_others_out() {
         unread.send(GET);
         while unread.next().is_empty() {}
         for _ in 0..3 {
-            Client::connect(adapter, to).ask(GET, "knots");
+            let mut client = Client::connect(adapter, to);
+            // So that room is made before there is anything to answer.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            client.ask(GET, "knots");
         }
         assert!(unread.qp.wait_closed().is_err());
     });
