@@ -142,6 +142,7 @@ def arguments():
     parser.add_argument("--window", default=[256], help="of the receiver, in KiB", **several)
     parser.add_argument("--seconds", type=float, default=20, help="of each run")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turn")
+    parser.add_argument("--seed", type=int, default=1, help="of what is lost")
     parser.add_argument("--control", default="cubic", help="the kernel's congestion control")
     parser.add_argument("--json", action="store_true", help="print JSON, and progress to the other stream")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
@@ -194,7 +195,7 @@ def main():
         subprocess.run([*inside, "ip", "address", "add", f"{THERE}/24", "dev", "far"], check=True)
         subprocess.run([*inside, "ip", "link", "set", "far", "up"], check=True)
         path = Path()
-        threading.Thread(target=relay, args=(devices, path, 1), daemon=True).start()
+        threading.Thread(target=relay, args=(devices, path, options.seed), daemon=True).start()
         print(f"lost %  rtt ms  window KiB  {options.control + ' KB/s':>11}  QPIP KB/s  ratio", file=out)
         cells = []
         for it in itertools.product(options.loss, options.rtt, options.window):
