@@ -334,13 +334,18 @@ fn allocated_memory_is_the_programs_until_it_is_freed_and_deregistered() {
     }
 }
 
-#[test]
-fn a_shared_adapter_registers_what_was_allocated_from_it() {
+/// An adapter that this process shares, and the link that leads to it.
+fn shared(name: &str) -> (Sharer, CString) {
     let qpip = Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap()));
     let config = Config { qpip, counters: false, ..Config::default() };
-    let name = format!("c-{}", std::process::id());
+    let name = format!("{name}-{}", std::process::id());
     let sharer = Sharer::start(&Engine::open(config).unwrap(), &name).unwrap();
-    let link = CString::new(format!("share:{name}")).unwrap();
+    (sharer, CString::new(format!("share:{name}")).unwrap())
+}
+
+#[test]
+fn a_shared_adapter_registers_what_was_allocated_from_it() {
+    let (sharer, link) = shared("c");
     // SAFETY: what is passed is valid.
     unsafe {
         let adapter = made(qpip_open(link.as_ptr(), null()));
@@ -370,11 +375,7 @@ fn a_shared_adapter_registers_what_was_allocated_from_it() {
 
 #[test]
 fn whoever_waits_for_an_adapter_that_is_gone_hears_of_it() {
-    let qpip = Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap()));
-    let config = Config { qpip, counters: false, ..Config::default() };
-    let name = format!("c-gone-{}", std::process::id());
-    let sharer = Sharer::start(&Engine::open(config).unwrap(), &name).unwrap();
-    let link = CString::new(format!("share:{name}")).unwrap();
+    let (sharer, link) = shared("c-gone");
     // SAFETY: what is passed is valid.
     unsafe {
         let adapter = made(qpip_open(link.as_ptr(), null()));
