@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use quipu_inet::neighbour::share_prefix;
+
 use crate::config::ConfigError;
 use crate::packet::{Features, LinkSpec};
 
@@ -29,17 +31,7 @@ impl QpipConfig {
         // On Ethernet every station has a link-local address of IPv6 (RFC 4291 2.1).
         let local = features.hardware.map(|_| (LINK_LOCAL, 64));
         let mut own = self.addresses.iter().copied().chain(features.address).chain(local);
-        own.any(|(address, len)| match (address, gateway) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => {
-                let beyond = u32::MAX.checked_shr(len.into()).unwrap_or(0);
-                (own.to_bits() ^ other.to_bits()) & !beyond == 0
-            }
-            (IpAddr::V6(own), IpAddr::V6(other)) => {
-                let beyond = u128::MAX.checked_shr(len.into()).unwrap_or(0);
-                (own.to_bits() ^ other.to_bits()) & !beyond == 0
-            }
-            _ => false,
-        })
+        own.any(|(address, len)| share_prefix(address, gateway, len))
     }
 
     /// What the variables of the environment ask for; `None` without a link.

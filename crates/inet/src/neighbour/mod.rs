@@ -26,6 +26,7 @@ use quipu_wire::{arp, ethernet, icmpv6, ipv6};
 use crate::tcp::Secret;
 use entry::{Claim, Due, Entry};
 use router::Routes;
+pub use router::share_prefix;
 
 const SECOND: u64 = 1_000_000_000;
 const NEVER: u64 = u64::MAX;

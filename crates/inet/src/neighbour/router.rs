@@ -36,7 +36,8 @@ fn seconds(now: u64, lifetime: u32) -> u64 {
 }
 
 /// Whether the first `len` bits are the same, of addresses of one family.
-fn matches(a: IpAddr, b: IpAddr, len: u8) -> bool {
+#[must_use]
+pub fn share_prefix(a: IpAddr, b: IpAddr, len: u8) -> bool {
     let differ = match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
         (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
@@ -73,7 +74,7 @@ impl Routes {
     /// The address of this end from which to speak to a neighbour: of its prefix if there is one, otherwise
     /// the link-local one, or any (RFC 6724 5, as far as a neighbour makes a difference).
     pub(super) fn source_for(&self, neighbour: IpAddr) -> Option<IpAddr> {
-        let near = self.own.iter().find(|(own, len)| matches(*own, neighbour, *len));
+        let near = self.own.iter().find(|(own, len)| share_prefix(*own, neighbour, *len));
         let mut family = self.own.iter().filter(|(own, _)| own.is_ipv4() == neighbour.is_ipv4());
         let local = family.clone().find(|(own, _)| is_link_local(*own));
         near.or(local).or_else(|| family.next()).map(|(own, _)| *own)
@@ -81,10 +82,10 @@ impl Routes {
 
     fn on_link(&self, now: u64, destination: IpAddr) -> bool {
         let learnt = |it: &Learnt<(Ipv6Addr, u8)>| {
-            it.until > now && matches(it.what.0.into(), destination, it.what.1)
+            it.until > now && share_prefix(it.what.0.into(), destination, it.what.1)
         };
         is_link_local(destination)
-            || self.own.iter().any(|(own, len)| matches(*own, destination, *len))
+            || self.own.iter().any(|(own, len)| share_prefix(*own, destination, *len))
             || self.prefixes.iter().any(learnt)
     }
 
