@@ -53,6 +53,12 @@ impl<P: Probe> Adapter<P> {
             && hub.cqs.get_mut(cq).is_some_and(Cq::is_idle)
     }
 
+    /// Whether a queue has no completions, and no overrun to tell of. Then the program has looked at it.
+    #[inline(always)]
+    pub fn is_idle(&mut self, cq: CqId) -> bool {
+        self.hub.cqs.get_mut(cq).is_some_and(Cq::is_idle)
+    }
+
     /// Serves what same-host peers have put into shared memory; whether there was anything.
     #[inline]
     pub fn progress(&mut self, now: Time) -> bool {

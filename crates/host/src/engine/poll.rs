@@ -119,11 +119,18 @@ impl Core {
         self.empty_polls
     }
 
+    /// Whether a poll of `cq` need not even take a quick look: that for another queue has just found nothing.
+    #[inline(always)]
+    pub(super) fn is_spared(&mut self, cq: CqId) -> bool {
+        self.calm > 0 && self.last_look.serves(cq) && self.adapter.is_idle(cq)
+    }
+
     /// Whether a poll of `cq` is known to be in vain, after as quick a look as there is. It counts as a poll.
     #[inline(always)]
     pub(super) fn is_vain(&mut self, cq: CqId) -> bool {
         let vain = self.calm > 0 && self.adapter.is_vain(cq);
         if vain {
+            self.last_look.made(cq, true);
             self.calm -= 1;
             self.polls_since_reading += 1;
             self.polls_since_look += 1;
@@ -212,8 +219,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use quipu_nic::{
-        AddressVector, Gid, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState,
-        QpType, SendFlags, SendOp, SendWr, Time, To,
+        AddressVector, Completion, Gid, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum,
+        QpState, QpType, SendFlags, SendOp, SendWr, Time, To,
     };
 
     use super::*;
@@ -356,6 +363,29 @@ mod tests {
         (0..2 * POLLS_PER_LOOK_IDLE).for_each(|_| poll());
         let after = engine.inner.core.lock().calls.looks;
         assert_eq!(after - looks, 2);
+    }
+
+    #[test]
+    fn a_quick_look_serves_the_other_queues_of_a_turn_too() {
+        let engine = crate::engine::tests::idle();
+        let (context, _) = engine.open_context().unwrap();
+        let queue = || engine.create_cq(context, 4, None, 0).unwrap().0;
+        let (one, other) = (queue(), queue());
+        let left = || engine.inner.core.lock().calm;
+        let poll = |cq| {
+            assert_eq!(engine.poll_cq_each(cq, 1, |_| {}).unwrap(), 0);
+            left()
+        };
+        (0..3).for_each(|_| drop(poll(one)));
+        let before = left();
+        assert!(before > 2);
+        assert_eq!([other, one, other, other].map(poll), [0, 1, 1, 2].map(|looks| before - looks));
+        // What is there is found without a look.
+        let done = Completion { wr_id: 7, ..Completion::default() };
+        engine.inner.core.lock().adapter.complete(Time(0), one, done);
+        let mut found = Vec::new();
+        engine.poll_cq_each(one, 1, |completion| found.push(completion.wr_id)).unwrap();
+        assert_eq!(found, [7]);
     }
 
     #[test]

@@ -241,6 +241,9 @@ impl Engine {
     ) -> Result<(usize, bool), EngineError> {
         let mut core = self.inner.enter_quickly()?;
         self.inner.count_poll();
+        if core.is_spared(cq) {
+            return Ok((0, false));
+        }
         if core.is_vain(cq) {
             let empty_polls = core.empty_polls;
             drop(core);
