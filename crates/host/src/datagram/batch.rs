@@ -3,13 +3,13 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::{c_int, c_void};
 use quipu_nic::{Arrival, Departure, MAX_DATAGRAM};
 
 use crate::buffer::Buffer;
-use crate::sys::{RawAddr, check};
+use crate::sys::{RawAddr, receive_messages, send_messages};
 
 /// Datagrams of one call.
 pub(super) const BATCH: usize = 32;
@@ -100,14 +100,9 @@ impl Incoming {
             let name = size_of::<libc::sockaddr_storage>();
             self.call.aim(index, slot.as_mut_ptr(), ROOM, CONTROL, name);
         }
-        let headers = self.call.headers.as_mut_ptr();
-        let flags = libc::MSG_DONTWAIT;
         // SAFETY: each header points at live memory of the lengths it names, which nobody else uses
-        // during the call; a null timeout is allowed.
-        let received = check(unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), headers, most as u32, flags as _, std::ptr::null_mut())
-        })?;
-        self.count = received as usize;
+        // during the call.
+        self.count = unsafe { receive_messages(fd, self.call.headers.as_mut_ptr(), most) }?;
         Ok(self.count)
     }
 
@@ -224,12 +219,9 @@ impl Outgoing {
         while !self.is_done() {
             let left = self.departures.len() - self.sent;
             let headers = self.call.headers[self.sent..].as_mut_ptr();
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             // SAFETY: `left` headers follow, each of which points at live memory of the lengths it names.
-            let outcome =
-                check(unsafe { libc::sendmmsg(fd.as_raw_fd(), headers, left as u32, flags as _) });
-            match outcome {
-                Ok(sent) => self.sent += sent as usize,
+            match unsafe { send_messages(fd, headers, left) } {
+                Ok(sent) => self.sent += sent,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) => {

@@ -3,11 +3,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::{c_int, c_void};
 
-use crate::sys::{RawAddr, check, check_len};
+use crate::sys::{RawAddr, receive_message, receive_messages, send, send_messages};
 
 /// Messages, and pieces of messages, of one call.
 pub(super) const BATCH: usize = 32;
@@ -80,26 +80,23 @@ impl Messages {
         pieces: impl Iterator<Item = Piece<'a>>,
     ) -> Result<usize, (io::Error, usize)> {
         let count = self.aim(pieces);
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         if self.bare && count == 1 {
-            return self.send_one(fd, flags);
+            return self.send_one(fd);
         }
-        let headers = self.headers.as_mut_ptr();
         // SAFETY: `count` headers point at live memory of the lengths that they name, of which the pieces
         // are borrowed until the end of this function.
-        let sent =
-            check(unsafe { libc::sendmmsg(fd.as_raw_fd(), headers, count as u32, flags as _) });
-        match sent {
-            Ok(sent) => Ok(self.headers[..sent as usize].iter().map(pieces_of).sum()),
+        match unsafe { send_messages(fd, self.headers.as_mut_ptr(), count) } {
+            Ok(sent) => Ok(self.headers[..sent].iter().map(pieces_of).sum()),
             Err(error) => Err((error, pieces_of(&self.headers[0]))),
         }
     }
 
     /// Sends the first message, whose octets are all there is to say: faster than a list of one.
-    fn send_one(&self, fd: &OwnedFd, flags: c_int) -> Result<usize, (io::Error, usize)> {
+    fn send_one(&self, fd: &OwnedFd) -> Result<usize, (io::Error, usize)> {
         let libc::iovec { iov_base, iov_len } = self.vectors[0];
         // SAFETY: `aim` has made this vector of the octets of a piece, which is borrowed by our caller.
-        match check_len(unsafe { libc::send(fd.as_raw_fd(), iov_base, iov_len, flags) }) {
+        let bytes = unsafe { std::slice::from_raw_parts(iov_base.cast::<u8>(), iov_len) };
+        match send(fd, bytes) {
             Ok(_) => Ok(1),
             Err(error) => Err((error, 1)),
         }
@@ -108,13 +105,10 @@ impl Messages {
     /// Receives one message of which only the octets are of interest: faster than a list of one.
     fn receive_one(&mut self, fd: &OwnedFd, slot: &mut [u8]) -> io::Result<usize> {
         // Of a message that is longer than the slot it says how long it is.
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        let (base, size) = (slot.as_mut_ptr().cast::<c_void>(), slot.len());
-        // SAFETY: the kernel writes at most the length of the slot, which is live and ours alone.
-        let len = check_len(unsafe { libc::recv(fd.as_raw_fd(), base, size, flags) })?;
+        let len = receive_message(fd, slot, libc::MSG_TRUNC)?;
         let header = &mut self.headers[0];
         header.msg_len = len as u32;
-        header.msg_hdr.msg_flags = if len > size { libc::MSG_TRUNC } else { 0 };
+        header.msg_hdr.msg_flags = if len > slot.len() { libc::MSG_TRUNC } else { 0 };
         Ok(1)
     }
 
@@ -200,15 +194,9 @@ impl Messages {
             }
             count += 1;
         }
-        let headers = self.headers.as_mut_ptr();
-        let flags = libc::MSG_DONTWAIT;
-        let no_limit = std::ptr::null_mut();
         // SAFETY: `count` headers point at live memory of the lengths that they name, which nobody else uses
-        // during the call; a null timeout is allowed.
-        let received = check(unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), headers, count as u32, flags as _, no_limit)
-        })?;
-        Ok(received as usize)
+        // during the call.
+        unsafe { receive_messages(fd, self.headers.as_mut_ptr(), count) }
     }
 
     /// A message of those received last; `None` if it was longer than its slot.

@@ -13,7 +13,7 @@ use super::queue::Queue;
 use super::vnet::{self, SLOT};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
-use crate::sys::{adopt, check, check_len};
+use crate::sys::{adopt, check, check_len, straight};
 
 /// Frames that wait while the kernel has no room.
 const SLOTS: usize = 32;
@@ -91,9 +91,9 @@ impl Tap {
     /// Reads a frame with its header; `None` if there is none.
     fn read(&mut self) -> io::Result<Option<usize>> {
         loop {
-            let into = self.inbox.as_mut_ptr().cast();
+            let into = self.inbox.as_mut_ptr();
             // SAFETY: the kernel writes at most SLOT bytes, the length of the inbox.
-            match check_len(unsafe { libc::read(self.fd.as_raw_fd(), into, SLOT) }) {
+            match check_len(unsafe { straight!(SYS_read, self.fd, into, SLOT) }) {
                 Ok(len) => return Ok(Some(len)),
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Interrupted => {}
@@ -109,9 +109,8 @@ impl Tap {
         self.congested = false;
         while let Some((slot, len)) = self.waiting.get(0) {
             // SAFETY: the kernel reads `len` bytes of a slot; slices check that it has them.
-            let written = check_len(unsafe {
-                libc::write(self.fd.as_raw_fd(), slot[..len].as_ptr().cast(), len)
-            });
+            let written =
+                check_len(unsafe { straight!(SYS_write, self.fd, slot[..len].as_ptr(), len) });
             if let Err(error) = written {
                 match Refusal::of(&error) {
                     Refusal::Interrupted => continue,

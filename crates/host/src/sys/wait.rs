@@ -7,7 +7,7 @@ use std::time::Duration;
 use libc::{c_int, c_short, c_void};
 use quipu_cabi::Hold;
 
-use super::{adopt, check, with_more_descriptors};
+use super::{adopt, check, straight, with_more_descriptors};
 
 /// A counter that another thread can wait for. It is never given to another process, which could fill it
 /// or make it block.
@@ -136,13 +136,10 @@ impl Epoll {
         list.len = 0;
         let found = if timeout == Some(Duration::ZERO) {
             // SAFETY: the kernel writes at most READY_BATCH events to `list.events`.
+            // The signal mask is null.
             unsafe {
-                libc::epoll_wait(
-                    self.0.as_raw_fd(),
-                    list.events.as_mut_ptr(),
-                    READY_BATCH as c_int,
-                    0,
-                )
+                let (events, mask) = (list.events.as_mut_ptr(), std::ptr::null::<c_void>());
+                straight!(SYS_epoll_pwait, self.0, events, READY_BATCH, 0, mask, 0usize) as c_int
             }
         } else {
             self.wait_precisely(list, timeout)
