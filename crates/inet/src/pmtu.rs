@@ -97,6 +97,8 @@ struct Mark {
 pub struct Outstanding {
     marks: Box<[Mark; Self::MARKS]>,
     secret: Secret,
+    /// Where the mark of the last datagram is, as the next is often between the same two.
+    last: Option<(SocketAddr, SocketAddr, (usize, u64))>,
 }
 
 impl Outstanding {
@@ -107,7 +109,7 @@ impl Outstanding {
 
     /// None yet.
     pub fn new(secret: Secret) -> Self {
-        Self { marks: Box::new([Mark::default(); Self::MARKS]), secret }
+        Self { marks: Box::new([Mark::default(); Self::MARKS]), secret, last: None }
     }
 
     fn place(&self, local: SocketAddr, remote: SocketAddr) -> (usize, u64) {
@@ -117,7 +119,11 @@ impl Outstanding {
 
     /// A datagram was sent, in an IP packet of `len` octets.
     pub fn sent(&mut self, now: u64, local: SocketAddr, remote: SocketAddr, len: u32) {
-        let (at, hash) = self.place(local, remote);
+        let (at, hash) = match self.last {
+            Some((from, to, place)) if (from, to) == (local, remote) => place,
+            _ => self.place(local, remote),
+        };
+        self.last = Some((local, remote, (at, hash)));
         let mark = &mut self.marks[at];
         let lately = mark.hash == hash && mark.at.saturating_add(Self::LATELY) > now;
         if !lately || len >= mark.len {

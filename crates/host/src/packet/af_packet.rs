@@ -37,6 +37,8 @@ pub(super) struct PacketSocket {
     messages: Box<Messages>,
     /// How many frames the next call asks for: as many as come, as each costs time even if there is none.
     asked: usize,
+    /// The last call found as many as it asked for, and behind it there may be more.
+    found_all: bool,
     inbox: Box<[u8]>,
 }
 
@@ -60,6 +62,7 @@ impl PacketSocket {
             congested: false,
             messages: Messages::bare(),
             asked: 1,
+            found_all: false,
             inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
         })
     }
@@ -102,7 +105,7 @@ impl PacketLink for PacketSocket {
                 Err(error) => match self.refusal(&error) {
                     Refusal::Gone => return Err(error),
                     Refusal::Full | Refusal::Congested => {
-                        self.asked = 1;
+                        (self.asked, self.found_all) = (1, false);
                         break;
                     }
                     // A frame whose header the kernel cannot write, or an interface that went down.
@@ -121,7 +124,12 @@ impl PacketLink for PacketSocket {
                 });
                 count += handed.max(1);
             }
-            self.asked = if received < asked { received } else { (2 * asked).min(RECEIVED) };
+            // One that comes alone, as answers do, is followed by none.
+            let more = std::mem::replace(&mut self.found_all, received == asked);
+            self.asked = match received == asked {
+                true if more => (2 * asked).min(RECEIVED),
+                _ => received,
+            };
             // More than the one that was there to be hoped for is left to the next look.
             if received < RECEIVED {
                 break;

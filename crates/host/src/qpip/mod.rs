@@ -198,7 +198,7 @@ impl Qpip {
         }
         let mut sent = 0;
         self.has_more = false;
-        while sent < FRAMES_PER_TURN {
+        while sent < FRAMES_PER_TURN && adapter.has_frames() {
             let Some(slot) = self.link.slot() else { break };
             let Some(frame) = adapter.transmit_frame(now, slot) else {
                 self.has_more = adapter.has_frames();

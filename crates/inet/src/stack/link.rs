@@ -11,6 +11,8 @@ use crate::neighbour::{self, Lookup, Neighbours};
 
 /// Events that wait at a time; beyond it they are dropped.
 const MAX_NOTICES: usize = 256;
+/// How long a next hop needs no confirmation after one.
+const CONFIRMED: u64 = 1_000_000_000;
 
 /// Where a packet goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,11 @@ impl Stack {
 
     /// The peer at `to` has acknowledged something, so the next hop passes packets on (RFC 4861 7.3.1).
     pub(super) fn confirm(&mut self, now: u64, to: IpAddr) {
+        // Acknowledgements are many, and most say what was said a moment ago.
+        if self.confirmed.is_some_and(|(whose, at)| whose == to && now < at + CONFIRMED) {
+            return;
+        }
+        self.confirmed = Some((to, now));
         if let Some(neighbours) = &mut self.neighbours
             && let Some(next_hop) = neighbours.next_hop(now, to)
         {
@@ -64,6 +71,7 @@ impl Stack {
     /// The peer at `to` has not acknowledged anything for so long that the route may be wrong (RFC 9293 3.8,
     /// MUST-20): a next hop that is not there any more is found out, and another is taken if there is one.
     pub(super) fn doubt(&mut self, now: u64, to: IpAddr) {
+        self.confirmed = None;
         if let Some(neighbours) = &mut self.neighbours
             && let Some(next_hop) = neighbours.next_hop(now, to)
         {

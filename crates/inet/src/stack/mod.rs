@@ -83,6 +83,8 @@ pub struct Stack {
     hardware: Option<Station>,
     /// On a link with stations.
     neighbours: Option<Neighbours>,
+    /// Whose next hop was confirmed last, and when.
+    confirmed: Option<(IpAddr, u64)>,
     /// What the link is told of them.
     groups: Groups,
     icmp: Icmp,
@@ -135,6 +137,7 @@ impl Stack {
             addresses: Addresses::new(&addresses),
             hardware: config.hardware,
             neighbours,
+            confirmed: None,
             groups: Groups::default(),
             icmp: Icmp::new(secret),
             fragments: Fragments::default(),

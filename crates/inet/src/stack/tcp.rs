@@ -547,7 +547,7 @@ impl Stack {
         while let Some(index) = self.connections.next_ready() {
             let slot = self.connections.slot(index);
             let to = slot.key.remote().ip();
-            if slot.connection.as_ref().is_none_or(|it| it.is_over()) {
+            if slot.connection.as_ref().is_none_or(|it| it.is_over() || it.is_quiet()) {
                 // Nobody is to be looked for.
                 self.connections.settle(now, index);
                 continue;
@@ -583,7 +583,10 @@ impl Stack {
                 flow_label: slot.flow_label,
                 hop_limit: slot.connection.as_ref().and_then(|it| it.config().hop_limit),
             };
-            self.connections.put_back(index);
+            match slot.connection.as_ref().is_some_and(|it| it.is_quiet()) {
+                true => self.connections.settle(now, index),
+                false => self.connections.put_back(index),
+            }
             let of = Some(self.connections.id(index));
             let departure = self.write_segment(&envelope, &segment.header, segment.payload, out);
             return Some(Departure { of, segment: cut, ..departure });

@@ -300,6 +300,12 @@ impl SendQueue {
         behind.map_or(self.sent.len(), |behind| first + behind)
     }
 
+    /// Whether any segment is lost.
+    #[inline]
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
+
     /// The first segment that is lost.
     pub(crate) fn next_lost(&mut self) -> Option<usize> {
         if self.lost == 0 {

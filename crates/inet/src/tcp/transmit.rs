@@ -6,7 +6,7 @@ use super::recovery::Frto;
 use super::send::{MAX_FLIGHT, Sent};
 use super::seq::FIRST;
 use super::timers::Timer;
-use super::{Connection, Mode, Segment, State, options};
+use super::{Connection, Mode, Owed, Segment, State, options};
 
 /// A segment of new data.
 struct Fresh {
@@ -19,6 +19,7 @@ impl Connection {
     /// The next segment to be sent. The user reads its payload, adds what is below TCP, and calls again,
     /// until there is none.
     pub fn poll_transmit(&mut self, now: u64) -> Option<Segment> {
+        let quiet = self.is_quiet();
         self.paced = false;
         let segment = match self.reset.take() {
             Some(reset) => Some(Segment { header: *reset, payload: 0..0, ect: false }),
@@ -29,8 +30,20 @@ impl Connection {
                 _ => self.transmit_synchronized(now),
             },
         }?;
+        debug_assert!(!quiet, "a quiet connection says {:?}", segment.header);
         self.counters.sent += 1;
         Some(segment)
+    }
+
+    /// Whether it is known at a glance that [`poll_transmit`](Self::poll_transmit) has nothing, as most often
+    /// after a segment: everything was sent once, nothing is lost, and nothing is owed at once.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let Owed { ack, loss_probe, window_probe, keep_alive, .. } = self.owed;
+        let owes = ack || loss_probe || window_probe || keep_alive || self.reset.is_some();
+        let idle = !self.queue.has_unsent() && !self.queue.has_lost() && !self.paced;
+        // What is looked for or repaired may change by being asked.
+        let busy = self.search.is_some() || self.recovery.is_some();
+        self.state.is_synchronized() && !owes && idle && !busy
     }
 
     /// As [`Connection::poll_transmit`], for a link that cuts a segment into several itself (GSO): new
