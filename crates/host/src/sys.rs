@@ -348,9 +348,9 @@ pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
     if value == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(value)) }
 }
 
-/// A system call that does not wait, made straight. The functions of the C library for these are cancellation
-/// points, which nothing here is to be (see [`quipu_cabi::Hold`]), and in a program with threads say so before
-/// and after with a locked instruction each, 40 ns in all.
+/// A system call that does not wait, made straight. The functions of the C library for these are
+/// cancellation points, which nothing here is to be (see [`quipu_cabi::Hold`]), and in a program with
+/// threads say so before and after with a locked instruction each, 40 ns in all.
 macro_rules! straight {
     ($number:ident, $fd:expr $(, $argument:expr)* $(,)?) => {
         libc::syscall(libc::$number, $fd.as_raw_fd() $(, $argument)*) as isize

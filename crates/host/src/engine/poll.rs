@@ -376,8 +376,7 @@ mod tests {
             assert_eq!(engine.poll_cq_each(cq, 1, |_| {}).unwrap(), 0);
             left()
         };
-        (0..3).for_each(|_| drop(poll(one)));
-        let before = left();
+        let [.., before] = [one; 3].map(poll);
         assert!(before > 2);
         assert_eq!([other, one, other, other].map(poll), [0, 1, 1, 2].map(|looks| before - looks));
         // What is there is found without a look.
