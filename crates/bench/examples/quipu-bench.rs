@@ -11,5 +11,5 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     let Command::Bench(options) = Command::parse();
-    quipu_bench::run(&options)
+    quipu_bench::run(&options, |text| print!("{text}"))
 }

@@ -86,7 +86,7 @@ Leave the machine alone meanwhile: whatever else runs is in the numbers.";
 ///
 /// The plan is not usable, a file cannot be written, or nothing could be measured. Contenders that
 /// fail are noted in what is printed.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &Options, print: impl FnOnce(&str)) -> Result<()> {
     if options.worker {
         return worker::main();
     }
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         arguments: vec!["bench".into(), "--worker".into()],
     };
     if options.list {
-        print!("{}", run::list(&plan, &options.only, &launcher)?);
+        print(&run::list(&plan, &options.only, &launcher)?);
         return Ok(());
     }
     let results = run::run(plan, &options.only, &launcher, options.json)?;
@@ -121,7 +121,7 @@ pub fn run(options: &Options) -> Result<()> {
             write(folder, "qpip.svg", &report::qpip_plot(&results))?;
         }
     }
-    print!("{}", if options.json { &json } else { &text });
+    print(if options.json { &json } else { &text });
     let any = !results.series.is_empty() || !results.qpip.0.is_empty();
     anyhow::ensure!(any, "nothing could be measured; the notes say why");
     Ok(())

@@ -40,6 +40,7 @@ mod datagram;
 pub mod doctor;
 mod engine;
 mod error;
+mod exec;
 mod fault_log;
 mod fork;
 mod handle_map;
@@ -68,6 +69,7 @@ pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,
 };
 pub use error::{EngineError, OpenError};
+pub use exec::become_program;
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{ShareError, Sharer};

@@ -6,7 +6,7 @@ use super::failure::Failure;
 
 /// Runs the benchmark.
 pub(crate) fn run(options: &quipu_bench::Options) -> Result<ExitCode, Failure> {
-    let outcome = quipu_bench::run(options);
+    let outcome = quipu_bench::run(options, |text| print!("{text}"));
     outcome.map_err(|error| Failure::new("the benchmark failed", format!("{error:#}"), ""))?;
     Ok(ExitCode::SUCCESS)
 }

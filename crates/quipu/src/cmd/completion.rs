@@ -1,6 +1,6 @@
 //! Completion scripts and manual pages, made from the description of the command line.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -31,7 +31,9 @@ pub(crate) struct ManOptions {
 
 /// Prints the script.
 pub(crate) fn run(options: &Options, mut command: Command) -> Result<ExitCode, Failure> {
-    clap_complete::generate(options.shell, &mut command, "quipu", &mut io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(options.shell, &mut command, "quipu", &mut script);
+    io::stdout().lock().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
+/// What a shell says of a program that SIGPIPE has ended.
+const READER_GONE: u8 = 128 + 13;
+
 /// The command could not do what it was asked to.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -36,6 +39,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.what.is_empty() {
+            return Ok(());
+        }
         writeln!(f, "quipu: {}: {}", self.what, self.why)?;
         if !self.remedy.is_empty() {
             writeln!(f, "quipu: {}", self.remedy)?;
@@ -46,6 +52,10 @@ impl fmt::Display for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::new("cannot write the output", error, "")
+        match error.kind() {
+            // Whoever reads has enough, as `head` has: nothing has failed for the user.
+            std::io::ErrorKind::BrokenPipe => Self::new("", "", "").with_code(READER_GONE),
+            _ => Self::new("cannot write the output", error, ""),
+        }
     }
 }

@@ -1,5 +1,9 @@
 //! What the command line says, and who does it.
 
+// First, for its macros.
+#[macro_use]
+mod output;
+
 mod bench;
 mod capture;
 mod completion;
@@ -11,7 +15,6 @@ mod failure;
 mod faults;
 mod libraries;
 mod nic;
-mod output;
 mod qpip;
 mod run;
 mod sim;
@@ -84,7 +87,8 @@ struct DeviceOptions {
 
 /// Runs the command.
 pub(crate) fn main() -> ExitCode {
-    let outcome = match Cli::parse().task {
+    let task = Cli::parse().task;
+    let outcome = output::catch(|| match task {
         Task::Run(options) => run::run(&options),
         Task::Env(options) => env::run(&options),
         Task::Devices(options) => devices::run(&options),
@@ -96,7 +100,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Bench(options) => bench::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
-    };
+    });
     outcome.unwrap_or_else(|failure| {
         eprint!("{failure}");
         failure.code()

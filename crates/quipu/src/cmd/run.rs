@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     command.envs(options.capture.variables()?);
     command.envs(options.faults.variables());
     // It returns only if it fails.
-    let error = command.exec();
+    let error = quipu_host::become_program(&mut command);
     Err(Failure::new(format!("cannot run {}", file.display()), error, "").with_code(126))
 }
 

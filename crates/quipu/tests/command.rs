@@ -1,0 +1,75 @@
+//! The command as users run it.
+
+use std::io::pipe;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// What a shell says of a program that SIGPIPE has ended.
+const READER_GONE: i32 = 128 + 13;
+
+fn quipu(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// A standard output whose reader has gone.
+fn closed() -> Stdio {
+    pipe().unwrap().1.into()
+}
+
+fn assert_quiet(arguments: &[&str]) {
+    let outcome = quipu(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!((outcome.status.code(), &*said), (Some(READER_GONE), ""), "{arguments:?}");
+}
+
+#[test]
+fn a_closed_pipe_ends_it_quietly() {
+    assert_quiet(&["top", "--once"]);
+    assert_quiet(&["doctor"]);
+    assert_quiet(&["sim", "--seeds", "1"]);
+    assert_quiet(&["completion", "bash"]);
+    assert_quiet(&["bench", "--list"]);
+    let link = ["--link", "udp:127.0.0.1:0"];
+    assert_quiet(&[&["nic"], &link[..]].concat());
+    assert_quiet(&[&["qpip", "serve"], &link[..]].concat());
+    // clap's own words.
+    assert_ne!(status(quipu(&["--help"]).stdout(closed())).code(), Some(101));
+}
+
+#[test]
+fn a_failure_that_nobody_reads_has_its_exit_code() {
+    let mut refused = quipu(&["run", "--", "/no/such/program"]);
+    assert_eq!(status(refused.stderr(closed())).code(), Some(127));
+}
+
+#[test]
+fn a_program_finds_the_signals_as_quipu_did() {
+    let libraries = std::env::temp_dir().join(format!("quipu-libraries-{}", std::process::id()));
+    std::fs::create_dir_all(&libraries).unwrap();
+    // The loader complains of them, and goes on.
+    let verbs = ["libibverbs.so", "libibverbs.so.1", "librdmacm.so", "librdmacm.so.1"];
+    for name in verbs.iter().chain(&["libquipu_shim.so", "libquipu_engine.so"]) {
+        std::fs::write(libraries.join(name), "").unwrap();
+    }
+    let signals = |before: &str, quipu: &str| {
+        let line = format!("{before} exec {quipu} grep -E '^Sig(Blk|Ign)' /proc/self/status");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &line]).env("QUIPU_LIB_DIR", &libraries).stderr(Stdio::null());
+        String::from_utf8(shell.output().unwrap().stdout).unwrap()
+    };
+    let quipu = concat!(env!("CARGO_BIN_EXE_quipu"), " run --");
+    for before in ["", "trap '' PIPE;", "trap '' PIPE HUP;"] {
+        let plain = signals(before, "");
+        assert!(plain.contains("SigIgn"));
+        assert_eq!(signals(before, quipu), plain, "{before}");
+    }
+    std::fs::remove_dir_all(&libraries).unwrap();
+}
+
+fn status(command: &mut Command) -> ExitStatus {
+    let status = command.status().unwrap();
+    assert_eq!(status.signal(), None);
+    status
+}
