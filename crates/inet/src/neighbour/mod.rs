@@ -179,9 +179,18 @@ impl Neighbours {
 
     /// The neighbour through which packets to a destination go; none if no router is known that leads there.
     pub fn next_hop(&self, now: u64, destination: IpAddr) -> Option<IpAddr> {
-        // RFC 4861 6.3.6: a router whose entry exists in any state but INCOMPLETE may be there.
-        let works = |router| self.known.contains_key(&router) || self.heard.contains_key(&router);
-        self.routes.next_hop(now, destination, works)
+        self.routes.next_hop(now, destination, |router| self.works(router))
+    }
+
+    /// Whether nothing leads to a destination, now that this neighbour is [lost](Event::Lost): it was the
+    /// last of the routers that could be asked, or the destination itself.
+    pub fn is_cut_off(&self, now: u64, destination: IpAddr, lost: IpAddr) -> bool {
+        self.routes.is_cut_off(now, destination, lost, |router| self.works(router))
+    }
+
+    /// RFC 4861 6.3.6: a router whose entry exists in any state but INCOMPLETE may be there.
+    fn works(&self, router: IpAddr) -> bool {
+        self.known.contains_key(&router) || self.heard.contains_key(&router)
     }
 
     /// Where frames to a next hop go. If it is not known it is looked for.
@@ -455,7 +464,8 @@ impl Neighbours {
             self.ask(address, station);
         }
         for address in lost {
-            self.sought.remove(&address);
+            let worked = self.sought.remove(&address).is_none();
+            self.routes.fell_silent(now, address, worked);
             self.known.remove(&address);
             self.heard.remove(&address);
             self.tell(Event::Lost(address));

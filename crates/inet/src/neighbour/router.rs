@@ -25,6 +25,8 @@ pub(super) struct Routes {
     gateways: Vec<IpAddr>,
     routers: Vec<Learnt<Ipv6Addr>>,
     prefixes: Vec<Learnt<(Ipv6Addr, u8)>>,
+    /// Routers that were asked in vain in this round.
+    silent: Vec<IpAddr>,
     link_mtu: u32,
     pub(super) mtu: u32,
     pub(super) hop_limit: Option<u8>,
@@ -61,6 +63,7 @@ impl Routes {
             gateways: gateways.to_vec(),
             routers: Vec::new(),
             prefixes: Vec::new(),
+            silent: Vec::new(),
             link_mtu: mtu,
             mtu,
             hop_limit: None,
@@ -89,8 +92,15 @@ impl Routes {
             || self.prefixes.iter().any(learnt)
     }
 
-    /// The next hop towards a destination; of several routers the first that `works`, or else the first
-    /// (RFC 4861 6.3.6).
+    /// Routers for a family of addresses: those that were given come first.
+    fn routers(&self, now: u64, family: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
+        let learnt = self.routers.iter().filter(move |it| it.until > now);
+        let all = self.gateways.iter().copied().chain(learnt.map(|it| it.what.into()));
+        all.filter(move |it| it.is_ipv4() == family.is_ipv4())
+    }
+
+    /// The next hop towards a destination; of several routers the first that `works`, or else the next that
+    /// was not asked yet (RFC 4861 6.3.6).
     pub(super) fn next_hop(
         &self,
         now: u64,
@@ -100,10 +110,40 @@ impl Routes {
         if destination.is_multicast() || self.on_link(now, destination) {
             return Some(destination);
         }
-        let learnt = self.routers.iter().filter(|it| it.until > now).map(|it| it.what.into());
-        let family = |it: &IpAddr| it.is_ipv4() == destination.is_ipv4();
-        let mut routers = self.gateways.iter().copied().chain(learnt).filter(family);
-        routers.clone().find(|router| works(*router)).or_else(|| routers.next())
+        let mut routers = self.routers(now, destination);
+        let working = routers.clone().find(|router| works(*router));
+        let next = || routers.clone().find(|router| !self.silent.contains(router));
+        working.or_else(next).or_else(|| routers.next())
+    }
+
+    /// A neighbour does not answer. If it is a router, the others are asked in turn; `worked`: those that did
+    /// not answer before may do so now.
+    pub(super) fn fell_silent(&mut self, now: u64, neighbour: IpAddr, worked: bool) {
+        let routers: Vec<_> = self.routers(now, neighbour).collect();
+        if !routers.contains(&neighbour) {
+            return;
+        }
+        let over = worked || routers.iter().all(|router| self.silent.contains(router));
+        // Of this family those that are still routers, and others than this one.
+        let stays = |it: &IpAddr| !over && *it != neighbour && routers.contains(it);
+        self.silent.retain(|it| it.is_ipv4() != neighbour.is_ipv4() || stays(it));
+        self.silent.push(neighbour);
+    }
+
+    /// Whether nobody else is left to ask, now that this neighbour does not answer.
+    pub(super) fn is_cut_off(
+        &self,
+        now: u64,
+        destination: IpAddr,
+        neighbour: IpAddr,
+        works: impl Fn(IpAddr) -> bool,
+    ) -> bool {
+        if self.on_link(now, destination) {
+            return destination == neighbour;
+        }
+        let mut routers = self.routers(now, destination);
+        routers.clone().any(|router| router == neighbour)
+            && routers.all(|router| self.silent.contains(&router) && !works(router))
     }
 
     /// RFC 4861 6.3.4, 6.3.5.

@@ -57,6 +57,17 @@ impl Marks {
     }
 }
 
+/// What has come of waiting for a next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// There is one.
+    GoesOn,
+    /// What is to be sent now is lost.
+    Lost,
+    /// And there is none that could be asked.
+    CutOff,
+}
+
 /// A place for a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
@@ -321,13 +332,8 @@ impl Connections {
         }
     }
 
-    /// A next hop was found, or could not be; then `is_dead` says to which peers nothing leads.
-    pub(super) fn resume(
-        &mut self,
-        next_hop: IpAddr,
-        found: bool,
-        is_dead: impl Fn(IpAddr) -> bool,
-    ) {
+    /// A next hop was found, or could not be; `fate` says what that means for which peers.
+    pub(super) fn resume(&mut self, next_hop: IpAddr, fate: impl Fn(IpAddr) -> Fate) {
         let mut parked = std::mem::take(&mut self.parked);
         parked.retain(|(hop, id)| {
             let slot = &mut self.slots[id.index as usize];
@@ -338,13 +344,14 @@ impl Connections {
                 return true;
             }
             slot.marks.take(Marks::PARKED);
-            if !found {
+            let fate = fate(slot.key.remote().ip());
+            if fate != Fate::GoesOn {
                 slot.marks.set(Marks::LOST);
-                if is_dead(slot.key.remote().ip())
-                    && let Some(connection) = &mut slot.connection
-                {
-                    connection.handle_unreachable();
-                }
+            }
+            if fate == Fate::CutOff
+                && let Some(connection) = &mut slot.connection
+            {
+                connection.handle_unreachable();
             }
             self.touch(id.index);
             false

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use quipu_wire::ndp::Station;
 use quipu_wire::{arp, ethernet};
 
+use super::connections::Fate;
 use super::ingress::Below;
 use super::{Event, Stack};
-use crate::neighbour::{self, Lookup, Neighbours};
+use crate::neighbour::{self, Lookup};
 
 /// Events that wait at a time; beyond it they are dropped.
 const MAX_NOTICES: usize = 256;
@@ -124,10 +125,14 @@ impl Stack {
                 neighbour::Event::Displaced(next_hop) => (next_hop, false, false),
             };
             let (now, neighbours) = (self.now, &self.neighbours);
-            // Another router may be there instead.
-            let leads = |it: &Neighbours, to| it.next_hop(now, to) == Some(next_hop);
-            let is_dead = |to| dead && neighbours.as_ref().is_some_and(|it| leads(it, to));
-            self.connections.resume(next_hop, found, is_dead);
+            let fate = |to| match neighbours {
+                Some(it) if dead && it.is_cut_off(now, to, next_hop) => Fate::CutOff,
+                // Another router is asked instead.
+                Some(it) if dead && it.next_hop(now, to) != Some(next_hop) => Fate::GoesOn,
+                _ if found => Fate::GoesOn,
+                _ => Fate::Lost,
+            };
+            self.connections.resume(next_hop, fate);
             self.notices_missed |= !self.notice(Event::Neighbour { next_hop, found });
         }
     }

@@ -180,18 +180,18 @@ fn who_waits_for_a_neighbour_hears_that_not_all_was_told() {
     assert_eq!(ask(0, 0), (vec![], 2), "that is said once");
 }
 
-/// A stack with host 1 and another address as routers, in this order.
-fn routed(first: &str, second: &str) -> Net {
+/// A stack with routers, in this order.
+fn routed(routers: &[&str]) -> Net {
     Net::with(1_500, stream(), 1, |host| {
         let config = Config::new(V6[host].parse().unwrap(), 64, Secret([1, host as u64]));
-        let gateways = [first, second].map(|it| it.parse().unwrap()).to_vec();
+        let gateways = routers.iter().map(|it| it.parse().unwrap()).collect();
         Config { hardware: Some(station(host)), gateways, ..config }
     })
 }
 
 #[test]
 fn an_attempt_to_connect_outlives_a_router_as_long_as_there_is_another() {
-    let mut net = routed("fd00::99", V6[1]);
+    let mut net = routed(&["fd00::99", V6[1]]);
     // The other one is known.
     net.pair();
     let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
@@ -202,6 +202,63 @@ fn an_attempt_to_connect_outlives_a_router_as_long_as_there_is_another() {
     net.run(10 * SECOND);
     assert!(net.hosts[1].stack.counters().not_ours > before);
     assert_eq!(net.hosts[0].stack.connection(id).unwrap().state(), State::SynSent);
+}
+
+#[test]
+fn of_routers_that_do_not_answer_the_next_one_is_asked() {
+    // RFC 4861 6.3.6: in turn, until one is there.
+    let mut net = routed(&["fd00::98", "fd00::99", V6[1]]);
+    let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
+    let config = net.config.clone();
+    let id = net.hosts[0].stack.connect(net.now, None, far, &config).unwrap();
+    net.hosts[0].adopt(id);
+    let found = Event::Neighbour { next_hop: V6[1].parse().unwrap(), found: true };
+    // Three questions to each of those before.
+    let limit = 6 * SECOND + 20 * MS;
+    assert!(net.run_until(limit, |net| net.hosts[0].notices.contains(&found)));
+    let before = net.hosts[1].stack.counters().not_ours;
+    net.run(20 * MS);
+    assert_eq!(net.hosts[1].stack.counters().not_ours, before + 1, "what waited has gone there");
+    assert_eq!(net.hosts[0].stack.connection(id).unwrap().state(), State::SynSent);
+}
+
+#[test]
+fn without_any_router_an_attempt_to_connect_ends_when_all_were_asked() {
+    let mut net = routed(&["fd00::98", "fd00::99"]);
+    let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
+    let config = net.config.clone();
+    let failed = tcp::Event::Failed(Failure::Unreachable);
+    // Each time anew: they may be there again.
+    for _ in 0..3 {
+        let begun = net.now;
+        let id = net.hosts[0].stack.connect(net.now, None, far, &config).unwrap();
+        net.hosts[0].adopt(id);
+        assert!(net.run_until(7 * SECOND, |net| net.hosts[0].knows(id, failed)));
+        assert!(net.now - begun > 5 * SECOND, "{} ms", (net.now - begun) / MS);
+    }
+}
+
+#[test]
+fn a_router_that_was_silent_is_asked_when_another_one_falls_silent() {
+    let mut net = routed(&["fd00::99", V6[1]]);
+    let far: SocketAddr = "[fd01::1]:80".parse().unwrap();
+    let [first, second] = ["fd00::99", V6[1]].map(|it| it.parse().unwrap());
+    let config = net.config.clone();
+    let heard = |net: &Net, next_hop, found| {
+        net.hosts[0].notices.contains(&Event::Neighbour { next_hop, found })
+    };
+    let id = net.hosts[0].stack.connect(net.now, None, far, &config).unwrap();
+    net.hosts[0].adopt(id);
+    assert!(net.run_until(4 * SECOND, |net| heard(net, second, true)));
+    net.faults.lose = 1_000;
+    net.hosts[0].notices.clear();
+    assert!(net.run_until(60 * SECOND, |net| heard(net, second, false)));
+    assert!(!heard(&net, first, false), "there was another one");
+    // The attempt goes on as long as there is somebody to be asked.
+    let failed = tcp::Event::Failed(Failure::Unreachable);
+    assert!(!net.hosts[0].knows(id, failed));
+    assert!(net.run_until(60 * SECOND, |net| heard(net, first, false)));
+    assert!(net.hosts[0].knows(id, failed));
 }
 
 #[test]
