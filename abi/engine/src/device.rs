@@ -322,7 +322,7 @@ entries! {
         if !instance.engine.devices().contains(&device) {
             return Err(EngineStatus::NotFound.into());
         }
-        let (id, async_fd) = instance.engine.open_context()?;
+        let (id, async_fd) = instance.engine.open_context_of(device)?;
         let number = instance.registry().add_context(id, device);
         out.fill(EngineOpened { context: instance.context_handle(number), async_fd });
         Ok(())
@@ -361,13 +361,14 @@ entries! {
     fn query_port(context: ContextHandle, port: u32, out: *mut ibv_port_attr) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
-        let engine = &engine_of(context)?.0.engine;
+        let (instance, device) = engine_of(context)?;
+        let engine = &instance.engine;
         engine.note_call(Call::QueryPort)?;
         if port != 1 {
             return Err(INVALID);
         }
         let qkey_violations = engine.datagram_drops()?.qkey_violation as u32;
-        let (address, up) = (engine.address(), engine.port_is_up());
+        let (address, up) = (engine.address(), engine.port_is_up(device));
         out.fill(port_attributes(address, up, &engine.limits()?, qkey_violations));
         Ok(())
     }

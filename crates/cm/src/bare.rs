@@ -57,6 +57,24 @@ impl Cm {
         }
     }
 
+    /// The packet link is gone for good: connections over it have ended, and whatever else is bound to it
+    /// hears [`DeviceRemoval`](EventKind::DeviceRemoval). Requests that no program has taken vanish.
+    pub fn handle_link_lost(&mut self) {
+        let on_link = |id: &Id| id.protocol == Protocol::Qpip;
+        let keys: Vec<IdKey> = self.ids.keys().collect();
+        for key in keys {
+            let Some(id) = self.ids.get(key).filter(|id| on_link(id)) else { continue };
+            match id.state {
+                _ if id.listener.is_some() => self.retract(key),
+                State::Disconnected | State::TimeWait | State::Over => {}
+                State::Connecting | State::Accepted | State::Established | State::Disconnecting => {
+                    self.handle_ended(key)
+                }
+                _ => self.lose_device(key),
+            }
+        }
+    }
+
     pub(crate) fn connect_bare(
         &mut self,
         now: u64,

@@ -90,7 +90,7 @@ impl Cm {
         }
     }
 
-    fn lose_device(&mut self, key: IdKey) {
+    pub(crate) fn lose_device(&mut self, key: IdKey) {
         self.drop_stream(key, true);
         self.set_deadline(key, None);
         let Some(id) = self.ids.get_mut(key) else { return };

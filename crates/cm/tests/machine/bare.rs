@@ -165,6 +165,38 @@ fn a_peer_that_gives_up_is_gone() {
 }
 
 #[test]
+fn with_the_link_everything_bound_to_it_ends() {
+    let mut world = World::new();
+    let (standing, accepted, over) = (world.accepted(), world.accepted(), world.accepted());
+    world.cm.handle_established(standing);
+    world.cm.handle_ended(over);
+    let asking = world.asking();
+    let elsewhere = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
+    world.cm.bind(elsewhere, "10.0.0.1:0".parse().unwrap()).unwrap();
+    world.arrive().unwrap();
+    let asked = world.event().id;
+    world.kinds();
+    let untaken = world.arrive().unwrap();
+    world.cm.handle_link_lost();
+    let taken = std::iter::from_fn(|| world.cm.take_event(world.channel).unwrap());
+    let mut told: Vec<_> = taken.map(|event| (event.id, event.kind)).collect();
+    told.sort_by_key(|(id, _)| id.index());
+    let mut expected = [
+        (world.listener, EventKind::DeviceRemoval),
+        (standing, EventKind::Disconnected),
+        (accepted, EventKind::ConnectError),
+        (asking, EventKind::ConnectError),
+        (asked, EventKind::DeviceRemoval),
+    ];
+    expected.sort_by_key(|(id, _)| id.index());
+    assert_eq!(told, expected);
+    assert!(world.cm.route(untaken).is_err(), "nobody will take it");
+    for id in [world.listener, standing, accepted, over, asking, elsewhere, asked] {
+        world.cm.destroy_id(id).unwrap();
+    }
+}
+
+#[test]
 fn tcp_has_no_room_for_private_data() {
     let mut world = World::new();
     let told = Param { private_data: b"who".to_vec(), ..param() };

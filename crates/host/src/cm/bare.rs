@@ -86,6 +86,14 @@ impl Manager {
         (self.bare.addresses, self.bare.preferred) = (addresses, preferred);
     }
 
+    /// The packet link is gone: nobody is reached over it any more, and whatever is bound to it has lost its
+    /// device.
+    pub(crate) fn lose_link(&mut self, now: u64) {
+        self.bare.addresses.clear();
+        self.cm.handle_link_lost();
+        self.settle(now);
+    }
+
     /// Whether an identifier for connections is bound to an address of the link, or that is to be.
     pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {
         self.bare.is_own(ip)

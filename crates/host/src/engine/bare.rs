@@ -111,7 +111,8 @@ impl Engine {
             return;
         }
         let Some(stack) = core.adapter.inet() else { return };
-        let addresses = stack.prefixes().collect();
+        // A link that is gone leads to nobody.
+        let addresses = if core.is_lost() { Vec::new() } else { stack.prefixes().collect() };
         if let Some(cm) = &mut core.cm {
             cm.learn_link(addresses, config.cm_device == Device::QuipuQp0);
         }

@@ -16,6 +16,7 @@ use super::qpip::TcpEvent;
 use super::strict::Strict;
 use crate::clock::Clock;
 use crate::cm::{Given, Manager};
+use crate::config::Device;
 use crate::counters::{Calls, Publisher};
 use crate::datagram::Datagrams;
 use crate::link::{Links, Reach, Waiting};
@@ -241,7 +242,7 @@ impl Core {
                 }
                 Some(Token::Port) => {
                     if let Some(event) = self.port.as_mut().and_then(Port::news) {
-                        self.events.asynchronous(event);
+                        self.events.of_port(event, |device| device != Device::QuipuQp0);
                     }
                 }
                 Some(Token::CmSocket(slot)) => {
@@ -312,7 +313,7 @@ impl Core {
 
     /// Whether there is anything to carry out, or for the streams of a plain queue pair, or to transmit.
     #[inline]
-    fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.adapter.has_output()
             || self.links.has_given_up()
             || self.cm.as_ref().is_some_and(|cm| cm.has_output())

@@ -5,10 +5,14 @@ use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, RawFd};
 
+use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, SrqId};
 
+use super::Engine;
+use super::helper::Helper;
 use super::openings::Openings;
 use super::qpip::TcpEvent;
+use crate::config::Device;
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
 use crate::net::table::Table;
@@ -106,6 +110,12 @@ impl<T> Queue<T> {
     }
 }
 
+/// Somebody who has opened a device.
+struct Context {
+    events: Queue<AsyncEvent>,
+    device: Device,
+}
+
 /// A completion channel.
 struct Channel {
     queue: Queue<CompletionEvent>,
@@ -124,7 +134,7 @@ struct ObjectState {
 /// All events of an engine.
 pub(crate) struct Events {
     channels: Table<Channel>,
-    contexts: Table<Queue<AsyncEvent>>,
+    contexts: Table<Context>,
     objects: HandleMap<Object, ObjectState>,
     /// Queue pairs that several have open.
     pub(crate) openings: Openings,
@@ -193,7 +203,8 @@ impl Events {
     }
 
     fn context(&mut self, id: ContextId) -> Result<&mut Queue<AsyncEvent>, EngineError> {
-        self.contexts.get_mut(slot_of(id.0)).ok_or(EngineError::NoSuchQueue)
+        let context = self.contexts.get_mut(slot_of(id.0)).ok_or(EngineError::NoSuchQueue)?;
+        Ok(&mut context.events)
     }
 
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelId, RawFd), EngineError> {
@@ -220,11 +231,14 @@ impl Events {
         Ok(self.channel(id)?.queue.fd.fd().as_raw_fd())
     }
 
-    pub(crate) fn open_context(&mut self) -> Result<(ContextId, RawFd), EngineError> {
+    pub(crate) fn open_context(
+        &mut self,
+        device: Device,
+    ) -> Result<(ContextId, RawFd), EngineError> {
         let fd = new_descriptor()?;
         let raw = fd.fd().as_raw_fd();
-        let queue = Queue::new(fd);
-        let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(queue))?;
+        let context = Context { events: Queue::new(fd), device };
+        let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(context))?;
         Ok((ContextId(bits_of(slot)), raw))
     }
 
@@ -298,6 +312,15 @@ impl Events {
             let owner = subject(&event).and_then(|object| objects.get(&object));
             if let Some(ObjectState { context, .. }) = owner {
                 queue(contexts, slot_of(context.0), event);
+            }
+        }
+    }
+
+    /// Queues an event about the port of some devices with those who have opened one of them.
+    pub(crate) fn of_port(&mut self, event: AsyncEvent, devices: impl Fn(Device) -> bool) {
+        for slot in self.contexts.slots().collect::<Vec<_>>() {
+            if self.contexts.get_mut(slot).is_some_and(|context| devices(context.device)) {
+                queue(&mut self.contexts, slot, event);
             }
         }
     }
@@ -428,11 +451,50 @@ impl Events {
     }
 }
 
+impl Engine {
+    /// Opens the device once more: asynchronous events about the objects that this context creates
+    /// come to it. Also the descriptor that is readable while there are any.
+    ///
+    /// # Errors
+    ///
+    /// No descriptor is left.
+    pub fn open_context(&self) -> Result<(ContextId, RawFd), EngineError> {
+        self.open_context_of(Device::Quipu0)
+    }
+
+    /// As [`open_context`](Self::open_context), for one of [the devices that programs see](Self::devices):
+    /// what is about its port comes to the context, too.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open_context_of(&self, device: Device) -> Result<(ContextId, RawFd), EngineError> {
+        let mut core = self.enter_for(Call::OpenDevice)?;
+        let opened = core.events.open_context(device)?;
+        let planned = core.faults.is_some();
+        drop(core);
+        if planned {
+            // The clock may start a fault while the program does nothing.
+            Helper::start(&self.inner)?;
+        }
+        Ok(opened)
+    }
+
+    /// Closes a context and its descriptor. Its objects are to be destroyed before.
+    ///
+    /// # Errors
+    ///
+    /// No such context.
+    pub fn close_context(&self, context: ContextId) -> Result<(), EngineError> {
+        self.enter()?.events.close_context(context)
+    }
+}
+
 /// Queues an asynchronous event with a context.
-fn queue(contexts: &mut Table<Queue<AsyncEvent>>, slot: Slot, event: AsyncEvent) {
-    if let Some(queue) = contexts.get_mut(slot) {
-        queue.events.push_back(event);
-        queue.signal();
+fn queue(contexts: &mut Table<Context>, slot: Slot, event: AsyncEvent) {
+    if let Some(Context { events, .. }) = contexts.get_mut(slot) {
+        events.events.push_back(event);
+        events.signal();
     }
 }
 
@@ -448,7 +510,7 @@ mod tests {
     #[test]
     fn descriptors_are_readable_exactly_while_events_are_queued() {
         let mut events = Events::new();
-        let (context, async_fd) = events.open_context().unwrap();
+        let (context, async_fd) = events.open_context(Device::Quipu0).unwrap();
         let (channel, fd) = events.create_channel().unwrap();
         let (cq, other) = (CqId(5), CqId(6));
         events.add_object(Object::Cq(cq), context, Some(channel));
@@ -485,7 +547,7 @@ mod tests {
     #[test]
     fn an_attended_channel_needs_no_descriptor_until_the_thread_leaves() {
         let mut events = Events::new();
-        let (context, _) = events.open_context().unwrap();
+        let (context, _) = events.open_context(Device::Quipu0).unwrap();
         let (channel, fd) = events.create_channel().unwrap();
         events.add_object(Object::Cq(CqId(1)), context, Some(channel));
         assert!(events.waits_outside(CqId(1)));
@@ -500,7 +562,7 @@ mod tests {
     #[test]
     fn an_event_that_is_taken_at_once_leaves_the_descriptor_alone() {
         let mut events = Events::new();
-        let (context, _) = events.open_context().unwrap();
+        let (context, _) = events.open_context(Device::Quipu0).unwrap();
         let (channel, fd) = events.create_channel().unwrap();
         events.add_object(Object::Cq(CqId(1)), context, Some(channel));
         let event = |context| CompletionEvent { cq: CqId(1), context };

@@ -224,10 +224,15 @@ impl Engine {
         &self.inner.config.devices
     }
 
-    /// Whether its interface is up now, has a carrier, and still has the address.
+    /// Whether the port of a device is up now: its interface is, has a carrier and still has the address; the
+    /// packet link of `quipu_qp0` is there.
     #[must_use]
-    pub fn port_is_up(&self) -> bool {
-        port::is_up(&self.inner.address) && !self.port_is_cut()
+    pub fn port_is_up(&self, device: Device) -> bool {
+        let up = match device {
+            Device::QuipuQp0 => self.enter().is_ok_and(|core| !core.is_lost()),
+            Device::Quipu0 | Device::QuipuIw0 => port::is_up(&self.inner.address),
+        };
+        up && !self.port_is_cut()
     }
 
     /// The GID of the device: its address.

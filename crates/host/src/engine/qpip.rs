@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use quipu_inet::stack::ListenerId;
 use quipu_inet::tcp::{Counters, Flow};
-use quipu_nic::{ChannelId, CqId, QpId, TcpChange, TcpSettings};
+use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, TcpChange, TcpSettings};
 
 use super::core::Core;
 use super::wait::is_non_blocking;
 use super::{ContextId, Engine};
+use crate::config::Device;
 use crate::error::EngineError;
 use crate::net::Net;
 use crate::packet::LinkSpec;
@@ -360,15 +361,22 @@ impl Core {
     }
 
     /// Ends what queue pairs had to do over the link that is gone, and tells whoever waits. In an engine with
-    /// other queue pairs as well, of a program for verbs, those go on.
+    /// other queue pairs as well, of a program for verbs, those go on; it hears that the port of their device
+    /// is down, and identifiers that are bound to it, that it is gone.
     #[cold]
     pub(super) fn lose(&mut self) {
         if let Some(qpip) = &mut self.qpip
             && qpip.take_end()
         {
             let now = self.clock.recent();
+            self.events.of_port(AsyncEvent::PortErr, |device| device == Device::QuipuQp0);
             self.adapter.lose_link(now);
-            if self.adapter.has_output() {
+            // Identifiers hear of the ends of their connections first.
+            self.collect_events();
+            if let Some(cm) = &mut self.cm {
+                cm.lose_link(now.0);
+            }
+            if self.has_work() {
                 self.work(now, Net::transmit);
             }
         }

@@ -29,33 +29,6 @@ const QUIET_YIELDS: Duration = Duration::from_millis(1);
 const QUIET_NAP: Duration = Duration::from_micros(100);
 
 impl Engine {
-    /// Opens the device once more: asynchronous events about the objects that this context creates
-    /// come to it. Also the descriptor that is readable while there are any.
-    ///
-    /// # Errors
-    ///
-    /// No descriptor is left.
-    pub fn open_context(&self) -> Result<(ContextId, RawFd), EngineError> {
-        let mut core = self.enter_for(Call::OpenDevice)?;
-        let opened = core.events.open_context()?;
-        let planned = core.faults.is_some();
-        drop(core);
-        if planned {
-            // The clock may start a fault while the program does nothing.
-            Helper::start(&self.inner)?;
-        }
-        Ok(opened)
-    }
-
-    /// Closes a context and its descriptor. Its objects are to be destroyed before.
-    ///
-    /// # Errors
-    ///
-    /// No such context.
-    pub fn close_context(&self, context: ContextId) -> Result<(), EngineError> {
-        self.enter()?.events.close_context(context)
-    }
-
     /// Sizes and limits of the adapter.
     ///
     /// # Errors

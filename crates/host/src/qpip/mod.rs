@@ -38,9 +38,16 @@ const NUMBER_PORTS: std::ops::Range<u16> = 1..1024;
 const READ: c_int = libc::EPOLLIN;
 const WRITE: c_int = libc::EPOLLOUT;
 
-/// Whether it was told that the link is gone.
+/// How the link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told(bool);
+enum State {
+    /// It takes and brings frames, or may do so again.
+    Usable,
+    /// It is gone for good, and nobody was told yet.
+    Gone,
+    /// That was told.
+    GoneAndTold,
+}
 
 /// What the engine has for QPIP.
 pub(crate) struct Qpip {
@@ -60,8 +67,7 @@ pub(crate) struct Qpip {
     failures: u32,
     /// What users call the link.
     name: String,
-    /// The link is gone for good; whether that was told already.
-    end: Option<Told>,
+    state: State,
     numbers: Numbers,
     next_port: u16,
 }
@@ -88,7 +94,7 @@ impl Qpip {
             misses: PATIENCE,
             failures: 0,
             name,
-            end: None,
+            state: State::Usable,
             numbers: Numbers::default(),
             next_port: NUMBER_PORTS.start,
         })
@@ -107,12 +113,16 @@ impl Qpip {
     /// Whether the link is gone for good.
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {
-        self.end.is_some()
+        self.state != State::Usable
     }
 
     /// Whether it is, for the first who asks.
     pub(crate) fn take_end(&mut self) -> bool {
-        self.end.replace(Told(true)) == Some(Told(false))
+        let first = self.state == State::Gone;
+        if first {
+            self.state = State::GoneAndTold;
+        }
+        first
     }
 
     /// A number for a new queue pair.
@@ -274,7 +284,7 @@ impl Qpip {
             return;
         }
         tracing::error!(link = self.name, %error, "the packet link is gone");
-        self.end = Some(Told(false));
+        self.state = State::Gone;
         self.misses = PATIENCE;
         (self.retry_at, self.look_at, self.has_more) = (None, None, false);
         // Epoll would report it for ever.

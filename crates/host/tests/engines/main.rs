@@ -12,9 +12,13 @@ mod crowd;
 mod datagrams;
 mod deaths;
 mod fallbacks;
+mod lost_link;
 mod plain;
 mod port;
 mod protected;
 mod raw;
+#[path = "../links/space.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod space;
 mod users;
 mod ways;

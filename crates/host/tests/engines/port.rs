@@ -4,8 +4,8 @@
 use std::process::Command;
 
 use crate::common::{Node, engine};
-use quipu_host::SameHost;
 use quipu_host::nic::AsyncEvent;
+use quipu_host::{Device, SameHost};
 
 /// Set for the run inside the namespace.
 const INSIDE: &str = "INSIDE_A_NAMESPACE";
@@ -44,11 +44,11 @@ fn inside() {
     loopback("up");
     let engine = engine("127.0.0.1", SameHost::Auto);
     let node = Node::new(&engine, 64);
-    assert!(engine.port_is_up());
+    assert!(engine.port_is_up(Device::Quipu0));
     loopback("down");
     assert_eq!(engine.wait_async(node.context).unwrap(), AsyncEvent::PortErr);
-    assert!(!engine.port_is_up());
+    assert!(!engine.port_is_up(Device::Quipu0));
     loopback("up");
     assert_eq!(engine.wait_async(node.context).unwrap(), AsyncEvent::PortActive);
-    assert!(engine.port_is_up());
+    assert!(engine.port_is_up(Device::Quipu0));
 }

@@ -27,7 +27,7 @@ use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::requester;
-use crate::types::{QpId, Time};
+use crate::types::{AsyncEvent, QpId, Time};
 
 pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 
@@ -185,15 +185,16 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
-    /// The link is gone, and with it everybody on it: queue pairs over it are in ERR, what was posted to them
-    /// is flushed, and their connections are aborted.
+    /// The link is gone, and with it everybody on it: queue pairs over it are in ERR
+    /// ([`QpFatal`](AsyncEvent::QpFatal)), what was posted to them is flushed, and their connections are
+    /// aborted.
     pub fn lose_link(&mut self, now: Time) {
         self.hub.now = now;
         let over = |qp: &Qp| matches!(qp.path, Path::Tcp(_) | Path::Udp(_));
         let lost = self.qps.iter().filter(|(_, qp)| over(qp)).map(|(id, _)| id);
         for id in lost.collect::<Vec<_>>() {
             if let Some((qp, hub)) = self.qp_and_hub(id) {
-                requester::to_error(qp, hub, None);
+                requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(id)));
             }
         }
     }
