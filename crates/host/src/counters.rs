@@ -368,7 +368,8 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 fn remove_stale(folder: &Path, most: usize) {
-    files(folder).take(most).for_each(|path| drop(open_live(&path)));
+    let regular = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|data| data.is_file());
+    files(folder).filter(regular).take(most).for_each(|path| drop(open_live(&path)));
 }
 
 /// The last samples of all engines of this user on this machine, in the order of their processes.

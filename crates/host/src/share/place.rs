@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{address, socket};
+use super::{address, connect, socket};
 use crate::fork::Birthplace;
 use crate::link::socket::take_no_descriptors;
 use crate::sys::{self, check};
@@ -91,6 +91,23 @@ impl Place {
         Ok(listener)
     }
 
+    /// Takes away the sockets of a folder where nobody listens any more: dead processes have left them.
+    pub(super) fn remove_dead(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            let is_socket =
+                fs::symlink_metadata(&path).is_ok_and(|data| data.file_type().is_socket());
+            let refuses = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            // Whoever is about to listen there holds the place.
+            if is_socket
+                && connect(&path).is_err_and(refuses)
+                && let Ok(Some(_place)) = Self::take(path.clone())
+            {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
     /// False in a child of the process that holds it.
     pub(super) fn is_here(&self) -> bool {
         self.birthplace.is_here()
@@ -114,7 +131,6 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connect;
     use super::*;
 
     fn path(name: &str) -> PathBuf {
@@ -145,6 +161,29 @@ mod tests {
         drop(next);
         assert!(found(&path).is_some() && found(&lock).is_none());
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_dead_processes_have_left_is_taken_away() {
+        let folder = path("dead");
+        fs::create_dir(&folder).unwrap();
+        let [dead, live, other] =
+            ["share-dead", "share-live", "share-other.lock"].map(|name| folder.join(name));
+        let mut first = Place::take(dead.clone()).unwrap().unwrap();
+        drop(first.listen().unwrap());
+        // Its process is killed: nobody holds the place, and the socket stays.
+        first.socket = None;
+        drop(first);
+        let mut second = Place::take(live.clone()).unwrap().unwrap();
+        let _listener = second.listen().unwrap();
+        fs::write(&other, b"").unwrap();
+        assert!(found(&dead).is_some());
+        Place::remove_dead(&folder);
+        assert_eq!(found(&dead), None);
+        assert!(found(&other).is_some() && connect(&live).is_ok());
+        drop(second);
+        fs::remove_file(&other).unwrap();
+        fs::remove_dir(&folder).unwrap();
     }
 
     #[test]

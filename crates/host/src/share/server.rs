@@ -87,6 +87,9 @@ impl Sharer {
         if places(name).filter(|other| *other != path).any(|other| is_taken(&other)) {
             return Err(taken());
         }
+        if let Some(folder) = path.parent() {
+            Place::remove_dead(folder);
+        }
         let mut place = Place::take(path.clone()).map_err(failed)?.ok_or_else(taken)?;
         let (listener, epoll, bell) = open(engine, &mut place).map_err(failed)?;
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(bell));
