@@ -1,6 +1,7 @@
 //! Programs of verbs on the device `quipu_qp0`, which meet over TCP segments and nothing else; and the C
 //! programs of libqpip.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -44,6 +45,10 @@ pub(super) fn two_hosts(staged: &Staged) -> Vec<Row<'_>> {
         perftest("send_bw", "ib_send_bw", &["-R", "-d", "quipu_qp0", "-n", "500", "-s", "4096"]),
         perftest("send_lat", "ib_send_lat", &["-R", "-d", "quipu_qp0", "-n", "200", "-s", "64"]),
     ];
+    rows.push(Row {
+        name: "two-hosts/v4/qp0/link-gone".into(),
+        run: Box::new(move || link_gone(staged)),
+    });
     rows.extend([Family::V4, Family::V6].map(|family| Row {
         name: format!("two-hosts/{}/qp0/curl-of-c-hello", family.name()),
         run: Box::new(move || c_hello(staged, &Net::new(family)?)),
@@ -124,8 +129,8 @@ fn rping(staged: &Staged) -> Result<(), String> {
     }
 }
 
-/// Perftest between adapters that have an end of a veth pair each.
-fn veth(staged: &Staged, program: &str, words: Words) -> Result<(), String> {
+/// A namespace with the veth pair, for as long as its process is there.
+fn pair_of_links() -> Result<Running, String> {
     let [(a, _), (b, _)] = VETH;
     let script = format!(
         "ip link set lo up && ip link add {a} type veth peer name {b} && ip link set {a} up && \
@@ -133,22 +138,60 @@ fn veth(staged: &Staged, program: &str, words: Words) -> Result<(), String> {
     );
     let mut command = Command::new("unshare");
     command.args(["--net", "--", "sh", "-c", &script]);
-    let keeper = start(command, "ready")?;
+    start(command, "ready")
+}
+
+/// A command in that namespace.
+fn within(keeper: &Running, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/proc/{}/ns/net", keeper.id())).arg("--").arg(program);
+    command
+}
+
+/// `quipu`, with an adapter on one end of the pair.
+fn quipu_at(staged: &Staged, keeper: &Running, end: usize) -> Command {
+    let (interface, address) = VETH[end];
+    let mut command = within(keeper, &staged.quipu);
+    command.env("QUIPU_QPIP_LINK", format!("packet:{interface}"));
+    command.env("QUIPU_QPIP_ADDRESS", address);
+    command
+}
+
+/// Perftest between adapters that have an end of a veth pair each.
+fn veth(staged: &Staged, program: &str, words: Words) -> Result<(), String> {
+    let keeper = pair_of_links()?;
     let port = free_port().map_err(said)?;
     let end = |which: usize, more: &[&str]| {
-        let (interface, address) = VETH[which];
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/proc/{}/ns/net", keeper.id())).arg("--").arg(&staged.quipu);
+        let mut command = quipu_at(staged, &keeper, which);
         command.args(["run", "--address", "127.0.0.1", "--", program]);
         command.args(["-p", &port.to_string()]).args(words).args(more);
-        command.env("QUIPU_QPIP_LINK", format!("packet:{interface}"));
-        command.env("QUIPU_QPIP_ADDRESS", address);
         command
     };
     let to = VETH[0].1.split('/').next().unwrap_or_default();
     let pair = run_both(end(0, &[]), end(1, &[to]), |id| listens(id, port), LIMIT);
     let pair = pair.map_err(said)?;
     if pair.both_succeeded() { Ok(()) } else { Err(pair.text()) }
+}
+
+/// The interface is deleted: a program that waits for events is told, and a tool ends and says why.
+fn link_gone(staged: &Staged) -> Result<(), String> {
+    let keeper = pair_of_links()?;
+    let mut watch = quipu_at(staged, &keeper, 0);
+    watch.args(["run", "--address", "127.0.0.1", "--", "ibv_asyncwatch", "-d", "quipu_qp0"]);
+    let mut watch = start(watch, "async event FD")?;
+    let mut serve = quipu_at(staged, &keeper, 1);
+    serve.args(["qpip", "serve"]).arg(crate::root().join("docs"));
+    let serve = start(serve, "serving")?;
+    let mut delete = within(&keeper, "ip");
+    delete.args(["link", "delete", VETH[0].0]);
+    run(delete)?;
+    let deadline = Instant::now() + LIMIT;
+    let served = serve.finish(deadline);
+    check(!served.success() && served.stderr.contains("gone"), &served, "it does not say why")?;
+    wait_until(deadline, || watch.has_said("IBV_EVENT_PORT_ERR") || watch.has_ended());
+    let told = watch.has_said("IBV_EVENT_PORT_ERR") && !watch.has_ended();
+    let watched = watch.finish(Instant::now());
+    check(told, &watched, "no event")
 }
 
 /// An example of libqpip, compiled as its users would.
