@@ -103,8 +103,13 @@ pub(super) fn start(
 ) -> Result<Running> {
     let mut running = Running::start(command)?;
     let id = running.id();
-    wait_until(deadline, || is_there(id) || running.has_ended());
-    if running.has_ended() || !is_there(id) {
+    // Seen once is enough: tables of the kernel that change while they are read may lack a line.
+    let mut seen = false;
+    wait_until(deadline, || {
+        seen = is_there(id);
+        seen || running.has_ended()
+    });
+    if running.has_ended() || !seen {
         let ended = running.finish(Instant::now());
         bail!("the server never listened\n{}", ended.text("server"));
     }
