@@ -1,7 +1,8 @@
 //! A server and a client of one program.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -84,11 +85,29 @@ impl Pair {
     }
 }
 
-/// A port that nothing listens on. Ports are not reused at once, so it stays free for the moment
-/// that a server needs to take it.
+/// Ports for servers: below those that Linux gives to sockets without a name, which a row may have open
+/// in a namespace that is not this one.
+const SERVERS: std::ops::Range<u16> = 16_384..32_768;
+
+/// A port that nothing of this namespace uses, and that this process gives to nobody else until all have
+/// had their turn.
 pub(super) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"));
-    Ok(listener.context("no free port")?.local_addr()?.port())
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    // Runs that go on at the same time begin in different places.
+    let start = std::process::id().wrapping_mul(1031);
+    let count = u32::from(SERVERS.end - SERVERS.start);
+    (0..count)
+        .map(|_| start.wrapping_add(TURN.fetch_add(1, Ordering::Relaxed)) % count)
+        .filter_map(|offset| Some(SERVERS.start + u16::try_from(offset).ok()?))
+        .find(|&port| is_free(port))
+        .with_context(|| format!("no port from {} to {} is free", SERVERS.start, SERVERS.end - 1))
+}
+
+fn is_free(port: u16) -> bool {
+    let any = (Ipv6Addr::UNSPECIFIED, port);
+    let bound =
+        TcpListener::bind(any).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
+    bound.is_ok() && UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
 }
 
 /// Starts a server and waits until `is_there` says so of its process.
