@@ -3,7 +3,7 @@
 //! Our station address is another than the interface's, so that the kernel takes no frame for its own that is
 //! ours, and answers none; a filter keeps all frames away that are not for us. The header of `vnet` before
 //! each frame says what the sender has left to do: frames from the other end of a veth pair come as trains
-//! of segments and without checksums.
+//! of segments and without checksums. Frames come by a [`ring`](super::ring), and only trains by system calls.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,15 +11,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::interface::{self, Name, control};
 use super::messages::{BATCH, Messages, Piece};
 use super::queue::Queue;
+use super::ring::{Next, Ring};
 use super::vnet::{self, SLOT};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
-use crate::sys::{adopt, check, set_option, set_option_bytes};
+use crate::sys::{adopt, check, set_option, set_option_bytes, socket_error};
 
 /// Frames that wait for the kernel.
 const SLOTS: usize = 32;
-/// Frames that one system call brings.
+/// Long frames that one system call brings.
 const RECEIVED: usize = 16;
+/// So many times in a row that nothing has come, it is asked whether the socket has failed.
+const IDLE: u32 = 256;
 /// What the socket's buffers are to hold, if the system allows it.
 const BUFFER: libc::c_int = 4 << 20;
 
@@ -34,11 +37,11 @@ pub(super) struct PacketSocket {
     waiting: Queue<usize>,
     /// The queue of the interface is full.
     congested: bool,
+    ring: Ring,
+    /// How many times in a row nothing has come.
+    idle: u32,
+    /// For frames that are too long for the ring, and for those that go out.
     messages: Box<Messages>,
-    /// How many frames the next call asks for: as many as come, as each costs time even if there is none.
-    asked: usize,
-    /// The last call found as many as it asked for, and behind it there may be more.
-    found_all: bool,
     inbox: Box<[u8]>,
 }
 
@@ -52,7 +55,8 @@ impl PacketSocket {
         let name = Name::new(name).map_err(at("the name of the interface"))?;
         let features = features(name, wanted).map_err(at("looking at the interface"))?;
         let fd = raw_socket().map_err(at("making a packet socket"))?;
-        let index = prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
+        let (ring, index) =
+            prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
         Ok(Self {
             fd,
             index,
@@ -60,9 +64,9 @@ impl PacketSocket {
             features,
             waiting: Queue::new(SLOTS, SLOT),
             congested: false,
+            ring,
+            idle: 0,
             messages: Messages::bare(),
-            asked: 1,
-            found_all: false,
             inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
         })
     }
@@ -80,6 +84,32 @@ impl PacketSocket {
         }
         self.down |= down;
         Refusal::of(error)
+    }
+
+    /// Receives frames that the ring has no room for; how many there were.
+    fn receive_long(
+        &mut self,
+        limit: usize,
+        each: &mut dyn FnMut(&Frame<'_>),
+    ) -> io::Result<usize> {
+        let waiting = self.ring.in_socket(limit.min(RECEIVED));
+        let received = match self.messages.receive(&self.fd, &mut self.inbox, SLOT, waiting) {
+            Ok(received) => received,
+            Err(error) if self.refusal(&error) == Refusal::Gone => return Err(error),
+            Err(error) => {
+                // A frame whose header the kernel cannot write is gone. Anything else is no matter of frames.
+                let lost = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EAGAIN));
+                self.ring.give_back(usize::from(lost));
+                return Ok(1);
+            }
+        };
+        let mut count = 0;
+        for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
+            let len = self.messages.received(index).map_or(0, |message| message.len);
+            count += hand_over(&mut slot[..len], each);
+        }
+        self.ring.give_back(received);
+        Ok(count)
     }
 }
 
@@ -99,43 +129,29 @@ impl PacketLink for PacketSocket {
         }
         let mut count = 0;
         while count < limit {
-            let asked = self.asked.min(limit - count);
-            let received = match self.messages.receive(&self.fd, &mut self.inbox, SLOT, asked) {
-                Ok(received) => received,
-                Err(error) => match self.refusal(&error) {
-                    Refusal::Gone => return Err(error),
-                    Refusal::Full | Refusal::Congested => {
-                        (self.asked, self.found_all) = (1, false);
-                        break;
-                    }
-                    // A frame whose header the kernel cannot write, or an interface that went down.
-                    Refusal::Interrupted | Refusal::Frame => {
-                        count += 1;
-                        continue;
-                    }
-                },
-            };
-            self.down = false;
-            for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
-                let len = self.messages.received(index).map_or(0, |message| message.len);
-                let parts = slot[..len].split_first_chunk_mut();
-                let handed = parts.map_or(0, |(header, frame)| {
-                    split::hand_over(vnet::Header::read(header), frame, each)
-                });
-                count += handed.max(1);
-            }
-            // One that comes alone, as answers do, is followed by none.
-            let more = std::mem::replace(&mut self.found_all, received == asked);
-            self.asked = match received == asked {
-                true if more => (2 * asked).min(RECEIVED),
-                _ => received,
-            };
-            // More than the one that was there to be hoped for is left to the next look.
-            if received < RECEIVED {
-                break;
+            match self.ring.next() {
+                None => break,
+                Some(Next::Here(bytes)) => {
+                    count += hand_over(bytes, each);
+                    self.ring.give_back(1);
+                }
+                Some(Next::InSocket) => count += self.receive_long(limit - count, each)?,
+                Some(Next::Lost) => {
+                    tracing::debug!("the packet socket has no room for a frame");
+                    self.ring.give_back(1);
+                    count += 1;
+                }
             }
         }
-        Ok(count)
+        if count > 0 {
+            (self.idle, self.down) = (0, false);
+            return Ok(count);
+        }
+        self.idle = self.idle.wrapping_add(1);
+        if self.idle.is_multiple_of(IDLE) {
+            self.take_failure()?;
+        }
+        Ok(0)
     }
 
     fn slot(&mut self) -> Option<&mut [u8]> {
@@ -185,6 +201,22 @@ impl PacketLink for PacketSocket {
     fn is_down(&self) -> bool {
         self.down
     }
+
+    fn take_failure(&mut self) -> io::Result<bool> {
+        let Err(error) = socket_error(&self.fd) else { return Ok(false) };
+        match self.refusal(&error) {
+            Refusal::Gone => Err(error),
+            _ => Ok(true),
+        }
+    }
+}
+
+/// Hands over a frame that has a header before it, or each datagram of a train; how many frames that makes.
+fn hand_over(bytes: &mut [u8], each: &mut dyn FnMut(&Frame<'_>)) -> usize {
+    let parts = bytes.split_first_chunk_mut();
+    let handed = parts
+        .map_or(0, |(header, frame)| split::hand_over(vnet::Header::read(header), frame, each));
+    handed.max(1)
 }
 
 /// Whether packet sockets can be had here.
@@ -222,8 +254,9 @@ pub(super) fn station_beside(name: Name, wanted: Option<Station>) -> io::Result<
     Ok(ours)
 }
 
-/// Sets a socket up for the frames of one station on an interface, and binds it; the interface's number.
-fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<u32> {
+/// Sets a socket up for the frames of one station on an interface, and binds it; its ring, and the
+/// interface's number.
+fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<(Ring, u32)> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
     set_option(fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
     // Less than asked for will do.
@@ -231,6 +264,7 @@ fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<u32> {
     let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER);
     let station = features.hardware.unwrap_or_default();
     attach_filter(fd, station)?;
+    let ring = Ring::new(fd)?;
     let index = interface::index(&control()?, name)?;
     join(fd, index, libc::PACKET_MR_UNICAST, &station)?;
     join(fd, index, libc::PACKET_MR_ALLMULTI, &[])?;
@@ -242,7 +276,7 @@ fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<u32> {
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the pointer and the length describe a live variable.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
-    Ok(index)
+    Ok((ring, index))
 }
 
 /// Has the interface receive frames for `address` as well, as long as the socket is open.

@@ -16,11 +16,13 @@
 mod af_packet;
 mod error;
 pub mod interface;
+mod mapping;
 mod messages;
 mod namespace;
 mod netlink;
 mod place;
 mod queue;
+mod ring;
 mod spec;
 mod split;
 mod tap;
@@ -117,6 +119,16 @@ pub trait PacketLink: Send {
     /// descriptor tells: [`receive`](Self::receive) is to be called now and then.
     fn is_down(&self) -> bool {
         false
+    }
+
+    /// Takes a failure that the descriptor reports, which it does not report any more then; whether there was
+    /// one, that may pass.
+    ///
+    /// # Errors
+    ///
+    /// The link is gone for good: its interface was removed.
+    fn take_failure(&mut self) -> io::Result<bool> {
+        Ok(false)
     }
 }
 

@@ -164,7 +164,11 @@ impl Qpip {
         let readable = events & READ as u32 != 0 || failed;
         let received = readable && self.receive(adapter, now);
         if failed && !received {
-            self.failed();
+            match self.link.take_failure() {
+                Ok(true) => self.watch(now),
+                Ok(false) => self.failed(),
+                Err(error) => self.gone(&error),
+            }
         }
         received
     }

@@ -151,3 +151,115 @@ fn errors_say_what_to_do() {
     let said = error("packet:ours");
     assert!(said.contains("cap_net_raw"), "{said}");
 }
+
+/// A frame of `len` octets between the two links of [`open_both`], of a kind that nobody else uses.
+fn marked(len: usize, mark: u16) -> Vec<u8> {
+    let mut frame = vec![0; len];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 6, 0x88, 0xb5]);
+    frame[14..16].copy_from_slice(&mark.to_be_bytes());
+    frame[len - 2..].copy_from_slice(&mark.to_be_bytes());
+    frame
+}
+
+/// The marks of what has come, if their frames are whole; waits for the last of them.
+fn marks_until(link: &mut dyn PacketLink, last: u16) -> Vec<(usize, u16)> {
+    let mut marks = Vec::new();
+    while marks.last().is_none_or(|&(_, mark)| mark != last) {
+        marks.extend(peer::next(link, |frame, _| {
+            let ours = frame[12..14] == [0x88, 0xb5];
+            let end = frame.len().checked_sub(2)?;
+            (ours && frame[14..16] == frame[end..])
+                .then(|| (frame.len(), u16::from_be_bytes([frame[14], frame[15]])))
+        }));
+    }
+    marks
+}
+
+fn open_both() -> [Box<dyn PacketLink>; 2] {
+    let ours = open("packet:ours,station=02:00:00:00:00:05");
+    [ours, open("packet:theirs,station=02:00:00:00:00:06")]
+}
+
+#[test]
+fn short_and_long_frames_keep_their_order() {
+    if !inside("af_packet::short_and_long_frames_keep_their_order") {
+        return;
+    }
+    pair();
+    ["ours", "theirs"].into_iter().for_each(|name| ip(&format!("link set {name} mtu 9000")));
+    let [mut ours, mut theirs] = open_both();
+    // Around what fits into a slot of the ring, and far from it.
+    let lens = [60, 9014, 1971, 1972, 1973, 1974, 9000, 9014, 60, 60, 4000];
+    let mut sent = Vec::new();
+    for round in 0..8 {
+        for (mark, len) in (round * 16..).zip(lens) {
+            peer::put_as_it_is(theirs.as_mut(), &marked(len, mark), None, None);
+            sent.push((len, mark));
+        }
+        let last = sent[sent.len() - 1].1;
+        let from = sent.len() - lens.len();
+        assert_eq!(marks_until(ours.as_mut(), last), sent[from..]);
+    }
+}
+
+#[test]
+fn what_comes_while_nobody_looks_is_kept_up_to_a_bound() {
+    if !inside("af_packet::what_comes_while_nobody_looks_is_kept_up_to_a_bound") {
+        return;
+    }
+    pair();
+    ["ours", "theirs"].into_iter().for_each(|name| ip(&format!("link set {name} mtu 9000")));
+    let [mut ours, mut theirs] = open_both();
+    for len in [60, 9000] {
+        for round in 0..3 {
+            let first = round * 2000;
+            for mark in first..first + 1999 {
+                peer::put_as_it_is(theirs.as_mut(), &marked(len, mark), None, None);
+            }
+            // Taken a few at a time; then what comes is heard again.
+            let mut marks = Vec::new();
+            while ours
+                .receive(7, &mut |frame| {
+                    if frame.bytes[12..14] == [0x88, 0xb5] {
+                        marks.push(u16::from_be_bytes([frame.bytes[14], frame.bytes[15]]));
+                    }
+                })
+                .unwrap()
+                > 0
+            {}
+            assert!(marks.len() < 1999 && marks.len() >= 8, "{}", marks.len());
+            assert!(
+                marks.iter().copied().eq(first..first + marks.len() as u16),
+                "the first of them"
+            );
+            peer::put_as_it_is(theirs.as_mut(), &marked(len, first + 1999), None, None);
+            assert_eq!(marks_until(ours.as_mut(), first + 1999), [(len, first + 1999)]);
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_goes_down_and_up_is_heard_of_once_each_time() {
+    if !inside("af_packet::an_interface_that_goes_down_and_up_is_heard_of_once_each_time") {
+        return;
+    }
+    pair();
+    let [mut ours, mut theirs] = open_both();
+    for mark in 0..3 {
+        ip("link set ours down");
+        // Looks alone find it out, too.
+        while !ours.is_down() {
+            ours.receive(8, &mut |_| {}).unwrap();
+        }
+        assert!(!ours.take_failure().unwrap());
+        ip("link set ours up");
+        wait_until_up("ours");
+        peer::put_as_it_is(theirs.as_mut(), &marked(60, mark), None, None);
+        assert_eq!(marks_until(ours.as_mut(), mark), [(60, mark)]);
+        assert!(!ours.is_down());
+    }
+    ip("link set ours down");
+    assert!(ours.take_failure().unwrap() && ours.is_down());
+    ip("link delete ours");
+    assert!(ours.receive(8, &mut |_| {}).is_err());
+}

@@ -36,8 +36,6 @@ const MAX_MTU: u32 = (SLOT - HEADROOM - ETHERNET) as u32;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So many times in a row that nothing has come, it is asked whether the interface is still there.
 const IDLE: u32 = 64;
-/// Looks at the rings for one at the packet socket, where little comes: a system call each.
-const LOOKS_PER_CALL: u32 = 16;
 
 /// Whether XDP sockets can be had here at all.
 pub(super) fn probe() -> io::Result<()> {
@@ -63,8 +61,6 @@ pub(super) struct XdpSocket {
     blocked: bool,
     /// How many times nothing has come.
     idle: u32,
-    /// How often the rings have been looked at.
-    looks: u32,
     /// Everything that goes on to the kernel.
     socket: PacketSocket,
     /// Readable when either socket is.
@@ -110,7 +106,6 @@ impl XdpSocket {
             free: (COUNT..2 * COUNT).map(|number| u64::from(number) * SLOT as u64).collect(),
             blocked: false,
             idle: 0,
-            looks: 0,
             socket,
             ready,
             _program: program,
@@ -191,9 +186,7 @@ impl PacketLink for XdpSocket {
             self.give_back(filled.addr);
             count += 1;
         }
-        self.looks = self.looks.wrapping_add(1);
-        let due = self.looks.is_multiple_of(LOOKS_PER_CALL) || self.socket.is_down();
-        if count < limit && due {
+        if count < limit {
             count += self.socket.receive(limit - count, each)?;
         }
         self.idle = if count > 0 { 0 } else { self.idle + 1 };

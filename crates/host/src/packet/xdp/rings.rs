@@ -5,44 +5,15 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use libc::c_int;
-
-/// A mapping, until it is dropped.
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-impl Mapping {
-    fn new(len: usize, flags: c_int, fd: c_int, offset: libc::off_t) -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
-        match NonNull::new(start.cast::<u8>()) {
-            Some(start) if start.as_ptr() != libc::MAP_FAILED.cast() => Ok(Self { start, len }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever has pointers into it has its owner.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
-    }
-}
+use super::super::mapping::Mapping;
 
 /// Frames of one size, which go to and fro between us and the kernel by their offsets.
 pub(super) struct Frames {
     mapping: Mapping,
     size: usize,
 }
-
-// SAFETY: the memory belongs to this value alone, and to the kernel.
-unsafe impl Send for Frames {}
 
 impl Frames {
     pub(super) fn new(count: usize, size: usize) -> io::Result<Self> {
@@ -52,7 +23,7 @@ impl Frames {
 
     /// Where they begin, and how long they are.
     pub(super) fn area(&self) -> (u64, u64) {
-        (self.mapping.start.as_ptr() as u64, self.mapping.len as u64)
+        (self.mapping.start() as u64, self.mapping.len() as u64)
     }
 
     /// The first octet of the frame that an offset is in.
@@ -66,13 +37,13 @@ impl Frames {
     ///
     /// The frame is ours now: the kernel has given it back, and has not been given it again.
     pub(super) unsafe fn bytes(&mut self, offset: u64, len: usize) -> Option<&mut [u8]> {
-        let start = usize::try_from(offset).ok().filter(|start| *start < self.mapping.len)?;
+        let start = usize::try_from(offset).ok().filter(|start| *start < self.mapping.len())?;
         if start % self.size + len > self.size {
             return None;
         }
         // SAFETY: the range lies in the mapping; by the promise of the caller the kernel leaves it alone, and
         // the result borrows the only owner.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.mapping.start.as_ptr().add(start), len) })
+        Some(unsafe { std::slice::from_raw_parts_mut(self.mapping.start().add(start), len) })
     }
 }
 
@@ -86,9 +57,6 @@ pub(super) struct Ring<T> {
     mask: u32,
     entries: std::marker::PhantomData<T>,
 }
-
-// SAFETY: the memory belongs to this value alone, and to the kernel.
-unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
     /// Maps a ring of `count` entries, a power of two, that was made for the socket `fd`.
@@ -113,7 +81,7 @@ impl<T: Copy> Ring<T> {
     fn word(&self, at: u64) -> &AtomicU32 {
         // SAFETY: the word lies in the mapping and is aligned, as `map` has seen; both sides use it
         // atomically.
-        unsafe { AtomicU32::from_ptr(self.mapping.start.as_ptr().add(at as usize).cast()) }
+        unsafe { AtomicU32::from_ptr(self.mapping.start().add(at as usize).cast()) }
     }
 
     fn producer(&self) -> &AtomicU32 {
@@ -127,9 +95,7 @@ impl<T: Copy> Ring<T> {
     fn entry(&self, number: u32) -> *mut T {
         let index = (number & self.mask) as usize;
         // SAFETY: the mask keeps the index below the number of entries, all of which lie in the mapping.
-        unsafe {
-            self.mapping.start.as_ptr().add(self.offsets.desc as usize).cast::<T>().add(index)
-        }
+        unsafe { self.mapping.start().add(self.offsets.desc as usize).cast::<T>().add(index) }
     }
 
     /// Whether the kernel wants to be told of what is new.
