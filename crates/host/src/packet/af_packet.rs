@@ -3,7 +3,8 @@
 //! Our station address is another than the interface's, so that the kernel takes no frame for its own that is
 //! ours, and answers none; a filter keeps all frames away that are not for us. The header of `vnet` before
 //! each frame says what the sender has left to do: frames from the other end of a veth pair come as trains
-//! of segments and without checksums. Frames come by a [`ring`](super::ring), and only trains by system calls.
+//! of segments and without checksums. Frames come by a [`ring`](super::ring), and only trains by system
+//! calls.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
