@@ -79,14 +79,6 @@ pub(crate) fn status_flags(fd: RawFd) -> io::Result<c_int> {
     check(unsafe { libc::fcntl(fd, libc::F_GETFL) })
 }
 
-/// Has reads and writes of a descriptor never wait.
-pub(crate) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
-    let flags = status_flags(fd)? | libc::O_NONBLOCK;
-    // SAFETY: F_SETFL takes an integer.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) })?;
-    Ok(())
-}
-
 /// An address in the form that the kernel takes.
 pub(crate) struct RawAddr {
     storage: libc::sockaddr_storage,

@@ -1,7 +1,7 @@
 //! Waiting for events. A thread that waits for a completion event drives the engine meanwhile, so
 //! that what it waits for wakes it directly, not by way of the helper.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use quipu_fault::Call;
@@ -11,7 +11,7 @@ use super::core::{Core, HelperMode};
 use super::{CompletionEvent, ContextId, Engine};
 use crate::error::EngineError;
 use crate::lock::Guard;
-use crate::sys::{self, ReadyList};
+use crate::sys::{self, ReadyList, wait_either};
 
 pub(super) fn is_non_blocking(fd: RawFd) -> bool {
     sys::status_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
@@ -52,6 +52,22 @@ impl Patience {
         let now = Instant::now();
         let left = self.until.get_or_insert(now + most).saturating_duration_since(now);
         if left.is_zero() { Err(EngineError::WaitOn) } else { Ok(Some(left)) }
+    }
+}
+
+/// Waits for events of a channel inside the engine.
+fn attend(channel: ChannelId) -> impl FnOnce(&mut Core) {
+    move |core| core.events.attend(channel)
+}
+
+/// Does so no longer, and takes one if there is one.
+fn leave(
+    channel: ChannelId,
+) -> impl FnOnce(&mut Core) -> Result<Option<CompletionEvent>, EngineError> {
+    move |core| {
+        let event = core.events.take_completion(channel);
+        core.events.leave();
+        event
     }
 }
 
@@ -108,17 +124,43 @@ impl Engine {
                 wait_readable(fd, most)?;
                 continue;
             }
-            if !any {
-                let attend = |core: &mut Core| core.events.attend(channel);
-                let leave = |core: &mut Core| {
-                    let event = core.events.take_completion(channel);
-                    core.events.leave();
-                    event
-                };
-                if let Some(event) = self.drive(core, most, attend, leave)? {
-                    return Ok(event);
-                }
+            if !any && let Some(event) = self.drive(core, most, attend(channel), leave(channel))? {
+                return Ok(event);
             }
+        }
+    }
+
+    /// Takes the next event of a completion channel. If there is none, sleeps, once and for `most` at most,
+    /// until there may be one or a descriptor of somebody else's is readable.
+    ///
+    /// # Errors
+    ///
+    /// No such channel; [`EngineError::AdapterLost`], [`EngineError::LinkGone`] if nothing more will come.
+    pub(crate) fn wait_channel_beside(
+        &self,
+        channel: ChannelId,
+        other: &OwnedFd,
+        most: Option<Duration>,
+    ) -> Result<Option<CompletionEvent>, EngineError> {
+        let mut core = self.enter()?;
+        let any = core.run_before_wait();
+        let event = core.events.take_completion(channel)?;
+        if event.is_some() {
+            return Ok(event);
+        }
+        core.still_there()?;
+        if any {
+            return Ok(None);
+        }
+        if core.driver {
+            let fd = core.events.channel_fd(channel)?;
+            drop(core);
+            wait_either(&fd, &other.as_raw_fd(), most);
+            return Ok(None);
+        }
+        match self.drive_beside(core, Some(other), most, attend(channel), leave(channel)) {
+            Err(EngineError::Interrupted) => Ok(None),
+            waited => waited,
         }
     }
 
@@ -126,7 +168,19 @@ impl Engine {
     /// `leave` takes what has come.
     pub(super) fn drive<T>(
         &self,
+        core: Guard<'_, Core>,
+        most: Option<Duration>,
+        attend: impl FnOnce(&mut Core),
+        leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
+    ) -> Result<Option<T>, EngineError> {
+        self.drive_beside(core, None, most, attend, leave)
+    }
+
+    /// The same, or until a descriptor of somebody else's is readable.
+    fn drive_beside<T>(
+        &self,
         mut core: Guard<'_, Core>,
+        other: Option<&OwnedFd>,
         most: Option<Duration>,
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
@@ -143,7 +197,12 @@ impl Engine {
 
         let mut ready = ReadyList::new();
         let limit = [limit, most].into_iter().flatten().min();
-        let waited = self.inner.epoll.wait(&mut ready, limit);
+        let epoll = &self.inner.epoll;
+        let limit = other.map_or(limit, |other| {
+            wait_either(epoll.fd(), other, limit);
+            Some(Duration::ZERO)
+        });
+        let waited = epoll.wait(&mut ready, limit);
 
         let mut core = self.enter()?;
         core.driver = false;

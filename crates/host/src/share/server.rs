@@ -17,7 +17,6 @@ use super::tenant::{Ending, Tenant};
 use super::words::{HELLO, Reader, Writer};
 use super::{connect, hear, is_name, own_place, pair, places, rings_len};
 use crate::engine::Engine;
-use crate::error::EngineError;
 use crate::link::segment::{self, Writers};
 use crate::link::socket::{self as unix, MAX_MESSAGE};
 use crate::net::listener::{Accepted, Acceptor};
@@ -27,6 +26,8 @@ use crate::sys::{self, Epoll, EventFd, ReadyList};
 const SPIN: Duration = Duration::from_micros(50);
 /// Turns between two looks at the sockets, while there is work.
 const TURNS_PER_LOOK: u32 = 64;
+/// Turns in vain between two times that the thread lets others have its processor.
+const TURNS_PER_YIELD: u32 = 16;
 /// The most programs at a time, and the most that may be about to attach.
 const MAX_TENANTS: usize = 64;
 const MAX_CALLERS: usize = 16;
@@ -95,9 +96,7 @@ impl Sharer {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(bell));
         let added = epoll.add(bell.fd(), libc::EPOLLIN, BELL);
         added.and_then(|()| epoll.add(&listener, libc::EPOLLIN, LISTENER)).map_err(failed)?;
-        let (waker, waker_fd) = engine.create_channel()?;
-        epoll.add(&waker_fd, libc::EPOLLIN, WAKER).map_err(failed)?;
-        sys::set_non_blocking(waker_fd).map_err(failed)?;
+        let (waker, _) = engine.create_channel()?;
         let acceptor = Acceptor::new().map_err(failed)?;
         let welcome = write_info(greeting(), &info).bytes();
         let server = Server {
@@ -164,7 +163,6 @@ fn greeting() -> Writer {
 
 const BELL: u64 = 0;
 const LISTENER: u64 = 1;
-const WAKER: u64 = 2;
 /// Tokens of programs: what of them, and which.
 const CALLER: u64 = 1 << 32;
 const SOCKET: u64 = 2 << 32;
@@ -185,7 +183,7 @@ struct Server {
     bell: Arc<EventFd>,
     listener: OwnedFd,
     epoll: Epoll,
-    /// Becomes readable when a completion comes that was asked for.
+    /// Where the thread sleeps until a completion comes that was asked for.
     waker: ChannelId,
     welcome: Vec<u8>,
     common: Common,
@@ -215,6 +213,9 @@ impl Server {
                 if self.sleep(&mut ready) {
                     since = Instant::now();
                 }
+            } else if turns.is_multiple_of(TURNS_PER_YIELD) {
+                // A program may need this processor to go on.
+                std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
@@ -248,7 +249,8 @@ impl Server {
                 (false, true) => None,
                 (false, false) => Some(PATIENCE),
             };
-            any = self.look(ready, limit);
+            any = self.rest(limit);
+            any |= self.look(ready, Some(Duration::ZERO));
         }
         self.tenants.iter_mut().for_each(|(_, tenant)| tenant.disarm());
         self.callers.retain(|caller| {
@@ -272,7 +274,6 @@ impl Server {
             match item.token {
                 BELL => self.bell.clear(),
                 LISTENER => self.accept(),
-                WAKER => self.take_wakes(),
                 token => match token & KIND {
                     CALLER => self.admit(number),
                     // Calls are read at its turn.
@@ -291,15 +292,14 @@ impl Server {
         any
     }
 
-    /// Takes the events by which it was woken. An adapter whose link is gone has nothing to share.
-    fn take_wakes(&mut self) {
-        loop {
-            match self.engine.wait_channel(self.waker) {
-                Ok(_) => {}
-                Err(EngineError::LinkGone { .. }) => {
-                    return self.stop.store(true, Ordering::Release);
-                }
-                Err(_) => return,
+    /// Sleeps until there may be work, and makes the engine's progress meanwhile; whether there is some. An
+    /// adapter whose link is gone has nothing to share.
+    fn rest(&mut self, limit: Option<Duration>) -> bool {
+        match self.engine.wait_channel_beside(self.waker, self.epoll.fd(), limit) {
+            Ok(event) => event.is_some(),
+            Err(_) => {
+                self.stop.store(true, Ordering::Release);
+                true
             }
         }
     }
