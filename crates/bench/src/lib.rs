@@ -73,6 +73,7 @@ const EXAMPLES: &str = "\
 Examples:
   quipu bench --quick                     a minute's look
   quipu bench --out bench/results         the whole plan; tables, JSON and plot into a folder
+  quipu bench --only lossy                goodput over loss and delay only
   quipu bench --list                      who would take part in what
 
 Two processes, pinned to two processors, send to each other by shared memory, and by TCP and UDP
@@ -111,18 +112,19 @@ pub fn run(options: &Options, print: impl FnOnce(&str)) -> Result<()> {
         return Ok(());
     }
     let results = run::run(plan, &options.only, &launcher, options.json)?;
+    let links = !results.qpip.0.is_empty() || !results.goodput.is_empty();
     let json = serde_json::to_string_pretty(&results)? + "\n";
     let text = report::text(&results);
     if let Some(folder) = &options.out {
         write(folder, "results.json", &json)?;
         write(folder, "results.txt", &text)?;
         write(folder, "plot.svg", &report::plot(&results))?;
-        if !results.qpip.0.is_empty() {
+        if links {
             write(folder, "qpip.svg", &report::qpip_plot(&results))?;
         }
     }
     print(if options.json { &json } else { &text });
-    let any = !results.series.is_empty() || !results.qpip.0.is_empty();
+    let any = !results.series.is_empty() || links;
     anyhow::ensure!(any, "nothing could be measured; the notes say why");
     Ok(())
 }

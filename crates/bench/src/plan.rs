@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Kind, Op, Test};
-use crate::qpip::PlannedQpip;
+use crate::qpip::{PlannedGoodput, PlannedQpip};
 
 /// The plan used when none is named.
 const DEFAULT: &str = include_str!("../../../bench/plan.toml");
@@ -59,6 +59,8 @@ pub struct Plan {
     pub middleware: Vec<PlannedTest>,
     /// QPIP on packet links; none: it is not measured.
     pub qpip: Option<PlannedQpip>,
+    /// QPIP and the kernel over a lossy, long path; none: it is not measured.
+    pub goodput: Option<PlannedGoodput>,
 }
 
 /// A test with its sizes: bytes of a message, or connections at once.
@@ -137,6 +139,9 @@ impl Plan {
         if let Some(fault) = plan.qpip.as_ref().and_then(PlannedQpip::fault) {
             anyhow::bail!("qpip: {fault}");
         }
+        if let Some(fault) = plan.goodput.as_ref().and_then(PlannedGoodput::fault) {
+            anyhow::bail!("goodput: {fault}");
+        }
         Ok(plan)
     }
 
@@ -153,10 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plan_built_in_is_usable() {
+    fn the_plans_here_are_usable() {
         for quick in [false, true] {
             let plan = Plan::load(None, quick).unwrap();
             assert!(plan.max_size() >= 1 << 20);
+            let table = include_str!("../../../bench/goodput.toml");
+            assert!(Plan::parse(table, quick).unwrap().goodput.is_some());
         }
     }
 

@@ -8,7 +8,7 @@ use crate::contender::Contender;
 use crate::machine::Machine;
 use crate::model::{Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
 use crate::plan::Plan;
-use crate::qpip::{IdleCost, Rows, StageCost};
+use crate::qpip::{Goodput, IdleCost, Rows, StageCost};
 use crate::stats;
 use crate::targets::Verdict;
 
@@ -39,6 +39,8 @@ pub struct Results {
     pub qpip: Rows,
     /// How long QPIP's adapter is busy with a segment, stage by stage.
     pub occupancy: Vec<StageCost>,
+    /// QPIP and the kernel over a lossy, long path.
+    pub goodput: Vec<Goodput>,
     /// What idle connections of QPIP cost.
     pub idle: Option<IdleCost>,
     /// What did not work.

@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::model::{Footprint, Overhead, Path, Role};
 use crate::pair::{Launcher, Pair};
 use crate::plan::{Plan, PlannedTest};
-use crate::qpip::QPIP;
+use crate::qpip::{QPIP, Sender};
 use crate::report::{self, Listed};
 use crate::results::{Collector, Results, ratios};
 use crate::targets::{CROWD, CROWD_TCP, QUIPU, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge};
@@ -96,6 +96,11 @@ fn wanted(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(has)
 }
 
+/// Whether goodput is to be measured: both senders, or neither.
+fn wants_goodput(only: &[String]) -> bool {
+    Sender::ALL.iter().any(|sender| wanted(only, sender.name()))
+}
+
 /// Who would take part in what.
 ///
 /// # Errors
@@ -114,7 +119,9 @@ pub(crate) fn list(plan: &Plan, only: &[String], launcher: &Launcher) -> Result<
     });
     let text = report::list(&lines.collect::<Vec<_>>(), &missing);
     let links = plan.qpip.is_some() && wanted(only, QPIP);
-    Ok(if links { text + &report::qpip_list() } else { text })
+    let text = if links { text + &report::qpip_list() } else { text };
+    let lossy = plan.goodput.is_some() && wants_goodput(only);
+    Ok(if lossy { text + &report::goodput_list() } else { text })
 }
 
 /// Runs a plan with the contenders whose names have one of `only` in them, or all of them. `quiet`:
@@ -170,6 +177,14 @@ pub(crate) fn run(
         }
         _ => qpip::Rows::default(),
     };
+    let goodput = match &plan.goodput {
+        Some(planned) if wants_goodput(only) => {
+            let (goodput, notes) = qpip::run_goodput(planned, launcher, cpus, &bar);
+            field.notes.extend(notes);
+            goodput
+        }
+        _ => Vec::new(),
+    };
     // The budget is that of the other parts.
     let qpip_took = qpip_began.elapsed();
     let (collector, rounds) = all_rounds(&plan, cpus, &mut field, &bar, began + qpip_took);
@@ -184,6 +199,9 @@ pub(crate) fn run(
     if plan.qpip.is_some() {
         verdicts.extend(qpip::judge(&qpip, idle.as_ref()));
     }
+    if plan.goodput.is_some() {
+        verdicts.extend(qpip::judge_goodput(&goodput));
+    }
     Ok(Results {
         schema: 1,
         machine,
@@ -196,6 +214,7 @@ pub(crate) fn run(
         series,
         qpip,
         occupancy,
+        goodput,
         idle,
         notes,
         plan,
@@ -205,7 +224,8 @@ pub(crate) fn run(
 /// One step per test and round, and a few for the rest.
 fn progress_bar(quiet: bool, plan: &Plan) -> ProgressBar {
     let qpip = plan.qpip.as_ref().map_or(0, |qpip| u64::from(qpip.rounds));
-    let steps = u64::from(plan.rounds) * plan.test.len() as u64 + 5 + qpip;
+    let goodput = plan.goodput.as_ref().map_or(0, |goodput| u64::from(goodput.rounds));
+    let steps = u64::from(plan.rounds) * plan.test.len() as u64 + 5 + qpip + goodput;
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} {msg}");
     let bar = ProgressBar::with_draw_target(Some(steps), target);

@@ -2,9 +2,11 @@
 //! is here.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -257,6 +259,81 @@ pub(crate) fn set_up_packet_socket(
         given.or_else(|_| set(libc::SOL_SOCKET, allowed, room))?;
     }
     Ok(())
+}
+
+/// Makes a TAP device in the network namespace of this thread, without offloads: every frame is complete, and
+/// no longer than the MTU. Reads do not wait. It is gone when the file is closed.
+///
+/// # Errors
+///
+/// The right to that is missing (CAP_NET_ADMIN), or the name is too long or taken.
+pub(crate) fn open_tap(name: &str) -> io::Result<File> {
+    let mut open = File::options();
+    let device = open.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    // SAFETY: an all-zero `ifreq` is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: TUNSETIFF takes one ifreq, a live variable, with a name and flags.
+    let rc = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if rc == 0 { Ok(device) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until one of the files can be read, or for so long.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn wait_readable(files: &[File; 2], most: Duration) -> io::Result<()> {
+    let wait =
+        |file: &File| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut all = files.each_ref().map(wait);
+    let seconds = libc::time_t::try_from(most.as_secs()).map_err(io::Error::other)?;
+    let most = libc::timespec { tv_sec: seconds, tv_nsec: most.subsec_nanos().into() };
+    // SAFETY: the kernel reads and writes the descriptions, of which there are so many, and reads a timespec.
+    let rc = unsafe { libc::ppoll(all.as_mut_ptr(), 2, &raw const most, std::ptr::null()) };
+    match rc {
+        0.. => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// Has the connections of a socket offer a window of about so many octets.
+///
+/// # Errors
+///
+/// The system does not allow that much.
+pub(crate) fn set_receive_room(socket: &TcpListener, octets: u32) -> io::Result<()> {
+    let asked = libc::c_int::try_from(octets).map_err(io::Error::other)?;
+    let (mut given, mut len): (libc::c_int, _) = (0, size_of_val(&asked) as libc::socklen_t);
+    // SAFETY: the kernel reads an integer on this stack, and writes another and its length.
+    let rc = unsafe {
+        let (fd, at) = (socket.as_raw_fd(), libc::SO_RCVBUF);
+        match libc::setsockopt(fd, libc::SOL_SOCKET, at, (&raw const asked).cast(), len) {
+            0 => libc::getsockopt(fd, libc::SOL_SOCKET, at, (&raw mut given).cast(), &raw mut len),
+            rc => rc,
+        }
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // The kernel counts its own records too, and doubles what is asked for.
+    if given / 2 >= asked {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "sockets have {} octets at most here; an administrator can change that: \
+         sysctl net.core.rmem_max={asked}",
+        given / 2
+    )))
 }
 
 /// Bytes of memory that this process has resident: its own and those it shares.

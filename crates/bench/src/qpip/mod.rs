@@ -11,16 +11,21 @@
 //! | `stage` | the process; a slice |
 //! | `space` | its namespaces and their interfaces |
 //! | `own_process` | an adapter in a process of its own |
+//! | `goodput` | the rounds over a lossy, long path, and their target |
+//! | `path`, `relay` | that path, who sends over it, and what loses and delays its packets |
 //! | `idle` | what idle connections cost, without a link |
 //! | `occupancy` | the stages of the adapter, without a link |
 //! | `queue_pair`, `socket`, `smoltcp` | the ends |
 //! | `targets` | what is to be reached |
 
+mod goodput;
 mod idle;
 mod model;
 mod occupancy;
 mod own_process;
+mod path;
 mod queue_pair;
+mod relay;
 mod run;
 #[cfg(feature = "smoltcp")]
 mod smoltcp;
@@ -29,6 +34,9 @@ mod space;
 mod stage;
 mod targets;
 
+pub(crate) use goodput::{
+    Goodput, PlannedGoodput, Sender, judge as judge_goodput, run as run_goodput,
+};
 pub(crate) use idle::{IdleCost, measure as idle};
 pub(crate) use model::{CONTENDERS, Figure, Load, OWN_PROCESS, PlannedQpip, QPIP, Row, Rows};
 pub(crate) use occupancy::{COLUMNS, StageCost, measure as occupancy};

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 
 use super::model::{CONTENDERS, EndKind, Figure, Link, Measured, PlannedQpip, Row, Rows, Slice};
-use super::stage::Reply;
+use super::stage::{Order, Reply};
 use crate::pair::Launcher;
 use crate::sys;
 
@@ -22,7 +22,7 @@ const FAILURES: usize = 3;
 const XDP_MTU: u32 = 3498;
 
 /// The process with the links.
-struct Stage {
+pub(super) struct Stage {
     child: Child,
     input: ChildStdin,
     replies: Receiver<String>,
@@ -30,7 +30,11 @@ struct Stage {
 
 impl Stage {
     /// Starts it in a network namespace of its own: as root there if not here.
-    fn start(launcher: &Launcher, cpus: [usize; 2]) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// There are no namespaces here.
+    pub(super) fn start(launcher: &Launcher, cpus: [usize; 2]) -> Result<Self> {
         let root = std::fs::metadata("/proc/self").is_ok_and(|it| is_root(&it));
         let mut program = Command::new("unshare");
         program.arg(if root { "-n" } else { "-rn" }).arg(&launcher.program);
@@ -64,9 +68,14 @@ impl Stage {
         serde_json::from_str(&line).context("its answer")
     }
 
-    fn run(&mut self, slice: &Slice) -> Result<Measured> {
-        self.tell(&serde_json::to_string(slice)?)?;
-        match self.hear(Duration::from_millis(2 * slice.slice_ms))? {
+    /// Has it measure something, which takes so long.
+    ///
+    /// # Errors
+    ///
+    /// That failed, or the process is gone.
+    pub(super) fn run(&mut self, order: &Order, takes: Duration) -> Result<Measured> {
+        self.tell(&serde_json::to_string(order)?)?;
+        match self.hear(takes)? {
             Reply::Measured(measured) => Ok(measured),
             Reply::Failed(why) => Err(anyhow!(why)),
             Reply::Ready => bail!("an answer to another question"),
@@ -109,7 +118,8 @@ pub(crate) fn run(
                 continue;
             }
             bar.set_message(format!("round {}: QPIP, {}, MTU {}", round + 1, key.0, row.mtu));
-            let outcome = stage.run(&slice(plan, row));
+            let takes = Duration::from_millis(2 * plan.slice_ms);
+            let outcome = stage.run(&Order::Slice(slice(plan, row)), takes);
             row.rounds.resize(round, None);
             match outcome {
                 Ok(measured) => row.rounds.push(Some(measured)),

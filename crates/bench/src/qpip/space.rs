@@ -102,7 +102,12 @@ impl Space {
         }
     }
 
-    fn in_far<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    /// Runs `work` in the second namespace.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`; the namespace is gone.
+    pub(super) fn in_far<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         in_thread(|| {
             sys::enter_network_namespace(&self.namespaces[1]).context("entering a namespace")?;
             work()
@@ -177,7 +182,11 @@ fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 }
 
 /// Runs `ip` with these arguments.
-fn ip(arguments: &str) -> Result<()> {
+///
+/// # Errors
+///
+/// There is no such program, or it fails.
+pub(super) fn ip(arguments: &str) -> Result<()> {
     let output = Command::new("ip").args(arguments.split(' ')).output().context("starting `ip`")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "ip {arguments}: {}", said.trim());

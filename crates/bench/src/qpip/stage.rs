@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::goodput::Stretch;
 use super::model::{EndKind, Figure, Link, Load, Measured, Slice};
 use super::own_process::OwnProcess;
+use super::path::Path;
 use super::queue_pair::{Purpose, QueuePair};
 #[cfg(feature = "smoltcp")]
 use super::smoltcp::{self, SmoltcpEnd};
@@ -33,6 +35,15 @@ const LOOKS: u32 = 4096;
 const ANSWERED: Duration = Duration::from_micros(100);
 /// Messages between two looks at the clock.
 const MESSAGES: u32 = 16;
+
+/// What the stage is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// To measure a slice.
+    Slice(Slice),
+    /// To measure a sender over the lossy path.
+    Stretch(Stretch),
+}
 
 /// What the stage answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -228,14 +239,26 @@ pub(crate) fn main() -> Result<()> {
         Err(error) => return reply(&Reply::Failed(format!("{error:#}"))),
     };
     reply(&Reply::Ready)?;
+    let mut path = None;
     for line in lines {
-        let slice: Slice = serde_json::from_str(&line?).context("a slice")?;
-        let measured =
-            space.prepare(slice.link, slice.mtu).and_then(|()| run(&space, cpus, &slice));
+        let measured = match serde_json::from_str(&line?).context("an order")? {
+            Order::Slice(slice) => {
+                space.prepare(slice.link, slice.mtu).and_then(|()| run(&space, cpus, &slice))
+            }
+            Order::Stretch(stretch) => over_path(&mut path, &space, &stretch),
+        };
         let failed = |error| Reply::Failed(format!("{error:#}"));
         reply(&measured.map_or_else(failed, Reply::Measured))?;
     }
     Ok(())
+}
+
+/// A sender over the lossy path, which is made at first.
+fn over_path(path: &mut Option<Path>, space: &Space, stretch: &Stretch) -> Result<Measured> {
+    if path.is_none() {
+        *path = Some(Path::new(space)?);
+    }
+    path.as_ref().context("there is no path")?.measure(space, stretch)
 }
 
 fn reply(reply: &Reply) -> Result<()> {
@@ -405,6 +428,7 @@ fn second(space: &Space, slice: &Slice, shared: &Shared) -> Result<Option<Measur
 mod tests {
     use std::process::Command;
 
+    use super::super::goodput::Sender;
     use super::super::model::CONTENDERS;
     use super::*;
 
@@ -467,6 +491,25 @@ mod tests {
                 let Measured { value, load, .. } = measured;
                 assert!(value > 0.0 && load[0].program > 0.0, "{contender:?}: {measured:?}");
             }
+        }
+        goodput();
+    }
+
+    /// Both senders bring about a window in a round trip over a path without loss.
+    fn goodput() {
+        if std::fs::File::open("/dev/net/tun").is_err() {
+            return println!("SKIPPED: no /dev/net/tun here");
+        }
+        let space = Space::new(Launcher { program: "none".into(), arguments: Vec::new() }).unwrap();
+        let mut path = None;
+        for sender in Sender::ALL {
+            let (loss_percent, rtt_ms, window) = (0.0, 20.0, 1 << 16);
+            let (connections, seconds, seed) = (2, 0.5, 1);
+            let stretch =
+                Stretch { sender, loss_percent, rtt_ms, window, connections, seconds, seed };
+            let Measured { value, .. } = over_path(&mut path, &space, &stretch).unwrap();
+            let about = f64::from(window) * 1e3 / rtt_ms;
+            assert!((0.2 * about..2.0 * about).contains(&value), "{sender:?}: {value}");
         }
     }
 }

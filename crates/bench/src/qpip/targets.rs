@@ -77,12 +77,18 @@ pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
 
 /// Which ratio is good enough.
 #[derive(Clone, Copy)]
-enum Limit {
+pub(super) enum Limit {
     Most(f64),
     Least(f64),
 }
 
-fn verdict(metric: String, limit: Limit, of: &str, ratio: Option<(f64, [f64; 2])>) -> Verdict {
+/// A target for a ratio, with its quartiles; `None` if it was not measured.
+pub(super) fn verdict(
+    metric: String,
+    limit: Limit,
+    of: &str,
+    ratio: Option<(f64, [f64; 2])>,
+) -> Verdict {
     let value = ratio.map(|(value, _)| value);
     let (target, reached) = match limit {
         Limit::Most(most) => (format!("<= {most:.2} x {of}"), value.map(|v| v <= most)),

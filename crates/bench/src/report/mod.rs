@@ -1,9 +1,11 @@
 //! What people get to see.
 
+mod goodput;
 mod qpip;
 mod svg;
 mod table;
 
+pub(crate) use goodput::list as goodput_list;
 pub(crate) use qpip::{list as qpip_list, plot as qpip_plot};
 pub(crate) use svg::plot;
 pub(crate) use table::{Listed, list, text};

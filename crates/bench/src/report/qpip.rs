@@ -166,7 +166,7 @@ fn idle(out: &mut String, results: &Results) {
     );
 }
 
-/// Throughput and processor time over the MTU.
+/// Throughput and processor time over the MTU, and goodput over loss.
 pub(crate) fn plot(results: &Results) -> String {
     let rate = |row: &Row| row.median.value;
     let cost = |row: &Row| {
@@ -177,10 +177,14 @@ pub(crate) fn plot(results: &Results) -> String {
         let units = [Unit::Bytes, Unit::Of(unit)];
         Chart::new((column, 0), title.to_owned(), units, lines(results, value))
     };
-    let charts = [
+    let mut charts = vec![
         chart(0, "ttcp over the MTU: MB/s", "MB/s", &rate),
         chart(1, "processor time of both ends, us a MB", "us a MB", &cost),
     ];
+    if !results.goodput.is_empty() {
+        // Below the first.
+        charts.insert(1, super::goodput::chart((0, 1), results));
+    }
     let title = "QPIP beside the kernel's sockets on packet links";
     page(title, &results.machine.sentence(), &charts)
 }

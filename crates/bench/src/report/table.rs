@@ -47,6 +47,7 @@ pub(crate) fn text(results: &Results) -> String {
     }
     costs(&mut out, results);
     super::qpip::tables(&mut out, results);
+    super::goodput::table(&mut out, results);
     targets(&mut out, results);
     if !results.notes.is_empty() {
         let _ = writeln!(out, "Notes");
