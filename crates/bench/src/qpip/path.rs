@@ -32,7 +32,8 @@ const FAR: Ipv4Addr = Ipv4Addr::new(10, 9, 4, 2);
 const ADAPTER: Ipv4Addr = Ipv4Addr::new(10, 9, 4, 11);
 /// Frames that wait at a device for the relay.
 const QUEUE: u32 = 20_000;
-/// Round trips before those that count: slow start and what comes of it are over by then.
+/// Round trips before those that count. Slow start is over by then, though not all that comes of it: at 1 %
+/// and 100 ms both senders carry some 4 % more in the next 5 s than later, and some 15 % more in 3 s.
 const WARMUP: u32 = 20;
 /// Round trips until the path is empty.
 const EMPTY: u32 = 3;
