@@ -37,8 +37,11 @@ pub struct Segment {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
-    owner: Arc<dyn Any + Send + Sync>,
+    owner: Owner,
 }
+
+/// Keeps memory alive.
+type Owner = Arc<dyn Any + Send + Sync>;
 
 // SAFETY: the memory is reached only by raw copies and atomics, which any thread may do; `owner`,
 // which keeps it alive, is Send and Sync itself.
@@ -222,7 +225,7 @@ impl Segment {
         if !self.writable {
             return Err(SegmentError::ReadOnly);
         }
-        Ok(Shared { word: base.cast(), keep: self.clone() })
+        Ok(Shared { word: base.cast(), owner: Arc::clone(&self.owner) })
     }
 
     fn part(&self, offset: usize, len: usize) -> Result<NonNull<u8>, SegmentError> {
@@ -254,16 +257,17 @@ impl Atomic for AtomicU64 {}
 /// An atomic word inside a segment, which it keeps alive.
 pub struct Shared<A: Atomic> {
     word: NonNull<A>,
-    keep: Segment,
+    /// Of the memory. Channels have dozens of words each, and there is one for each queue pair.
+    owner: Owner,
 }
 
 impl<A: Atomic> Clone for Shared<A> {
     fn clone(&self) -> Shared<A> {
-        Shared { word: self.word, keep: self.keep.clone() }
+        Shared { word: self.word, owner: Arc::clone(&self.owner) }
     }
 }
 
-// SAFETY: it gives out nothing but `&A`, and `A` is Sync; `keep` is Send and Sync.
+// SAFETY: it gives out nothing but `&A`, and `A` is Sync; `owner` is Send and Sync.
 unsafe impl<A: Atomic + Sync> Send for Shared<A> {}
 // SAFETY: as for Send.
 unsafe impl<A: Atomic + Sync> Sync for Shared<A> {}
@@ -273,7 +277,7 @@ impl<A: Atomic> Deref for Shared<A> {
 
     #[inline]
     fn deref(&self) -> &A {
-        // SAFETY: `shared` checked bounds and alignment; `keep` keeps the memory valid; references
+        // SAFETY: `shared` checked bounds and alignment; `owner` keeps the memory valid; references
         // to atomics may be shared with whoever else changes the word.
         unsafe { self.word.as_ref() }
     }
