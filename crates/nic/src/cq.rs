@@ -114,12 +114,29 @@ impl Cq {
     /// if it is another, which [`push`](Self::push) adds.
     #[inline(always)]
     pub(crate) fn push_plain(&mut self, completion: Completion, solicited: bool) -> bool {
-        let plain = self.plain && self.queue.len() < self.capacity;
+        let plain = (self.plain || self.is_held_back()) && self.queue.len() < self.capacity;
         if plain {
+            if let Some(moderation) = &mut self.moderation
+                && !self.plain
+            {
+                moderation.held += 1;
+            }
             self.queue.push_back(completion);
             self.solicited |= solicited;
         }
         plain
+    }
+
+    /// Whether the next completion is only one more of those whose event is held back already, for a period
+    /// that has begun.
+    #[inline]
+    fn is_held_back(&self) -> bool {
+        let more = self.moderation.as_ref().is_some_and(|it| it.held > 0 && it.held + 1 < it.count);
+        more && self.notify == Notify::Any
+            && self.alarm.is_some()
+            && self.stamps.is_none()
+            && self.hold.is_none()
+            && self.held.is_empty()
     }
 
     /// Finds out whether a completion is no more than added, after anything has changed that may forbid it.

@@ -16,7 +16,7 @@ use quipu_nic::{
 
 use super::overflow::Overflow;
 use super::queue::{Impossible, Queue};
-use super::slots::{self, News, Order, Request, Tag};
+use super::slots::{self, Filling, News, Order, Request, Tag};
 use super::{RINGS, hear, ring};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
@@ -24,9 +24,9 @@ use crate::net::token::Token;
 use crate::sys::{self, Epoll};
 
 /// News that one look takes before others get their turn.
-const NEWS_PER_TURN: usize = 256;
+const NEWS_PER_TURN: u32 = 256;
 /// Requests of a list that the other end gets to see at once.
-const SHOWN_TOGETHER: u32 = 16;
+const SHOWN_TOGETHER: u32 = 4 * slots::MAX_TOGETHER as u32;
 /// The most events of a connection: it stands, the peer closes, it is over.
 const MAX_CHANGES: u8 = 3;
 /// The most news for which a sleep is worth while: the ring has room for as many while they are taken.
@@ -71,6 +71,8 @@ pub(crate) enum Landed {
 /// The rings, and what is under way in them.
 pub(crate) struct Attached {
     channel: Channel,
+    /// The slot that is filled with requests.
+    filling: Filling,
     /// What there is no room for in the ring.
     overflow: Overflow,
     /// The bell rings when there is room, or has rung.
@@ -82,7 +84,9 @@ pub(crate) struct Attached {
     cqs: BTreeMap<CqId, u32>,
     /// Something came since a sleep that ended without anything: more is to be expected.
     flowing: bool,
-    /// News that were taken in a row. After half a ring the other end may have waited for room.
+    /// Completions and events that have come since the beginning, wrapping.
+    heard: u32,
+    /// Slots that were taken in a row. After half a ring the other end may have waited for room.
     in_a_row: u32,
     /// Since when this end has slept until there is enough.
     asleep_since: Option<Time>,
@@ -105,6 +109,7 @@ impl Attached {
         epoll.add(&bell, libc::EPOLLIN, Token::Attached.bits())?;
         Ok(Self {
             channel,
+            filling: Filling::default(),
             overflow: Overflow::default(),
             awaits_room: false,
             bell,
@@ -112,6 +117,7 @@ impl Attached {
             qps: HandleMap::default(),
             cqs: BTreeMap::new(),
             flowing: false,
+            heard: 0,
             in_a_row: 0,
             asleep_since: None,
             posted: false,
@@ -201,7 +207,8 @@ impl Attached {
             if (half.send_cq == cq || half.recv_cq == cq) && half.state != QpState::Err {
                 half.state = QpState::Err;
                 // What is wrong with the ring is found by the next look.
-                let _ = push(&mut self.channel, &mut self.overflow, &Order::Fail(qp as u32));
+                let end = (&mut self.channel, &mut self.filling, &mut self.overflow);
+                let _ = push(end, &Order::Fail(qp as u32));
                 self.posted = true;
             }
         }
@@ -246,8 +253,20 @@ impl Attached {
         flags.set(SendFlags::INLINE, matches!(wr.payload, Payload::Inline(_)));
         flags.set(SendFlags::SIGNALED, half.sends.must_tell(signaled));
         let tag = Tag { qp: id.0 as u32, receive: false, sequence };
-        let request = Request { tag, flags, to, payload: wr.payload };
-        let waits = push(&mut self.channel, &mut self.overflow, &Order::Post(request))?;
+        let waits = match wr.payload {
+            Payload::Sges([sge])
+                if !datagram && self.overflow.is_empty() && {
+                    let requests = &mut self.channel.outgoing.requests;
+                    self.filling.add(requests, tag, flags.bits() as u8, sge).is_ok()
+                } =>
+            {
+                false
+            }
+            payload => {
+                let end = (&mut self.channel, &mut self.filling, &mut self.overflow);
+                push(end, &Order::Post(Request { tag, flags, to, payload }))?
+            }
+        };
         half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
         half.sends.waiting += u32::from(waits);
         self.note_posted();
@@ -278,10 +297,22 @@ impl Attached {
             return Err(Fault::QueueFull.into());
         }
         let tag = Tag { qp: id.0 as u32, receive: true, sequence: half.receives.next };
-        let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
-        let len = octets(&payload);
-        let request = Request { tag, flags, to: None, payload };
-        let waits = push(&mut self.channel, &mut self.overflow, &Order::Post(request))?;
+        let waits = match sges {
+            [sge]
+                if self.overflow.is_empty() && {
+                    let requests = &mut self.channel.outgoing.requests;
+                    self.filling.add(requests, tag, 0, sge).is_ok()
+                } =>
+            {
+                false
+            }
+            _ => {
+                let (flags, payload) = (SendFlags::empty(), Payload::Sges(sges));
+                let end = (&mut self.channel, &mut self.filling, &mut self.overflow);
+                push(end, &Order::Post(Request { tag, flags, to: None, payload }))?
+            }
+        };
+        let len = octets(&Payload::Sges(sges));
         half.receives.push(wr_id, len, true);
         half.receives.waiting += u32::from(waits);
         self.note_posted();
@@ -295,7 +326,7 @@ impl Attached {
         self.posted = true;
         self.unrung += 1;
         if self.unrung.is_multiple_of(SHOWN_TOGETHER) {
-            self.channel.outgoing.requests.show();
+            self.show();
         }
         if self.unrung >= RINGS.request_slots / 2 {
             self.ring();
@@ -312,7 +343,8 @@ impl Attached {
     fn refill(&mut self) -> Result<(), RingError> {
         let outgoing = &mut self.channel.outgoing;
         let mut put = |order: &Order<'_>| {
-            slots::put(&mut outgoing.requests, &mut outgoing.request_bytes, order)?;
+            let (ring, bytes) = (&mut outgoing.requests, &mut outgoing.request_bytes);
+            self.filling.put(ring, bytes, order)?;
             if let Order::Post(Request { tag, .. }) = order
                 && let Some(half) = self.qps.get_mut(&tag.qp.into())
             {
@@ -342,6 +374,14 @@ impl Attached {
         self.overflow.has_left(end)
     }
 
+    /// Shows the other end what was posted.
+    #[inline]
+    fn show(&mut self) {
+        let requests = &mut self.channel.outgoing.requests;
+        self.filling.close(requests);
+        requests.show();
+    }
+
     /// Shows the other end what was posted, and wakes it if it sleeps.
     #[inline]
     pub(crate) fn ring(&mut self) {
@@ -349,7 +389,7 @@ impl Attached {
         if !std::mem::take(&mut self.posted) {
             return;
         }
-        self.channel.outgoing.requests.show();
+        self.show();
         if self.channel.outgoing.control.must_ring() {
             ring(&self.bell);
         }
@@ -378,7 +418,8 @@ impl Attached {
             return false;
         }
         self.flowing = true;
-        for _ in 0..NEWS_PER_TURN {
+        let begin = self.heard;
+        while self.heard.wrapping_sub(begin) < NEWS_PER_TURN {
             match slots::hear(&mut self.channel.incoming.requests) {
                 Ok(Some(news)) if self.receive(&news, &mut land) => self.in_a_row += 1,
                 Ok(None) => {
@@ -402,6 +443,7 @@ impl Attached {
     /// Believes what can be: `false` for more octets than there was memory for, a request that is done before
     /// it was in the ring, or a connection without end.
     fn receive(&mut self, news: &News, land: &mut impl FnMut(Landed)) -> bool {
+        self.heard = self.heard.wrapping_add(news.count());
         match *news {
             News::Completion(done) => {
                 let tag = Tag::from_bits(done.wr_id);
@@ -443,6 +485,29 @@ impl Attached {
                     land(Landed::Completion(half.send_cq, completion));
                 }
             }
+            News::Received { last, count, lengths } => {
+                let Some(half) = self.qps.get_mut(&last.qp.into()) else { return true };
+                // As above.
+                if half.state == QpState::Init {
+                    half.state = QpState::Rts;
+                }
+                for (before, &byte_len) in (0..count).rev().zip(&lengths) {
+                    let sequence = last.sequence.wrapping_sub(before);
+                    let posted = match half.receives.finish(sequence, byte_len.into()) {
+                        Ok(Some(posted)) => posted,
+                        Ok(None) => continue,
+                        Err(Impossible) => return false,
+                    };
+                    let completion = Completion {
+                        wr_id: posted.wr_id,
+                        opcode: WcOpcode::Recv,
+                        byte_len,
+                        qp_num: half.number,
+                        ..Completion::default()
+                    };
+                    land(Landed::Completion(half.recv_cq, completion));
+                }
+            }
             News::Change { qp, change, state } => {
                 let Some(half) = self.qps.get_mut(&qp.into()) else { return true };
                 half.changes += 1;
@@ -465,7 +530,7 @@ impl Attached {
             return any;
         }
         // What it had said before is still there.
-        for _ in 0..RINGS.request_slots as usize / NEWS_PER_TURN {
+        for _ in 0..RINGS.request_slots {
             if !self.poll(&mut land) {
                 break;
             }
@@ -522,7 +587,7 @@ impl Attached {
             return self.arm();
         }
         let incoming = &self.channel.incoming;
-        let enough = incoming.requests.position().wrapping_add(count.min(MAX_BATCH));
+        let enough = self.heard.wrapping_add(count.min(MAX_BATCH));
         incoming.control.arm_at(enough);
         self.asleep_since = Some(now);
         !self.has_news()
@@ -576,16 +641,15 @@ fn octets(payload: &Payload<'_>) -> u64 {
 }
 
 /// Puts an order into the ring, or behind those that wait for room there; whether it waits.
-#[inline]
+#[inline(never)]
 fn push(
-    channel: &mut Channel,
-    overflow: &mut Overflow,
+    (channel, filling, overflow): (&mut Channel, &mut Filling, &mut Overflow),
     order: &Order<'_>,
 ) -> Result<bool, EngineError> {
     let outgoing = &mut channel.outgoing;
     let put = match order {
         _ if overflow.is_empty() => {
-            slots::put(&mut outgoing.requests, &mut outgoing.request_bytes, order)
+            filling.put(&mut outgoing.requests, &mut outgoing.request_bytes, order)
         }
         Order::Post(request) => slots::check(request).and(Err(RingError::Full)),
         Order::Fail(_) => Err(RingError::Full),

@@ -55,10 +55,12 @@ impl Queue {
         signaled || self.silent >= self.depth / 4
     }
 
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.requests.len() < self.depth as usize
     }
 
+    #[inline]
     pub(super) fn push(&mut self, wr_id: u64, len: u64, signaled: bool) {
         self.silent = if self.must_tell(signaled) { 0 } else { self.silent + 1 };
         self.requests.push_back(Posted { wr_id, len, signaled, done: false });

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use quipu_inet::tcp::Failure;
-use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, ProducerControl, RingError};
+use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, RingError};
 use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
 use quipu_nic::{
     Completion, Key, Payload, QpState, SendFlags, Sge, TcpChange, WcExtra, WcOpcode, WcStatus,
@@ -27,9 +27,14 @@ const FAIL: u8 = 3;
 const COMPLETION: u8 = 1;
 const CHANGE: u8 = 2;
 const SENT: u8 = 3;
+const RECEIVED: u8 = 4;
 
+/// The most requests in a slot: as many as there is room for, of one piece of memory each.
+pub(super) const MAX_TOGETHER: usize = INLINE_MAX / SGE;
 /// The most sends that one slot says are done.
 pub(super) const MAX_SENT: u32 = 64;
+/// The most receives that one slot says are done: it has room for the octets of so many.
+pub(super) const MAX_RECEIVED: usize = INLINE_MAX / 4;
 
 /// The number by which a request is known in both processes: its queue pair, its queue, and how many were
 /// posted there before it, wrapping.
@@ -52,7 +57,8 @@ impl Tag {
     }
 
     /// Of the request behind it in its queue.
-    fn next(self) -> Self {
+    #[inline]
+    pub(super) fn next(self) -> Self {
         Self { sequence: self.sequence.wrapping_add(1), ..self }
     }
 }
@@ -88,20 +94,91 @@ pub(super) enum Order<'a> {
     Fail(u32),
 }
 
-/// Puts an order into the ring.
-///
-/// # Errors
-///
-/// As [`post`].
-#[inline]
-pub(super) fn put(
-    slots: &mut SlotProducer,
-    bytes: &mut ByteProducer,
-    order: &Order<'_>,
-) -> Result<(), RingError> {
-    match order {
-        Order::Post(request) => post(slots, bytes, request),
-        Order::Fail(qp) => fail(slots, *qp),
+/// The next slot of a ring, which is filled with requests that follow each other in their queue, of one piece
+/// of memory each. It is the ring's when it is [closed](Self::close).
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    /// How many are in it. None: there is no such slot.
+    count: usize,
+    /// Tags of the first, and of one that may be put behind the last; the flags of all.
+    first: u64,
+    next: u64,
+    flags: u8,
+}
+
+impl Filling {
+    /// Puts an order into the ring, where it is held back until the slot is closed and
+    /// [shown](SlotProducer::show).
+    ///
+    /// # Errors
+    ///
+    /// As [`post`].
+    #[inline]
+    pub(super) fn put(
+        &mut self,
+        slots: &mut SlotProducer,
+        bytes: &mut ByteProducer,
+        order: &Order<'_>,
+    ) -> Result<(), RingError> {
+        match order {
+            Order::Post(Request { tag, flags, to: None, payload: Payload::Sges([sge]) }) => {
+                self.add(slots, *tag, flags.bits() as u8, sge)
+            }
+            Order::Post(request) => {
+                self.close(slots);
+                post(slots, bytes, request)
+            }
+            Order::Fail(qp) => {
+                self.close(slots);
+                fail(slots, *qp)
+            }
+        }
+    }
+
+    /// Puts a request behind those of its slot, or into another.
+    #[inline(always)]
+    pub(super) fn add(
+        &mut self,
+        slots: &mut SlotProducer,
+        tag: Tag,
+        flags: u8,
+        sge: &Sge,
+    ) -> Result<(), RingError> {
+        if self.count == MAX_TOGETHER || (tag.bits(), flags) != (self.next, self.flags) {
+            self.close(slots);
+        }
+        let slot = slots.reserve()?;
+        if self.count == 0 {
+            (self.first, self.flags) = (tag.bits(), flags);
+        }
+        let [addr, rest] = sge_words(sge);
+        slot.put_word(2 * self.count, addr);
+        slot.put_word(2 * self.count + 1, rest);
+        self.count += 1;
+        self.next = tag.next().bits();
+        Ok(())
+    }
+
+    /// Gives the slot to the ring, which holds it back.
+    #[inline]
+    pub(super) fn close(&mut self, slots: &mut SlotProducer) {
+        let count = std::mem::take(&mut self.count);
+        // What was reserved once is there.
+        if count > 0
+            && let Ok(slot) = slots.reserve()
+        {
+            let receive = Tag::from_bits(self.first).receive;
+            slot.hold(&SlotHeader {
+                opcode: if receive { RECV } else { SEND },
+                flags: self.flags,
+                inline_len: (count * SGE) as u16,
+                length: (count * SGE) as u32,
+                imm: count as u32,
+                raddr: self.first,
+                ack: count as u32 - 1,
+                ..SlotHeader::default()
+            });
+        }
     }
 }
 
@@ -199,7 +276,8 @@ fn write_words(request: &Request<'_>, mut put: impl FnMut(usize, u64)) -> usize 
     at
 }
 
-/// Takes the next order out of the ring, into `body` and `sges`. `Ok(None)`: there is none.
+/// Takes the next order out of the ring, into `body` and `sges`, and for how many requests it stands: of
+/// several each has one of the pieces, and all but the tag of the first follow. `Ok(None)`: there is none.
 ///
 /// # Errors
 ///
@@ -210,7 +288,7 @@ pub(super) fn take<'a>(
     bytes: &mut ByteConsumer,
     body: &'a mut Body,
     sges: &'a mut [Sge; MAX_SGE],
-) -> Result<Option<Order<'a>>, RingError> {
+) -> Result<Option<(Order<'a>, usize)>, RingError> {
     let Some(header) = slots.peek() else { return Ok(None) };
     let (len, count) = (header.length as usize, header.imm as usize);
     if len > MAX_BODY || count > MAX_SGE || !matches!(header.opcode, SEND | RECV | FAIL) {
@@ -227,7 +305,7 @@ pub(super) fn take<'a>(
     }
     slots.pop();
     if header.opcode == FAIL {
-        return Ok(Some(Order::Fail(Tag::from_bits(header.raddr).qp)));
+        return Ok(Some((Order::Fail(Tag::from_bits(header.raddr).qp), 1)));
     }
     let mut rest = &body[..len];
     let mut to = None;
@@ -240,9 +318,13 @@ pub(super) fn take<'a>(
     let tag = Tag { receive: header.opcode == RECV, ..Tag::from_bits(header.raddr) };
     let inline = flags.contains(SendFlags::INLINE) && !tag.receive;
     if inline && count == 0 {
-        return Ok(Some(Order::Post(Request { tag, flags, to, payload: Payload::Inline(rest) })));
+        let payload = Payload::Inline(rest);
+        return Ok(Some((Order::Post(Request { tag, flags, to, payload }), 1)));
     }
-    if inline || rest.len() != count * SGE {
+    let together = header.ack != 0;
+    let several = (2..=MAX_TOGETHER).contains(&count) && header.ack as usize == count - 1;
+    let fits = !together || (several && to.is_none());
+    if inline || rest.len() != count * SGE || !fits {
         return Err(RingError::Corrupt);
     }
     for (sge, bytes) in sges.iter_mut().zip(rest.chunks_exact(SGE)) {
@@ -252,7 +334,8 @@ pub(super) fn take<'a>(
         let addr = u64::from_ne_bytes(std::array::from_fn(|at| bytes[at]));
         *sge = Sge { addr, len: half(8), lkey: Key(half(12)) };
     }
-    Ok(Some(Order::Post(Request { tag, flags, to, payload: Payload::Sges(&sges[..count]) })))
+    let payload = Payload::Sges(&sges[..count]);
+    Ok(Some((Order::Post(Request { tag, flags, to, payload }), if together { count } else { 1 })))
 }
 
 /// What comes back.
@@ -262,8 +345,21 @@ pub(super) enum News {
     Completion(Completion),
     /// Sends that follow each other in their queue are done, up to this one: so many, from 1 to [`MAX_SENT`].
     Sent { last: Tag, count: u32 },
+    /// The same of receives, from 1 to [`MAX_RECEIVED`], with the octets that each has brought.
+    Received { last: Tag, count: u32, lengths: [u32; MAX_RECEIVED] },
     /// Something has happened to the connection of a queue pair, which is in this state now.
     Change { qp: u32, change: TcpChange, state: QpState },
+}
+
+impl News {
+    /// How many completions and events it is, which is what those count who sleep until there are enough.
+    #[inline]
+    pub(super) fn count(&self) -> u32 {
+        match *self {
+            Self::Sent { count, .. } | Self::Received { count, .. } => count,
+            Self::Completion(_) | Self::Change { .. } => 1,
+        }
+    }
 }
 
 /// The number of a status or operation, and back.
@@ -349,6 +445,22 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
             };
             slots.push(&header, &[])
         }
+        News::Received { last, count, ref lengths } => {
+            let slot = slots.reserve()?;
+            let lengths = &lengths[..(count as usize).min(MAX_RECEIVED)];
+            for (at, pair) in lengths.chunks(2).enumerate() {
+                let behind = pair.get(1).copied().unwrap_or(0);
+                slot.put_word(at, u64::from(pair[0]) | u64::from(behind) << 32);
+            }
+            slot.commit(&SlotHeader {
+                opcode: RECEIVED,
+                inline_len: size_of_val(lengths) as u16,
+                imm: count,
+                raddr: last.bits(),
+                ..SlotHeader::default()
+            });
+            Ok(())
+        }
         News::Change { qp, change, state } => {
             let (flags, imm) = match change {
                 TcpChange::Connected => (1, 0),
@@ -373,50 +485,62 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
     }
 }
 
-/// Tells a program of completions one after the other, and of sends that follow each other in one slot.
+/// Tells a program of news one after the other, and of requests that follow each other in their queue, and
+/// have succeeded, in one slot.
 pub(super) struct Teller<'a> {
     slots: &'a mut SlotProducer,
-    control: &'a ProducerControl,
-    /// Sends that are still to be told of: the last, and how many.
-    sent: Option<(Tag, u32)>,
+    /// How many completions and events the program was told of since the beginning, wrapping.
+    told: &'a mut u32,
+    /// Requests that are still to be told of: the last, how many, and the octets of receives.
+    last: Tag,
+    count: u32,
+    lengths: [u32; MAX_RECEIVED],
     failed: Option<RingError>,
 }
 
 impl<'a> Teller<'a> {
-    pub(super) fn new(slots: &'a mut SlotProducer, control: &'a ProducerControl) -> Self {
-        Self { slots, control, sent: None, failed: None }
+    pub(super) fn new(slots: &'a mut SlotProducer, told: &'a mut u32) -> Self {
+        let last = Tag { qp: 0, receive: false, sequence: 0 };
+        Self { slots, told, last, count: 0, lengths: [0; MAX_RECEIVED], failed: None }
     }
 
     #[inline]
     pub(super) fn tell(&mut self, done: &Completion) {
         let tag = Tag::from_bits(done.wr_id);
-        if tag.receive || done.status != WcStatus::Success {
-            self.tell_sent();
+        let source = matches!(done.extra, WcExtra::From(_));
+        if done.status != WcStatus::Success || source {
             return self.put(&News::Completion(*done));
         }
-        match &mut self.sent {
-            // Who sleeps until there is enough counts slots.
-            Some((last, count))
-                if tag == last.next() && *count < MAX_SENT && !self.control.is_counted() =>
-            {
-                (*last, *count) = (tag, *count + 1);
-            }
-            _ => {
-                self.tell_sent();
-                self.sent = Some((tag, 1));
-            }
+        let most = if tag.receive { MAX_RECEIVED as u32 } else { MAX_SENT };
+        if tag != self.last.next() || self.count >= most {
+            self.tell_together();
         }
+        if tag.receive {
+            self.lengths[self.count as usize] = done.byte_len;
+        }
+        (self.last, self.count) = (tag, self.count + 1);
     }
 
-    fn tell_sent(&mut self) {
-        if let Some((last, count)) = self.sent.take() {
-            self.put(&News::Sent { last, count });
-        }
+    fn tell_together(&mut self) {
+        let (last, lengths) = (self.last, self.lengths);
+        let news = match std::mem::take(&mut self.count) {
+            0 => return,
+            count if !last.receive => News::Sent { last, count },
+            1 => {
+                let (wr_id, byte_len) = (last.bits(), lengths[0]);
+                News::Completion(Completion { wr_id, byte_len, ..Completion::default() })
+            }
+            count => News::Received { last, count, lengths },
+        };
+        self.put(&news);
     }
 
-    fn put(&mut self, news: &News) {
-        if let Err(error) = tell(self.slots, news) {
-            self.failed = Some(error);
+    /// Tells of something behind what it was given before.
+    pub(super) fn put(&mut self, news: &News) {
+        self.tell_together();
+        match tell(self.slots, news) {
+            Ok(()) => *self.told = self.told.wrapping_add(news.count()),
+            Err(error) => self.failed = Some(error),
         }
     }
 
@@ -426,7 +550,7 @@ impl<'a> Teller<'a> {
     ///
     /// As [`tell`], of any of them.
     pub(super) fn finish(mut self) -> Result<(), RingError> {
-        self.tell_sent();
+        self.tell_together();
         self.failed.map_or(Ok(()), Err)
     }
 }
@@ -469,6 +593,19 @@ fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
             let (last, count) = (Tag::from_bits(header.raddr), header.imm);
             let fine = !last.receive && (1..=MAX_SENT).contains(&count);
             fine.then_some(News::Sent { last, count })
+        }
+        RECEIVED => {
+            let (last, count) = (Tag::from_bits(header.raddr), header.imm);
+            if !last.receive || !(1..=MAX_RECEIVED as u32).contains(&count) {
+                return None;
+            }
+            let mut bytes = [0; INLINE_MAX];
+            slots.payload().read_into(0, &mut bytes[..4 * count as usize]);
+            let mut lengths = [0; MAX_RECEIVED];
+            for (length, bytes) in lengths.iter_mut().zip(bytes.as_chunks().0) {
+                *length = u32::from_ne_bytes(*bytes);
+            }
+            Some(News::Received { last, count, lengths })
         }
         CHANGE => {
             let change = match (header.flags, header.imm) {

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use quipu_inet::stack::ListenerId;
-use quipu_mem::ring::{Channel, Outgoing, RingError};
+use quipu_mem::ring::{Channel, RingError};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     ChannelId, Completion, CqId, Fault, MrId, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId,
@@ -16,7 +16,7 @@ use quipu_nic::{
 
 use super::RINGS;
 use super::claim::{self, Claim, Common};
-use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, News, Order, Teller};
+use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, MAX_TOGETHER, News, Order, Teller};
 use super::words::{Call, Writer, answer};
 use crate::TcpEvent;
 use crate::engine::{ContextId, Engine};
@@ -103,6 +103,8 @@ pub(super) struct Tenant {
     queue_bytes: u64,
     /// Everything that was asked of the last look at the completion queue has come.
     drained: bool,
+    /// Completions and events that the program was told of since the beginning, wrapping.
+    told: u32,
     /// Events that were taken and wait for completions before them to be told.
     changes: VecDeque<TcpEvent>,
     /// A connection has changed, for which the program is not to sleep until there is more.
@@ -168,6 +170,7 @@ impl Tenant {
             requests: 0,
             queue_bytes: 0,
             drained: true,
+            told: 0,
             changes: VecDeque::new(),
             urgent: false,
             called: true,
@@ -199,11 +202,11 @@ impl Tenant {
 
     /// Wakes the program if it sleeps and what was told is worth it.
     fn ring(&mut self) {
-        let Outgoing { control, requests, .. } = &self.channel.outgoing;
+        let control = &self.channel.outgoing.control;
         let called = if std::mem::take(&mut self.urgent) {
             control.must_ring()
         } else {
-            control.must_ring_at(requests.position())
+            control.must_ring_at(self.told)
         };
         if called {
             super::ring(&self.bell);
@@ -219,9 +222,9 @@ impl Tenant {
         {
             self.changes.push_back(event);
         }
-        let Outgoing { requests, control, .. } = &mut self.channel.outgoing;
+        let requests = &mut self.channel.outgoing.requests;
         let room = (requests.free()? as usize).min(PER_TURN);
-        let mut teller = Teller::new(requests, control);
+        let mut teller = Teller::new(requests, &mut self.told);
         let found = self.engine.poll_cq_and_move(self.cq, room, |done| teller.tell(done));
         teller.finish()?;
         // It cannot overrun, and it is there.
@@ -236,9 +239,16 @@ impl Tenant {
             let Some(&qp) = self.serials.get(&event.qp) else { continue };
             let state = self.engine.query_qp(event.qp).map_or(QpState::Err, |info| info.attr.state);
             let news = News::Change { qp, change: event.change, state };
-            slots::tell(&mut self.channel.outgoing.requests, &news)?;
+            self.put(&news)?;
         }
         Ok((any, moved))
+    }
+
+    /// Tells something, for which there is room.
+    fn put(&mut self, news: &News) -> Result<(), RingError> {
+        let mut teller = Teller::new(&mut self.channel.outgoing.requests, &mut self.told);
+        teller.put(news);
+        teller.finish()
     }
 
     /// Hands requests to the adapter.
@@ -250,9 +260,14 @@ impl Tenant {
         let (mut body, mut sges) = (BODY, [Sge::default(); MAX_SGE]);
         let (mut refused, mut failed) = (Vec::new(), Vec::new());
         let Ok(mut doorbell) = self.engine.doorbell() else { return Err(Ending::Gone) };
-        for _ in 0..PER_TURN {
+        let mut begun = 0;
+        // Each may be refused, of which the program is told at once.
+        while begun + MAX_TOGETHER <= PER_TURN {
             let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
-            let Some(order) = slots::take(ring, bytes, &mut body, &mut sges)? else { break };
+            let Some((order, count)) = slots::take(ring, bytes, &mut body, &mut sges)? else {
+                break;
+            };
+            begun += count;
             let request = match order {
                 Order::Post(request) => request,
                 Order::Fail(qp) => {
@@ -262,25 +277,33 @@ impl Tenant {
             };
             // Of one that is destroyed there is nobody to be told.
             let Some(qp) = self.qps.get(&request.tag.qp.into()) else { continue };
-            let (id, wr_id) = (qp.id, request.tag.bits());
-            let posted = match (request.tag.receive, request.payload) {
-                (true, Payload::Sges(sges)) => doorbell.post_recv(id, wr_id, sges),
-                (true, Payload::Inline(_)) => return Err(RingError::Corrupt.into()),
-                (false, payload) => {
-                    let to = request.to.map_or(To::Peer, To::Address);
-                    let flags = request.flags;
-                    doorbell.post_send(id, &SendWr { wr_id, to, op: SendOp::Send, flags, payload })
+            let (id, mut tag) = (qp.id, request.tag);
+            for at in 0..count {
+                let payload = match request.payload {
+                    Payload::Sges(sges) if count > 1 => Payload::Sges(&sges[at..=at]),
+                    payload => payload,
+                };
+                let wr_id = tag.bits();
+                let posted = match (tag.receive, payload) {
+                    (true, Payload::Sges(sges)) => doorbell.post_recv(id, wr_id, sges),
+                    (true, Payload::Inline(_)) => return Err(RingError::Corrupt.into()),
+                    (false, payload) => {
+                        let to = request.to.map_or(To::Peer, To::Address);
+                        let (op, flags) = (SendOp::Send, request.flags);
+                        doorbell.post_send(id, &SendWr { wr_id, to, op, flags, payload })
+                    }
+                };
+                if posted.is_err() {
+                    refused.push((id, wr_id));
                 }
-            };
-            if posted.is_err() {
-                refused.push((id, wr_id));
+                tag = tag.next();
             }
         }
         drop(doorbell);
         for (id, wr_id) in refused {
             let status = WcStatus::LocQpOpErr;
             let news = News::Completion(Completion { wr_id, status, ..Completion::default() });
-            slots::tell(&mut self.channel.outgoing.requests, &news)?;
+            self.put(&news)?;
             failed.push(id);
         }
         // A request that could not even be posted fails its queue pair, too.

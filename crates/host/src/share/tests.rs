@@ -616,8 +616,8 @@ fn a_program_that_has_stopped_costs_the_adapter_nothing_and_may_go_on() {
     let qp = ask(&Call::CreateQp { pd, udp: true, cap }).unwrap();
     ask(&Call::ModifyQp { qp, state: QpState::Init as u8 }).unwrap();
     ask(&Call::Bind { qp, port: 0 }).unwrap();
-    // More completions than its ring holds, of which it takes none, nor has it any told together.
-    rings.incoming.control.arm_at(1 << 30);
+    // More completions than its ring holds, of which it takes none: each has failed, and a slot of its own.
+    ask(&Call::ModifyQp { qp, state: QpState::Err as u8 }).unwrap();
     let (flags, to) = (SendFlags::SIGNALED | SendFlags::INLINE, Some(shared.address));
     let begun = Instant::now();
     for sequence in 0..SENDS {
@@ -647,7 +647,7 @@ fn a_program_that_has_stopped_costs_the_adapter_nothing_and_may_go_on() {
     while told < SENDS {
         assert!(begun.elapsed() < PATIENCE, "{told} have come");
         if let Some(news) = slots::hear(&mut rings.incoming.requests).unwrap() {
-            told += if let News::Sent { count, .. } = news { count } else { 1 };
+            told += news.count();
         } else {
             rings.incoming.publish();
             if rings.outgoing.control.must_ring() {

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::link::socket::MAX_MESSAGE;
 
 /// The first word of a program's first message: what it wants, and in which layout of everything.
-pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x02");
+pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x03");
 
 /// Words of the longest message.
 const MAX_WORDS: usize = MAX_MESSAGE / 8;

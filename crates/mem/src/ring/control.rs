@@ -157,12 +157,6 @@ impl ProducerControl {
         }
     }
 
-    /// Whether the consumer sleeps until there are enough requests, each of which counts.
-    #[inline]
-    pub fn is_counted(&self) -> bool {
-        self.armed.load(Ordering::Relaxed) == ENOUGH
-    }
-
     #[cold]
     fn wake(&self) -> bool {
         self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE
@@ -308,9 +302,7 @@ mod tests {
                 consumer.arm_at(enough);
                 assert!(producer.must_ring_at(position) && !producer.must_ring_at(position));
             }
-            assert!(!producer.is_counted());
             consumer.arm_at(enough);
-            assert!(producer.is_counted());
             assert!(producer.must_ring(), "it is a sleeper all the same");
         }
         assert_eq!((consumer.producer_closed(), producer.grants()), (false, 0));

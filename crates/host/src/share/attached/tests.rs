@@ -15,7 +15,8 @@ fn attached_in(memory: &Segment) -> (Attached, Channel, OwnedFd) {
     let adapter = Channel::create(memory, 0, RINGS).unwrap();
     let [bell, theirs] = crate::share::pair().unwrap();
     let mut attached = Attached::new(memory, bell, Arc::new(Epoll::new().unwrap())).unwrap();
-    let cap = QpCap { max_recv_wr: 8192, max_recv_sge: 1, max_send_wr: 64, ..QpCap::default() };
+    let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (64, 8192, 1, 1);
+    let cap = QpCap { max_recv_wr, max_recv_sge, max_send_wr, max_send_sge, ..QpCap::default() };
     let cq = CqId(1);
     let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
     let pd = quipu_nic::PdId(1);
@@ -69,8 +70,10 @@ fn orders(adapter: &mut Channel, most: usize) -> Vec<Result<u32, u32>> {
         let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
         let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
         match slots::take(ring, bytes, &mut body, &mut sges).unwrap() {
-            Some(Order::Post(request)) => found.push(Ok(request.tag.sequence)),
-            Some(Order::Fail(qp)) => found.push(Err(qp)),
+            Some((Order::Post(request), count)) => {
+                found.extend((0..count as u32).map(|at| Ok(request.tag.sequence.wrapping_add(at))));
+            }
+            Some((Order::Fail(qp), _)) => found.push(Err(qp)),
             None => break,
         }
     }
@@ -229,7 +232,7 @@ fn a_queue_is_full_when_it_is_full_and_what_waits_for_the_ring_goes_on_in_order(
     let called = || crate::sys::receive(&theirs, &mut [0; 8]).is_ok();
     let (id, depth, slots) = (QpId(5), 8192, RINGS.request_slots as usize);
     for _ in 0..depth {
-        attached.post_recv(id, 1, &[Sge::default(); 1]).unwrap();
+        attached.post_recv(id, 1, &[]).unwrap();
     }
     let full = attached.post_recv(id, 1, &[]).unwrap_err();
     assert!(matches!(full, EngineError::Fault(Fault::QueueFull)));
@@ -339,4 +342,99 @@ fn a_sleep_for_a_batch_ends_with_it() {
         assert_eq!((attached.woken(), attached.is_flowing()), (Some(Time(9)), false));
         assert_eq!(attached.woken(), None);
     }
+}
+
+#[test]
+fn receives_that_are_done_together_complete_in_order_and_with_their_octets() {
+    let (mut attached, mut adapter, _bell) = attached();
+    for wr_id in 10..16 {
+        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
+    }
+    let mut received = |sequence, first: &[u32]| {
+        let last = Tag { qp: 5, receive: true, sequence };
+        let mut lengths = [0; slots::MAX_RECEIVED];
+        lengths[..first.len()].copy_from_slice(first);
+        let news = News::Received { last, count: first.len() as u32, lengths };
+        slots::tell(&mut adapter.outgoing.requests, &news).unwrap();
+        let mut found = Vec::new();
+        attached.poll(|landed| {
+            if let Landed::Completion(CqId(1), done) = landed {
+                found.push((done.wr_id, done.byte_len));
+            }
+        });
+        (found, attached.lost)
+    };
+    assert_eq!(received(2, &[64, 0, 7]), (vec![(10, 64), (11, 0), (12, 7)], false));
+    // One that is done already, then more octets than there is room for.
+    assert_eq!(received(3, &[8, 9]), (vec![(13, 9)], false));
+    let (flushed, lost) = received(5, &[64, 65]);
+    assert!(lost && flushed == [(14, 64), (15, 0)], "{flushed:?}");
+}
+
+#[test]
+fn a_sleep_for_a_batch_ends_with_as_many_completions_in_however_many_slots() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let mut told = 0;
+    let mut tell = |adapter: &mut Channel, count| {
+        let last = Tag { qp: 9, receive: false, sequence: 100 };
+        let mut teller = slots::Teller::new(&mut adapter.outgoing.requests, &mut told);
+        teller.put(&News::Sent { last, count });
+        teller.finish().unwrap();
+        adapter.outgoing.control.must_ring_at(told)
+    };
+    assert!(attached.arm_for(100, Time(7)));
+    assert_eq!([60, 39].map(|count| tell(&mut adapter, count)), [false; 2]);
+    assert!(tell(&mut adapter, 1) && attached.woken().is_some());
+    assert!(attached.poll(|_| ()) && attached.arm_for(3, Time(8)));
+    assert!(!tell(&mut adapter, 2) && tell(&mut adapter, 2));
+}
+
+#[test]
+fn requests_of_one_piece_that_follow_each_other_share_slots() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let piece = |addr| [Sge { addr, len: 8, ..Sge::default() }];
+    let mut next = 0;
+    let mut send = |attached: &mut Attached, flags| {
+        let sges = piece(next);
+        next += 1;
+        let (op, payload) = (SendOp::Send, Payload::Sges(&sges));
+        let wr = SendWr { wr_id: 0, to: To::Peer, op, flags, payload };
+        attached.post_send(QpId(5), &wr).unwrap();
+    };
+    // More than a slot holds, another flag, another queue, several pieces' worth of none, another again.
+    (0..8).for_each(|_| send(&mut attached, SendFlags::empty()));
+    (0..2).for_each(|_| send(&mut attached, SendFlags::SIGNALED));
+    (0..3).for_each(|_| attached.post_recv(QpId(5), 1, &piece(7)).unwrap());
+    attached.post_recv(QpId(5), 1, &[]).unwrap();
+    send(&mut attached, SendFlags::SIGNALED);
+    attached.ring();
+    let (mut found, incoming) = (Vec::new(), &mut adapter.incoming);
+    let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
+    let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
+    while let Some((order, count)) = slots::take(ring, bytes, &mut body, &mut sges).unwrap() {
+        let Order::Post(Request { tag, flags, payload: Payload::Sges(sges), .. }) = order else {
+            panic!("an order of another kind")
+        };
+        let first = sges.first().map(|it| it.addr);
+        found.push((tag.receive, tag.sequence, flags.bits(), count, sges.len(), first));
+    }
+    let signaled = SendFlags::SIGNALED.bits();
+    let expected = [
+        (false, 0, 0, 6, 6, Some(0)),
+        (false, 6, 0, 2, 2, Some(6)),
+        (false, 8, signaled, 2, 2, Some(8)),
+        (true, 0, 0, 3, 3, Some(7)),
+        (true, 3, 0, 1, 0, None),
+        (false, 10, signaled, 1, 1, Some(10)),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn that_a_queue_pair_fail_is_behind_requests_whose_slot_has_room() {
+    let (mut attached, mut adapter, _bell) = attached();
+    (0..2).for_each(|_| attached.post_recv(QpId(5), 1, &[Sge::default()]).unwrap());
+    attached.fail_users_of(CqId(1));
+    attached.ring();
+    assert_eq!(orders(&mut adapter, usize::MAX), [Ok(0), Ok(1), Err(5)]);
 }

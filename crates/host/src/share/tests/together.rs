@@ -1,9 +1,11 @@
-//! Sends that one slot says are done, as the adapter tells of them and as a program hears of it.
+//! Requests that one slot says are done, as the adapter tells of them and as a program hears of it, and those
+//! that one slot posts.
 
 use quipu_mem::ring::{Incoming, SlotHeader};
+use quipu_nic::WcExtra;
 
 use super::*;
-use crate::share::slots::{MAX_SENT, Teller};
+use crate::share::slots::{MAX_RECEIVED, MAX_SENT, MAX_TOGETHER, Teller};
 
 /// Both ends of the rings, the adapter's first.
 fn rings() -> [Channel; 2] {
@@ -20,10 +22,13 @@ fn done(tag: Tag) -> Completion {
     Completion { wr_id: tag.bits(), ..Completion::default() }
 }
 
-fn told(adapter: &mut Channel, done: &[Completion]) {
-    let mut teller = Teller::new(&mut adapter.outgoing.requests, &adapter.outgoing.control);
+/// Tells of them; how many it says they are.
+fn told(adapter: &mut Channel, done: &[Completion]) -> u32 {
+    let mut told = u32::MAX;
+    let mut teller = Teller::new(&mut adapter.outgoing.requests, &mut told);
     done.iter().for_each(|done| teller.tell(done));
     teller.finish().unwrap();
+    told.wrapping_add(1)
 }
 
 fn heard(incoming: &mut Incoming) -> Vec<News> {
@@ -45,7 +50,7 @@ fn sends_that_follow_each_other_are_told_together() {
     all.extend(sent(5, [2, 4, 5]));
     all.extend(sent(6, [6, 7, 8]));
     all.push(failed);
-    told(&mut adapter, &all);
+    assert_eq!(told(&mut adapter, &all), 11);
     let wire = |done: Completion| News::Completion(done);
     let opcode = quipu_nic::WcOpcode::Recv;
     let expected = [
@@ -60,21 +65,89 @@ fn sends_that_follow_each_other_are_told_together() {
     let many: Vec<_> = (0..MAX_SENT + 1).map(|sequence| done(send(5, sequence))).collect();
     told(&mut adapter, &many);
     assert_eq!(heard(&mut program.incoming), [last(5, 63, 64), last(5, 64, 1)]);
-    // Whoever sleeps until there is enough has each of them counted.
-    program.incoming.control.arm_at(100);
-    told(&mut adapter, &many[..2]);
-    assert_eq!(heard(&mut program.incoming), [last(5, 0, 1), last(5, 1, 1)]);
+}
+
+#[test]
+fn receives_that_follow_each_other_are_told_together_with_their_octets() {
+    let [mut adapter, mut program] = rings();
+    let receive = |sequence| Tag { receive: true, ..send(5, sequence) };
+    let received = |sequence: u32| Completion {
+        byte_len: sequence % 1000,
+        opcode: quipu_nic::WcOpcode::Recv,
+        ..done(receive(sequence))
+    };
+    // More than a slot has room for, one alone, one from somebody, a failure.
+    let many = MAX_RECEIVED as u32 + 3;
+    let from: SocketAddr = "[fe80::1]:7".parse().unwrap();
+    let datagram = Completion { extra: WcExtra::From(from.into()), ..received(many) };
+    let status = WcStatus::LocLenErr;
+    let failed = Completion { status, byte_len: 0, ..received(many + 1) };
+    let mut all: Vec<_> = (0..many).map(received).collect();
+    all.extend([received(200), received(202), received(203), datagram, failed]);
+    assert_eq!(told(&mut adapter, &all), many + 5);
+    let together = |last: u32, count: u32| {
+        let mut lengths = [0; MAX_RECEIVED];
+        for (at, length) in (0..count).zip(&mut lengths) {
+            *length = (last + 1 - count + at) % 1000;
+        }
+        News::Received { last: receive(last), count, lengths }
+    };
+    let expected = [
+        together(23, 24),
+        together(26, 3),
+        News::Completion(received(200)),
+        together(203, 2),
+        News::Completion(datagram),
+        News::Completion(failed),
+    ];
+    assert_eq!(heard(&mut program.incoming), expected);
 }
 
 #[test]
 fn more_or_other_requests_than_one_slot_tells_of_make_no_sense() {
     let [mut adapter, mut program] = rings();
-    let receive = Tag { receive: true, ..send(5, 0) };
-    for (tag, count) in [(send(5, 0), 0), (send(5, 0), MAX_SENT + 1), (receive, 1)] {
-        let header = SlotHeader { opcode: 3, imm: count, raddr: tag.bits(), ..Default::default() };
+    let (sent, receive) = (send(5, 0), Tag { receive: true, ..send(5, 0) });
+    let (most, room) = (MAX_SENT, MAX_RECEIVED as u32);
+    let sends = [(sent, 0), (sent, most + 1), (receive, 1)].map(|(tag, count)| (3, tag, count));
+    let receives =
+        [(receive, 0), (receive, room + 1), (sent, 1)].map(|(tag, count)| (4, tag, count));
+    for (opcode, tag, count) in sends.into_iter().chain(receives) {
+        let header = SlotHeader { opcode, imm: count, raddr: tag.bits(), ..Default::default() };
         adapter.outgoing.requests.push(&header, &[]).unwrap();
         let heard = slots::hear(&mut program.incoming.requests);
         assert_eq!(heard, Err(RingError::Corrupt), "{count}");
         program.incoming.requests.pop();
+    }
+}
+
+#[test]
+fn requests_that_share_a_slot_have_one_piece_each_and_fit() {
+    let header = |count: u32, more: u32, bytes: u32| SlotHeader {
+        opcode: 2,
+        inline_len: bytes.min(96) as u16,
+        length: bytes,
+        imm: count,
+        ack: more,
+        ..SlotHeader::default()
+    };
+    let most = MAX_TOGETHER as u32;
+    let fine = header(most, most - 1, 16 * most);
+    let wrong = [
+        header(most, most, 16 * most),
+        header(most, 1, 16 * most),
+        header(0, u32::MAX, 0),
+        header(most + 1, most, 16 * (most + 1)),
+        SlotHeader { rkey: 1, ..header(2, 1, 24 + 2 * 16) },
+        SlotHeader { opcode: 1, flags: SendFlags::INLINE.bits() as u8, ..header(2, 1, 32) },
+    ];
+    for header in wrong.into_iter().chain([fine]) {
+        let [mut adapter, mut program] = rings();
+        program.outgoing.requests.push(&header, &[]).unwrap();
+        // The length is of what is inline, and not of the payload that was pushed: none.
+        let (ring, bytes) = (&mut adapter.incoming.requests, &mut adapter.incoming.request_bytes);
+        let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
+        let taken = slots::take(ring, bytes, &mut body, &mut sges).map(|it| it.map(|(_, of)| of));
+        let expected = if header == fine { Ok(Some(6)) } else { Err(RingError::Corrupt) };
+        assert_eq!(taken, expected, "{header:?}");
     }
 }
