@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quipu_nic::WriteOrder;
+use quipu_strict::Ignored;
 
 use crate::qpip::QpipConfig;
 
@@ -33,6 +34,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_FAULT_REPLAY` | a file | such a log, whose faults are injected again instead of what the plan draws |
 /// | `QUIPU_STRICT` | `report` or `1`, `fail`, `abort`; `0` | the strict mode: see [`StrictMode`] |
 /// | `QUIPU_STRICT_LOG` | a file, `%p` in its name is the process | its reports, in JSON lines; by default on standard error |
+/// | `QUIPU_STRICT_IGNORE` | `KIND` or `KIND@PLACE`, with commas between them | what it does not report: reports of a kind, or those where a function, library or source file is named so |
 /// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
 /// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
 /// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT`, `share:NAME` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
@@ -70,6 +72,8 @@ pub struct Config {
     pub strict: Option<StrictMode>,
     /// Where it is reported, in JSON lines; `%p` is the process. `None`: on standard error.
     pub strict_log: Option<PathBuf>,
+    /// What is not reported.
+    pub strict_ignore: Ignored,
     /// The order in which writes of peers are placed in the strict mode; `None`: as they come.
     pub strict_order: Option<StrictOrder>,
     /// Filter for logs, in the syntax of `RUST_LOG`. `None`: nothing but errors.
@@ -191,6 +195,7 @@ impl Default for Config {
             fault_replay: None,
             strict: None,
             strict_log: None,
+            strict_ignore: Ignored::default(),
             strict_order: Some(StrictOrder::default()),
             log: None,
             counters: true,
@@ -276,6 +281,15 @@ impl Config {
             };
         }
         config.strict_log = lookup("QUIPU_STRICT_LOG").map(PathBuf::from);
+        if let Some(rules) = lookup("QUIPU_STRICT_IGNORE") {
+            config.strict_ignore = rules.parse().map_err(|_| {
+                bad(
+                    "QUIPU_STRICT_IGNORE",
+                    rules,
+                    "kinds of reports (docs/strict.md), or KIND@PLACE",
+                )
+            })?;
+        }
         config.strict_order = strict_order(&lookup)?;
         config.log = lookup("QUIPU_LOG");
         if let Some(value) = lookup("QUIPU_COUNTERS") {

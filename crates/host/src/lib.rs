@@ -60,6 +60,7 @@ pub use quipu_cm as connection;
 pub use quipu_fault as fault;
 pub use quipu_inet as inet;
 pub use quipu_nic as nic;
+pub use quipu_strict as strict;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{

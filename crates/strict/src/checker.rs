@@ -7,6 +7,7 @@ use quipu_nic::{
     SendWr, Sge, To, WcOpcode, WcStatus,
 };
 
+use crate::ignore::Ignored;
 use crate::report::{Kind, Report, Tally};
 use crate::trace::Trace;
 
@@ -80,6 +81,7 @@ pub struct Checker {
     /// What was reported of an object, and is not again.
     told: HashSet<(Kind, u64)>,
     tally: Tally,
+    ignored: Ignored,
     reports: VecDeque<Report>,
 }
 
@@ -106,6 +108,12 @@ fn named(num: u32) -> String {
 }
 
 impl Checker {
+    /// A checker that reports everything but this.
+    #[must_use]
+    pub fn ignoring(ignored: Ignored) -> Self {
+        Self { ignored, ..Self::default() }
+    }
+
     /// The next report that was not given yet.
     pub fn poll_report(&mut self) -> Option<Report> {
         self.reports.pop_front()
@@ -118,13 +126,17 @@ impl Checker {
     }
 
     fn report(&mut self, kind: Kind, what: String, related: Vec<(&'static str, Trace)>) {
-        let count = self.tally.0.entry(kind).or_default();
-        *count += 1;
-        if *count > FULL {
+        let number = self.tally.total() + 1;
+        let report = Report { number, kind, what, here: Trace::here(), related };
+        if self.ignored.covers(&report) {
+            self.tally.ignored += 1;
             return;
         }
-        let number = self.tally.total();
-        self.reports.push_back(Report { number, kind, what, here: Trace::here(), related });
+        let count = self.tally.found.entry(kind).or_default();
+        *count += 1;
+        if *count <= FULL {
+            self.reports.push_back(report);
+        }
     }
 
     /// As [`report`](Self::report), once for an object.

@@ -176,23 +176,28 @@ impl fmt::Display for Report {
 
 /// How often each kind was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally(pub BTreeMap<Kind, u64>);
+pub struct Tally {
+    /// Of each, but for what is ignored.
+    pub found: BTreeMap<Kind, u64>,
+    /// What is ignored.
+    pub ignored: u64,
+}
 
 impl Tally {
-    /// Of all kinds together.
+    /// Of all kinds together, but for what is ignored.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.0.values().sum()
+        self.found.values().sum()
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("nothing found");
+        let counts = self.found.iter().map(|(kind, count)| format!("{} {count}", kind.name()));
+        match counts.collect::<Vec<_>>().join(", ").as_str() {
+            "" => f.write_str("nothing found")?,
+            counts => f.write_str(counts)?,
         }
-        let counts: Vec<String> =
-            self.0.iter().map(|(kind, count)| format!("{} {count}", kind.name())).collect();
-        f.write_str(&counts.join(", "))
+        if self.ignored > 0 { write!(f, "; ignored {}", self.ignored) } else { Ok(()) }
     }
 }

@@ -4,6 +4,8 @@ use std::backtrace::Backtrace;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::objects::Objects;
+
 /// Most frames that are shown.
 const FRAMES: usize = 12;
 /// What the frames of this library and of those below it are known by: where names are whole, by these,
@@ -22,6 +24,8 @@ const OUR_SOURCES: [&str; 10] = [
     "/abi/ibverbs/src/",
     "/abi/rdmacm/src/",
 ];
+/// What stands for the name of a function that has none.
+const UNKNOWN: &str = "<unknown>";
 /// Names of what a program calls, which are shown though they are ours.
 const CALLED: [&str; 2] = ["ibv_", "rdma_"];
 
@@ -36,30 +40,60 @@ impl Trace {
         Self(Arc::new(Backtrace::force_capture()))
     }
 
-    /// The frames of the program, the innermost first, each with its place in the source where that is
-    /// known.
+    /// The innermost frames of the program, the last call first: see [`all_frames`](Self::all_frames).
     #[must_use]
     pub fn frames(&self) -> Vec<String> {
-        shown(&self.0.to_string())
+        let mut frames = self.all_frames();
+        frames.truncate(FRAMES);
+        frames
+    }
+
+    /// The frames of the program, each with its place in the source where that is known, and with the library
+    /// that it is of.
+    pub(crate) fn all_frames(&self) -> Vec<String> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        shown(&self.0.to_string(), &format!("{:#}", self.0), &Objects::parse(&maps))
     }
 }
 
-/// The frames of a backtrace that are the program's, with the calls of verbs that it made.
-fn shown(text: &str) -> Vec<String> {
+/// A line of a backtrace behind its number.
+fn frame(line: &str) -> &str {
+    line.split_once(": ").map_or(line, |(_, frame)| frame)
+}
+
+/// The frames of a backtrace that are the program's, with the calls of verbs that it made. `full` is the same
+/// with addresses; it may have more of the innermost frames, and ends of the stack at address 0.
+fn shown(text: &str, full: &str, objects: &Objects<'_>) -> Vec<String> {
     let mut frames: Vec<(&str, Option<&str>)> = Vec::new();
     for line in text.lines().map(str::trim) {
         match (line.strip_prefix("at "), frames.last_mut()) {
             (Some(place), Some((_, of_last))) => *of_last = Some(place),
             (Some(_), None) => {}
-            (None, _) => frames.push((line.split_once(": ").map_or(line, |(_, name)| name), None)),
+            (None, _) => frames.push((frame(line), None)),
         }
     }
-    let program = frames.into_iter().filter(|(name, place)| !is_ours(name, *place));
-    let text = |(name, place): (&str, Option<&str>)| match place {
-        Some(place) => format!("{name} at {place}"),
-        None => name.to_owned(),
+    let addresses: Vec<_> = full
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("at "))
+        .map(|line| frame(line).trim_start().strip_prefix("0x")?.split(' ').next())
+        .map(|hex| u64::from_str_radix(hex?, 16).ok())
+        .filter(|&address| address != Some(0))
+        .collect();
+    let more = addresses.len().saturating_sub(frames.len());
+    let addresses = addresses.into_iter().skip(more).chain(std::iter::repeat(None));
+    let program = frames.into_iter().zip(addresses).filter(|((name, at), _)| !is_ours(name, *at));
+    let text = |((name, place), address): ((&str, Option<&str>), Option<u64>)| {
+        let object = address.and_then(|address| objects.of(address));
+        if let Some((object, offset)) = object.filter(|_| name == UNKNOWN) {
+            return format!("{object}+{offset:#x}");
+        }
+        let at = place.map(|place| format!(" at {place}")).unwrap_or_default();
+        let library = object.filter(|(object, _)| object.contains(".so"));
+        let of = library.map(|(object, _)| format!(" in {object}")).unwrap_or_default();
+        format!("{name}{at}{of}")
     };
-    program.take(FRAMES).map(text).collect()
+    program.map(text).collect()
 }
 
 fn is_ours(name: &str, place: Option<&str>) -> bool {
@@ -91,7 +125,24 @@ mod tests {
             "clean_up at ./client.c:98:2",
             "main",
         ];
-        assert_eq!(shown(text), wanted);
+        assert_eq!(shown(text, text, &Objects::parse("")), wanted);
+    }
+
+    #[test]
+    fn frames_without_lines_are_told_with_their_library() {
+        let maps =
+            "1000-2000 r-xp 0 fe:00 12 /usr/bin/prog\n8000-9000 r-xp 0 fe:00 13 /lib/libx.so.1\n";
+        let text = "   0: send\n   1: <unknown>\n   2: main\n             at ./main.c:1:2\n   3: <unknown>\n   4: <unknown>\n";
+        let full = "   0: 0x8004 - hidden\n   1: 0x8010 - send::h12\n   2: 0x8020 - <unknown>\n   \
+            3: 0x1010 - main\n   4: 0x1020 - <unknown>\n   5: 0x5000 - <unknown>\n   6: 0x0 - <unknown>\n";
+        let wanted = [
+            "send in libx.so.1",
+            "libx.so.1+0x20",
+            "main at ./main.c:1:2",
+            "prog+0x20",
+            "<unknown>",
+        ];
+        assert_eq!(shown(text, full, &Objects::parse(maps)), wanted);
     }
 
     #[test]

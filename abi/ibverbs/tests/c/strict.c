@@ -438,6 +438,23 @@ static void modes(void)
 	SAME(lines_with("buffer-changed"), 1);
 }
 
+/* What is known is not reported, and is no failure: of a kind, or where somebody is involved. */
+static void ignored(void)
+{
+	static const char *rules[] = { "buffer-changed", "wrong-key, buffer-changed@buffer_changed" };
+	for (int i = 0; i < 2; i++) {
+		setenv("QUIPU_STRICT_IGNORE", rules[i], 1);
+		SAME(strictly("fail", buffer_changed), 0);
+		SAME(lines_with("\"kind\""), 0);
+	}
+	setenv("QUIPU_STRICT_IGNORE", "wrong-key, buffer-changed@libnone.so", 1);
+	int status = strictly("fail", buffer_changed);
+	CHECK(WIFEXITED(status));
+	SAME(WEXITSTATUS(status), 86);
+	SAME(lines_with("buffer-changed"), 1);
+	unsetenv("QUIPU_STRICT_IGNORE");
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
@@ -446,6 +463,7 @@ int main(int argc, char **argv)
 		{ "order_of_writes", order_of_writes },
 		{ "traces", traces },
 		{ "modes", modes },
+		{ "ignored", ignored },
 		{ NULL, NULL },
 	};
 	snprintf(log_file, sizeof(log_file), "/tmp/quipu-strict-%d.log", (int)getpid());

@@ -38,7 +38,8 @@ impl Strict {
             file.map_err(|error| OpenError::StrictLog(format!("{name}: {error}")))
         });
         let log = log.transpose()?;
-        Ok(Some(Box::new(Self { checker: Checker::default(), mode, log, keys: HashMap::new() })))
+        let checker = Checker::ignoring(config.strict_ignore.clone());
+        Ok(Some(Box::new(Self { checker, mode, log, keys: HashMap::new() })))
     }
 
     /// Gives out what was found.

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use quipu_host::fault::{Plan, Replay};
+use quipu_host::strict::Ignored;
 
 use super::failure::Failure;
 
@@ -39,6 +40,10 @@ pub(crate) struct FaultOptions {
     /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
     #[arg(long, env = "QUIPU_STRICT_LOG", value_name = "FILE")]
     strict_log: Option<PathBuf>,
+    /// With `--strict`: what not to report: `KIND`, or `KIND@PLACE` for reports where a function, library or
+    /// source file is named so; several with commas between them
+    #[arg(long, env = "QUIPU_STRICT_IGNORE", value_name = "KIND[@PLACE]")]
+    strict_ignore: Option<String>,
     /// With `--strict`: which bytes of a write of a peer are placed first: `reverse`: its last ones,
     /// `shuffle`, `shuffle:SEED`: some, `off`: all as they come
     #[arg(long, env = "QUIPU_STRICT_ORDER", value_name = "ORDER")]
@@ -46,8 +51,12 @@ pub(crate) struct FaultOptions {
 }
 
 impl FaultOptions {
-    /// Refuses a plan or log that makes no sense, and takes the log of an earlier run away.
+    /// Refuses a plan, log or rule that makes no sense, and takes the log of an earlier run away.
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        if let Some(Err(why)) = self.strict_ignore.as_ref().map(|rules| rules.parse::<Ignored>()) {
+            let remedy = "docs/strict.md has the kinds of reports";
+            return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
+        }
         let Some(path) = given(&self.plan) else { return Ok(()) };
         let refused = |why: String| {
             let remedy = "correct it; docs/faults.md has every key";
@@ -78,7 +87,11 @@ impl FaultOptions {
         ];
         let set = named.into_iter().filter_map(|(name, path)| Some((name, given(path)?)));
         let paths = set.map(|(name, path)| (name, absolute(path).into_os_string()));
-        let words = [("QUIPU_STRICT", &self.strict), ("QUIPU_STRICT_ORDER", &self.strict_order)];
+        let words = [
+            ("QUIPU_STRICT", &self.strict),
+            ("QUIPU_STRICT_IGNORE", &self.strict_ignore),
+            ("QUIPU_STRICT_ORDER", &self.strict_order),
+        ];
         let words =
             words.into_iter().filter_map(|(name, word)| Some((name, word.as_ref()?.into())));
         paths.chain(words).collect()

@@ -19,7 +19,7 @@ use super::failure::Failure;
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// Print the numbers once, as a table, and end.
+    /// Print the numbers once, as a table, and end. Takes an interval, as rates do.
     #[arg(long, group = "how")]
     once: bool,
     /// Print everything once, as JSON.
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     } else if options.json {
         println!("{}", model::json(&samples()));
     } else if options.once {
-        print!("{}", Model::new(samples(), &[]).text());
+        print!("{}", once(Duration::from_secs(options.interval.into())).text());
     } else if let Some(address) = options.listen {
         listen::serve(address)?;
     } else {
@@ -63,6 +63,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What happens within an interval; at once if there is nobody.
+fn once(interval: Duration) -> Model {
+    let before = samples();
+    if before.is_empty() {
+        return Model::new(before, &[]);
+    }
+    std::thread::sleep(interval);
+    Model::new(samples(), &before)
 }
 
 /// Fills the terminal until the user has seen enough.
