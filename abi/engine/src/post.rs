@@ -30,6 +30,9 @@ const _: () = {
 /// Room for the inline data of a request: what the adapter allows at most.
 const MAX_INLINE: usize = 1024;
 
+/// Stands for more than that: refused as all that is too long, so that whoever watches the program sees it.
+static TOO_LONG: [u8; MAX_INLINE + 1] = [0; MAX_INLINE + 1];
+
 /// Inline bytes and elements of what is posted by the shortest way: no more than fits into a slot in memory
 /// that is shared with a peer.
 const SMALL_INLINE: usize = 96;
@@ -187,7 +190,7 @@ unsafe fn with_inline(
 ) -> Outcome {
     let mut buffer = [const { MaybeUninit::uninit() }; MAX_INLINE];
     // SAFETY: passed on from the caller; the buffer is on this stack, which no program passes.
-    let bytes = unsafe { gather(list, &mut buffer) }.ok_or(INVALID)?;
+    let bytes = unsafe { gather(list, &mut buffer) }.unwrap_or(&TOO_LONG);
     taker(&SendWr { payload: Payload::Inline(bytes), ..*request })
 }
 

@@ -200,6 +200,18 @@ static void refused_post(void)
 	close_pair(&p);
 }
 
+/* Longer than any adapter takes. */
+static void refused_long_post(void)
+{
+	struct pair p = connected_pair();
+	static char text[5000];
+	struct ibv_sge sge = { .addr = (uintptr_t)text, .length = sizeof(text) };
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, &sge, 1), *bad;
+	wr.send_flags |= IBV_SEND_INLINE;
+	SAME(ibv_post_send(p.a.qp, &wr, &bad), EINVAL);
+	close_pair(&p);
+}
+
 static void destroyed_in_use(void)
 {
 	struct pair p = connected_pair();
@@ -412,6 +424,7 @@ static void every_kind(void)
 	finds("missing-receive", missing_receive);
 	finds("illegal-transition", illegal_transition);
 	finds("refused-post", refused_post);
+	finds("refused-post", refused_long_post);
 	finds("destroyed-in-use", destroyed_in_use);
 	finds("wrong-key", shared_wrong_key);
 	finds("use-after-dereg", shared_after_dereg);

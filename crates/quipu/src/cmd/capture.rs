@@ -1,7 +1,7 @@
 //! `--pcap` and `--trace`: where packets are captured, and the calls of a program traced.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf, absolute};
 
@@ -91,8 +91,8 @@ fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> 
     })
 }
 
-/// Checks that the file can be written, and empties it. A program is none, lest a word that was
-/// forgotten before it empties the program.
+/// Checks that the file can be written, and empties it, unless another process captures in it, which holds
+/// a lock on it. A program is none, lest a word that was forgotten before it empties the program.
 fn begin(path: &Path) -> std::io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -106,7 +106,10 @@ fn begin(path: &Path) -> std::io::Result<()> {
         return Err(std::io::Error::other("it is a program"));
     }
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).open(path).map(|_| ())
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let taken = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    // What is no file, such as a terminal, has no length.
+    if file.metadata()?.is_file() && !taken { file.set_len(0) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -145,6 +148,22 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"");
         fs::remove_file(&file).unwrap();
         assert_eq!(PcapOptions::default().config().unwrap(), None);
+    }
+
+    #[test]
+    fn a_capture_that_another_process_writes_is_left_to_it() {
+        let name = format!("quipu-pcap-taken-{}.pcapng", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, "packets").unwrap();
+        // Another description of the same file is refused the lock, as another process would be.
+        let taken = fs::File::open(&path).unwrap();
+        taken.lock().unwrap();
+        begin(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"packets");
+        drop(taken);
+        begin(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use quipu_host::Config;
 use quipu_host::fault::{Plan, Replay};
 use quipu_host::strict::Ignored;
 
@@ -53,10 +54,7 @@ pub(crate) struct FaultOptions {
 impl FaultOptions {
     /// Refuses a plan, log or rule that makes no sense, and takes the log of an earlier run away.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if let Some(Err(why)) = self.strict_ignore.as_ref().map(|rules| rules.parse::<Ignored>()) {
-            let remedy = "docs/strict.md has the kinds of reports";
-            return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
-        }
+        self.check_strict()?;
         let Some(path) = given(&self.plan) else { return Ok(()) };
         let refused = |why: String| {
             let remedy = "correct it; docs/faults.md has every key";
@@ -75,6 +73,27 @@ impl FaultOptions {
             let _ = fs::remove_file(log);
         }
         Ok(())
+    }
+
+    /// The same of what concerns the strict mode.
+    fn check_strict(&self) -> Result<(), Failure> {
+        if let Some(Err(why)) = self.strict_ignore.as_ref().map(|rules| rules.parse::<Ignored>()) {
+            let remedy = "docs/strict.md has the kinds of reports";
+            return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
+        }
+        let order = |name: &str| self.strict_order.clone().filter(|_| name == "QUIPU_STRICT_ORDER");
+        if let Err(error) = Config::from_lookup(order) {
+            let remedy = format!("it can be {}", error.expected);
+            let what = "cannot place writes in such an order";
+            return Err(Failure::new(what, error.value, remedy).with_code(125));
+        }
+        let log = given(&self.strict_log).filter(|path| !path.to_string_lossy().contains("%p"));
+        let Some(log) = log else { return Ok(()) };
+        let opened = fs::OpenOptions::new().append(true).create(true).open(log);
+        opened.map(drop).map_err(|error| {
+            let what = format!("cannot write reports to {}", log.display());
+            Failure::new(what, error, "give --strict-log a file that you can write").with_code(125)
+        })
     }
 
     /// The variables to set. Paths are absolute, since a program may change its folder.

@@ -1,9 +1,14 @@
 //! `quipu top --listen`: a page for Prometheus, by HTTP.
 //!
-//! One request at a time, of which only the first line counts; each gets a moment.
+//! Each visitor gets a thread and a moment, and of what is asked only the first line counts. Of more visitors
+//! than there may be, who has waited longest goes: that is one who says nothing.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use quipu_host::counters::observe::{CONTENT_TYPE, prometheus};
@@ -13,27 +18,48 @@ use super::super::failure::Failure;
 
 /// How long a request may take to come, and its answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The most visitors at once.
+const VISITORS: usize = 64;
+/// After a visitor could not be let in, for lack of descriptors say.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Longest request.
 const REQUEST_MAX: usize = 8192;
 
 /// Serves until the process is ended.
-pub(super) fn serve(address: SocketAddr) -> Result<(), Failure> {
+pub(super) fn serve(address: SocketAddr) -> Result<Infallible, Failure> {
     let refuse = |error: io::Error| {
         Failure::new(format!("cannot listen at {address}"), error, "choose another address")
     };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     let address = listener.local_addr().map_err(refuse)?;
     println!("http://{address}/metrics");
-    for stream in listener.incoming() {
-        // What is wrong with one visitor is no matter of the next.
-        let _ = stream.and_then(|stream| answer(stream, || prometheus(&samples())));
-    }
-    Ok(())
+    receive(&listener, || prometheus(&samples()))
 }
 
-fn answer(mut stream: TcpStream, page: impl FnOnce() -> String) -> io::Result<()> {
+/// Shows the page to everybody who comes.
+fn receive(listener: &TcpListener, page: fn() -> String) -> ! {
+    let mut visitors: VecDeque<Weak<TcpStream>> = VecDeque::new();
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        visitors.retain(|visitor| visitor.strong_count() > 0);
+        if visitors.len() >= VISITORS
+            && let Some(longest) = visitors.pop_front().and_then(|visitor| visitor.upgrade())
+        {
+            let _ = longest.shutdown(Shutdown::Both);
+        }
+        let stream = Arc::new(stream);
+        visitors.push_back(Arc::downgrade(&stream));
+        // What is wrong with one visitor is no matter of the next.
+        let _ = thread::Builder::new().spawn(move || answer(&stream, page));
+    }
+}
+
+fn answer(mut stream: &TcpStream, page: impl FnOnce() -> String) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
-    let request = read_request(&mut stream)?;
+    let request = read_request(stream)?;
     let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -52,7 +78,7 @@ fn answer(mut stream: TcpStream, page: impl FnOnce() -> String) -> io::Result<()
 }
 
 /// Reads up to the empty line that ends a request without a body.
-fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+fn read_request(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     let end = Instant::now() + PATIENCE;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
@@ -80,11 +106,30 @@ mod tests {
         let mut visitor = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         visitor.write_all(request).unwrap();
         visitor.shutdown(std::net::Shutdown::Write).unwrap();
-        let _ = answer(listener.accept().unwrap().0, || "quipu_info{} 1\n".into());
+        let _ = answer(&listener.accept().unwrap().0, || "quipu_info{} 1\n".into());
         let mut text = String::new();
         // One who said too much is cut off.
         let _ = visitor.read_to_string(&mut text);
         text
+    }
+
+    #[test]
+    fn silent_visitors_keep_nobody_waiting() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || receive(&listener, || "quipu_info{} 1\n".into()));
+        let silent: Vec<_> =
+            (0..2 * VISITORS).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let mut visitor = TcpStream::connect(address).unwrap();
+            visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+            let mut text = String::new();
+            visitor.read_to_string(&mut text).unwrap();
+            assert!(text.ends_with("quipu_info{} 1\n"), "{text}");
+        }
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        drop(silent);
     }
 
     #[test]
