@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use quipu_cabi::Hold;
 use quipu_inet::stack::Stack;
 use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
 use quipu_observe::{
@@ -117,6 +118,7 @@ impl Publisher {
 
     #[cold]
     fn write(&mut self, now: Time, adapter: &Adapter, calls: &Calls) {
+        let _hold = Hold::new();
         let activity = activity(adapter, calls);
         if activity == self.shown {
             self.due = now.after(INTERVAL_NS);

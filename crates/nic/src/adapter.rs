@@ -464,6 +464,16 @@ impl<P: Probe> Adapter<P> {
             || self.has_frames()
     }
 
+    /// Whether there are bytes for streams to transmit, and nothing else.
+    #[inline]
+    #[must_use]
+    pub fn wants_streams_only(&self) -> bool {
+        !self.hub.ready.is_empty()
+            && self.hub.actions.is_empty()
+            && self.hub.datagrams_ready.is_empty()
+            && !self.has_frames()
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) must be called next. With frames to transmit: when
     /// they are transmitted.
     #[must_use]

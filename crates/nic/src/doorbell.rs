@@ -188,6 +188,27 @@ impl<P: Probe> Adapter<P> {
         true
     }
 
+    /// Posts a request and rings the doorbell, with one look for the queue pair, if it is one of a reliable
+    /// connection over a stream, to its peer. `false` if it is not, or may not be posted: as above.
+    pub fn post_to_stream(&mut self, id: QpId, wr: &SendWr<'_>) -> bool {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return false };
+        let suits = matches!((qp.qp_type, wr.to, qp.state), (QpType::Rc, To::Peer, QpState::Rts));
+        if !suits || !matches!(qp.path, Path::Stream(_)) {
+            return false;
+        }
+        let Ok(length) = acceptable(qp, wr, hub.config.max_message) else { return false };
+        if !qp.sq.push(wr, length) {
+            return false;
+        }
+        qp.requester.waiting_bytes += u64::from(length);
+        hub.counters.doorbells += 1;
+        hub.probe.stage(Stage::Doorbell, 0);
+        if let Path::Stream(stream) = &mut qp.path {
+            stream.make_ready(&mut hub.ready);
+        }
+        true
+    }
+
     /// Tells the adapter that requests were posted to `id`.
     #[inline]
     pub fn ring_doorbell(&mut self, now: Time, id: QpId) {

@@ -200,7 +200,8 @@ impl Load {
         });
         let adapter = &mut world.hosts[host].adapter;
         // As programs do that post one by one.
-        let rung = id.is_multiple_of(2) && adapter.post_at_once(qp, &wr);
+        let rung = id.is_multiple_of(2)
+            && (adapter.post_at_once(qp, &wr) || adapter.post_to_stream(qp, &wr));
         if !rung && let Err(fault) = adapter.post_send(qp, &wr) {
             let len = self.ends[e].sq.len();
             world.violate(|| format!("end {e}: request {id} refused with {len} posted: {fault}"));

@@ -257,33 +257,6 @@ impl Core {
         any
     }
 
-    #[inline]
-    pub(super) fn run_timers(&mut self, now: Time) {
-        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
-        if self.faults.is_some() {
-            self.run_faults(now);
-        }
-        if due(self.adapter.poll_timeout()) {
-            self.adapter.handle_timeout(now);
-        }
-        if due(self.net.poll_timeout()) {
-            self.net.handle_timeout(&mut self.adapter, now);
-        }
-        if due(self.links.poll_timeout()) {
-            self.links.handle_timeout(&mut self.adapter, now);
-        }
-        if let Some(qpip) = &mut self.qpip
-            && due(qpip.poll_timeout())
-        {
-            qpip.handle_timeout(&mut self.adapter, now);
-        }
-        if let Some(cm) = &mut self.cm
-            && due(cm.poll_timeout().map(Time))
-        {
-            cm.handle_timeout(now.0);
-        }
-    }
-
     /// Carries out what the adapter asks for, transmits everything, and queues events.
     #[inline]
     pub(crate) fn settle(&mut self, now: Time) {
@@ -320,10 +293,23 @@ impl Core {
             || self.is_owed_arming()
     }
 
+    /// Whether bytes for streams are all that is to be done, as after most posts: to send them is no
+    /// cancellation point, and what ends a stream has a [`Hold`] of its own.
+    #[inline]
+    fn is_stream_alone(&self) -> bool {
+        self.qpip.is_none() && self.adapter.wants_streams_only()
+    }
+
     /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
     pub(super) fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
-        let _hold = Hold::new();
         self.calm = 0;
+        if self.is_stream_alone() {
+            transmit(&mut self.net, &mut self.adapter, now);
+            if !self.has_work() && !self.net.wants_turn() {
+                return;
+            }
+        }
+        let _hold = Hold::new();
         for _ in 0..ROUNDS {
             let acted = self.act(now);
             let mut sent = transmit(&mut self.net, &mut self.adapter, now)

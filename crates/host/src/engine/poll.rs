@@ -1,7 +1,7 @@
 //! What a poll does that finds its queue empty, and which of several in turn do it.
 
 use quipu_cabi::Hold;
-use quipu_nic::CqId;
+use quipu_nic::{CqId, Time};
 
 use super::core::Core;
 
@@ -85,8 +85,12 @@ impl Core {
             self.calm = before_reading.min(before_look) - 1;
             return self.poll_memory();
         }
-        let _hold = Hold::new();
         let fresh = due || self.empty_polls.is_multiple_of(POLLS_PER_READING);
+        let looks = self.polls_since_look + 1 >= self.polls_per_look();
+        // To receive from streams and to look at memory are no cancellation points; what is one in that
+        // which comes of them has a hold of its own.
+        let elsewhere = self.qpip.is_some() || self.attached.is_some();
+        let _hold = (looks || elsewhere).then(Hold::new);
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let mut any = self.adapter.progress(now);
@@ -95,7 +99,7 @@ impl Core {
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
         self.polls_since_look += 1;
-        if self.polls_since_look >= self.polls_per_look() {
+        if looks {
             any |= self.look(now);
         }
         if fresh {
@@ -117,6 +121,42 @@ impl Core {
         }
         self.settle(now);
         self.empty_polls
+    }
+
+    /// Does what is due without a descriptor that says so.
+    #[inline]
+    pub(super) fn run_timers(&mut self, now: Time) {
+        if self.faults.is_some() || self.deadline().is_some_and(|at| at <= now) {
+            self.run_due_timers(now);
+        }
+    }
+
+    #[cold]
+    fn run_due_timers(&mut self, now: Time) {
+        let _hold = Hold::new();
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        if self.faults.is_some() {
+            self.run_faults(now);
+        }
+        if due(self.adapter.poll_timeout()) {
+            self.adapter.handle_timeout(now);
+        }
+        if due(self.net.poll_timeout()) {
+            self.net.handle_timeout(&mut self.adapter, now);
+        }
+        if due(self.links.poll_timeout()) {
+            self.links.handle_timeout(&mut self.adapter, now);
+        }
+        if let Some(qpip) = &mut self.qpip
+            && due(qpip.poll_timeout())
+        {
+            qpip.handle_timeout(&mut self.adapter, now);
+        }
+        if let Some(cm) = &mut self.cm
+            && due(cm.poll_timeout().map(Time))
+        {
+            cm.handle_timeout(now.0);
+        }
     }
 
     /// Whether a poll of `cq` need not even take a quick look: that for another queue has just found nothing.

@@ -37,9 +37,10 @@ pub struct Doorbell<'a> {
 }
 
 impl Doorbell<'_> {
-    /// Posts a send request behind which no other comes, and rings, where that is no more than to fill a slot
-    /// in memory that is shared with the peer: see
-    /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once).
+    /// Posts a send request behind which no other comes, and rings, by the shortest way: where that is no
+    /// more than to fill a slot in memory that is shared with the peer, see
+    /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once), or over a stream, see
+    /// [`Adapter::post_to_stream`](quipu_nic::Adapter::post_to_stream).
     ///
     /// # Errors
     ///
@@ -48,10 +49,17 @@ impl Doorbell<'_> {
     pub fn post_at_once(mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), Self> {
         let core = &mut *self.core;
         let plain = self.posted.is_none() && !core.watched && core.attached.is_none();
-        if !plain || !core.adapter.post_at_once(qp, wr) {
+        if !plain {
             return Err(self);
         }
-        core.settle_rung();
+        if core.adapter.post_at_once(qp, wr) {
+            core.settle_rung();
+        } else if core.adapter.post_to_stream(qp, wr) {
+            let now = core.now();
+            core.settle_posts(now);
+        } else {
+            return Err(self);
+        }
         self.settled = true;
         Ok(())
     }

@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
+use quipu_cabi::Hold;
 use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
 use self::buffers::{GATHER_BYTES, Pool};
@@ -466,11 +467,11 @@ impl Net {
     #[inline]
     pub(crate) fn transmit_urgent(&mut self, adapter: &mut Adapter, now: Time) -> bool {
         let mut any = false;
-        while let Some(conn) = adapter.next_transmit() {
+        while let Some((conn, urgent)) = adapter.next_urgency() {
             let Some(&slot) = self.by_conn.get(&conn) else {
                 continue;
             };
-            if adapter.is_urgent(conn) {
+            if urgent {
                 any = true;
                 self.transmit_one(adapter, now, slot);
             } else if let Some(stream) = self.streams.get_mut(slot)
@@ -627,7 +628,9 @@ impl Net {
     }
 
     /// Removes a stream at once, and tells the adapter unless it knows.
+    #[cold]
     fn lose(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, loss: Loss) {
+        let _hold = Hold::new();
         let Some(mut stream) = self.streams.remove(slot) else {
             return;
         };

@@ -115,10 +115,21 @@ impl Stream {
         // Most often nothing has come, and the buffer stays where it is.
         self.bulk &= !self.brimmed;
         let most = if self.bulk { BEHIND_BYTES } else { BUFFER_BYTES };
-        let received = sys::receive(&self.fd, &mut pool.front()[..most])?;
+        let front = pool.front();
+        let received = sys::receive(&self.fd, &mut front[..most])?;
         self.note_received(received, received == most);
+        if received == 0 {
+            return Ok(0);
+        }
+        let bytes = &front[..received];
+        adapter.probe_mut().stream_passed(Some(conn), false, bytes);
+        let used = adapter.handle_stream(now, conn, bytes);
+        if used == received {
+            return Ok(received);
+        }
         let buffer = pool.take();
-        let fits = self.show(adapter, now, conn, pool, (buffer, 0..0), received);
+        let fits = received - used < buffer.len();
+        self.received.close(pool, buffer, used..received);
         Ok(if fits { received } else { 0 })
     }
 

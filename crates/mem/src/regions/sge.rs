@@ -90,6 +90,25 @@ impl Regions {
         Pieces { regions: self, pd, list, skip: offset, left: len, need_write }
     }
 
+    /// The span of `len` bytes from `offset` of a list, if they are all in its first element, as those of
+    /// small messages are; else [`pieces`](Self::pieces) finds them.
+    #[inline(always)]
+    pub fn in_first(
+        &self,
+        pd: u32,
+        list: &[Sge],
+        offset: u64,
+        len: usize,
+        need_write: bool,
+    ) -> Option<Result<Span<'_>, AccessError>> {
+        let sge = list.first()?;
+        if len == 0 || offset.checked_add(len as u64)? > u64::from(sge.len) {
+            return None;
+        }
+        let part = Sge { addr: sge.addr.checked_add(offset)?, len: len as u32, lkey: sge.lkey };
+        Some(self.local(pd, &part, need_write))
+    }
+
     /// Checks `len` bytes from `offset` of a list without moving any.
     pub fn check_list(
         &self,
@@ -111,6 +130,10 @@ impl Regions {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
+        if let Some(span) = self.in_first(pd, list, offset, out.len(), false) {
+            span?.read_into(0, out);
+            return Ok(());
+        }
         let mut done = 0;
         for piece in self.pieces(pd, list, offset, out.len() as u64, false) {
             let piece = piece?;
@@ -130,6 +153,10 @@ impl Regions {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), AccessError> {
+        if let Some(span) = self.in_first(pd, list, offset, bytes.len(), true) {
+            span?.write_from(0, bytes);
+            return Ok(());
+        }
         let mut done = 0;
         for piece in self.pieces(pd, list, offset, bytes.len() as u64, true) {
             let piece = piece?;

@@ -109,7 +109,6 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
 /// `used` bytes.
 #[inline]
 pub(super) fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize, left: usize) {
-    let patience = qp.patience_ns();
     let Path::Stream(stream) = &mut qp.path else { return };
     if left == 0 && stream.rx.head().is_none() {
         stream.partial = None;
@@ -119,8 +118,9 @@ pub(super) fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize,
         stream.partial = Some((hub.now, left));
     }
     if !std::mem::replace(&mut stream.watched, true) {
-        let at = hub.now.after(patience);
-        hub.set_conn_alarm(stream.conn, Some(at));
+        let conn = stream.conn;
+        let at = hub.now.after(qp.patience_ns());
+        hub.set_conn_alarm(conn, Some(at));
     }
 }
 

@@ -13,13 +13,26 @@ pub use gather::{Gather, Piece};
 use crate::adapter::Adapter;
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
-use crate::qp::Path;
+use crate::qp::{Path, Qp};
 use crate::receive;
 use crate::stream::{GATHER_BYTES, GATHER_REQUESTS};
 use crate::types::{ConnId, Time};
 
 /// Bytes into which something always fits, whatever there is to transmit.
 const ROOM_BYTES: usize = 1500;
+
+/// Whether what a queue pair's stream has to transmit is better sent now.
+#[inline]
+fn is_urgent(qp: &Qp) -> bool {
+    let Path::Stream(stream) = &qp.path else { return true };
+    let waiting = qp.sq.tail.wrapping_sub(qp.sq.next);
+    let idle = qp.requester.started == qp.requester.acked;
+    (waiting > 0 && idle)
+        || waiting >= GATHER_REQUESTS
+        || qp.requester.waiting_bytes >= GATHER_BYTES
+        || stream.has_urgent()
+        || stream.ack_is_urgent(qp.responder.executed)
+}
 
 impl<P: Probe> Adapter<P> {
     /// The next stream with something to transmit, in round robin order. Call
@@ -46,15 +59,22 @@ impl<P: Probe> Adapter<P> {
     #[must_use]
     pub fn is_urgent(&self, conn: ConnId) -> bool {
         let Some(state) = self.hub.conns.get(conn) else { return false };
-        let Some(qp) = state.qp.and_then(|qp| self.qps.get(qp)) else { return true };
-        let Path::Stream(stream) = &qp.path else { return true };
-        let waiting = qp.sq.tail.wrapping_sub(qp.sq.next);
-        let idle = qp.requester.started == qp.requester.acked;
-        stream.has_urgent()
-            || stream.ack_is_urgent(qp.responder.executed)
-            || (waiting > 0 && idle)
-            || waiting >= GATHER_REQUESTS
-            || qp.requester.waiting_bytes >= GATHER_BYTES
+        state.qp.and_then(|qp| self.qps.get(qp)).is_none_or(is_urgent)
+    }
+
+    /// As [`next_transmit`](Self::next_transmit), and whether that [is urgent](Self::is_urgent).
+    #[inline]
+    pub fn next_urgency(&mut self) -> Option<(ConnId, bool)> {
+        let conn = self.hub.ready.pop_front()?;
+        self.hub.probe.stage(Stage::Schedule, 0);
+        let Some(state) = self.hub.conns.get(conn) else { return Some((conn, false)) };
+        let Some(qp) = state.qp.and_then(|qp| self.qps.get_mut(qp)) else {
+            return Some((conn, true));
+        };
+        if let Path::Stream(stream) = &mut qp.path {
+            stream.is_ready = false;
+        }
+        Some((conn, is_urgent(qp)))
     }
 
     /// Fills `out` with what `conn` has to transmit; how many bytes. 0 means that there is nothing more, or
@@ -76,16 +96,33 @@ impl<P: Probe> Adapter<P> {
     ) -> usize {
         self.hub.now = now;
         gather.clear();
-        let greeted = self.greet(conn, out);
         let Some(state) = self.hub.conns.get_mut(conn) else { return 0 };
         match &mut state.phase {
+            Phase::Open => self.transmit_open(conn, out, 0, gather),
             Phase::Initiating(initiator) => initiator.poll_transmit(out),
             Phase::Closing(Some(farewell)) => farewell.transmit(&self.hub.regions, out),
-            Phase::Open => match state.qp.and_then(|qp| self.qp_and_hub(qp)) {
-                Some((qp, hub)) => stream::run(qp, hub, out, greeted, gather),
-                None => greeted,
-            },
-            _ => greeted,
+            Phase::Greeting(_) => {
+                let greeted = self.greet(conn, out);
+                self.transmit_open(conn, out, greeted, gather)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Fills `out`, of which `used` bytes are used already, if the stream is open.
+    #[inline]
+    fn transmit_open(
+        &mut self,
+        conn: ConnId,
+        out: &mut [u8],
+        used: usize,
+        gather: &mut Gather,
+    ) -> usize {
+        let Some(state) = self.hub.conns.get(conn) else { return used };
+        let (Phase::Open, Some(id)) = (&state.phase, state.qp) else { return used };
+        match self.qp_and_hub(id) {
+            Some((qp, hub)) => stream::run(qp, hub, out, used, gather),
+            None => used,
         }
     }
 

@@ -22,6 +22,9 @@ use crate::types::{Access, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
 
+/// A message of no more payload, if that lies in one place, is written as soon as it has begun.
+const SMALL_BYTES: u32 = 1024;
+
 /// What one step of transmission did.
 enum Step {
     /// Wrote so many bytes.
@@ -77,6 +80,9 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     if stream.outgoing.is_none() && stream.answers.is_empty() && !qp.sq.has_waiting() {
         return Step::Nothing;
     }
+    if stream.answers.is_empty() {
+        return request(qp, hub, out, gather);
+    }
     stream.answers_turn = !stream.answers_turn;
     if stream.answers_turn {
         match answer(qp, hub, out, gather) {
@@ -92,6 +98,7 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
 }
 
 /// Says what must be said first: notices, then how many requests are executed. `None`: nothing.
+#[inline]
 fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
     if let Gate::Opening(rtr) = stream.gate {
         let opened = plain::open_gate(stream, rtr, out);
@@ -129,7 +136,7 @@ fn control_message(tx: &mut Sender, control: Control, out: &mut [u8]) -> Option<
 fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
     let started = matches!(&qp.path, Path::Stream(stream) if stream.outgoing.is_some());
     if !started {
-        match begin(qp, hub, out.len()) {
+        match begin(qp, hub, out) {
             Step::Again if matches!(&qp.path, Path::Stream(s) if s.outgoing.is_some()) => {}
             other => return other,
         }
@@ -155,13 +162,21 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
         Body::Ask(op) => ask(&mut stream.tx, outgoing, out, op, position, sq.wqe(position).length),
     };
     let Some(staged) = staged else { return Step::Nothing };
-    if hub.probe.watches() {
-        hub.probe.written(stream.conn, sq.wqe(position).wr_id);
-    }
     outgoing.remaining -= staged.payload.min(outgoing.remaining);
     requester.offset = requester.offset.wrapping_add(staged.payload).max(1);
     if staged.last {
         stream.outgoing = None;
+    }
+    wrote(qp, hub, staged)
+}
+
+/// A piece of a message of the request at `sq.next` was written.
+fn wrote<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, staged: Staged) -> Step {
+    let Path::Stream(stream) = &qp.path else { return Step::Nothing };
+    if hub.probe.watches() {
+        hub.probe.written(stream.conn, qp.sq.wqe(qp.sq.next).wr_id);
+    }
+    if staged.last {
         let is_plain = stream.plain.is_some();
         end_message(qp);
         if is_plain {
@@ -253,9 +268,9 @@ fn ask(
     }
 }
 
-/// Begins the message that comes next in the send queue, or executes a request that concerns only this
-/// side. `room` is what the message must begin in.
-fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
+/// Begins the message that comes next in the send queue, and writes it if it is a small one, or executes a
+/// request that concerns only this side.
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     if !requester::may_begin(qp) {
         return Step::Nothing;
     }
@@ -285,22 +300,21 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
     if reads && plain::reads_wait(qp) {
         return Step::Nothing;
     }
-    if qp.requester.stage == 0
-        && !wqe.flags.contains(SendFlags::INLINE)
-        && let Err(_) = hub.regions.check_list(
-            qp.pd_number(),
-            qp.sq.sges(position),
-            0,
-            u64::from(wqe.length),
-            reads,
-        )
-    {
-        return Step::Failed(WcStatus::LocProtErr);
+    let mut small = None;
+    if qp.requester.stage == 0 && !wqe.flags.contains(SendFlags::INLINE) {
+        let (pd, list, len) = (qp.pd_number(), qp.sq.sges(position), wqe.length);
+        let checked = match hub.regions.in_first(pd, list, 0, len as usize, reads) {
+            Some(span) => span.map(|span| small = (len <= SMALL_BYTES).then_some(span)),
+            None => hub.regions.check_list(pd, list, 0, u64::from(len), reads),
+        };
+        if checked.is_err() {
+            return Step::Failed(WcStatus::LocProtErr);
+        }
     }
     let Qp { path: Path::Stream(stream), sq, requester, qp_type, .. } = qp else {
         return Step::Nothing;
     };
-    if stream.gate != Gate::Open || room < stream.tx.fpdu_bound(AtomicRequest::LEN) {
+    if stream.gate != Gate::Open || out.len() < stream.tx.fpdu_bound(AtomicRequest::LEN) {
         return Step::Nothing;
     }
     let stage = requester.stage;
@@ -317,12 +331,23 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, room: usize) -> Step {
         state.msn = stream.tx.mark();
     }
     let srq = qp_type.names_srq().then_some(wqe.srq);
-    stream.outgoing = Some(compose(&mut stream.tx, &wqe, stage, srq));
+    let mut outgoing = compose(&mut stream.tx, &wqe, stage, srq);
     requester.started = requester.started.wrapping_add(1);
     requester.offset = 1;
     if reads {
         requester.reads += 1;
     }
+    // What was found when it was checked need not be found again.
+    if let (Body::Data, Some(span)) = (outgoing.body, small) {
+        let fill = |place: &mut [u8]| span.read_into(0, place);
+        let staged = stream.tx.segment(&mut outgoing.msg, out, outgoing.remaining, fill);
+        if let Some(staged) = staged {
+            outgoing.remaining -= staged.payload;
+            stream.outgoing = (!staged.last).then_some(outgoing);
+            return wrote(qp, hub, staged);
+        }
+    }
+    stream.outgoing = Some(outgoing);
     Step::Again
 }
 

@@ -396,3 +396,88 @@ fn all_else_is_not_posted_at_once() {
         assert_eq!(lengths, [4096, 8]);
     }
 }
+
+#[test]
+fn requests_over_streams_are_posted_and_rung_in_one() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (from, to) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        let over_stream = matches!(way, Way::Stream(_));
+        from.fill(0, b"registered");
+        let (short, whole) = ([from.sge(0, 10)], [from.sge(0, 4096)]);
+        let write = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        for (op, payload, received) in [
+            (SendOp::Send, Payload::Sges(&short), Some(10)),
+            (SendOp::SendImm(7), Payload::Inline(b"inline"), Some(6)),
+            (SendOp::Send, Payload::Sges(&[from.sge(0, 4), from.sge(4, 6)]), Some(10)),
+            (SendOp::Send, Payload::Sges(&[]), Some(0)),
+            (SendOp::Send, Payload::Sges(&whole), Some(4096)),
+            (write, Payload::Sges(&short), None),
+        ] {
+            pair.recv(1, qps[1], 10, &[to.sge(0, 4096)]);
+            let before = pair.hosts[0].adapter.counters().doorbells;
+            let posted = pair.hosts[0].adapter.post_to_stream(qps[0], &signaled(op, payload));
+            assert_eq!(posted, over_stream, "{way:?} {op:?}");
+            if !posted {
+                pair.send_with(0, qps[0], 1, op, SendFlags::SIGNALED, payload);
+            }
+            assert_eq!(pair.hosts[0].adapter.counters().doorbells, before + 1);
+            pair.run();
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?} {op:?}");
+            let lengths: Vec<_> = pair.hosts[1].poll().iter().map(|wc| wc.byte_len).collect();
+            assert_eq!(lengths, Vec::from_iter(received), "{way:?} {op:?}");
+        }
+    }
+}
+
+#[test]
+fn what_may_not_be_posted_is_not_posted_to_a_stream() {
+    let (mut pair, qps) = connected(Way::Stream(usize::MAX));
+    let from = pair.buffer(0, 4096);
+    let short = [from.sge(0, 8)];
+    let small = signaled(SendOp::Send, Payload::Sges(&short));
+    let fresh = pair.hosts[0].qp();
+    let (many, long) = ([short[0]; 64], [0; 4096]);
+    let to_another = To::Datagram { ah: AhId(1), qpn: 1, qkey: 1 };
+    for (qp, wr) in [
+        (qps[0], SendWr { payload: Payload::Sges(&many), ..small }),
+        (qps[0], SendWr { payload: Payload::Inline(&long), ..small }),
+        (qps[0], SendWr { to: to_another, ..small }),
+        (fresh, small),
+        (QpId(0), small),
+    ] {
+        assert!(!pair.hosts[0].adapter.post_to_stream(qp, &wr), "{wr:?}");
+    }
+    assert_eq!(pair.hosts[0].adapter.counters().doorbells, 0);
+    // Nor more than there is room for.
+    let adapter = &mut pair.hosts[0].adapter;
+    let posted = (0..).take_while(|_| adapter.post_to_stream(qps[0], &small)).count();
+    assert_eq!(adapter.post_send(qps[0], &small), Err(Fault::QueueFull));
+    pair.run();
+    assert_eq!(pair.hosts[0].adapter.counters().doorbells, posted as u64);
+}
+
+/// A program that posts what is not registered sends nothing of it, by whichever way it was posted, and what
+/// was posted before completes first.
+#[test]
+fn a_small_request_with_a_wrong_key_fails_before_it_begins() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (from, to) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        let right = [from.sge(0, 8)];
+        for wr_id in [11, 12] {
+            pair.recv(1, qps[1], wr_id, &[to.sge(0, 8)]);
+        }
+        for (wr_id, list) in [(1, right), (2, [Sge { lkey: Key(0x7777_0000), ..right[0] }])] {
+            let wr = SendWr { wr_id, ..signaled(SendOp::Send, Payload::Sges(&list)) };
+            let adapter = &mut pair.hosts[0].adapter;
+            if !adapter.post_to_stream(qps[0], &wr) {
+                pair.send(0, qps[0], wr_id, SendOp::Send, &list);
+            }
+        }
+        pair.run();
+        let failed = [(1, WcStatus::Success), (2, WcStatus::LocProtErr)];
+        assert_eq!(pair.polled(0), failed, "{way:?}");
+        assert_eq!(pair.polled(1).first(), Some(&(11, WcStatus::Success)), "{way:?}");
+    }
+}
