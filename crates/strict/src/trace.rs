@@ -40,7 +40,8 @@ impl Trace {
         Self(Arc::new(Backtrace::force_capture()))
     }
 
-    /// The innermost frames of the program, the last call first: see [`all_frames`](Self::all_frames).
+    /// The innermost frames of the program, the last call first, each with its place in the source where that
+    /// is known, and with the library that it is of.
     #[must_use]
     pub fn frames(&self) -> Vec<String> {
         let mut frames = self.all_frames();
@@ -48,8 +49,7 @@ impl Trace {
         frames
     }
 
-    /// The frames of the program, each with its place in the source where that is known, and with the library
-    /// that it is of.
+    /// All of them.
     pub(crate) fn all_frames(&self) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         shown(&self.0.to_string(), &format!("{:#}", self.0), &Objects::parse(&maps))
