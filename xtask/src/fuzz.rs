@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail, ensure};
 use toml::{Table, Value};
@@ -58,30 +59,52 @@ pub(crate) fn count(options: &Options) -> Result<usize> {
     build.arg("--target-dir").arg(work.join("target"));
     ensure!(build.status().context("cargo")?.success(), "the fuzz targets do not build");
 
-    let mut bad = Vec::new();
-    for target in &targets {
-        let mut command = Command::new(work.join("target/release").join(target));
-        match &options.replay {
-            Some(file) => drop(command.arg("--replay").arg(file)),
-            None => {
-                command.arg(options.seed.to_string()).arg(options.runs.to_string());
-                command.arg(artifacts(target)).arg(fuzz.join("seeds").join(target));
-            }
-        }
-        let ended = command.status().with_context(|| format!("cannot run {target}"))?;
-        let verdict = if ended.success() { "no panic" } else { "FAILED" };
-        println!("{target}: {verdict}");
-        if !ended.success() {
-            bad.push(format!(
-                "{target}: replay with `cargo xtask fuzz --target {target} --replay FILE`, FILE \
-                 being the input named above"
-            ));
-        }
-    }
+    let bad = run_all(options, &targets, &work.join("target/release"))?;
     if !bad.is_empty() {
         bail!("{}", bad.join("\n"));
     }
     Ok(targets.len())
+}
+
+/// Runs the targets in a folder, one on each processor; what to say of those that have failed.
+fn run_all(options: &Options, targets: &[String], folder: &Path) -> Result<Vec<String>> {
+    // Those of whole adapters and stacks stand last, and take longest.
+    let next = Mutex::new(targets.iter().rev());
+    let work = || {
+        let mut bad = Vec::new();
+        loop {
+            let target = next.lock().expect("nobody panics with it").next();
+            let Some(target) = target else { return Ok(bad) };
+            if !run_one(options, target, folder)? {
+                bad.push(format!(
+                    "{target}: replay with `cargo xtask fuzz --target {target} --replay FILE`, FILE \
+                     being the input named above"
+                ));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..count.min(targets.len())).map(|_| scope.spawn(work)).collect();
+        let bad = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
+        Ok(bad.collect::<Result<Vec<_>>>()?.concat())
+    })
+}
+
+/// Runs a target; whether it found nothing.
+fn run_one(options: &Options, target: &str, folder: &Path) -> Result<bool> {
+    let mut command = Command::new(folder.join(target));
+    match &options.replay {
+        Some(file) => drop(command.arg("--replay").arg(file)),
+        None => {
+            command.arg(options.seed.to_string()).arg(options.runs.to_string());
+            command.arg(artifacts(target)).arg(crate::root().join("fuzz/seeds").join(target));
+        }
+    }
+    let ended = command.status().with_context(|| format!("cannot run {target}"))?;
+    let verdict = if ended.success() { "no panic" } else { "FAILED" };
+    println!("{target}: {verdict}");
+    Ok(ended.success())
 }
 
 fn artifacts(target: &str) -> PathBuf {
