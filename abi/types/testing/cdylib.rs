@@ -1,12 +1,17 @@
 //! For the tests of the C libraries: cargo builds no cdylib for a test, so a test asks it to.
 //! Included by path, since it belongs to no library.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Runs `cargo build` with arguments that name what to build, and gives the file of its library,
-/// `lib<name>.so`.
+/// `lib<name>.so`. `make check`, which tests the whole workspace and sets `QUIPU_TEST_ALL`, has just built
+/// all but that file, with the features that all packages together ask of their dependencies; one
+/// package alone asks for fewer, so that everything it needs would be built once more.
 pub fn built(what: &[&str], name: &str) -> PathBuf {
+    let workspace = env::var_os("QUIPU_TEST_ALL").is_some();
+    let what = if workspace { &["--workspace", "--all-targets"] } else { what };
     let build = Command::new(env!("CARGO"))
         .args(["build", "-q", "--message-format=json-render-diagnostics"])
         .args(what)
