@@ -16,8 +16,9 @@ const ACK_REQUESTS: u32 = 32;
 const ACK_BYTES: u64 = 256 * 1024;
 /// So many waiting requests are worth a send of their own, though others are in flight.
 pub(crate) const GATHER_REQUESTS: u32 = 32;
-/// So many waiting bytes are.
-pub(crate) const GATHER_BYTES: u64 = 48 * 1024;
+/// So many waiting bytes are: three messages of 64 KB, which programs like, and which cost a fifth less each
+/// than alone.
+pub(crate) const GATHER_BYTES: u64 = 192 * 1024;
 
 /// A request message on its way out.
 #[derive(Clone, Copy, Debug)]

@@ -8,6 +8,7 @@ mod crc;
 mod datagrams;
 mod fates;
 mod faults;
+mod gathering;
 mod hostile;
 mod intruders;
 mod operations;
