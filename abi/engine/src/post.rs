@@ -38,8 +38,8 @@ static TOO_LONG: [u8; MAX_INLINE + 1] = [0; MAX_INLINE + 1];
 const SMALL_INLINE: usize = 96;
 const FEW: c_int = 4;
 
-/// Longest list that is copied: far more than a work request may have.
-const MAX_COPIED: usize = 1024;
+/// Longest list that is read: far more than a work request of any queue may have.
+const MAX_ELEMENTS: c_int = 1024;
 
 /// The scatter/gather list of a work request.
 ///
@@ -51,15 +51,11 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<Cow<'a, [Sge]>
     if count == 0 {
         return Ok(Cow::Borrowed(&[]));
     }
-    if count < 0 || list.is_null() {
-        return Err(INVALID);
-    }
-    let (list, count) = (list.cast::<Sge>(), count as usize);
-    if count > MAX_COPIED && !list.is_aligned() {
+    if !(1..=MAX_ELEMENTS).contains(&count) || list.is_null() {
         return Err(INVALID);
     }
     // SAFETY: passed on from the caller; the layouts are the same.
-    Ok(unsafe { quipu_cabi::list(list, count) })
+    Ok(unsafe { quipu_cabi::list(list.cast::<Sge>(), count as usize) })
 }
 
 /// What a work request is to do.

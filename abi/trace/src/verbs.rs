@@ -122,14 +122,14 @@ impl Pointee for ibv_qp_ex {
 ///
 /// # Safety
 ///
-/// `list` is null or has `count` elements.
+/// `list` is null or has `count` elements, aligned or not.
 unsafe fn sges(list: *const ibv_sge, count: usize) -> Value {
     if list.is_null() {
         return Value::Null;
     }
     let shown = (0..count.min(MAX_SHOWN)).map(|index| {
         // SAFETY: passed on from the caller.
-        let sge = unsafe { &*list.add(index) };
+        let sge = unsafe { list.add(index).read_unaligned() };
         Value::Record(vec![
             ("addr", hex(sge.addr)),
             ("length", number(sge.length)),

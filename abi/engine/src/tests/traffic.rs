@@ -68,10 +68,43 @@ fn lists_need_not_be_aligned() {
     done(unsafe { (bench.api.post_send)(a.qp, &given, &mut bad) }).unwrap();
     bench.completions(bench.cq, 2);
     assert_eq!((&bench.read(1000), &bench.read(2000)), (b"hel", b"lo, world"));
-    // One that is longer than any queue takes is not even read.
-    given.num_sge = i32::MAX;
-    let refused = done(unsafe { (bench.api.post_send)(a.qp, &given, &mut bad) });
-    assert_eq!(refused, Err(EngineStatus::Invalid));
+}
+
+/// A program that has not set `num_sge` must not make the adapter read all memory behind its list.
+#[test]
+fn a_list_longer_than_any_queue_takes_is_not_read() {
+    let bench = Bench::new();
+    let (a, _b) = bench.pair(&bench.qp_init());
+    // At the end of what may be read: one element, then a page without access.
+    let page = 4096;
+    let (read, write, private) = (libc::PROT_READ, libc::PROT_WRITE, libc::MAP_PRIVATE);
+    let map = |length, access| unsafe {
+        libc::mmap(std::ptr::null_mut(), length, access, private | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    let start = map(2 * page, libc::PROT_NONE);
+    assert_ne!(start, libc::MAP_FAILED);
+    assert_eq!(unsafe { libc::mprotect(start, page, read | write) }, 0);
+    let end = start.wrapping_byte_add(page).cast::<ibv_sge>();
+    for shift in [0, 4] {
+        let element = end.wrapping_sub(1).wrapping_byte_sub(shift);
+        unsafe { element.write_unaligned(bench.sge(0, 5)) };
+        for num_sge in [1025, i32::MAX] {
+            let mut given = send(2, IBV_WR_SEND, &mut []);
+            (given.sg_list, given.num_sge) = (element, num_sge);
+            let mut taken = receive(1, &mut []);
+            (taken.sg_list, taken.num_sge) = (element, num_sge);
+            let mut bad = std::ptr::null();
+            for flags in [IBV_SEND_SIGNALED, IBV_SEND_INLINE] {
+                given.send_flags = flags;
+                let refused = done(unsafe { (bench.api.post_send)(a.qp, &given, &mut bad) });
+                assert_eq!(refused, Err(EngineStatus::Invalid));
+            }
+            let mut bad = std::ptr::null();
+            let refused = done(unsafe { (bench.api.post_recv)(a.qp, &taken, &mut bad) });
+            assert_eq!(refused, Err(EngineStatus::Invalid));
+        }
+    }
+    assert_eq!(unsafe { libc::munmap(start, 2 * page) }, 0);
 }
 
 #[test]

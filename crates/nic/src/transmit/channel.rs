@@ -90,9 +90,8 @@ fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
 fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
     let (length, fits) = match payload {
         Payload::Sges([sge]) => (sge.len as usize, sq.max_sge() > 0),
-        Payload::Sges(list) => {
-            (list.iter().map(|sge| sge.len as usize).sum(), list.len() <= sq.max_sge())
-        }
+        Payload::Sges(list) if list.len() > sq.max_sge() => return None,
+        Payload::Sges(list) => (list.iter().map(|sge| sge.len as usize).sum(), true),
         Payload::Inline(bytes) => (bytes.len(), bytes.len() <= sq.max_inline()),
     };
     (fits && length <= INLINE_MAX).then_some(length)
