@@ -1,11 +1,11 @@
 //! The helper thread: progress while nobody polls.
 //!
-//! While the program polls busily the helper dozes, for no longer than it has polled so far, and a few
-//! milliseconds at most. When it finds that the program does not poll at that moment, it waits for
-//! descriptors itself, without end if there is no deadline: an idle process costs nothing. It goes on with
-//! that until it wakes and finds the program polling at that moment; a program that polls and, in between,
-//! looks at its memory only is served meanwhile. While a thread of the program waits inside the engine for
-//! a completion event (`wait.rs`), that thread does all this, and the helper rests.
+//! While the program polls busily the helper dozes, for no longer than it has polled so far, and a
+//! millisecond at most, or a few if it has polled for long. When it finds that the program does not poll at
+//! that moment, it waits for descriptors itself, without end if there is no deadline: an idle process costs
+//! nothing. It goes on with that until it wakes and finds the program polling at that moment; a program that
+//! polls and, in between, looks at its memory only is served meanwhile. While a thread of the program waits
+//! inside the engine for a completion event (`wait.rs`), that thread does all this, and the helper rests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +20,14 @@ use crate::lock::{futex_wait, futex_wake};
 use crate::sys::{self, EventFd, ReadyList, wait_either};
 
 /// The shortest and the longest doze. Each is twice the one before: so long, and no longer than it has
-/// polled, a program that stops polling is without help. To get up takes the poller's processor from it for
-/// 10 to 20 us where none is free, which once in a millisecond was a twentieth of all that a stream over TCP
-/// can carry.
+/// polled, a program that stops polling is without help, and a peer without the last acknowledgement.
 const DOZE_MIN: Duration = Duration::from_micros(100);
-const DOZE_MAX: Duration = Duration::from_millis(4);
+const DOZE_MAX: Duration = Duration::from_millis(1);
+/// The longest of a program that has polled for long, of which a doze is this part at most. To get up takes
+/// the poller's processor from it for 10 to 20 us where none is free, which once in a millisecond was a
+/// twentieth of all that a stream over TCP can carry.
+const DOZE_MAX_LATER: Duration = Duration::from_millis(4);
+const DOZE_PART: u32 = 16;
 /// The longest where the adapter is another process's: the work goes on there, and the rings wait. A program
 /// that is to be woken by a descriptor calls the helper when it asks for that.
 const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(40);
@@ -145,6 +148,12 @@ fn is_back_soon(since: u64, now: u64) -> bool {
     since != 0 && now.saturating_sub(since) < YIELD_NS
 }
 
+/// How long to doze after a doze of `last`, where the program has polled for `polled`.
+fn next_doze(last: Duration, polled: Duration) -> Duration {
+    let longest = (polled / DOZE_PART).clamp(DOZE_MAX, DOZE_MAX_LATER);
+    (last * 2).min(longest)
+}
+
 impl Inner {
     /// Whether the program is making progress right now, of which it had made `polls` before.
     fn is_busy(&self, polls: u64) -> bool {
@@ -189,8 +198,8 @@ impl Inner {
 
     /// Sleeps in small pieces until the program is found idle, or calls.
     fn doze(&self) {
-        let longest = if self.calls.is_some() { DOZE_MAX_ELSEWHERE } else { DOZE_MAX };
-        let mut limit = DOZE_MIN;
+        let elsewhere = self.calls.is_some();
+        let (mut limit, mut polled_for) = (DOZE_MIN, Duration::ZERO);
         let mut quiet = 0;
         let (mut drives, mut rest) = self.lie_down(quiet);
         loop {
@@ -199,12 +208,17 @@ impl Inner {
             if called || self.helper.stopped() {
                 return;
             }
-            limit = (limit * 2).min(longest);
+            polled_for += limit;
+            limit = match elsewhere {
+                true => (limit * 2).min(DOZE_MAX_ELSEWHERE),
+                false => next_doze(limit, polled_for),
+            };
             // While the program polls, its lock is left alone.
             if self.is_busy(polls) {
                 quiet = 0;
                 continue;
             }
+            polled_for = Duration::ZERO;
             let polled = self.polls.load(Ordering::Relaxed) != polls;
             let (now, driven) = {
                 let core = self.lock();
@@ -279,6 +293,18 @@ mod tests {
         assert!(!was_interrupted(5_000, 0, 1));
         // It polls now and then, and wants help in between.
         assert!(!was_interrupted(3, 1, 1));
+    }
+
+    #[test]
+    fn the_longer_a_program_has_polled_the_longer_the_helper_dozes() {
+        let (mut doze, mut polled) = (DOZE_MIN, Duration::ZERO);
+        while polled < Duration::from_secs(1) {
+            assert!(doze <= polled + DOZE_MIN, "{doze:?} after {polled:?}");
+            assert!(doze <= DOZE_MAX.max(polled / DOZE_PART), "{doze:?} after {polled:?}");
+            polled += doze;
+            doze = next_doze(doze, polled);
+        }
+        assert_eq!(doze, DOZE_MAX_LATER);
     }
 
     #[test]
