@@ -211,7 +211,7 @@ unsafe fn gather<'b>(list: &[Sge], buffer: &'b mut [MaybeUninit<u8>]) -> Option<
     Some(unsafe { slice::from_raw_parts(buffer.as_ptr().cast(), used) })
 }
 
-/// Posts a request by the shortest way, if it is a single small send to the peer of a connection and that way
+/// Posts a request by the shortest way, if it is a single send, write or read of a connection and that way
 /// takes it: nothing that other requests need is looked at. Gives the doorbell back if not.
 ///
 /// # Safety
@@ -225,9 +225,14 @@ unsafe fn post_at_once<'d>(
 ) -> Result<(), Doorbell<'d>> {
     // SAFETY: "null or a valid request".
     let Some(wr) = (unsafe { wr.as_ref() }) else { return Err(doorbell) };
+    // SAFETY: this field of the union consists of integers, for which every bit pattern is valid.
+    let rdma = unsafe { &wr.wr.rdma };
+    let (addr, rkey) = (rdma.remote_addr, rdma.rkey);
     let op = match wr.opcode {
         IBV_WR_SEND => SendOp::Send,
         IBV_WR_SEND_WITH_IMM => SendOp::SendImm(wr.imm_data),
+        IBV_WR_RDMA_WRITE => SendOp::Write { addr, rkey },
+        IBV_WR_RDMA_READ => SendOp::Read { addr, rkey },
         _ => return Err(doorbell),
     };
     let list = wr.sg_list.cast::<Sge>();

@@ -172,19 +172,27 @@ impl<P: Probe> Adapter<P> {
         true
     }
 
-    /// Posts a request and rings the doorbell, with one look for the queue pair, if it is a small send of a
-    /// reliable connection to a peer on this host that is transmitted at once. `false` if not, whatever the
-    /// reason: then nothing was done, and [`post_send`](Self::post_send) says what is wrong, if anything is.
+    /// Posts a request and rings the doorbell, with one look for the queue pair, if it is one of a reliable
+    /// connection to a peer on this host that is done at once: a small send that is transmitted, or a write
+    /// or read that is executed in the peer's memory. `false` if not, whatever the reason: then nothing was
+    /// done, and [`post_send`](Self::post_send) says what is wrong, if anything is.
     #[inline(always)]
-    pub fn post_at_once(&mut self, id: QpId, wr: &SendWr<'_>) -> bool {
+    pub fn post_at_once(&mut self, now: Time, id: QpId, wr: &SendWr<'_>) -> bool {
         let Some(qp) = self.qps.get_mut(id) else { return false };
-        let suits = matches!(qp.qp_type, QpType::Rc) && is_linked(qp);
-        if !suits || !transmit::channel::send_at_once(qp, &mut self.hub, wr) {
+        if !matches!(qp.qp_type, QpType::Rc) || !is_linked(qp) {
             return false;
         }
-        self.hub.counters.doorbells += 1;
-        self.hub.probe.stage(Stage::Doorbell, 0);
-        transmit::channel::notify(qp, &mut self.hub);
+        let hub = &mut self.hub;
+        if transmit::channel::send_at_once(qp, hub, wr) {
+            transmit::channel::notify(qp, hub);
+        } else {
+            hub.now = now;
+            if !transmit::direct::move_at_once(qp, hub, wr) {
+                return false;
+            }
+        }
+        hub.counters.doorbells += 1;
+        hub.probe.stage(Stage::Doorbell, 0);
         true
     }
 

@@ -1,6 +1,7 @@
 //! Work queues: rings of fixed size, allocated when the queue pair is created and never after.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use quipu_mem::Sge;
 
@@ -335,10 +336,10 @@ impl SendQueue {
         self.destinations.get(self.slot(position)).copied().unwrap_or_default()
     }
 
-    /// Notes a request that was transmitted while it was being posted, as number `request`. Nothing may wait
-    /// in the queue, which has room.
+    /// Notes a request that was transmitted while it was being posted, as those of these numbers. Nothing may
+    /// wait in the queue, which has room.
     #[inline(always)]
-    pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, request: u32) {
+    pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, numbers: Range<u32>) {
         debug_assert!(!self.is_full() && !self.has_waiting(), "the caller has looked");
         let slot = self.slot(self.tail);
         let wqe = &mut self.wqes[slot];
@@ -347,8 +348,8 @@ impl SendQueue {
         wqe.flags = wr.flags;
         wqe.num_sge = 0;
         wqe.length = length;
-        wqe.first_request = request;
-        wqe.end_request = request.wrapping_add(1);
+        wqe.first_request = numbers.start;
+        wqe.end_request = numbers.end;
         wqe.answered = true;
         self.tail = self.tail.wrapping_add(1);
         self.next = self.tail;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quipu_nic::{
     Access, BindMw, Fault, Payload, QpAttr, QpAttrMask, QpState, SendFlags, SendOp, SendWr, Sge,
-    To, WcExtra, WcOpcode, WcStatus,
+    Time, To, WcExtra, WcOpcode, WcStatus,
 };
 
 use crate::load::{Load, Use};
@@ -198,10 +198,11 @@ impl Load {
                 draft.len
             )
         });
+        let now = Time(world.kernel.now());
         let adapter = &mut world.hosts[host].adapter;
         // As programs do that post one by one.
         let rung = id.is_multiple_of(2)
-            && (adapter.post_at_once(qp, &wr) || adapter.post_to_stream(qp, &wr));
+            && (adapter.post_at_once(now, qp, &wr) || adapter.post_to_stream(qp, &wr));
         if !rung && let Err(fault) = adapter.post_send(qp, &wr) {
             let len = self.ends[e].sq.len();
             world.violate(|| format!("end {e}: request {id} refused with {len} posted: {fault}"));

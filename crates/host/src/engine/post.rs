@@ -38,7 +38,7 @@ pub struct Doorbell<'a> {
 
 impl Doorbell<'_> {
     /// Posts a send request behind which no other comes, and rings, by the shortest way: where that is no
-    /// more than to fill a slot in memory that is shared with the peer, see
+    /// more than to fill a slot in memory that is shared with the peer, or to reach into the peer's own, see
     /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once), or over a stream, see
     /// [`Adapter::post_to_stream`](quipu_nic::Adapter::post_to_stream).
     ///
@@ -52,7 +52,7 @@ impl Doorbell<'_> {
         if !plain {
             return Err(self);
         }
-        if core.adapter.post_at_once(qp, wr) {
+        if core.adapter.post_at_once(core.clock.recent(), qp, wr) {
             core.settle_rung();
         } else if core.adapter.post_to_stream(qp, wr) {
             let now = core.now();

@@ -33,6 +33,23 @@ impl ProcessMemory {
         if !self.alive.load(Ordering::Acquire) {
             return Err(PeerMemoryFault::Unreachable);
         }
+        if let (&[(at, len)], &[own]) = (remote, local) {
+            let (here, there) = ([piece(own)], [piece((at as usize, len as usize))]);
+            let moved = way.call(self.pid, &here, &there).map_err(|e| fault(&e))?;
+            if moved == there[0].iov_len {
+                return Ok(());
+            }
+        }
+        self.transfer_pieces(way, remote, local)
+    }
+
+    /// The same for lists, and for what the kernel moves in parts.
+    fn transfer_pieces(
+        &self,
+        way: Way,
+        remote: &[(u64, u64)],
+        local: &[(usize, usize)],
+    ) -> Result<(), PeerMemoryFault> {
         let mut there =
             Cursor::new(remote.iter().map(|&(addr, len)| (addr as usize, len as usize)));
         let mut here = Cursor::new(local.iter().copied());
@@ -64,6 +81,11 @@ impl PeerMemory for ProcessMemory {
     ) -> Result<(), PeerMemoryFault> {
         self.transfer(Way::Write, remote, local)
     }
+}
+
+/// An address and a length as the kernel takes them.
+fn piece((addr, len): (usize, usize)) -> iovec {
+    iovec { iov_base: std::ptr::with_exposed_provenance_mut::<c_void>(addr), iov_len: len }
 }
 
 fn fault(error: &io::Error) -> PeerMemoryFault {
@@ -113,8 +135,7 @@ struct Cursor<I> {
 
 impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
     fn new(rest: I) -> Self {
-        let nothing = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Self { rest, batch: [nothing; PIECES], first: 0, filled: 0 }
+        Self { rest, batch: [piece((0, 0)); PIECES], first: 0, filled: 0 }
     }
 
     /// The next pieces, and how many bytes they have.
@@ -126,8 +147,7 @@ impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
                     break;
                 };
                 if len > 0 {
-                    let base = std::ptr::with_exposed_provenance_mut::<c_void>(addr);
-                    self.batch[self.filled] = iovec { iov_base: base, iov_len: len };
+                    self.batch[self.filled] = piece((addr, len));
                     self.filled += 1;
                 }
             }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use quipu_iwarp::wire::control::Control;
-use quipu_mem::Key;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
+use super::direct;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
 use crate::fate::{self, Met};
@@ -15,11 +15,11 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
-use crate::types::{Access, Payload, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus};
+use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus};
 use crate::watch;
 
 /// What one step of transmission did.
-enum Step {
+pub(super) enum Step {
     /// Something: look again.
     Again,
     /// So many bytes, in the peer's memory. After a chunk others get their turn: the next look goes on.
@@ -97,6 +97,20 @@ fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
     (fits && length <= INLINE_MAX).then_some(length)
 }
 
+/// Whether nothing stands before a request to the peer that is being posted: it may be transmitted at once.
+#[inline(always)]
+pub(super) fn has_right_of_way(qp: &Qp, wr: &SendWr<'_>) -> bool {
+    let requester = &qp.requester;
+    let fenced = wr.flags.contains(SendFlags::FENCE) && requester.reads > 0;
+    matches!((qp.qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
+        && qp.state == QpState::Rts
+        && !qp.sq.has_waiting()
+        && !qp.sq.is_full()
+        && requester.rnr_until.is_none()
+        && requester.failing.is_none()
+        && !fenced
+}
+
 /// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
 /// its bytes go through the send queue. `false` if that is not possible, for this or any other reason: the
 /// caller finds out which. The peer is told when the doorbell rings.
@@ -116,20 +130,11 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         SendOp::SendImm(imm) => (request::SEND_IMM, imm),
         _ => return false,
     };
-    let pd = qp.pd_number();
-    let Qp { path: Path::Channel(path), sq, requester, responder, state, qp_type, .. } = qp else {
-        return false;
-    };
-    let waits = sq.has_waiting()
-        || !matches!((*qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
-        || sq.is_full()
-        || *state != QpState::Rts
-        || requester.rnr_until.is_some()
-        || requester.failing.is_some()
-        || (wr.flags.contains(SendFlags::FENCE) && requester.reads > 0);
-    if waits {
+    if !has_right_of_way(qp, wr) {
         return false;
     }
+    let pd = qp.pd_number();
+    let Qp { path: Path::Channel(path), sq, requester, responder, .. } = qp else { return false };
     let Some(length) = small_len(sq, wr.payload) else { return false };
     if length > hub.config.max_message as usize {
         return false;
@@ -159,8 +164,9 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         rkey: 0,
         ack: responder.executed,
     });
-    sq.push_transmitted(wr, length, requester.started);
-    requester.started = requester.started.wrapping_add(1);
+    let next = requester.started.wrapping_add(1);
+    sq.push_transmitted(wr, length, requester.started..next);
+    requester.started = next;
     told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted_express(qp, hub, wr, length);
@@ -269,7 +275,7 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
                 Err(status) => Step::Failed(status),
             };
         }
-        if let Some(done) = direct(qp, hub, &wqe) {
+        if let Some(done) = direct::step(qp, hub, &wqe) {
             return done;
         }
         // The peer is asked for the whole of what was moved in part.
@@ -517,97 +523,6 @@ pub(crate) fn peer_memory<P>(qp: &Qp, hub: &Hub<P>) -> Option<Arc<dyn PeerMemory
         Other::Own(_) => hub.own_memory.clone(),
         Other::Linked { link, .. } => hub.links.get(link)?.link.peer_memory.clone(),
     }
-}
-
-/// Executes a write or read directly in the peer's memory, if nothing that the peer must execute first is
-/// outstanding. `None` if that is not possible: then the peer is asked.
-fn direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
-    let (addr, rkey, right) = match wqe.op {
-        SendOp::Write { addr, rkey } => (addr, rkey, Access::REMOTE_WRITE),
-        SendOp::Read { addr, rkey } => (addr, rkey, Access::REMOTE_READ),
-        _ => return None,
-    };
-    let Path::Channel(path) = &qp.path else { return None };
-    let Other::Linked { link, .. } = path.other else { return None };
-    // Which protection domains an XRC responder stands for is not known here.
-    if qp.qp_type.names_srq() {
-        return None;
-    }
-    let state = hub.links.get(link)?;
-    let memory = state.link.peer_memory.as_ref()?;
-    let directory = state.directory.as_ref()?;
-    if wqe.length == 0 {
-        return None;
-    }
-    let control = &path.channel.outgoing.control;
-    // Everything asked of the peer must be executed first, so that order is kept.
-    let started = qp.requester.started;
-    if qp.requester.acked != started && control.executed() != started {
-        return None;
-    }
-    let (peer_pd, peer_qp) = (path.peer_pd, path.peer_qp);
-    let (pd, position) = (qp.pd_number(), qp.sq.next);
-    let write = right == Access::REMOTE_WRITE;
-    let done = path.direct_done;
-    let len = (wqe.length - done).min(CHUNK);
-    let mut local = std::mem::take(&mut hub.scratch);
-    local.clear();
-    let gathered = match qp.sq.inline(position) {
-        Some(bytes) => {
-            let part = &bytes[done as usize..(done + len) as usize];
-            local.push((part.as_ptr() as usize, part.len()));
-            true
-        }
-        None => hub
-            .regions
-            .pieces(pd, qp.sq.sges(position), u64::from(done), u64::from(len), !write)
-            .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())))
-            .is_ok(),
-    };
-    if !gathered {
-        hub.scratch = local;
-        return Some(Step::Failed(WcStatus::LocProtErr));
-    }
-    let moved = state.guarded(|| {
-        if !Access::from_bits_truncate(control.grants()).contains(right) {
-            return None;
-        }
-        // The whole request is checked each time, so that a part of it is never executed twice.
-        let range = directory
-            .lookup(peer_pd, peer_qp, Key(rkey), addr, u64::from(wqe.length), right)
-            .ok()?;
-        let remote = [(range.addr.wrapping_add(u64::from(done)), u64::from(len))];
-        let moved =
-            if write { memory.write(&local, &remote) } else { memory.read(&remote, &local) };
-        moved.ok()
-    });
-    hub.scratch = local;
-    moved?;
-    hub.probe.stage(Stage::GetData, len as usize);
-    end_direct(qp, hub, wqe, done + len);
-    Some(Step::Moved(len))
-}
-
-/// Counts what was moved directly; the request needs no acknowledgement of its own.
-fn end_direct<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) {
-    let Path::Channel(path) = &mut qp.path else { return };
-    if done < wqe.length {
-        path.direct_done = done;
-        return;
-    }
-    path.direct_done = 0;
-    if hub.probe.watches() {
-        watch::posted(qp, hub);
-        if wqe.wants_answer() {
-            watch::answered(qp, hub, qp.sq.next);
-        }
-    }
-    let state = qp.sq.wqe_mut(qp.sq.next);
-    state.first_request = qp.requester.started;
-    state.end_request = qp.requester.started;
-    state.answered = true;
-    requester::transmitted(qp);
-    requester::complete_done(qp, hub);
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! write needs nobody's permission.
 
 pub(crate) mod channel;
+pub(crate) mod direct;
 pub(crate) mod frames;
 mod gather;
 pub(crate) mod stream;

@@ -343,7 +343,8 @@ fn small_sends_are_posted_and_rung_in_one() {
         ] {
             pair.recv(1, qps[1], 10, &[to.sge(0, 64)]);
             let before = pair.hosts[0].adapter.counters().doorbells;
-            let posted = pair.hosts[0].adapter.post_at_once(qps[0], &signaled(op, payload));
+            let posted =
+                pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &signaled(op, payload));
             assert_eq!(posted, linked, "{way:?} {op:?}");
             if !posted {
                 pair.send_with(0, qps[0], 1, op, SendFlags::SIGNALED, payload);
@@ -355,6 +356,71 @@ fn small_sends_are_posted_and_rung_in_one() {
             assert_eq!(to.bytes(0, bytes.len()), bytes);
         }
     }
+}
+
+#[test]
+fn writes_and_reads_of_one_piece_are_executed_while_they_are_posted() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let (own, other) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        let (addr, rkey) = (other.addr(), other.key());
+        own.fill(0, b"written");
+        other.fill(1000, b"read");
+        let (write, read) = ([own.sge(0, 7)], [own.sge(2000, 4)]);
+        for (op, list, signaled) in [
+            (SendOp::Write { addr, rkey }, &write, true),
+            (SendOp::Write { addr: addr + 100, rkey }, &write, false),
+            (SendOp::Read { addr: addr + 1000, rkey }, &read, true),
+        ] {
+            let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wr = SendWr { wr_id: 1, to: To::Peer, op, flags, payload: Payload::Sges(list) };
+            let before = pair.hosts[0].adapter.counters().doorbells;
+            let posted = pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &wr);
+            assert_eq!(posted, matches!(way, Way::Link), "{way:?} {op:?}");
+            if !posted {
+                pair.send_with(0, qps[0], 1, op, flags, wr.payload);
+                pair.run();
+            }
+            assert_eq!(pair.hosts[0].adapter.counters().doorbells, before + 1);
+            let done = if signaled { &[(1, WcStatus::Success)][..] } else { &[] };
+            assert_eq!(pair.polled(0), done, "{way:?} {op:?}: at once, where it is posted at once");
+        }
+        assert_eq!(
+            (other.bytes(0, 7), other.bytes(100, 7)),
+            (b"written".into(), b"written".into())
+        );
+        assert_eq!(own.bytes(2000, 4), b"read");
+        let counters = pair.hosts[0].adapter.queue_pairs().next().unwrap().counters.requester;
+        assert_eq!((counters.writes, counters.reads, counters.bytes), (2, 1, 18), "{way:?}");
+    }
+}
+
+#[test]
+fn writes_and_reads_do_not_overtake_what_the_peer_is_to_execute() {
+    let (mut pair, qps) = connected(Way::Link);
+    let (own, other) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+    let (addr, rkey) = (other.addr(), other.key());
+    let list = [own.sge(0, 8)];
+    let payload = Payload::Sges(&list);
+    let send = signaled(SendOp::Send, payload);
+    let write = SendWr { wr_id: 2, ..signaled(SendOp::Write { addr, rkey }, payload) };
+    pair.recv(1, qps[1], 10, &[other.sge(1000, 8)]);
+    assert!(pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &send));
+    assert!(
+        !pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &write),
+        "the send is not executed"
+    );
+    pair.run();
+    // What was asked of the peer is executed, and acknowledged or not: the next one is not held up.
+    assert!(pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &write));
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    // A queue that is full of completions nobody has polled ends the queue pair, as behind any request.
+    let state = |pair: &Pair| pair.hosts[0].adapter.query_qp(qps[0]).unwrap().attr.state;
+    while pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &write)
+        && state(&pair) == QpState::Rts
+    {}
+    assert_eq!(state(&pair), QpState::Err);
 }
 
 #[test]
@@ -371,13 +437,13 @@ fn all_else_is_not_posted_at_once() {
         for (qp, wr) in [
             (qps[0], SendWr { payload: Payload::Sges(&long), ..small }),
             (qps[0], SendWr { payload: Payload::Sges(&unknown), ..small }),
-            (qps[0], SendWr { op: SendOp::Write { addr, rkey }, ..small }),
+            (qps[0], SendWr { op: SendOp::Write { addr, rkey: 0x7777_0000 }, ..small }),
             (qps[0], SendWr { op: SendOp::FetchAdd { addr, rkey, add: 1 }, ..small }),
             (qps[0], SendWr { to: to_another, ..small }),
             (fresh, small),
             (QpId(0), small),
         ] {
-            assert!(!pair.hosts[0].adapter.post_at_once(qp, &wr), "{way:?} {wr:?}");
+            assert!(!pair.hosts[0].adapter.post_at_once(pair.now, qp, &wr), "{way:?} {wr:?}");
         }
         pair.run();
         assert!(pair.polled(0).is_empty() && pair.polled(1).is_empty());
@@ -388,7 +454,7 @@ fn all_else_is_not_posted_at_once() {
         }
         let large = SendWr { wr_id: 2, payload: Payload::Sges(&whole), ..small };
         pair.hosts[0].adapter.post_send(qps[0], &large).unwrap();
-        assert!(!pair.hosts[0].adapter.post_at_once(qps[0], &small));
+        assert!(!pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &small));
         pair.send(0, qps[0], 1, SendOp::Send, &short);
         pair.run();
         assert_eq!(pair.polled(0), [(2, WcStatus::Success), (1, WcStatus::Success)]);

@@ -1,0 +1,188 @@
+//! Writes and reads that one process executes in the memory of another, which they cost nothing: where
+//! nothing that the peer must execute first is outstanding, and the host allows it.
+
+use quipu_mem::Key;
+
+use super::channel::{Step, has_right_of_way};
+use crate::adapter::Hub;
+use crate::channel::{CHUNK, ChannelPath, Other};
+use crate::link::LinkState;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::queue::SendWqe;
+use crate::requester;
+use crate::slab::Slab;
+use crate::types::{Access, LinkId, Payload, SendOp, SendWr, WcStatus};
+use crate::watch;
+
+/// The memory of the peer that a request is about.
+#[derive(Clone, Copy)]
+struct Target {
+    addr: u64,
+    rkey: u32,
+    length: u32,
+    /// What is to be done there, as the right that it takes.
+    right: Access,
+}
+
+impl Target {
+    /// `None` for a request that only the peer can execute.
+    #[inline]
+    fn of(op: &SendOp, length: u32) -> Option<Self> {
+        let (addr, rkey, right) = match *op {
+            SendOp::Write { addr, rkey } => (addr, rkey, Access::REMOTE_WRITE),
+            SendOp::Read { addr, rkey } => (addr, rkey, Access::REMOTE_READ),
+            _ => return None,
+        };
+        (length > 0).then_some(Self { addr, rkey, length, right })
+    }
+
+    fn is_write(self) -> bool {
+        self.right == Access::REMOTE_WRITE
+    }
+
+    /// Moves `len` bytes, behind the `done` that were moved before, between `local` and the memory of the
+    /// peer at the other end of `path`. The whole request is checked each time, so that a part of it is
+    /// never executed twice. `None`: the peer does not let this side do it, and has to be asked.
+    #[inline]
+    fn move_bytes(
+        self,
+        path: &ChannelPath,
+        state: &LinkState,
+        (done, len): (u32, u32),
+        local: &[(usize, usize)],
+    ) -> Option<()> {
+        let memory = state.link.peer_memory.as_ref()?;
+        let directory = state.directory.as_ref()?;
+        let (key, whole, right) = (Key(self.rkey), u64::from(self.length), self.right);
+        state.guarded(|| {
+            let grants = path.channel.outgoing.control.grants();
+            if !Access::from_bits_truncate(grants).contains(right) {
+                return None;
+            }
+            let range =
+                directory.lookup(path.peer_pd, path.peer_qp, key, self.addr, whole, right).ok()?;
+            let remote = [(range.addr.wrapping_add(u64::from(done)), u64::from(len))];
+            let moved = match self.is_write() {
+                true => memory.write(local, &remote),
+                false => memory.read(&remote, local),
+            };
+            moved.ok()
+        })
+    }
+}
+
+/// The link over which the peer's memory is reached, if everything that was asked of the peer is executed, so
+/// that order is kept.
+#[inline]
+fn open_link<'a>(
+    qp: &'a Qp,
+    links: &'a Slab<LinkId, LinkState>,
+) -> Option<(&'a ChannelPath, &'a LinkState)> {
+    let Path::Channel(path) = &qp.path else { return None };
+    let Other::Linked { link, .. } = path.other else { return None };
+    // Which protection domains an XRC responder stands for is not known here.
+    if qp.qp_type.names_srq() {
+        return None;
+    }
+    let started = qp.requester.started;
+    let executed =
+        qp.requester.acked == started || path.channel.outgoing.control.executed() == started;
+    executed.then_some(())?;
+    Some((path, links.get(link)?))
+}
+
+/// Executes a write or read of one piece while it is being posted, where nothing stands before it. `false` if
+/// that is not possible, for this or any other reason: the caller finds out which.
+#[inline]
+pub(crate) fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let length = match wr.payload {
+        Payload::Inline(bytes) if bytes.len() <= qp.sq.max_inline() => bytes.len() as u32,
+        Payload::Sges([sge]) if qp.sq.max_sge() > 0 => sge.len,
+        _ => return false,
+    };
+    let Some(target) = Target::of(&wr.op, length) else { return false };
+    // What is watched goes the way on which it is told of.
+    let suits = length <= CHUNK.min(hub.config.max_message) && !hub.probe.watches();
+    if !suits || qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
+        return false;
+    }
+    let local = match wr.payload {
+        Payload::Inline(bytes) if target.is_write() => {
+            (bytes.as_ptr().expose_provenance(), bytes.len())
+        }
+        Payload::Sges([sge]) => match hub.regions.local(qp.pd_number(), sge, !target.is_write()) {
+            Ok(span) => span.as_raw(),
+            Err(_) => return false,
+        },
+        _ => return false,
+    };
+    let moved = open_link(qp, &hub.links)
+        .and_then(|(path, state)| target.move_bytes(path, state, (0, length), &[local]));
+    if moved.is_none() {
+        return false;
+    }
+    let done = qp.requester.started;
+    qp.sq.push_transmitted(wr, length, done..done);
+    hub.probe.stage(Stage::GetData, length as usize);
+    requester::complete_done(qp, hub);
+    true
+}
+
+/// Executes the next chunk of the write or read at `sq.next`. `None` if that is not possible: then the peer
+/// is asked.
+pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
+    let target = Target::of(&wqe.op, wqe.length)?;
+    let (path, state) = open_link(qp, &hub.links)?;
+    let done = path.direct_done;
+    let len = (wqe.length - done).min(CHUNK);
+    let mut local = std::mem::take(&mut hub.scratch);
+    local.clear();
+    let (pd, position) = (qp.pd_number(), qp.sq.next);
+    let gathered = match qp.sq.inline(position) {
+        Some(bytes) => {
+            let part = &bytes[done as usize..(done + len) as usize];
+            local.push((part.as_ptr().expose_provenance(), part.len()));
+            true
+        }
+        None => hub
+            .regions
+            .pieces(pd, qp.sq.sges(position), u64::from(done), u64::from(len), !target.is_write())
+            .try_for_each(|piece| piece.map(|piece| local.push(piece.as_raw())))
+            .is_ok(),
+    };
+    let moved = match gathered {
+        true => target.move_bytes(path, state, (done, len), &local),
+        false => None,
+    };
+    hub.scratch = local;
+    if !gathered {
+        return Some(Step::Failed(WcStatus::LocProtErr));
+    }
+    moved?;
+    hub.probe.stage(Stage::GetData, len as usize);
+    end(qp, hub, wqe, done + len);
+    Some(Step::Moved(len))
+}
+
+/// Counts what was moved; the request needs no acknowledgement of its own.
+fn end<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) {
+    let Path::Channel(path) = &mut qp.path else { return };
+    if done < wqe.length {
+        path.direct_done = done;
+        return;
+    }
+    path.direct_done = 0;
+    if hub.probe.watches() {
+        watch::posted(qp, hub);
+        if wqe.wants_answer() {
+            watch::answered(qp, hub, qp.sq.next);
+        }
+    }
+    let state = qp.sq.wqe_mut(qp.sq.next);
+    state.first_request = qp.requester.started;
+    state.end_request = qp.requester.started;
+    state.answered = true;
+    requester::transmitted(qp);
+    requester::complete_done(qp, hub);
+}
