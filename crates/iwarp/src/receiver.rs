@@ -56,6 +56,8 @@ pub enum Segment<'a> {
         solicited: bool,
         /// The shared receive queue that it is for, where connections name one.
         srq: Option<u32>,
+        /// How many requests the peer says to have executed, if the message has a place for that.
+        executed: Option<u32>,
         /// Message sequence number: which receive it consumes.
         msn: u32,
         /// Offset of the payload in the message; 0 in the first segment.
@@ -98,7 +100,10 @@ pub enum Segment<'a> {
     /// The peer ends the connection.
     Terminate(Terminate),
     /// A request that was dropped, see [`Receiver::discard_requests`].
-    Discarded,
+    Discarded {
+        /// What is taken of it all the same: as in [`Segment::Send`].
+        executed: Option<u32>,
+    },
 }
 
 impl Segment<'_> {
@@ -276,7 +281,7 @@ impl Receiver {
         };
         let ddp::Tagged { last, stag, to, .. } = header;
         if op == TaggedOp::Write && self.discarding {
-            return Ok(Segment::Discarded);
+            return Ok(Segment::Discarded { executed: None });
         }
         // The last byte may be the last of the address space, hence one less.
         if !payload.is_empty() && to.checked_add(payload.len() as u64 - 1).is_none() {
@@ -322,7 +327,7 @@ impl Receiver {
         }
         let request = qn == queue::SEND || qn == queue::REQUEST;
         if request && self.discarding {
-            return Ok(Segment::Discarded);
+            return Ok(Segment::Discarded { executed: self.executed(op, &header) });
         }
         self.in_order(op, &header, payload.len())?;
         if request && self.due[qn as usize].open.is_none() {
@@ -386,7 +391,16 @@ impl Receiver {
             _ => return self.fixed(op, header, payload),
         };
         let (solicited, srq) = (op.solicited(), queue::shared_number(header.qn));
-        Ok(Segment::Send { kind, solicited, srq, msn, mo, last, payload })
+        let executed = self.executed(op, header);
+        Ok(Segment::Send { kind, solicited, srq, executed, msn, mo, last, payload })
+    }
+
+    /// The acknowledgement that travels with a message, if that has a place for it
+    /// (`specs/quipu-wire.md` 5).
+    #[inline]
+    fn executed(&self, op: UntaggedOp, header: &ddp::Untagged) -> Option<u32> {
+        let carries = self.extensions.quipu && !self.extensions.xrc && op.carries_executed();
+        carries.then_some(header.ulp)
     }
 
     /// A message of fixed layout: one segment, whole.

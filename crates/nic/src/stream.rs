@@ -7,7 +7,7 @@ use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Message, Receiver, Sender};
 
 use crate::plain::{Gate, Plain};
-
+use crate::requester;
 use crate::types::{ConnId, SendOp, Time};
 
 /// Acknowledge without delay once this many requests are executed but not acknowledged.
@@ -28,6 +28,8 @@ pub(crate) struct Outgoing {
     pub(crate) remaining: u32,
     /// What it carries.
     pub(crate) body: Body,
+    /// How many requests it says to be executed, until its first segment is written.
+    pub(crate) executed: Option<u32>,
 }
 
 /// What a request message carries.
@@ -135,6 +137,23 @@ impl StreamPath {
         if !self.is_ready {
             self.is_ready = true;
             ready.push_back(self.conn);
+        }
+    }
+
+    /// The peer is told that so many requests are executed.
+    #[inline]
+    pub(crate) fn note_told(&mut self, count: u32) {
+        self.acked = count;
+        self.unacked_bytes = 0;
+    }
+
+    /// The first segment of a message is written, which said so.
+    #[inline]
+    pub(crate) fn note_carried(&mut self, executed: Option<u32>) {
+        if let Some(count) = executed
+            && requester::reached(count, self.acked)
+        {
+            self.note_told(count);
         }
     }
 

@@ -156,6 +156,13 @@ impl UntaggedOp {
         )
     }
 
+    /// Whether the field of the header in which others have an STag or an immediate, and which RFC 5040
+    /// reserves, has an acknowledgement between two Quipus (`specs/quipu-wire.md` 5).
+    #[inline]
+    pub const fn carries_executed(self) -> bool {
+        matches!(self, UntaggedOp::Send | UntaggedOp::SendSe)
+    }
+
     /// Who defines the opcode.
     #[inline]
     pub const fn set(self) -> OpcodeSet {

@@ -81,7 +81,7 @@ fn refused_then_resumed() {
     let mut dropped = 0;
     drain(&mut receiver, &stream, |receiver, segment| match segment {
         Segment::Send { mo: 0, .. } => receiver.discard_requests(receiver.message_mark()),
-        Segment::Discarded => dropped += 1,
+        Segment::Discarded { .. } => dropped += 1,
         other => seen.take(other),
     })
     .unwrap();
@@ -127,11 +127,12 @@ fn an_immediate_is_refused_behind_its_write() {
 fn a_crc_is_checked_while_dropping() {
     let mut stream = Vec::new();
     let mut sender = sender();
-    let msg = sender.begin_untagged(UntaggedOp::Send, 0);
+    let msg = sender.begin_untagged(UntaggedOp::Send, 7);
     send(&mut sender, msg, b"abc", 100, &mut stream);
     let mut receiver = receiver();
     receiver.discard_requests(receiver.message_mark());
-    assert_eq!(receiver.next(&stream), Ok(Some((28, Segment::Discarded))));
+    let dropped = Segment::Discarded { executed: Some(7) };
+    assert_eq!(receiver.next(&stream), Ok(Some((28, dropped))));
     stream[22] ^= 1;
     assert!(matches!(receiver.next(&stream), Err(ProtocolError::Crc { .. })));
 }

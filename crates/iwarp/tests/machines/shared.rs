@@ -72,3 +72,31 @@ fn a_message_keeps_to_its_queue() {
     let changed = Err(ProtocolError::OperationChanged(UntaggedOp::Send.octet()));
     assert_eq!(receiver.next(&untagged(second, b"more")), changed);
 }
+
+/// Where the peer executes requests of this side, and only there, a Send has a place for their count.
+#[test]
+fn the_field_of_an_acknowledgement_is_looked_at_only_between_two_quipus() {
+    let none = Extensions { quipu: false, ..Extensions::ALL };
+    let shared = Extensions { xrc: true, ..Extensions::ALL };
+    for (op, extensions, qn, told) in [
+        (UntaggedOp::Send, Extensions::ALL, 0, Some(77)),
+        (UntaggedOp::SendSe, Extensions::ALL, 0, Some(77)),
+        (UntaggedOp::SendImm, Extensions::ALL, 0, None),
+        (UntaggedOp::SendInvalidate, Extensions::ALL, 0, None),
+        (UntaggedOp::Send, none, 0, None),
+        (UntaggedOp::Send, shared, queue::shared(5), None),
+    ] {
+        let bytes = untagged(ddp::Untagged { ulp: 77, ..header(op, qn) }, b"");
+        for dropping in [false, true] {
+            let mut receiver = Receiver::new(&Negotiated::plain(), extensions);
+            if dropping {
+                receiver.discard_requests(receiver.message_mark());
+            }
+            match receiver.next(&bytes).unwrap().unwrap().1 {
+                Segment::Send { executed, .. } => assert_eq!((executed, dropping), (told, false)),
+                Segment::Discarded { executed } => assert_eq!((executed, dropping), (told, true)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

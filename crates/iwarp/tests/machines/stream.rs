@@ -246,7 +246,10 @@ fn requests_that_are_dropped_have_no_place() {
     assert_eq!(receiver.head().unwrap(), whole[..20]);
     receiver.discard_requests(receiver.message_mark());
     assert_eq!(receiver.awaits(), None);
-    assert_eq!(receiver.next(&whole[1000..]).unwrap(), Some((39_024, Segment::Discarded)));
+    assert_eq!(
+        receiver.next(&whole[1000..]).unwrap(),
+        Some((39_024, Segment::Discarded { executed: Some(0) }))
+    );
     assert_eq!(receiver.head(), None);
     // Its place in the order is still to be taken.
     let mut sender = sender();

@@ -215,7 +215,8 @@ pub(super) fn execute<P: Probe>(
             }
             Ok(())
         }
-        Segment::Send { kind, solicited, srq, mo, last, payload, .. } => {
+        Segment::Send { kind, solicited, srq, executed, mo, last, payload, .. } => {
+            take_acknowledgement(qp, hub, executed)?;
             responder::note_arrival(qp, hub);
             choose(qp, hub, srq)?;
             send(qp, hub, kind, solicited, mo, last, payload)
@@ -239,7 +240,25 @@ pub(super) fn execute<P: Probe>(
             }
             Err(End::Over)
         }
-        Segment::Discarded => Ok(()),
+        Segment::Discarded { executed } => take_acknowledgement(qp, hub, executed),
+    }
+}
+
+/// Takes the acknowledgement that travels with a message, whether or not there is a receive for that.
+#[inline]
+fn take_acknowledgement<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    executed: Option<u32>,
+) -> Result<(), End> {
+    let Some(count) = executed else { return Ok(()) };
+    if !requester::acknowledge(qp, hub, count) {
+        return Err(UNASKED);
+    }
+    match qp.path {
+        Path::Stream(_) => Ok(()),
+        // The completions overran their queue.
+        _ => Err(End::Over),
     }
 }
 

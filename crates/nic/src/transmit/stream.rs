@@ -14,7 +14,7 @@ use crate::fate::{self, Met};
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::queue::SendQueue;
+use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
 use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
@@ -60,9 +60,9 @@ pub(super) fn run<P: Probe>(
     if let Some(status) = failed {
         plain::say_failed(qp);
         requester::fail_next(qp, hub, status);
-        // While that waits for the requests before it, what the peer has asked for is still answered.
+        // While that waits for the requests before it, the peer is still answered.
         if let Path::Stream(stream) = &mut qp.path
-            && !stream.answers.is_empty()
+            && (!stream.answers.is_empty() || stream.acked != qp.responder.executed)
         {
             stream.make_ready(&mut hub.ready);
         }
@@ -72,6 +72,12 @@ pub(super) fn run<P: Probe>(
 }
 
 fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
+    // If the message cannot begin now, what it would have carried is said without it.
+    if carries_acknowledgement(qp)
+        && let done @ (Step::Wrote(_) | Step::Failed(_)) = request(qp, hub, out, gather)
+    {
+        return done;
+    }
     let executed = qp.responder.executed;
     let Path::Stream(stream) = &mut qp.path else { return Step::Nothing };
     if let Some(bytes) = say(stream, executed, out) {
@@ -97,6 +103,19 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     }
 }
 
+/// Whether an acknowledgement is due that travels with the message which comes next.
+#[inline]
+fn carries_acknowledgement(qp: &Qp) -> bool {
+    let Path::Stream(stream) = &qp.path else { return false };
+    stream.acked != qp.responder.executed
+        && stream.resume.is_none()
+        && stream.nak.is_none()
+        && stream.answers.is_empty()
+        && stream.outgoing.is_none()
+        && qp.sq.has_waiting()
+        && matches!(qp.sq.wqe(qp.sq.next).op, SendOp::Send)
+}
+
 /// Says what must be said first: notices, then how many requests are executed. `None`: nothing.
 #[inline]
 fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
@@ -118,8 +137,7 @@ fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
         Control::Ack { .. } => {}
     }
     if let Control::Ack { count } | Control::RnrNak { count, .. } = control {
-        stream.acked = count;
-        stream.unacked_bytes = 0;
+        stream.note_told(count);
     }
     Some(Step::Wrote(bytes))
 }
@@ -163,10 +181,12 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
     };
     let Some(staged) = staged else { return Step::Nothing };
     outgoing.remaining -= staged.payload.min(outgoing.remaining);
+    let executed = outgoing.executed.take();
     requester.offset = requester.offset.wrapping_add(staged.payload).max(1);
     if staged.last {
         stream.outgoing = None;
     }
+    stream.note_carried(executed);
     wrote(qp, hub, staged)
 }
 
@@ -311,7 +331,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
             return Step::Failed(WcStatus::LocProtErr);
         }
     }
-    let Qp { path: Path::Stream(stream), sq, requester, qp_type, .. } = qp else {
+    let Qp { path: Path::Stream(stream), sq, requester, responder, qp_type, .. } = qp else {
         return Step::Nothing;
     };
     if stream.gate != Gate::Open || out.len() < stream.tx.fpdu_bound(AtomicRequest::LEN) {
@@ -331,7 +351,9 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         state.msn = stream.tx.mark();
     }
     let srq = qp_type.names_srq().then_some(wqe.srq);
-    let mut outgoing = compose(&mut stream.tx, &wqe, stage, srq);
+    let acknowledges = qp_type.is_reliable() && stream.plain.is_none() && srq.is_none();
+    let executed = acknowledges.then_some(responder.executed);
+    let mut outgoing = compose(&mut stream.tx, &wqe, stage, srq, executed);
     requester.started = requester.started.wrapping_add(1);
     requester.offset = 1;
     if reads {
@@ -343,6 +365,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         let staged = stream.tx.segment(&mut outgoing.msg, out, outgoing.remaining, fill);
         if let Some(staged) = staged {
             outgoing.remaining -= staged.payload;
+            stream.note_carried(outgoing.executed.take());
             stream.outgoing = (!staged.last).then_some(outgoing);
             return wrote(qp, hub, staged);
         }
@@ -351,8 +374,15 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
     Step::Again
 }
 
-/// The message number `stage` of a work request; `srq` is the shared receive queue that it names.
-fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32, srq: Option<u32>) -> Outgoing {
+/// The message number `stage` of a work request; `srq` is the shared receive queue that it names, `executed`
+/// what it says of the peer's requests if it has a place for that.
+fn compose(
+    tx: &mut Sender,
+    wqe: &SendWqe,
+    stage: u32,
+    srq: Option<u32>,
+    executed: Option<u32>,
+) -> Outgoing {
     let solicited = wqe.flags.contains(SendFlags::SOLICITED);
     let either = |plain, with_event| if solicited { with_event } else { plain };
     let untagged = |tx: &mut Sender, op, ulp, body| {
@@ -360,16 +390,20 @@ fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32, srq: Option
             Some(srq) => tx.begin_shared(op, ulp, srq),
             None => tx.begin_untagged(op, ulp),
         };
-        Outgoing { msg, remaining: wqe.length, body }
+        Outgoing { msg, remaining: wqe.length, body, executed: None }
     };
     let ask = |tx: &mut Sender, op| Outgoing {
         msg: tx.begin_untagged(op, 0),
         remaining: wqe.length,
         body: Body::Ask(wqe.op),
+        executed: None,
     };
     use UntaggedOp as Op;
     match wqe.op {
-        SendOp::Send => untagged(tx, either(Op::Send, Op::SendSe), 0, Body::Data),
+        SendOp::Send => {
+            let op = either(Op::Send, Op::SendSe);
+            Outgoing { executed, ..untagged(tx, op, executed.unwrap_or(0), Body::Data) }
+        }
         SendOp::SendImm(imm) => untagged(tx, either(Op::SendImm, Op::SendImmSe), imm, Body::Data),
         SendOp::SendInv(key) => {
             untagged(tx, either(Op::SendInvalidate, Op::SendSeInvalidate), key, Body::Data)
@@ -383,6 +417,7 @@ fn compose(tx: &mut Sender, wqe: &crate::queue::SendWqe, stage: u32, srq: Option
             msg: tx.begin_tagged(TaggedOp::Write, Stag(rkey), addr),
             remaining: wqe.length,
             body: Body::Data,
+            executed: None,
         },
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ask(tx, Op::AtomicRequest),
         SendOp::Read { .. } | SendOp::LocalInv { .. } | SendOp::BindMw(_) => {

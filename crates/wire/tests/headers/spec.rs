@@ -74,6 +74,13 @@ fn send_imm() {
 }
 
 #[test]
+fn send_acknowledging() {
+    let op = UntaggedOp::Send;
+    assert!(op.carries_executed());
+    assert_eq!(fpdu(header(op, 7, 5), b"quipu"), example("send_acknowledging"));
+}
+
+#[test]
 fn immediate() {
     let immediate = Immediate { imm: 0x1122_3344, write_len: 4096 };
     let bytes = fpdu(header(UntaggedOp::Immediate, 0, 6), &payload(immediate));

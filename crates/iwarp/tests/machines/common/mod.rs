@@ -166,7 +166,7 @@ impl Collector {
             Segment::AtomicRequest { request, .. } => (Msg::Atomic(request), true),
             Segment::AtomicResponse(response) => (Msg::AtomicResponse(response), true),
             Segment::Control(control) => (Msg::Control(control), true),
-            Segment::Terminate(_) | Segment::Discarded => return,
+            Segment::Terminate(_) | Segment::Discarded { .. } => return,
         };
         let whole = match (self.open.take(), begun) {
             (None, begun) => begun,
