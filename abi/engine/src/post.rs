@@ -7,7 +7,7 @@ use std::slice;
 
 use libc::c_int;
 use quipu_abi_types::*;
-use quipu_cabi::wall;
+use quipu_cabi::{MAX_ELEMENTS, wall};
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
@@ -38,9 +38,6 @@ static TOO_LONG: [u8; MAX_INLINE + 1] = [0; MAX_INLINE + 1];
 const SMALL_INLINE: usize = 96;
 const FEW: c_int = 4;
 
-/// Longest list that is read: far more than a work request of any queue may have.
-const MAX_ELEMENTS: c_int = 1024;
-
 /// The scatter/gather list of a work request.
 ///
 /// # Safety
@@ -51,7 +48,7 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Outcome<Cow<'a, [Sge]>
     if count == 0 {
         return Ok(Cow::Borrowed(&[]));
     }
-    if !(1..=MAX_ELEMENTS).contains(&count) || list.is_null() {
+    if !(1..=MAX_ELEMENTS as c_int).contains(&count) || list.is_null() {
         return Err(INVALID);
     }
     // SAFETY: passed on from the caller; the layouts are the same.

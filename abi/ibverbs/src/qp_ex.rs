@@ -4,13 +4,14 @@
 //! The calls build the work requests that `ibv_post_send` takes, in memory that the queue pair
 //! keeps, and `wr_complete` posts them as one list, all or none.
 
+use std::borrow::Cow;
 use std::cell::UnsafeCell;
 use std::{ptr, slice};
 
 use libc::{c_int, c_void};
 use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
-use quipu_cabi::{Errno, ErrorNumber, Null, SpinLock, Void};
+use quipu_cabi::{Errno, ErrorNumber, MAX_ELEMENTS, Null, SpinLock, Void};
 
 use crate::context::context;
 use crate::engine::check;
@@ -160,6 +161,16 @@ pub(crate) unsafe fn fill(qp: *mut ibv_qp_ex) {
         wr_set_xrc_srqn wr_set_inline_data wr_set_inline_data_list wr_set_sge wr_set_sge_list
         wr_start wr_complete wr_abort wr_atomic_write wr_flush
     );
+}
+
+/// A list of the program; `None` if its length makes no sense.
+///
+/// # Safety
+///
+/// As [`quipu_cabi::list`], unless there are more than [`MAX_ELEMENTS`].
+unsafe fn elements<'a, T: Copy>(list: *const T, count: usize) -> Option<Cow<'a, [T]>> {
+    // SAFETY: passed on from the caller.
+    (count <= MAX_ELEMENTS).then(|| unsafe { quipu_cabi::list(list, count) })
 }
 
 /// The builder of a queue pair.
@@ -460,8 +471,10 @@ quick_entry! {
     fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) -> Void {
         // SAFETY: see above.
         unsafe {
-            let list = quipu_cabi::list(list, count);
-            build(qp, |batch| batch.set_sges(&list))
+            build(qp, |batch| match elements(list, count) {
+                Some(list) => batch.set_sges(&list),
+                None => batch.fail(Errno::EINVAL),
+            })
         }
     }
 
@@ -482,9 +495,12 @@ quick_entry! {
     ) -> Void {
         // SAFETY: see above.
         unsafe {
-            let list = quipu_cabi::list(list, count);
-            let parts = list.iter().map(|part| bytes(part.addr, part.length));
-            build(qp, |batch| batch.set_inline(parts))
+            build(qp, |batch| match elements(list, count) {
+                Some(list) => {
+                    batch.set_inline(list.iter().map(|part| bytes(part.addr, part.length)));
+                }
+                None => batch.fail(Errno::EINVAL),
+            })
         }
     }
 }
@@ -521,6 +537,19 @@ mod tests {
             assert_eq!((seen[1].1, seen[1].2[0].length), (IBV_SEND_INLINE, 3));
             assert_eq!(bytes(seen[1].2[0].addr as *const c_void, 3), b"abc");
             assert_eq!(seen[2], (3, 0, vec![sge(400)]));
+        }
+    }
+
+    #[test]
+    fn a_list_longer_than_any_queue_takes_is_not_read() {
+        let list = [sge(100); 2];
+        // SAFETY: of the longer ones nothing is read.
+        unsafe {
+            assert_eq!(elements(list.as_ptr(), 2).as_deref(), Some(&list[..]));
+            assert_eq!(elements(list.as_ptr(), 0).as_deref(), Some(&[][..]));
+            for count in [MAX_ELEMENTS + 1, usize::MAX] {
+                assert_eq!(elements(list.as_ptr(), count), None);
+            }
         }
     }
 

@@ -30,5 +30,5 @@ pub use entry::{
 pub use errno::Errno;
 pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;
-pub use list::list;
+pub use list::{MAX_ELEMENTS, list};
 pub use lock::SpinLock;

@@ -3,6 +3,10 @@
 use std::borrow::Cow;
 use std::slice;
 
+/// Elements of the longest scatter/gather list that is read: far more than a work request may have.
+/// A program that gives a larger number has given a wrong one.
+pub const MAX_ELEMENTS: usize = 1024;
+
 /// An array of a program, copied if it is not where a slice may be: some programs keep their lists in packed
 /// structures, which the libraries of hardware read wherever they are.
 ///

@@ -18,6 +18,7 @@
 mod injector;
 mod plan;
 mod raw;
+mod reader;
 mod record;
 mod units;
 mod words;

@@ -128,7 +128,7 @@ pub(crate) fn resume<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let held = std::mem::take(&mut qp.requester.held);
     match &mut qp.path {
         Path::Stream(stream) if held => stream.make_ready(&mut hub.ready),
-        Path::Stream(_) => receive::stream::resume(qp, hub),
+        Path::Stream(_) => receive::replies::resume(qp, hub),
         Path::Channel(_) => {
             receive::channel::run(qp, hub);
         }

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quipu_cabi::Hold;
-use quipu_nic::{
-    Action, Adoption, Event, Fault, QpAttr, QpAttrMask, QpId, QpNum, QpState, Role, Time,
-};
+use quipu_nic::{Event, QpNum, Time};
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
@@ -15,11 +13,11 @@ use super::poll::LastLook;
 use super::qpip::TcpEvent;
 use super::strict::Strict;
 use crate::clock::Clock;
-use crate::cm::{Given, Manager};
+use crate::cm::Manager;
 use crate::config::Device;
 use crate::counters::{Calls, Publisher};
 use crate::datagram::Datagrams;
-use crate::link::{Links, Reach, Waiting};
+use crate::link::Links;
 use crate::net::Net;
 use crate::net::token::Token;
 use crate::port::Port;
@@ -420,104 +418,6 @@ impl Core {
                 }
             }
         }
-    }
-
-    fn act(&mut self, now: Time) -> bool {
-        let mut any = false;
-        while let Some(action) = self.adapter.poll_action() {
-            any = true;
-            self.carry_out(now, action);
-        }
-        if self.cm.as_ref().is_some_and(|cm| cm.has_output()) {
-            any = true;
-            self.serve_management(now);
-        }
-        while let Some(waiting) = self.links.take_given_up() {
-            any = true;
-            self.connect_stream(now, waiting);
-        }
-        any
-    }
-
-    /// Gives streams of plain iWARP to the adapter, and ends others; has a capture show what connection
-    /// management has said.
-    #[cold]
-    fn serve_management(&mut self, now: Time) {
-        if let Some(cm) = &mut self.cm {
-            cm.show(self.adapter.probe_mut());
-        }
-        while let Some(given) = self.cm.as_mut().and_then(|cm| cm.take_given()) {
-            let id = given.what.id;
-            let qp = self.hand_over(now, given);
-            if let Some(cm) = &mut self.cm {
-                cm.given(now.0, id, qp);
-            }
-        }
-        while let Some(order) = self.cm.as_mut().and_then(|cm| cm.take_order()) {
-            self.obey(now, order);
-        }
-        while let Some(qp) = self.cm.as_mut().and_then(|cm| cm.take_end()) {
-            if self.end_tcp(now, qp) {
-                continue;
-            }
-            let attr = QpAttr { state: QpState::Sqd, ..QpAttr::default() };
-            // One that is in error already has no stream any more.
-            let _ = self.adapter.modify_qp(now, qp, &attr, QpAttrMask::STATE);
-        }
-    }
-
-    /// Gives a stream to its queue pair, which has it then.
-    fn hand_over(&mut self, now: Time, given: Given) -> Option<QpId> {
-        let what = given.what;
-        let role = if what.initiator { Role::Initiator } else { Role::Responder };
-        let adoption =
-            Adoption { role, negotiated: what.negotiated, ird: what.ird, rfc7306: false };
-        let taken = self
-            .adapter
-            .find_qp(QpNum(what.qpn))
-            .ok_or(Fault::NoSuchObject)
-            .and_then(|qp| Ok((qp, self.adapter.adopt_stream(now, qp, &adoption)?)));
-        match taken {
-            Ok((qp, conn)) => {
-                self.adapter.probe_mut().managed_handed_over(what.stream, conn);
-                self.net.adopt(&mut self.adapter, now, (conn, what.peer), given.fd, &what.rest);
-                Some(qp)
-            }
-            Err(error) => {
-                tracing::error!(qpn = what.qpn, %error, "the queue pair cannot be connected");
-                None
-            }
-        }
-    }
-
-    fn carry_out(&mut self, now: Time, action: Action) {
-        tracing::trace!(?action);
-        match action {
-            Action::Connect { conn, peer } => {
-                let waiting = Waiting { conn, peer };
-                if self.net.is_own(peer) {
-                    return self.adapter.handle_reached_self(now, conn);
-                }
-                match self.links.reach(now, waiting) {
-                    Reach::Linked(link) => self.adapter.handle_reached_link(now, conn, link),
-                    Reach::Pending => {}
-                    Reach::Elsewhere => self.connect_stream(now, waiting),
-                }
-            }
-            Action::LimitSilence { conn, user_timeout_ns } => {
-                self.net.limit_silence(conn, user_timeout_ns);
-            }
-            Action::Close { conn } => self.net.close(&mut self.adapter, now, conn),
-            Action::LinkSend { link, message } => {
-                self.links.send(&mut self.adapter, now, link, &message);
-            }
-            Action::Cut { link } => self.links.cut(&mut self.adapter, now, link),
-            Action::RingBell { link } => self.links.ring(link),
-        }
-    }
-
-    fn connect_stream(&mut self, now: Time, waiting: Waiting) {
-        self.net.connect(&mut self.adapter, now, waiting.conn, waiting.peer);
     }
 
     /// When something must be done though no descriptor says so.

@@ -1,5 +1,6 @@
 //! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
 
+mod actions;
 mod attached;
 mod bare;
 mod cm;
@@ -7,6 +8,7 @@ mod core;
 mod events;
 mod faults;
 mod helper;
+mod memory;
 mod openings;
 mod poll;
 mod post;
@@ -51,10 +53,10 @@ use crate::sys::{self, Epoll, EventFd};
 use crate::tap::{Adapter, Tap};
 
 pub use self::events::{CompletionEvent, ContextId, EventsReported};
+#[cfg(test)]
+pub(crate) use self::memory::QUIET_WAIT;
 pub use self::post::Doorbell;
 pub use self::qpip::{QpipInfo, TcpEvent};
-#[cfg(test)]
-pub(crate) use self::verbs::QUIET_WAIT;
 
 /// The most connections of QPIP.
 const MAX_CONNECTIONS: u32 = 1 << 17;

@@ -6,6 +6,7 @@ pub(crate) mod channel;
 pub(crate) mod frames;
 mod placement;
 mod reads;
+pub(crate) mod replies;
 pub(crate) mod stream;
 mod unreliable;
 mod writes;

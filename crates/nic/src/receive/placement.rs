@@ -6,7 +6,8 @@
 
 use quipu_iwarp::Belonging;
 
-use super::stream::{note_partial, oldest_unanswered, took};
+use super::replies::oldest_unanswered;
+use super::stream::{note_partial, took};
 use crate::adapter::{Adapter, Hub};
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};

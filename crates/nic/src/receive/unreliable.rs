@@ -4,7 +4,7 @@
 use quipu_iwarp::Segment;
 use quipu_mem::ring::SlotHeader;
 
-use super::{channel, stream};
+use super::{channel, replies, stream};
 use crate::adapter::Hub;
 use crate::channel::{flag, request};
 use crate::probe::Probe;
@@ -52,7 +52,7 @@ pub(super) fn segment<P: Probe>(
         return match segment {
             Segment::Terminate(_) => stream::execute(qp, hub, segment),
             // Nothing is acknowledged or answered here.
-            _ => Err(stream::UNASKED),
+            _ => Err(replies::UNASKED),
         };
     }
     let behind_dropped = std::mem::take(&mut qp.responder.dropped_write);

@@ -3,8 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use quipu_mem::ring::SlotHeader;
+use quipu_nic::{Payload, SendFlags, SendOp, SendWr, Sge, To};
 
 use super::*;
+use crate::share::slots::Request;
 
 /// A program's end with a connected queue pair, and the other end.
 fn attached() -> (Attached, Channel, OwnedFd) {
