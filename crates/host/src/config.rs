@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quipu_nic::WriteOrder;
+use quipu_nic::{Crc, WriteOrder};
 use quipu_strict::Ignored;
 
 use crate::qpip::QpipConfig;
@@ -22,6 +22,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0`, `quipu_qp0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
+/// | `QUIPU_CRC` | `auto` (default), `always`, `never` | whether streams between Quipus carry CRCs: where a wire carries them; the same, and between processes of this host; only if the peer asks for them |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
 /// | `QUIPU_ARENA_MB` | 1 to 65536, default 1024 | most shared memory (sparse, used as needed) for channels to peers on this host |
 /// | `QUIPU_COUNTERS` | `auto` (default), `never` | whether others of this user can read what the engine does |
@@ -54,6 +55,8 @@ pub struct Config {
     pub same_host: SameHost,
     /// Whether the memory of peers on this host is accessed directly.
     pub peer_memory: PeerMemoryPolicy,
+    /// Which streams between Quipus carry CRCs. Those that a capture shows do in any case.
+    pub crc: Crc,
     /// Congestion control of TCP connections. `None`: the system's default, except that `bbr` is
     /// replaced by `cubic`, or by `reno` where that is not allowed.
     pub congestion: Option<String>,
@@ -186,6 +189,7 @@ impl Default for Config {
             devices: vec![Device::Quipu0, Device::QuipuIw0],
             cm_device: Device::Quipu0,
             same_host: SameHost::Auto,
+            crc: Crc::BetweenHosts,
             peer_memory: PeerMemoryPolicy::Auto,
             congestion: None,
             arena_bytes: 1 << 30,
@@ -253,6 +257,14 @@ impl Config {
                 "allow" => PeerMemoryPolicy::Allow,
                 "never" => PeerMemoryPolicy::Never,
                 _ => return Err(bad("QUIPU_PEER_MEMORY", value, "auto, allow or never")),
+            };
+        }
+        if let Some(value) = lookup("QUIPU_CRC") {
+            config.crc = match value.trim() {
+                "auto" => Crc::BetweenHosts,
+                "always" => Crc::Always,
+                "never" => Crc::Never,
+                _ => return Err(bad("QUIPU_CRC", value, "auto, always or never")),
             };
         }
         if let Some(value) = lookup("QUIPU_ARENA_MB") {
@@ -404,6 +416,7 @@ mod tests {
         let config = Config::from_lookup(|name| match name {
             "QUIPU_ADDRESS" => Some(" ::1 ".into()),
             "QUIPU_SAME_HOST" => Some("never".into()),
+            "QUIPU_CRC" => Some(" always".into()),
             "QUIPU_ARENA_MB" => Some("16".into()),
             "QUIPU_MULTICAST_PORT" => Some("7000".into()),
             "QUIPU_CONGESTION" => Some(String::new()),
@@ -411,7 +424,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(config.address, Some("::1".parse().unwrap()));
-        assert_eq!(config.same_host, SameHost::Never);
+        assert_eq!((config.same_host, config.crc), (SameHost::Never, Crc::Always));
         assert_eq!((config.arena_bytes, config.multicast_port), (16 << 20, 7000));
         assert_eq!(config.congestion, None);
         assert_eq!(config.capture, None);
@@ -456,6 +469,8 @@ mod tests {
         assert_eq!(linked("", "").unwrap(), (vec![ca, rnic, tcp], ca));
         assert_eq!(linked("quipu_qp0", "").unwrap(), (vec![tcp], tcp));
         assert_eq!(linked("", "quipu_qp0").unwrap(), (vec![ca, rnic, tcp], tcp));
+        let error = Config::from_lookup(|n| (n == "QUIPU_CRC").then(|| "on".into()));
+        assert!(error.unwrap_err().to_string().contains("auto, always or never"));
         let error = Config::from_lookup(|n| (n == "QUIPU_PCAP_MB").then(|| "0".into()));
         assert!(error.unwrap_err().to_string().contains("from 1 to 1048576"));
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));

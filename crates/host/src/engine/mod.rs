@@ -138,7 +138,7 @@ impl Engine {
             datagram_mtu: address.datagram_mtu(),
             multicast_port: config.multicast_port,
             // A capture shows what a wire between hosts would carry.
-            crc: if config.capture.is_some() { Crc::Always } else { Crc::BetweenHosts },
+            crc: if config.capture.is_some() { Crc::Always } else { config.crc },
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

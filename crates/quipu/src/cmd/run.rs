@@ -83,6 +83,8 @@ Variables of the environment:
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
   QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
                        allow: and let theirs access ours; never: copy through shared memory
+  QUIPU_CRC            always: streams have CRCs also between processes of this machine;
+                       never: only if the peer asks
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
   QUIPU_COUNTERS       never: `quipu top` does not see the program
