@@ -375,6 +375,16 @@ pub(crate) fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
     })
 }
 
+/// Sends a datagram to an address, without waiting.
+pub(crate) fn send_to(fd: &OwnedFd, bytes: &[u8], to: &RawAddr) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (address, len) = to.as_parts();
+    // SAFETY: the kernel reads `bytes.len()` bytes from a live slice, and an address of `len` from another.
+    check_len(unsafe {
+        straight!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, address, len)
+    })
+}
+
 /// As [`send`], for a list of ranges.
 ///
 /// # Safety

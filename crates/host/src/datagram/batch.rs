@@ -9,7 +9,7 @@ use libc::{c_int, c_void};
 use quipu_nic::{Arrival, Departure, MAX_DATAGRAM};
 
 use crate::buffer::Buffer;
-use crate::sys::{RawAddr, receive_messages, send_messages};
+use crate::sys::{RawAddr, receive_messages, send_messages, send_to};
 
 /// Datagrams of one call.
 pub(super) const BATCH: usize = 32;
@@ -215,12 +215,13 @@ impl Outgoing {
     /// Sends what is left, without waiting. Datagrams that the kernel refuses for good are dropped.
     /// `false` if the socket takes no more now.
     pub(super) fn send(&mut self, fd: &OwnedFd, own: SocketAddr) -> bool {
-        self.prepare(own);
+        let simple = matches!(&self.departures[self.sent..], [only] if !has_control(only));
+        if !simple {
+            self.prepare(own);
+        }
         while !self.is_done() {
-            let left = self.departures.len() - self.sent;
-            let headers = self.call.headers[self.sent..].as_mut_ptr();
-            // SAFETY: `left` headers follow, each of which points at live memory of the lengths it names.
-            match unsafe { send_messages(fd, headers, left) } {
+            let sent = if simple { self.send_last(fd, own) } else { self.send_rest(fd) };
+            match sent {
                 Ok(sent) => self.sent += sent,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
@@ -232,6 +233,20 @@ impl Outgoing {
             }
         }
         true
+    }
+
+    /// Sends the last datagram, which needs no control messages, by the call that costs least; 1.
+    fn send_last(&self, fd: &OwnedFd, own: SocketAddr) -> io::Result<usize> {
+        let departure = &self.departures[self.sent];
+        let bytes = &self.bytes[self.sent * SLOT..][..departure.len];
+        send_to(fd, bytes, &RawAddr::new(with_scope(departure.to, own))).map(|_| 1)
+    }
+
+    /// Sends datagrams whose headers are prepared; how many.
+    fn send_rest(&mut self, fd: &OwnedFd) -> io::Result<usize> {
+        let headers = &mut self.call.headers[self.sent..self.departures.len()];
+        // SAFETY: each header points at live memory of the lengths it names.
+        unsafe { send_messages(fd, headers.as_mut_ptr(), headers.len()) }
     }
 
     /// Points the headers at what is left.
@@ -257,6 +272,18 @@ fn with_scope(mut to: SocketAddr, own: SocketAddr) -> SocketAddr {
     to
 }
 
+/// Whether a datagram needs control messages.
+#[inline]
+fn has_control(departure: &Departure) -> bool {
+    departure.traffic_class != 0 || has_hops(departure)
+}
+
+/// The route knows better how far a single address is.
+#[inline]
+fn has_hops(departure: &Departure) -> bool {
+    departure.hop_limit != 0 && departure.to.ip().is_multicast()
+}
+
 /// Writes the control messages for a datagram; how many bytes they take.
 fn write_control(departure: &Departure, control: &mut Control) -> usize {
     let (level, class, hops) = match departure.to {
@@ -267,8 +294,7 @@ fn write_control(departure: &Departure, control: &mut Control) -> usize {
     if departure.traffic_class != 0 {
         used += put_int(&mut control.0[used..], level, class, departure.traffic_class);
     }
-    // The route knows better how far a single address is.
-    if departure.to.ip().is_multicast() && departure.hop_limit != 0 {
+    if has_hops(departure) {
         used += put_int(&mut control.0[used..], level, hops, departure.hop_limit);
     }
     used
