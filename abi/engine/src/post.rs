@@ -222,14 +222,19 @@ unsafe fn post_at_once<'d>(
 ) -> Result<(), Doorbell<'d>> {
     // SAFETY: "null or a valid request".
     let Some(wr) = (unsafe { wr.as_ref() }) else { return Err(doorbell) };
-    // SAFETY: this field of the union consists of integers, for which every bit pattern is valid.
-    let rdma = unsafe { &wr.wr.rdma };
-    let (addr, rkey) = (rdma.remote_addr, rdma.rkey);
+    // SAFETY: the opcode says that this field of the union is in use.
+    let place = || unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
     let op = match wr.opcode {
         IBV_WR_SEND => SendOp::Send,
         IBV_WR_SEND_WITH_IMM => SendOp::SendImm(wr.imm_data),
-        IBV_WR_RDMA_WRITE => SendOp::Write { addr, rkey },
-        IBV_WR_RDMA_READ => SendOp::Read { addr, rkey },
+        IBV_WR_RDMA_WRITE => {
+            let (addr, rkey) = place();
+            SendOp::Write { addr, rkey }
+        }
+        IBV_WR_RDMA_READ => {
+            let (addr, rkey) = place();
+            SendOp::Read { addr, rkey }
+        }
         _ => return Err(doorbell),
     };
     let list = wr.sg_list.cast::<Sge>();

@@ -241,8 +241,8 @@ impl Receiver {
     }
 
     /// Drops requests from now on: they are not checked (but their CRC is) and come out as
-    /// [`Segment::Discarded`], until a Resume arrives. Then the requests are expected to go on from
-    /// `mark`. Responses and control messages are delivered as ever.
+    /// [`Segment::Discarded`], with the acknowledgement that travels with some, until a Resume arrives. Then
+    /// the requests are expected to go on from `mark`. Responses and control messages are delivered as ever.
     pub fn discard_requests(&mut self, mark: Mark) {
         self.discarding = true;
         self.in_write = false;
@@ -399,7 +399,7 @@ impl Receiver {
     /// (`specs/quipu-wire.md` 5).
     #[inline]
     fn executed(&self, op: UntaggedOp, header: &ddp::Untagged) -> Option<u32> {
-        let carries = self.extensions.quipu && !self.extensions.xrc && op.carries_executed();
+        let carries = self.extensions.acknowledging_sends && op.carries_executed();
         carries.then_some(header.ulp)
     }
 
@@ -464,8 +464,8 @@ impl Receiver {
     }
 }
 
-/// The ULP field, where it has a meaning; elsewhere it is reserved and not looked at (RFC 5040
-/// 4.1).
+/// The ULP field, where all segments of a message must agree on it. Elsewhere it is reserved and not looked
+/// at (RFC 5040 4.1), or has an acknowledgement, for which any segment will do.
 #[inline]
 fn ulp_field(op: UntaggedOp, header: &ddp::Untagged) -> u32 {
     match op {

@@ -113,7 +113,7 @@ impl Sender {
     }
 
     /// Begins an untagged message and takes the next MSN of its queue. `ulp` is the STag to
-    /// invalidate, or the immediate of Quipu's Send, or 0.
+    /// invalidate, or the immediate or the acknowledgement of Quipu's Send, or 0.
     pub fn begin_untagged(&mut self, op: UntaggedOp, ulp: u32) -> Message {
         self.begin(op, ulp, op.queue())
     }

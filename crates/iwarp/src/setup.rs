@@ -56,13 +56,16 @@ impl Default for Params {
     }
 }
 
-/// Which opcodes beyond RFC 5040 both ends agreed on.
+/// What both ends agreed on beyond RFC 5040.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// Immediate data and atomics of RFC 7306.
     pub rfc7306: bool,
     /// Send with immediate data and control messages of `specs/quipu-wire.md`.
     pub quipu: bool,
+    /// A Send has a place for an acknowledgement, as on a reliable connection of two queue pairs
+    /// (`specs/quipu-wire.md` 5). Elsewhere that field is reserved.
+    pub acknowledging_sends: bool,
     /// Messages of the queue of Sends name a shared receive queue, and the connection is an extended
     /// reliable one (`specs/quipu-wire.md` 6).
     pub xrc: bool,
@@ -70,9 +73,11 @@ pub struct Extensions {
 
 impl Extensions {
     /// None: what a plain iWARP adapter understands.
-    pub const NONE: Extensions = Extensions { rfc7306: false, quipu: false, xrc: false };
-    /// All that two Quipus know on a connection of one queue pair with one other.
-    pub const ALL: Extensions = Extensions { rfc7306: true, quipu: true, xrc: false };
+    pub const NONE: Extensions =
+        Extensions { rfc7306: false, quipu: false, acknowledging_sends: false, xrc: false };
+    /// All that two Quipus know on a reliable connection of one queue pair with one other.
+    pub const ALL: Extensions =
+        Extensions { rfc7306: true, quipu: true, acknowledging_sends: true, xrc: false };
 }
 
 impl From<Features> for Extensions {
@@ -80,6 +85,7 @@ impl From<Features> for Extensions {
         Extensions {
             rfc7306: agreed.contains(Features::RFC7306),
             quipu: agreed.contains(Features::QUIPU),
+            acknowledging_sends: agreed.contains(Features::QUIPU),
             xrc: false,
         }
     }

@@ -81,6 +81,8 @@ pub(crate) struct StreamPath {
     pub(crate) answers: VecDeque<Answer>,
     /// Whether an answer has its turn before a request.
     pub(crate) answers_turn: bool,
+    /// Whether a Send tells the peer how many requests are executed.
+    pub(crate) acknowledging_sends: bool,
     /// The count of executed requests that the peer was told last.
     pub(crate) acked: u32,
     /// Payload bytes of requests that came since.
@@ -116,6 +118,7 @@ impl StreamPath {
             outgoing: None,
             answers: VecDeque::new(),
             answers_turn: false,
+            acknowledging_sends: false,
             acked: 0,
             unacked_bytes: 0,
             resume: None,
@@ -151,6 +154,7 @@ impl StreamPath {
     #[inline]
     pub(crate) fn note_carried(&mut self, executed: Option<u32>) {
         if let Some(count) = executed
+            && count != self.acked
             && requester::reached(count, self.acked)
         {
             self.note_told(count);

@@ -33,7 +33,8 @@ pub struct Untagged {
     pub last: bool,
     /// First octet of RsvdULP: the RDMAP control octet.
     pub rsvd_ulp: u8,
-    /// The four octets of RsvdULP behind it: the STag to invalidate, or immediate data.
+    /// The four octets of RsvdULP behind it: the STag to invalidate, immediate data, or an
+    /// acknowledgement.
     pub ulp: u32,
     /// Queue number.
     pub qn: u32,

@@ -273,7 +273,8 @@ impl Core {
         self.finish_call();
     }
 
-    /// As [`settle_posts`](Self::settle_posts), where a peer on this host was told of what was posted.
+    /// As [`settle_posts`](Self::settle_posts), where a peer on this host was told of what was posted,
+    /// or need not be.
     #[inline(always)]
     pub(crate) fn settle_rung(&mut self) {
         if self.adapter.has_output() || self.adapter.has_events() || self.wakes_at.is_some() {

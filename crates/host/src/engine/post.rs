@@ -44,7 +44,7 @@ impl Doorbell<'_> {
     ///
     /// # Errors
     ///
-    /// It is to be posted as any other. Nothing was done, and the doorbell is still there.
+    /// It is to be posted as any other: nothing was posted, and the doorbell is still there.
     #[inline(always)]
     pub fn post_at_once(mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), Self> {
         let core = &mut *self.core;

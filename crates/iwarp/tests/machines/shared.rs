@@ -6,7 +6,10 @@ use quipu_iwarp::wire::rdmap::{Immediate, UntaggedOp, queue};
 use quipu_iwarp::{Extensions, Negotiated, ProtocolError, Receiver, Segment};
 
 fn receiver() -> Receiver {
-    Receiver::new(&Negotiated::plain(), Extensions { xrc: true, ..Extensions::ALL })
+    Receiver::new(
+        &Negotiated::plain(),
+        Extensions { acknowledging_sends: false, xrc: true, ..Extensions::ALL },
+    )
 }
 
 fn header(op: UntaggedOp, qn: u32) -> ddp::Untagged {
@@ -76,8 +79,8 @@ fn a_message_keeps_to_its_queue() {
 /// Where the peer executes requests of this side, and only there, a Send has a place for their count.
 #[test]
 fn the_field_of_an_acknowledgement_is_looked_at_only_between_two_quipus() {
-    let none = Extensions { quipu: false, ..Extensions::ALL };
-    let shared = Extensions { xrc: true, ..Extensions::ALL };
+    let none = Extensions { acknowledging_sends: false, ..Extensions::ALL };
+    let shared = Extensions { xrc: true, ..none };
     for (op, extensions, qn, told) in [
         (UntaggedOp::Send, Extensions::ALL, 0, Some(77)),
         (UntaggedOp::SendSe, Extensions::ALL, 0, Some(77)),

@@ -39,13 +39,17 @@ fn open_stream<P>(
     qp_type: QpType,
 ) -> StreamPath {
     let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
-    let extensions = Extensions { xrc: qp_type.names_srq(), ..Extensions::from(features) };
+    let agreed = Extensions::from(features);
+    let (xrc, reliable) = (qp_type.names_srq(), qp_type.is_reliable());
+    let acknowledging_sends = agreed.acknowledging_sends && reliable && !xrc;
+    let extensions = Extensions { acknowledging_sends, xrc, ..agreed };
     let mut receiver = Receiver::new(negotiated, extensions);
     // An unreliable message is executed whole or dropped.
-    if qp_type.is_reliable() {
+    if reliable {
         receiver.set_piecewise();
     }
-    StreamPath::new(conn, Sender::new(negotiated, max_ulpdu), receiver)
+    let sender = Sender::new(negotiated, max_ulpdu);
+    StreamPath { acknowledging_sends, ..StreamPath::new(conn, sender, receiver) }
 }
 
 /// Ends an attempt over a stream, and tries again after a pause.

@@ -27,7 +27,7 @@ pub(super) fn take_acknowledgement<P: Probe>(
     }
     match qp.path {
         Path::Stream(_) => Ok(()),
-        // The completions overran their queue.
+        // The completions overran their queue, or a request has failed that waited for those before it.
         _ => Err(End::Over),
     }
 }

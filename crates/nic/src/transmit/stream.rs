@@ -107,7 +107,8 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
 #[inline]
 fn carries_acknowledgement(qp: &Qp) -> bool {
     let Path::Stream(stream) = &qp.path else { return false };
-    stream.acked != qp.responder.executed
+    stream.acknowledging_sends
+        && stream.acked != qp.responder.executed
         && stream.resume.is_none()
         && stream.nak.is_none()
         && stream.answers.is_empty()
@@ -351,8 +352,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         state.msn = stream.tx.mark();
     }
     let srq = qp_type.names_srq().then_some(wqe.srq);
-    let acknowledges = qp_type.is_reliable() && stream.plain.is_none() && srq.is_none();
-    let executed = acknowledges.then_some(responder.executed);
+    let executed = stream.acknowledging_sends.then_some(responder.executed);
     let mut outgoing = compose(&mut stream.tx, &wqe, stage, srq, executed);
     requester.started = requester.started.wrapping_add(1);
     requester.offset = 1;

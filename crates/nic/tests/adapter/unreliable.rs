@@ -424,6 +424,25 @@ fn fpdu(op: UntaggedOp, payload: &impl wire::Payload) -> Vec<u8> {
     out
 }
 
+/// Unreliable connections acknowledge nothing: the field in which a Send would is reserved.
+#[test]
+fn the_field_of_an_acknowledgement_is_not_looked_at() {
+    let (mut pair, qps) = unreliable(Way::Stream(usize::MAX));
+    pair.recv(1, qps[1], 5, &[]);
+    let (streams, mut out) = (pair.streams(), [0; 100]);
+    let mut sender = Sender::new(&Negotiated::plain(), 1000);
+    let mut msg = sender.begin_untagged(UntaggedOp::Send, 0xffff_0000);
+    let staged = sender.segment(&mut msg, &mut out, 0, |_| {}).unwrap();
+    pair.inject(1, &out[..staged.bytes]);
+    pair.run();
+    assert_eq!(pair.polled(1), [(5, Success)]);
+    assert_eq!(pair.streams(), streams);
+    let said = pair.said(1).len();
+    pair.send(1, qps[1], 6, SendOp::Send, &[]);
+    pair.run();
+    assert_eq!(pair.said(1)[said + 4..said + 8], [0; 4]);
+}
+
 /// What an unreliable peer may not say ends the connection and nothing else; it is made again, at a pace that
 /// keeps nobody busy.
 #[test]
