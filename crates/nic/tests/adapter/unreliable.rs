@@ -431,7 +431,7 @@ fn the_field_of_an_acknowledgement_is_not_looked_at() {
     pair.recv(1, qps[1], 5, &[]);
     let (streams, mut out) = (pair.streams(), [0; 100]);
     let mut sender = Sender::new(&Negotiated::plain(), 1000);
-    let mut msg = sender.begin_untagged(UntaggedOp::Send, 0xffff_0000);
+    let mut msg = sender.begin_untagged(UntaggedOp::Send, 7);
     let staged = sender.segment(&mut msg, &mut out, 0, |_| {}).unwrap();
     pair.inject(1, &out[..staged.bytes]);
     pair.run();
