@@ -64,15 +64,8 @@ impl Host {
         };
         let qps = (0..QPS).map(|index| {
             let qp_type = if index + 1 == QPS { QpType::Udp } else { QpType::Tcp };
-            let init = QpInit {
-                pd,
-                send_cq: cq,
-                recv_cq: cq,
-                srq: None,
-                cap,
-                qp_type,
-                sq_sig_all: true,
-            };
+            let init =
+                QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: true };
             adapter.create_qp(&init, QpNum::new(4000, index as u8)).unwrap().0
         });
         let qps = qps.collect();
@@ -289,11 +282,8 @@ impl World {
 
 fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
-    let mut world = World {
-        now: Time(1_000_000_000),
-        hosts: [Host::new(0), Host::new(1)],
-        link: Vec::new(),
-    };
+    let mut world =
+        World { now: Time(1_000_000_000), hosts: [Host::new(0), Host::new(1)], link: Vec::new() };
     for host in &mut world.hosts {
         for index in 0..QPS {
             host.modify(world.now, host.qps[index], QpState::Init);
@@ -342,7 +332,10 @@ fuzz_target!(|bytes: &[u8]| {
             host.modify(world.now, host.qps[index], QpState::Err);
         }
         host.look();
-        assert!(host.posted > u64::MAX / 4 || host.completed == host.posted, "something is missing");
+        assert!(
+            host.posted > u64::MAX / 4 || host.completed == host.posted,
+            "something is missing"
+        );
     }
     for _ in 0..10_000 {
         world.pass(0);

@@ -31,8 +31,9 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let negotiated = Negotiated { crc: flags & 1 != 0, ..Negotiated::plain() };
+    let (quipu, xrc) = (flags & 4 != 0, flags & 32 != 0);
     let extensions =
-        Extensions { rfc7306: flags & 2 != 0, quipu: flags & 4 != 0, xrc: flags & 32 != 0 };
+        Extensions { rfc7306: flags & 2 != 0, quipu, acknowledging_sends: quipu && !xrc, xrc };
     let refuse = flags & 8 != 0;
     let stream = if flags & 16 != 0 { framed(input) } else { input.to_vec() };
 
