@@ -21,13 +21,19 @@ pub(super) fn take_acknowledgement<P: Probe>(
     hub: &mut Hub<P>,
     executed: Option<u32>,
 ) -> Result<(), End> {
-    let Some(count) = executed else { return Ok(()) };
+    executed.map_or(Ok(()), |count| acknowledged(qp, hub, count))
+}
+
+/// The peer has executed `count` requests.
+#[inline]
+fn acknowledged<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, count: u32) -> Result<(), End> {
     if !requester::acknowledge(qp, hub, count) {
         return Err(UNASKED);
     }
     match qp.path {
         Path::Stream(_) => Ok(()),
-        // The completions overran their queue, or a request has failed that waited for those before it.
+        // The completions overran their queue, or a request has failed that waited for those before it: what
+        // was outstanding is flushed, its memory the program's again.
         _ => Err(End::Over),
     }
 }
@@ -44,14 +50,7 @@ pub(super) const UNASKED: End = End::Nonsense(RemoteFault::UnexpectedOpcode);
 fn oldest_asked<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<u32, End> {
     let position = oldest_unanswered(qp).ok_or(UNASKED)?;
     let before = qp.sq.wqe(position).first_request;
-    if !requester::acknowledge(qp, hub, before) {
-        return Err(UNASKED);
-    }
-    match qp.path {
-        Path::Stream(_) => Ok(position),
-        // The completions overran their queue: the request is flushed, its memory the program's again.
-        _ => Err(End::Over),
-    }
+    acknowledged(qp, hub, before).map(|()| position)
 }
 
 /// The data of a request is complete.
@@ -147,9 +146,7 @@ pub(super) fn take_control<P: Probe>(
 ) -> Result<(), End> {
     match control {
         Control::Ack { count } => {
-            if !requester::acknowledge(qp, hub, count) {
-                return Err(UNASKED);
-            }
+            acknowledged(qp, hub, count)?;
             if qp.sq.has_waiting()
                 && let Path::Stream(stream) = &mut qp.path
             {

@@ -43,7 +43,7 @@ impl Target {
 
     /// Moves `len` bytes, behind the `done` that were moved before, between `local` and the memory of the
     /// peer at the other end of `path`. The whole request is checked each time, so that a part of it is
-    /// never executed twice. `None`: the peer does not let this side do it, and has to be asked.
+    /// moved only where all of it may be. `None`: the peer does not let this side do it, and has to be asked.
     #[inline]
     fn move_bytes(
         self,
@@ -96,25 +96,26 @@ fn open_link<'a>(
 /// that is not possible, for this or any other reason: the caller finds out which.
 #[inline]
 pub(crate) fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
-    let length = match wr.payload {
-        Payload::Inline(bytes) if bytes.len() <= qp.sq.max_inline() => bytes.len() as u32,
-        Payload::Sges([sge]) if qp.sq.max_sge() > 0 => sge.len,
-        _ => return false,
-    };
-    let Some(target) = Target::of(&wr.op, length) else { return false };
+    let length = wr.payload.len();
     // What is watched goes the way on which it is told of.
-    let suits = length <= CHUNK.min(hub.config.max_message) && !hub.probe.watches();
-    if !suits || qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
+    if length > u64::from(CHUNK.min(hub.config.max_message)) || hub.probe.watches() {
+        return false;
+    }
+    let length = length as u32;
+    let Some(target) = Target::of(&wr.op, length) else { return false };
+    if qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
         return false;
     }
     let local = match wr.payload {
-        Payload::Inline(bytes) if target.is_write() => {
+        Payload::Inline(bytes) if target.is_write() && bytes.len() <= qp.sq.max_inline() => {
             (bytes.as_ptr().expose_provenance(), bytes.len())
         }
-        Payload::Sges([sge]) => match hub.regions.local(qp.pd_number(), sge, !target.is_write()) {
-            Ok(span) => span.as_raw(),
-            Err(_) => return false,
-        },
+        Payload::Sges([sge]) if qp.sq.max_sge() > 0 => {
+            match hub.regions.local(qp.pd_number(), sge, !target.is_write()) {
+                Ok(span) => span.as_raw(),
+                Err(_) => return false,
+            }
+        }
         _ => return false,
     };
     let moved = open_link(qp, &hub.links)

@@ -109,9 +109,7 @@ fn carries_acknowledgement(qp: &Qp) -> bool {
     let Path::Stream(stream) = &qp.path else { return false };
     stream.acknowledging_sends
         && stream.acked != qp.responder.executed
-        && stream.resume.is_none()
-        && stream.nak.is_none()
-        && stream.answers.is_empty()
+        && !stream.has_urgent()
         && stream.outgoing.is_none()
         && qp.sq.has_waiting()
         && matches!(qp.sq.wqe(qp.sq.next).op, SendOp::Send)
