@@ -38,9 +38,11 @@ pub(crate) use goodput::{
     Goodput, PlannedGoodput, Sender, judge as judge_goodput, run as run_goodput,
 };
 pub(crate) use idle::{IdleCost, measure as idle};
-pub(crate) use model::{CONTENDERS, Figure, Load, OWN_PROCESS, PlannedQpip, QPIP, Row, Rows};
+pub(crate) use model::{
+    CONTENDERS, Figure, KERNEL, Load, OWN_PROCESS, PlannedQpip, QPIP, Row, Rows,
+};
 pub(crate) use occupancy::{COLUMNS, StageCost, measure as occupancy};
 pub(crate) use own_process::main as adapter;
 pub(crate) use run::run;
 pub(crate) use stage::main;
-pub(crate) use targets::judge;
+pub(crate) use targets::{judge, program_time};

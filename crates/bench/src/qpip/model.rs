@@ -19,6 +19,8 @@ pub struct PlannedQpip {
     pub mtus: Vec<u32>,
     /// Octets of a message in bulk transfer.
     pub message: u32,
+    /// The same where only what programs spend is of interest.
+    pub sizes: Vec<u32>,
 }
 
 impl PlannedQpip {
@@ -32,8 +34,10 @@ impl PlannedQpip {
             Self { slice_ms, .. } if !(10..=10_000).contains(slice_ms) => {
                 Some("slice_ms must be from 10 to 10000")
             }
-            Self { message, .. } if !(1..=1 << 20).contains(message) => {
-                Some("message must be from 1 to 1048576")
+            Self { message, sizes, .. }
+                if [message].into_iter().chain(sizes).any(|it| !(1..=1 << 20).contains(it)) =>
+            {
+                Some("message and sizes must be from 1 to 1048576")
             }
             Self { mtus, .. } if mtus.is_empty() || !mtus.iter().all(within) => {
                 Some("mtus must be from 1280 to 65521, one at least")
@@ -93,6 +97,11 @@ impl EndKind {
     /// Whether it is ours.
     pub(crate) fn is_queue_pair(self) -> bool {
         matches!(self, Self::QueuePair | Self::XdpQueuePair) || self.is_attached()
+    }
+
+    /// Whether its owner sleeps in bulk transfer while it waits.
+    pub(crate) fn sleeps(self) -> bool {
+        matches!(self, Self::Socket | Self::Attached)
     }
 
     /// Whether its adapter is in a process of its own.
@@ -166,12 +175,19 @@ pub enum Figure {
     HostOverhead,
     /// A stream of messages by TCP one way, in megabytes a second.
     Bulk,
+    /// The same with messages of several sizes, between programs that sleep while they wait.
+    Sizes,
 }
 
 impl Figure {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::RoundTripUdp, Self::RoundTripTcp, Self::HostOverhead, Self::Bulk];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::RoundTripUdp, Self::RoundTripTcp, Self::HostOverhead, Self::Bulk, Self::Sizes];
+
+    /// Whether it is a stream, which goes one way.
+    pub(crate) fn is_stream(self) -> bool {
+        matches!(self, Self::Bulk | Self::Sizes)
+    }
 }
 
 /// A slice that the stage is to run.
@@ -208,7 +224,7 @@ pub struct Measured {
     pub load: [Load; 2],
 }
 
-/// One contender in one figure with one MTU.
+/// One contender in one figure with one MTU and one size of messages.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Who.
@@ -218,6 +234,8 @@ pub struct Row {
     pub figure: Figure,
     /// Largest IP packet, in octets.
     pub mtu: u32,
+    /// Octets of a message where it is a stream.
+    pub message: u32,
     /// In the rounds; `None` where it failed.
     pub rounds: Vec<Option<Measured>>,
     /// Medians of each number.
@@ -227,9 +245,14 @@ pub struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(contender: Contender, figure: Figure, mtu: u32) -> Self {
-        let median = Measured::default();
-        Self { contender, figure, mtu, rounds: Vec::new(), median, quartiles: [f64::NAN; 2] }
+    pub(crate) fn new(contender: Contender, figure: Figure, (mtu, message): (u32, u32)) -> Self {
+        let (median, rounds) = (Measured::default(), Vec::new());
+        Self { contender, figure, mtu, message, rounds, median, quartiles: [f64::NAN; 2] }
+    }
+
+    /// What its figure is over: octets of a message, or the MTU.
+    fn at(&self) -> u32 {
+        if self.figure == Figure::Sizes { self.message } else { self.mtu }
     }
 
     /// Draws the sum.
@@ -263,17 +286,17 @@ impl Row {
 pub struct Rows(pub Vec<Row>);
 
 impl Rows {
-    /// The row of a contender.
-    pub(crate) fn row(&self, name: &str, figure: Figure, mtu: u32) -> Option<&Row> {
+    /// The row of a contender at an MTU, or with messages of a size where the figure is over that.
+    pub(crate) fn row(&self, name: &str, figure: Figure, at: u32) -> Option<&Row> {
         self.0
             .iter()
-            .find(|row| row.contender.name == name && row.figure == figure && row.mtu == mtu)
+            .find(|row| row.contender.name == name && row.figure == figure && row.at() == at)
     }
 
-    /// The MTUs that were measured in a figure, in order.
-    pub(crate) fn mtus(&self, figure: Figure) -> Vec<u32> {
+    /// The MTUs that were measured in a figure, or sizes of messages, in order.
+    pub(crate) fn points(&self, figure: Figure) -> Vec<u32> {
         let of = self.0.iter().filter(|row| row.figure == figure);
-        let mut all: Vec<_> = of.map(|row| row.mtu).collect();
+        let mut all: Vec<_> = of.map(Row::at).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -284,10 +307,10 @@ impl Rows {
         &self,
         (ours, theirs): (&str, &str),
         figure: Figure,
-        mtu: u32,
+        at: u32,
         number: fn(&Measured) -> f64,
     ) -> Option<(f64, [f64; 2])> {
-        let (ours, theirs) = (self.row(ours, figure, mtu)?, self.row(theirs, figure, mtu)?);
+        let (ours, theirs) = (self.row(ours, figure, at)?, self.row(theirs, figure, at)?);
         let rounds = ours.rounds.iter().zip(&theirs.rounds);
         let within = |(ours, theirs): (&Option<Measured>, &Option<Measured>)| {
             Some(number(ours.as_ref()?) / number(theirs.as_ref()?))
@@ -304,7 +327,7 @@ pub(super) mod tests {
     /// A row with such values, and some load.
     pub(in crate::qpip) fn row(name: &str, figure: Figure, values: &[Option<f64>]) -> Row {
         let contender = CONTENDERS.iter().find(|c| c.name == name).unwrap();
-        let mut row = Row::new(*contender, figure, 1500);
+        let mut row = Row::new(*contender, figure, (1500, 16384));
         let load = [Load { program: 0.5, adapter: 0.25, sleeps: 7.0 }; 2];
         row.rounds = values
             .iter()
@@ -323,7 +346,7 @@ pub(super) mod tests {
         let (ratio, spread) = rows.ratio((QPIP, KERNEL), Figure::Bulk, 1500, |m| m.value).unwrap();
         assert_eq!((ratio, spread), (1.0, [0.75, 1.25]));
         assert_eq!(rows.ratio((QPIP, KERNEL), Figure::RoundTripTcp, 1500, |m| m.value), None);
-        assert_eq!(rows.mtus(Figure::Bulk), [1500]);
+        assert_eq!(rows.points(Figure::Bulk), [1500]);
         assert_eq!(rows.0[0].median.load[1], Load { program: 0.5, adapter: 0.25, sleeps: 7.0 });
     }
 

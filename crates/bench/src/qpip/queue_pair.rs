@@ -36,10 +36,19 @@ struct Manner {
 
 /// Of one that does what is to be done at once.
 const PROMPT: Manner = Manner { sends: 32, receives: 64, signal_every: 1, together: 1, enough: 1 };
-/// Of one that sleeps in bulk transfer beside an adapter that does all the work: it looks after its queues
-/// when three quarters of them are through. A completion of a send stands for one of them.
-const SPARING: Manner =
-    Manner { sends: 1024, receives: 1024, signal_every: 128, together: 32, enough: 768 };
+
+impl Manner {
+    /// Of one that sleeps in bulk transfer beside an adapter that does all the work: it looks after its
+    /// queues when three quarters of them are through. A completion of a send stands for one of them.
+    fn sparing(message: u32) -> Self {
+        let depth = (UNDER_WAY / u64::from(message)).clamp(64, 1024);
+        let enough = (depth - depth / 4) as u16;
+        Self { sends: depth, receives: depth, signal_every: depth / 8, together: 32, enough }
+    }
+}
+
+/// Octets that such a one has under way, as far as queues may be that long.
+const UNDER_WAY: u64 = 16 << 20;
 /// A sleep that is for many completions ends by then if there is one.
 const PERIOD_NS: u64 = 20_000_000;
 /// Completions taken by one poll.
@@ -131,8 +140,8 @@ impl<'a> QueuePair<'a> {
         let channel = purpose.sleeps.then(|| engine.create_channel()).transpose()?;
         let channel = channel.map(|(channel, _)| channel);
         let udp = purpose.figure == Figure::RoundTripUdp;
-        let bulk = purpose.figure == Figure::Bulk;
-        let manner = if purpose.sleeps && bulk { SPARING } else { PROMPT };
+        let sparing = purpose.sleeps && purpose.figure.is_stream();
+        let manner = if sparing { Manner::sparing(purpose.message) } else { PROMPT };
         let Manner { sends, receives, .. } = manner;
         let (cq, _) = engine.create_cq(context, 2 * (sends + receives) as u32, channel, 0)?;
         if manner.enough > 1 {

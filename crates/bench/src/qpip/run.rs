@@ -136,16 +136,21 @@ pub(crate) fn run(
     (Rows(rows), notes)
 }
 
-/// What is to be measured. Round trips are of the first MTU only: one octet fills none.
+/// What is to be measured. Only streams of the usual size are of all MTUs: one octet fills none, and what a
+/// program spends on a message depends on none.
 fn empty(plan: &PlannedQpip) -> Vec<Row> {
     let mut rows = Vec::new();
     for figure in Figure::ALL {
         let mtus = if figure == Figure::Bulk { &plan.mtus[..] } else { &plan.mtus[..1] };
-        for &mtu in mtus {
-            let fits =
-                |ends: &[EndKind; 2]| mtu <= XDP_MTU || !ends.contains(&EndKind::XdpQueuePair);
-            let all = CONTENDERS.iter().filter(|contender| fits(&contender.ends));
-            rows.extend(all.map(|contender| Row::new(*contender, figure, mtu)));
+        let sizes = if figure == Figure::Sizes { &plan.sizes[..] } else { &[plan.message] };
+        let points = mtus.iter().flat_map(|&mtu| sizes.iter().map(move |&message| (mtu, message)));
+        for point in points {
+            let takes_part = |ends: &[EndKind; 2]| {
+                (point.0 <= XDP_MTU || !ends.contains(&EndKind::XdpQueuePair))
+                    && (figure != Figure::Sizes || ends.iter().all(|end| end.sleeps()))
+            };
+            let all = CONTENDERS.iter().filter(|contender| takes_part(&contender.ends));
+            rows.extend(all.map(|contender| Row::new(*contender, figure, point)));
         }
     }
     rows
@@ -158,7 +163,7 @@ fn slice(plan: &PlannedQpip, row: &Row) -> Slice {
         ends: row.contender.ends,
         figure: row.figure,
         mtu: row.mtu,
-        message: plan.message,
+        message: row.message,
         slice_ms: plan.slice_ms,
     }
 }

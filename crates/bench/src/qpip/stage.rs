@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::goodput::Stretch;
-use super::model::{EndKind, Figure, Link, Load, Measured, Slice};
+use super::model::{Figure, Link, Load, Measured, Slice};
 use super::own_process::OwnProcess;
 use super::path::Path;
 use super::queue_pair::{Purpose, QueuePair};
@@ -201,7 +201,7 @@ impl Sample {
     fn since(&self, earlier: &Self, figure: Figure, done: &Done) -> Measured {
         let ns = self.at.duration_since(earlier.at).as_nanos() as f64;
         let value = match figure {
-            Figure::Bulk => (self.received - earlier.received) as f64 / ns * 1e3,
+            Figure::Bulk | Figure::Sizes => (self.received - earlier.received) as f64 / ns * 1e3,
             Figure::HostOverhead => {
                 stats::median(&done.cycles) * ns / (self.tsc - earlier.tsc) as f64
             }
@@ -317,12 +317,12 @@ fn build<'a>(
         space::wait_until_up(slice.link)?;
     }
     if kind.is_socket() {
-        let sleeps = kind == EndKind::Socket && slice.figure == Figure::Bulk;
+        let sleeps = kind.sleeps() && slice.figure.is_stream();
         let how = (slice.figure, sleeps);
         return Ok(Box::new(SocketEnd::new(how, address, peer, shared)?));
     }
     #[cfg(feature = "smoltcp")]
-    if kind == EndKind::Smoltcp {
+    if kind == super::model::EndKind::Smoltcp {
         let udp = slice.figure == Figure::RoundTripUdp;
         if slice.link == Link::Veth {
             let device = smoltcp::packet_socket(space::veth(side))?;
@@ -335,7 +335,7 @@ fn build<'a>(
         figure: slice.figure,
         among_queue_pairs: slice.ends[1 - side].is_queue_pair(),
         message: slice.message,
-        sleeps: kind == EndKind::Attached,
+        sleeps: kind.sleeps(),
     };
     if !kind.is_attached() {
         return Ok(Box::new(QueuePair::new(&purpose, &own.spec, address, peer, shared)?));
@@ -391,7 +391,7 @@ fn exchange(end: &mut dyn End, slice: &Slice, time: Duration) -> Result<Done> {
     while begun.elapsed() < time {
         for _ in 0..MESSAGES {
             match slice.figure {
-                Figure::Bulk => end.send(slice.message as usize)?,
+                Figure::Bulk | Figure::Sizes => end.send(slice.message as usize)?,
                 Figure::HostOverhead => done.cycles.push(end.exchange()? as f64),
                 Figure::RoundTripUdp | Figure::RoundTripTcp => {
                     end.send(1)?;
@@ -415,7 +415,7 @@ fn second(space: &Space, slice: &Slice, shared: &Shared) -> Result<Option<Measur
             Err(_) if shared.has_stopped() => break,
             Err(error) => return Err(error),
         };
-        if slice.figure == Figure::Bulk {
+        if slice.figure.is_stream() {
             shared.received.fetch_add(len as u64, Ordering::Relaxed);
         } else if let Err(error) = end.send(len) {
             if shared.has_stopped() { break } else { return Err(error) }
@@ -429,7 +429,7 @@ mod tests {
     use std::process::Command;
 
     use super::super::goodput::Sender;
-    use super::super::model::CONTENDERS;
+    use super::super::model::{CONTENDERS, EndKind};
     use super::*;
 
     /// Set for the run in a namespace.

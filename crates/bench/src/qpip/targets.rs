@@ -23,8 +23,8 @@ const HOST: f64 = 0.02;
 const IDLE_OCTETS: f64 = 1024.0;
 const IDLE_GROWTH: f64 = 1.2;
 
-/// Processor time of both programs for what was transferred.
-fn host(measured: &Measured) -> f64 {
+/// Processor time of both programs for a megabyte of a stream, in seconds.
+pub(crate) fn program_time(measured: &Measured) -> f64 {
     measured.load.iter().map(|load| load.program).sum::<f64>() / measured.value
 }
 
@@ -32,19 +32,19 @@ fn host(measured: &Measured) -> f64 {
 pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
     let mut all = Vec::new();
     for (protocol, figure) in [("UDP", Figure::RoundTripUdp), ("TCP", Figure::RoundTripTcp)] {
-        let mtu = rows.mtus(figure).first().copied();
+        let mtu = rows.points(figure).first().copied();
         for ours in [QPIP, QPIP_XDP] {
             let ratio = mtu.and_then(|mtu| rows.ratio((ours, KERNEL), figure, mtu, |m| m.value));
             let metric = format!("{ours} on veth, round trip by {protocol}");
             all.push(verdict(metric, Limit::Most(ROUND_TRIP), KERNEL, ratio));
         }
     }
-    let mtu = rows.mtus(Figure::HostOverhead).first().copied();
+    let mtu = rows.points(Figure::HostOverhead).first().copied();
     let calls = mtu.and_then(|mtu| rows.row(OWN_PROCESS, Figure::HostOverhead, mtu));
     let calls = calls.map(|row| row.median.value / MESSAGES);
     let metric = "QPIP, own process, calls of a message of 1 B";
     all.push(crate::targets::at_most(metric, calls, OVERHEAD_NS, "ns", "post and poll"));
-    for mtu in rows.mtus(Figure::Bulk) {
+    for mtu in rows.points(Figure::Bulk) {
         let ratio = |pair, number| rows.ratio(pair, Figure::Bulk, mtu, number);
         for theirs in [KERNEL, KERNEL_SPINNING] {
             let metric = format!("QPIP on veth, ttcp, MTU {mtu}");
@@ -64,7 +64,14 @@ pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
             all.push(verdict(metric, Limit::Least(SMOLTCP_BULK), theirs, ratio));
         }
         let metric = format!("QPIP, own process, programs' CPU a MB, MTU {mtu}");
-        all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio((OWN_PROCESS, KERNEL), host)));
+        let ratio = ratio((OWN_PROCESS, KERNEL), program_time);
+        all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio));
+    }
+    for size in rows.points(Figure::Sizes) {
+        let ratio = rows.ratio((OWN_PROCESS, KERNEL), Figure::Sizes, size, program_time);
+        let messages = crate::report::size(u64::from(size));
+        let metric = format!("QPIP, own process, programs' CPU a MB, messages of {messages}");
+        all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio));
     }
     let octets = idle.map(|idle| idle.octets);
     let metric = "QPIP, memory of an idle connection";
@@ -114,6 +121,8 @@ mod tests {
             row(KERNEL, Figure::Bulk, &[Some(100.0)]),
             row(OWN_PROCESS, Figure::Bulk, &[Some(50.0)]),
             row(OWN_PROCESS, Figure::HostOverhead, &[Some(299.0)]),
+            row(OWN_PROCESS, Figure::Sizes, &[Some(5100.0)]),
+            row(KERNEL, Figure::Sizes, &[Some(100.0)]),
         ]);
         let reached: Vec<_> =
             judge(&rows, None).into_iter().map(|it| (it.metric, it.reached)).collect();
@@ -129,6 +138,7 @@ mod tests {
             ("QPIP to socket on TAP, ttcp, MTU 1500", None),
             ("socket to QPIP on TAP, ttcp, MTU 1500", None),
             ("QPIP, own process, programs' CPU a MB, MTU 1500", Some(false)),
+            ("QPIP, own process, programs' CPU a MB, messages of 16 KB", Some(true)),
             ("QPIP, memory of an idle connection", None),
             ("QPIP, work for a packet among idle connections", None),
         ];

@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use super::table::aligned;
 use super::{digits, size};
 use crate::plot::{Chart, Line, Style, Unit, page};
-use crate::qpip::{COLUMNS, CONTENDERS, Figure, IdleCost, Load, OWN_PROCESS, Row};
+use crate::qpip::{
+    COLUMNS, CONTENDERS, Figure, IdleCost, KERNEL, Load, OWN_PROCESS, Row, program_time,
+};
 use crate::results::Results;
 
 /// A line for each contender.
@@ -25,6 +27,7 @@ pub(super) fn tables(out: &mut String, results: &Results) {
     }
     round_trips(out, results);
     bulk(out, results);
+    sizes(out, results);
     overhead(out, results);
     occupancy(out, results);
     idle(out, results);
@@ -44,7 +47,7 @@ fn measured(results: &Results, figure: Figure) -> Vec<&'static str> {
 
 fn round_trips(out: &mut String, results: &Results) {
     let names = measured(results, Figure::RoundTripTcp);
-    let Some(&mtu) = results.qpip.mtus(Figure::RoundTripTcp).first() else { return };
+    let Some(&mtu) = results.qpip.points(Figure::RoundTripTcp).first() else { return };
     let _ = writeln!(
         out,
         "QPIP, figure 3: round trip of 1 B, us; both ends spin but in {OWN_PROCESS}, MTU {mtu}"
@@ -74,7 +77,7 @@ fn spent(part: f64, mb_per_s: f64) -> String {
 }
 
 fn bulk(out: &mut String, results: &Results) {
-    let mtus = results.qpip.mtus(Figure::Bulk);
+    let mtus = results.qpip.points(Figure::Bulk);
     if mtus.is_empty() {
         return;
     }
@@ -113,8 +116,37 @@ fn bulk(out: &mut String, results: &Results) {
     out.push('\n');
 }
 
+/// What programs spend on messages of several sizes, in the streams of two contenders.
+fn sizes(out: &mut String, results: &Results) {
+    let sizes = results.qpip.points(Figure::Sizes);
+    let Some(of) = results.qpip.0.iter().find(|row| row.figure == Figure::Sizes) else { return };
+    let title =
+        "QPIP, processor time of the programs of both ends together, us a MB, by size of messages";
+    let _ = writeln!(out, "{title}; ttcp, MTU {}", of.mtu);
+    let names = measured(results, Figure::Sizes);
+    let mut head = text(&["size"]);
+    head.extend(names.iter().flat_map(|name| [(*name).to_owned(), "MB/s".to_owned()]));
+    head.extend(text(&["ratio", "quartiles"]));
+    let mut lines = vec![head];
+    for at in sizes {
+        let mut line = vec![size(u64::from(at))];
+        for name in &names {
+            let median = results.qpip.row(name, Figure::Sizes, at).map(|row| row.median);
+            let numbers = median.map(|it| [1e6 * program_time(&it), it.value].map(digits));
+            line.extend(numbers.unwrap_or_else(|| ["-", "-"].map(str::to_owned)));
+        }
+        let pair = (OWN_PROCESS, KERNEL);
+        let ratio = results.qpip.ratio(pair, Figure::Sizes, at, program_time);
+        let (ratio, spread) = ratio.unwrap_or((f64::NAN, [f64::NAN; 2]));
+        line.extend([digits(ratio), spread.map(digits).join(" to ")]);
+        lines.push(line);
+    }
+    aligned(out, &lines, true);
+    out.push('\n');
+}
+
 fn overhead(out: &mut String, results: &Results) {
-    let Some(&mtu) = results.qpip.mtus(Figure::HostOverhead).first() else { return };
+    let Some(&mtu) = results.qpip.points(Figure::HostOverhead).first() else { return };
     let title = "QPIP, table 1: calls of the program that send 1 B by TCP and receive the answer, without waiting";
     let _ = writeln!(out, "{title}");
     let mut lines = vec![text(&["", "link", "ns", "quartiles", "cycles"])];
@@ -196,7 +228,7 @@ fn lines(results: &Results, value: &dyn Fn(&Row) -> f64) -> Vec<Line> {
     ];
     let mut lines = Vec::new();
     for (contender, color) in CONTENDERS.iter().zip(COLORS) {
-        let mtus = results.qpip.mtus(Figure::Bulk);
+        let mtus = results.qpip.points(Figure::Bulk);
         let row = |mtu: &u32| results.qpip.row(contender.name, Figure::Bulk, *mtu);
         let points: Vec<_> =
             mtus.iter().filter_map(row).map(|row| (f64::from(row.mtu), value(row))).collect();
