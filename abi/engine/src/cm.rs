@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use quipu_abi_types::*;
-use quipu_host::Device;
 use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
+use quipu_host::{Device, EngineError};
 
 use crate::entry::{Out, WAIT, entries};
 use crate::instance::{self, current, for_destructor, opened};
@@ -331,7 +331,17 @@ entries! {
         // SAFETY: the table demands a valid address.
         let addr = unsafe { address(addr) }?;
         let instance = current()?;
-        Ok(instance.engine.cm_bind_addr(instance.cm_id(id), addr)?)
+        instance.engine.cm_bind_addr(instance.cm_id(id), addr).map_err(|error| match &error {
+            // What Linux says of a port that is taken of all addresses.
+            EngineError::Address(source)
+                if addr.ip().is_unspecified()
+                    && source.raw_os_error() == Some(libc::EADDRINUSE) =>
+            {
+                tracing::debug!(%error, %addr, "an identifier is not bound");
+                Failure(EngineStatus::AddressNotAvailable)
+            }
+            _ => error.into(),
+        })
     }
 
     /// [`EngineCmApi::resolve_addr`]

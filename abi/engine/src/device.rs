@@ -103,7 +103,7 @@ fn device(which: Device, address: &HostAddress) -> EngineDevice {
         // No kernel has numbered it. A number of our own might be another device's, about which programs
         // would then ask the kernel (UCX does).
         index: -1,
-        gid: identity::gid_entry(which, address),
+        gid: identity::gid_entry(which, address, 0),
     };
     put_text(&mut device.name, which.name());
     device
@@ -221,6 +221,7 @@ fn of_qpip(all: &mut ibv_device_attr_ex) {
 
 fn port_attributes(
     address: &HostAddress,
+    gid_rows: u8,
     up: bool,
     limits: &Limits,
     qkey_violations: u32,
@@ -230,7 +231,7 @@ fn port_attributes(
         state: if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
         max_mtu: IBV_MTU_4096,
         active_mtu: identity::active_mtu(address),
-        gid_tbl_len: 1,
+        gid_tbl_len: gid_rows.into(),
         port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: limits.max_message,
         bad_pkey_cntr: 0,
@@ -369,7 +370,8 @@ entries! {
         }
         let qkey_violations = engine.datagram_drops()?.qkey_violation as u32;
         let (address, up) = (engine.address(), engine.port_is_up(device));
-        out.fill(port_attributes(address, up, &engine.limits()?, qkey_violations));
+        let rows = identity::gid_rows(device);
+        out.fill(port_attributes(address, rows, up, &engine.limits()?, qkey_violations));
         Ok(())
     }
 
@@ -379,10 +381,10 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let (instance, device) = engine_of(context)?;
         instance.engine.note_call(Call::QueryGid)?;
-        if port != 1 || index != 0 {
+        if port != 1 || index >= identity::gid_rows(device).into() {
             return Err(INVALID);
         }
-        out.fill(identity::gid_entry(device, instance.engine.address()));
+        out.fill(identity::gid_entry(device, instance.engine.address(), index));
         Ok(())
     }
 }

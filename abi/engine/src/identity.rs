@@ -8,7 +8,7 @@ use quipu_abi_types::*;
 use quipu_host::{
     Config, Device, HostAddress, OpenError, default_address, find_address, host_addresses,
 };
-use quipu_nic::Gid;
+use quipu_nic::{GID_ROWS, Gid};
 
 use crate::instance::current;
 
@@ -58,10 +58,15 @@ fn link_address() -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_local(ip)).or(addresses.first()).copied()
 }
 
-/// The one row of the GID table. That of an RNIC holds a hardware address, which nobody connects to: Linux
-/// shows the MAC address of the interface, and its type as that of InfiniBand. That of QPIP is of the same
-/// type and holds the address of its link, which is what a peer's program is to be told.
-pub(crate) fn gid_entry(device: Device, address: &HostAddress) -> ibv_gid_entry {
+/// Rows of the GID table of a device.
+pub(crate) fn gid_rows(device: Device) -> u8 {
+    if device == Device::Quipu0 { GID_ROWS } else { 1 }
+}
+
+/// A row of the GID table, all of which are alike. That of an RNIC holds a hardware address, which nobody
+/// connects to: Linux shows the MAC address of the interface, and its type as that of InfiniBand. That of
+/// QPIP is of the same type and holds the address of its link, which is what a peer's program is to be told.
+pub(crate) fn gid_entry(device: Device, address: &HostAddress, index: u32) -> ibv_gid_entry {
     let of_hardware = || {
         let mut raw = [0; 16];
         raw[..6].copy_from_slice(&guid(device, address.ip).to_ne_bytes()[..6]);
@@ -76,7 +81,7 @@ pub(crate) fn gid_entry(device: Device, address: &HostAddress) -> ibv_gid_entry 
     };
     ibv_gid_entry {
         gid: ibv_gid { raw },
-        gid_index: 0,
+        gid_index: index,
         port_num: 1,
         gid_type,
         ndev_ifindex: address.index,

@@ -93,9 +93,11 @@ const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
 }
 
 /// The devices, in the order in which the engine lists them by default: name, number, type of node, type of
-/// GID.
+/// GIDs, and their rows.
 macro_rules! devices {
-    ($($name:literal: $which:literal $dev:literal $node:literal $gid:literal;)*) => {
+    ($(
+        $name:literal: $which:literal $dev:literal $node:literal $gid:literal [$($row:literal)*];
+    )*) => {
         /// Their names.
         pub(crate) const DEVICES: [&str; 3] = [$($name),*];
 
@@ -156,7 +158,7 @@ macro_rules! devices {
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gids"),
-                &[live("0", Text::Gid($which))],
+                &[$(live($row, Text::Gid($which))),*],
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/pkeys"),
@@ -168,11 +170,11 @@ macro_rules! devices {
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/ndevs"),
-                &[live("0", Text::Interface)],
+                &[$(live($row, Text::Interface)),*],
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/types"),
-                &[text("0", $gid)],
+                &[$(text($row, $gid)),*],
             ),
             )*
         ];
@@ -180,9 +182,9 @@ macro_rules! devices {
 }
 
 devices! {
-    "quipu0": 0 "231:192\n" "1: CA\n" "RoCE v2\n";
-    "quipu_iw0": 1 "231:193\n" "4: RNIC\n" "IB/RoCE v1\n";
-    "quipu_qp0": 2 "231:194\n" "7: unspecified\n" "IB/RoCE v1\n";
+    "quipu0": 0 "231:192\n" "1: CA\n" "RoCE v2\n" ["0" "1" "2" "3"];
+    "quipu_iw0": 1 "231:193\n" "4: RNIC\n" "IB/RoCE v1\n" ["0"];
+    "quipu_qp0": 2 "231:194\n" "7: unspecified\n" "IB/RoCE v1\n" ["0"];
 }
 
 /// The device that is only there where a packet link is.

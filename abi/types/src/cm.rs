@@ -155,7 +155,8 @@ pub struct EngineCmApi {
     pub migrate_id:
         unsafe extern "C" fn(id: CmIdHandle, channel: CmChannelHandle, out: *mut u32) -> i32,
     /// Binds to an address and port; port 0: any free one. A wildcard address leaves the device open.
-    /// AddressNotAvailable if it is not of this host; AddressInUse if the port is taken.
+    /// AddressNotAvailable if it is not of this host, or is the wildcard and the port is taken, as in
+    /// Linux; AddressInUse if the port of another is taken.
     pub bind_addr: unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr) -> i32,
     /// Finds the device that reaches `dst`, binding to `src` (may be null) or to a suitable address.
     pub resolve_addr: unsafe extern "C" fn(

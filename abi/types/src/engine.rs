@@ -374,7 +374,7 @@ pub struct EngineApi {
     /// Fills in a port. Ports count from 1; another one is Invalid.
     ///
     /// As a RoCE port shows itself: ACTIVE, `phys_state` 5, link layer Ethernet, `lid` and `sm_lid`
-    /// 0, both MTUs 4096, `gid_tbl_len` and `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
+    /// 0, both MTUs 4096, `gid_tbl_len` 4 or 1, `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
     /// `port_cap_flags` `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`, a width and speed that exist
     /// (2 and 32: 4X EDR; UCX computes with them), `max_vl_num` 1, `max_msg_sz` 1 GiB or more.
     pub query_port:

@@ -20,8 +20,8 @@ use crate::raw;
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::types::{
-    AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
-    WcStatus,
+    AddressVector, AhId, GID_ROWS, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra,
+    WcOpcode, WcStatus,
 };
 
 /// The longest message of a datagram queue pair: the largest MTU of InfiniBand.
@@ -131,8 +131,9 @@ impl<P: Probe> Adapter<P> {
     /// An address without a global route, with another port or source GID than there is, or no room.
     pub fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<AhId, Fault> {
         self.hub.pd(pd)?;
-        if !av.is_global || av.sgid_index != 0 || av.port_num != 1 {
-            return Err(Fault::Invalid("an address needs a global route, port 1 and GID index 0"));
+        if !av.is_global || av.sgid_index >= GID_ROWS || av.port_num != 1 {
+            let words = "an address needs a global route, port 1 and a GID index from 0 to 3";
+            return Err(Fault::Invalid(words));
         }
         let made = self.hub.ahs.insert(Ah { pd, av: *av });
         let id = made.ok_or(Fault::Exhausted("address handles"))?;

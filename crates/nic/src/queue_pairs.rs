@@ -7,7 +7,9 @@ use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::requester;
-use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
+use crate::types::{
+    GID_ROWS, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time,
+};
 use crate::unordered;
 
 /// A queue pair as `query_qp` shows it.
@@ -282,8 +284,8 @@ fn check_values(
     if wrong(M::AV, !attr.av.is_global) {
         return Err(Fault::Invalid("an Ethernet port needs a global route (is_global, a GID)"));
     }
-    if wrong(M::AV, attr.av.sgid_index != 0) {
-        return Err(Fault::Invalid("the GID table has one entry, index 0"));
+    if wrong(M::AV, attr.av.sgid_index >= GID_ROWS) {
+        return Err(Fault::Invalid("the GID table has four entries, index 0 to 3"));
     }
     if wrong(M::DEST_QPN, attr.dest_qp_num > 0x00ff_ffff)
         || wrong(M::RQ_PSN, attr.rq_psn > 0x00ff_ffff)

@@ -24,7 +24,7 @@ fn transitions_need_exactly_their_attributes() {
     };
     assert_eq!(wrong(|attr| attr.ah_attr.is_global = 0), invalid);
     assert_eq!(wrong(|attr| attr.ah_attr.port_num = 2), invalid);
-    assert_eq!(wrong(|attr| attr.ah_attr.grh.sgid_index = 1), invalid);
+    assert_eq!(wrong(|attr| attr.ah_attr.grh.sgid_index = 4), invalid);
     assert_eq!(wrong(|attr| attr.path_mtu = 6), invalid);
     assert_eq!(wrong(|attr| attr.qp_state = 17), invalid);
     assert_eq!(bench.query(a.qp).unwrap().qp_state, IBV_QPS_INIT, "nothing has changed");

@@ -43,7 +43,7 @@ fn device_port_and_gid_are_those_of_a_roce_adapter() {
     let port: ibv_port_attr =
         made(|out| unsafe { (api.query_port)(bench.context, 1, out) }).unwrap();
     assert_eq!((port.state, port.link_layer), (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET));
-    assert_eq!((port.gid_tbl_len, port.pkey_tbl_len, port.max_msg_sz), (1, 1, 1 << 31));
+    assert_eq!((port.gid_tbl_len, port.pkey_tbl_len, port.max_msg_sz), (4, 1, 1 << 31));
     assert_eq!(port.active_mtu, IBV_MTU_4096);
     let row: ibv_gid_entry =
         made(|out| unsafe { (api.query_gid)(bench.context, 1, 0, out) }).unwrap();
@@ -51,7 +51,12 @@ fn device_port_and_gid_are_those_of_a_roce_adapter() {
     // SAFETY: every bit pattern is a GID.
     assert_eq!(unsafe { row.gid.raw }, mapped);
     assert_eq!((row.gid_type, row.port_num), (IBV_GID_TYPE_ROCE_V2, 1));
-    for (number, index) in [(0, 0), (2, 0), (1, 1)] {
+    // Whatever row a program is told to use has the address.
+    let last: ibv_gid_entry =
+        made(|out| unsafe { (api.query_gid)(bench.context, 1, 3, out) }).unwrap();
+    // SAFETY: as above.
+    assert_eq!((unsafe { last.gid.raw }, last.gid_index, last.gid_type), (mapped, 3, row.gid_type));
+    for (number, index) in [(0, 0), (2, 0), (1, 4)] {
         let row = made::<ibv_gid_entry>(|out| unsafe {
             (api.query_gid)(bench.context, number, index, out)
         });
@@ -74,6 +79,9 @@ fn the_second_device_is_an_rnic() {
     let row: ibv_gid_entry =
         made(|out| unsafe { (api.query_gid)(bench.context, 1, 0, out) }).unwrap();
     assert_eq!(row.gid_type, IBV_GID_TYPE_IB);
+    let other_row =
+        made::<ibv_gid_entry>(|out| unsafe { (api.query_gid)(bench.context, 1, 1, out) });
+    assert_eq!(other_row.err(), Some(EngineStatus::Invalid));
     let qp = bench.create_qp(&bench.qp_init()).unwrap();
     bench.to_init(qp.qp).unwrap();
     let (attr, mask) = bench.rtr(qp.qp_num);

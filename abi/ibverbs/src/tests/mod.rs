@@ -113,6 +113,10 @@ fn the_device_is_as_programs_expect() {
     unsafe {
         let device = (*context).device;
         assert_eq!(CStr::from_ptr(device::ibv_get_device_name(device)), c"quipu0");
+        let mut made_up = std::ptr::read(device);
+        made_up.name[5] = made_up.name[0];
+        assert_eq!(CStr::from_ptr(device::ibv_get_device_name(&mut made_up)), c"quipuq");
+        assert!(device::ibv_get_device_name(std::ptr::null_mut()).is_null());
         let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
         assert_eq!(path, c"/sys/class/infiniband/quipu0");
         assert_eq!(

@@ -56,6 +56,8 @@ static void identifiers(struct rdma_event_channel *channel)
 	id = listener(channel, RDMA_PS_TCP, &port);
 	CHECK(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) == 0);
 	FAILS(rdma_bind_addr(other, loopback(&in, port)), EADDRINUSE);
+	in.sin_addr.s_addr = htonl(INADDR_ANY);
+	FAILS(rdma_bind_addr(other, (struct sockaddr *)&in), EADDRNOTAVAIL);
 	CHECK(rdma_destroy_id(other) == 0 && rdma_destroy_id(id) == 0);
 	FAILS(rdma_destroy_id(NULL), EINVAL);
 }

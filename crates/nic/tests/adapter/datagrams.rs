@@ -270,7 +270,7 @@ fn address_handles_are_checked_counted_and_not_needed_once_posted() {
     for bad in [
         AddressVector { is_global: false, ..good },
         AddressVector { port_num: 2, ..good },
-        AddressVector { sgid_index: 1, ..good },
+        AddressVector { sgid_index: 4, ..good },
     ] {
         assert!(matches!(host.adapter.create_ah(pd, &bad), Err(Fault::Invalid(_))));
     }
