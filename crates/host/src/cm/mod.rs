@@ -14,7 +14,7 @@ mod udp;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use quipu_cm::{Action, CallError, ChannelKey, Cm, Event, IdKey, Loss, StreamKey};
@@ -29,7 +29,7 @@ use self::stream::Stream;
 use crate::error::EngineError;
 use crate::net::listener::{Accepted, Acceptor};
 use crate::net::token::{Slot, Token};
-use crate::sys::{self, Epoll, EventFd};
+use crate::sys::{self, Epoll, QueueFd};
 use crate::tap::Tap;
 
 /// Connections taken from a listener before other work gets its turn.
@@ -39,13 +39,6 @@ const ACCEPTS_PER_TURN: usize = 64;
 const BACKLOG: i32 = 4096;
 /// Longer than most of what comes at once.
 const RECEIVE_BYTES: usize = 1024;
-
-/// The descriptor of an event channel.
-struct Signal {
-    fd: EventFd,
-    /// Whether it is readable now.
-    set: bool,
-}
 
 /// The connection management of an engine, with its sockets.
 pub(crate) struct Manager {
@@ -59,7 +52,7 @@ pub(crate) struct Manager {
     /// By the index of the stream.
     streams: Vec<Option<Stream>>,
     /// By the index of the channel.
-    signals: Vec<Option<Signal>>,
+    signals: Vec<Option<QueueFd>>,
     /// Streams that the adapter has, or is to get.
     plain: Plain,
     /// Those that the adapter makes.
@@ -112,11 +105,10 @@ impl Manager {
     }
 
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelKey, RawFd), EngineError> {
-        let fd = EventFd::for_program()
-            .map_err(|e| EngineError::system("a descriptor for events", e))?;
-        let raw = fd.fd().as_raw_fd();
+        let fd = QueueFd::new().map_err(|e| EngineError::system("a descriptor for events", e))?;
+        let raw = fd.as_raw_fd();
         let key = self.cm.create_channel();
-        put(&mut self.signals, key.index(), Signal { fd, set: false });
+        put(&mut self.signals, key.index(), fd);
         Ok((key, raw))
     }
 
@@ -131,7 +123,7 @@ impl Manager {
         // Only the machine knows whether the key is a stale one.
         let signal = self.signals.get(key.index() as usize).and_then(Option::as_ref);
         let signal = signal.filter(|_| self.cm.has_channel(key));
-        Ok(signal.ok_or(CallError::NoSuchObject)?.fd.fd().as_raw_fd())
+        Ok(signal.ok_or(CallError::NoSuchObject)?.as_raw_fd())
     }
 
     /// See [`Cm::next_end`].
@@ -146,6 +138,7 @@ impl Manager {
 
     pub(crate) fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, EngineError> {
         let event = self.cm.take_event(key)?;
+        self.signal();
         self.ask_again();
         self.signal();
         Ok(event)
@@ -174,13 +167,9 @@ impl Manager {
     }
 
     fn signal_channel(&mut self, key: ChannelKey) {
-        let wanted = self.cm.waiting(key) > 0;
-        let signal = self.signals.get_mut(key.index() as usize).and_then(Option::as_mut);
-        if let Some(signal) = signal
-            && signal.set != wanted
-        {
-            signal.set = wanted;
-            if wanted { signal.fd.set() } else { signal.fd.clear() }
+        let waiting = self.cm.waiting(key);
+        if let Some(Some(signal)) = self.signals.get_mut(key.index() as usize) {
+            signal.show(waiting);
         }
     }
 

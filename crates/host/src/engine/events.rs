@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
 use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, SrqId};
@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::handle_map::HandleMap;
 use crate::net::table::Table;
 use crate::net::token::Slot;
-use crate::sys::EventFd;
+use crate::sys::QueueFd;
 
 /// A completion event: a queue that was armed has got something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,17 +75,15 @@ fn subject(event: &AsyncEvent) -> Option<Object> {
 
 /// Events with their descriptor.
 struct Queue<T> {
-    fd: EventFd,
-    /// Whether the descriptor is readable now.
-    signalled: bool,
+    fd: QueueFd,
     events: VecDeque<T>,
     /// Nothing comes any more: whoever waits is to ask, and hears why.
     over: bool,
 }
 
 impl<T> Queue<T> {
-    fn new(fd: EventFd) -> Self {
-        Self { fd, signalled: false, events: VecDeque::new(), over: false }
+    fn new(fd: QueueFd) -> Self {
+        Self { fd, events: VecDeque::new(), over: false }
     }
 
     /// The descriptor is readable from now on.
@@ -96,11 +94,7 @@ impl<T> Queue<T> {
 
     /// Makes the descriptor say whether events are queued.
     fn signal(&mut self) {
-        let wanted = self.over || !self.events.is_empty();
-        if wanted != self.signalled {
-            self.signalled = wanted;
-            if wanted { self.fd.set() } else { self.fd.clear() }
-        }
+        self.fd.show(self.events.len() + usize::from(self.over));
     }
 
     fn take(&mut self) -> Option<T> {
@@ -209,7 +203,7 @@ impl Events {
 
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelId, RawFd), EngineError> {
         let fd = new_descriptor()?;
-        let raw = fd.fd().as_raw_fd();
+        let raw = fd.as_raw_fd();
         let mut queue = Queue::new(fd);
         if self.over {
             queue.end();
@@ -228,7 +222,7 @@ impl Events {
     }
 
     pub(crate) fn channel_fd(&mut self, id: ChannelId) -> Result<RawFd, EngineError> {
-        Ok(self.channel(id)?.queue.fd.fd().as_raw_fd())
+        Ok(self.channel(id)?.queue.fd.as_raw_fd())
     }
 
     pub(crate) fn open_context(
@@ -236,7 +230,7 @@ impl Events {
         device: Device,
     ) -> Result<(ContextId, RawFd), EngineError> {
         let fd = new_descriptor()?;
-        let raw = fd.fd().as_raw_fd();
+        let raw = fd.as_raw_fd();
         let context = Context { events: Queue::new(fd), device };
         let slot = self.contexts.insert_with(|_| Ok::<_, EngineError>(context))?;
         Ok((ContextId(bits_of(slot)), raw))
@@ -248,7 +242,7 @@ impl Events {
     }
 
     pub(crate) fn context_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
-        Ok(self.context(id)?.fd.fd().as_raw_fd())
+        Ok(self.context(id)?.fd.as_raw_fd())
     }
 
     /// Notes whose an object is, and for a completion queue its channel.
@@ -367,7 +361,7 @@ impl Events {
     }
 
     pub(crate) fn tcp_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
-        Ok(self.tcp_queue(id)?.fd.fd().as_raw_fd())
+        Ok(self.tcp_queue(id)?.fd.as_raw_fd())
     }
 
     /// Queues an event about a connection, if its owner wants to know. A connection has three at most, so
@@ -498,8 +492,8 @@ fn queue(contexts: &mut Table<Context>, slot: Slot, event: AsyncEvent) {
     }
 }
 
-fn new_descriptor() -> Result<EventFd, EngineError> {
-    EventFd::for_program().map_err(|e| EngineError::system("a descriptor for events", e))
+fn new_descriptor() -> Result<QueueFd, EngineError> {
+    QueueFd::new().map_err(|e| EngineError::system("a descriptor for events", e))
 }
 
 #[cfg(test)]

@@ -22,14 +22,6 @@ impl EventFd {
         with_more_descriptors(|| adopt(unsafe { libc::eventfd(0, flags) })).map(Self)
     }
 
-    /// A counter at 0 whose descriptor a program waits for, so that it blocks unless the program
-    /// changes it: programs look at that flag. Setting it never waits, as it is far from full. It
-    /// counts against the limit that the program has set.
-    pub(crate) fn for_program() -> io::Result<Self> {
-        // SAFETY: takes integers only.
-        adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map(Self)
-    }
-
     /// Adds 1: whoever waits wakes up.
     pub(crate) fn set(&self) {
         let _hold = Hold::new();
@@ -60,6 +52,42 @@ impl EventFd {
     /// The descriptor alone.
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.0
+    }
+}
+
+/// The descriptor of a queue of events for a program: readable exactly while events are queued. Each event
+/// wakes, as those of the kernel's queues do, so that a program hears of it that waits for edges
+/// (`EPOLLET`) and has left earlier ones in the queue.
+#[derive(Debug)]
+pub(crate) struct QueueFd {
+    fd: EventFd,
+    /// Events of which it tells.
+    shown: usize,
+}
+
+impl QueueFd {
+    /// That of an empty queue. It blocks unless the program changes it, as programs look at that flag, and
+    /// counts against the limit that the program has set.
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes integers only.
+        let fd = adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })?;
+        Ok(Self { fd: EventFd(fd), shown: 0 })
+    }
+
+    /// Has the descriptor tell of as many events as are queued now. It never waits, as the counter is far
+    /// from full.
+    pub(crate) fn show(&mut self, queued: usize) {
+        if queued > self.shown {
+            self.fd.set();
+        } else if queued == 0 && self.shown > 0 {
+            self.fd.clear();
+        }
+        self.shown = queued;
+    }
+
+    /// Its number.
+    pub(crate) fn as_raw_fd(&self) -> RawFd {
+        self.fd.0.as_raw_fd()
     }
 }
 
@@ -252,4 +280,30 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd, in a live variable.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_wakes_a_program_that_waits_for_edges() {
+        let mut queue = QueueFd::new().unwrap();
+        let epoll = Epoll::new().unwrap();
+        epoll.add(&queue.as_raw_fd(), libc::EPOLLIN | libc::EPOLLET, 7).unwrap();
+        let mut list = ReadyList::new();
+        let mut wakes = || {
+            epoll.wait(&mut list, Some(Duration::ZERO)).unwrap();
+            list.iter().count() == 1
+        };
+        assert!(!wakes());
+        // As many as are queued after each change, and whether that is an edge.
+        for (queued, edge) in [(1, true), (2, true), (2, false), (1, false), (3, true), (0, false)]
+        {
+            queue.show(queued);
+            assert_eq!(wakes(), edge, "{queued}");
+            assert_eq!(is_readable(queue.as_raw_fd()), queued > 0, "{queued}");
+            assert!(!wakes(), "an edge is told once");
+        }
+    }
 }
