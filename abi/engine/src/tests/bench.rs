@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -352,4 +353,27 @@ pub(super) fn send(wr_id: u64, opcode: u32, list: &mut [ibv_sge]) -> ibv_send_wr
 pub(super) fn receive(wr_id: u64, list: &mut [ibv_sge]) -> ibv_recv_wr {
     let (sg_list, num_sge) = (list.as_mut_ptr(), list.len() as i32);
     ibv_recv_wr { wr_id, next: std::ptr::null_mut(), sg_list, num_sge }
+}
+
+/// A program that waits for edges of a descriptor (`EPOLLET`), as Rust's tokio does.
+pub(super) struct Edges(OwnedFd);
+
+impl Edges {
+    pub(super) fn of(fd: i32) -> Self {
+        let mut wish = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: a flag; the descriptor is new, and ours.
+        let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        // SAFETY: descriptors, and one live structure.
+        let added =
+            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut wish) };
+        assert_eq!(added, 0);
+        Self(epoll)
+    }
+
+    /// Whether there was one since it was last asked.
+    pub(super) fn any(&self) -> bool {
+        let mut ready = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        unsafe { libc::epoll_wait(self.0.as_raw_fd(), &raw mut ready, 1, 0) == 1 }
+    }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use libc::{c_void, sockaddr, sockaddr_in, sockaddr_storage};
 use quipu_abi_types::*;
 
-use super::bench::{Bench, Qp, Said, api, blank, done, made, send};
+use super::bench::{Bench, Edges, Qp, Said, api, blank, done, made, send};
 
 /// A program: an event channel.
 struct Program {
@@ -255,6 +255,24 @@ fn arguments_and_states_that_are_not_valid() {
     unsafe { libc::fcntl(program.channel.fd, libc::F_SETFL, libc::O_NONBLOCK) };
     let event: Said<EngineCmEvent> = made(|out| unsafe { (cm.get_event)(channel, out) });
     assert_eq!(event.err(), Some(S::WouldBlock));
+}
+
+#[test]
+fn each_event_is_an_edge_though_earlier_ones_were_not_taken() {
+    let program = Program::new();
+    let edges = Edges::of(program.channel.fd);
+    let to = ipv4(1, LOOPBACK);
+    for cookie in 0..3 {
+        assert!(!edges.any(), "{cookie}");
+        let id = program.create(RDMA_PS_TCP, IBV_QPT_RC, cookie).unwrap();
+        let none = std::ptr::null();
+        done(unsafe { (program.cm.resolve_addr)(id, none, raw(&to), 1000) }).unwrap();
+        assert!(edges.any(), "{cookie}");
+    }
+    for cookie in 0..3 {
+        assert_eq!(program.event(RDMA_CM_EVENT_ADDR_RESOLVED).cookie, cookie);
+    }
+    assert!(!edges.any());
 }
 
 #[test]
