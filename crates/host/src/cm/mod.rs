@@ -138,6 +138,7 @@ impl Manager {
 
     pub(crate) fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, EngineError> {
         let event = self.cm.take_event(key)?;
+        // First without it, so that what takes its place is an edge.
         self.signal();
         self.ask_again();
         self.signal();
