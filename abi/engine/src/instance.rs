@@ -6,8 +6,9 @@
 //! not have, is left alone from then on.
 
 use std::io::{IsTerminal, Write};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use quipu_abi_types::*;
 use quipu_host::connection::{ChannelKey, IdKey};
@@ -23,14 +24,16 @@ pub(crate) struct Instance {
     pub(crate) engine: Arc<Engine>,
     registry: Mutex<Registry>,
     /// Mixed into every handle. An engine that a child of fork opened has another one than its
-    /// parent's, so that an inherited handle does not happen to name an object of the child.
+    /// parent's, so that an inherited handle does not happen to name an object of the child. 0 in a
+    /// process that has inherited none.
     tag: u64,
 }
 
+/// Where the number of a tag begins.
+const TAG_SHIFT: u32 = 56;
+
 /// The newest engine: of this process, or of a process that it was forked from.
 static CURRENT: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
-/// Engines opened so far, in this process and those it was forked from.
-static OPENED: AtomicU64 = AtomicU64::new(0);
 
 /// The newest engine, whoever it belongs to.
 #[inline]
@@ -77,7 +80,11 @@ pub(crate) fn for_destructor() -> Outcome<Option<&'static Instance>> {
 ///
 /// As [`Engine::open`]. Why is written to standard error, since a program shows at most an errno.
 pub(crate) fn open() -> Outcome<&'static Instance> {
-    let before = CURRENT.load(Ordering::Acquire);
+    if let Ok(instance) = current() {
+        return Ok(instance);
+    }
+    let _turn = Turn::wait();
+    // Another thread may have been faster.
     if let Ok(instance) = current() {
         return Ok(instance);
     }
@@ -92,17 +99,43 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
         complain(&error);
         Failure::from(&error)
     })?;
-    let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let registry = Mutex::new(Registry::default());
-    let new = Box::into_raw(Box::new(Instance { engine, registry, tag: (number & 0xff) << 56 }));
-    // No lock here: in a child it might be held by a thread that only the parent has. Of two
-    // threads that get here at once, one keeps its engine, and the other drops its own unused.
-    match CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {}
-        // SAFETY: it came from Box::into_raw just now, and nobody else knows of it.
-        Err(_) => drop(unsafe { Box::from_raw(new) }),
-    }
+    let tag = newest().map_or(0, |inherited| next_tag(inherited.tag));
+    CURRENT.store(Box::into_raw(Box::new(Instance { engine, registry, tag })), Ordering::Release);
     current()
+}
+
+/// The process of which a thread opens an engine now; 0: none does.
+static OPENING: AtomicU32 = AtomicU32::new(0);
+
+/// The turn of one thread of this process to open an engine. A lock would do, if a child of fork could not
+/// inherit it from a thread that only its parent has.
+struct Turn;
+
+impl Turn {
+    fn wait() -> Self {
+        let here = std::process::id();
+        loop {
+            let other = OPENING.load(Ordering::Relaxed);
+            let (taken, free) = (Ordering::Acquire, Ordering::Relaxed);
+            if other != here && OPENING.compare_exchange(other, here, taken, free).is_ok() {
+                return Self;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        OPENING.store(0, Ordering::Release);
+    }
+}
+
+/// The tag of an engine of a process that has inherited one with this tag: never 0.
+fn next_tag(inherited: u64) -> u64 {
+    let number = (inherited >> TAG_SHIFT) as u8;
+    u64::from(number.checked_add(1).unwrap_or(1)) << TAG_SHIFT
 }
 
 /// Tells the person at the terminal why there is no device.

@@ -61,3 +61,44 @@ fn a_child_is_refused_until_it_opens_the_device_itself() {
     assert_eq!(bench.completions(bench.cq, 2).len(), 2);
     done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
 }
+
+/// What a child finds whose threads open the device at once.
+fn child_of_threads(bench: &Bench) -> Result<(), i32> {
+    let api = bench.api;
+    let together = std::sync::Barrier::new(4);
+    let open = || {
+        together.wait();
+        made::<EngineOpened>(|out| unsafe { (api.open)(c"quipu0".as_ptr(), out) })
+    };
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(open));
+        threads.into_iter().map(|thread| thread.join().ok()?.ok()).collect()
+    });
+    // They share one engine, which is the first after the parent's.
+    let tag = |context: ContextHandle| context.0 >> 56;
+    let one = |opened: &Option<EngineOpened>| {
+        opened.as_ref().is_some_and(|it| tag(it.context) == tag(bench.context) + 1)
+    };
+    if opened.iter().all(one) { Ok(()) } else { Err(1) }
+}
+
+#[test]
+fn threads_that_open_the_device_at_once_share_one_engine() {
+    let bench = Bench::new();
+    let children = [(); 8].map(|()| {
+        // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let status = child_of_threads(&bench).err().unwrap_or(0);
+            // SAFETY: ends the child without running the parent's handlers.
+            unsafe { libc::_exit(status) };
+        }
+        pid
+    });
+    for pid in children {
+        let mut status = 0;
+        // SAFETY: waits for a child that was just made.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    }
+}

@@ -145,7 +145,9 @@ impl PacketLink for PacketSocket {
             }
         }
         if count > 0 {
-            (self.idle, self.down) = (0, false);
+            self.idle = 0;
+            // Frames may have come before it went down.
+            self.down = self.down && !interface::is_up(self.index);
             return Ok(count);
         }
         self.idle = self.idle.wrapping_add(1);

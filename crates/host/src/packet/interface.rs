@@ -80,11 +80,27 @@ pub(super) fn index(control: &OwnedFd, name: Name) -> io::Result<u32> {
 /// Whether the interface with this index was deleted, or is in another namespace now. It may have another
 /// name.
 pub(super) fn is_gone(index: u32) -> bool {
+    named(index).is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+}
+
+/// Whether the interface with this index is up.
+pub(super) fn is_up(index: u32) -> bool {
+    let flags = named(index).and_then(|(control, mut request)| {
+        ask(&control, libc::SIOCGIFFLAGS as _, &mut request)?;
+        // SAFETY: the kernel has filled in this member; any bits are valid flags.
+        Ok(unsafe { request.ifr_ifru.ifru_flags })
+    });
+    flags.is_ok_and(|flags| flags & libc::IFF_UP as libc::c_short != 0)
+}
+
+/// A request with the name that the interface with this index has now, and a socket to ask with.
+fn named(index: u32) -> io::Result<(OwnedFd, libc::ifreq)> {
     // SAFETY: plain data, for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_ifru.ifru_ifindex = index as libc::c_int;
-    let asked = control().and_then(|control| ask(&control, libc::SIOCGIFNAME as _, &mut request));
-    asked.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+    let control = control()?;
+    ask(&control, libc::SIOCGIFNAME as _, &mut request)?;
+    Ok((control, request))
 }
 
 /// The largest packet of an interface, in octets.
