@@ -6,9 +6,10 @@ use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage}
 use quipu_abi_types::*;
 use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
 use quipu_host::{Device, EngineError};
+use quipu_nic::{Gid, LinkLayer};
 
 use crate::entry::{Out, WAIT, entries};
-use crate::instance::{self, current, for_destructor, opened};
+use crate::instance::{self, Instance, current, for_destructor, opened};
 use crate::status::{Failure, INVALID, Outcome};
 
 /// Hops of a path.
@@ -140,9 +141,13 @@ unsafe fn param_of(param: &EngineCmParam) -> Outcome<Param> {
     })
 }
 
-fn ah_attr(path: Option<Path>) -> ibv_ah_attr {
+fn ah_attr(instance: &Instance, path: Option<Path>) -> ibv_ah_attr {
     let known = path.is_some();
     let path = path.unwrap_or_default();
+    let dlid = match instance.engine.config().link_layer {
+        LinkLayer::InfiniBand => Gid(path.dgid).lid(),
+        LinkLayer::Ethernet => 0,
+    };
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: path.dgid },
@@ -151,7 +156,7 @@ fn ah_attr(path: Option<Path>) -> ibv_ah_attr {
             hop_limit: if known { HOP_LIMIT } else { 0 },
             traffic_class: path.traffic_class,
         },
-        dlid: 0,
+        dlid,
         sl: path.traffic_class >> 5,
         src_path_bits: 0,
         static_rate: 0,
@@ -160,7 +165,7 @@ fn ah_attr(path: Option<Path>) -> ibv_ah_attr {
     }
 }
 
-fn event_of(instance: &instance::Instance, event: &Event) -> EngineCmEvent {
+fn event_of(instance: &Instance, event: &Event) -> EngineCmEvent {
     let peer = &event.peer;
     let mut private_data = [0; CM_PRIVATE_DATA_MAX];
     let len = event.private_data.len().min(CM_PRIVATE_DATA_MAX);
@@ -182,13 +187,13 @@ fn event_of(instance: &instance::Instance, event: &Event) -> EngineCmEvent {
         srq: peer.srq.into(),
         qp_num: peer.qpn,
         qkey: peer.qkey,
-        ah_attr: ah_attr(peer.path),
+        ah_attr: ah_attr(instance, peer.path),
         ece: ibv_ece { vendor_id: peer.ece.vendor_id, options: peer.ece.options, comp_mask: 0 },
     }
 }
 
 /// The attributes for `state`, and which they are, as the kernel chooses them.
-fn qp_attr_of(params: &QpParams, state: u32, attr: &mut ibv_qp_attr) -> u32 {
+fn qp_attr_of(instance: &Instance, params: &QpParams, state: u32, attr: &mut ibv_qp_attr) -> u32 {
     let kind = u32::from(params.qp_type);
     let sends = matches!(kind, IBV_QPT_RC | IBV_QPT_XRC_SEND);
     let receives = matches!(kind, IBV_QPT_RC | IBV_QPT_XRC_RECV);
@@ -213,7 +218,7 @@ fn qp_attr_of(params: &QpParams, state: u32, attr: &mut ibv_qp_attr) -> u32 {
         }
         IBV_QPS_RTR if params.datagram => {}
         IBV_QPS_RTR => {
-            attr.ah_attr = ah_attr(Some(params.path));
+            attr.ah_attr = ah_attr(instance, Some(params.path));
             attr.path_mtu = params.path_mtu.into();
             attr.dest_qp_num = params.dest_qpn;
             attr.rq_psn = params.rq_psn;
@@ -493,7 +498,7 @@ entries! {
             IBV_QPS_RTR | IBV_QPS_RTS => instance.engine.cm_connect_params(id)?,
             _ => return Err(INVALID),
         };
-        mask.fill(qp_attr_of(&params, attr.qp_state, attr));
+        mask.fill(qp_attr_of(instance, &params, attr.qp_state, attr));
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use libc::{c_char, c_int};
 use quipu_abi_types::*;
 use quipu_host::fault::Call;
 use quipu_host::{Device, HostAddress};
-use quipu_nic::{Config as Limits, MAX_TABLE_SIZE, MAX_TABLES, RxHashFields};
+use quipu_nic::{Config as Limits, LinkLayer, MAX_TABLE_SIZE, MAX_TABLES, RxHashFields};
 
 use crate::entry::{Out, entries};
 use crate::identity;
@@ -104,6 +104,8 @@ fn device(which: Device, address: &HostAddress) -> EngineDevice {
         // would then ask the kernel (UCX does).
         index: -1,
         gid: identity::gid_entry(which, address, 0),
+        link_layer: identity::link_layer(which) as u8,
+        lid: identity::lid(which, address),
     };
     put_text(&mut device.name, which.name());
     device
@@ -220,25 +222,31 @@ fn of_qpip(all: &mut ibv_device_attr_ex) {
 }
 
 fn port_attributes(
+    device: Device,
     address: &HostAddress,
-    gid_rows: u8,
     up: bool,
     limits: &Limits,
     qkey_violations: u32,
 ) -> ibv_port_attr {
     let (active_width, active_speed) = identity::link_speed(address);
+    let lid = identity::lid(device, address);
+    let (addressing, flags) = match identity::link_layer(device) {
+        LinkLayer::InfiniBand => (0, 0),
+        LinkLayer::Ethernet => (IBV_PORT_IP_BASED_GIDS, IBV_QPF_GRH_REQUIRED),
+    };
     ibv_port_attr {
         state: if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
         max_mtu: IBV_MTU_4096,
         active_mtu: identity::active_mtu(address),
-        gid_tbl_len: gid_rows.into(),
-        port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+        gid_tbl_len: identity::gid_rows(device).into(),
+        port_cap_flags: IBV_PORT_CM_SUP | addressing,
         max_msg_sz: limits.max_message,
         bad_pkey_cntr: 0,
         qkey_viol_cntr: qkey_violations,
         pkey_tbl_len: 1,
-        lid: 0,
-        sm_lid: 0,
+        lid,
+        // Nobody else has given it.
+        sm_lid: lid,
         lmc: 0,
         max_vl_num: 1,
         sm_sl: 0,
@@ -247,8 +255,8 @@ fn port_attributes(
         active_width,
         active_speed,
         phys_state: if up { LINK_UP } else { DISABLED },
-        link_layer: IBV_LINK_LAYER_ETHERNET,
-        flags: IBV_QPF_GRH_REQUIRED,
+        link_layer: identity::link_layer(device) as u8,
+        flags,
         port_cap_flags2: 0,
         active_speed_ex: active_speed.into(),
     }
@@ -370,8 +378,7 @@ entries! {
         }
         let qkey_violations = engine.datagram_drops()?.qkey_violation as u32;
         let (address, up) = (engine.address(), engine.port_is_up(device));
-        let rows = identity::gid_rows(device);
-        out.fill(port_attributes(address, rows, up, &engine.limits()?, qkey_violations));
+        out.fill(port_attributes(device, address, up, &engine.limits()?, qkey_violations));
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use quipu_abi_types::*;
 use quipu_host::{
     Config, Device, HostAddress, OpenError, default_address, find_address, host_addresses,
 };
-use quipu_nic::{GID_ROWS, Gid};
+use quipu_nic::{GID_ROWS, Gid, LinkLayer};
 
 use crate::instance::current;
 
@@ -58,6 +58,25 @@ fn link_address() -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_local(ip)).or(addresses.first()).copied()
 }
 
+/// The kind of port of a device.
+pub(crate) fn link_layer(device: Device) -> LinkLayer {
+    match (device, current()) {
+        (Device::QuipuIw0 | Device::QuipuQp0, _) => LinkLayer::Ethernet,
+        (Device::Quipu0, Ok(instance)) => instance.engine.config().link_layer,
+        (Device::Quipu0, Err(_)) => {
+            Config::from_env().map(|config| config.link_layer).unwrap_or_default()
+        }
+    }
+}
+
+/// The LID of the port of a device; 0 if it has none.
+pub(crate) fn lid(device: Device, address: &HostAddress) -> u16 {
+    match link_layer(device) {
+        LinkLayer::InfiniBand => Gid::from(address.ip).lid(),
+        LinkLayer::Ethernet => 0,
+    }
+}
+
 /// Rows of the GID table of a device.
 pub(crate) fn gid_rows(device: Device) -> u8 {
     if device == Device::Quipu0 { GID_ROWS } else { 1 }
@@ -73,7 +92,13 @@ pub(crate) fn gid_entry(device: Device, address: &HostAddress, index: u32) -> ib
         raw
     };
     let (raw, gid_type) = match device {
-        Device::Quipu0 => (Gid::from(address.ip).0, IBV_GID_TYPE_ROCE_V2),
+        Device::Quipu0 => {
+            let gid_type = match link_layer(device) {
+                LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
+                LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
+            };
+            (Gid::from(address.ip).0, gid_type)
+        }
         Device::QuipuIw0 => (of_hardware(), IBV_GID_TYPE_IB),
         Device::QuipuQp0 => {
             (link_address().map_or_else(of_hardware, |ip| Gid::from(ip).0), IBV_GID_TYPE_IB)

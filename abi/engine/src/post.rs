@@ -458,14 +458,15 @@ fn wc(completion: &Completion) -> ibv_wc {
         wr_id: completion.wr_id,
         status: completion.status as u32,
         opcode: completion.opcode as u32,
-        vendor_err: completion.vendor_err,
+        // Everything that is to be said is in the status.
+        vendor_err: 0,
         byte_len: completion.byte_len,
         imm_data,
         qp_num: completion.qp_num.0,
         src_qp: completion.src_qp.0,
         wc_flags,
         pkey_index: 0,
-        slid: 0,
+        slid: completion.slid,
         sl: completion.sl,
         dlid_path_bits: 0,
     }

@@ -38,6 +38,7 @@ impl From<&Fault> for Failure {
             | Fault::Invalid(_)
             | Fault::Transition(_)
             | Fault::ConnectedElsewhere
+            | Fault::NoLids
             | Fault::WrongState
             | Fault::Access(_) => S::Invalid,
             Fault::Busy => S::Busy,
@@ -56,8 +57,8 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         use EngineStatus as S;
         match &error {
-            // People who choose the wrong device would look for the reason for long.
-            EngineError::Fault(fault @ Fault::ConnectedElsewhere) => {
+            // People who choose the wrong device or option would look for the reason for long.
+            EngineError::Fault(fault @ (Fault::ConnectedElsewhere | Fault::NoLids)) => {
                 tracing::error!(%error, "a call is refused");
                 fault.into()
             }

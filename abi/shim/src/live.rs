@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use libc::c_char;
 use quipu_abi_types::{
     ENGINE_API_SYMBOL, ENGINE_FILE_NAME, EngineApi, EngineApiFn, EngineDevice, EngineStatus,
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid_entry,
 };
 use quipu_cabi::symbol_beside;
 
@@ -52,6 +53,9 @@ struct Facts {
 struct Fact {
     guid: u64,
     gid: [u8; 16],
+    gid_type: u32,
+    link_layer: u8,
+    lid: u16,
 }
 
 static FACTS: OnceLock<Option<Facts>> = OnceLock::new();
@@ -91,7 +95,10 @@ fn ask() -> Option<Facts> {
         let fact = |device: &EngineDevice| {
             // SAFETY: every bit pattern is a GID.
             let gid = unsafe { device.gid.gid.raw };
-            Fact { guid: device.guid, gid }
+            let &EngineDevice {
+                guid, gid: ibv_gid_entry { gid_type, .. }, link_layer, lid, ..
+            } = device;
+            Fact { guid, gid, gid_type, link_layer, lid }
         };
         listed.iter().find(is_it).map(fact)
     });
@@ -127,6 +134,15 @@ pub(crate) fn text(text: Text) -> Option<Buffer> {
         Text::Gid(which) => groups(&mut buffer, &fact(which)?.gid),
         // The GUID is kept big endian: its bytes in memory are in the order of writing.
         Text::Guid(which) => groups(&mut buffer, &fact(which)?.guid.to_ne_bytes()),
+        Text::GidType(which) => buffer.write_str(match fact(which)?.gid_type {
+            IBV_GID_TYPE_ROCE_V2 => "RoCE v2\n",
+            _ => "IB/RoCE v1\n",
+        }),
+        Text::LinkLayer(which) => buffer.write_str(match fact(which)?.link_layer {
+            IBV_LINK_LAYER_INFINIBAND => "InfiniBand\n",
+            _ => "Ethernet\n",
+        }),
+        Text::Lid(which) => writeln!(buffer, "{:#x}", fact(which)?.lid),
         Text::Interface => writeln!(buffer, "{}", interface()?.to_str().ok()?),
     };
     written.ok()?;

@@ -51,6 +51,12 @@ pub(crate) enum Text {
     Gid(usize),
     /// Its node GUID, as four groups.
     Guid(usize),
+    /// The kind of its GIDs.
+    GidType(usize),
+    /// The kind of its port.
+    LinkLayer(usize),
+    /// The LID of its port.
+    Lid(usize),
     /// The name of the network interface that has the device's address.
     Interface,
 }
@@ -92,11 +98,11 @@ const fn shared(path: &'static str, entries: &'static [Entry]) -> Fixed {
     Fixed { path, entries, shared: true }
 }
 
-/// The devices, in the order in which the engine lists them by default: name, number, type of node, type of
-/// GIDs, and their rows.
+/// The devices, in the order in which the engine lists them by default: name, number, type of node, and rows
+/// of GIDs.
 macro_rules! devices {
     ($(
-        $name:literal: $which:literal $dev:literal $node:literal $gid:literal [$($row:literal)*];
+        $name:literal: $which:literal $dev:literal $node:literal [$($row:literal)*];
     )*) => {
         /// Their names.
         pub(crate) const DEVICES: [&str; 3] = [$($name),*];
@@ -145,13 +151,13 @@ macro_rules! devices {
                     text("cap_mask", "0x04010000\n"),
                     folder("gid_attrs"),
                     folder("gids"),
-                    text("lid", "0x0\n"),
+                    live("lid", Text::Lid($which)),
                     text("lid_mask_count", "0\n"),
-                    text("link_layer", "Ethernet\n"),
+                    live("link_layer", Text::LinkLayer($which)),
                     text("phys_state", "5: LinkUp\n"),
                     folder("pkeys"),
                     text("rate", "100 Gb/sec (4X EDR)\n"),
-                    text("sm_lid", "0x0\n"),
+                    live("sm_lid", Text::Lid($which)),
                     text("sm_sl", "0\n"),
                     text("state", "4: ACTIVE\n"),
                 ],
@@ -174,7 +180,7 @@ macro_rules! devices {
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/types"),
-                &[$(text($row, $gid)),*],
+                &[$(live($row, Text::GidType($which))),*],
             ),
             )*
         ];
@@ -182,9 +188,9 @@ macro_rules! devices {
 }
 
 devices! {
-    "quipu0": 0 "231:192\n" "1: CA\n" "RoCE v2\n" ["0" "1" "2" "3"];
-    "quipu_iw0": 1 "231:193\n" "4: RNIC\n" "IB/RoCE v1\n" ["0"];
-    "quipu_qp0": 2 "231:194\n" "7: unspecified\n" "IB/RoCE v1\n" ["0"];
+    "quipu0": 0 "231:192\n" "1: CA\n" ["0" "1" "2" "3"];
+    "quipu_iw0": 1 "231:193\n" "4: RNIC\n" ["0"];
+    "quipu_qp0": 2 "231:194\n" "7: unspecified\n" ["0"];
 }
 
 /// The device that is only there where a packet link is.
@@ -279,7 +285,7 @@ mod tests {
 
     #[test]
     fn careless_spellings_are_understood_and_others_are_not_ours() {
-        let types = Some(Node::File(Text::Fixed("RoCE v2\n")));
+        let types = Some(Node::File(Text::GidType(0)));
         let path = b"/sys//class/./infiniband/quipu0/ports/1/gid_attrs/types/0/";
         assert_eq!(find(path), types);
         assert_eq!(find(b"/dev/infiniband/quipu0"), Some(Node::Device));

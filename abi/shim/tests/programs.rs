@@ -9,7 +9,9 @@ mod cdylib;
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| cdylib::built(&["-p", "quipu-shim"], "quipu_shim"))
+    // The engine beside it is asked for what depends on the address and the settings.
+    let packages = ["-p", "quipu-shim", "-p", "quipu-engine"];
+    LIBRARY.get_or_init(|| cdylib::built(&packages, "quipu_shim"))
 }
 
 /// Runs a line of shell with the library preloaded.
@@ -48,6 +50,16 @@ fn files_have_their_text_and_cannot_be_written() {
     assert_eq!(prints(&format!("cat {port}/../../node_type")), "1: CA\n");
     assert!(!shell(&format!("echo 1 > {port}/state")).status.success());
     assert!(!shell(&format!("cat {port}/no_such_file")).status.success());
+}
+
+#[test]
+fn a_port_of_infiniband_has_its_link_layer_and_a_lid() {
+    let port = "/sys/class/infiniband/quipu0/ports/1";
+    let files =
+        format!("cd /; cat {port}/link_layer {port}/lid {port}/sm_lid {port}/gid_attrs/types/0");
+    assert_eq!(prints(&files), "Ethernet\n0x0\n0x0\nRoCE v2\n");
+    let infiniband = format!("export QUIPU_LINK_LAYER=infiniband QUIPU_ADDRESS=127.0.0.1; {files}");
+    assert_eq!(prints(&infiniband), "InfiniBand\n0x1\n0x1\nIB/RoCE v1\n");
 }
 
 #[test]

@@ -177,6 +177,10 @@ pub struct EngineDevice {
     /// What `query_gid` will answer for port 1, index 0. The path shim shows it in /sys, without
     /// opening the device.
     pub gid: ibv_gid_entry,
+    /// As `query_port` will answer for port 1: `IBV_LINK_LAYER_ETHERNET` or `IBV_LINK_LAYER_INFINIBAND`.
+    pub link_layer: u8,
+    /// The same: the LID of a port of InfiniBand, which is its `sm_lid`, too.
+    pub lid: u16,
 }
 
 /// What `open` gives back.
@@ -373,8 +377,9 @@ pub struct EngineApi {
         unsafe extern "C" fn(context: ContextHandle, out: *mut ibv_device_attr_ex) -> i32,
     /// Fills in a port. Ports count from 1; another one is Invalid.
     ///
-    /// As a RoCE port shows itself: ACTIVE, `phys_state` 5, link layer Ethernet, `lid` and `sm_lid`
-    /// 0, both MTUs 4096, `gid_tbl_len` 4 or 1, `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
+    /// A port of InfiniBand, if it is to be one, has a `lid` and `sm_lid`, and demands no GRH. All others
+    /// are as a RoCE port shows itself: ACTIVE, `phys_state` 5, link layer Ethernet, `lid` and `sm_lid` 0,
+    /// both MTUs 4096, `gid_tbl_len` 4 or 1, `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
     /// `port_cap_flags` `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`, a width and speed that exist
     /// (2 and 32: 4X EDR; UCX computes with them), `max_vl_num` 1, `max_msg_sz` 1 GiB or more.
     pub query_port:

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quipu_nic::{Crc, WriteOrder};
+use quipu_nic::{Crc, LinkLayer, WriteOrder};
 use quipu_strict::Ignored;
 
 use crate::qpip::QpipConfig;
@@ -20,6 +20,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
 /// | `QUIPU_DEVICES` | some of `quipu0`, `quipu_iw0` and, where there is a link for QPIP, `quipu_qp0`, with commas between them (default: all) | which devices programs see, in that order |
 /// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0`, `quipu_qp0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
+/// | `QUIPU_LINK_LAYER` | `ethernet` (default), `infiniband` | the kind of port that `quipu0` shows: that of RoCE, or one with a LID, for programs that name their peers so |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
 /// | `QUIPU_CRC` | `auto` (default), `always`, `never` | whether streams between Quipus carry CRCs: where a wire carries them; the same, and between processes of this host; only if the peer asks for them |
@@ -51,6 +52,8 @@ pub struct Config {
     pub devices: Vec<Device>,
     /// The one from which connection management connects; one of those.
     pub cm_device: Device,
+    /// The kind of port that `quipu0` shows.
+    pub link_layer: LinkLayer,
     /// How peers on this host are reached.
     pub same_host: SameHost,
     /// Whether the memory of peers on this host is accessed directly.
@@ -188,6 +191,7 @@ impl Default for Config {
             address: None,
             devices: vec![Device::Quipu0, Device::QuipuIw0],
             cm_device: Device::Quipu0,
+            link_layer: LinkLayer::Ethernet,
             same_host: SameHost::Auto,
             crc: Crc::BetweenHosts,
             peer_memory: PeerMemoryPolicy::Auto,
@@ -243,6 +247,13 @@ impl Config {
             let address = value.trim().parse();
             config.address =
                 Some(address.map_err(|_| bad("QUIPU_ADDRESS", value, "an IP address"))?);
+        }
+        if let Some(value) = lookup("QUIPU_LINK_LAYER") {
+            config.link_layer = match value.trim() {
+                "ethernet" => LinkLayer::Ethernet,
+                "infiniband" => LinkLayer::InfiniBand,
+                _ => return Err(bad("QUIPU_LINK_LAYER", value, "ethernet or infiniband")),
+            };
         }
         if let Some(value) = lookup("QUIPU_SAME_HOST") {
             config.same_host = match value.trim() {
@@ -417,6 +428,7 @@ mod tests {
             "QUIPU_ADDRESS" => Some(" ::1 ".into()),
             "QUIPU_SAME_HOST" => Some("never".into()),
             "QUIPU_CRC" => Some(" always".into()),
+            "QUIPU_LINK_LAYER" => Some("infiniband".into()),
             "QUIPU_ARENA_MB" => Some("16".into()),
             "QUIPU_MULTICAST_PORT" => Some("7000".into()),
             "QUIPU_CONGESTION" => Some(String::new()),
@@ -425,6 +437,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.address, Some("::1".parse().unwrap()));
         assert_eq!((config.same_host, config.crc), (SameHost::Never, Crc::Always));
+        assert_eq!(config.link_layer, LinkLayer::InfiniBand);
         assert_eq!((config.arena_bytes, config.multicast_port), (16 << 20, 7000));
         assert_eq!(config.congestion, None);
         assert_eq!(config.capture, None);

@@ -12,6 +12,7 @@ use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
 use crate::link::{LinkState, PeerMemory};
+use crate::port::LinkLayer;
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
 use crate::qpip::Inet;
@@ -42,6 +43,8 @@ pub enum Crc {
 pub struct Config {
     /// The one entry of its GID table.
     pub gid: Gid,
+    /// The kind of port that it shows.
+    pub link_layer: LinkLayer,
     /// Seed of its keys; from the system's random source in production, from the run's seed in simulation.
     pub seed: [u8; 32],
     /// Protection domains.
@@ -100,6 +103,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             gid: Gid::from(std::net::IpAddr::from([127, 0, 0, 1])),
+            link_layer: LinkLayer::Ethernet,
             seed: [0; 32],
             max_pd: 1 << 16,
             max_mr: 1 << 20,

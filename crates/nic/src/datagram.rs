@@ -14,13 +14,14 @@ use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
 use crate::fate::{self, Met};
 use crate::multicast::multicast_group;
+use crate::port::LinkLayer;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::raw;
 use crate::requester;
-use crate::responder::{self, Finish, Refusal};
+use crate::responder::{self, Finish, Origin, Refusal};
 use crate::types::{
-    AddressVector, AhId, GID_ROWS, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra,
+    AddressVector, AhId, Gid, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra,
     WcOpcode, WcStatus,
 };
 
@@ -128,14 +129,14 @@ impl<P: Probe> Adapter<P> {
     /// Creates an address handle (IBA 11.2.2.1).
     ///
     /// # Errors
-    /// An address without a global route, with another port or source GID than there is, or no room.
+    /// A route that leads nowhere, or with another port or source GID than there is; or no room.
     pub fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<AhId, Fault> {
         self.hub.pd(pd)?;
-        if !av.is_global || av.sgid_index >= GID_ROWS || av.port_num != 1 {
-            let words = "an address needs a global route, port 1 and a GID index from 0 to 3";
-            return Err(Fault::Invalid(words));
+        if av.port_num != 1 {
+            return Err(Fault::Invalid("the adapter has one port, number 1"));
         }
-        let made = self.hub.ahs.insert(Ah { pd, av: *av });
+        let av = self.hub.config.link_layer.resolve(self.hub.config.gid, av)?;
+        let made = self.hub.ahs.insert(Ah { pd, av });
         let id = made.ok_or(Fault::Exhausted("address handles"))?;
         self.hub.pd(pd)?.users += 1;
         Ok(id)
@@ -363,8 +364,13 @@ pub(crate) fn deliver<P: Probe>(
             extra,
             solicited: header.solicited,
         };
-        let sl = if arrival.from.is_ipv4() { IPV4_ROUTE } else { IPV6_ROUTE };
-        responder::finish_datagram(qp, hub, finish, QpNum(header.source_qpn), sl)
+        let route = match (hub.config.link_layer, arrival.from.ip()) {
+            (LinkLayer::InfiniBand, ip) => (arrival.traffic_class >> 5, Gid::from(ip).lid()),
+            (LinkLayer::Ethernet, IpAddr::V4(_)) => (IPV4_ROUTE, 0),
+            (LinkLayer::Ethernet, IpAddr::V6(_)) => (IPV6_ROUTE, 0),
+        };
+        let origin = Origin { src_qp: QpNum(header.source_qpn), route: Some(route) };
+        responder::finish_datagram(qp, hub, finish, origin)
     });
     if let Err(refusal) = placed {
         responder::refuse(qp, hub, refusal);
@@ -378,9 +384,14 @@ fn place<P: Probe>(
     arrival: &Arrival,
     message: &[u8],
 ) -> Result<(), Refusal> {
+    // The header of InfiniBand is that of IPv6.
+    let shown = |ip: IpAddr| match (hub.config.link_layer, ip) {
+        (LinkLayer::InfiniBand, IpAddr::V4(ip)) => ip.to_ipv6_mapped().into(),
+        (_, ip) => ip,
+    };
     let route = Route {
-        source: arrival.from.ip(),
-        dest: arrival.to,
+        source: shown(arrival.from.ip()),
+        dest: shown(arrival.to),
         traffic_class: arrival.traffic_class,
         hop_limit: arrival.hop_limit,
     };

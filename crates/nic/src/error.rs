@@ -22,6 +22,12 @@ pub enum Fault {
         "an iWARP queue pair is connected by rdma_connect and rdma_accept, not by ibv_modify_qp"
     )]
     ConnectedElsewhere,
+    /// A peer is named by LID, on a port of Ethernet.
+    #[error(
+        "an Ethernet port knows its peers by GID (is_global; many programs take -g 0 or -x 0), not by LID, \
+         unless it is to be one of InfiniBand (QUIPU_LINK_LAYER=infiniband)"
+    )]
+    NoLids,
     /// The queue pair's state forbids the call.
     #[error("the queue pair's state does not allow this")]
     WrongState,

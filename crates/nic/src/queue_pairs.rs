@@ -7,9 +7,7 @@ use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::requester;
-use crate::types::{
-    GID_ROWS, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time,
-};
+use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
 use crate::unordered;
 
 /// A queue pair as `query_qp` shows it.
@@ -122,10 +120,14 @@ impl<P: Probe> Adapter<P> {
         }
         qp_state::check(qp.qp_type, from, to, mask)?;
         check_values(attr, mask, &hub.config)?;
+        let mut attr = *attr;
+        if mask.contains(QpAttrMask::AV) {
+            attr.av = hub.config.link_layer.resolve(hub.config.gid, &attr.av)?;
+        }
         if qp.responder.holding {
             unordered::settle_unasked(qp, hub);
         }
-        apply(&mut qp.attr, attr, mask);
+        apply(&mut qp.attr, &attr, mask);
         hub.counters.changes += 1;
         match to {
             QpState::Reset => reset(qp, hub),
@@ -280,12 +282,6 @@ fn check_values(
     }
     if wrong(M::PATH_MTU, !(1..=5).contains(&attr.path_mtu)) {
         return Err(Fault::Invalid("path_mtu is not one of the MTU codes 1 to 5"));
-    }
-    if wrong(M::AV, !attr.av.is_global) {
-        return Err(Fault::Invalid("an Ethernet port needs a global route (is_global, a GID)"));
-    }
-    if wrong(M::AV, attr.av.sgid_index >= GID_ROWS) {
-        return Err(Fault::Invalid("the GID table has four entries, index 0 to 3"));
     }
     if wrong(M::DEST_QPN, attr.dest_qp_num > 0x00ff_ffff)
         || wrong(M::RQ_PSN, attr.rq_psn > 0x00ff_ffff)

@@ -169,11 +169,10 @@ pub(crate) fn finish_receive<P: Probe>(
     finish: Finish,
 ) -> Result<(), Refusal> {
     let src_qp = QpNum(qp.attr.dest_qp_num);
-    finish_from(qp, hub, finish, src_qp, None)
+    finish_from(qp, hub, finish, Origin { src_qp, route: None })
 }
 
-/// Completes the receive in progress, which a datagram of `src_qp` has filled, with `sl` for the kind of its
-/// route header.
+/// Completes the receive in progress, which a datagram has filled.
 ///
 /// # Errors
 /// As [`finish_receive`].
@@ -181,10 +180,16 @@ pub(crate) fn finish_datagram<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     finish: Finish,
-    src_qp: QpNum,
-    sl: u8,
+    origin: Origin,
 ) -> Result<(), Refusal> {
-    finish_from(qp, hub, finish, src_qp, Some(sl))
+    finish_from(qp, hub, finish, origin)
+}
+
+/// Where a message came from.
+pub(crate) struct Origin {
+    pub(crate) src_qp: QpNum,
+    /// Of a datagram, which has a route header: the service level and the LID that its completion shows.
+    pub(crate) route: Option<(u8, u16)>,
 }
 
 #[inline(always)]
@@ -192,8 +197,7 @@ fn finish_from<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     finish: Finish,
-    src_qp: QpNum,
-    route: Option<u8>,
+    Origin { src_qp, route }: Origin,
 ) -> Result<(), Refusal> {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;
@@ -203,17 +207,18 @@ fn finish_from<P: Probe>(
         counters.bytes_in += u64::from(finish.byte_len);
     }
     hub.probe.stage(Stage::Update, 0);
+    let (sl, slid) = route.unwrap_or_default();
     let completion = Completion {
         wr_id: qp.responder.receive.wr_id,
         status: WcStatus::Success,
         opcode: finish.opcode,
         extra: finish.extra,
         byte_len: finish.byte_len,
-        vendor_err: 0,
         qp_num: qp.num,
         src_qp,
         grh: route.is_some(),
-        sl: route.unwrap_or(0),
+        sl,
+        slid,
     };
     let kept = match qp.responder.receive.fate {
         None => hub.complete(qp.recv_cq, completion, finish.solicited),

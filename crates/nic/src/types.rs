@@ -250,13 +250,14 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Destination LID; no meaning on Ethernet, kept for `ibv_query_qp`.
+    /// Destination LID: on a port of InfiniBand where the peer is, unless a global route is given. Kept for
+    /// `ibv_query_qp`.
     pub dlid: u16,
     /// Source path bits; kept.
     pub src_path_bits: u8,
     /// Static rate; kept.
     pub static_rate: u8,
-    /// Whether a global route is given. A RoCE-like port needs one.
+    /// Whether a global route is given. A port of Ethernet needs one.
     pub is_global: bool,
     /// Port; 1.
     pub port_num: u8,

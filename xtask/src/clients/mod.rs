@@ -5,6 +5,7 @@ mod capture;
 mod datagrams;
 mod faults;
 mod hosts;
+mod infiniband;
 mod iwarp;
 mod libfabric;
 mod openmpi;

@@ -176,8 +176,9 @@ table! {
         }
         let (node_type, transport_type) = (IBV_NODE_CA, IBV_TRANSPORT_IB);
         let (guid, num_comp_vectors, index, gid) = (7, 1, 0, gid());
+        let (link_layer, lid) = (IBV_LINK_LAYER_ETHERNET, 0);
         *out = EngineDevice {
-            name, guid, node_type, transport_type, num_comp_vectors, index, gid,
+            name, guid, node_type, transport_type, num_comp_vectors, index, gid, link_layer, lid,
         };
         *count = 1;
         OK

@@ -184,7 +184,7 @@ impl Node {
         let out = &out[..found];
         match out.iter().find(|completion| completion.status != WcStatus::Success) {
             None => Ok(out),
-            Some(bad) => bail!("a request failed: {:?}, code {}", bad.status, bad.vendor_err),
+            Some(bad) => bail!("a request failed: {:?}", bad.status),
         }
     }
 }

@@ -134,6 +134,7 @@ impl Engine {
         };
         let settings = quipu_nic::Config {
             gid: Gid::from(address.ip),
+            link_layer: config.link_layer,
             seed,
             datagram_mtu: address.datagram_mtu(),
             multicast_port: config.multicast_port,

@@ -421,7 +421,6 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
                 opcode: COMPLETION,
                 flags: done.status as u8,
                 length: done.byte_len,
-                imm: done.vendor_err,
                 raddr: done.wr_id,
                 ..SlotHeader::default()
             };
@@ -585,7 +584,6 @@ fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
                 opcode: if receive { WcOpcode::Recv } else { WcOpcode::Send },
                 extra,
                 byte_len: header.length,
-                vendor_err: header.imm,
                 ..Completion::default()
             }))
         }

@@ -270,15 +270,15 @@ pub struct Completion {
     pub extra: WcExtra,
     /// Bytes received, read or swapped.
     pub byte_len: u32,
-    /// Detail for people: a code of this adapter, 0 if none.
-    pub vendor_err: u32,
     /// The own queue pair.
     pub qp_num: QpNum,
     /// The peer's queue pair.
     pub src_qp: QpNum,
     /// Whether 40 bytes of route header stand in front of what was received (datagrams).
     pub grh: bool,
-    /// Service level; of a datagram, the kind of route header: 9 for IPv6, 10 for IPv4. Adapters of RoCE v2
-    /// say it so, and UCX tells them apart by it.
+    /// Service level; of a datagram on Ethernet, the kind of route header: 9 for IPv6, 10 for IPv4. Adapters
+    /// of RoCE v2 say it so, and UCX tells them apart by it.
     pub sl: u8,
+    /// The LID of a datagram's sender, on a port of InfiniBand.
+    pub slid: u16,
 }

@@ -11,6 +11,7 @@ mod faults;
 mod gathering;
 mod hostile;
 mod intruders;
+mod lids;
 mod operations;
 mod pair;
 mod plain;

@@ -80,6 +80,7 @@ Variables of the environment:
   QUIPU_LOG            what is logged, as --log
   QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
                        files, as --fault, --fault-log, --fault-replay
+  QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
   QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
                        allow: and let theirs access ours; never: copy through shared memory
