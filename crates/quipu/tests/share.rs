@@ -126,7 +126,8 @@ fn an_adapter_that_ends_says_what_frames_there_were() {
     assert_eq!(get(OWN, SocketAddr::new(address.unwrap(), 80)), None);
     // Some time later, that is shown.
     std::thread::sleep(Duration::from_secs(1));
-    let killed = Command::new("kill").arg(nic.child.id().to_string()).status().unwrap();
+    let kill = format!("kill {}", nic.child.id());
+    let killed = Command::new("sh").args(["-c", &kill]).status().unwrap();
     assert!(killed.success());
     assert!(nic.until("frames:").contains("dropped: tcp_unknown 1"));
 }

@@ -1,8 +1,10 @@
-//! Several datagrams for one system call (`recvmmsg(2)`, `sendmmsg(2)`).
+//! Several datagrams for one system call (`recvmmsg(2)`, `sendmmsg(2)`), those of one length to one
+//! destination as a train, for which the kernel has one message (UDP_SEGMENT and UDP_GRO, udp(7)).
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::{c_int, c_void};
@@ -11,12 +13,16 @@ use quipu_nic::{Arrival, Departure, MAX_DATAGRAM};
 use crate::buffer::Buffer;
 use crate::sys::{RawAddr, receive_messages, send_messages, send_to};
 
-/// Datagrams of one call.
+/// Messages of one call, and datagrams of one that sends.
 pub(super) const BATCH: usize = 32;
-/// Room for one datagram, and a byte to notice a longer one by.
-const ROOM: usize = MAX_DATAGRAM + 1;
-/// From one datagram to the next: each has lines of the cache of its own.
-const SLOT: usize = ROOM.next_multiple_of(64);
+/// The longest train: the payload of the longest packet of IPv4.
+const TRAIN: usize = 65_535 - 20 - 8;
+/// Room for any message that comes in, and from one to the next: few lines of a cache keep the first bytes of
+/// two of them.
+const ROOM: usize = 65_536;
+const ROOM_STRIDE: usize = ROOM + 64;
+/// From one datagram that goes out to the next: each has lines of the cache of its own.
+const SLOT: usize = MAX_DATAGRAM.next_multiple_of(64);
 /// Room for the control messages of one datagram, which need less than a hundred bytes.
 const CONTROL: usize = 128;
 
@@ -43,13 +49,17 @@ impl Call {
         unsafe { Box::<Self>::new_zeroed().assume_init() }
     }
 
-    /// Points the header of a datagram at its parts: `len` bytes at `payload`, `control` bytes of control
-    /// messages, an address of `name` bytes.
-    fn aim(&mut self, index: usize, payload: *mut u8, len: usize, control: usize, name: usize) {
+    /// Points a vector at the `len` bytes of a datagram.
+    fn hold(&mut self, index: usize, payload: *mut u8, len: usize) {
         self.vectors[index] = libc::iovec { iov_base: payload.cast::<c_void>(), iov_len: len };
+    }
+
+    /// Points the header of a message at its parts: `vectors`, `control` bytes of control messages, an
+    /// address of `name` bytes.
+    fn aim(&mut self, index: usize, vectors: Range<usize>, control: usize, name: usize) {
         let header = &mut self.headers[index].msg_hdr;
-        header.msg_iov = &raw mut self.vectors[index];
-        header.msg_iovlen = 1;
+        header.msg_iovlen = vectors.len();
+        header.msg_iov = self.vectors[vectors].as_mut_ptr();
         header.msg_name = (&raw mut self.addresses[index]).cast();
         header.msg_namelen = name as libc::socklen_t;
         header.msg_control = (&raw mut self.controls[index]).cast();
@@ -65,7 +75,7 @@ pub(super) struct Incoming {
     count: usize,
 }
 
-/// How many datagrams the next look at a socket asks for. Most looks of a poller are in vain, and cost
+/// How many messages the next look at a socket asks for. Most looks of a poller are in vain, and cost
 /// less the less they ask for; behind two in a row that were not, there may be many more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
@@ -89,16 +99,17 @@ impl Demand {
 
 impl Incoming {
     pub(super) fn new() -> Self {
-        Self { call: Call::new(), bytes: Buffer::new(BATCH * SLOT), count: 0 }
+        Self { call: Call::new(), bytes: Buffer::new(BATCH * ROOM_STRIDE), count: 0 }
     }
 
-    /// Receives what there is, up to what is demanded, without waiting; how many.
+    /// Receives what there is, up to what is demanded, without waiting; how many messages.
     pub(super) fn receive(&mut self, fd: &OwnedFd, demand: Demand) -> io::Result<usize> {
         self.count = 0;
         let most = demand.count();
-        for (index, slot) in self.bytes.chunks_exact_mut(SLOT).take(most).enumerate() {
+        for (index, slot) in self.bytes.chunks_exact_mut(ROOM_STRIDE).take(most).enumerate() {
             let name = size_of::<libc::sockaddr_storage>();
-            self.call.aim(index, slot.as_mut_ptr(), ROOM, CONTROL, name);
+            self.call.hold(index, slot.as_mut_ptr(), ROOM);
+            self.call.aim(index, index..index + 1, CONTROL, name);
         }
         // SAFETY: each header points at live memory of the lengths it names, which nobody else uses
         // during the call.
@@ -106,27 +117,38 @@ impl Incoming {
         Ok(self.count)
     }
 
-    /// The datagrams received last, with their bytes; those that were too long or came from nowhere are
+    /// The datagrams received last, with their bytes; those that are too long or came from nowhere are
     /// left out. `to` is where a datagram went whose control messages do not say it.
     pub(super) fn datagrams(&self, to: IpAddr) -> impl Iterator<Item = (Arrival, &[u8])> {
-        (0..self.count).filter_map(move |index| {
-            let header = &self.call.headers[index];
-            if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
-                return None;
-            }
-            // SAFETY: the kernel has filled in the address as its family has it, in a structure large
-            // enough for every one.
-            let from = unsafe { RawAddr::decode((&raw const self.call.addresses[index]).cast()) }?;
-            let mut arrival = Arrival { from, to, traffic_class: 0, hop_limit: 0 };
-            read_control(&header.msg_hdr, &mut arrival);
-            let len = (header.msg_len as usize).min(ROOM);
-            Some((arrival, &self.bytes[index * SLOT..][..len]))
-        })
+        let messages = (0..self.count).filter_map(move |index| self.message(index, to));
+        let datagrams = messages.flat_map(|(arrival, size, bytes)| {
+            let count = bytes.len().div_ceil(size).max(1);
+            let piece = move |at: usize| &bytes[at * size..bytes.len().min((at + 1) * size)];
+            (0..count).map(move |at| (arrival, piece(at)))
+        });
+        datagrams.filter(|(_, bytes)| bytes.len() <= MAX_DATAGRAM)
+    }
+
+    /// A message of those received last: where it came from, how long its datagrams are, all but the last of
+    /// them, and its bytes.
+    fn message(&self, index: usize, to: IpAddr) -> Option<(Arrival, usize, &[u8])> {
+        let header = &self.call.headers[index];
+        if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+            return None;
+        }
+        // SAFETY: the kernel has filled in the address as its family has it, in a structure large enough
+        // for every one.
+        let from = unsafe { RawAddr::decode((&raw const self.call.addresses[index]).cast()) }?;
+        let mut arrival = Arrival { from, to, traffic_class: 0, hop_limit: 0 };
+        let size = read_control(&header.msg_hdr, &mut arrival).unwrap_or(ROOM);
+        let len = (header.msg_len as usize).min(ROOM);
+        Some((arrival, size, &self.bytes[index * ROOM_STRIDE..][..len]))
     }
 }
 
-/// Reads the control messages of a datagram.
-fn read_control(header: &libc::msghdr, arrival: &mut Arrival) {
+/// Reads the control messages of a message; how long its datagrams are, if it is a train.
+fn read_control(header: &libc::msghdr, arrival: &mut Arrival) -> Option<usize> {
+    let mut size = None;
     // SAFETY: the header is one that the kernel has filled in, its control buffer is alive.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     // SAFETY: the macros give pointers to whole headers inside of the buffer, or null.
@@ -139,17 +161,17 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) {
             // SAFETY: the kernel says that so many bytes of data follow the header, in the buffer.
             unsafe { std::slice::from_raw_parts(start, len) }
         };
-        let int = || data.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes) as u8);
+        let int = || data.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes));
         match (message.cmsg_level, message.cmsg_type) {
             // One byte (ip(7)).
             (libc::IPPROTO_IP, libc::IP_TOS) => {
                 arrival.traffic_class = data.first().copied().unwrap_or(0);
             }
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                arrival.traffic_class = int().unwrap_or(0);
+                arrival.traffic_class = int().unwrap_or(0) as u8;
             }
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                arrival.hop_limit = int().unwrap_or(0);
+                arrival.hop_limit = int().unwrap_or(0) as u8;
             }
             // struct in_pktinfo ends with the address in the header; struct in6_pktinfo begins with it.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
@@ -162,11 +184,15 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) {
                     arrival.to = IpAddr::from(*octets);
                 }
             }
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                size = int().and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0);
+            }
             _ => {}
         }
         // SAFETY: as for the first.
         next = unsafe { libc::CMSG_NXTHDR(header, message) };
     }
+    size
 }
 
 /// Datagrams that go out.
@@ -175,6 +201,9 @@ pub(super) struct Outgoing {
     bytes: Buffer,
     departures: Vec<Departure>,
     sent: usize,
+    /// How many datagrams each message has that is prepared, and how many of those are sent.
+    messages: Vec<usize>,
+    messages_sent: usize,
 }
 
 impl Outgoing {
@@ -184,6 +213,8 @@ impl Outgoing {
             bytes: Buffer::new(BATCH * SLOT),
             departures: Vec::with_capacity(BATCH),
             sent: 0,
+            messages: Vec::with_capacity(BATCH),
+            messages_sent: 0,
         }
     }
 
@@ -217,7 +248,7 @@ impl Outgoing {
     pub(super) fn send(&mut self, fd: &OwnedFd, own: SocketAddr) -> bool {
         let simple = matches!(&self.departures[self.sent..], [only] if !has_control(only));
         if !simple {
-            self.prepare(own);
+            self.prepare(own, train);
         }
         while !self.is_done() {
             let sent = if simple { self.send_last(fd, own) } else { self.send_rest(fd) };
@@ -225,10 +256,16 @@ impl Outgoing {
                 Ok(sent) => self.sent += sent,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // Without checksums by the interface, or on a path with a smaller MTU than it has, the
+                // kernel takes no trains.
+                Err(_) if !simple && self.messages[self.messages_sent] > 1 => {
+                    self.prepare(own, |_| 1);
+                }
                 Err(error) => {
                     let to = self.departures[self.sent].to;
                     tracing::debug!(%to, %error, "a datagram is lost");
                     self.sent += 1;
+                    self.messages_sent += 1;
                 }
             }
         }
@@ -242,24 +279,57 @@ impl Outgoing {
         send_to(fd, bytes, &RawAddr::new(with_scope(departure.to, own))).map(|_| 1)
     }
 
-    /// Sends datagrams whose headers are prepared; how many.
+    /// Sends messages that are prepared; how many datagrams.
     fn send_rest(&mut self, fd: &OwnedFd) -> io::Result<usize> {
-        let headers = &mut self.call.headers[self.sent..self.departures.len()];
+        let headers = &mut self.call.headers[self.messages_sent..self.messages.len()];
         // SAFETY: each header points at live memory of the lengths it names.
-        unsafe { send_messages(fd, headers.as_mut_ptr(), headers.len()) }
+        let sent = unsafe { send_messages(fd, headers.as_mut_ptr(), headers.len()) }?;
+        let messages = self.messages_sent..self.messages_sent + sent;
+        self.messages_sent = messages.end;
+        Ok(self.messages[messages].iter().sum())
     }
 
-    /// Points the headers at what is left.
-    fn prepare(&mut self, own: SocketAddr) {
-        for index in self.sent..self.departures.len() {
-            let departure = self.departures[index];
-            let control = write_control(&departure, &mut self.call.controls[index]);
+    /// Makes messages of what is left, each of as many datagrams as `joined` finds at the front.
+    fn prepare(&mut self, own: SocketAddr, joined: fn(&[Departure]) -> usize) {
+        self.messages.clear();
+        self.messages_sent = 0;
+        let mut first = self.sent;
+        while let Some(departure) = self.departures.get(first) {
+            let (index, count) = (self.messages.len(), joined(&self.departures[first..]));
+            let control = write_control(departure, count > 1, &mut self.call.controls[index]);
             let name = RawAddr::new(with_scope(departure.to, own));
             self.call.addresses[index] = *name.storage();
-            let payload = self.bytes[index * SLOT..].as_mut_ptr();
-            self.call.aim(index, payload, departure.len, control, name.len());
+            for at in first..first + count {
+                let payload = self.bytes[at * SLOT..].as_mut_ptr();
+                self.call.hold(at, payload, self.departures[at].len);
+            }
+            self.call.aim(index, first..first + count, control, name.len());
+            self.messages.push(count);
+            first += count;
         }
     }
+}
+
+/// How many datagrams at the front can go as one message: all of one length but for the last, which may be
+/// shorter.
+fn train(departures: &[Departure]) -> usize {
+    let [first, rest @ ..] = departures else { return 0 };
+    let alike = |next: &Departure| {
+        (next.to, next.traffic_class, next.hop_limit)
+            == (first.to, first.traffic_class, first.hop_limit)
+    };
+    let (mut count, mut len) = (1, first.len);
+    for next in rest.iter().filter(|_| !first.to.ip().is_multicast()) {
+        len += next.len;
+        if !alike(next) || next.len > first.len || len > TRAIN {
+            break;
+        }
+        count += 1;
+        if next.len < first.len {
+            break;
+        }
+    }
+    count
 }
 
 /// A link-local address is reached over the interface of the engine's own.
@@ -284,41 +354,46 @@ fn has_hops(departure: &Departure) -> bool {
     departure.hop_limit != 0 && departure.to.ip().is_multicast()
 }
 
-/// Writes the control messages for a datagram; how many bytes they take.
-fn write_control(departure: &Departure, control: &mut Control) -> usize {
+/// Writes the control messages for a datagram, or for a `train` that begins with it; how many bytes they
+/// take.
+fn write_control(departure: &Departure, train: bool, control: &mut Control) -> usize {
     let (level, class, hops) = match departure.to {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
+    let int = |value: u8| c_int::from(value).to_ne_bytes();
     let mut used = 0;
     if departure.traffic_class != 0 {
-        used += put_int(&mut control.0[used..], level, class, departure.traffic_class);
+        used += put(&mut control.0[used..], level, class, int(departure.traffic_class));
     }
     if has_hops(departure) {
-        used += put_int(&mut control.0[used..], level, hops, departure.hop_limit);
+        used += put(&mut control.0[used..], level, hops, int(departure.hop_limit));
+    }
+    if train {
+        let size = (departure.len as u16).to_ne_bytes();
+        used += put(&mut control.0[used..], libc::SOL_UDP, libc::UDP_SEGMENT, size);
     }
     used
 }
 
-/// Writes a control message with an integer to the front of `out`, which is aligned for its header; the
-/// space it takes, which keeps what follows aligned.
-fn put_int(out: &mut [u8], level: c_int, kind: c_int, value: u8) -> usize {
-    let value = c_int::from(value);
+/// Writes a control message to the front of `out`, which is aligned for its header; the space it takes, which
+/// keeps what follows aligned.
+fn put<const N: usize>(out: &mut [u8], level: c_int, kind: c_int, data: [u8; N]) -> usize {
     let header_len = size_of::<libc::cmsghdr>();
     // SAFETY: computes from an integer.
-    let space = unsafe { libc::CMSG_SPACE(size_of::<c_int>() as u32) } as usize;
+    let space = unsafe { libc::CMSG_SPACE(N as u32) } as usize;
     let mut header = MaybeUninit::<libc::cmsghdr>::zeroed();
     // SAFETY: plain data, for which all zeroes is a valid value.
     let header = unsafe { header.assume_init_mut() };
     header.cmsg_level = level;
     header.cmsg_type = kind;
     // SAFETY: computes from an integer.
-    header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<c_int>() as u32) } as _;
+    header.cmsg_len = unsafe { libc::CMSG_LEN(N as u32) } as _;
     // It panics rather than write beyond the end; on 64-bit Linux the data stand right behind the header.
     let room = &mut out[..space];
-    // SAFETY: there is room for the space of a message with an integer, of which the header is a part.
+    // SAFETY: there is room for the space of a message with such data, of which the header is a part.
     unsafe { room.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(*header) };
-    room[header_len..header_len + size_of::<c_int>()].copy_from_slice(&value.to_ne_bytes());
+    room[header_len..header_len + N].copy_from_slice(&data);
     space
 }
 
@@ -348,13 +423,116 @@ mod tests {
         assert_eq!(look(), (1, Some(5)), "the look before was in vain");
     }
 
+    fn departure(to: SocketAddr, len: usize) -> Departure {
+        Departure { from: quipu_nic::QpNum(0), to, traffic_class: 0, hop_limit: 0, len }
+    }
+
+    /// A socket, as the kernel makes it or one that takes trains.
+    fn socket(address: &str, trains: bool) -> (OwnedFd, SocketAddr) {
+        let socket = UdpSocket::bind(address).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let address = socket.local_addr().unwrap();
+        let fd = OwnedFd::from(socket);
+        if trains {
+            crate::sys::set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1).unwrap();
+        }
+        (fd, address)
+    }
+
+    #[test]
+    fn datagrams_of_one_length_to_one_destination_are_a_train() {
+        let [a, b] = ["192.0.2.1:1", "192.0.2.1:2"].map(|to| to.parse().unwrap());
+        let joined = |list: &[(SocketAddr, usize)]| {
+            train(&list.iter().map(|&(to, len)| departure(to, len)).collect::<Vec<_>>())
+        };
+        assert_eq!(joined(&[]), 0);
+        assert_eq!(joined(&[(a, 9)]), 1);
+        assert_eq!(joined(&[(a, 9), (a, 9), (a, 5), (a, 5)]), 3, "the last may be shorter");
+        assert_eq!(joined(&[(a, 9), (a, 10)]), 1);
+        assert_eq!(joined(&[(a, 9), (b, 9)]), 1);
+        assert_eq!(joined(&[(a, 4160); 20]), 15, "as many as fit into a packet");
+        assert_eq!(joined(&[("239.0.0.1:1".parse().unwrap(), 9); 2]), 1);
+        let mut other = [departure(a, 9); 2];
+        other[1].traffic_class = 8;
+        assert_eq!(train(&other), 1);
+    }
+
+    #[test]
+    fn trains_arrive_as_the_datagrams_that_they_are_made_of() {
+        for (address, trains) in [("127.0.0.1:0", true), ("127.0.0.1:0", false), ("[::1]:0", true)]
+        {
+            let (from, own) = socket(address, false);
+            let (fd, to) = socket(address, trains);
+            let (other_fd, other) = socket(address, trains);
+            let mut outgoing = Outgoing::new();
+            let lengths = [1000, 1000, 1000, 300, 300, 7, 4096, 4096, 4096, 1];
+            let targets = lengths.iter().map(|len| if *len == 7 { other } else { to });
+            for (mark, (to, len)) in targets.zip(lengths).enumerate() {
+                let added = outgoing.add(|out| {
+                    out[..len].fill(mark as u8);
+                    Some(Departure { traffic_class: 8, ..departure(to, len) })
+                });
+                assert!(added);
+            }
+            assert!(outgoing.send(&from, own) && outgoing.is_done());
+            assert_eq!(outgoing.messages, [4, 1, 1, 4]);
+            let received = |fd| {
+                let (mut incoming, mut found) = (Incoming::new(), Vec::new());
+                while incoming.receive(fd, Demand { hits: 2 }).is_ok_and(|count| count > 0) {
+                    found.extend(incoming.datagrams(to.ip()).map(|(arrival, bytes)| {
+                        assert_eq!(arrival.from, own);
+                        assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                        (bytes[0], bytes.len())
+                    }));
+                }
+                found
+            };
+            let sent: Vec<_> = (0..).zip(lengths).filter(|(_, len)| *len != 7).collect();
+            assert_eq!((received(&fd), received(&other_fd)), (sent, vec![(5, 7)]));
+        }
+    }
+
+    #[test]
+    fn where_the_kernel_takes_no_trains_datagrams_go_one_by_one() {
+        let (from, own) = socket("127.0.0.1:0", false);
+        let (fd, to) = socket("127.0.0.1:0", true);
+        // Without checksums there are no trains.
+        crate::sys::set_option(&from, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        let mut outgoing = Outgoing::new();
+        for mark in 0..5 {
+            outgoing.add(|out| {
+                out[..100].fill(mark);
+                Some(departure(to, 100))
+            });
+        }
+        assert!(outgoing.send(&from, own) && outgoing.is_done());
+        assert_eq!(outgoing.messages, [1; 5]);
+        let mut incoming = Incoming::new();
+        assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);
+        let marks: Vec<u8> = incoming.datagrams(to.ip()).map(|(_, bytes)| bytes[0]).collect();
+        assert_eq!(marks, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_datagram_that_is_empty_or_too_long_does_no_harm() {
+        let (from, _) = socket("127.0.0.1:0", false);
+        let (fd, to) = socket("127.0.0.1:0", true);
+        for len in [0, 1, MAX_DATAGRAM, MAX_DATAGRAM + 1, TRAIN] {
+            send_to(&from, &vec![7; len], &RawAddr::new(to)).unwrap();
+        }
+        let mut incoming = Incoming::new();
+        assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);
+        let lengths: Vec<usize> = incoming.datagrams(to.ip()).map(|(_, b)| b.len()).collect();
+        assert_eq!(lengths, [0, 1, MAX_DATAGRAM]);
+    }
+
     #[test]
     fn a_control_message_is_read_as_it_was_written() {
         let to: SocketAddr = "[::1]:1".parse().unwrap();
         let mut departure =
             Departure { from: quipu_nic::QpNum(0), to, traffic_class: 0xa8, hop_limit: 0, len: 0 };
         let mut control = Control([0; CONTROL]);
-        let len = write_control(&departure, &mut control);
+        let len = write_control(&departure, false, &mut control);
         // SAFETY: plain data, for which all zeroes is a valid value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_control = (&raw mut control).cast();
@@ -364,10 +542,14 @@ mod tests {
         assert_eq!(arrival.traffic_class, 0xa8);
         departure.traffic_class = 0;
         departure.hop_limit = 9;
-        assert_eq!(write_control(&departure, &mut control), 0, "the route's own for one address");
+        assert_eq!(
+            write_control(&departure, false, &mut control),
+            0,
+            "the route's own for one address"
+        );
         departure.traffic_class = 4;
         departure.to = "[ff02::1]:1".parse().unwrap();
-        header.msg_controllen = write_control(&departure, &mut control) as _;
+        header.msg_controllen = write_control(&departure, false, &mut control) as _;
         read_control(&header, &mut arrival);
         assert_eq!((arrival.traffic_class, arrival.hop_limit), (4, 9));
     }

@@ -67,6 +67,8 @@ impl Socket {
             sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
         }
         sys::tell_of_headers(&fd, own.ip())?;
+        // Where the kernel has no trains, datagrams come one by one.
+        let _ = sys::set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1);
         Ok(Self { fd, port, of_groups, held: None, misses: PATIENCE, demand: Demand::default() })
     }
 
