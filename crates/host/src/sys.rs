@@ -324,8 +324,8 @@ pub(crate) fn set_option_bytes(
     Ok(())
 }
 
-/// The pending error of a socket, which this clears.
-pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
+/// An option of the socket layer that is an integer.
+pub(crate) fn socket_option(fd: &OwnedFd, name: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut len = size_of::<c_int>() as socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value`.
@@ -333,12 +333,20 @@ pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
         libc::getsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ERROR,
+            name,
             (&raw mut value).cast(),
             &raw mut len,
         )
     })?;
-    if value == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(value)) }
+    Ok(value)
+}
+
+/// The pending error of a socket, which this clears.
+pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
+    match socket_option(fd, libc::SO_ERROR)? {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 /// A system call that does not wait, made straight. The functions of the C library for these are

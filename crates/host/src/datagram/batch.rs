@@ -76,10 +76,11 @@ pub(super) struct Incoming {
 }
 
 /// How many messages the next look at a socket asks for. Most looks of a poller are in vain, and cost
-/// less the less they ask for; behind two in a row that were not, there may be many more.
+/// less the less they ask for; behind two in a row that were not, there may be many more. A train is as much
+/// as a look may bring: the program has to post receives for what comes next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// Looks in a row that brought something, up to 2.
+    /// Looks in a row that brought something, and no train, up to 2.
     hits: u8,
 }
 
@@ -90,10 +91,11 @@ impl Demand {
         if self.hits < 2 { 1 } else { BATCH }
     }
 
-    /// A look brought so many.
+    /// A look brought so many messages, and so many datagrams with them.
     #[inline]
-    pub(super) fn note(&mut self, received: usize) {
-        self.hits = if received > 0 { (self.hits + 1).min(2) } else { 0 };
+    pub(super) fn note(&mut self, messages: usize, datagrams: usize) {
+        let train = datagrams > messages;
+        self.hits = if messages > 0 && !train { (self.hits + 1).min(2) } else { 0 };
     }
 }
 
@@ -243,12 +245,12 @@ impl Outgoing {
         departure.is_some()
     }
 
-    /// Sends what is left, without waiting. Datagrams that the kernel refuses for good are dropped.
-    /// `false` if the socket takes no more now.
-    pub(super) fn send(&mut self, fd: &OwnedFd, own: SocketAddr) -> bool {
+    /// Sends what is left, without waiting, in trains or one by one. Datagrams that the kernel refuses for
+    /// good are dropped. `false` if the socket takes no more now.
+    pub(super) fn send(&mut self, fd: &OwnedFd, own: SocketAddr, trains: bool) -> bool {
         let simple = matches!(&self.departures[self.sent..], [only] if !has_control(only));
         if !simple {
-            self.prepare(own, train);
+            self.prepare(own, if trains { train } else { alone });
         }
         while !self.is_done() {
             let sent = if simple { self.send_last(fd, own) } else { self.send_rest(fd) };
@@ -259,7 +261,7 @@ impl Outgoing {
                 // Without checksums by the interface, or on a path with a smaller MTU than it has, the
                 // kernel takes no trains.
                 Err(_) if !simple && self.messages[self.messages_sent] > 1 => {
-                    self.prepare(own, |_| 1);
+                    self.prepare(own, alone);
                 }
                 Err(error) => {
                     let to = self.departures[self.sent].to;
@@ -308,6 +310,11 @@ impl Outgoing {
             first += count;
         }
     }
+}
+
+/// One datagram is a message.
+fn alone(_: &[Departure]) -> usize {
+    1
 }
 
 /// How many datagrams at the front can go as one message: all of one length but for the last, which may be
@@ -413,7 +420,7 @@ mod tests {
         let (mut incoming, mut demand) = (Incoming::new(), Demand::default());
         let mut look = || {
             let received = incoming.receive(&fd, demand).unwrap_or(0);
-            demand.note(received);
+            demand.note(received, received);
             let first = incoming.datagrams(address.ip()).map(|(_, bytes)| bytes[0]).next();
             (received, first)
         };
@@ -421,6 +428,9 @@ mod tests {
         assert_eq!([(); 4].map(|()| look()), [(1, Some(0)), (1, Some(1)), (3, Some(2)), (0, None)]);
         (5..7u8).for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
         assert_eq!(look(), (1, Some(5)), "the look before was in vain");
+        let mut demand = Demand { hits: 2 };
+        demand.note(1, 32);
+        assert_eq!(demand.count(), 1, "behind a train there may be others");
     }
 
     fn departure(to: SocketAddr, len: usize) -> Departure {
@@ -474,7 +484,7 @@ mod tests {
                 });
                 assert!(added);
             }
-            assert!(outgoing.send(&from, own) && outgoing.is_done());
+            assert!(outgoing.send(&from, own, true) && outgoing.is_done());
             assert_eq!(outgoing.messages, [4, 1, 1, 4]);
             let received = |fd| {
                 let (mut incoming, mut found) = (Incoming::new(), Vec::new());
@@ -505,7 +515,7 @@ mod tests {
                 Some(departure(to, 100))
             });
         }
-        assert!(outgoing.send(&from, own) && outgoing.is_done());
+        assert!(outgoing.send(&from, own, true) && outgoing.is_done());
         assert_eq!(outgoing.messages, [1; 5]);
         let mut incoming = Incoming::new();
         assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);

@@ -23,7 +23,7 @@ use crate::sys::{self, Epoll};
 use crate::tap::Adapter;
 
 /// Bytes that a socket may keep for us. The kernel grants less, unless its administrator allows more
-/// (`net.core.rmem_max`); what does not fit is lost.
+/// (`net.core.rmem_max`) or is whom it asks; what does not fit is lost.
 const RECEIVE_BYTES: c_int = 8 << 20;
 /// Batches that one look at a socket takes.
 const BATCHES_PER_TURN: usize = 4;
@@ -41,6 +41,10 @@ struct Socket {
     port: u16,
     /// It receives what is sent to multicast groups, and sends nothing.
     of_groups: bool,
+    /// Whether trains are sent by it. They come several times as fast as single datagrams, and a receiver
+    /// with a small buffer that pauses for a moment would lose some. Its buffer is taken to be as large as
+    /// that of this one.
+    trains: bool,
     /// What the kernel has not taken yet. While there is something, nothing more is sent.
     held: Option<Box<Outgoing>>,
     /// Looks in vain since the last datagram.
@@ -69,7 +73,10 @@ impl Socket {
         sys::tell_of_headers(&fd, own.ip())?;
         // Where the kernel has no trains, datagrams come one by one.
         let _ = sys::set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1);
-        Ok(Self { fd, port, of_groups, held: None, misses: PATIENCE, demand: Demand::default() })
+        // The kernel says what it sets aside, for its own needs, too: twice as much.
+        let trains = sys::socket_option(&fd, libc::SO_RCVBUF)? >= RECEIVE_BYTES;
+        let (held, demand) = (None, Demand::default());
+        Ok(Self { fd, port, of_groups, trains, held, misses: PATIENCE, demand })
     }
 
     /// The numbers of the queue pairs that send by this socket.
@@ -221,7 +228,8 @@ impl Datagrams {
             })
         {}
         let may_have_more = batch.is_full();
-        if batch.send(&self.sockets[index].fd, self.own) {
+        let socket = &self.sockets[index];
+        if batch.send(&socket.fd, self.own, socket.trains) {
             self.outgoing = Some(batch);
             if may_have_more {
                 adapter.resume_datagrams(number..=number);
@@ -273,7 +281,7 @@ impl Datagrams {
     fn flush(&mut self, adapter: &mut Adapter, index: usize) {
         let socket = &mut self.sockets[index];
         let Some(mut batch) = socket.held.take() else { return };
-        if !batch.send(&socket.fd, self.own) {
+        if !batch.send(&socket.fd, self.own, socket.trains) {
             socket.held = Some(batch);
             return;
         }
@@ -305,12 +313,12 @@ impl Datagrams {
         let (Some(incoming), socket) = (&mut self.incoming, &mut self.sockets[index]) else {
             return false;
         };
-        let received = incoming.receive(&socket.fd, socket.demand);
-        socket.demand.note(*received.as_ref().unwrap_or(&0));
-        match received {
-            Ok(received) if received > 0 => {
+        match incoming.receive(&socket.fd, socket.demand) {
+            Ok(messages) if messages > 0 => {
                 socket.misses = 0;
+                let mut datagrams = 0;
                 for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
+                    datagrams += 1;
                     // The port of groups does not lead to single queue pairs.
                     if socket.of_groups && !arrival.to.is_multicast() {
                         continue;
@@ -319,10 +327,12 @@ impl Datagrams {
                     adapter.probe_mut().datagram_passed(false, ends, bytes);
                     adapter.handle_datagram(now, &arrival, bytes);
                 }
+                socket.demand.note(messages, datagrams);
                 true
             }
             // An error is about a datagram that went astray.
             _ => {
+                socket.demand.note(0, 0);
                 socket.misses = socket.misses.saturating_add(1);
                 false
             }
