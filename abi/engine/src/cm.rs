@@ -6,7 +6,7 @@ use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage}
 use quipu_abi_types::*;
 use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
 use quipu_host::{Device, EngineError};
-use quipu_nic::{Gid, LinkLayer};
+use quipu_nic::Gid;
 
 use crate::entry::{Out, WAIT, entries};
 use crate::instance::{self, Instance, current, for_destructor, opened};
@@ -144,10 +144,6 @@ unsafe fn param_of(param: &EngineCmParam) -> Outcome<Param> {
 fn ah_attr(instance: &Instance, path: Option<Path>) -> ibv_ah_attr {
     let known = path.is_some();
     let path = path.unwrap_or_default();
-    let dlid = match instance.engine.config().link_layer {
-        LinkLayer::InfiniBand => Gid(path.dgid).lid(),
-        LinkLayer::Ethernet => 0,
-    };
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: path.dgid },
@@ -156,7 +152,7 @@ fn ah_attr(instance: &Instance, path: Option<Path>) -> ibv_ah_attr {
             hop_limit: if known { HOP_LIMIT } else { 0 },
             traffic_class: path.traffic_class,
         },
-        dlid,
+        dlid: instance.engine.config().link_layer.lid(Gid(path.dgid)),
         sl: path.traffic_class >> 5,
         src_path_bits: 0,
         static_rate: 0,

@@ -94,6 +94,7 @@ pub(crate) fn put_text(to: &mut [c_char], text: &str) {
 
 fn device(which: Device, address: &HostAddress) -> EngineDevice {
     let (node_type, transport_type) = identity::kind(which);
+    let link_layer = identity::link_layer(which);
     let mut device = EngineDevice {
         name: [0; 64],
         guid: identity::guid(which, address.ip),
@@ -104,8 +105,8 @@ fn device(which: Device, address: &HostAddress) -> EngineDevice {
         // would then ask the kernel (UCX does).
         index: -1,
         gid: identity::gid_entry(which, address, 0),
-        link_layer: identity::link_layer(which) as u8,
-        lid: identity::lid(which, address),
+        link_layer: link_layer as u8,
+        lid: link_layer.lid(address.ip.into()),
     };
     put_text(&mut device.name, which.name());
     device
@@ -229,8 +230,9 @@ fn port_attributes(
     qkey_violations: u32,
 ) -> ibv_port_attr {
     let (active_width, active_speed) = identity::link_speed(address);
-    let lid = identity::lid(device, address);
-    let (addressing, flags) = match identity::link_layer(device) {
+    let link_layer = identity::link_layer(device);
+    let lid = link_layer.lid(address.ip.into());
+    let (addressing, flags) = match link_layer {
         LinkLayer::InfiniBand => (0, 0),
         LinkLayer::Ethernet => (IBV_PORT_IP_BASED_GIDS, IBV_QPF_GRH_REQUIRED),
     };
@@ -255,7 +257,7 @@ fn port_attributes(
         active_width,
         active_speed,
         phys_state: if up { LINK_UP } else { DISABLED },
-        link_layer: identity::link_layer(device) as u8,
+        link_layer: link_layer as u8,
         flags,
         port_cap_flags2: 0,
         active_speed_ex: active_speed.into(),

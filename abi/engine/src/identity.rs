@@ -60,20 +60,12 @@ fn link_address() -> Option<IpAddr> {
 
 /// The kind of port of a device.
 pub(crate) fn link_layer(device: Device) -> LinkLayer {
-    match (device, current()) {
-        (Device::QuipuIw0 | Device::QuipuQp0, _) => LinkLayer::Ethernet,
-        (Device::Quipu0, Ok(instance)) => instance.engine.config().link_layer,
-        (Device::Quipu0, Err(_)) => {
-            Config::from_env().map(|config| config.link_layer).unwrap_or_default()
-        }
+    if device != Device::Quipu0 {
+        return LinkLayer::Ethernet;
     }
-}
-
-/// The LID of the port of a device; 0 if it has none.
-pub(crate) fn lid(device: Device, address: &HostAddress) -> u16 {
-    match link_layer(device) {
-        LinkLayer::InfiniBand => Gid::from(address.ip).lid(),
-        LinkLayer::Ethernet => 0,
+    match current() {
+        Ok(instance) => instance.engine.config().link_layer,
+        Err(_) => Config::from_env().map(|config| config.link_layer).unwrap_or_default(),
     }
 }
 

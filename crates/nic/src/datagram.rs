@@ -19,10 +19,10 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::raw;
 use crate::requester;
-use crate::responder::{self, Finish, Origin, Refusal};
+use crate::responder::{self, Finish, Refusal};
 use crate::types::{
-    AddressVector, AhId, Gid, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra,
-    WcOpcode, WcStatus,
+    AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
+    WcStatus,
 };
 
 /// The longest message of a datagram queue pair: the largest MTU of InfiniBand.
@@ -364,13 +364,14 @@ pub(crate) fn deliver<P: Probe>(
             extra,
             solicited: header.solicited,
         };
-        let route = match (hub.config.link_layer, arrival.from.ip()) {
-            (LinkLayer::InfiniBand, ip) => (arrival.traffic_class >> 5, Gid::from(ip).lid()),
-            (LinkLayer::Ethernet, IpAddr::V4(_)) => (IPV4_ROUTE, 0),
-            (LinkLayer::Ethernet, IpAddr::V6(_)) => (IPV6_ROUTE, 0),
+        let (layer, from) = (hub.config.link_layer, arrival.from.ip());
+        let sl = match (layer, from) {
+            (LinkLayer::InfiniBand, _) => arrival.traffic_class >> 5,
+            (LinkLayer::Ethernet, IpAddr::V4(_)) => IPV4_ROUTE,
+            (LinkLayer::Ethernet, IpAddr::V6(_)) => IPV6_ROUTE,
         };
-        let origin = Origin { src_qp: QpNum(header.source_qpn), route: Some(route) };
-        responder::finish_datagram(qp, hub, finish, origin)
+        let route = (sl, layer.lid(from.into()));
+        responder::finish_datagram(qp, hub, finish, QpNum(header.source_qpn), route)
     });
     if let Err(refusal) = placed {
         responder::refuse(qp, hub, refusal);

@@ -32,6 +32,14 @@ impl Gid {
 }
 
 impl LinkLayer {
+    /// The LID of a port with this address; 0, which is none, on Ethernet.
+    pub const fn lid(self, address: Gid) -> u16 {
+        match self {
+            Self::InfiniBand => address.lid(),
+            Self::Ethernet => 0,
+        }
+    }
+
     /// A route with the GID to which it leads, as a program of a port with the address `own` may name it
     /// (IBA 11.2.2.1).
     ///

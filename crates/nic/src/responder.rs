@@ -169,10 +169,11 @@ pub(crate) fn finish_receive<P: Probe>(
     finish: Finish,
 ) -> Result<(), Refusal> {
     let src_qp = QpNum(qp.attr.dest_qp_num);
-    finish_from(qp, hub, finish, Origin { src_qp, route: None })
+    finish_from(qp, hub, finish, src_qp, None)
 }
 
-/// Completes the receive in progress, which a datagram has filled.
+/// Completes the receive in progress, which a datagram of `src_qp` has filled: of its `route` the completion
+/// shows the service level and the sender's LID.
 ///
 /// # Errors
 /// As [`finish_receive`].
@@ -180,16 +181,10 @@ pub(crate) fn finish_datagram<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     finish: Finish,
-    origin: Origin,
+    src_qp: QpNum,
+    route: (u8, u16),
 ) -> Result<(), Refusal> {
-    finish_from(qp, hub, finish, origin)
-}
-
-/// Where a message came from.
-pub(crate) struct Origin {
-    pub(crate) src_qp: QpNum,
-    /// Of a datagram, which has a route header: the service level and the LID that its completion shows.
-    pub(crate) route: Option<(u8, u16)>,
+    finish_from(qp, hub, finish, src_qp, Some(route))
 }
 
 #[inline(always)]
@@ -197,7 +192,8 @@ fn finish_from<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     finish: Finish,
-    Origin { src_qp, route }: Origin,
+    src_qp: QpNum,
+    route: Option<(u8, u16)>,
 ) -> Result<(), Refusal> {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;

@@ -377,3 +377,24 @@ impl Edges {
         unsafe { libc::epoll_wait(self.0.as_raw_fd(), &raw mut ready, 1, 0) == 1 }
     }
 }
+
+/// A child of fork, which ends with the number of the first thing that `child` finds not as it should be.
+pub(super) fn forked(child: impl FnOnce() -> Result<(), i32>) -> libc::pid_t {
+    // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let status = child().err().unwrap_or(0);
+        // SAFETY: ends the child without running the parent's handlers.
+        unsafe { libc::_exit(status) };
+    }
+    pid
+}
+
+/// Waits for a child, which is to have found nothing.
+#[track_caller]
+pub(super) fn found_nothing(pid: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: waits for a child of this process.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+}

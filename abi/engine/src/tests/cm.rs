@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use libc::{c_void, sockaddr, sockaddr_in, sockaddr_storage};
 use quipu_abi_types::*;
 
-use super::bench::{Bench, Edges, Qp, Said, api, blank, done, made, send};
+use super::bench::{Bench, Edges, Qp, Said, api, blank, done, forked, found_nothing, made, send};
 
 /// A program: an event channel.
 struct Program {
@@ -330,17 +330,7 @@ fn child(parent: &Program, listener: CmIdHandle) -> Result<(), i32> {
 fn a_child_of_fork_has_none_of_it_and_may_have_its_own() {
     let [server, client] = [(); 2].map(|()| Program::new());
     let (listener, port) = server.listen(RDMA_PS_TCP, IBV_QPT_RC);
-    // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let status = child(&server, listener).err().unwrap_or(0);
-        // SAFETY: ends the child without running the parent's handlers.
-        unsafe { libc::_exit(status) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child that was just made.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    found_nothing(forked(|| child(&server, listener)));
     // The parent does not notice.
     let active = client.resolve(RDMA_PS_TCP, IBV_QPT_RC, port);
     let nobody = EngineQp { qp: QpHandle::NONE, qp_num: 1, cap: blank() };

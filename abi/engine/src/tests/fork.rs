@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, done, made, send};
+use super::bench::{Bench, done, forked, found_nothing, made, send};
 
 /// What the child finds; its exit status is the number of the first that is not as it should be.
 fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
@@ -43,17 +43,7 @@ fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
 fn a_child_is_refused_until_it_opens_the_device_itself() {
     let bench = Bench::new();
     let (a, b) = bench.pair(&bench.qp_init());
-    // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let status = child(&bench, a.qp).err().unwrap_or(0);
-        // SAFETY: ends the child without running the parent's handlers.
-        unsafe { libc::_exit(status) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child that was just made.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    found_nothing(forked(|| child(&bench, a.qp)));
 
     // The parent does not notice.
     bench.post_recv(b.qp, 1, &mut []).unwrap();
@@ -85,20 +75,6 @@ fn child_of_threads(bench: &Bench) -> Result<(), i32> {
 #[test]
 fn threads_that_open_the_device_at_once_share_one_engine() {
     let bench = Bench::new();
-    let children = [(); 8].map(|()| {
-        // SAFETY: the child calls the table, which is what is tested, and leaves by _exit.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let status = child_of_threads(&bench).err().unwrap_or(0);
-            // SAFETY: ends the child without running the parent's handlers.
-            unsafe { libc::_exit(status) };
-        }
-        pid
-    });
-    for pid in children {
-        let mut status = 0;
-        // SAFETY: waits for a child that was just made.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
-    }
+    let children = [(); 8].map(|()| forked(|| child_of_threads(&bench)));
+    children.into_iter().for_each(found_nothing);
 }

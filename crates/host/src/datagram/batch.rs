@@ -54,6 +54,11 @@ impl Call {
         self.vectors[index] = libc::iovec { iov_base: payload.cast::<c_void>(), iov_len: len };
     }
 
+    /// How many datagrams a message has.
+    fn datagrams(&self, index: usize) -> usize {
+        self.headers[index].msg_hdr.msg_iovlen
+    }
+
     /// Points the header of a message at its parts: `vectors`, `control` bytes of control messages, an
     /// address of `name` bytes.
     fn aim(&mut self, index: usize, vectors: Range<usize>, control: usize, name: usize) {
@@ -203,9 +208,8 @@ pub(super) struct Outgoing {
     bytes: Buffer,
     departures: Vec<Departure>,
     sent: usize,
-    /// How many datagrams each message has that is prepared, and how many of those are sent.
-    messages: Vec<usize>,
-    messages_sent: usize,
+    /// The headers of messages that are prepared and not sent.
+    prepared: Range<usize>,
 }
 
 impl Outgoing {
@@ -215,8 +219,7 @@ impl Outgoing {
             bytes: Buffer::new(BATCH * SLOT),
             departures: Vec::with_capacity(BATCH),
             sent: 0,
-            messages: Vec::with_capacity(BATCH),
-            messages_sent: 0,
+            prepared: 0..0,
         }
     }
 
@@ -260,14 +263,14 @@ impl Outgoing {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 // Without checksums by the interface, or on a path with a smaller MTU than it has, the
                 // kernel takes no trains.
-                Err(_) if !simple && self.messages[self.messages_sent] > 1 => {
+                Err(_) if !simple && self.call.datagrams(self.prepared.start) > 1 => {
                     self.prepare(own, alone);
                 }
                 Err(error) => {
                     let to = self.departures[self.sent].to;
                     tracing::debug!(%to, %error, "a datagram is lost");
                     self.sent += 1;
-                    self.messages_sent += 1;
+                    self.prepared.start += 1;
                 }
             }
         }
@@ -283,21 +286,17 @@ impl Outgoing {
 
     /// Sends messages that are prepared; how many datagrams.
     fn send_rest(&mut self, fd: &OwnedFd) -> io::Result<usize> {
-        let headers = &mut self.call.headers[self.messages_sent..self.messages.len()];
+        let headers = &mut self.call.headers[self.prepared.clone()];
         // SAFETY: each header points at live memory of the lengths it names.
         let sent = unsafe { send_messages(fd, headers.as_mut_ptr(), headers.len()) }?;
-        let messages = self.messages_sent..self.messages_sent + sent;
-        self.messages_sent = messages.end;
-        Ok(self.messages[messages].iter().sum())
+        Ok(self.prepared.by_ref().take(sent).map(|index| self.call.datagrams(index)).sum())
     }
 
     /// Makes messages of what is left, each of as many datagrams as `joined` finds at the front.
     fn prepare(&mut self, own: SocketAddr, joined: fn(&[Departure]) -> usize) {
-        self.messages.clear();
-        self.messages_sent = 0;
-        let mut first = self.sent;
+        let (mut index, mut first) = (0, self.sent);
         while let Some(departure) = self.departures.get(first) {
-            let (index, count) = (self.messages.len(), joined(&self.departures[first..]));
+            let count = joined(&self.departures[first..]);
             let control = write_control(departure, count > 1, &mut self.call.controls[index]);
             let name = RawAddr::new(with_scope(departure.to, own));
             self.call.addresses[index] = *name.storage();
@@ -306,9 +305,9 @@ impl Outgoing {
                 self.call.hold(at, payload, self.departures[at].len);
             }
             self.call.aim(index, first..first + count, control, name.len());
-            self.messages.push(count);
-            first += count;
+            (index, first) = (index + 1, first + count);
         }
+        self.prepared = 0..index;
     }
 }
 
@@ -485,7 +484,8 @@ mod tests {
                 assert!(added);
             }
             assert!(outgoing.send(&from, own, true) && outgoing.is_done());
-            assert_eq!(outgoing.messages, [4, 1, 1, 4]);
+            let messages: Vec<_> = (0..4).map(|index| outgoing.call.datagrams(index)).collect();
+            assert_eq!((messages, outgoing.prepared), (vec![4, 1, 1, 4], 4..4));
             let received = |fd| {
                 let (mut incoming, mut found) = (Incoming::new(), Vec::new());
                 while incoming.receive(fd, Demand { hits: 2 }).is_ok_and(|count| count > 0) {
@@ -516,7 +516,8 @@ mod tests {
             });
         }
         assert!(outgoing.send(&from, own, true) && outgoing.is_done());
-        assert_eq!(outgoing.messages, [1; 5]);
+        let messages: Vec<_> = (0..5).map(|index| outgoing.call.datagrams(index)).collect();
+        assert_eq!((messages, outgoing.prepared), (vec![1; 5], 5..5));
         let mut incoming = Incoming::new();
         assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);
         let marks: Vec<u8> = incoming.datagrams(to.ip()).map(|(_, bytes)| bytes[0]).collect();

@@ -85,12 +85,15 @@ pub(super) fn is_gone(index: u32) -> bool {
 
 /// Whether the interface with this index is up.
 pub(super) fn is_up(index: u32) -> bool {
-    let flags = named(index).and_then(|(control, mut request)| {
-        ask(&control, libc::SIOCGIFFLAGS as _, &mut request)?;
-        // SAFETY: the kernel has filled in this member; any bits are valid flags.
-        Ok(unsafe { request.ifr_ifru.ifru_flags })
-    });
+    let flags = named(index).and_then(|(control, mut request)| flags(&control, &mut request));
     flags.is_ok_and(|flags| flags & libc::IFF_UP as libc::c_short != 0)
+}
+
+/// The flags of the interface that a request names.
+fn flags(control: &OwnedFd, request: &mut libc::ifreq) -> io::Result<libc::c_short> {
+    ask(control, libc::SIOCGIFFLAGS as _, request)?;
+    // SAFETY: the kernel has filled in this member; any bits are valid flags.
+    Ok(unsafe { request.ifr_ifru.ifru_flags })
 }
 
 /// A request with the name that the interface with this index has now, and a socket to ask with.
@@ -151,9 +154,7 @@ pub(super) fn bring_up(name: Name, mtu: Option<u32>, addresses: &[(IpAddr, u8)])
         ask(&control, libc::SIOCSIFMTU as _, &mut request)?;
     }
     let mut request = name.request();
-    ask(&control, libc::SIOCGIFFLAGS as _, &mut request)?;
-    // SAFETY: the kernel has filled in this member; any bits are valid flags.
-    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    let flags = flags(&control, &mut request)?;
     request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
     ask(&control, libc::SIOCSIFFLAGS as _, &mut request)?;
     let index = index(&control, name)?;

@@ -1,6 +1,6 @@
 //! Every operation over every way, between two adapters.
 
-use crate::pair::{Pair, WAYS, Way, connected};
+use crate::pair::{Pair, TO_RTR, WAYS, Way, connected};
 use quipu_nic::mem::{Access, Key, Sge};
 use quipu_nic::*;
 
@@ -295,14 +295,7 @@ fn queue_pairs_of_one_adapter_and_one_connected_to_itself() {
                 av: AddressVector { dgid: gid, is_global: true, ..AddressVector::default() },
                 ..QpAttr::default()
             };
-            let mask = QpAttrMask::STATE
-                | QpAttrMask::AV
-                | QpAttrMask::PATH_MTU
-                | QpAttrMask::DEST_QPN
-                | QpAttrMask::RQ_PSN
-                | QpAttrMask::MAX_DEST_RD_ATOMIC
-                | QpAttrMask::MIN_RNR_TIMER;
-            pair.hosts[0].adapter.modify_qp(pair.now, own, &attr, mask).unwrap();
+            pair.hosts[0].adapter.modify_qp(pair.now, own, &attr, TO_RTR).unwrap();
             pair.to_rts(0, own, &|_: &mut QpAttr| {});
         }
         let later = pair.now.after(10_000_000);

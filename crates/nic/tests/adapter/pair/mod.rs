@@ -226,6 +226,15 @@ pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
+/// What a connected queue pair is told when it goes from INIT to RTR.
+pub const TO_RTR: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::DEST_QPN)
+    .union(QpAttrMask::RQ_PSN)
+    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
+    .union(QpAttrMask::MIN_RNR_TIMER);
+
 impl Pair {
     pub fn new(way: Way) -> Self {
         Self::with(way, [|_: &mut Config| {}; 2])
@@ -323,14 +332,7 @@ impl Pair {
             ..QpAttr::default()
         };
         change(&mut attr);
-        let mask = QpAttrMask::STATE
-            | QpAttrMask::AV
-            | QpAttrMask::PATH_MTU
-            | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN
-            | QpAttrMask::MAX_DEST_RD_ATOMIC
-            | QpAttrMask::MIN_RNR_TIMER;
-        let mask = mask - self.foreign_attributes(host, qps[host]);
+        let mask = TO_RTR - self.foreign_attributes(host, qps[host]);
         self.hosts[host].adapter.modify_qp(self.now, qps[host], &attr, mask).unwrap();
     }
 
