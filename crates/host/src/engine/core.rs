@@ -191,7 +191,7 @@ impl Core {
     fn run_and(&mut self, look: impl FnOnce(&mut Self, Time) -> bool) -> bool {
         let now = self.clock.now();
         let mut any = self.adapter.progress(now);
-        any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.net.poll_hot(&mut self.adapter, now, false);
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
@@ -439,7 +439,8 @@ impl Core {
     /// most. `None` if there is something to do after all.
     pub(crate) fn prepare_wait(&mut self) -> Option<Option<Duration>> {
         let now = self.clock.now();
-        let armed = !self.net.wants_turn() && self.adapter.arm();
+        let watched = self.net.watch_all(&mut self.adapter, now);
+        let armed = watched && !self.net.wants_turn() && self.adapter.arm();
         let Some(batch) = armed.then(|| self.arm_for_sleep(now)).flatten() else {
             self.stop_waiting();
             return None;

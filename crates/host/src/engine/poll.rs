@@ -94,7 +94,7 @@ impl Core {
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let mut any = self.adapter.progress(now);
-        any |= self.net.poll_hot(&mut self.adapter, now);
+        any |= self.net.poll_hot(&mut self.adapter, now, self.wakes_at.is_none());
         any |= self.datagrams.poll_hot(&mut self.adapter, now);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
@@ -366,6 +366,40 @@ mod tests {
         core.settle(now);
         assert_eq!(core.net.calls().0, sends + 1, "both are sent together");
         core.stop_waiting();
+    }
+
+    /// To be in epoll's set costs a stream time with every segment, so one that polls find bytes on again and
+    /// again leaves it; and comes back before anybody waits, so that what arrives then wakes him.
+    #[test]
+    fn a_stream_that_is_polled_steadily_is_watched_only_while_somebody_waits() {
+        let (a, b) = (End::new(), End::new());
+        a.connect(b.engine.gid(), b.num);
+        b.connect(a.engine.gid(), a.num);
+        let unwatched = || b.engine.inner.core.lock().net.unwatched();
+        let exchange = || {
+            a.engine.post_send(a.qp, &EMPTY).unwrap();
+            b.poll();
+            b.engine.post_recv(b.qp, 0, &[]).unwrap();
+        };
+        let end = Instant::now() + Duration::from_secs(20);
+        // The helper may wait in between, and have it watched.
+        while unwatched() == 0 {
+            exchange();
+            assert!(Instant::now() < end, "it stays in the set");
+        }
+        let mut core = b.engine.inner.core.lock();
+        core.stop_waiting();
+        while core.run() {}
+        assert!(core.prepare_wait().is_some());
+        assert_eq!(core.net.unwatched(), 0);
+        core.stop_waiting();
+        drop(core);
+        // Nobody polls: the helper takes it.
+        a.engine.post_send(a.qp, &EMPTY).unwrap();
+        while b.engine.inner.core.lock().adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
+            assert!(Instant::now() < end, "nobody notices");
+            std::thread::yield_now();
+        }
     }
 
     /// Polls queues that stay empty in this order; those whose polls looked.

@@ -28,7 +28,7 @@ use quipu_cabi::Hold;
 use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
 use self::buffers::{GATHER_BYTES, Pool};
-use self::hot::Hot;
+use self::hot::{Advice, Hot};
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
 use self::stream::{Phase, Stream};
@@ -340,14 +340,13 @@ impl Net {
         {
             stream.hot = true;
             if let Some(cooled) = self.hot.add(slot)
-                && let Some(stream) = self.streams.get_mut(cooled)
             {
-                stream.hot = false;
+                self.cool(adapter, now, cooled);
             }
         }
         if self.hot.is_crowded() {
             while let Some(slot) = self.hot.get(0) {
-                self.cool(slot);
+                self.cool(adapter, now, slot);
             }
         }
         taken != Taken::Nothing
@@ -366,7 +365,7 @@ impl Net {
         match sys::socket_error(&stream.fd) {
             Ok(()) => {
                 stream.phase = Phase::Open;
-                self.watch(slot, READ);
+                self.watch(adapter, now, slot, READ);
                 self.show(adapter, slot, true);
                 if let Some(conn) = self.streams.get_mut(slot).and_then(|s| s.conn) {
                     adapter.handle_reached_stream(now, conn);
@@ -377,22 +376,55 @@ impl Net {
         true
     }
 
-    /// Changes what epoll reports for a stream.
-    fn watch(&mut self, slot: Slot, interest: c_int) {
-        let Some(stream) = self.streams.get_mut(slot) else {
-            return;
+    /// Changes what epoll reports for a stream. One that cannot be put back into the set, for lack of kernel
+    /// memory, is lost: nobody would notice any more what comes on it.
+    fn watch(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, interest: c_int) {
+        let Some(stream) = self.streams.get_mut(slot) else { return };
+        let (fd, token) = (&stream.fd, Token::Stream(slot).bits());
+        let changed = match (std::mem::replace(&mut stream.interest, interest), interest) {
+            (before, after) if before == after => return,
+            (_, 0) => return self.epoll.remove(fd),
+            (0, _) => self.epoll.add(fd, interest, token),
+            _ => self.epoll.modify(fd, interest, token),
         };
-        if stream.interest != interest {
-            stream.interest = interest;
-            // The descriptor is in the set as long as the stream lives, so this cannot fail but
-            // for lack of kernel memory, in which case the helper's next look finds the stream.
-            let _ = self.epoll.modify(&stream.fd, interest, Token::Stream(slot).bits());
+        if let Err(error) = changed {
+            tracing::warn!(%error, "a connection is given up");
+            stream.interest = 0;
+            self.lose(adapter, now, slot, Loss::Unavailable);
         }
     }
 
-    /// Tries the hot streams. True if any had bytes.
+    /// Has epoll report on every stream: somebody is about to wait for descriptors. False if that lost one,
+    /// so that there is something to do first.
+    pub(crate) fn watch_all(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+        self.hot.note_wait();
+        let before = self.streams.len();
+        for position in (0..self.hot.len()).rev() {
+            if let Some(slot) = self.hot.get(position)
+                && self.streams.get(slot).is_some_and(|stream| stream.interest == 0)
+            {
+                self.watch(adapter, now, slot, READ);
+            }
+        }
+        self.streams.len() == before
+    }
+
+    /// How many streams are not in epoll's set.
+    #[cfg(test)]
+    pub(crate) fn unwatched(&self) -> usize {
+        let hot = (0..self.hot.len()).filter_map(|at| self.streams.get(self.hot.get(at)?));
+        hot.filter(|stream| stream.interest == 0).count()
+    }
+
+    /// Tries the hot streams. True if any had bytes. Where `nobody_waits` for descriptors, epoll need not
+    /// report on streams that deliver steadily.
     #[inline]
-    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+    pub(crate) fn poll_hot(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        nobody_waits: bool,
+    ) -> bool {
         let mut any = false;
         let mut position = 0;
         while let Some(slot) = self.hot.get(position) {
@@ -404,19 +436,36 @@ impl Net {
             if taken == Taken::Gone {
                 continue;
             }
-            if self.hot.note(position, taken == Taken::Bytes) {
-                self.cool(slot);
-            } else {
-                position += 1;
+            match self.hot.note(position, taken == Taken::Bytes) {
+                Advice::Keep => {}
+                Advice::Unwatch => self.unwatch(adapter, now, slot, nobody_waits),
+                Advice::Cool => {
+                    self.cool(adapter, now, slot);
+                    continue;
+                }
             }
+            position += 1;
         }
         any
     }
 
-    fn cool(&mut self, slot: Slot) {
+    /// Has epoll report no more on a stream that is tried, unless somebody waits for that, or for room in
+    /// its socket.
+    #[cold]
+    fn unwatch(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, nobody_waits: bool) {
+        if nobody_waits && self.streams.get(slot).is_some_and(|stream| stream.unsent.is_none()) {
+            self.watch(adapter, now, slot, 0);
+        }
+    }
+
+    /// Tries a stream no more, on which epoll reports then.
+    fn cool(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
         self.hot.remove(slot);
         if let Some(stream) = self.streams.get_mut(slot) {
             stream.hot = false;
+            if stream.interest == 0 {
+                self.watch(adapter, now, slot, READ);
+            }
         }
     }
 
@@ -479,7 +528,7 @@ impl Net {
         stream.deadline = Some(deadline);
         stream.received.discard(&mut self.pool);
         if stream.hot {
-            self.cool(slot);
+            self.cool(adapter, now, slot);
         }
         self.closing.push_back((deadline, slot));
         self.transmit_one(adapter, now, slot);
@@ -527,7 +576,9 @@ impl Net {
         if stream.hot {
             self.hot.remove(slot);
         }
-        self.epoll.remove(&stream.fd);
+        if stream.interest != 0 {
+            self.epoll.remove(&stream.fd);
+        }
         if let Some(conn) = stream.conn {
             self.by_conn.remove(&conn);
             adapter.probe_mut().stream_closed(conn, true);

@@ -50,7 +50,7 @@ pub(crate) struct Stream {
     /// The adapter's name for it; `None` once the adapter has let go of it.
     pub(crate) conn: Option<ConnId>,
     pub(crate) phase: Phase,
-    /// What epoll reports for it.
+    /// What epoll reports for it; 0 while it is not in epoll's set.
     pub(crate) interest: c_int,
     pub(crate) received: Received,
     /// The part of a large buffer that the socket did not take.

@@ -82,10 +82,7 @@ impl Net {
             self.calls.0 += u64::from(!matches!(sent, Ok(Sent::Nothing)));
             match sent {
                 Ok(Sent::All) => {}
-                Ok(Sent::Part) => {
-                    let interest = stream.interest | WRITE;
-                    return self.watch(slot, interest);
-                }
+                Ok(Sent::Part) => return self.watch(adapter, now, slot, READ | WRITE),
                 Ok(Sent::Nothing | Sent::Everything) => return self.flushed(adapter, now, slot),
                 Err(error) => return self.sending_failed(adapter, now, slot, &error),
             }
@@ -112,7 +109,7 @@ impl Net {
         match stream.send_rest(&mut self.pool, adapter.probe_mut()) {
             Ok(false) => true,
             Ok(true) => {
-                self.watch(slot, READ);
+                self.watch(adapter, now, slot, READ);
                 self.transmit_one(adapter, now, slot);
                 self.streams.get(slot).is_some()
             }
