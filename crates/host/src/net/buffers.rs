@@ -17,8 +17,6 @@ pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// loopback (one segment of [`LOOPBACK_MSS`]). What is more goes out as a third, of a few bytes, that costs
 /// as much as the others, for every buffer: nothing waits for more on a socket with `TCP_NODELAY`.
 pub(crate) const TRANSMIT_BYTES: usize = 2 * 45 * ETHERNET_MSS;
-/// Payload that is sent from where it lies with one of those.
-pub(crate) const GATHER_BYTES: usize = 256 * 1024;
 /// What is received behind payload that is received into its place: the end of an FPDU, the header of the
 /// next one, and little of its payload, or a few short messages.
 pub(crate) const BEHIND_BYTES: usize = 1024;

@@ -27,7 +27,7 @@ use libc::c_int;
 use quipu_cabi::Hold;
 use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
-use self::buffers::{GATHER_BYTES, Pool};
+use self::buffers::Pool;
 use self::hot::{Advice, Hot};
 use self::listener::{Accepted, Acceptor, Listener};
 use self::numbers::Numbers;
@@ -99,7 +99,7 @@ impl Net {
             by_conn: HandleMap::default(),
             hot: Hot::default(),
             pool: Pool::default(),
-            gather: Gather::new(GATHER_BYTES),
+            gather: Gather::default(),
             places: Vec::new(),
             again: VecDeque::new(),
             held: Vec::new(),

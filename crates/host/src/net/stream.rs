@@ -9,7 +9,7 @@ use libc::c_int;
 use quipu_nic::{ConnId, Gather, Loss, Time};
 
 use super::buffers::{BEHIND_BYTES, BUFFER_BYTES, Pool, Received, TRANSMIT_BYTES};
-use super::gathered::Gathered;
+use super::gathered::{Appetite, Gathered};
 use super::hot::Delivered;
 use super::placed;
 use crate::buffer::Buffer;
@@ -63,6 +63,8 @@ pub(crate) struct Stream {
     pub(crate) delivered: Delivered,
     /// Whether it has bytes that wait for more to be sent with them.
     pub(crate) held: bool,
+    /// How much payload the next send takes from where it lies.
+    appetite: Appetite,
     /// Whether payload was received into its place lately: then little is received into a buffer, so that
     /// what comes of the next long FPDU is received into its place too.
     bulk: bool,
@@ -93,6 +95,7 @@ impl Stream {
             hot: false,
             delivered: Delivered::default(),
             held: false,
+            appetite: Appetite::new(),
             bulk: false,
             brimmed: false,
             expects: false,
@@ -215,6 +218,7 @@ impl Stream {
     ) -> io::Result<Sent> {
         let Some(conn) = self.conn else { return Ok(Sent::Nothing) };
         let buffer = &mut pool.front()[..TRANSMIT_BYTES];
+        gather.limit(self.appetite.bytes());
         let filled = adapter.transmit_from_memory(now, conn, buffer, gather);
         // SAFETY: the adapter has just gathered, and is not called before this has been used.
         let gathered = unsafe { Gathered::new(&buffer[..filled], gather) };
@@ -230,12 +234,17 @@ impl Stream {
             Err(error) => return Err(error),
         };
         if sent < all {
+            self.appetite.spoil();
             self.keep_rest(adapter, pool, gather, filled, sent);
             return Ok(Sent::Part);
         }
+        if !gather.has_room() {
+            self.appetite.grow();
+        }
         // A capture has everything in the buffer.
         adapter.probe_mut().stream_passed(self.conn, true, &buffer[..filled]);
-        Ok(if gather.is_final(TRANSMIT_BYTES - filled) { Sent::Everything } else { Sent::All })
+        let was_all = gather.is_final(TRANSMIT_BYTES - filled);
+        Ok(if was_all { Sent::Everything } else { Sent::All(all) })
     }
 
     /// Keeps what the socket did not take behind `sent` bytes of what has just been transmitted, of which
@@ -294,8 +303,8 @@ pub(crate) enum Sent {
     Nothing,
     /// The socket took it, and the adapter had no more.
     Everything,
-    /// The socket took it; there may be more.
-    All,
+    /// The socket took it, so many bytes; there may be more.
+    All(usize),
     /// The socket is full; the rest waits.
     Part,
 }

@@ -9,8 +9,9 @@ use super::token::Slot;
 use super::{Net, READ, Taken, WRITE};
 use crate::tap::Adapter;
 
-/// Sends to one stream before the others get their turn.
+/// Sends to one stream, and bytes, before the others get their turn.
 const SENDS_PER_TURN: usize = 4;
+const BYTES_PER_TURN: usize = 1024 * 1024;
 
 impl Net {
     /// Transmits for the streams whose bytes are better sent at once. The others wait for
@@ -71,6 +72,7 @@ impl Net {
 
     /// Transmits for one stream, unless its socket is full: then `flush` goes on once it is not.
     pub(super) fn transmit_one(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
+        let mut bytes = 0;
         for _ in 0..SENDS_PER_TURN {
             let Some(stream) = self.streams.get_mut(slot) else {
                 return;
@@ -81,7 +83,12 @@ impl Net {
             let sent = stream.send(adapter, now, &mut self.pool, &mut self.gather);
             self.calls.0 += u64::from(!matches!(sent, Ok(Sent::Nothing)));
             match sent {
-                Ok(Sent::All) => {}
+                Ok(Sent::All(sent)) => {
+                    bytes += sent;
+                    if bytes >= BYTES_PER_TURN {
+                        break;
+                    }
+                }
                 Ok(Sent::Part) => return self.watch(adapter, now, slot, READ | WRITE),
                 Ok(Sent::Nothing | Sent::Everything) => return self.flushed(adapter, now, slot),
                 Err(error) => return self.sending_failed(adapter, now, slot, &error),

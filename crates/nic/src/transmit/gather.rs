@@ -43,6 +43,12 @@ impl Gather {
         Self { most, ..Self::default() }
     }
 
+    /// Changes for about how many bytes it is.
+    #[inline]
+    pub fn limit(&mut self, most: usize) {
+        self.most = most;
+    }
+
     /// The pieces, in the order in which they are transmitted.
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
@@ -80,7 +86,8 @@ impl Gather {
     }
 
     /// Whether there is room for more.
-    pub(super) fn has_room(&self) -> bool {
+    #[must_use]
+    pub fn has_room(&self) -> bool {
         self.bytes < self.most && self.pieces.len() < MOST_PIECES
     }
 
