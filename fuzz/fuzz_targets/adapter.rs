@@ -5,6 +5,8 @@
 
 #[path = "adapter/input.rs"]
 mod input;
+#[path = "adapter/wires.rs"]
+mod wires;
 #[path = "adapter/world.rs"]
 mod world;
 
@@ -38,7 +40,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn step(world: &mut World, input: &mut Input<'_>) {
-    match input.byte() % 16 {
+    match input.byte() % 18 {
         0 | 1 => send(world, input),
         2 => receive(world, input),
         3 => modify(world, input),
@@ -51,7 +53,12 @@ fn step(world: &mut World, input: &mut Input<'_>) {
         11 | 12 => slot(world, input),
         13 => control(world, input),
         14 => memory(world, input),
-        _ => world.poll(),
+        15 => world.poll(),
+        16 => long(world, input),
+        _ => {
+            let (wire, count) = (input.byte(), input.count());
+            world.arrive(usize::from(wire) % world.wires.len().max(1), count as usize);
+        }
     }
 }
 
@@ -111,10 +118,20 @@ fn send(world: &mut World, input: &mut Input<'_>) {
     let to = world.carriage.to(input.byte() % 16);
     let wr = SendWr { wr_id: 1, to, op, flags, payload };
     let expected = world.adapter.check_send(id, &wr, 0);
+    let how = input.byte();
+    // What programs that post one request go through first.
+    let at_once = how & 64 != 0
+        && (world.adapter.post_at_once(world.now, id, &wr)
+            || world.adapter.post_to_stream(id, &wr));
+    if at_once {
+        assert_eq!(expected, Ok(()), "what is posted at once may be posted");
+        world.posted += 1;
+        return;
+    }
     let posted = world.adapter.post_send(id, &wr);
     assert_eq!(posted, expected, "what is checked is what is refused");
     world.posted += u64::from(posted.is_ok());
-    if input.byte() % 4 != 0 {
+    if how % 4 != 0 && !(how & 128 != 0 && world.adapter.ring_at_once(id)) {
         world.adapter.ring_doorbell(world.now, id);
     }
 }
@@ -124,6 +141,7 @@ fn receive(world: &mut World, input: &mut Input<'_>) {
     let lkey = world.region.map_or(0, |region| region.key.0);
     let list: Vec<_> =
         (0..input.byte() % 4).map(|_| world.sge(input.count(), input.count(), lkey)).collect();
+    let list = if list.is_empty() && input.flag() { vec![world.whole(lkey)] } else { list };
     let posted = if index == 1 {
         world.adapter.post_srq_recv(world.srq, 2, &list)
     } else {
@@ -256,7 +274,9 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
     };
     let untagged = [Op::Send, Op::SendSe, Op::SendImm, Op::SendInvalidate, Op::Terminate];
     let used = match which {
-        0..=4 => data(&mut begin(sender, untagged[usize::from(which)], stag, srq), sender),
+        // A Send says how many requests are executed.
+        0 | 1 => data(&mut begin(sender, untagged[usize::from(which)], number, srq), sender),
+        2..=4 => data(&mut begin(sender, untagged[usize::from(which)], stag, srq), sender),
         5 | 6 => data(&mut sender.begin_tagged(TaggedOp::Write, Stag(stag), to), sender),
         // The sink of a read is its position in the queue.
         7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0), sender),
@@ -294,6 +314,29 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
         out = with_crc(out);
     }
     world.say(at, &out);
+}
+
+/// A long message of a peer, or the beginning of one, of which some parts come at once.
+fn long(world: &mut World, input: &mut Input<'_>) {
+    let at = usize::from(input.byte()) % world.wires.len().max(1);
+    let (stag, to) = (key(world, input), address(world, input));
+    let (which, number, more) = (input.byte(), input.count(), input.byte() % 4 == 0);
+    let len = 4_000 + (input.word() % 12_500);
+    let (part, parts) = (input.word() as usize % 8_000, input.byte() % 4);
+    let Some(wire) = world.wires.get_mut(at) else { return };
+    let sender = &mut wire.sender;
+    let mut msg = match which % 4 {
+        0 => begin(sender, UntaggedOp::Send, number, None),
+        1 => begin(sender, UntaggedOp::SendImm, number, None),
+        2 => sender.begin_tagged(TaggedOp::Write, Stag(stag), to),
+        _ => sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0),
+    };
+    let mut out = vec![0; len as usize + 100];
+    let remaining = len + if more { 10_000 } else { 0 };
+    let staged = sender.segment(&mut msg, &mut out, remaining, |place| place.fill(which));
+    let Some(staged) = staged else { return };
+    world.send(at, &out[..staged.bytes]);
+    (0..parts).for_each(|_| world.arrive(at, part));
 }
 
 /// Begins a message; those that may name a shared receive queue do so where connections have some.

@@ -27,6 +27,7 @@ const RAW: usize = 3;
 
 struct World {
     adapter: Adapter,
+    pd: PdId,
     cq: CqId,
     srq: SrqId,
     qps: Vec<QpId>,
@@ -45,9 +46,10 @@ struct World {
 const NOW: Time = Time(1_000_000);
 
 impl World {
-    fn new() -> Self {
-        let own = Gid::from(IpAddr::from(OWN));
-        let mut adapter = Adapter::new(Config { gid: own, max_sge: 4, ..Config::default() });
+    fn new(link_layer: LinkLayer) -> Self {
+        let gid = Gid::from(IpAddr::from(OWN));
+        let config = Config { gid, link_layer, max_sge: 4, ..Config::default() };
+        let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(64, None, 7).unwrap();
         let srq = adapter.create_srq(pd, 16, 4, 0).unwrap();
@@ -93,6 +95,7 @@ impl World {
         let (flows, posted, completed) = (flows.to_vec(), 0, 0);
         Self {
             adapter,
+            pd,
             cq,
             srq,
             qps,
@@ -130,6 +133,25 @@ impl World {
         }
         let qp = input.pick(&[self.qps[0], self.qps[RAW], self.hashed]);
         self.flows.extend(self.adapter.create_flow(qp, rule));
+    }
+
+    /// Names another destination, by LID or GID or in no way that leads anywhere.
+    fn route(&mut self, index: usize, input: &mut Input<'_>) {
+        let dgid = input.pick(&[OWN, GROUP, [0; 4]]);
+        let av = AddressVector {
+            dgid: Gid::from(IpAddr::from(dgid)),
+            is_global: input.flag(),
+            dlid: input.count() as u16,
+            sgid_index: input.byte() % 8,
+            traffic_class: input.byte(),
+            port_num: 1,
+            ..AddressVector::default()
+        };
+        if let Ok(ah) = self.adapter.create_ah(self.pd, &av) {
+            let found = self.adapter.query_ah(ah).unwrap();
+            assert!(found.is_global || found.dgid.lid() == av.dlid, "a LID is the end of a GID");
+            self.adapter.destroy_ah(std::mem::replace(&mut self.ahs[index], ah)).unwrap();
+        }
     }
 
     fn modify(&mut self, index: usize, state: QpState, extra: QpAttrMask) {
@@ -241,8 +263,9 @@ impl World {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
         let index = usize::from(input.byte()) % self.qps.len();
         let (id, group) = (self.qps[index], IpAddr::from(GROUP));
-        match input.byte() % 6 {
+        match input.byte() % 7 {
             4 => self.steer(input),
+            6 => self.route(index % 2, input),
             5 => {
                 let state = input.pick(&[WqState::Reset, WqState::Ready, WqState::Err]);
                 let _ = self.adapter.modify_wq(self.wq, state);
@@ -300,7 +323,8 @@ impl World {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
-    let mut world = World::new();
+    let layer = input.pick(&[LinkLayer::Ethernet, LinkLayer::InfiniBand]);
+    let mut world = World::new(layer);
     for index in 0..world.qps.len() {
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             world.modify(index, state, QpAttrMask::empty());

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Service};
 use quipu_iwarp::wire::mpa::MAX_FRAME_LEN;
-use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Rtr, Sender};
+use quipu_iwarp::{Initiator, Negotiated, Params, Responder, Rtr};
 use quipu_nic::mem::ring::{Channel, ChannelConfig};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
+
+use crate::wires::Wire;
 
 pub const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -16,7 +18,7 @@ pub const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_ATOMIC)
     .union(Access::MW_BIND);
 /// Bytes of the region that anybody may use, with as many before and behind it that nobody may.
-const LEN: usize = 4096;
+const LEN: usize = 1 << 14;
 /// Where channels begin in the segment of the side that made them.
 const FIRST_CHANNEL: usize = 4096;
 const SEGMENT: usize = 400 << 10;
@@ -69,15 +71,6 @@ impl PeerMemory for PeerSpace {
         assert_eq!(total(remote.iter().map(|r| r.1)), total(local.iter().map(|l| l.1)));
         Ok(())
     }
-}
-
-/// A connection as the world below the adapter has it.
-pub struct Wire {
-    pub conn: ConnId,
-    /// What the peer says next is numbered by this.
-    pub sender: Sender,
-    /// Bytes that the adapter has not taken.
-    pub held: Vec<u8>,
 }
 
 /// Another engine of this host, with the two segments of the link to it.
@@ -138,6 +131,9 @@ pub struct World {
     /// How the queue pairs carry messages.
     pub carriage: Carriage,
     pub qps: Vec<QpId>,
+    /// Whether streams have CRCs. Without them long FPDUs are taken as they come, and large payloads are sent
+    /// from where they lie.
+    pub crc: bool,
     pub region: Option<Region>,
     pub window: (MwId, Key),
     /// Nobody gets its key.
@@ -159,6 +155,7 @@ pub struct World {
 
 impl World {
     pub fn new(kind: u8) -> Self {
+        let crc = kind & 64 == 0;
         let config = Config {
             gid: gid(OWN),
             max_mr: 32,
@@ -168,6 +165,7 @@ impl World {
             max_inline: 64,
             max_half_open: 4,
             copy_limit: 1024,
+            crc: if crc { Crc::Always } else { Crc::Never },
             ..Config::default()
         };
         let mut adapter = Adapter::new(config);
@@ -205,6 +203,7 @@ impl World {
             srq,
             carriage,
             qps: Vec::new(),
+            crc,
             region: Some(region),
             window,
             secret,
@@ -222,6 +221,10 @@ impl World {
         for index in 0..5 {
             let qp = world.create_qp(index);
             world.qps.push(qp);
+        }
+        // Whoever has access to memory places writes himself, and in order.
+        if kind & 128 != 0 && kind % 4 != 1 {
+            world.adapter.place_unordered(WriteOrder::Shuffle { seed: 5 }, 1_000_000);
         }
         world.join(kind);
         world
@@ -332,13 +335,14 @@ impl World {
     fn occupy(&mut self) {
         let key = self.region.map_or(0, |region| region.key.0);
         let (whole, word) = (self.sge(0, 256, key), self.sge(256, 8, key));
+        let all = self.sge(0, LEN as u32, key);
         let (addr, rkey) = (0x1000, 0x305);
         for index in 0..4 {
             let (id, now) = (self.qps[index], self.now);
-            for _ in 0..3 {
+            for room in [whole, all, whole] {
                 let posted = match index {
-                    1 => self.adapter.post_srq_recv(self.srq, 2, &[whole]),
-                    _ => self.adapter.post_recv(now, id, 2, &[whole]),
+                    1 => self.adapter.post_srq_recv(self.srq, 2, &[room]),
+                    _ => self.adapter.post_recv(now, id, 2, &[room]),
                 };
                 self.posted += u64::from(posted.is_ok());
             }
@@ -346,7 +350,8 @@ impl World {
             let add = SendOp::FetchAdd { addr, rkey, add: 1 };
             let asked = [SendOp::Send, SendOp::Read { addr, rkey }, add];
             for op in asked.into_iter().filter(|_| index < 2) {
-                let payload = Payload::Sges(std::slice::from_ref(&word));
+                let long = matches!(op, SendOp::Read { .. }) && !self.crc;
+                let payload = Payload::Sges(std::slice::from_ref(if long { &all } else { &word }));
                 let (to, flags) = (self.carriage.to(1), SendFlags::SIGNALED);
                 let wr = SendWr { wr_id: 1, to, op, flags, payload };
                 let posted = self.adapter.post_send(id, &wr);
@@ -380,7 +385,7 @@ impl World {
     /// The first words of a peer that asks by a stream.
     pub fn request(&self) -> Vec<u8> {
         let hello = self.hello(ASKING, 1).to_bytes();
-        let mut initiator = Initiator::new(Params::default(), &hello).unwrap();
+        let mut initiator = Initiator::new(self.params(), &hello).unwrap();
         let mut out = [0; MAX_FRAME_LEN];
         let len = initiator.poll_transmit(&mut out);
         out[..len].to_vec()
@@ -392,21 +397,9 @@ impl World {
         Some(self.add_wire(conn))
     }
 
-    pub fn add_wire(&mut self, conn: ConnId) -> usize {
-        let sender = Sender::new(&Negotiated::plain(), 1000);
-        self.wires.push(Wire { conn, sender, held: Vec::new() });
-        self.wires.len() - 1
-    }
-
-    pub fn say(&mut self, wire: usize, bytes: &[u8]) {
-        let Some(wire) = self.wires.get_mut(wire) else { return };
-        wire.held.extend_from_slice(bytes);
-        let used = self.adapter.handle_stream(self.now, wire.conn, &wire.held);
-        assert!(used <= wire.held.len());
-        wire.held.drain(..used);
-        if wire.held.len() > 1 << 16 {
-            wire.held.clear();
-        }
+    /// What both ends of streams ask for.
+    fn params(&self) -> Params {
+        Params { crc: self.crc, ..Params::default() }
     }
 
     /// Connection management hands a stream to a queue pair, if that may have one: of either end, and with
@@ -417,6 +410,7 @@ impl World {
             tx_markers: markers,
             rtr: rtrs.get(usize::from(kind % 4)).copied(),
             ord: Some(u16::from(kind & 3)),
+            crc: self.crc,
             ..Negotiated::plain()
         };
         let role = if index == 0 { Role::Initiator } else { Role::Responder };
@@ -440,7 +434,7 @@ impl World {
         let (_, request) = responder.handle(&frame[..len]).unwrap();
         let hello = Hello::parse(&request.expect("a request").private_data).unwrap();
         let answer = hello.answer(Kind::Accept, Features::ALL, 7, 7);
-        responder.accept(Params::default(), &answer.to_bytes()).unwrap();
+        responder.accept(self.params(), &answer.to_bytes()).unwrap();
         let len = responder.poll_transmit(&mut frame);
         let reply = frame[..len].to_vec();
         self.say(asked, &reply);
@@ -491,18 +485,16 @@ impl World {
 
     /// Does what the adapter asks for, and reads what it has to say.
     pub fn settle(&mut self) {
-        let mut out = [0; 3000];
+        if self.adapter.is_vain(self.cq) {
+            assert!(!self.adapter.progress(self.now), "a poll was said to be in vain");
+        }
         for _ in 0..64 {
             self.adapter.progress(self.now);
             self.adapter.release_acks();
             let mut busy = false;
-            while let Some(conn) = self.adapter.next_transmit() {
+            while let Some((conn, _)) = self.adapter.next_urgency() {
                 busy = true;
-                let mut calls = 0;
-                while self.adapter.transmit(self.now, conn, &mut out) > 0 {
-                    calls += 1;
-                    assert!(calls < 100_000, "it never stops talking");
-                }
+                self.transmit(conn);
             }
             while let Some(action) = self.adapter.poll_action() {
                 busy = true;
@@ -548,9 +540,23 @@ impl World {
         Sge { addr, len, lkey: Key(key) }
     }
 
+    /// All of that region.
+    pub fn whole(&self, key: u32) -> Sge {
+        self.sge(0, LEN as u32, key)
+    }
+
     /// The address of the region that anybody may use.
     pub fn base(&self) -> u64 {
         (self.around.addr() + LEN) as u64
+    }
+
+    /// Where a range of that region begins in its segment, which the adapter has named by its address: it
+    /// must not name any other memory.
+    pub fn place(&self, addr: usize, len: usize) -> (&Segment, usize) {
+        let at = addr.wrapping_sub(self.around.addr());
+        let fits = (LEN..=2 * LEN).contains(&at) && at + len <= 2 * LEN;
+        assert!(fits, "{len} bytes at {at} of foreign memory");
+        (&self.around, at)
     }
 
     pub fn poll(&mut self) {

@@ -286,21 +286,21 @@ impl Elsewhere<'_> {
                 max_recv_sge: answer.short()?,
                 max_inline_data: answer.short()?,
             };
-            Some((qp, number, cap))
+            let added = self.attached(|attached, core| {
+                let added = attached.add_qp(qp, number, init, cap);
+                if added {
+                    core.events.add_object(Object::Qp(qp), context, None);
+                }
+                added
+            });
+            added.is_ok_and(|added| added).then_some((qp, number, cap))
         });
-        match made {
-            Ok((qp, number, cap)) => self.attached(|attached, core| {
-                attached.add_qp(qp, number, init, cap);
-                core.events.add_object(Object::Qp(qp), context, None);
-                (qp, number, cap)
-            }),
-            Err(error) => {
-                let mut core = self.inner.enter()?;
-                core.adapter.remove_cq_user(init.send_cq);
-                core.adapter.remove_cq_user(init.recv_cq);
-                Err(error)
-            }
+        if made.is_err() {
+            let mut core = self.inner.enter()?;
+            core.adapter.remove_cq_user(init.send_cq);
+            core.adapter.remove_cq_user(init.recv_cq);
         }
+        made
     }
 
     pub(super) fn modify_qp(

@@ -19,7 +19,7 @@ use quipu_nic::{
 use self::post::push;
 use super::overflow::Overflow;
 use super::queue::{Impossible, Queue};
-use super::slots::{self, Filling, News, Order, Tag};
+use super::slots::{self, Filling, MAX_SERIAL, News, Order, Tag};
 use super::{RINGS, hear};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
@@ -56,6 +56,24 @@ struct Half {
 }
 
 impl Half {
+    /// That of a new queue pair.
+    fn new(number: QpNum, init: &QpInit, cap: QpCap) -> Self {
+        Self {
+            number,
+            qp_type: init.qp_type,
+            state: QpState::Reset,
+            cap,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            sends: Queue::new(cap.max_send_wr),
+            receives: Queue::new(cap.max_recv_wr),
+            all_signaled: init.sq_sig_all,
+            open: false,
+            closed: false,
+            changes: 0,
+        }
+    }
+
     #[inline]
     fn queue(&mut self, receive: bool) -> &mut Queue {
         if receive { &mut self.receives } else { &mut self.sends }
@@ -129,26 +147,18 @@ impl Attached {
         })
     }
 
-    /// Notes a queue pair that the other end has made.
-    pub(crate) fn add_qp(&mut self, qp: QpId, number: QpNum, init: &QpInit, cap: QpCap) {
-        let half = Half {
-            number,
-            qp_type: init.qp_type,
-            state: QpState::Reset,
-            cap,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            sends: Queue::new(cap.max_send_wr),
-            receives: Queue::new(cap.max_recv_wr),
-            all_signaled: init.sq_sig_all,
-            open: false,
-            closed: false,
-            changes: 0,
-        };
-        self.qps.insert(qp.0, half);
+    /// Notes a queue pair that the other end has made; `false` if its number is none that a new one can have:
+    /// what waits and what has completed would be taken for that of another.
+    #[must_use]
+    pub(crate) fn add_qp(&mut self, qp: QpId, number: QpNum, init: &QpInit, cap: QpCap) -> bool {
+        if qp.0 > u64::from(MAX_SERIAL) || self.qps.contains_key(&qp.0) {
+            return false;
+        }
+        self.qps.insert(qp.0, Half::new(number, init, cap));
         for cq in [init.send_cq, init.recv_cq] {
             *self.cqs.entry(cq).or_default() += 1;
         }
+        true
     }
 
     /// Forgets a queue pair; the queues it completed to.

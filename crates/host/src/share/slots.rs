@@ -36,11 +36,14 @@ pub(super) const MAX_SENT: u32 = 64;
 /// The most receives that one slot says are done: it has room for the octets of so many.
 pub(super) const MAX_RECEIVED: usize = INLINE_MAX / 4;
 
+/// The greatest number of a queue pair: a tag has 31 bits for it.
+pub(super) const MAX_SERIAL: u32 = 0x7fff_ffff;
+
 /// The number by which a request is known in both processes: its queue pair, its queue, and how many were
 /// posted there before it, wrapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
-    /// Of 31 bits.
+    /// Up to [`MAX_SERIAL`].
     pub(super) qp: u32,
     pub(super) receive: bool,
     pub(super) sequence: u32,
@@ -52,7 +55,7 @@ impl Tag {
     }
 
     pub(super) fn from_bits(bits: u64) -> Self {
-        let qp = (bits >> 32) as u32 & 0x7fff_ffff;
+        let qp = (bits >> 32) as u32 & MAX_SERIAL;
         Self { qp, receive: bits >> 63 != 0, sequence: bits as u32 }
     }
 

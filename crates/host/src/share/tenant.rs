@@ -16,7 +16,9 @@ use quipu_nic::{
 
 use super::RINGS;
 use super::claim::{self, Claim, Common};
-use super::slots::{self, BODY, MAX_INLINE, MAX_SGE, MAX_TOGETHER, News, Order, Teller};
+use super::slots::{
+    self, BODY, MAX_INLINE, MAX_SERIAL, MAX_SGE, MAX_TOGETHER, News, Order, Teller,
+};
 use super::words::{Call, Writer, answer};
 use crate::TcpEvent;
 use crate::engine::{ContextId, Engine};
@@ -380,7 +382,7 @@ impl Tenant {
 
     /// A number for one more object of a kind, of which there are so many.
     fn next_serial(&mut self, objects: usize, most: usize) -> Result<u32, Fault> {
-        if objects >= most || self.serial >= 0x7fff_ffff {
+        if objects >= most || self.serial >= MAX_SERIAL {
             return Err(Fault::Exhausted("objects for this program"));
         }
         self.serial += 1;

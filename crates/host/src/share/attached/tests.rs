@@ -23,7 +23,7 @@ fn attached_in(memory: &Segment) -> (Attached, Channel, OwnedFd) {
     let (send_cq, recv_cq, qp_type) = (cq, cq, QpType::Tcp);
     let pd = quipu_nic::PdId(1);
     let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
-    attached.add_qp(QpId(5), QpNum(5), &init, cap);
+    assert!(attached.add_qp(QpId(5), QpNum(5), &init, cap));
     attached.set_state(QpId(5), QpState::Rts);
     attached.set_open(QpId(5), true);
     (attached, adapter, theirs)
@@ -121,7 +121,7 @@ fn that_a_queue_pair_fail_waits_for_room_behind_what_was_posted() {
         qp_type: QpType::Tcp,
         sq_sig_all: false,
     };
-    attached.add_qp(QpId(6), QpNum(6), &init, cap);
+    assert!(attached.add_qp(QpId(6), QpNum(6), &init, cap));
     for _ in 0..RINGS.request_slots {
         attached.post_recv(QpId(5), 1, &[]).unwrap();
     }
@@ -136,6 +136,24 @@ fn that_a_queue_pair_fail_waits_for_room_behind_what_was_posted() {
     attached.poll(|_| ());
     assert!(attached.has_taken(end));
     assert_eq!(orders(&mut adapter, usize::MAX), [Err(6)]);
+}
+
+#[test]
+fn a_queue_pair_is_made_once() {
+    let (mut attached, mut adapter, _bell) = attached();
+    overflow(&mut attached);
+    let (cap, cq, qp_type) = (QpCap::default(), CqId(1), QpType::Tcp);
+    let pd = quipu_nic::PdId(1);
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: false };
+    // A number that is in use, and those that do not fit into a tag.
+    for number in [5, 1 << 31, u64::from(u32::MAX) + 6, u64::MAX] {
+        assert!(!attached.add_qp(QpId(number), QpNum(9), &init, cap), "{number}");
+    }
+    assert!(attached.add_qp(QpId((1 << 31) - 1), QpNum(9), &init, cap));
+    // What waits is still known.
+    take(&mut adapter, 10);
+    attached.poll(|_| ());
+    assert!(attached.overflow.is_empty());
 }
 
 #[test]

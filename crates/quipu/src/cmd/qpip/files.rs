@@ -2,9 +2,10 @@
 //! registered memory once, and sent from there; all else is read piece by piece as it is sent.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -156,16 +157,16 @@ impl Source {
         } else if path.ends_with('/') {
             return Err(refused(Status::NotFound));
         }
-        // Pipes and devices are no files: to open one might wait for ever.
+        // Pipes and devices are no files.
         if !metadata.is_file() {
             return Err(refused(Status::Forbidden));
         }
-        self.file(place)
+        self.file(root, place)
     }
 
-    fn file(&mut self, place: PathBuf) -> Result<Content, Trouble> {
+    fn file(&mut self, root: &Path, place: PathBuf) -> Result<Content, Trouble> {
         self.clock += 1;
-        let file = File::open(&place)?;
+        let file = open_within(root, &place)?;
         let stamp = stamp(&file.metadata()?);
         let changed = stamp.changed_ns.map(|ns| (ns / 1_000_000_000) as u64);
         let media_type = http::media_type(&place.to_string_lossy());
@@ -238,6 +239,15 @@ impl Source {
         let (media_type, len) = (http::media_type(".html"), page.len() as u64);
         Ok(Content { media_type, changed: None, len, data: Data::Page(page.into()) })
     }
+}
+
+/// Opens a file of a folder. Others may write to the folder, too, and have put something else there since it
+/// was looked at: a pipe, which would be waited for, or a link that leads elsewhere.
+fn open_within(root: &Path, place: &Path) -> Result<File, Trouble> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(place)?;
+    let opened = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let fits = file.metadata()?.is_file() && opened.starts_with(root);
+    if fits { Ok(file) } else { Err(refused(Status::Forbidden)) }
 }
 
 /// What may go wrong on the way to a file.

@@ -109,6 +109,32 @@ fn nothing_outside_of_the_folder_is_shown() {
 }
 
 #[test]
+fn what_takes_the_place_of_a_file_is_not_shown() {
+    let (folder, outside, memory) = (Folder::new("raced"), Folder::new("beside"), memory(1 << 20));
+    fs::create_dir(folder.0.join("deep")).unwrap();
+    for file in [folder.0.join("deep/file"), outside.0.join("file")] {
+        fs::write(file, "s").unwrap();
+    }
+    let mut source = Source::folder(&memory, &folder.0).unwrap();
+    let root = folder.0.canonicalize().unwrap();
+    let place = root.join("deep/file");
+    let is_refused = |source: &mut Source| {
+        let found = source.file(&root, place.clone());
+        matches!(found, Err(Trouble::Otherwise(Otherwise::Refused(Status::Forbidden))))
+    };
+    assert!(!is_refused(&mut source));
+    fs::remove_file(&place).unwrap();
+    symlink(outside.0.join("file"), &place).unwrap();
+    assert!(is_refused(&mut source));
+    fs::remove_file(&place).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&place).status().unwrap().success());
+    assert!(is_refused(&mut source), "nobody writes to it");
+    fs::remove_dir_all(root.join("deep")).unwrap();
+    symlink(&outside.0, root.join("deep")).unwrap();
+    assert!(is_refused(&mut source), "a folder on the way");
+}
+
+#[test]
 fn one_page_is_all_there_is() {
     let memory = memory(1 << 20);
     let mut source = Source::page(&memory, "knots".into());

@@ -10,6 +10,9 @@ const MAX_HEAD: usize = 64 << 10;
 /// Longest line before a chunk, in octets.
 const MAX_CHUNK_LINE: usize = 4096;
 
+/// So much of what a server says of a refusal is told.
+const MAX_TOLD: usize = 200;
+
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
@@ -237,8 +240,12 @@ impl Response<'_> {
         if !matches!(self.next, Next::Nothing | Next::Rest) {
             return Err(wrong("the connection ended in the middle of it"));
         }
-        let good = self.code() == 200;
-        if good { Ok(()) } else { Err(Failure::new("the server refuses", self.status, "")) }
+        if self.code() == 200 {
+            return Ok(());
+        }
+        // It is the server's, for a terminal: no control characters, and not much.
+        let told: String = self.status.chars().take(MAX_TOLD).collect();
+        Err(Failure::new("the server refuses", told.escape_debug(), ""))
     }
 }
 
@@ -312,6 +319,14 @@ mod tests {
             assert!(taken(&[part]).0.is_err(), "{part:?}");
         }
         assert!(taken(&["HTTP/1.1 200 OK\r\n", &"x: y\r\n".repeat(MAX_HEAD)]).0.is_err());
+    }
+
+    #[test]
+    fn what_a_server_says_of_a_refusal_does_nothing_to_a_terminal() {
+        let head = format!("HTTP/1.1 404 \x1b]0;knots\x07{}\r\n", "x".repeat(1000));
+        let told = taken(&[&head, "Content-Length: 0\r\n\r\n"]).0.unwrap_err();
+        assert!(told.contains("404") && told.len() < 300, "{told:?}");
+        assert!(!told.trim_end().contains(char::is_control), "{told:?}");
     }
 
     #[test]
