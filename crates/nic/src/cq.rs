@@ -300,6 +300,13 @@ impl Cq {
         self.queue.iter().any(|completion| completion.qp_num == qp_num)
     }
 
+    /// How many completions of requests of a queue pair wait to be taken: of receives, or of all others.
+    pub(crate) fn unread(&self, qp_num: crate::types::QpNum, receives: bool) -> u32 {
+        let held = self.held.iter().map(|held| &held.completion);
+        let of = |it: &&Completion| it.qp_num == qp_num && it.opcode.is_receive() == receives;
+        u32::try_from(self.queue.iter().chain(held).filter(of).count()).unwrap_or(u32::MAX)
+    }
+
     /// Takes the oldest completion out, with the time at which it was made.
     pub(crate) fn pop_stamped(&mut self) -> Option<(Completion, Time)> {
         let first = self.queue.pop_front();

@@ -17,7 +17,7 @@ use crate::qpip::{connections, udp};
 use crate::receive;
 use crate::requester;
 use crate::transmit;
-use crate::types::{Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, To};
+use crate::types::{CqId, Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, To};
 
 /// Bytes that the payload of a request has, after checking it against the limits of its queue pair.
 fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
@@ -104,6 +104,27 @@ pub(crate) fn destination<P>(
     }
 }
 
+/// How many completions of a queue pair's receives, or of its other requests, wait to be taken.
+fn unread<P>(cq: CqId, qp: &Qp, hub: &Hub<P>, receives: bool) -> u32 {
+    hub.cqs.get(cq).map_or(0, |cq| cq.unread(qp.num, receives))
+}
+
+/// Whether the send queue, which seems full, has room. A request keeps its place until its completion was
+/// taken, as with the adapters of hardware, so that programs which post as long as there is room overrun no
+/// completion queue; who has taken what is looked up only here.
+#[cold]
+pub(crate) fn make_room<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+    let unread = unread(qp.send_cq, qp, hub, false);
+    qp.sq.taken_but(unread)
+}
+
+/// As [`make_room`], of the receive queue.
+#[cold]
+pub(crate) fn make_room_for_receives<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+    let unread = unread(qp.recv_cq, qp, hub, true);
+    qp.rq.taken_but(unread)
+}
+
 /// Whether its peer is another engine on this host.
 #[inline]
 fn is_linked(qp: &Qp) -> bool {
@@ -121,7 +142,8 @@ impl<P: Probe> Adapter<P> {
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
         acceptable(qp, wr, self.hub.config.max_message)?;
         destination(qp, &self.hub, wr)?;
-        if qp.sq.has_room(ahead) { Ok(()) } else { Err(Fault::QueueFull) }
+        let unread = unread(qp.send_cq, qp, &self.hub, false);
+        if qp.sq.has_room(unread, ahead) { Ok(()) } else { Err(Fault::QueueFull) }
     }
 
     /// Puts a request into the send queue. It is looked at when the doorbell rings; several may be posted
@@ -137,9 +159,10 @@ impl<P: Probe> Adapter<P> {
         }
         let length = acceptable(qp, wr, self.hub.config.max_message)?;
         let to = destination(qp, &self.hub, wr)?;
-        if !qp.sq.push(wr, length) {
+        if qp.sq.seems_full() && !make_room(qp, &self.hub) {
             return Err(Fault::QueueFull);
         }
+        qp.sq.push(wr, length);
         if let Some(to) = to {
             qp.sq.set_destination(to);
         }
@@ -262,9 +285,10 @@ impl<P: Probe> Adapter<P> {
         if sges.len() > qp.rq.max_sge() {
             return Err(Fault::Invalid("more scatter/gather elements than max_recv_sge"));
         }
-        if !qp.rq.push(wr_id, sges) {
+        if qp.rq.seems_full() && !make_room_for_receives(qp, &self.hub) {
             return Err(Fault::QueueFull);
         }
+        qp.rq.push(wr_id, sges);
         if qp.state == QpState::Err {
             requester::flush(qp, &mut self.hub);
         }

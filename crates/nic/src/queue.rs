@@ -26,6 +26,8 @@ pub(crate) struct RecvQueue {
     /// The end of what is taken without a look at `fates`: the place of the first of those, or `tail`.
     plain: u32,
     tail: u32,
+    /// Where the requests begin whose completions may not have been taken yet; of no use in a shared queue.
+    taken: u32,
     /// What is to become of single requests, by place.
     fates: VecDeque<(u32, Fate)>,
 }
@@ -42,6 +44,7 @@ impl RecvQueue {
             head: 0,
             plain: 0,
             tail: 0,
+            taken: 0,
             fates: VecDeque::new(),
         }
     }
@@ -52,6 +55,19 @@ impl RecvQueue {
 
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// Whether there may be no room, for all that is known of completions: [`taken_but`](Self::taken_but).
+    #[inline]
+    pub(crate) fn seems_full(&self) -> bool {
+        self.tail.wrapping_sub(self.taken) >= self.capacity
+    }
+
+    /// The program has taken all completions but `unread`, each of which keeps its request's place; whether
+    /// there is room.
+    pub(crate) fn taken_but(&mut self, unread: u32) -> bool {
+        self.taken = self.head.wrapping_sub(unread);
+        !self.seems_full()
     }
 
     /// The place of the oldest request.
@@ -183,6 +199,7 @@ impl RecvQueue {
     /// Forgets everything posted.
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
+        self.taken = self.tail;
         self.spare();
     }
 
@@ -279,6 +296,8 @@ pub(crate) struct SendQueue {
     /// Inline bytes for which each request has room: those of an atomic write always fit.
     stride: usize,
     capacity: u32,
+    /// Where the requests begin whose completions may not have been taken yet.
+    taken: u32,
     pub(crate) head: u32,
     pub(crate) next: u32,
     pub(crate) tail: u32,
@@ -311,6 +330,7 @@ impl SendQueue {
             max_inline: max_inline as usize,
             stride,
             capacity,
+            taken: 0,
             head: 0,
             next: 0,
             tail: 0,
@@ -340,7 +360,7 @@ impl SendQueue {
     /// wait in the queue, which has room.
     #[inline(always)]
     pub(crate) fn push_transmitted(&mut self, wr: &SendWr<'_>, length: u32, numbers: Range<u32>) {
-        debug_assert!(!self.is_full() && !self.has_waiting(), "the caller has looked");
+        debug_assert!(!self.seems_full() && !self.has_waiting(), "the caller has looked");
         let slot = self.slot(self.tail);
         let wqe = &mut self.wqes[slot];
         wqe.wr_id = wr.wr_id;
@@ -355,13 +375,23 @@ impl SendQueue {
         self.next = self.tail;
     }
 
-    /// Whether there is room behind `ahead` requests that are still to be added.
-    pub(crate) fn has_room(&self, ahead: u32) -> bool {
-        self.len().saturating_add(ahead) < self.capacity
+    /// Whether there is room behind `ahead` requests that are still to be added, where `unread` completions
+    /// were not taken yet.
+    pub(crate) fn has_room(&self, unread: u32, ahead: u32) -> bool {
+        self.len().saturating_add(unread).saturating_add(ahead) < self.capacity
     }
 
-    pub(crate) fn is_full(&self) -> bool {
-        self.len() >= self.capacity
+    /// Whether there may be no room, for all that is known of completions: [`taken_but`](Self::taken_but).
+    #[inline]
+    pub(crate) fn seems_full(&self) -> bool {
+        self.tail.wrapping_sub(self.taken) >= self.capacity
+    }
+
+    /// The program has taken all completions but `unread`, each of which keeps its request's place; whether
+    /// there is room.
+    pub(crate) fn taken_but(&mut self, unread: u32) -> bool {
+        self.taken = self.head.wrapping_sub(unread);
+        !self.seems_full()
     }
 
     #[inline]
@@ -390,10 +420,10 @@ impl SendQueue {
         self.max_inline
     }
 
-    /// Adds a request of `length` bytes; `false` if the queue is full. The caller has checked the limits.
+    /// Adds a request of `length` bytes; `false` if the queue seems full. The caller has checked the limits.
     #[inline]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, length: u32) -> bool {
-        if self.len() >= self.capacity {
+        if self.seems_full() {
             return false;
         }
         let slot = self.slot(self.tail);
@@ -433,6 +463,7 @@ impl SendQueue {
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
         self.next = self.tail;
+        self.taken = self.tail;
     }
 
     #[inline]

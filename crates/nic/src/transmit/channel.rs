@@ -105,7 +105,7 @@ pub(super) fn has_right_of_way(qp: &Qp, wr: &SendWr<'_>) -> bool {
     matches!((qp.qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
         && qp.state == QpState::Rts
         && !qp.sq.has_waiting()
-        && !qp.sq.is_full()
+        && !qp.sq.seems_full()
         && requester.rnr_until.is_none()
         && requester.failing.is_none()
         && !fenced

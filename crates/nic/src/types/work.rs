@@ -243,6 +243,13 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
+impl WcOpcode {
+    /// Whether it is of a receive.
+    pub(crate) fn is_receive(self) -> bool {
+        matches!(self, Self::Recv | Self::RecvRdmaWithImm)
+    }
+}
+
 /// What came with a received message beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WcExtra {

@@ -162,3 +162,53 @@ fn atomic_writes_of_other_sizes_and_places_are_refused() {
     let done = pair.hosts[0].poll();
     assert_eq!(done[0].status, WcStatus::RemAccessErr, "the key is judged by the peer");
 }
+
+/// A program may post as long as there is room, and look for completions when there is none: the queue that
+/// they come to, with room for all that can be posted, does not overrun.
+#[test]
+fn requests_keep_their_places_until_their_completions_are_taken() {
+    for way in WAYS {
+        let mut pair = Pair::new(way);
+        let cqs = [0, 1].map(|host| pair.hosts[host].adapter.create_cq(4, None, 0).unwrap().0);
+        let qps = [0, 1].map(|host| {
+            pair.hosts[host].qp_with(|init| {
+                (init.send_cq, init.recv_cq) = (cqs[host], cqs[host]);
+                (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
+            })
+        });
+        pair.connect(qps);
+        let wr = SendWr {
+            wr_id: 1,
+            to: To::Peer,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(b"x"),
+        };
+        let to = pair.buffer(1, 8);
+        let mut room = 4;
+        for taken in [1, 3, 2, 4, 4] {
+            let receives = (0..)
+                .take_while(|_| {
+                    let adapter = &mut pair.hosts[1].adapter;
+                    adapter.post_recv(pair.now, qps[1], 1, &[to.sge(0, 8)]).is_ok()
+                })
+                .count();
+            let mut sends = 0;
+            while pair.hosts[0].adapter.check_send(qps[0], &wr, 0).is_ok() {
+                assert_eq!(pair.hosts[0].adapter.post_send(qps[0], &wr), Ok(()), "{way:?}");
+                pair.hosts[0].adapter.ring_doorbell(pair.now, qps[0]);
+                pair.run();
+                sends += 1;
+            }
+            assert_eq!((sends, receives), (room, room), "{way:?}");
+            let more = pair.hosts[0].adapter.post_send(qps[0], &wr);
+            assert_eq!(more, Err(Fault::QueueFull), "{way:?}");
+            for (host, cq) in pair.hosts.iter_mut().zip(cqs) {
+                let mut wcs = [Completion::default(); 4];
+                assert_eq!(host.adapter.poll_cq(cq, &mut wcs[..taken]), Ok(taken), "{way:?}");
+                assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{way:?}");
+            }
+            room = taken;
+        }
+    }
+}

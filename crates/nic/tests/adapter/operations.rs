@@ -409,6 +409,8 @@ fn writes_and_reads_do_not_overtake_what_the_peer_is_to_execute() {
     pair.run();
     assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     // A queue that is full of completions nobody has polled ends the queue pair, as behind any request.
+    let cq = pair.hosts[0].cq;
+    pair.hosts[0].adapter.resize_cq(cq, 8).unwrap();
     let state = |pair: &Pair| pair.hosts[0].adapter.query_qp(qps[0]).unwrap().attr.state;
     while pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &write)
         && state(&pair) == QpState::Rts
