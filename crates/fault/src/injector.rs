@@ -20,6 +20,8 @@ pub struct QpRef {
     pub num: u32,
     /// The queues of its sends and receives: which ones that the process created, from 1.
     pub cqs: [u32; 2],
+    /// Whether its receives are of a shared queue.
+    pub has_srq: bool,
 }
 
 /// A call of the program.
@@ -251,7 +253,7 @@ fn passes_qp(filter: &Filter, qp: Option<&QpRef>, cq: Option<u32>) -> bool {
 impl Rule {
     /// Whether a call passes the filters; counts it if so.
     fn meets(&mut self, elapsed: u64, occasion: &Occasion) -> bool {
-        let Fault { trigger, filter, schedule, .. } = &self.fault;
+        let Fault { inject, trigger, filter, schedule, .. } = &self.fault;
         let called = matches!(trigger, Trigger::Calls(calls) if calls.contains(&occasion.call));
         if !called || elapsed < schedule.after {
             return false;
@@ -263,7 +265,15 @@ impl Rule {
             .as_ref()
             .is_none_or(|range| occasion.bytes.is_some_and(|bytes| range.contains(&bytes)));
         let state = filter.state.is_none() || filter.state == occasion.state;
-        if !opcode || !bytes || !state || !passes_qp(filter, occasion.qp.as_ref(), occasion.cq) {
+        // An event of a shared queue needs one.
+        let of_srq = matches!(inject, Inject::Event(event) if event.is_of_srq());
+        let queue = !of_srq || occasion.qp.is_none_or(|qp| qp.has_srq);
+        if !queue
+            || !opcode
+            || !bytes
+            || !state
+            || !passes_qp(filter, occasion.qp.as_ref(), occasion.cq)
+        {
             return false;
         }
         self.matched += 1;

@@ -277,6 +277,12 @@ impl EventKind {
                 | Self::GidChange
         )
     }
+
+    /// Whether it is about a shared receive queue.
+    #[must_use]
+    pub const fn is_of_srq(self) -> bool {
+        matches!(self, Self::SrqErr | Self::SrqLimitReached)
+    }
 }
 
 words! {

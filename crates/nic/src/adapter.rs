@@ -1,11 +1,13 @@
 //! The adapter: all objects of one engine, and what its four state machines share.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_mem::{Regions, RegionsConfig, Withdrawn};
 
+use crate::audit::Denied;
 use crate::connect::Conn;
 use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
@@ -274,6 +276,8 @@ pub(crate) struct Hub<P> {
     pub(crate) withdrawn: Vec<Withdrawn>,
     /// Queue pairs for which a message came and no receive, if somebody asked for them.
     pub(crate) starved: Option<Vec<QpId>>,
+    /// What peers were refused by their keys, if somebody asked for it.
+    pub(crate) denied: Option<RefCell<Vec<Denied>>>,
     /// How writes of peers are placed, and what is held of them, if not in order.
     pub(crate) unordered: Option<Box<Unordered>>,
     /// Scratch space for lists of addresses.
@@ -415,6 +419,7 @@ impl<P: Probe> Adapter<P> {
                 endings_alarm: None,
                 withdrawn: Vec::new(),
                 starved: None,
+                denied: None,
                 unordered: None,
                 scratch: Vec::new(),
                 config,

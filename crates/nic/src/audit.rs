@@ -1,10 +1,47 @@
-//! What the strict mode asks of the adapter: memory as it is now, and messages that found no receive.
+//! What the strict mode asks of the adapter: memory as it is now, messages that found no receive, and keys
+//! of which peers made a wrong use.
 
-use quipu_mem::{Key, RegionInfo, Sge};
+use std::cell::RefCell;
+
+use quipu_mem::{AccessError, Key, RegionInfo, Sge};
 
 use crate::adapter::Adapter;
 use crate::probe::Probe;
-use crate::types::QpId;
+use crate::qp::{Qp, pd_number};
+use crate::types::{QpId, SrqId};
+
+/// An access to this end's memory that a peer was refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Denied {
+    /// By which queue pair it came.
+    pub qp: QpId,
+    /// The key that the peer named.
+    pub rkey: Key,
+    /// Address and length.
+    pub range: (u64, u64),
+    /// Why.
+    pub error: AccessError,
+}
+
+/// Notes a refusal, unless there is one of that queue pair already.
+#[cold]
+pub(crate) fn note_denied(denied: &RefCell<Vec<Denied>>, new: Denied) {
+    let mut denied = denied.borrow_mut();
+    if denied.iter().all(|old| old.qp != new.qp) {
+        denied.push(new);
+    }
+}
+
+/// Whose memory a request may name.
+#[derive(Clone, Copy, Debug)]
+pub enum Whose {
+    /// A send's of that queue pair.
+    Sends(QpId),
+    /// A receive's of that queue pair.
+    Receives(QpId),
+    /// A receive's of that shared queue.
+    Shared(SrqId),
+}
 
 impl<P: Probe> Adapter<P> {
     /// What the memory of a list looks like, as a queue pair would read it: equal for equal bytes. `None`
@@ -35,13 +72,32 @@ impl<P: Probe> Adapter<P> {
         self.hub.regions.info(key)
     }
 
-    /// Notes from now on for which queue pairs messages come that find no receive.
-    pub fn watch_starved(&mut self) {
+    /// Why an element may not be read, or with `written` may not be written to. Empty ones are not looked at.
+    #[must_use]
+    pub fn element_error(&self, whose: Whose, sge: &Sge, written: bool) -> Option<AccessError> {
+        let pd = match whose {
+            Whose::Sends(id) => self.qps.get(id).map(Qp::pd_number),
+            Whose::Receives(id) => self.qps.get(id).map(Qp::recv_pd_number),
+            Whose::Shared(id) => self.hub.srqs.get(id).map(|srq| pd_number(srq.pd)),
+        };
+        let (list, len) = (std::slice::from_ref(sge), u64::from(sge.len));
+        self.hub.regions.check_list(pd?, list, 0, len, written).err()
+    }
+
+    /// Notes from now on for which queue pairs messages come that find no receive, and what peers are
+    /// refused by their keys.
+    pub fn watch_peers(&mut self) {
         self.hub.starved.get_or_insert_default();
+        self.hub.denied.get_or_insert_default();
     }
 
     /// Those queue pairs, each once, since this was asked last.
     pub fn take_starved(&mut self) -> Vec<QpId> {
         self.hub.starved.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What peers were refused by their keys since this was asked last, once for each queue pair.
+    pub fn take_denied(&mut self) -> Vec<Denied> {
+        self.hub.denied.as_ref().map(RefCell::take).unwrap_or_default()
     }
 }

@@ -349,9 +349,8 @@ pub(crate) fn deliver<P: Probe>(
         return;
     }
     let len = (grh::LEN + message.len()) as u64;
-    if responder::next_capacity(qp, hub).is_none_or(|capacity| capacity < len)
-        || !responder::begin_receive(qp, hub)
-    {
+    let is_short = responder::next_capacity(qp, hub).is_some_and(|capacity| capacity < len);
+    if is_short || !responder::begin_receive(qp, hub) {
         hub.datagram_drops.no_receive += 1;
         return;
     }

@@ -57,6 +57,7 @@ mod watch;
 mod xrc;
 
 pub use adapter::{Adapter, Config, Crc};
+pub use audit::{Denied, Whose};
 pub use completion_queues::into_list;
 pub use counters::{
     AdapterCounters, PathKind, QpCounters, QpSummary, RequesterCounters, ResponderCounters,

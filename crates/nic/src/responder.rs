@@ -4,6 +4,7 @@
 use quipu_mem::{AccessError, Key, Span};
 
 use crate::adapter::Hub;
+use crate::audit::{self, Denied};
 use crate::fate::Fate;
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
@@ -268,6 +269,10 @@ pub(crate) fn remote<'a, P>(
         };
     }
     hub.regions.remote(pd, qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(|error| {
+        if let Some(denied) = &hub.denied {
+            let range = (addr, u64::from(len));
+            audit::note_denied(denied, Denied { qp: qp.id, rkey: Key(rkey), range, error });
+        }
         match error {
             // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
             AccessError::Misaligned => Refusal::Invalid,

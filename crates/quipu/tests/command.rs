@@ -1,8 +1,12 @@
 //! The command as users run it.
 
-use std::io::pipe;
+use std::io::{BufRead, BufReader, pipe};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
+
+use quipu::Error;
+use quipu::qpip::{Adapter, Failure, Mode, QpipConfig, TcpSettings};
 
 /// What a shell says of a program that SIGPIPE has ended.
 const READER_GONE: i32 = 128 + 13;
@@ -66,6 +70,33 @@ fn a_program_finds_the_signals_as_quipu_did() {
         assert_eq!(signals(before, quipu), plain, "{before}");
     }
     std::fs::remove_dir_all(&libraries).unwrap();
+}
+
+/// Who talks to a tool that Ctrl-C ends hears of it.
+#[test]
+fn a_tool_that_a_signal_ends_tells_its_peer() {
+    let tools: [&[&str]; 2] =
+        [&["pingpong", "--port", "7000"], &["ttcp", "-r", "--port", "7000", "--mode", "stream"]];
+    for tool in tools {
+        let link = ["--link", "udp:127.0.0.1:0"];
+        let mut tool = quipu(&[&["qpip"], tool, &link[..]].concat());
+        let mut tool = tool.stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(tool.stdout.take().unwrap()).lines();
+        let mut line = || said.next().unwrap().unwrap();
+        let first = line();
+        let address = first.split([' ', ',']).find_map(|word| word.parse::<Ipv6Addr>().ok());
+        line();
+        let config = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+        let adapter = Adapter::open(config).unwrap();
+        let (pd, cq) = (adapter.protection_domain().unwrap(), adapter.completion_queue(2).unwrap());
+        let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        qp.connect(SocketAddr::new(address.unwrap().into(), 7000), &settings).unwrap();
+        let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
+        assert!(kill.success());
+        assert!(matches!(qp.wait_closed(), Err(Error::Tcp(Failure::Reset))));
+        assert_eq!(tool.wait().unwrap().code(), Some(130));
+    }
 }
 
 fn status(command: &mut Command) -> ExitStatus {

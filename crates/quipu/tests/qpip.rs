@@ -187,6 +187,18 @@ fn a_reset_flushes_what_is_posted(place: Where) {
     assert!(here.wait_closed().is_err());
 }
 
+fn all_connections_are_ended_at_once(place: Where) {
+    let (client, qp, server, peer, _listener) = connected(place, Mode::Stream);
+    let idle = server.tcp();
+    let aborter = server.adapter.aborter();
+    aborter.abort();
+    assert!(peer.wait_closed().is_ok());
+    let ended = qp.wait_closed();
+    assert!(matches!(ended, Err(Error::Tcp(Failure::Reset))), "{ended:?}");
+    drop((idle, peer, server, client));
+    aborter.abort();
+}
+
 fn one_thread_waits_for_completions_and_events(place: Where) {
     let (client, here, server, there, _listener) = connected(place, Mode::Stream);
     assert_eq!(server.adapter.poll_event().unwrap().unwrap().change, TcpChange::Connected);
@@ -336,6 +348,7 @@ at!(
     a_stream_fills_receives_in_order,
     nobody_listens,
     a_reset_flushes_what_is_posted,
+    all_connections_are_ended_at_once,
     one_thread_waits_for_completions_and_events,
     datagrams_come_with_the_address_of_their_sender,
     a_window_that_opens_is_told_of,

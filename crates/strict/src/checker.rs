@@ -8,6 +8,7 @@ use quipu_nic::{
 };
 
 use crate::ignore::Ignored;
+use crate::keys::Errors;
 use crate::report::{Kind, Report, Tally};
 use crate::trace::Trace;
 
@@ -17,11 +18,11 @@ const FULL: u64 = 10;
 const REMEMBERED: usize = 4096;
 
 /// A registration.
-struct Region {
-    addr: u64,
-    len: u64,
-    made: Trace,
-    ended: Option<Trace>,
+pub(crate) struct Region {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) made: Trace,
+    pub(crate) ended: Option<Trace>,
 }
 
 /// A send that no polled completion has shown to be done.
@@ -29,6 +30,8 @@ pub struct Posted {
     wr_id: u64,
     signaled: bool,
     sges: Vec<Sge>,
+    /// The key of the peer that it names.
+    rkey: Option<u32>,
     /// Of the payload that the adapter reads; `None` where it reads none.
     fingerprint: Option<u64>,
     /// Where a datagram goes.
@@ -73,7 +76,7 @@ struct Cq {
 /// Keeps the books of one process.
 #[derive(Default)]
 pub struct Checker {
-    regions: HashMap<u32, Region>,
+    pub(crate) regions: HashMap<u32, Region>,
     ended: VecDeque<u32>,
     qps: BTreeMap<QpId, Qp>,
     numbers: HashMap<QpNum, QpId>,
@@ -102,8 +105,26 @@ fn read_from<'a>(wr: &SendWr<'a>) -> &'a [Sge] {
     }
 }
 
+/// Whether the adapter writes to the memory that a request names.
+fn writes_to(op: SendOp) -> bool {
+    matches!(op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+}
+
+/// The key of the peer that a request names.
+fn rkey_of(op: SendOp) -> Option<u32> {
+    match op {
+        SendOp::Write { rkey, .. }
+        | SendOp::WriteImm { rkey, .. }
+        | SendOp::AtomicWrite { rkey, .. }
+        | SendOp::Read { rkey, .. }
+        | SendOp::CompareSwap { rkey, .. }
+        | SendOp::FetchAdd { rkey, .. } => Some(rkey),
+        _ => None,
+    }
+}
+
 /// A queue pair, for a report.
-fn named(num: u32) -> String {
+pub(crate) fn named(num: u32) -> String {
     format!("queue pair {num:#08x}")
 }
 
@@ -125,7 +146,12 @@ impl Checker {
         &self.tally
     }
 
-    fn report(&mut self, kind: Kind, what: String, related: Vec<(&'static str, Trace)>) {
+    /// The number of a queue pair, 0 if it is not known.
+    pub(crate) fn number_of(&self, id: QpId) -> u32 {
+        self.qps.get(&id).map_or(0, |qp| qp.num.0)
+    }
+
+    pub(crate) fn report(&mut self, kind: Kind, what: String, related: Vec<(&'static str, Trace)>) {
         let number = self.tally.total() + 1;
         let report = Report { number, kind, what, here: Trace::here(), related };
         if self.ignored.covers(&report) {
@@ -252,7 +278,7 @@ impl Checker {
     /// A change of a queue pair was refused.
     pub fn modify_refused(&mut self, id: QpId, from: QpState, to: QpState, fault: &Fault) {
         let Fault::Transition(why) = fault else { return };
-        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let num = self.number_of(id);
         let what = format!("queue pair {num:#08x} from {from:?} to {to:?}: {why}");
         self.report(Kind::IllegalTransition, what, Vec::new());
     }
@@ -262,35 +288,6 @@ impl Checker {
         for (cq, count) in [(qp.send_cq, signaled), (qp.recv_cq, qp.receives)] {
             if let Some(cq) = self.cqs.get_mut(&cq) {
                 cq.due = cq.due.saturating_sub(count);
-            }
-        }
-    }
-
-    /// Looks at the elements of a request.
-    fn check_keys(&mut self, what: &str, wr_id: u64, whose: &str, sges: &[Sge]) {
-        for sge in sges.iter().filter(|sge| sge.len > 0) {
-            let key = sge.lkey.0;
-            let request = format!("{what} {wr_id:#x} of {whose}");
-            let Some(region) = self.regions.get(&key) else {
-                let what = format!("{request} names lkey {key:#x}, which is of no region");
-                self.report(Kind::WrongKey, what, Vec::new());
-                continue;
-            };
-            let made = ("registered here", region.made.clone());
-            if let Some(ended) = region.ended.clone() {
-                let what = format!("{request} names lkey {key:#x}, whose registration has ended");
-                self.report(Kind::UseAfterDereg, what, vec![made, ("deregistered here", ended)]);
-                continue;
-            }
-            let offset = sge.addr.wrapping_sub(region.addr);
-            let inside = offset.checked_add(sge.len.into()).is_some_and(|end| end <= region.len);
-            if !inside {
-                let what = format!(
-                    "{request} names {} bytes at {:#x}, which are not in the region of lkey \
-                     {key:#x}: {} bytes at {:#x}",
-                    sge.len, sge.addr, region.len, region.addr
-                );
-                self.report(Kind::WrongKey, what, vec![made]);
             }
         }
     }
@@ -312,12 +309,20 @@ impl Checker {
         read_from(wr)
     }
 
-    /// A send was posted, or refused. `fingerprint` is of the memory that [`to_read`](Self::to_read) names.
+    /// The elements of a send that is about to be posted, and whether the adapter will write to them.
+    pub fn to_access<'a>(&self, wr: &SendWr<'a>) -> (&'a [Sge], bool) {
+        let sges = if let Payload::Sges(sges) = wr.payload { sges } else { &[] };
+        (sges, writes_to(wr.op))
+    }
+
+    /// A send was posted, or refused. `fingerprint` is of the memory that [`to_read`](Self::to_read) names,
+    /// `errors` are of the elements that [`to_access`](Self::to_access) names.
     pub fn posted_send(
         &mut self,
         id: QpId,
         wr: &SendWr<'_>,
         fingerprint: Option<u64>,
+        errors: &Errors,
         outcome: Result<(), &Fault>,
     ) {
         let Some(qp) = self.qps.get(&id) else { return };
@@ -327,14 +332,15 @@ impl Checker {
             self.report(Kind::RefusedPost, what, Vec::new());
             return;
         }
-        let sges = if let Payload::Sges(sges) = wr.payload { sges } else { &[] };
-        self.check_keys("send", wr.wr_id, &named(num), sges);
+        let (sges, _) = self.to_access(wr);
+        self.check_keys("send", wr.wr_id, &named(num), sges, errors);
         let Some(qp) = self.qps.get_mut(&id) else { return };
         let signaled = qp.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
         let posted = Posted {
             wr_id: wr.wr_id,
             signaled,
             sges: sges.to_vec(),
+            rkey: rkey_of(wr.op),
             fingerprint: fingerprint.filter(|_| !read_from(wr).is_empty()),
             ah: match wr.to {
                 To::Datagram { ah, .. } => Some(ah),
@@ -362,8 +368,14 @@ impl Checker {
         }
     }
 
-    /// A receive was posted, or refused.
-    pub fn posted_recv(&mut self, id: QpId, wr_id: u64, sges: &[Sge], outcome: Result<(), &Fault>) {
+    /// A receive was posted, or refused; with what is wrong with its elements.
+    pub fn posted_recv(
+        &mut self,
+        id: QpId,
+        wr_id: u64,
+        (sges, errors): (&[Sge], &Errors),
+        outcome: Result<(), &Fault>,
+    ) {
         let Some(qp) = self.qps.get_mut(&id) else { return };
         let num = qp.num.0;
         if let Err(fault) = outcome {
@@ -374,11 +386,16 @@ impl Checker {
         qp.receives += 1;
         let cq = qp.recv_cq;
         self.count_due(cq);
-        self.check_keys("receive", wr_id, &named(num), sges);
+        self.check_keys("receive", wr_id, &named(num), sges, errors);
     }
 
-    /// A receive was posted to a shared queue, or refused.
-    pub fn posted_srq_recv(&mut self, wr_id: u64, sges: &[Sge], outcome: Result<(), &Fault>) {
+    /// A receive was posted to a shared queue, or refused; with what is wrong with its elements.
+    pub fn posted_srq_recv(
+        &mut self,
+        wr_id: u64,
+        (sges, errors): (&[Sge], &Errors),
+        outcome: Result<(), &Fault>,
+    ) {
         let whose = "a shared receive queue";
         if let Err(fault) = outcome {
             let what = format!("receive {wr_id:#x} of {whose}: {fault}");
@@ -386,7 +403,7 @@ impl Checker {
             return;
         }
         // Its completion may go to any of the queue pairs' queues, so none is counted.
-        self.check_keys("receive", wr_id, whose, sges);
+        self.check_keys("receive", wr_id, whose, sges, errors);
     }
 
     /// An address handle is about to be destroyed.
@@ -415,8 +432,9 @@ impl Checker {
         }
     }
 
-    /// A completion was polled: the payloads that are to be compared with what they were.
-    pub fn polled(&mut self, cq: CqId, completion: &Completion) -> Vec<Wanted> {
+    /// A completion was polled: the payloads that are to be compared with what they were. `planned`: it may
+    /// have failed on purpose.
+    pub fn polled(&mut self, cq: CqId, completion: &Completion, planned: bool) -> Vec<Wanted> {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.due = cq.due.saturating_sub(1);
         }
@@ -428,14 +446,21 @@ impl Checker {
             return wanted;
         }
         let failed = completion.status != WcStatus::Success;
+        let mut refused = None;
         while let Some(posted) = qp.sends.pop_front() {
             let last = posted.wr_id == completion.wr_id && (posted.signaled || failed);
+            if last && completion.status == WcStatus::RemAccessErr && !planned {
+                refused = posted.rkey.map(|rkey| (rkey, posted.trace.clone()));
+            }
             if posted.fingerprint.is_some() && !failed {
                 wanted.push(Wanted { qp: id, posted });
             }
             if last {
                 break;
             }
+        }
+        if let Some((rkey, trace)) = refused {
+            self.refused(completion, rkey, trace);
         }
         wanted
     }
@@ -446,7 +471,7 @@ impl Checker {
         if fingerprint.is_none() || fingerprint == posted.fingerprint {
             return;
         }
-        let num = self.qps.get(&wanted.qp).map_or(0, |qp| qp.num.0);
+        let num = self.number_of(wanted.qp);
         let what = format!(
             "the payload of send {:#x} of queue pair {num:#08x} was changed before its completion \
              was polled",
@@ -457,7 +482,7 @@ impl Checker {
 
     /// The program changed memory that a peer was in the middle of a write to, through a queue pair.
     pub fn disturbed(&mut self, id: QpId) {
-        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let num = self.number_of(id);
         let what = format!(
             "memory was changed that the peer of {} was in the middle of a write to",
             named(num)
@@ -467,7 +492,7 @@ impl Checker {
 
     /// A send is about to be posted from memory that a peer is in the middle of a write to.
     pub fn sent_in_progress(&mut self, id: QpId, wr_id: u64) {
-        let num = self.qps.get(&id).map_or(0, |qp| qp.num.0);
+        let num = self.number_of(id);
         let what = format!(
             "send {wr_id:#x} of {} is posted from memory that a peer is in the middle of a write to",
             named(num)

@@ -11,11 +11,13 @@
 
 mod checker;
 mod ignore;
+mod keys;
 mod objects;
 mod report;
 mod trace;
 
 pub use checker::{Checker, Posted, Wanted};
 pub use ignore::Ignored;
+pub use keys::Errors;
 pub use report::{Kind, Report, Tally};
 pub use trace::Trace;

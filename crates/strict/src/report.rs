@@ -46,11 +46,14 @@ kinds! {
     UseAfterDereg = "use-after-dereg",
         "an adapter that still reaches the memory reads or writes pages that have another use by \
          now; one that does not fails the request (IBA 10.6.6, 10.6.7.2)",
-        "deregister memory only when no request that names it is outstanding";
-    /// A request names a key that is of no region, or a range that is not in the region.
+        "deregister memory only when no request that names it is outstanding, also of peers that were \
+         given its rkey";
+    /// A request names a key that is of no region, a range that is not in the region, or memory that it has
+    /// no right to.
     WrongKey = "wrong-key",
         "the request fails with a protection error, and the queue pair with it (IBA 10.6.4)",
-        "use the lkey of the region that the whole buffer lies in";
+        "use the lkey, or the rkey that the peer has told, of the region that the whole buffer lies in, \
+         registered in the queue pair's protection domain with the rights that the request needs";
     /// Memory was deregistered while a request that names it was outstanding.
     DeregInUse = "dereg-in-use",
         "the adapter may still read or write the memory, or fails the request (IBA 10.6.6.2)",
@@ -73,7 +76,7 @@ kinds! {
     /// A message found no receive.
     MissingReceive = "missing-receive",
         "the sender is told to wait and try again, which costs milliseconds, and after rnr_retry \
-         times its request fails (IBA 9.7.5.2.8)",
+         times its request fails (IBA 9.7.5.2.8); what is not reliable is lost",
         "post receives before the peer can know that it may send, and keep enough of them posted";
     /// A queue pair was asked for a transition that does not exist.
     IllegalTransition = "illegal-transition",

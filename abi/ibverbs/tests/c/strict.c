@@ -40,19 +40,27 @@ static int lines_with(const char *text)
 	return count;
 }
 
-/* One report of that kind, and none of another. */
-static void finds(const char *kind, void (*run)(void))
+/* One report of each of these kinds, and none of another. */
+static void finds_both(const char *kind, const char *other, void (*run)(void))
 {
-	char text[64];
+	char text[64], second[64];
 	SAME(strictly("1", run), 0);
 	snprintf(text, sizeof(text), "\"kind\":\"%s\"", kind);
-	if (lines_with(text) != 1 || lines_with("\"kind\"") != 1) {
-		fprintf(stderr, "expected one %s:\n", kind);
+	snprintf(second, sizeof(second), "\"kind\":\"%s\"", other);
+	int all = strcmp(kind, other) ? 2 : 1;
+	if (lines_with(text) != 1 || lines_with(second) != 1 || lines_with("\"kind\"") != all) {
+		fprintf(stderr, "expected one %s and one %s:\n", kind, other);
 		char command[128];
 		snprintf(command, sizeof(command), "cat %s >&2", log_file);
 		CHECK(system(command) == 0);
 		exit(1);
 	}
+}
+
+/* One report of that kind, and none of another. */
+static void finds(const char *kind, void (*run)(void))
+{
+	finds_both(kind, kind, run);
 }
 
 static struct ibv_send_wr write_to_b(struct pair *p, uint64_t id, struct ibv_sge *sge)
@@ -108,6 +116,86 @@ static void wrong_key(void)
 	post_send(&p.a, &wr);
 	done(&p.a, 1, IBV_WC_LOC_PROT_ERR);
 	close_pair(&p);
+}
+
+/* The key of a region in another domain. */
+static void wrong_domain(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_pd *pd = ibv_alloc_pd(p.context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, p.a.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_LOC_PROT_ERR);
+	SAME(ibv_dereg_mr(mr), 0);
+	SAME(ibv_dealloc_pd(pd), 0);
+	close_pair(&p);
+}
+
+/* To be written to by the adapter, which has no right to: by a receive, and by a read. */
+static void right_to_write(int receives)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, 0);
+	CHECK(mr);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_recv_wr recv = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	if (receives) {
+		SAME(ibv_post_recv(p.a.qp, &recv, &bad), 0);
+	} else {
+		wr.opcode = IBV_WR_RDMA_READ;
+		post_send(&p.a, &wr);
+		done(&p.a, 1, IBV_WC_LOC_PROT_ERR);
+	}
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
+static void receive_without_right(void)
+{
+	right_to_write(1);
+}
+
+static void read_without_right(void)
+{
+	right_to_write(0);
+}
+
+/* A key that the peer has given, and taken back; or of which it knows nothing; or more than it is of. */
+static void write_by_key(int region, uint32_t other, uint32_t length)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.b.buffer, 100,
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = piece(&p.a, 0, length);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	wr.wr.rdma.rkey = mr->rkey + other;
+	if (!region)
+		SAME(ibv_dereg_mr(mr), 0);
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_REM_ACCESS_ERR);
+	if (region)
+		SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
+static void stale_rkey(void)
+{
+	write_by_key(0, 0, 8);
+}
+
+static void unknown_rkey(void)
+{
+	write_by_key(0, 0x777, 8);
+}
+
+static void short_rkey(void)
+{
+	write_by_key(1, 0, 101);
 }
 
 static void dereg_in_use(void)
@@ -254,8 +342,8 @@ static void shared_refused(void)
 	close_pair(&p);
 }
 
-/* A datagram, whose address handle goes before or behind its completion. */
-static void to_myself(int early)
+/* A datagram, whose address handle goes before or behind its completion, to a receive or none. */
+static void to_myself(int early, int received)
 {
 	struct pair p = make_pair(0);
 	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
@@ -273,6 +361,10 @@ static void to_myself(int early)
 				  .grh = { .dgid = p.gid, .hop_limit = 1 } };
 	struct ibv_ah *ah = ibv_create_ah(p.pd, &to);
 	CHECK(ah);
+	struct ibv_sge sge = piece(&p.b, 0, 40);
+	struct ibv_recv_wr recv = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+	if (received)
+		SAME(ibv_post_recv(qp, &recv, &bad_recv), 0);
 	struct ibv_send_wr wr = work(1, IBV_WR_SEND, NULL, 0), *bad;
 	wr.wr.ud.ah = ah;
 	wr.wr.ud.remote_qpn = qp->qp_num;
@@ -280,7 +372,12 @@ static void to_myself(int early)
 	SAME(ibv_post_send(qp, &wr, &bad), 0);
 	if (early)
 		SAME(ibv_destroy_ah(ah), 0);
-	SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	for (int i = 0; i < 1 + received; i++)
+		SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	double until = seconds() + (received ? 0 : 0.05);
+	struct ibv_wc wc;
+	while (seconds() < until)
+		SAME(ibv_poll_cq(p.a.cq, 1, &wc), 0);
 	if (!early)
 		SAME(ibv_destroy_ah(ah), 0);
 	SAME(ibv_destroy_qp(qp), 0);
@@ -289,12 +386,17 @@ static void to_myself(int early)
 
 static void ah_in_use(void)
 {
-	to_myself(1);
+	to_myself(1, 1);
 }
 
 static void ah_in_time(void)
 {
-	to_myself(0);
+	to_myself(0, 1);
+}
+
+static void missing_receive_of_datagram(void)
+{
+	to_myself(0, 0);
 }
 
 /* A write of 1000 bytes to end b, of which the last one is not 0. */
@@ -417,11 +519,21 @@ static void every_kind(void)
 {
 	finds("use-after-dereg", use_after_dereg);
 	finds("wrong-key", wrong_key);
+	finds("wrong-key", wrong_domain);
+	finds("wrong-key", receive_without_right);
+	finds("wrong-key", read_without_right);
+	finds_both("use-after-dereg", "wrong-key", stale_rkey);
+	finds("wrong-key", unknown_rkey);
+	/* Both ends know that key. */
+	SAME(strictly("1", short_rkey), 0);
+	SAME(lines_with("\"wrong-key\""), 2);
+	SAME(lines_with("registered here"), 1);
 	finds("dereg-in-use", dereg_in_use);
 	finds("buffer-changed", buffer_changed);
 	finds("send-queue-overflow", send_queue_overflow);
 	finds("cq-too-small", cq_too_small);
 	finds("missing-receive", missing_receive);
+	finds("missing-receive", missing_receive_of_datagram);
 	finds("illegal-transition", illegal_transition);
 	finds("refused-post", refused_post);
 	finds("refused-post", refused_long_post);

@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     pub(crate) end_told: bool,
     /// Local regions that the peer writes to, by their place in its table.
     pub(crate) mapped: Vec<Option<(*mut ibv_mr, Mapping)>>,
+    /// Local regions that are registered for this end alone: address and length.
+    pub(crate) private: Vec<(*mut ibv_mr, (u64, u64))>,
 }
 
 // SAFETY: the pointers are to objects of libibverbs and an identifier, which may be used from any
@@ -75,6 +77,7 @@ impl Connection {
             broken: None,
             end_told: false,
             mapped: Vec::new(),
+            private: Vec::new(),
         };
         this.post_receives(receives)?;
         Ok(this)
@@ -403,13 +406,19 @@ impl Connection {
         Ok(piece)
     }
 
-    /// Registers the program's memory for the peer to write to.
+    /// Registers the program's memory, with `remote` for the peer to write to.
     ///
     /// # Safety
     ///
     /// `addr` has `len` bytes until they are unmapped.
-    pub(crate) unsafe fn register(&self, addr: *mut u8, len: usize) -> Result<*mut ibv_mr, Errno> {
-        let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+    pub(crate) unsafe fn register(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        remote: bool,
+    ) -> Result<*mut ibv_mr, Errno> {
+        let remote = if remote { IBV_ACCESS_REMOTE_WRITE } else { 0 };
+        let access = (IBV_ACCESS_LOCAL_WRITE | remote) as c_int;
         // SAFETY: passed on from the caller; the domain is that of the device.
         pointer(unsafe { (verbs()?.reg_mr)((*self.id).pd, addr.cast(), len, access) })
     }
@@ -423,6 +432,9 @@ impl Drop for Connection {
             let _ = qp::destroy(self.id);
             if let Ok(verbs) = verbs() {
                 for (mr, _) in self.mapped.drain(..).flatten() {
+                    (verbs.dereg_mr)(mr);
+                }
+                for (mr, _) in self.private.drain(..) {
                     (verbs.dereg_mr)(mr);
                 }
             }

@@ -33,8 +33,8 @@ fn flush(socket: &Socket) -> Result<(), Errno> {
 }
 
 entry! {
-    /// `riomap`: registers memory for `riowrite` of the peer at `offset`; -1: at its own address. The
-    /// offset.
+    /// `riomap`: registers memory for `riowrite` of the peer at `offset`; -1: at its own address; without
+    /// `PROT_WRITE`, for this end alone. The offset.
     fn riomap(
         fd: c_int,
         buf: *mut c_void,
@@ -52,9 +52,15 @@ entry! {
         let (index, mapping) = {
             let mut state = socket.lock();
             let connection = state.connected()?;
+            if prot & libc::PROT_WRITE == 0 {
+                // SAFETY: as below.
+                let mr = unsafe { connection.register(buf.cast(), len, false) }?;
+                connection.private.push((mr, (buf as u64, len as u64)));
+                return Ok(offset as isize);
+            }
             let free = connection.mapped.iter().position(Option::is_none).ok_or(Errno::ENOMEM)?;
             // SAFETY: the program maps memory that is its own until it unmaps it.
-            let mr = unsafe { connection.register(buf.cast(), len) }?;
+            let mr = unsafe { connection.register(buf.cast(), len, true) }?;
             // SAFETY: the region was just made.
             let rkey = unsafe { (*mr).rkey };
             let mapping = Mapping { offset, addr: buf as u64, length: len as u64, rkey };
@@ -68,10 +74,18 @@ entry! {
     /// `riounmap`: the inverse of `riomap`.
     fn riounmap(fd: c_int, buf: *mut c_void, len: size_t) -> Wide {
         let socket = stream(fd)?;
+        let range = (buf as u64, len as u64);
         let index = {
             let mut state = socket.lock();
-            let mapped = &state.connected()?.mapped;
-            let is = |mapping: &Mapping| (mapping.addr, mapping.length) == (buf as u64, len as u64);
+            let connection = state.connected()?;
+            if let Some(at) = connection.private.iter().position(|(_, other)| *other == range) {
+                let (mr, _) = connection.private.swap_remove(at);
+                // SAFETY: it came from `register`, and is in the list no more.
+                unsafe { (verbs()?.dereg_mr)(mr) };
+                return Ok(0);
+            }
+            let is = |mapping: &Mapping| (mapping.addr, mapping.length) == range;
+            let mapped = &connection.mapped;
             let found = mapped.iter().position(|m| m.as_ref().is_some_and(|(_, m)| is(m)));
             found.ok_or(Errno::EINVAL)?
         };

@@ -68,6 +68,10 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
         }
         return Ok(());
     }
+    // The adapter cuts segments as it likes.
+    if option == (libc::IPPROTO_TCP, libc::TCP_MAXSEG) {
+        return Ok(());
+    }
     if option == (SOL_RDMA, RDMA_INLINE) {
         state.options.inline = value.max(0);
         return Ok(());

@@ -133,6 +133,14 @@ static void mapped(void)
 	CHECK(riowrite(rs, "direct", 7, 1010, 0) == 7);
 	CHECK(rsend(rs, "w", 1, 0) == 1 && rrecv(peer, &byte, 1, 0) == 1);
 	CHECK(strcmp(memory + 10, "direct") == 0);
+	/* What is mapped for this end alone takes no entry, and the peer does not reach it. */
+	CHECK(riomap(peer, memory + 32, 16, PROT_NONE, 0, 5000) == 5000);
+	CHECK(riomap(peer, memory + 48, 16, PROT_NONE, 0, -1) == (off_t)(memory + 48));
+	CHECK(rsend(peer, "n", 1, 0) == 1 && rrecv(rs, &byte, 1, 0) == 1);
+	FAILS((ssize_t)riowrite(rs, "x", 1, 5000, 0), EINVAL);
+	FAILS((ssize_t)riowrite(rs, "x", 1, (off_t)(memory + 48), 0), EINVAL);
+	CHECK(riounmap(peer, memory + 32, 16) == 0);
+	FAILS(riounmap(peer, memory + 32, 16), EINVAL);
 	CHECK(riounmap(peer, memory, sizeof memory) == 0);
 	FAILS(riounmap(peer, memory, sizeof memory), EINVAL);
 	CHECK(rsend(peer, "u", 1, 0) == 1 && rrecv(rs, &byte, 1, 0) == 1);
@@ -196,6 +204,7 @@ static void errors(void)
 	FAILS(rsetsockopt(rs, SOL_SOCKET, 9999, &one, sizeof one), ENOPROTOOPT);
 	FAILS(rgetpeername(rs, (struct sockaddr *)&in, &length), ENOTCONN);
 	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_NODELAY, &number, &length) == 0 && number == 1);
+	CHECK(rsetsockopt(rs, IPPROTO_TCP, TCP_MAXSEG, &one, sizeof one) == 0);
 	CHECK(rsetsockopt(rs, SOL_SOCKET, SO_RCVBUF, &one, sizeof one) == 0);
 	CHECK(rgetsockopt(rs, SOL_SOCKET, SO_RCVBUF, &number, &length) == 0 && number == 4096);
 	FAILS(rconnect(rs, loopback(&in, htons(1)), sizeof in), ECONNREFUSED);

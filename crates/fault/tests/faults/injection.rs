@@ -17,7 +17,7 @@ fn injector(plan: &str) -> Injector {
 }
 
 fn send(qp: u32) -> Occasion {
-    let qp = QpRef { nth: qp, num: 0x1000 + qp, cqs: [qp, qp + 100] };
+    let qp = QpRef { nth: qp, num: 0x1000 + qp, cqs: [qp, qp + 100], has_srq: qp == 2 };
     Occasion { opcode: Some(Opcode::Send), ..Occasion::of(Call::PostSend) }
         .about(Some(qp))
         .with_bytes(64)
@@ -44,6 +44,19 @@ fn schedules_say_which_of_the_matching_ones() {
     assert_eq!(struck(&fails("probability = 1\ncount = 2"), 100), [1, 2]);
     let some = struck(&fails("probability = 0.1"), 10_000);
     assert!((800..1200).contains(&some.len()), "{}", some.len());
+}
+
+#[test]
+fn events_of_shared_queues_are_of_queue_pairs_that_have_one() {
+    for event in ["srq_err", "srq_limit_reached"] {
+        let mut injector =
+            injector(&format!("[[fault]]\ninject = \"event\"\nevent = \"{event}\"\nnth = 2\n"));
+        let struck: Vec<bool> = [1, 1, 2, 1, 2]
+            .map(|qp| !injector.call(Time(2000), &send(qp)).is_empty())
+            .into_iter()
+            .collect();
+        assert_eq!(struck, [false, false, false, false, true]);
+    }
 }
 
 #[test]
@@ -132,7 +145,7 @@ fn the_clock_strikes_at_its_time_and_period() {
     let strikes = injector.tick(Time(1000 + 7 * MS));
     let effects: Vec<_> = strikes.iter().map(|strike| strike.effect).collect();
     assert_eq!(effects, [Effect::PortDown(Some(MS)), Effect::DeadPeer]);
-    let of = |nth| QpRef { nth, num: 9, cqs: [1, 1] };
+    let of = |nth| QpRef { nth, num: 9, cqs: [1, 1], has_srq: false };
     assert!(strikes[1].concerns(&of(2)) && !strikes[1].concerns(&of(1)));
     assert_eq!(injector.poll_timeout(), Some(Time(1000 + 15 * MS)));
     assert_eq!(injector.tick(Time(1000 + 100 * MS)).len(), 2);

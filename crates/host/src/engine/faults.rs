@@ -91,7 +91,8 @@ impl Faults {
         self.qps_created += 1;
         let number = |cq| self.cqs.get(&cq).copied().unwrap_or(0);
         let cqs = [number(init.send_cq), number(init.recv_cq)];
-        let shown = QpRef { nth: self.qps_created, num: num.0, cqs };
+        let has_srq = init.srq.is_some();
+        let shown = QpRef { nth: self.qps_created, num: num.0, cqs, has_srq };
         self.qps.insert(id, Known { shown, send_cq: init.send_cq, srq: init.srq });
     }
 

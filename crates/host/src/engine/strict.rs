@@ -5,9 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 
 use quipu_cabi::Hold;
+use quipu_nic::mem::AccessError;
 use quipu_nic::{
-    AhId, Completion, CqId, Fault, MrId, Payload, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId,
-    Time,
+    AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId, Time, Whose,
 };
 use quipu_strict::{Checker, Report};
 
@@ -84,7 +84,7 @@ impl Core {
     /// Begins to watch the program, if there is anything to watch it by.
     pub(crate) fn watch_by(&mut self, strict: Option<Box<Strict>>) {
         if strict.is_some() {
-            self.adapter.watch_starved();
+            self.adapter.watch_peers();
         }
         self.strict = strict;
         self.watched = self.strict.is_some() || self.faults.is_some();
@@ -102,15 +102,16 @@ impl Core {
         wr: &SendWr<'_>,
     ) -> Result<(), EngineError> {
         let mut fingerprint = None;
+        let mut errors = Vec::new();
         if let Some(strict) = &mut self.strict {
             let to_read = strict.checker.to_read(wr);
             fingerprint = self.adapter.fingerprint(qp, to_read);
             if self.adapter.is_in_progress(qp, to_read) {
                 strict.checker.sent_in_progress(qp, wr.wr_id);
             }
-            if let Payload::Sges(sges) = wr.payload {
-                self.learn_keys(sges);
-            }
+            let (sges, written) = strict.checker.to_access(wr);
+            self.learn_keys(sges);
+            errors = self.element_errors(Whose::Sends(qp), sges, written);
         }
         let outcome = if self.faults.is_some() {
             self.post_send_planned(qp, wr)
@@ -118,7 +119,7 @@ impl Core {
             self.adapter.post_send(qp, wr).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_send(qp, wr, fingerprint, judged);
+            strict.checker.posted_send(qp, wr, fingerprint, &errors, judged);
             strict.give_out();
         }
         outcome
@@ -137,6 +138,7 @@ impl Core {
         sges: &[Sge],
     ) -> Result<(), EngineError> {
         self.learn_keys(sges);
+        let errors = self.element_errors(Whose::Receives(qp), sges, true);
         let outcome = if self.faults.is_some() {
             self.post_recv_planned(qp, wr_id, sges)
         } else {
@@ -144,7 +146,7 @@ impl Core {
             self.adapter.post_recv(now, qp, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_recv(qp, wr_id, sges, judged);
+            strict.checker.posted_recv(qp, wr_id, (sges, &errors), judged);
             strict.give_out();
         }
         outcome
@@ -163,13 +165,14 @@ impl Core {
         sges: &[Sge],
     ) -> Result<(), EngineError> {
         self.learn_keys(sges);
+        let errors = self.element_errors(Whose::Shared(srq), sges, true);
         let outcome = if self.faults.is_some() {
             self.post_srq_recv_planned(srq, wr_id, sges)
         } else {
             self.adapter.post_srq_recv(srq, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_srq_recv(wr_id, sges, judged);
+            strict.checker.posted_srq_recv(wr_id, (sges, &errors), judged);
             strict.give_out();
         }
         outcome
@@ -189,6 +192,19 @@ impl Core {
         let Some(strict) = &mut self.strict else { return };
         strict.checker.private_data(call, len, most);
         strict.give_out();
+    }
+
+    /// What the adapter finds wrong with each element of a request, now that it is posted.
+    fn element_errors(
+        &self,
+        whose: Whose,
+        sges: &[Sge],
+        written: bool,
+    ) -> Vec<Option<AccessError>> {
+        if self.strict.is_none() {
+            return Vec::new();
+        }
+        sges.iter().map(|sge| self.adapter.element_error(whose, sge, written)).collect()
     }
 
     /// Regions that were made in other ways than by `ibv_reg_mr` are met first when they are used.
@@ -272,8 +288,12 @@ impl Core {
         for qp in self.adapter.take_disturbed() {
             strict.checker.disturbed(qp);
         }
+        for denied in self.adapter.take_denied() {
+            strict.checker.denied(&denied);
+        }
+        let planned = self.faults.is_some();
         for completion in completions {
-            for wanted in strict.checker.polled(cq, completion) {
+            for wanted in strict.checker.polled(cq, completion, planned) {
                 let now = self.adapter.fingerprint(wanted.qp, wanted.sges());
                 strict.checker.compare(wanted, now);
             }

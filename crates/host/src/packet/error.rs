@@ -56,6 +56,11 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Tap { .. }, Some(libc::EBUSY)) => {
             "another process has it, or it is no TAP device; choose another name".to_owned()
         }
+        (LinkSpec::Tap { .. }, Some(libc::EINVAL)) => format!(
+            "there is an interface {name}, and it is no TAP device, or one of several queues; \
+             choose another name, or make the device anew (ip tuntap add dev {name} mode tap \
+             vnet_hdr)"
+        ),
         (LinkSpec::Namespace { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSPC)) => {
             "let users make user namespaces (sysctl user.max_user_namespaces, on some systems \
              kernel.unprivileged_userns_clone=1 or \
@@ -86,7 +91,7 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
             "choose another port, or 0 for any".to_owned()
         }
         (LinkSpec::Share { name }, Some(libc::ENOENT | libc::ECONNREFUSED)) => {
-            format!("share one first: quipu nic --share {name} --link ...")
+            format!("share one first, as this user: quipu nic --share {name} --link ...")
         }
         (_, Some(libc::ENODEV | libc::ENXIO)) => {
             "name an interface that there is (ip link)".to_owned()

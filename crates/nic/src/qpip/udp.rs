@@ -230,16 +230,16 @@ pub(crate) fn deliver<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, datagram: &Datagr
             &reassembled
         }
     };
-    if responder::next_capacity(qp, hub).is_none_or(|room| room < message.len() as u64)
-        || !responder::begin_receive(qp, hub)
-    {
+    let len = message.len() as u64;
+    let is_short = responder::next_capacity(qp, hub).is_some_and(|room| room < len);
+    if is_short || !responder::begin_receive(qp, hub) {
         hub.datagram_drops.no_receive += 1;
         return;
     }
     let placed = responder::spared(qp).and_then(|()| {
         let (pd, list) = (qp.recv_pd_number(), qp.responder.receive.sges.as_slice());
         hub.regions
-            .check_list(pd, list, 0, message.len() as u64, true)
+            .check_list(pd, list, 0, len, true)
             .and_then(|()| hub.regions.scatter(pd, list, 0, message))
             .map_err(|_| Refusal::Local)
     });

@@ -55,15 +55,20 @@ impl FaultOptions {
     /// Refuses a plan, log or rule that makes no sense, and takes the log of an earlier run away.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.check_strict()?;
-        let Some(path) = given(&self.plan) else { return Ok(()) };
-        let refused = |why: String| {
-            let remedy = "correct it; docs/faults.md has every key";
+        let failure = |why: String, remedy: &str| {
             Failure::new("cannot inject faults", why, remedy).with_code(125)
         };
-        let plan = Plan::parse(&read(path).map_err(&refused)?, &path.display().to_string())
+        let Some(path) = given(&self.plan) else {
+            let Some(log) = given(&self.fault_replay) else { return Ok(()) };
+            let why = format!("{} is to be repeated, and there is no plan", log.display());
+            return Err(failure(why, "give --fault the plan that the log was written with"));
+        };
+        let refused = |why: String| failure(why, "correct it; docs/faults.md has every key");
+        let unread = |why: String| failure(why, "name a file that you can read");
+        let plan = Plan::parse(&read(path).map_err(unread)?, &path.display().to_string())
             .map_err(|error| refused(error.to_string()))?;
         if let Some(log) = given(&self.fault_replay) {
-            let text = read(log).map_err(&refused)?;
+            let text = read(log).map_err(unread)?;
             Replay::parse(&text, &log.display().to_string(), &plan)
                 .map_err(|error| refused(error.to_string()))?;
         }
@@ -161,6 +166,9 @@ mod tests {
         assert!(old.exists());
         options(&good, None).check().unwrap();
         assert!(!old.exists());
+        let without = FaultOptions { plan: None, ..options(&good, Some(&log)) };
+        let error = without.check().unwrap_err().to_string();
+        assert!(error.contains("there is no plan"), "{error}");
         let error = options(Path::new("/nowhere"), None).check().unwrap_err().to_string();
         assert!(error.contains("/nowhere: No such file"), "{error}");
         let variables = options(Path::new("plan.toml"), None).variables();

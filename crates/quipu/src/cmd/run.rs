@@ -72,8 +72,8 @@ error, or in the file of --fault-log, with which --fault-replay repeats exactly 
 docs/faults.md has every key, examples and a tutorial. A plan that makes no sense is refused
 before the program starts.
 
-Exit codes of quipu itself: 125 quipu cannot do it, 126 the program cannot be run so, 127 there is
-no such program.
+Exit codes of quipu itself: 2 its options are wrong, 125 quipu cannot do it, 126 the program cannot
+be run so, 127 there is no such program.
 
 Variables of the environment:
   QUIPU_ADDRESS        address of the device, as --address
@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&file);
     command.arg0(name).args(args);
     command.envs(variables(&libraries, &options.device, options.log.as_deref()));
-    command.envs(options.capture.variables()?);
+    command.envs(options.capture.variables().map_err(|failure| failure.with_code(125))?);
     command.envs(options.faults.variables());
     // It returns only if it fails.
     let error = quipu_host::become_program(&mut command);

@@ -1,6 +1,7 @@
 //! The adapter on its link.
 
 use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use quipu_host::{Config, EngineError, QpipConfig, QpipInfo, ShareError, Sharer};
@@ -8,7 +9,7 @@ use quipu_host::{Config, EngineError, QpipConfig, QpipInfo, ShareError, Sharer};
 use super::events::Event;
 use super::{TcpListener, TcpSettings};
 use crate::cq::CompletionQueue;
-use crate::device::Device;
+use crate::device::{Device, Opened};
 use crate::error::Error;
 
 /// A [`Device`] with a packet link, and on it addresses of its own.
@@ -98,6 +99,12 @@ impl Adapter {
         self.device.opened.engine.share(name)
     }
 
+    /// For a thread that is to end everything at once, as one that waits for signals.
+    #[must_use]
+    pub fn aborter(&self) -> Aborter {
+        Aborter { opened: Arc::downgrade(&self.device.opened) }
+    }
+
     /// Listens at a TCP port of all its addresses (0: one that is free). Connections come to the queue pairs
     /// that are [offered](TcpListener::offer); up to `backlog` wait for one, others are kept from connecting.
     ///
@@ -169,5 +176,23 @@ impl Deref for Adapter {
 
     fn deref(&self) -> &Device {
         &self.device
+    }
+}
+
+/// Ends the connections of an adapter, which it does not keep open.
+#[derive(Clone, Debug)]
+pub struct Aborter {
+    opened: Weak<Opened>,
+}
+
+impl Aborter {
+    /// [Aborts](super::TcpQueuePair::abort) every connection that there is, so that no peer waits for a
+    /// process that is about to end.
+    pub fn abort(&self) {
+        let Some(opened) = self.opened.upgrade() else { return };
+        for qp in opened.tcp.queue_pairs() {
+            // It may have no connection.
+            let _ = opened.engine.tcp_abort(qp);
+        }
     }
 }

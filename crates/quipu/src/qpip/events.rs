@@ -85,6 +85,11 @@ impl Events {
         Ok(())
     }
 
+    /// All that there are.
+    pub(super) fn queue_pairs(&self) -> Vec<QpId> {
+        self.lock().of.keys().copied().collect()
+    }
+
     pub(super) fn remove(&self, qp: QpId) {
         let mut state = self.lock();
         state.of.remove(&qp);

@@ -32,7 +32,7 @@ pub use quipu_host::{QpipConfig, QpipInfo, ShareError, Sharer, parse_address};
 
 pub(crate) use self::events::Events;
 
-pub use self::adapter::Adapter;
+pub use self::adapter::{Aborter, Adapter};
 pub use self::events::Event;
 pub use self::tcp::{TcpListener, TcpQueuePair};
 pub use self::udp::UdpQueuePair;

@@ -25,7 +25,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.socket {
         return sockets(options.port).map_err(|error| Failure::new("the socket", error, ""));
     }
-    let adapter = options.link.open()?;
+    let adapter = options.link.open_until_signal()?;
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     println!("sending back what comes to port {}; Ctrl-C ends it", options.port);

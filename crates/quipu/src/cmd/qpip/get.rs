@@ -87,7 +87,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Fetches them.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let servers: Vec<SocketAddr> = options.urls.iter().map(server).collect::<Result<_, _>>()?;
-    let adapter = options.link.open()?;
+    let adapter = options.link.open_until_signal()?;
     unless_gone(&adapter, fetch_all(options, &adapter, servers))
 }
 

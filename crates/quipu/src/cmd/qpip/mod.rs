@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use quipu::qpip::{Adapter, LinkSpec, Mode, QpipConfig, TcpSettings, parse_address};
 use quipu::{Config, Error};
+use quipu_host::Interrupts;
 
 use super::capture::PcapOptions;
 use super::failure::Failure;
@@ -58,6 +59,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Tool::Pingpong(options) => pingpong::run(options),
     }
 }
+
+/// The exit code of a tool that a signal has ended.
+const INTERRUPTED: u8 = 130;
 
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -113,6 +117,24 @@ impl LinkOptions {
             let why = "it has no address, and this link gives it none";
             return Err(Failure::new("cannot bring up the adapter", why, remedy));
         }
+        Ok(adapter)
+    }
+}
+
+impl LinkOptions {
+    /// The same for a tool that a signal may end at any time: its peers are then told so, by resets.
+    ///
+    /// To be called before there are other threads.
+    fn open_until_signal(&self) -> Result<Adapter, Failure> {
+        let interrupts = Interrupts::block()
+            .map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+        let adapter = self.open()?;
+        let aborter = adapter.aborter();
+        std::thread::spawn(move || {
+            interrupts.wait();
+            aborter.abort();
+            std::process::exit(INTERRUPTED.into());
+        });
         Ok(adapter)
     }
 }

@@ -12,7 +12,7 @@ use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
 use quipu_host::Interrupts;
 
 use super::places::Places;
-use super::{LinkOptions, failed, unless_gone, unreachable};
+use super::{INTERRUPTED, LinkOptions, failed, unless_gone, unreachable};
 use crate::cmd::failure::Failure;
 
 /// With whom.
@@ -49,8 +49,6 @@ comes. It is over when both have ended.";
 const RECEIVES: u64 = 32;
 const SENDS: u64 = 16;
 const LEN: usize = 64 << 10;
-/// The exit code of programs that SIGINT ends.
-const INTERRUPTED: u8 = 130;
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -77,7 +77,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         (true, false) => (socket_tcp(options, to)?, 0),
         (true, true) => socket_udp(options, to)?,
         (false, udp) => {
-            let adapter = options.link.open()?;
+            let adapter = options.link.open_until_signal()?;
             let end = End::new(&adapter, options)?;
             let lossless = |samples| (samples, 0);
             let outcome = if udp { end.by_udp(to) } else { end.by_tcp(to).map(lossless) };

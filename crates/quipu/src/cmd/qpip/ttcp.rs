@@ -86,7 +86,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         (true, Some(to)) => socket_sends(options, SocketAddr::new(to, options.port)),
         (true, None) => socket_receives(options),
         (false, to) => {
-            let adapter = options.link.open()?;
+            let adapter = options.link.open_until_signal()?;
             if !options.json {
                 println!("{}", super::describe(&adapter)?);
             }

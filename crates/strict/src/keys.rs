@@ -1,0 +1,83 @@
+//! What programs name by keys: memory of their own, and of their peers.
+
+use quipu_nic::mem::AccessError;
+use quipu_nic::{Completion, Denied, Sge};
+
+use crate::checker::{Checker, named};
+use crate::report::Kind;
+use crate::trace::Trace;
+
+/// What the adapter itself finds wrong with the elements of a request, in their order.
+pub type Errors = [Option<AccessError>];
+
+impl Checker {
+    /// Looks at the elements of a request.
+    pub(crate) fn check_keys(
+        &mut self,
+        what: &str,
+        wr_id: u64,
+        whose: &str,
+        sges: &[Sge],
+        errors: &Errors,
+    ) {
+        for (sge, error) in sges.iter().zip(errors).filter(|(sge, _)| sge.len > 0) {
+            let key = sge.lkey.0;
+            let request = format!("{what} {wr_id:#x} of {whose}");
+            let Some(region) = self.regions.get(&key) else {
+                let what = format!("{request} names lkey {key:#x}, which is of no region");
+                self.report(Kind::WrongKey, what, Vec::new());
+                continue;
+            };
+            let made = ("registered here", region.made.clone());
+            if let Some(ended) = region.ended.clone() {
+                let what = format!("{request} names lkey {key:#x}, whose registration has ended");
+                self.report(Kind::UseAfterDereg, what, vec![made, ("deregistered here", ended)]);
+                continue;
+            }
+            let offset = sge.addr.wrapping_sub(region.addr);
+            let inside = offset.checked_add(sge.len.into()).is_some_and(|end| end <= region.len);
+            if !inside {
+                let what = format!(
+                    "{request} names {} bytes at {:#x}, which are not in the region of lkey \
+                     {key:#x}: {} bytes at {:#x}",
+                    sge.len, sge.addr, region.len, region.addr
+                );
+                self.report(Kind::WrongKey, what, vec![made]);
+            } else if let Some(error) = error {
+                let what = format!("{request} names lkey {key:#x}: {error}");
+                self.report(Kind::WrongKey, what, vec![made]);
+            }
+        }
+    }
+
+    /// A request was refused by the peer for the key that it names.
+    pub(crate) fn refused(&mut self, completion: &Completion, rkey: u32, posted: Trace) {
+        let what = format!(
+            "request {:#x} of {} names rkey {rkey:#x}, and the peer refused it",
+            completion.wr_id,
+            named(completion.qp_num.0)
+        );
+        self.report(Kind::WrongKey, what, vec![("the request was posted here", posted)]);
+    }
+
+    /// A peer was refused an access by a key. One that was never known here is its affair alone.
+    pub fn denied(&mut self, denied: &Denied) {
+        let key = denied.rkey.0;
+        let Some(region) = self.regions.get(&key) else { return };
+        let mut related = vec![("registered here", region.made.clone())];
+        let ended = region.ended.clone();
+        let (addr, len) = denied.range;
+        let request = format!(
+            "the peer of {} asked for {len} bytes at {addr:#x} by rkey {key:#x}",
+            named(self.number_of(denied.qp))
+        );
+        if let Some(ended) = ended {
+            related.push(("deregistered here", ended));
+            let what = format!("{request}, whose registration has ended");
+            self.report(Kind::UseAfterDereg, what, related);
+        } else {
+            let what = format!("{request}: {}", denied.error);
+            self.report(Kind::WrongKey, what, related);
+        }
+    }
+}
