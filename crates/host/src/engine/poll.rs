@@ -8,10 +8,9 @@ use super::core::Core;
 /// Polls that share one reading of the clock, while they find nothing or have to look at memory only.
 const POLLS_PER_READING: u32 = 16;
 /// Polls between two questions to epoll: while hot streams are tried directly but others are
-/// open; while there are UDP sockets, and polls try sockets, which takes as long as the question; while
-/// there are UDP sockets that had nothing for long, and polls look at memory only, as those of a program
-/// that met its peer by datagrams (UCX) and then talks to it on the same host; and while only
-/// listeners and links are there.
+/// open; while there are UDP sockets, and polls try them, which takes as long as the question; while
+/// there are UDP sockets that had nothing for long, as those of a program that met its peer by datagrams
+/// (UCX) and then talks to it by a connection; and while only listeners and links are there.
 const POLLS_PER_LOOK_HOT: u32 = 8;
 const POLLS_PER_LOOK_DATAGRAMS: u32 = 16;
 const POLLS_PER_LOOK_QUIET: u32 = 128;
@@ -237,16 +236,12 @@ impl Core {
         match (self.net.has_cold_streams(), self.net.has_hot_streams()) {
             (true, false) => 1,
             (true, true) => POLLS_PER_LOOK_HOT,
-            (false, streams)
-                if self.datagrams.is_in_use() && (streams || self.datagrams.is_hot()) =>
-            {
-                POLLS_PER_LOOK_DATAGRAMS
-            }
+            (false, _) if self.datagrams.is_hot() => POLLS_PER_LOOK_DATAGRAMS,
             (false, _) => self.polls_per_quiet_look(),
         }
     }
 
-    /// The same where polls look at memory only.
+    /// The same where neither is to be expected.
     #[inline]
     fn polls_per_quiet_look(&self) -> u32 {
         if self.datagrams.is_in_use() { POLLS_PER_LOOK_QUIET } else { POLLS_PER_LOOK_IDLE }
