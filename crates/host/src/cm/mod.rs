@@ -131,9 +131,12 @@ impl Manager {
         self.cm.next_end(key)
     }
 
-    /// See [`Cm::keep_end`].
-    pub(crate) fn keep_end(&mut self, id: IdKey) {
+    /// See [`Cm::keep_end`]. A program that waits for edges of the channel's descriptor hears of it again.
+    pub(crate) fn keep_end(&mut self, channel: ChannelKey, id: IdKey) {
         self.cm.keep_end(id);
+        if let Some(Some(signal)) = self.signals.get(channel.index() as usize) {
+            signal.show_again();
+        }
     }
 
     pub(crate) fn take_event(&mut self, key: ChannelKey) -> Result<Option<Event>, EngineError> {

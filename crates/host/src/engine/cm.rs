@@ -40,7 +40,7 @@ impl Core {
             && self.adapter.has_unread(QpNum(qpn))
             && is_non_blocking(self.manager()?.channel_fd(channel)?)
         {
-            self.manager()?.keep_end(id);
+            self.manager()?.keep_end(channel, id);
             return Err(EngineError::WouldBlock);
         }
         self.manager()?.take_event(channel)

@@ -85,6 +85,13 @@ impl QueueFd {
         self.shown = queued;
     }
 
+    /// Wakes once more for what is queued, of which the program was told and could not take it yet.
+    pub(crate) fn show_again(&self) {
+        if self.shown > 0 {
+            self.fd.set();
+        }
+    }
+
     /// Its number.
     pub(crate) fn as_raw_fd(&self) -> RawFd {
         self.fd.0.as_raw_fd()
