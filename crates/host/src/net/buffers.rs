@@ -11,12 +11,12 @@ use crate::buffer::Buffer;
 
 /// Size of a shared buffer.
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
-/// Bytes that the adapter is asked for at once: large enough to spread the cost of a system call, and of what
-/// both ends do to a socket between two of them; small enough to stay in the cache until the kernel has copied
-/// them. And just what four of the kernel's packets take, which are at most 64 KB with their headers, over
-/// Ethernet (45 segments of 1448 bytes) and over loopback (one segment of [`LOOPBACK_MSS`]). What is more goes
-/// out as a fifth, of a few bytes, that costs as much as the others, for every buffer: nothing waits for more
-/// on a socket with `TCP_NODELAY`.
+/// Bytes that the adapter is asked for at once: large enough to spread the cost of a system call, and of
+/// what both ends do to a socket between two of them; small enough to stay in the cache until the kernel has
+/// copied them. And just what four of the kernel's packets take, which are at most 64 KB with their headers,
+/// over Ethernet (45 segments of 1448 bytes) and over loopback (one segment of [`LOOPBACK_MSS`]). What is
+/// more goes out as a fifth, of a few bytes, that costs as much as the others, for every buffer: nothing
+/// waits for more on a socket with `TCP_NODELAY`.
 pub(crate) const TRANSMIT_BYTES: usize = 4 * 45 * ETHERNET_MSS;
 /// What is received behind payload that is received into its place: the end of an FPDU, the header of the
 /// next one, and little of its payload, or a few short messages.

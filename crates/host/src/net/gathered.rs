@@ -14,8 +14,8 @@ use crate::sys;
 const MAX_RANGES: usize = 192;
 
 /// How much payload one send of a stream takes from where it lies. To send a megabyte at once takes half as
-/// long as to send it in eighths, since nobody touches the socket in between; but what a full socket leaves has
-/// to be copied. So it begins with little, and takes more where the socket takes all of it.
+/// long as to send it in eighths, since nobody touches the socket in between; but what a full socket leaves
+/// has to be copied. So it begins with little, and takes more where the socket takes all of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Appetite(usize);
 

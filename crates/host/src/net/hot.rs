@@ -155,7 +155,8 @@ impl Hot {
 
     /// Removes a stream.
     pub(crate) fn remove(&mut self, slot: Slot) {
-        let found = self.slots[..self.len].iter().position(|e| e.is_some_and(|tried| tried.slot == slot));
+        let found =
+            self.slots[..self.len].iter().position(|e| e.is_some_and(|tried| tried.slot == slot));
         if let Some(position) = found {
             self.len -= 1;
             self.slots.swap(position, self.len);

@@ -339,8 +339,7 @@ impl Net {
             && stream.phase == Phase::Open
         {
             stream.hot = true;
-            if let Some(cooled) = self.hot.add(slot)
-            {
+            if let Some(cooled) = self.hot.add(slot) {
                 self.cool(adapter, now, cooled);
             }
         }
