@@ -99,6 +99,17 @@ fn a_tool_that_a_signal_ends_tells_its_peer() {
     }
 }
 
+#[test]
+fn an_address_of_the_kernels_end_is_not_the_adapters() {
+    let link = ["--link", "ns:,address=10.9.0.2/24", "--address", "10.9.0.2/24"];
+    let outcome = quipu(&[&["nic"], &link[..]].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(outcome.status.code(), Some(1), "{said}");
+    for part in ["10.9.0.2 to the kernel's end", "another", "--address"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+}
+
 fn status(command: &mut Command) -> ExitStatus {
     let status = command.status().unwrap();
     assert_eq!(status.signal(), None);
