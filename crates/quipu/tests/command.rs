@@ -1,7 +1,7 @@
 //! The command as users run it.
 
 use std::io::{BufRead, BufReader, pipe};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -108,6 +108,25 @@ fn an_address_of_the_kernels_end_is_not_the_adapters() {
     for part in ["10.9.0.2 to the kernel's end", "another", "--address"] {
         assert!(said.contains(part), "{part} in {said}");
     }
+}
+
+/// TCP asks for minutes where nobody answers, and the user is told that it does.
+#[test]
+fn a_tool_that_waits_for_an_answer_says_so() {
+    // Where packets are nobody's (specs/qpip-udp-link.md, section 2).
+    let place = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = place.local_addr().unwrap().port();
+    let address = Ipv6Addr::new(0xfd51, 0x7069, 0x7075, 0, 0x7f00, 1, port, 0);
+    let url = format!("http://[{address}]:80/");
+    let mut tool = quipu(&["qpip", "get", "--link", "udp:127.0.0.1:0", &url]);
+    let mut tool = tool.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(tool.stderr.take().unwrap()).lines();
+    let line = said.next().unwrap().unwrap();
+    assert!(line.contains(&format!("[{address}]:80")) && line.contains("Ctrl-C"), "{line}");
+    let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
+    assert!(kill.success());
+    assert_eq!(tool.wait().unwrap().code(), Some(130));
+    assert!(said.next().is_none());
 }
 
 fn status(command: &mut Command) -> ExitStatus {
