@@ -5,8 +5,8 @@ use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use quipu::Error;
 use quipu::qpip::{Adapter, Failure, Mode, QpipConfig, TcpSettings};
+use quipu::{Access, Error, Request, WcStatus};
 
 /// What a shell says of a program that SIGPIPE has ended.
 const READER_GONE: i32 = 128 + 13;
@@ -92,6 +92,10 @@ fn a_tool_that_a_signal_ends_tells_its_peer() {
         let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         qp.connect(SocketAddr::new(address.unwrap().into(), 7000), &settings).unwrap();
+        // Once an octet is acknowledged, the connection stands there as well.
+        let memory = pd.register(1, Access::LOCAL_WRITE).unwrap();
+        qp.post_send(&Request::send(&[memory.sge(0, 1).unwrap()])).unwrap();
+        assert_eq!(cq.next().unwrap().status, WcStatus::Success);
         let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
         assert!(kill.success());
         assert!(matches!(qp.wait_closed(), Err(Error::Tcp(Failure::Reset))));
