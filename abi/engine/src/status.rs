@@ -111,6 +111,7 @@ impl From<&OpenError> for Failure {
         Self(match error {
             OpenError::Config(_)
             | OpenError::Gateway { .. }
+            | OpenError::KernelsAddress { .. }
             | OpenError::Faults(_)
             | OpenError::StrictLog(_) => S::Invalid,
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {

@@ -79,6 +79,7 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
     let errno = match error {
         OpenError::Config(_)
         | OpenError::Gateway { .. }
+        | OpenError::KernelsAddress { .. }
         | OpenError::Faults(_)
         | OpenError::StrictLog(_) => Errno::EINVAL,
         OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => Errno::EADDRNOTAVAIL,

@@ -63,6 +63,18 @@ pub enum OpenError {
         /// The gateway.
         gateway: IpAddr,
     },
+    /// An address is that of the adapter and of the kernel, who are two stations on the link.
+    #[error(
+        "the link {link} gives {address} to the kernel's end, so the adapter cannot have it: give the adapter another \
+         address of that network with --address (or QUIPU_QPIP_ADDRESS), or the kernel's end another with address= in \
+         the link"
+    )]
+    KernelsAddress {
+        /// The address.
+        address: IpAddr,
+        /// The link.
+        link: String,
+    },
     /// The log of the strict mode.
     #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
     StrictLog(String),

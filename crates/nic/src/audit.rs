@@ -7,8 +7,9 @@ use quipu_mem::{AccessError, Key, RegionInfo, Sge};
 
 use crate::adapter::Adapter;
 use crate::probe::Probe;
-use crate::qp::{Qp, pd_number};
-use crate::types::{QpId, SrqId};
+use crate::qp::{Path, Qp, pd_number};
+use crate::queue::names;
+use crate::types::{QpId, QpState, QpType, SrqId};
 
 /// An access to this end's memory that a peer was refused.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,7 @@ pub(crate) fn note_denied(denied: &RefCell<Vec<Denied>>, new: Denied) {
 }
 
 /// Whose memory a request may name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
     /// A send's of that queue pair.
     Sends(QpId),
@@ -82,6 +83,31 @@ impl<P: Probe> Adapter<P> {
         };
         let (list, len) = (std::slice::from_ref(sge), u64::from(sge.len));
         self.hub.regions.check_list(pd?, list, 0, len, written).err()
+    }
+
+    /// The queues with a receive that names a region, where a message may still be placed into it, each with
+    /// the oldest such receive. Nothing is placed where no queue pair is from RTR on, or where its
+    /// connection is gone.
+    #[must_use]
+    pub fn receives_naming(&self, key: Key) -> Vec<(Whose, u64)> {
+        let takes = |qp: &&Qp| {
+            let ready = !matches!(qp.state, QpState::Reset | QpState::Init | QpState::Err);
+            ready && !matches!(qp.path, Path::Lost)
+        };
+        let live: Vec<&Qp> = self.qps.iter().map(|(_, qp)| qp).filter(takes).collect();
+        let own = live.iter().filter_map(|qp| {
+            let filled = &qp.responder.receive;
+            let begun = qp.responder.receiving && names(&filled.sges, key);
+            let wr_id = if begun { Some(filled.wr_id) } else { qp.rq.naming(key) };
+            Some((qp.srq.map_or(Whose::Receives(qp.id), Whose::Shared), wr_id?))
+        });
+        let shared = self.hub.srqs.iter().filter_map(|(id, srq)| {
+            let domain = srq.xrc.as_ref().map(|xrc| QpType::XrcRecv(xrc.domain));
+            let user = |qp: &&Qp| qp.srq == Some(id) || Some(qp.qp_type) == domain;
+            live.iter().find(|qp| user(qp))?;
+            Some((Whose::Shared(id), srq.queue.naming(key)?))
+        });
+        own.chain(shared).collect()
     }
 
     /// Notes from now on for which queue pairs messages come that find no receive, and what peers are

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use quipu_mem::Sge;
+use quipu_mem::{Key, Sge};
 
 use crate::datagram::Destination;
 use crate::fate::Fate;
@@ -90,6 +90,13 @@ impl RecvQueue {
 
     pub(crate) fn max_sge(&self) -> usize {
         self.max_sge
+    }
+
+    /// The oldest request with an element of a region that is not empty.
+    pub(crate) fn naming(&self, key: Key) -> Option<u64> {
+        let mut places = (0..self.len()).map(|offset| self.head.wrapping_add(offset));
+        let place = places.find(|&place| names(self.sges(place), key))?;
+        Some(self.wqes[place as usize & (self.wqes.len() - 1)].wr_id)
     }
 
     /// Adds a request; `false` if the queue is full. The caller has checked the number of elements.
@@ -222,6 +229,11 @@ impl RecvQueue {
         }
         Some(new)
     }
+}
+
+/// Whether a list has an element of a region that is not empty.
+pub(crate) fn names(sges: &[Sge], key: Key) -> bool {
+    sges.iter().any(|sge| sge.lkey == key && sge.len > 0)
 }
 
 /// A receive request that a message is being placed into.

@@ -1,12 +1,12 @@
 //! The command as users run it.
 
 use std::io::{BufRead, BufReader, pipe};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use quipu::Error;
 use quipu::qpip::{Adapter, Failure, Mode, QpipConfig, TcpSettings};
+use quipu::{Access, Error, Request, WcStatus};
 
 /// What a shell says of a program that SIGPIPE has ended.
 const READER_GONE: i32 = 128 + 13;
@@ -92,11 +92,45 @@ fn a_tool_that_a_signal_ends_tells_its_peer() {
         let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         qp.connect(SocketAddr::new(address.unwrap().into(), 7000), &settings).unwrap();
+        // Once an octet is acknowledged, the connection stands there as well.
+        let memory = pd.register(1, Access::LOCAL_WRITE).unwrap();
+        qp.post_send(&Request::send(&[memory.sge(0, 1).unwrap()])).unwrap();
+        assert_eq!(cq.next().unwrap().status, WcStatus::Success);
         let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
         assert!(kill.success());
         assert!(matches!(qp.wait_closed(), Err(Error::Tcp(Failure::Reset))));
         assert_eq!(tool.wait().unwrap().code(), Some(130));
     }
+}
+
+#[test]
+fn an_address_of_the_kernels_end_is_not_the_adapters() {
+    let link = ["--link", "ns:,address=10.9.0.2/24", "--address", "10.9.0.2/24"];
+    let outcome = quipu(&[&["nic"], &link[..]].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(outcome.status.code(), Some(1), "{said}");
+    for part in ["10.9.0.2 to the kernel's end", "another", "--address"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+}
+
+/// TCP asks for minutes where nobody answers, and the user is told that it does.
+#[test]
+fn a_tool_that_waits_for_an_answer_says_so() {
+    // Where packets are nobody's (specs/qpip-udp-link.md, section 2).
+    let place = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = place.local_addr().unwrap().port();
+    let address = Ipv6Addr::new(0xfd51, 0x7069, 0x7075, 0, 0x7f00, 1, port, 0);
+    let url = format!("http://[{address}]:80/");
+    let mut tool = quipu(&["qpip", "get", "--link", "udp:127.0.0.1:0", &url]);
+    let mut tool = tool.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(tool.stderr.take().unwrap()).lines();
+    let line = said.next().unwrap().unwrap();
+    assert!(line.contains(&format!("[{address}]:80")) && line.contains("Ctrl-C"), "{line}");
+    let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
+    assert!(kill.success());
+    assert_eq!(tool.wait().unwrap().code(), Some(130));
+    assert!(said.next().is_none());
 }
 
 fn status(command: &mut Command) -> ExitStatus {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use quipu_nic::{
     AhId, Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, SendFlags, SendOp,
-    SendWr, Sge, To, WcOpcode, WcStatus,
+    SendWr, Sge, SrqId, To, WcOpcode, WcStatus, Whose,
 };
 
 use crate::ignore::Ignored;
@@ -14,8 +14,6 @@ use crate::trace::Trace;
 
 /// So many reports of a kind are given in full; further ones are counted.
 const FULL: u64 = 10;
-/// Registrations that have ended are remembered for so many more.
-const REMEMBERED: usize = 4096;
 
 /// A registration.
 pub(crate) struct Region {
@@ -77,10 +75,13 @@ struct Cq {
 #[derive(Default)]
 pub struct Checker {
     pub(crate) regions: HashMap<u32, Region>,
-    ended: VecDeque<u32>,
+    /// The keys of those that have ended, the oldest first.
+    pub(crate) ended: VecDeque<u32>,
     qps: BTreeMap<QpId, Qp>,
     numbers: HashMap<QpNum, QpId>,
     cqs: HashMap<CqId, Cq>,
+    /// Where a receive of a queue that names a key was posted last.
+    pub(crate) receives: HashMap<(u32, Whose), Trace>,
     /// What was reported of an object, and is not again.
     told: HashSet<(Kind, u64)>,
     tally: Tally,
@@ -189,31 +190,12 @@ impl Checker {
         self.regions.insert(key, Region { addr, len, made: Trace::here(), ended: None });
     }
 
-    /// A registration is about to end.
-    pub fn deregistered(&mut self, key: u32) {
-        let mut using = Vec::new();
-        for qp in self.qps.values() {
-            let names = |posted: &&Posted| posted.sges.iter().any(|sge| sge.lkey.0 == key);
-            if let Some(posted) = qp.sends.iter().find(names) {
-                using.push((qp.num.0, posted.wr_id, posted.trace.clone()));
-            }
-        }
-        for (num, wr_id, trace) in using {
-            let what = format!(
-                "the region with lkey {key:#x} is deregistered while request {wr_id:#x} of queue \
-                 pair {num:#08x} is outstanding"
-            );
-            self.report(Kind::DeregInUse, what, vec![("the request was posted here", trace)]);
-        }
-        let Some(region) = self.regions.get_mut(&key) else { return };
-        region.ended = Some(Trace::here());
-        self.ended.push_back(key);
-        if self.ended.len() > REMEMBERED
-            && let Some(oldest) = self.ended.pop_front()
-            && self.regions.get(&oldest).is_some_and(|region| region.ended.is_some())
-        {
-            self.regions.remove(&oldest);
-        }
+    /// The oldest outstanding send of each queue pair that names a key: the pair's number, the request, and
+    /// where it was posted.
+    pub(crate) fn sends_naming(&self, key: u32) -> Vec<(u32, u64, Trace)> {
+        let names = |posted: &&Posted| posted.sges.iter().any(|sge| sge.lkey.0 == key);
+        let oldest = self.qps.values().filter_map(|qp| Some((qp, qp.sends.iter().find(names)?)));
+        oldest.map(|(qp, posted)| (qp.num.0, posted.wr_id, posted.trace.clone())).collect()
     }
 
     /// A completion queue was created, or got another size.
@@ -245,34 +227,42 @@ impl Checker {
 
     /// A queue pair is about to be destroyed, in a state.
     pub fn qp_destroyed(&mut self, id: QpId, state: QpState) {
-        let Some(qp) = self.qps.remove(&id) else { return };
-        self.forget_due(&qp);
+        let Some(mut qp) = self.qps.remove(&id) else { return };
         self.numbers.remove(&qp.num);
-        let busy = matches!(state, QpState::Rts | QpState::Sqd);
-        if let Some(posted) = qp.sends.front().filter(|_| busy) {
-            let what = format!(
-                "queue pair {:#08x} is destroyed while {} requests are outstanding",
-                qp.num.0,
-                qp.sends.len()
-            );
-            let related = vec![
-                ("the oldest was posted here", posted.trace.clone()),
-                ("created here", qp.made),
-            ];
-            self.report(Kind::DestroyedInUse, what, related);
-        }
+        self.ended_with(Kind::DestroyedInUse, "destroyed", id, &mut qp, state);
     }
 
-    /// A queue pair went to a state: in RESET nothing is posted any more.
-    pub fn qp_modified(&mut self, id: QpId, to: QpState) {
+    /// A queue pair went from a state to another: in RESET nothing is posted any more.
+    pub fn qp_modified(&mut self, id: QpId, from: QpState, to: QpState) {
         if to != QpState::Reset {
             return;
         }
         let Some(mut qp) = self.qps.remove(&id) else { return };
-        self.forget_due(&qp);
+        self.ended_with(Kind::ResetInUse, "moved to RESET", id, &mut qp, from);
+        self.qps.insert(id, qp);
+    }
+
+    /// All that was posted to a queue pair, which was in a state, is gone without completions.
+    fn ended_with(&mut self, kind: Kind, how: &str, id: QpId, qp: &mut Qp, state: QpState) {
+        self.forget_due(qp);
+        self.receives.retain(|&(_, whose), _| whose != Whose::Receives(id));
+        let busy = matches!(state, QpState::Rts | QpState::Sqd);
+        if let Some(posted) = qp.sends.front().filter(|_| busy) {
+            let (whose, count) = (named(qp.num.0), qp.sends.len());
+            let what = format!("{whose} is {how} while {count} requests are outstanding");
+            let related = vec![
+                ("the oldest was posted here", posted.trace.clone()),
+                ("created here", qp.made.clone()),
+            ];
+            self.report(kind, what, related);
+        }
         qp.sends.clear();
         qp.receives = 0;
-        self.qps.insert(id, qp);
+    }
+
+    /// A shared receive queue was destroyed.
+    pub fn srq_destroyed(&mut self, id: SrqId) {
+        self.receives.retain(|&(_, whose), _| whose != Whose::Shared(id));
     }
 
     /// A change of a queue pair was refused.
@@ -386,12 +376,14 @@ impl Checker {
         qp.receives += 1;
         let cq = qp.recv_cq;
         self.count_due(cq);
+        self.note_receive(Whose::Receives(id), sges);
         self.check_keys("receive", wr_id, &named(num), sges, errors);
     }
 
     /// A receive was posted to a shared queue, or refused; with what is wrong with its elements.
     pub fn posted_srq_recv(
         &mut self,
+        id: SrqId,
         wr_id: u64,
         (sges, errors): (&[Sge], &Errors),
         outcome: Result<(), &Fault>,
@@ -403,6 +395,7 @@ impl Checker {
             return;
         }
         // Its completion may go to any of the queue pairs' queues, so none is counted.
+        self.note_receive(Whose::Shared(id), sges);
         self.check_keys("receive", wr_id, whose, sges, errors);
     }
 

@@ -1,16 +1,58 @@
 //! What programs name by keys: memory of their own, and of their peers.
 
 use quipu_nic::mem::AccessError;
-use quipu_nic::{Completion, Denied, Sge};
+use quipu_nic::{Completion, Denied, Sge, Whose};
 
 use crate::checker::{Checker, named};
 use crate::report::Kind;
 use crate::trace::Trace;
 
+/// Registrations that have ended are remembered for so many more.
+const REMEMBERED: usize = 4096;
+
 /// What the adapter itself finds wrong with the elements of a request, in their order.
 pub type Errors = [Option<AccessError>];
 
 impl Checker {
+    /// A registration is about to end. `receives` are posted, and name it: whose, and the oldest of each.
+    pub fn deregistered(&mut self, key: u32, receives: &[(Whose, u64)]) {
+        let region = format!("the region with lkey {key:#x} is deregistered while");
+        for (num, wr_id, trace) in self.sends_naming(key) {
+            let what = format!("{region} request {wr_id:#x} of {} is outstanding", named(num));
+            self.report(Kind::DeregInUse, what, vec![("the request was posted here", trace)]);
+        }
+        for &(whose, wr_id) in receives {
+            let queue = match whose {
+                Whose::Sends(id) | Whose::Receives(id) => named(self.number_of(id)),
+                Whose::Shared(_) => "a shared receive queue".to_owned(),
+            };
+            let what = format!("{region} receive {wr_id:#x} of {queue} is posted, which names it");
+            let posted = self.receives.get(&(key, whose)).cloned();
+            let posted = posted.map(|trace| ("a receive that names it was posted here", trace));
+            self.report(Kind::DeregInUse, what, posted.into_iter().collect());
+        }
+        self.receives.retain(|&(named, _), _| named != key);
+        let Some(region) = self.regions.get_mut(&key) else { return };
+        region.ended = Some(Trace::here());
+        self.ended.push_back(key);
+        if self.ended.len() > REMEMBERED
+            && let Some(oldest) = self.ended.pop_front()
+            && self.regions.get(&oldest).is_some_and(|region| region.ended.is_some())
+        {
+            self.regions.remove(&oldest);
+        }
+    }
+
+    /// Remembers where a receive was posted, by the regions that it names.
+    pub(crate) fn note_receive(&mut self, whose: Whose, sges: &[Sge]) {
+        let here = Trace::here();
+        for key in sges.iter().filter(|sge| sge.len > 0).map(|sge| sge.lkey.0) {
+            if self.regions.get(&key).is_some_and(|region| region.ended.is_none()) {
+                self.receives.insert((key, whose), here.clone());
+            }
+        }
+    }
+
     /// Looks at the elements of a request.
     pub(crate) fn check_keys(
         &mut self,

@@ -57,7 +57,8 @@ kinds! {
     /// Memory was deregistered while a request that names it was outstanding.
     DeregInUse = "dereg-in-use",
         "the adapter may still read or write the memory, or fails the request (IBA 10.6.6.2)",
-        "poll the completion of the request, or of a signalled one behind it, before ibv_dereg_mr";
+        "poll the completion of the request, or of a signalled one behind it, before ibv_dereg_mr; \
+         what receives are left ends with their queue pair, or when it goes to the error state";
     /// The payload of a send was not the same at its completion as when it was posted.
     BufferChanged = "buffer-changed",
         "an adapter reads the buffer any time until the request completes, and again when it \
@@ -95,6 +96,12 @@ kinds! {
          buffers may be accessed until the adapter has stopped (IBA 10.2.4.5)",
         "poll the completions of what was sent, or go to the error state and poll the flushed \
          requests, before ibv_destroy_qp";
+    /// A queue pair was moved to RESET while sends were outstanding.
+    ResetInUse = "reset-in-use",
+        "the requests vanish, no completion tells whether they were executed, and completions of them \
+         that were not polled may vanish as well (IBA 10.3.1)",
+        "poll the completions of what was sent, or go to the error state and poll the flushed \
+         requests, before the queue pair goes to RESET";
     /// An address handle was destroyed while a datagram to it was outstanding.
     AhInUse = "ah-in-use",
         "an adapter may read the address when it sends, not when the request is posted: the datagram \

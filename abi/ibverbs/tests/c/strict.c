@@ -1,75 +1,6 @@
 /* What the strict mode finds: for each kind a program that does it, and one that does nothing wrong. Each
  * is a process of its own, whose log is looked at afterwards. Over the real engine. */
-#include "rc.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-static char log_file[64];
-
-/* Runs a program in the strict mode; its status. */
-static int strictly(const char *mode, void (*run)(void))
-{
-	unlink(log_file);
-	fflush(NULL);
-	pid_t child = fork();
-	CHECK(child >= 0);
-	if (child == 0) {
-		setenv("QUIPU_STRICT", mode, 1);
-		setenv("QUIPU_STRICT_LOG", log_file, 1);
-		run();
-		exit(0);
-	}
-	int status;
-	SAME(waitpid(child, &status, 0), child);
-	return status;
-}
-
-/* How many lines of the log have a text. */
-static int lines_with(const char *text)
-{
-	static char line[1 << 16];
-	int count = 0;
-	FILE *file = fopen(log_file, "r");
-	if (!file)
-		return 0;
-	while (fgets(line, sizeof(line), file))
-		count += strstr(line, text) != NULL;
-	fclose(file);
-	return count;
-}
-
-/* One report of each of these kinds, and none of another. */
-static void finds_both(const char *kind, const char *other, void (*run)(void))
-{
-	char text[64], second[64];
-	SAME(strictly("1", run), 0);
-	snprintf(text, sizeof(text), "\"kind\":\"%s\"", kind);
-	snprintf(second, sizeof(second), "\"kind\":\"%s\"", other);
-	int all = strcmp(kind, other) ? 2 : 1;
-	if (lines_with(text) != 1 || lines_with(second) != 1 || lines_with("\"kind\"") != all) {
-		fprintf(stderr, "expected one %s and one %s:\n", kind, other);
-		char command[128];
-		snprintf(command, sizeof(command), "cat %s >&2", log_file);
-		CHECK(system(command) == 0);
-		exit(1);
-	}
-}
-
-/* One report of that kind, and none of another. */
-static void finds(const char *kind, void (*run)(void))
-{
-	finds_both(kind, kind, run);
-}
-
-static struct ibv_send_wr write_to_b(struct pair *p, uint64_t id, struct ibv_sge *sge)
-{
-	struct ibv_send_wr wr = work(id, IBV_WR_RDMA_WRITE, sge, 1);
-	wr.wr.rdma.remote_addr = (uintptr_t)p->b.buffer;
-	wr.wr.rdma.rkey = p->b.mr->rkey;
-	return wr;
-}
+#include "strict.h"
 
 static void nothing_wrong(void)
 {
@@ -145,6 +76,7 @@ static void right_to_write(int receives)
 	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
 	if (receives) {
 		SAME(ibv_post_recv(p.a.qp, &recv, &bad), 0);
+		SAME(to_state(p.a.qp, IBV_QPS_ERR), 0);
 	} else {
 		wr.opcode = IBV_WR_RDMA_READ;
 		post_send(&p.a, &wr);
@@ -591,8 +523,5 @@ int main(int argc, char **argv)
 		{ "ignored", ignored },
 		{ NULL, NULL },
 	};
-	snprintf(log_file, sizeof(log_file), "/tmp/quipu-strict-%d.log", (int)getpid());
-	int result = run_tests(tests, argc, argv);
-	unlink(log_file);
-	return result;
+	return run_strictly(tests, argc, argv);
 }

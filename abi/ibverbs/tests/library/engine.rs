@@ -32,3 +32,9 @@ fn the_strict_mode_finds_what_hardware_would_punish() {
     let Some(program) = compiled("strict") else { return };
     printed(over_engine().run(program, &[]));
 }
+
+#[test]
+fn the_strict_mode_finds_what_ends_too_early() {
+    let Some(program) = compiled("strict_ends") else { return };
+    printed(over_engine().run(program, &[]));
+}

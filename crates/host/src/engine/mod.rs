@@ -390,6 +390,9 @@ fn open_qpip(
     adapter: &mut Adapter,
     epoll: &Arc<Epoll>,
 ) -> Result<Box<Qpip>, OpenError> {
+    if let Some(address) = wanted.kernels() {
+        return Err(OpenError::KernelsAddress { address, link: wanted.link.to_string() });
+    }
     let link = packet::open(&wanted.link)?;
     let features = link.features();
     let on_network = |gateway: &IpAddr| wanted.reaches(*gateway, features);

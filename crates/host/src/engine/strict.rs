@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 
 use quipu_cabi::Hold;
-use quipu_nic::mem::AccessError;
+use quipu_nic::mem::{AccessError, Key};
 use quipu_nic::{
     AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId, Time, Whose,
 };
@@ -172,7 +172,7 @@ impl Core {
             self.adapter.post_srq_recv(srq, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_srq_recv(wr_id, (sges, &errors), judged);
+            strict.checker.posted_srq_recv(srq, wr_id, (sges, &errors), judged);
             strict.give_out();
         }
         outcome
@@ -226,7 +226,7 @@ impl Core {
         let Ok(info) = self.adapter.query_mr(mr) else { return };
         let key = info.key.0;
         if let Some(old) = strict.keys.insert(mr, key).filter(|&old| old != key) {
-            strict.checker.deregistered(old);
+            strict.checker.deregistered(old, &self.adapter.receives_naming(Key(old)));
         }
         strict.checker.registered(key, info.iova, info.len);
         strict.give_out();
@@ -237,7 +237,7 @@ impl Core {
     pub(crate) fn watch_dereg(&mut self, mr: MrId) {
         let Some(strict) = &mut self.strict else { return };
         if let Some(key) = strict.keys.remove(&mr) {
-            strict.checker.deregistered(key);
+            strict.checker.deregistered(key, &self.adapter.receives_naming(Key(key)));
             strict.give_out();
         }
     }
@@ -260,7 +260,7 @@ impl Core {
             let from = before.attr.state;
             let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
             match &outcome {
-                Ok(()) => strict.checker.qp_modified(qp, to),
+                Ok(()) => strict.checker.qp_modified(qp, from, to),
                 Err(fault) => strict.checker.modify_refused(qp, from, to, fault),
             }
             strict.give_out();
@@ -275,6 +275,14 @@ impl Core {
         if let Ok(info) = self.adapter.query_qp(qp) {
             strict.checker.qp_destroyed(qp, info.attr.state);
             strict.give_out();
+        }
+    }
+
+    /// Notes that a shared receive queue is destroyed.
+    #[cold]
+    pub(crate) fn watch_destroy_srq(&mut self, srq: SrqId) {
+        if let Some(strict) = &mut self.strict {
+            strict.checker.srq_destroyed(srq);
         }
     }
 

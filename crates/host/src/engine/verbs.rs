@@ -226,6 +226,7 @@ impl Engine {
     pub fn destroy_srq(&self, srq: SrqId) -> Result<EventsReported, EngineError> {
         let mut core = self.enter_for(Call::DestroySrq)?;
         core.adapter.destroy_srq(srq)?;
+        core.watch_destroy_srq(srq);
         core.collect_events();
         Ok(core.events.remove_object(Object::Srq(srq)))
     }

@@ -34,6 +34,13 @@ impl QpipConfig {
         own.any(|(address, len)| share_prefix(address, gateway, len))
     }
 
+    /// An own address that the link gives to the kernel's end.
+    pub(crate) fn kernels(&self) -> Option<IpAddr> {
+        let LinkSpec::Namespace { addresses: theirs, .. } = &self.link else { return None };
+        let mut own = self.addresses.iter().map(|(address, _)| *address);
+        own.find(|address| theirs.iter().any(|(kernels, _)| kernels == address))
+    }
+
     /// What the variables of the environment ask for; `None` without a link.
     pub(crate) fn from_lookup(
         lookup: &impl Fn(&'static str) -> Option<String>,
@@ -116,6 +123,22 @@ mod tests {
         assert_eq!(read("tap:a", "10.9.0.2", "10.9.0.1").unwrap_err().name, "QUIPU_QPIP_ADDRESS");
         assert_eq!(read("tap:a", "10.9.0.2/24", "x").unwrap_err().name, "QUIPU_QPIP_GATEWAY");
         assert_eq!(QpipConfig::from_lookup(&|_| None).unwrap(), None);
+    }
+
+    #[test]
+    fn an_address_is_the_adapters_or_the_kernels() {
+        let kernels = |link: &str, own: [&str; 2]| {
+            let mut config = QpipConfig::new(link.parse().unwrap());
+            config.addresses = own.map(|it| parse_address(it).unwrap()).into();
+            config.kernels()
+        };
+        let own = ["10.9.0.2/24", "fd09::2/64"];
+        assert_eq!(kernels("ns:qp0", own), None);
+        assert_eq!(kernels("ns:qp0,address=10.9.0.1/24,address=fd09::1/64", own), None);
+        assert_eq!(kernels("ns:qp0,address=10.9.0.2/16", own), Some([10, 9, 0, 2].into()));
+        let link = "ns:,address=10.9.0.1/24,address=fd09::2/64";
+        assert_eq!(kernels(link, own), Some("fd09::2".parse().unwrap()));
+        assert_eq!(kernels("tap:qp0", own), None);
     }
 
     #[test]

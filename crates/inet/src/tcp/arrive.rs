@@ -354,8 +354,8 @@ impl Connection {
         }
     }
 
-    /// RFC 6093 3: the pointer is to the octet behind the urgent data, which stay in line. The user learns
-    /// of it.
+    /// RFC 6093 4 and 6: the pointer is to the octet behind the urgent data, which stay in line. The user
+    /// learns of it.
     fn arrive_urgent(&mut self, start: u64, pointer: u16) {
         let end = start + u64::from(pointer);
         if self.state.receives() && end > self.receive.urgent.max(self.receive.nxt) {

@@ -13,7 +13,7 @@ pub enum Event {
     /// The peer has closed its direction; this many octets were all.
     PeerClosed(u64),
     /// The peer points at urgent data that end before this offset. They are in line with the others (RFC
-    /// 6093 3).
+    /// 6093 6).
     Urgent(u64),
     /// Segments have gone unanswered several times: the route may be wrong (RFC 9293 3.8.3, R1).
     Suspect,

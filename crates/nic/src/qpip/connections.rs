@@ -397,7 +397,7 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
         }
         tcp::Event::Failed(failure) => failed(qp, hub, failure),
         tcp::Event::Closed => closed(qp, hub),
-        // Urgent data are in line with the others (RFC 6093 3). Queue pairs have no word for soft errors: the
+        // Urgent data are in line with the others (RFC 6093 6). Queue pairs have no word for soft errors: the
         // stack asks the next hop, and how the connection ends, if it does, says what was the matter.
         tcp::Event::Urgent(_) | tcp::Event::Suspect => {}
     }

@@ -12,7 +12,7 @@ use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, WcStatus};
 
 use super::response::Response;
-use super::{LinkOptions, failed, unless_gone, unreachable};
+use super::{LinkOptions, connect, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -166,7 +166,7 @@ impl<'a> Connection<'a> {
             qp.post_recv(number as u64, &[place]).map_err(failed)?;
         }
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
-        qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        connect(&qp, to, &settings)?;
         Ok(Self { adapter, to, qp, cq, memory, ended: false })
     }
 

@@ -17,8 +17,11 @@ mod ttcp;
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
-use quipu::qpip::{Adapter, LinkSpec, Mode, QpipConfig, TcpSettings, parse_address};
+use quipu::qpip::{Adapter, LinkSpec, Mode, QpipConfig, TcpQueuePair, TcpSettings, parse_address};
 use quipu::{Config, Error};
 use quipu_host::Interrupts;
 
@@ -62,6 +65,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
 /// The exit code of a tool that a signal has ended.
 const INTERRUPTED: u8 = 130;
+/// After so long without an answer a tool says that it waits for one. A neighbour that is not there is told of
+/// sooner.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -130,7 +136,7 @@ impl LinkOptions {
             .map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
         let adapter = self.open()?;
         let aborter = adapter.aborter();
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             interrupts.wait();
             aborter.abort();
             std::process::exit(INTERRUPTED.into());
@@ -189,6 +195,26 @@ impl ModeOption {
         };
         TcpSettings { mode, ..TcpSettings::default() }
     }
+}
+
+/// Connects. As long as nobody says otherwise the peer may be there, and TCP goes on trying for minutes (RFC
+/// 9293, MUST-23): whoever waits for it is told so.
+fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<(), Failure> {
+    let (waiting, end) = channel::<()>();
+    let outcome = thread::scope(|scope| {
+        scope.spawn(move || {
+            if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                eprintln!(
+                    "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C \
+                     ends it now"
+                );
+            }
+        });
+        let outcome = qp.connect(to, settings);
+        drop(waiting);
+        outcome
+    });
+    outcome.map_err(|error| unreachable(to, &error))
 }
 
 /// Why a peer cannot be reached, and what to do.

@@ -12,7 +12,7 @@ use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
 use quipu_host::Interrupts;
 
 use super::places::Places;
-use super::{INTERRUPTED, LinkOptions, failed, unless_gone, unreachable};
+use super::{INTERRUPTED, LinkOptions, connect, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// With whom.
@@ -62,7 +62,7 @@ fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
     match (options.server, options.port, options.listen) {
         (Some(server), Some(port), _) => {
             let to = SocketAddr::new(server, port);
-            end.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+            connect(&end.qp, to, &settings)?;
         }
         (_, _, listen) => {
             let port = listen.unwrap_or(0);

@@ -12,7 +12,7 @@ use quipu::{
 use serde_json::json;
 
 use super::sample::{Samples, micros};
-use super::{LinkOptions, ModeOption, echo, failed, unreachable};
+use super::{LinkOptions, ModeOption, connect, echo, failed, unreachable};
 use crate::cmd::failure::Failure;
 
 /// With whom, and what.
@@ -188,7 +188,7 @@ impl<'a> End<'a> {
             qp.post_recv(place, &self.room(place)?).map_err(failed)?;
         }
         let settings = self.options.mode.settings();
-        qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        connect(&qp, to, &settings)?;
         let mut samples = Vec::with_capacity(self.options.count as usize);
         for _ in 0..self.options.count {
             samples.push(self.round_by_tcp(&qp)?);

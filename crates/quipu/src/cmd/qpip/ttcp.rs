@@ -12,7 +12,7 @@ use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, Sge, WcS
 use serde_json::json;
 
 use super::cpu::Cpu;
-use super::{LinkOptions, ModeOption, failed, unreachable};
+use super::{LinkOptions, ModeOption, connect, failed, unreachable};
 use crate::cmd::failure::Failure;
 
 /// Who does what.
@@ -207,7 +207,7 @@ impl<'a> End<'a> {
         self.moderate(self.batch())?;
         // What is posted is the window, and into a closed one no TCP sends its end.
         self.receive_octet()?;
-        self.qp.connect(to, &settings).map_err(|error| unreachable(to, &error))?;
+        connect(&self.qp, to, &settings)?;
         let (begun, cpu, count) = (Instant::now(), Cpu::now(), self.options.count);
         let (mut posted, mut done) = (0, 0);
         let (depth, batch) = (u64::from(self.options.depth), self.batch());

@@ -172,8 +172,7 @@ impl Network {
         let number = self.add().map_err(failed)?;
         let connection = self.get(number);
         connection.claimed = true;
-        let outcome = connection.qp.connect(to, &settings());
-        outcome.map_err(|error| crate::cmd::qpip::unreachable(to, &error))?;
+        crate::cmd::qpip::connect(&connection.qp, to, &settings())?;
         Ok(number)
     }
 
