@@ -65,9 +65,9 @@ pub enum OpenError {
     },
     /// An address is that of the adapter and of the kernel, who are two stations on the link.
     #[error(
-        "the link {link} gives {address} to the kernel's end, so the adapter cannot have it: give the adapter another \
-         address of that network with --address (or QUIPU_QPIP_ADDRESS), or the kernel's end another with address= in \
-         the link"
+        "the link {link} gives {address} to the kernel's end, so the adapter cannot have it: give the \
+         adapter another address of that network with --address (or QUIPU_QPIP_ADDRESS), or the \
+         kernel's end another with address= in the link"
     )]
     KernelsAddress {
         /// The address.

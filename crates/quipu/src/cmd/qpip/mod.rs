@@ -65,8 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
 /// The exit code of a tool that a signal has ended.
 const INTERRUPTED: u8 = 130;
-/// After so long without an answer a tool says that it waits for one. A neighbour that is not there is told of
-/// sooner.
+/// After so long without an answer a tool says that it waits for one. A neighbour that is not there is told
+/// of sooner.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Where the adapter is.
