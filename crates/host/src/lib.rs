@@ -16,6 +16,7 @@
 //! | `share` | an adapter that programs use from other processes |
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
+//! | `pages` | registered memory that peers on this host map |
 //! | [`counters`] | what engines did, for others to read |
 //! | `tap` | packets for who wants to see them |
 //! | `port` | whether the interface of the device is up |
@@ -50,6 +51,7 @@ mod lock;
 mod mapped;
 mod net;
 pub mod packet;
+mod pages;
 mod port;
 mod qpip;
 mod share;
@@ -64,7 +66,8 @@ pub use quipu_strict as strict;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{
-    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, StrictMode, StrictOrder,
+    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictMode,
+    StrictOrder,
 };
 pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,

@@ -126,7 +126,7 @@ fn is_mapped(addr: usize, end: usize) -> bool {
     sys::check(synced).map_err(|error| error.raw_os_error()) != Err(Some(libc::ENOMEM))
 }
 
-fn page_size() -> usize {
+pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf takes an integer and touches no memory.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
@@ -145,25 +145,47 @@ fn search(mut text: impl BufRead, addr: usize, end: usize, write: bool) -> Optio
     while at < end {
         line.clear();
         text.read_until(b'\n', &mut line).ok()?;
-        let (start, stop, rights) = parse(&line)?;
-        if stop <= at {
+        let mapping = Mapping::parse(&line)?;
+        if mapping.end <= at {
             continue;
         }
-        if start > at || rights.get(usize::from(write)) == Some(&b'-') {
+        if mapping.start > at || mapping.rights.get(usize::from(write)) == Some(&b'-') {
             return Some(false);
         }
-        at = stop;
+        at = mapping.end;
     }
     Some(true)
 }
 
-/// First and last address and the rights (`rw-p`) of a line.
-fn parse(line: &[u8]) -> Option<(usize, usize, &[u8])> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let range = std::str::from_utf8(words.next()?).ok()?;
-    let (start, stop) = range.split_once('-')?;
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    Some((number(start)?, number(stop)?, words.next()?))
+/// A line of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping<'a> {
+    pub(crate) start: usize,
+    /// The first address behind it.
+    pub(crate) end: usize,
+    /// Such as `rw-p`.
+    pub(crate) rights: &'a [u8],
+    /// Of the file behind it; 0 where there is none.
+    pub(crate) inode: u64,
+    /// That file, or what else the kernel calls the mapping; mostly nothing.
+    pub(crate) name: &'a [u8],
+}
+
+impl<'a> Mapping<'a> {
+    /// Reads a line, with or without its end.
+    pub(crate) fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut words = line.trim_ascii_end().splitn(6, |&byte| byte == b' ');
+        let number = |text: &'a [u8], radix| {
+            u64::from_str_radix(std::str::from_utf8(text).ok()?, radix).ok()
+        };
+        let mut range = words.next()?.split(|&byte| byte == b'-');
+        let start = number(range.next()?, 16)? as usize;
+        let end = number(range.next()?, 16)? as usize;
+        let rights = words.next()?;
+        let inode = words.nth(2).and_then(|inode| number(inode, 10)).unwrap_or(0);
+        let name = words.next().unwrap_or(b"").trim_ascii_start();
+        Some(Self { start, end, rights, inode, name })
+    }
 }
 
 #[cfg(test)]
@@ -249,6 +271,17 @@ mod tests {
         }
         // SAFETY: the first byte of the patchwork is writable.
         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at).write(1) };
+    }
+
+    #[test]
+    fn a_line_of_the_list_has_its_parts() {
+        let line = b"7f00-7f10 rw-s 00001000 00:01 1034     /memfd:some name (deleted)\n";
+        let file = Mapping::parse(line).unwrap();
+        assert_eq!((file.start, file.end, file.rights), (0x7f00, 0x7f10, &b"rw-s"[..]));
+        assert_eq!((file.inode, file.name), (1034, &b"/memfd:some name (deleted)"[..]));
+        let plain = Mapping::parse(b"7f00-7f10 rw-p 00000000 00:00 0 \n").unwrap();
+        assert_eq!((plain.inode, plain.name), (0, &b""[..]));
+        assert_eq!(Mapping::parse(b"7f00-7f10"), None);
     }
 
     #[test]

@@ -55,6 +55,19 @@ pub(crate) fn above_standard(file: File) -> io::Result<File> {
     duplicate(&file.into()).map(File::from)
 }
 
+/// A descriptor for a process (Linux 5.3).
+pub(crate) fn process(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    let open = || adopt(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as c_int);
+    with_more_descriptors(open)
+}
+
+/// The open file that another process knows as `fd` (Linux 5.6). The kernel asks for the right to trace it.
+pub(crate) fn descriptor_of(process: &OwnedFd, fd: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    adopt(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) } as c_int)
+}
+
 /// Another descriptor for the same open file.
 fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: F_DUPFD_CLOEXEC takes an integer and touches no memory.

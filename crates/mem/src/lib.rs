@@ -13,6 +13,7 @@
 //! | [`ring`] | single-producer single-consumer rings inside a segment, and a channel made of them |
 //! | [`Arena`] | blocks of one size out of a sparse segment |
 //! | [`Directory`], [`Guard`] | what same-host peers may look up for themselves, and how it is withdrawn |
+//! | [`SharedPagesWriter`], [`SharedPagesReader`] | which of that they may map, instead of having the kernel copy |
 //!
 //! # Who owns which buffer
 //!
@@ -47,6 +48,7 @@ mod copy;
 mod directory;
 mod guard;
 mod key;
+mod pages;
 mod regions;
 pub mod ring;
 mod segment;
@@ -57,6 +59,9 @@ pub use arena::{Arena, ArenaError, Block};
 pub use directory::{Directory, DirectoryReader, LookupError, RemoteRange};
 pub use guard::{Guard, GuardState, GuardWait};
 pub use key::Key;
+pub use pages::{
+    MAX_SHARED, SHARED_PAGES_BYTES, SharedPages, SharedPagesReader, SharedPagesWriter,
+};
 pub use regions::{
     ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Mappings, NULL_LEN, Nothing, Pieces,
     RegionInfo, Regions, RegionsConfig, RegisterError, Registration, ReregisterError,

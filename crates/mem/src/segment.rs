@@ -183,6 +183,48 @@ impl Segment {
         Ok(())
     }
 
+    /// Copies `len` bytes in at `offset` from memory of this process, in the order of a [`Span`]'s copies.
+    ///
+    /// # Errors
+    /// They leave the segment, or it is read-only.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for reads of `len` bytes. Others may change them meanwhile.
+    #[inline]
+    pub unsafe fn store_from(
+        &self,
+        offset: usize,
+        from: usize,
+        len: usize,
+    ) -> Result<(), SegmentError> {
+        let base = self.part(offset, len)?;
+        if !self.writable {
+            return Err(SegmentError::ReadOnly);
+        }
+        let from = core::ptr::with_exposed_provenance(from);
+        // SAFETY: `part` checked the bounds and the memory is writable; the caller vouches for `from`.
+        unsafe { copy::store_overlapping(from, base.as_ptr(), len) }
+        Ok(())
+    }
+
+    /// Copies `len` bytes out from `offset` to memory of this process, in the order of a [`Span`]'s copies.
+    ///
+    /// # Errors
+    /// They leave the segment.
+    ///
+    /// # Safety
+    ///
+    /// `to` is valid for writes of `len` bytes, and no Rust reference to them is alive other than to atomics.
+    #[inline]
+    pub unsafe fn load_to(&self, offset: usize, to: usize, len: usize) -> Result<(), SegmentError> {
+        let base = self.part(offset, len)?;
+        let to = core::ptr::with_exposed_provenance_mut(to);
+        // SAFETY: `part` checked the bounds; the caller vouches for `to`.
+        unsafe { copy::store_overlapping(base.as_ptr(), to, len) }
+        Ok(())
+    }
+
     /// Zeroes the whole segment (touching every page), for a block that had another user before.
     pub fn zero(&self) -> Result<(), SegmentError> {
         if !self.writable {
@@ -295,6 +337,12 @@ pub(crate) struct Words {
     base: NonNull<AtomicU64>,
     count: usize,
     keep: Segment,
+}
+
+impl core::fmt::Debug for Words {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Words").field("count", &self.count).finish()
+    }
 }
 
 // SAFETY: it gives out nothing but `&AtomicU64` and spans; `keep` is Send and Sync.

@@ -62,9 +62,12 @@ impl Engine {
             checked => checked.map(|()| memory)?,
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
+        let shared = self.inner.shared.share(memory.addr(), memory.len());
         let mut core = self.enter_at(occasion, None)?;
         let region = core.adapter.reg_mr(pd, memory)?;
         core.watch_region(region.id);
+        drop(core);
+        self.inner.shared.keep(region.id, shared);
         Ok(region)
     }
 
@@ -146,7 +149,10 @@ impl Engine {
         if let Some(elsewhere) = self.elsewhere()? {
             return elsewhere.register_segment(pd, memory, iova, access);
         }
-        Ok(self.enter()?.adapter.reg_segment(pd, memory, iova, access)?)
+        let shared = self.inner.shared.share(memory.addr(), memory.len() as u64);
+        let region = self.enter()?.adapter.reg_segment(pd, memory, iova, access)?;
+        self.inner.shared.keep(region.id, shared);
+        Ok(region)
     }
 
     /// Changes a registration (`ibv_rereg_mr`), and waits as [`dereg_mr`](Self::dereg_mr) does.
@@ -170,10 +176,14 @@ impl Engine {
                 memory.map_or((old.addr, old.len), |memory| (memory.addr(), memory.len()));
             self.check_memory(addr, len, access.unwrap_or(old.access))?;
         }
+        let shared = memory.map(|memory| self.inner.shared.share(memory.addr(), memory.len()));
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         core.watch_region(mr);
         self.wait_quiet(core)?;
+        if let Some(shared) = shared {
+            self.inner.shared.keep(mr, shared);
+        }
         Ok(region)
     }
 
@@ -190,7 +200,9 @@ impl Engine {
         let mut core = self.enter_for(Call::DeregMr)?;
         core.watch_dereg(mr);
         core.adapter.dereg_mr(mr)?;
-        self.wait_quiet(core)
+        self.wait_quiet(core)?;
+        self.inner.shared.keep(mr, None);
+        Ok(())
     }
 
     pub(super) fn wait_quiet<'a>(&'a self, mut core: Guard<'a, Core>) -> Result<(), EngineError> {

@@ -34,7 +34,7 @@ use self::faults::Faults;
 use self::helper::Helper;
 use self::strict::Strict;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
-use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, StrictOrder};
+use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictOrder};
 use crate::counters::Publisher;
 use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
@@ -46,6 +46,7 @@ use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
 use crate::packet;
+use crate::pages::{self, SharedRegions};
 use crate::port::{self, Port};
 use crate::qpip::{Qpip, QpipConfig};
 use crate::share::Calls;
@@ -90,6 +91,8 @@ pub(crate) struct Inner {
     /// Whether the machine has one processor.
     uniprocessor: bool,
     mappings: Arc<Mappings>,
+    /// What peers may map of registered memory.
+    shared: SharedRegions,
     /// What null regions read and write; made when it is first needed.
     nothing: OnceLock<Nothing>,
     address: HostAddress,
@@ -166,6 +169,7 @@ impl Engine {
         if let (Some(wanted), Some(qpip)) = (&mut config.qpip, &qpip) {
             wanted.link.name_interface(&qpip.link().features().interface);
         }
+        let shared = SharedRegions::new(shares_pages(&config));
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
@@ -202,6 +206,7 @@ impl Engine {
             alone,
             uniprocessor,
             mappings,
+            shared,
             nothing: OnceLock::new(),
             address,
             config,
@@ -355,6 +360,13 @@ fn socket_address(address: &HostAddress) -> SocketAddr {
     }
 }
 
+/// Whether peers of this host may map registered memory.
+fn shares_pages(config: &Config) -> bool {
+    let reachable =
+        config.same_host != SameHost::Never && config.peer_memory != PeerMemoryPolicy::Never;
+    reachable && config.shared_pages == SharedPages::Registered
+}
+
 /// The links; and the segment for the directory of regions, if peers may be let into the memory.
 fn open_links(
     config: &Config,
@@ -374,7 +386,10 @@ fn open_links(
             }
         }
     }
-    let identity = Identity::new(gid, shown, config.arena_bytes, config.peer_memory)?;
+    let pages = shares_pages(config).then(pages::list).and_then(|list| {
+        list.inspect_err(|error| tracing::warn!(%error, "pages are not shared with peers")).ok()
+    });
+    let identity = Identity::new(gid, shown, pages, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
 }
 

@@ -7,22 +7,22 @@
 //!   Hello { engine, gid, proof_addr } + arena -->
 //!   Ready { number read }              -->
 //!                                      <--      Ready { number read }
-//!                                      <--      Admits { whether } + directory
-//!   Admits { whether } + directory     -->
+//!                                      <--      Admits { whether } + directory, list of shared pages
+//!   Admits { whether } + directory, list of shared pages -->
 //!   Carried messages of the adapters, and bells, both ways
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
 //! Each side speaks for its own GID only, which must be an address of this host, and names an address where
 //! the other finds a secret number; whoever can say the number has access to that process's memory, and
-//! only then is shown its directory of regions.
+//! only then is shown its directory of regions and, if it shares pages, their list.
 
 use quipu_nic::Gid;
 
 use super::probe::Number;
 
 /// Changes whenever anything that two engines share changes its form.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const MAGIC: [u8; 4] = *b"QPLK";
 
 /// Names an engine: random, chosen when it is opened.

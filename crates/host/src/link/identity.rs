@@ -1,15 +1,15 @@
 //! What engines of one host show each other: a name, an arena, a proof by which the other tests its
-//! access to memory, and, to those who have that, the directory of regions.
+//! access to memory, and, to those who have that, the directory of regions and the list of shared pages.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use quipu_mem::Segment;
+use quipu_mem::{Segment, SharedPagesReader};
 use quipu_nic::Gid;
 
 use super::handshake::{EngineName, Hello, Message};
 use super::probe::{Number, Proof};
-use super::segment::{DIRECTORY_BYTES, MAX_BYTES, Writers};
+use super::segment::{DIRECTORY_BYTES, LIST_BYTES, MAX_BYTES, Writers};
 use super::{probe, segment, socket};
 use crate::config::PeerMemoryPolicy;
 use crate::sys;
@@ -21,15 +21,26 @@ pub(crate) struct Identity {
     proof: Proof,
     /// `None` where no peer is let into the memory anyway.
     directory: Option<OwnedFd>,
+    /// The list of what peers may map; `None` where nothing is.
+    pages: Option<OwnedFd>,
     arena_bytes: usize,
     policy: PeerMemoryPolicy,
 }
 
+/// What a peer shows to whoever is admitted to its memory.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    pub(super) directory: Option<Segment>,
+    pub(super) pages: Option<SharedPagesReader>,
+}
+
 impl Identity {
-    /// A new identity; `directory` is the segment of the engine's regions.
+    /// A new identity; `directory` is the segment of the engine's regions, `pages` that of the list of what
+    /// can be mapped.
     pub(crate) fn new(
         gid: Gid,
         directory: Option<OwnedFd>,
+        pages: Option<OwnedFd>,
         arena_bytes: usize,
         policy: PeerMemoryPolicy,
     ) -> io::Result<Self> {
@@ -41,7 +52,7 @@ impl Identity {
             probe::allow_everyone();
         }
         let proof = Proof::new(&engine, number);
-        Ok(Self { engine, gid, proof, directory, arena_bytes, policy })
+        Ok(Self { engine, gid, proof, directory, pages, arena_bytes, policy })
     }
 
     fn admits_anybody(&self) -> bool {
@@ -74,18 +85,22 @@ impl Identity {
     }
 
     /// Tells a peer whether it may use its access to this process's memory: it must have proved
-    /// it by the number. Only then is it shown the directory.
+    /// it by the number. Only then is it shown the directory, and behind it the list.
     pub(super) fn admit(&self, fd: &OwnedFd, number: Option<Number>) -> io::Result<bool> {
         let admits = self.admits_anybody() && number.is_some_and(|number| self.proof.is(&number));
-        let fds: Vec<_> =
-            self.directory.iter().filter(|_| admits).map(AsRawFd::as_raw_fd).collect();
+        let shown = self.directory.iter().chain(&self.pages).filter(|_| admits);
+        let fds: Vec<_> = shown.map(AsRawFd::as_raw_fd).collect();
         socket::send(fd, &Message::Admits(admits).encode(), &fds)?;
         Ok(admits)
     }
 
-    /// Maps the directory that a peer has given.
-    pub(super) fn accept_directory(&self, fds: &[OwnedFd]) -> io::Result<Option<Segment>> {
-        let attach = |fd| segment::attach(fd, Writers::Creator, DIRECTORY_BYTES);
-        fds.first().map(attach).transpose()
+    /// Maps the directory that a peer has given, and the list, if it has one.
+    pub(super) fn accept_shown(&self, fds: &[OwnedFd]) -> io::Result<Shown> {
+        let attach = |fd, most| segment::attach(fd, Writers::Creator, most);
+        let mut fds = fds.iter();
+        let directory = fds.next().map(|fd| attach(fd, DIRECTORY_BYTES)).transpose()?;
+        let pages = fds.next().map(|fd| attach(fd, LIST_BYTES)).transpose()?;
+        let pages = pages.map(|pages| SharedPagesReader::new(&pages)).transpose();
+        Ok(Shown { directory, pages: pages.map_err(io::Error::other)? })
     }
 }

@@ -16,6 +16,7 @@ pub(crate) mod probe;
 pub(crate) mod segment;
 mod setup;
 pub(crate) mod socket;
+mod windows;
 #[cfg(test)]
 mod tests;
 

@@ -1,11 +1,15 @@
-//! The memory of a peer process on this host, reached by `process_vm_readv` and `process_vm_writev`.
+//! The memory of a peer process on this host: what it shares by windows, the rest by `process_vm_readv` and
+//! `process_vm_writev`.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_ulong, c_void, iovec, pid_t};
+use quipu_mem::{Segment, SharedPagesReader};
 use quipu_nic::{PeerMemory, PeerMemoryFault};
+
+use super::windows::Windows;
 
 /// Pieces that one system call takes; enough for most lists, and small enough for the stack.
 const PIECES: usize = 32;
@@ -16,12 +20,20 @@ pub(crate) struct ProcessMemory {
     pid: pid_t,
     /// Cleared when the link to the process breaks: its number may then belong to another one.
     alive: Arc<AtomicBool>,
+    /// What of its memory it offers to be mapped.
+    windows: Option<Mutex<Windows>>,
 }
 
 impl ProcessMemory {
     /// The memory of `pid`, as long as `alive` says so.
     pub(crate) fn new(pid: pid_t, alive: Arc<AtomicBool>) -> Self {
-        Self { pid, alive }
+        Self { pid, alive, windows: None }
+    }
+
+    /// The same, with the peer's list of what can be mapped.
+    pub(crate) fn with_windows(self, list: SharedPagesReader) -> Self {
+        let windows = Windows::new(list, self.pid, Arc::clone(&self.alive));
+        Self { windows: Some(Mutex::new(windows)), ..self }
     }
 
     fn transfer(
@@ -33,6 +45,13 @@ impl ProcessMemory {
         if !self.alive.load(Ordering::Acquire) {
             return Err(PeerMemoryFault::Unreachable);
         }
+        if let Some(windows) = &self.windows {
+            // Whose engine's lock is held, so that nobody else is there.
+            let mut windows = windows.lock().unwrap_or_else(PoisonError::into_inner);
+            if windows.meet(remote) {
+                return self.transfer_through(&mut windows, way, remote, local);
+            }
+        }
         if let (&[(at, len)], &[own]) = (remote, local) {
             let (here, there) = ([piece(own)], [piece((at as usize, len as usize))]);
             let moved = way.call(self.pid, &here, &there).map_err(|e| fault(&e))?;
@@ -40,19 +59,48 @@ impl ProcessMemory {
                 return Ok(());
             }
         }
-        self.transfer_pieces(way, remote, local)
+        self.transfer_pieces(way, remote, local.iter().copied())
     }
 
-    /// The same for lists, and for what the kernel moves in parts.
-    fn transfer_pieces(
+    /// The same for memory of which a part or all is mapped here.
+    fn transfer_through(
         &self,
+        windows: &mut Windows,
         way: Way,
         remote: &[(u64, u64)],
         local: &[(usize, usize)],
     ) -> Result<(), PeerMemoryFault> {
+        let mut here = Row { rest: local, done: 0 };
+        for &(addr, len) in remote {
+            let mut done = 0;
+            while done < len {
+                let part = windows.part(addr + done, len - done);
+                done += part.len;
+                match part.view {
+                    Some((view, mut offset)) => here.take(part.len as usize).try_for_each(|own| {
+                        offset += own.1;
+                        way.copy(view, offset - own.1, own)
+                    })?,
+                    None => {
+                        let there = [(addr + done - part.len, part.len)];
+                        self.transfer_pieces(way, &there, here.take(part.len as usize))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same by the kernel, for lists, and for what it moves in parts.
+    fn transfer_pieces(
+        &self,
+        way: Way,
+        remote: &[(u64, u64)],
+        local: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<(), PeerMemoryFault> {
         let mut there =
             Cursor::new(remote.iter().map(|&(addr, len)| (addr as usize, len as usize)));
-        let mut here = Cursor::new(local.iter().copied());
+        let mut here = Cursor::new(local);
         loop {
             let (there_vec, there_len) = there.gather();
             let (here_vec, here_len) = here.gather();
@@ -105,6 +153,24 @@ pub(crate) enum Way {
 }
 
 impl Way {
+    /// Moves bytes between a view of the other process's memory and a piece of one's own.
+    #[inline]
+    fn copy(
+        self,
+        view: &Segment,
+        offset: usize,
+        (own, len): (usize, usize),
+    ) -> Result<(), PeerMemoryFault> {
+        // SAFETY: `own` is memory that applications have registered (the contract of `PeerMemory`).
+        let moved = unsafe {
+            match self {
+                Self::Read => view.load_to(offset, own, len),
+                Self::Write => view.store_from(offset, own, len),
+            }
+        };
+        moved.map_err(|_| PeerMemoryFault::BadAddress)
+    }
+
     /// Moves bytes between this process and `pid`; how many, less than asked if a page further on
     /// cannot be accessed. The kernel checks every address, on both sides.
     pub(crate) fn call(self, pid: pid_t, here: &[iovec], there: &[iovec]) -> io::Result<usize> {
@@ -122,6 +188,34 @@ impl Way {
             }
         };
         crate::sys::check_len(moved)
+    }
+}
+
+/// A list of pieces of own memory, of whose first `done` bytes are dealt with.
+struct Row<'a> {
+    rest: &'a [(usize, usize)],
+    done: usize,
+}
+
+impl Row<'_> {
+    /// The pieces of the next `len` bytes, which are taken as they are asked for.
+    fn take(&mut self, mut len: usize) -> impl Iterator<Item = (usize, usize)> {
+        std::iter::from_fn(move || {
+            while let Some(&(at, whole)) = self.rest.first()
+                && len > 0
+            {
+                let piece = (at + self.done, (whole - self.done).min(len));
+                len -= piece.1;
+                self.done += piece.1;
+                if self.done == whole {
+                    (self.rest, self.done) = (&self.rest[1..], 0);
+                }
+                if piece.1 > 0 {
+                    return Some(piece);
+                }
+            }
+            None
+        })
     }
 }
 

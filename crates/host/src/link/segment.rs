@@ -17,8 +17,11 @@ const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 pub(crate) const MAX_BYTES: usize = 64 << 30;
 /// Size of the table in which peers of this host look up regions. Sparse.
 pub(crate) const DIRECTORY_BYTES: usize = 8 << 20;
+/// Size of the list of what peers of this host may map. Sparse.
+pub(crate) const LIST_BYTES: usize = MIN_BYTES;
 /// The least size that is worth trying.
 const MIN_BYTES: usize = 1 << 20;
+const _: () = assert!(quipu_mem::SHARED_PAGES_BYTES <= LIST_BYTES);
 
 /// A mapping, undone when dropped.
 struct Mapping {
@@ -87,11 +90,8 @@ pub(crate) fn create(name: &CStr, len: usize, writers: Writers) -> io::Result<(O
 }
 
 fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
-    let fd = with_more_descriptors(|| memfd(name))?;
-    // SAFETY: takes integers only.
-    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) })?;
+    let fd = file(name, len)?;
     let segment = map(&fd, len, true)?;
-    seal(&fd, SIZE_SEALS)?;
     if writers == Writers::Creator {
         // Linux 5.1. Where it is missing the peer is trusted: it runs as the same user, and may
         // reach into this process anyway.
@@ -101,6 +101,15 @@ fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(Owne
     }
     seal(&fd, libc::F_SEAL_SEAL)?;
     Ok((fd, segment))
+}
+
+/// A memory file of `len` zeros, which keeps that size.
+pub(crate) fn file(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    let fd = with_more_descriptors(|| memfd(name))?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) })?;
+    seal(&fd, SIZE_SEALS)?;
+    Ok(fd)
 }
 
 fn memfd(name: &CStr) -> io::Result<OwnedFd> {
@@ -120,6 +129,33 @@ fn seal(fd: &OwnedFd, seals: c_int) -> io::Result<()> {
 /// Maps a segment of at most `most` bytes that a peer created, after checking that the peer cannot
 /// change its size, and that a page that is touched can be had.
 pub(crate) fn attach(fd: &OwnedFd, writers: Writers, most: usize) -> io::Result<Segment> {
+    let len = settled(fd)?.len;
+    if !(MIN_BYTES..=most).contains(&len) {
+        return Err(io::Error::other("the peer's segment has an impossible size"));
+    }
+    map(fd, len, writers == Writers::Both)
+}
+
+/// Maps the first `len` bytes of a file that a peer created, after the same checks, if its inode is the one
+/// that the peer named.
+pub(crate) fn attach_pages(fd: &OwnedFd, len: usize, inode: u64) -> io::Result<Segment> {
+    let found = settled(fd)?;
+    if len == 0 || found.len < len || found.inode != inode {
+        return Err(io::Error::other("the peer's pages are not in that file"));
+    }
+    map(fd, len, true)
+}
+
+/// A file, as far as it cannot change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settled {
+    /// Bytes.
+    pub(crate) len: usize,
+    pub(crate) inode: u64,
+}
+
+/// What is settled of a memory file: an error if its size is not, or if a page that is touched may not be had.
+pub(crate) fn settled(fd: &OwnedFd) -> io::Result<Settled> {
     // SAFETY: F_GET_SEALS takes no pointer. What is no memory file answers with an error.
     let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
     if seals & SIZE_SEALS != SIZE_SEALS {
@@ -133,11 +169,7 @@ pub(crate) fn attach(fd: &OwnedFd, writers: Writers, most: usize) -> io::Result<
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
-    let len = usize::try_from(stat.st_size).unwrap_or(0);
-    if !(MIN_BYTES..=most).contains(&len) {
-        return Err(io::Error::other("the peer's segment has an impossible size"));
-    }
-    map(fd, len, writers == Writers::Both)
+    Ok(Settled { len: usize::try_from(stat.st_size).unwrap_or(0), inode: stat.st_ino })
 }
 
 /// The kind of file system that an open file belongs to (statfs(2)).

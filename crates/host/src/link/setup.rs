@@ -6,6 +6,7 @@ use std::sync::Arc;
 use quipu_nic::{Link, PeerMemory, Time};
 
 use super::handshake::{EngineName, Hello, Message};
+use super::identity::Shown;
 use super::peer_memory::ProcessMemory;
 use super::probe::Number;
 use super::{Broken, Links, MAPPED_MAX, State, socket};
@@ -166,14 +167,20 @@ impl Links {
         // Access is used in both directions or in none, so that the two adapters agree on how
         // bytes move.
         let access = admits && peer.admitted;
-        let directory = if access { self.identity.accept_directory(fds)? } else { None };
-        let memory = || ProcessMemory::new(peer.pid, Arc::clone(&peer.alive));
+        let shown = if access { self.identity.accept_shown(fds)? } else { Shown::default() };
+        let memory = || {
+            let memory = ProcessMemory::new(peer.pid, Arc::clone(&peer.alive));
+            match shown.pages {
+                Some(list) => memory.with_windows(list),
+                None => memory,
+            }
+        };
         let link = adapter.handle_link_up(Link {
             own,
             peer: arena,
             peer_gid: peer.gid,
             peer_memory: access.then(|| Arc::new(memory()) as Arc<dyn PeerMemory>),
-            peer_directory: directory,
+            peer_directory: shown.directory,
         })?;
         tracing::debug!(pid = peer.pid, access, "link stands");
         socket::take_no_descriptors(&peer.fd);

@@ -1,0 +1,144 @@
+//! A child of fork has memory of its own: pages that were shared with peers become private copies there.
+//!
+//! The parent waits until they are, so that the child does not see what it writes afterwards; its other threads
+//! do not wait. In the child of a process with threads nothing may be allocated or locked.
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_void};
+
+use super::{NAME, REGISTRY};
+use crate::mapped::Mapping;
+
+/// Bytes of the list of mappings that are read at once; longer lines are of no mapping of ours.
+const TEXT: usize = 8192;
+/// Ranges that are replaced between two looks at the list.
+const BATCH: usize = 32;
+
+thread_local! {
+    /// The pipe by whose end the parent learns that the child is ready, while this thread forks.
+    static PIPE: Cell<[c_int; 2]> = const { Cell::new([-1, -1]) };
+}
+
+/// From now on looks after children.
+pub(super) fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handlers are functions of the required type, which live as long as the program.
+        let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        if result != 0 {
+            tracing::warn!("cannot watch for fork; children share registered memory");
+        }
+    });
+}
+
+/// Whether a mapping of the list is one of a file whose name begins so.
+pub(super) fn is_file(mapping: &[u8], name: &[u8]) -> bool {
+    mapping.strip_prefix(b"/memfd:").is_some_and(|rest| rest.starts_with(name))
+}
+
+extern "C" fn before() {
+    let mut ends = [-1; 2];
+    if !REGISTRY.load(Ordering::Relaxed).is_null() {
+        // SAFETY: the kernel writes two descriptors.
+        unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    }
+    PIPE.set(ends);
+}
+
+extern "C" fn in_parent() {
+    let [read_end, write_end] = PIPE.replace([-1, -1]);
+    if read_end < 0 {
+        return;
+    }
+    let mut byte = 0u8;
+    // SAFETY: closes a descriptor of our own, then reads one byte; both are async-signal-safe. The other end
+    // is closed when the child is ready, or ends.
+    unsafe {
+        libc::close(write_end);
+        let interrupted = || *libc::__errno_location() == libc::EINTR;
+        while libc::read(read_end, (&raw mut byte).cast(), 1) < 0 && interrupted() {}
+        libc::close(read_end);
+    }
+}
+
+extern "C" fn in_child() {
+    let ends = PIPE.replace([-1, -1]);
+    // What is registered there belongs to the parent; whatever the child registers begins anew.
+    if !REGISTRY.swap(ptr::null_mut(), Ordering::AcqRel).is_null() {
+        while make_private() == BATCH {}
+    }
+    for end in ends.into_iter().filter(|&end| end >= 0) {
+        // SAFETY: a descriptor of our own.
+        unsafe { libc::close(end) };
+    }
+}
+
+/// Replaces up to [`BATCH`] ranges; how many.
+fn make_private() -> usize {
+    let mut found = [(0, 0); BATCH];
+    let mut count = 0;
+    visit_list(|mapping| {
+        if mapping.rights.ends_with(b"s") && is_file(mapping.name, NAME.as_bytes()) {
+            found[count] = (mapping.start, mapping.end - mapping.start);
+            count += 1;
+        }
+        count < BATCH
+    });
+    found[..count].iter().filter(|&&(start, len)| copy(start, len)).count()
+}
+
+/// Replaces one range by a private copy. It can be read and written afterwards, whatever it was before.
+fn copy(start: usize, len: usize) -> bool {
+    let place = ptr::with_exposed_provenance_mut::<c_void>(start);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice; the source is a mapping of one of our
+    // files, which keeps its size, and whose bytes the copy has when it takes its place.
+    unsafe {
+        let own = libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0);
+        if own == libc::MAP_FAILED {
+            return false;
+        }
+        libc::mprotect(place, len, protection);
+        ptr::copy_nonoverlapping(place.cast::<u8>(), own.cast::<u8>(), len);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        libc::mremap(own, len, len, flags, place) != libc::MAP_FAILED
+    }
+}
+
+/// Reads the list of mappings without allocating, as long as `visit` says so.
+fn visit_list(mut visit: impl FnMut(Mapping<'_>) -> bool) {
+    let mut text = [0u8; TEXT];
+    let mut filled = 0;
+    // SAFETY: the name is a zero-terminated string.
+    let list = unsafe {
+        libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)
+    };
+    if list < 0 {
+        return;
+    }
+    'all: loop {
+        let room = &mut text[filled..];
+        // SAFETY: the kernel writes at most as many bytes as there is room for.
+        let got = unsafe { libc::read(list, room.as_mut_ptr().cast(), room.len()) };
+        let Ok(got @ 1..) = usize::try_from(got) else { break };
+        filled += got;
+        let whole = text[..filled].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        for line in text[..whole].split(|&byte| byte == b'\n') {
+            if Mapping::parse(line).is_some_and(|mapping| !visit(mapping)) {
+                break 'all;
+            }
+        }
+        text.copy_within(whole..filled, 0);
+        filled -= whole;
+        if filled == TEXT {
+            filled = 0;
+        }
+    }
+    // SAFETY: a descriptor of our own.
+    unsafe { libc::close(list) };
+}

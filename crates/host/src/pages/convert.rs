@@ -1,0 +1,104 @@
+//! Puts the pages of a memory file in the place of others with the same bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr;
+
+use crate::mapped::page_size;
+
+/// `/proc/self/pagemap` says of a page that it is in memory, or swapped out.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+/// Pages that are looked at in one call.
+const BATCH: usize = 512;
+
+/// A mapping that has not found its place yet.
+struct Staged {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+impl Staged {
+    /// The whole of a file.
+    fn of(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let at =
+            unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { at, len }) }
+    }
+
+    /// Moves it to `start`, in the place of what is there.
+    ///
+    /// # Safety
+    ///
+    /// The pages there have the same bytes, and nobody relies on which pages they are.
+    unsafe fn put(self, start: usize) -> io::Result<()> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let place = ptr::without_provenance_mut::<libc::c_void>(start);
+        // SAFETY: the source is a mapping of our own; of the target the caller says that it may be replaced.
+        let moved = unsafe { libc::mremap(self.at, self.len, self.len, flags, place) };
+        if moved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        std::mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and nobody else knows of it.
+        unsafe { libc::munmap(self.at, self.len) };
+    }
+}
+
+/// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of as
+/// many zeros, after a copy. With `private`, pages that were never touched stay so.
+pub(super) fn replace(file: &OwnedFd, start: usize, len: usize, private: bool) -> io::Result<()> {
+    let staged = Staged::of(file, len)?;
+    let copy = |from: usize, bytes: usize| {
+        let source = ptr::with_exposed_provenance::<u8>(start + from);
+        // SAFETY: the list of mappings says that the program may read all of these pages, which it vouches
+        // for as registered memory; the target is a mapping of the same length that nobody else knows.
+        unsafe { ptr::copy_nonoverlapping(source, staged.at.cast::<u8>().add(from), bytes) };
+    };
+    match private {
+        true => touched(start, len, copy)?,
+        false => copy(0, len),
+    }
+    // SAFETY: the bytes are those that the program had there, whose registration says that this may be done.
+    unsafe { staged.put(start) }
+}
+
+/// Calls `visit` with offset and length of each run of pages that hold something.
+fn touched(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) -> io::Result<()> {
+    let pagemap = File::open("/proc/self/pagemap")?;
+    let page = page_size();
+    let mut entries = [0; BATCH * 8];
+    let mut run: Option<usize> = None;
+    for first in (0..len).step_by(BATCH * page) {
+        let count = BATCH.min((len - first) / page);
+        let bytes = &mut entries[..count * 8];
+        pagemap.read_exact_at(bytes, ((start + first) / page * 8) as u64)?;
+        for (i, entry) in bytes.chunks_exact(8).enumerate() {
+            let word = entry.try_into().map_or(0, u64::from_ne_bytes);
+            let at = first + i * page;
+            match (word & (PRESENT | SWAPPED) != 0, run) {
+                (true, None) => run = Some(at),
+                (false, Some(from)) => {
+                    visit(from, at - from);
+                    run = None;
+                }
+                _ => {}
+            }
+        }
+    }
+    if let Some(from) = run {
+        visit(from, len - from);
+    }
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! Registered memory that peers on this host map, and so reach with plain loads and stores.
+//!
+//! The memory of a program is private to its process, and a peer reaches it by a system call that has the kernel
+//! copy. Where [`SharedPages::Registered`](crate::SharedPages::Registered) asks for it, a registration replaces
+//! whole pages, in place, by those of a memory file with the same contents; a list of such ranges
+//! ([`quipu_mem::SharedPages`]) says to peers which files to map. What else could tell the difference is for
+//! the user to know (`docs/environment.md`): other threads that write while memory is being registered, and
+//! allocators that take `MADV_DONTNEED` for a way to get zeros. A child of fork gets a copy (`pages::child`).
+//!
+//! Both are of the process, not of an engine: memory may be registered with several.
+
+mod child;
+mod convert;
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use quipu_mem::{MAX_SHARED, SharedPages, SharedPagesWriter};
+use quipu_nic::MrId;
+
+use crate::link::segment::{self, LIST_BYTES, Writers};
+use crate::mapped::{self, Mapping};
+use crate::sys;
+
+/// What the names of the files begin with.
+const NAME: &str = "quipu-pages";
+
+/// The ranges of this process. Never freed: engines come and go.
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
+struct Registry {
+    /// The list, for peers.
+    list: OwnedFd,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    writer: SharedPagesWriter,
+    ranges: Vec<Range>,
+    last_id: u32,
+    /// Of the files of this process; other copies of this library have others.
+    name: CString,
+}
+
+/// Pages of one file.
+struct Range {
+    id: u32,
+    start: usize,
+    end: usize,
+    file: OwnedFd,
+    inode: u64,
+    /// Registrations.
+    users: usize,
+}
+
+/// A registration's share of the ranges that it uses, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    ids: Vec<u32>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(registry) = current() {
+            registry.lock().release(&self.ids);
+        }
+    }
+}
+
+/// What is shared of each region of an engine.
+#[derive(Debug)]
+pub(crate) struct SharedRegions {
+    /// `None` where nothing is to be.
+    by_region: Option<Mutex<HashMap<MrId, Shared>>>,
+}
+
+impl SharedRegions {
+    /// Of no region yet, or of none ever.
+    pub(crate) fn new(wanted: bool) -> Self {
+        Self { by_region: wanted.then(Mutex::default) }
+    }
+
+    /// Has peers map what is possible of memory that is about to be registered.
+    pub(crate) fn share(&self, addr: usize, len: u64) -> Option<Shared> {
+        self.by_region.as_ref().and_then(|_| share(addr, len))
+    }
+
+    /// Keeps a region's share, instead of the one that it had: `None` once it is not registered any more.
+    pub(crate) fn keep(&self, region: MrId, shared: Option<Shared>) {
+        let Some(by_region) = &self.by_region else { return };
+        let mut by_region = by_region.lock().unwrap_or_else(PoisonError::into_inner);
+        match shared {
+            Some(shared) => by_region.insert(region, shared),
+            None => by_region.remove(&region),
+        };
+    }
+}
+
+/// The list of this process's ranges, for a peer that may reach into its memory.
+///
+/// # Errors
+///
+/// The kernel refuses shared memory.
+pub(crate) fn list() -> io::Result<OwnedFd> {
+    registry()?.list.as_fd().try_clone_to_owned().and_then(sys::above_standard_fd)
+}
+
+/// Has peers map as many as possible of the whole pages within `len` bytes at `addr`. `None`: none of them.
+fn share(addr: usize, len: u64) -> Option<Shared> {
+    let page = mapped::page_size();
+    let start = addr.checked_next_multiple_of(page)?;
+    let end = addr.checked_add(usize::try_from(len).ok()?)? / page * page;
+    if start >= end {
+        return None;
+    }
+    let unwilling = |error| tracing::debug!(%error, addr, len, "pages are not shared");
+    let registry = registry().map_err(unwilling).ok()?;
+    let ids = registry.lock().share(start, end).map_err(unwilling).ok()?;
+    (!ids.is_empty()).then_some(Shared { ids })
+}
+
+fn current() -> Option<&'static Registry> {
+    // SAFETY: it is null or came from `Box::leak` in this process or a parent of it; nothing frees it.
+    unsafe { REGISTRY.load(Ordering::Acquire).as_ref() }
+}
+
+fn registry() -> io::Result<&'static Registry> {
+    if let Some(registry) = current() {
+        return Ok(registry);
+    }
+    child::watch();
+    let made = ptr::from_mut(Box::leak(Box::new(Registry::new()?)));
+    let order = Ordering::AcqRel;
+    match REGISTRY.compare_exchange(ptr::null_mut(), made, order, Ordering::Acquire) {
+        // SAFETY: leaked above, so it is never freed.
+        Ok(_) => Ok(unsafe { &*made }),
+        Err(_) => {
+            // SAFETY: nobody has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            registry()
+        }
+    }
+}
+
+impl Registry {
+    fn new() -> io::Result<Self> {
+        let (list, pages) =
+            segment::create(c"quipu-page-list", LIST_BYTES, Writers::Creator)?;
+        let writer = SharedPagesWriter::create(&pages).map_err(io::Error::other)?;
+        let mut random = [0; 8];
+        sys::random(&mut random)?;
+        let name = format!("{NAME}-{:016x}", u64::from_ne_bytes(random));
+        let name = CString::new(name).map_err(io::Error::other)?;
+        let books = Mutex::new(Books { writer, ranges: Vec::new(), last_id: 0, name });
+        Ok(Self { list, books })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of a registration that can be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Private memory without a file.
+    Private { start: usize, end: usize },
+    /// Pages of one of our files.
+    Ours { start: usize, end: usize, inode: u64 },
+}
+
+impl Books {
+    /// Makes ranges of what is not in one yet; the numbers of all that the pages from `start` to `end` lie in.
+    fn share(&mut self, start: usize, end: usize) -> io::Result<Vec<u32>> {
+        let list = BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?);
+        let parts = parts(list, &self.name, start, end)?;
+        self.forget_replaced(&parts, start, end);
+        let mut ids = Vec::new();
+        for part in parts {
+            let used = match part {
+                Part::Private { start, end } => self.convert(start, end, true),
+                Part::Ours { start, end, inode } => {
+                    match self.ranges.iter().find(|range| range.inode == inode) {
+                        Some(range) if range.start <= start && end <= range.end => Ok(range.id),
+                        // Moved by the program.
+                        Some(_) => continue,
+                        None => self.convert(start, end, false),
+                    }
+                }
+            };
+            match used {
+                Ok(id) => ids.push(id),
+                Err(error) => tracing::debug!(%error, ?part, "pages are not shared"),
+            }
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        for range in self.ranges.iter_mut().filter(|range| ids.contains(&range.id)) {
+            range.users += 1;
+        }
+        self.show();
+        Ok(ids)
+    }
+
+    /// Forgets ranges where the program has mapped something else since.
+    fn forget_replaced(&mut self, parts: &[Part], start: usize, end: usize) {
+        let is_there = |range: &Range| {
+            parts.iter().any(|part| matches!(part, Part::Ours { inode, .. } if *inode == range.inode))
+        };
+        self.ranges.retain(|range| range.end <= start || end <= range.start || is_there(range));
+    }
+
+    /// Makes a range of private pages, or of ones that a registration left shared.
+    fn convert(&mut self, start: usize, end: usize, private: bool) -> io::Result<u32> {
+        if self.ranges.len() >= MAX_SHARED {
+            return Err(io::Error::other("there are as many shared ranges as there can be"));
+        }
+        let file = segment::file(&self.name, end - start)?;
+        let inode = segment::settled(&file)?.inode;
+        convert::replace(&file, start, end - start, private)?;
+        self.last_id = self.last_id.wrapping_add(1);
+        let id = self.last_id;
+        self.ranges.push(Range { id, start, end, file, inode, users: 0 });
+        Ok(id)
+    }
+
+    fn release(&mut self, ids: &[u32]) {
+        for range in self.ranges.iter_mut().filter(|range| ids.contains(&range.id)) {
+            range.users -= 1;
+        }
+        self.ranges.retain(|range| range.users > 0);
+        self.show();
+    }
+
+    fn show(&mut self) {
+        let shown = self.ranges.iter().map(|range| SharedPages {
+            addr: range.start as u64,
+            len: (range.end - range.start) as u64,
+            fd: range.file.as_raw_fd().unsigned_abs(),
+            id: range.id,
+            inode: range.inode,
+        });
+        self.writer.show(shown);
+    }
+}
+
+/// What can be shared of the pages from `start` to `end`, by the list of mappings. The whole of the heap is
+/// not, since other threads allocate there meanwhile.
+fn parts(
+    mut list: impl BufRead,
+    name: &CStr,
+    start: usize,
+    end: usize,
+) -> io::Result<Vec<Part>> {
+    let (mut parts, mut line) = (Vec::new(), Vec::new());
+    while list.read_until(b'\n', &mut line)? > 0 {
+        let mapping = Mapping::parse(&line).ok_or(io::ErrorKind::InvalidData)?;
+        if mapping.start >= end {
+            break;
+        }
+        if mapping.end > start && mapping.rights.starts_with(b"rw") {
+            let (from, to) = (mapping.start.max(start), mapping.end.min(end));
+            let whole = from == mapping.start && to == mapping.end;
+            match (mapping.rights.get(3), mapping.inode, mapping.name) {
+                (Some(b'p'), 0, b"") => parts.push(Part::Private { start: from, end: to }),
+                (Some(b'p'), 0, b"[heap]") if !whole => {
+                    parts.push(Part::Private { start: from, end: to });
+                }
+                (Some(b's'), inode, file) if child::is_file(file, name.to_bytes()) => {
+                    parts.push(Part::Ours { start: from, end: to, inode });
+                }
+                _ => {}
+            }
+        }
+        line.clear();
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests;
