@@ -66,8 +66,8 @@ pub use quipu_strict as strict;
 
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{
-    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictMode,
-    StrictOrder,
+    CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages,
+    StrictMode, StrictOrder,
 };
 pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,

@@ -111,9 +111,8 @@ impl SharedPagesReader {
         let before = sequence.load(Ordering::Acquire);
         let count = self.words.at(COUNT).load(Ordering::Relaxed).min(MAX_SHARED as u64);
         ranges.extend((0..count as usize).map(|index| {
-            let word = |i: usize| {
-                self.words.at(ENTRIES + index * ENTRY_WORDS + i).load(Ordering::Relaxed)
-            };
+            let word =
+                |i: usize| self.words.at(ENTRIES + index * ENTRY_WORDS + i).load(Ordering::Relaxed);
             let names = word(2);
             let (fd, id) = (names as u32, (names >> 32) as u32);
             SharedPages { addr: word(0), len: word(1), fd, id, inode: word(3) }

@@ -211,7 +211,7 @@ impl<P: Probe> Adapter<P> {
             transmit::channel::notify(qp, hub);
         } else {
             hub.now = now;
-            if !transmit::direct::move_at_once(qp, hub, wr) {
+            if !transmit::direct::execute_at_once(qp, hub, wr) {
                 return false;
             }
         }

@@ -44,6 +44,20 @@ pub enum PeerMemoryFault {
     Unreachable,
 }
 
+/// An atomic operation on 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Adds, wrapping.
+    FetchAdd(u64),
+    /// Stores `swap` if the word equals `compare`.
+    CompareSwap {
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store if equal.
+        swap: u64,
+    },
+}
+
 /// Access to the memory of another process on this host. Addresses and lengths in bytes; both lists of a
 /// call have the same total.
 pub trait PeerMemory: Send + Sync {
@@ -59,6 +73,13 @@ pub trait PeerMemory: Send + Sync {
     /// See [`PeerMemoryFault`]; some bytes may have been copied.
     fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)])
     -> Result<(), PeerMemoryFault>;
+
+    /// Executes an atomic operation on the 8 bytes at the peer's `addr`, a multiple of 8, and returns what was
+    /// there. `None` where only the peer's own processor can, mostly: what is not mapped here.
+    fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
+        let _ = (addr, op);
+        None
+    }
 }
 
 /// What the world below has agreed on with another engine of this host.

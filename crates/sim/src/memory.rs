@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quipu_nic::mem::{Segment, Span};
-use quipu_nic::{ConnId, Gather, PeerMemory, PeerMemoryFault, Piece, Time};
+use quipu_nic::{Atomic, ConnId, Gather, PeerMemory, PeerMemoryFault, Piece, Time};
 
 use crate::world::Host;
 
@@ -118,13 +118,15 @@ impl Host {
 pub struct Reach {
     own: SharedSpace,
     peer: SharedSpace,
+    /// Whether the peer's memory is mapped, so that atomics can be executed there.
+    maps: bool,
 }
 
 impl Reach {
-    /// Access from the process with the address space `own` to the one with `peer`.
+    /// Access from the process with the address space `own` to the one with `peer`, which it maps or not.
     #[must_use]
-    pub fn new(own: SharedSpace, peer: SharedSpace) -> Self {
-        Self { own, peer }
+    pub fn new(own: SharedSpace, peer: SharedSpace, maps: bool) -> Self {
+        Self { own, peer, maps }
     }
 
     /// Copies between two lists of ranges of the same total length.
@@ -170,6 +172,18 @@ impl PeerMemory for Reach {
     ) -> Result<(), PeerMemoryFault> {
         Self::copy((&self.own, local), (&self.peer, &here(remote)))
     }
+
+    fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
+        if !self.maps {
+            return None;
+        }
+        let space = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = space.span(addr as usize, 8).ok()?;
+        Some(match op {
+            Atomic::FetchAdd(add) => word.fetch_add(add),
+            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +196,7 @@ mod tests {
         let (a, b) = (Segment::heap(64), Segment::heap(64));
         own.lock().unwrap().map(&a);
         peer.lock().unwrap().map(&b);
-        let reach = Reach::new(own.clone(), peer.clone());
+        let reach = Reach::new(own.clone(), peer.clone(), false);
         a.write(0, b"quipu").unwrap();
         let (at_a, at_b) = (a.addr(), b.addr() as u64);
         reach.write(&[(at_a, 2), (at_a + 2, 3)], &[(at_b + 10, 4), (at_b + 20, 1)]).unwrap();

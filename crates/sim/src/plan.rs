@@ -220,6 +220,7 @@ fn draw_hosts(rng: &mut Rng, options: &Options) -> Vec<(u8, Style)> {
                 link_blocks: rng.pick(&[0, 1, 8]),
                 reachable: rng.percent(60),
                 directory: rng.percent(70),
+                mapped: rng.percent(50),
             };
             (machine, style)
         })

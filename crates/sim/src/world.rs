@@ -41,6 +41,8 @@ pub struct Style {
     /// Whether same-host peers may reach its memory, and whether it shows them a directory.
     pub reachable: bool,
     pub directory: bool,
+    /// Whether they map it, and so execute atomics there.
+    pub mapped: bool,
 }
 
 /// A host: one process with one adapter.
@@ -247,7 +249,7 @@ impl World {
             let _ = adapter.publish_regions(directory);
         }
         if style.reachable {
-            adapter.set_own_memory(Arc::new(Reach::new(space.clone(), space.clone())));
+            adapter.set_own_memory(Arc::new(Reach::new(space.clone(), space.clone(), false)));
         }
         self.hosts.push(Host {
             adapter,
@@ -544,7 +546,8 @@ impl World {
         let reachable = self.hosts[a].style.reachable && self.hosts[b].style.reachable;
         for (own, peer, [mine, theirs]) in [(a, b, [0, 1]), (b, a, [1, 0])] {
             let memory = reachable.then(|| -> Arc<dyn quipu_nic::PeerMemory> {
-                Arc::new(Reach::new(self.hosts[own].space.clone(), self.hosts[peer].space.clone()))
+                let [mine, theirs] = [own, peer].map(|h| self.hosts[h].space.clone());
+                Arc::new(Reach::new(mine, theirs, self.hosts[peer].style.mapped))
             });
             let link = Link {
                 own: segments[mine].clone(),

@@ -16,9 +16,9 @@ pub(crate) mod probe;
 pub(crate) mod segment;
 mod setup;
 pub(crate) mod socket;
-mod windows;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

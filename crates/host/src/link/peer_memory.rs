@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_ulong, c_void, iovec, pid_t};
 use quipu_mem::{Segment, SharedPagesReader};
-use quipu_nic::{PeerMemory, PeerMemoryFault};
+use quipu_nic::{Atomic, PeerMemory, PeerMemoryFault};
 
 use super::windows::Windows;
 
@@ -77,10 +77,12 @@ impl ProcessMemory {
                 let part = windows.part(addr + done, len - done);
                 done += part.len;
                 match part.view {
-                    Some((view, mut offset)) => here.take(part.len as usize).try_for_each(|own| {
-                        offset += own.1;
-                        way.copy(view, offset - own.1, own)
-                    })?,
+                    Some((view, mut offset)) => {
+                        here.take(part.len as usize).try_for_each(|own| {
+                            offset += own.1;
+                            way.copy(view, offset - own.1, own)
+                        })?
+                    }
                     None => {
                         let there = [(addr + done - part.len, part.len)];
                         self.transfer_pieces(way, &there, here.take(part.len as usize))?;
@@ -128,6 +130,22 @@ impl PeerMemory for ProcessMemory {
         remote: &[(u64, u64)],
     ) -> Result<(), PeerMemoryFault> {
         self.transfer(Way::Write, remote, local)
+    }
+
+    fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
+        let mut windows = self.windows.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.alive.load(Ordering::Acquire) || !windows.meet(&[(addr, 8)]) {
+            return None;
+        }
+        let (view, offset) = windows.part(addr, 8).view?;
+        let word = view.span(offset, 8).ok()?;
+        if word.as_raw().0 % 8 != 0 {
+            return None;
+        }
+        Some(match op {
+            Atomic::FetchAdd(add) => word.fetch_add(add),
+            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
+        })
     }
 }
 

@@ -75,7 +75,9 @@ impl Windows {
         }
         let meets = |window: &Window| {
             let end = window.range.addr + window.range.len;
-            ranges.iter().any(|&(addr, len)| addr < end && addr.saturating_add(len) > window.range.addr)
+            ranges
+                .iter()
+                .any(|&(addr, len)| addr < end && addr.saturating_add(len) > window.range.addr)
         };
         !self.windows.is_empty() && self.windows.iter().any(meets)
     }
@@ -85,7 +87,10 @@ impl Windows {
     pub(super) fn part(&mut self, addr: u64, len: u64) -> Part<'_> {
         let used = self.windows.get(self.last).and_then(|window| window.offset(addr));
         if used.is_none() {
-            self.last = self.windows.iter().position(|window| window.offset(addr).is_some())
+            self.last = self
+                .windows
+                .iter()
+                .position(|window| window.offset(addr).is_some())
                 .unwrap_or(usize::MAX);
         }
         let last = self.last;
@@ -159,3 +164,6 @@ impl Windows {
         segment::attach_pages(&file, len, range.inode)
     }
 }
+
+#[cfg(test)]
+mod tests;

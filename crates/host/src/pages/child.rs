@@ -115,9 +115,7 @@ fn visit_list(mut visit: impl FnMut(Mapping<'_>) -> bool) {
     let mut text = [0u8; TEXT];
     let mut filled = 0;
     // SAFETY: the name is a zero-terminated string.
-    let list = unsafe {
-        libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)
-    };
+    let list = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if list < 0 {
         return;
     }

@@ -150,8 +150,7 @@ fn registry() -> io::Result<&'static Registry> {
 
 impl Registry {
     fn new() -> io::Result<Self> {
-        let (list, pages) =
-            segment::create(c"quipu-page-list", LIST_BYTES, Writers::Creator)?;
+        let (list, pages) = segment::create(c"quipu-page-list", LIST_BYTES, Writers::Creator)?;
         let writer = SharedPagesWriter::create(&pages).map_err(io::Error::other)?;
         let mut random = [0; 8];
         sys::random(&mut random)?;
@@ -211,7 +210,9 @@ impl Books {
     /// Forgets ranges where the program has mapped something else since.
     fn forget_replaced(&mut self, parts: &[Part], start: usize, end: usize) {
         let is_there = |range: &Range| {
-            parts.iter().any(|part| matches!(part, Part::Ours { inode, .. } if *inode == range.inode))
+            parts
+                .iter()
+                .any(|part| matches!(part, Part::Ours { inode, .. } if *inode == range.inode))
         };
         self.ranges.retain(|range| range.end <= start || end <= range.start || is_there(range));
     }
@@ -252,12 +253,7 @@ impl Books {
 
 /// What can be shared of the pages from `start` to `end`, by the list of mappings. The whole of the heap is
 /// not, since other threads allocate there meanwhile.
-fn parts(
-    mut list: impl BufRead,
-    name: &CStr,
-    start: usize,
-    end: usize,
-) -> io::Result<Vec<Part>> {
+fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::Result<Vec<Part>> {
     let (mut parts, mut line) = (Vec::new(), Vec::new());
     while list.read_until(b'\n', &mut line)? > 0 {
         let mapping = Mapping::parse(&line).ok_or(io::ErrorKind::InvalidData)?;

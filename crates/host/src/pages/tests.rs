@@ -1,1 +1,211 @@
 use super::*;
+
+/// Private memory of the test's own.
+struct Memory {
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    fn of(pages: usize) -> Self {
+        let len = pages * mapped::page_size();
+        Self { start: map(0, len), len }
+    }
+
+    /// The first byte of a page, as a pointer.
+    fn page(&self, page: usize) -> *mut u8 {
+        let offset = page * mapped::page_size();
+        assert!(offset < self.len);
+        ptr::with_exposed_provenance_mut(self.start + offset)
+    }
+
+    fn put(&self, page: usize, byte: u8) {
+        // SAFETY: a byte of a mapping of our own.
+        unsafe { self.page(page).write_volatile(byte) };
+    }
+
+    fn get(&self, page: usize) -> u8 {
+        // SAFETY: as above.
+        unsafe { self.page(page).read_volatile() }
+    }
+
+    fn share(&self) -> Option<Shared> {
+        share(self.start, self.len as u64)
+    }
+
+    /// The ranges that are listed of it, as first page, pages, and pages that hold something.
+    fn listed(&self) -> Vec<(usize, usize, u64)> {
+        let books = registry().unwrap().lock();
+        let page = mapped::page_size();
+        let mine = |range: &&Range| range.start < self.start + self.len && range.end > self.start;
+        let shape = |range: &Range| {
+            let file = File::from(range.file.try_clone().unwrap());
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+            let held = blocks * 512 / page as u64;
+            ((range.start - self.start) / page, (range.end - range.start) / page, held)
+        };
+        books.ranges.iter().filter(mine).map(shape).collect()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of our own, which nobody uses any more.
+        unsafe { libc::munmap(self.page(0).cast(), self.len) };
+    }
+}
+
+/// Maps private memory, at `start` unless that is 0.
+fn map(start: usize, len: usize) -> usize {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let fixed = if start > 0 { libc::MAP_FIXED } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    let place = ptr::without_provenance_mut(start);
+    // SAFETY: new memory, or in the place of memory of the test's own.
+    let at = unsafe { libc::mmap(place, len, protection, flags, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    at.expose_provenance()
+}
+
+#[test]
+fn pages_keep_their_bytes_and_those_never_touched_stay_absent() {
+    let memory = Memory::of(2000);
+    let touched = [0, 1, 7, 511, 512, 513, 1999];
+    touched.iter().for_each(|&page| memory.put(page, page as u8 | 1));
+    let shared = memory.share().unwrap();
+    assert_eq!(memory.listed(), [(0, 2000, touched.len() as u64)]);
+    for page in 0..2000 {
+        let expected = if touched.contains(&page) { page as u8 | 1 } else { 0 };
+        assert_eq!(memory.get(page), expected, "page {page}");
+    }
+    drop(shared);
+    assert_eq!(memory.listed(), []);
+    assert_eq!(memory.get(7), 7);
+}
+
+#[test]
+fn only_whole_pages_are_shared() {
+    let memory = Memory::of(4);
+    let page = mapped::page_size();
+    assert!(share(memory.start + 1, page as u64).is_none());
+    assert!(share(memory.start, page as u64 - 1).is_none());
+    assert!(share(memory.start, 0).is_none());
+    assert!(share(usize::MAX - 5, 100).is_none());
+    let shared = share(memory.start + 1, 3 * page as u64).unwrap();
+    assert_eq!(memory.listed(), [(1, 2, 0)]);
+    drop(shared);
+}
+
+#[test]
+fn registrations_of_the_same_pages_share_them() {
+    let memory = Memory::of(8);
+    let page = mapped::page_size();
+    memory.put(3, 9);
+    let middle = share(memory.start + 2 * page, 3 * page as u64).unwrap();
+    let all = memory.share().unwrap();
+    let shapes = [(2, 3, 1), (0, 2, 0), (5, 3, 0)];
+    assert_eq!(memory.listed(), shapes);
+    drop(middle);
+    assert_eq!(memory.listed(), shapes, "the other registration still uses it");
+    drop(all);
+    assert_eq!((memory.listed(), memory.get(3)), (vec![], 9));
+}
+
+#[test]
+fn what_was_shared_before_is_shared_again_with_its_bytes() {
+    let memory = Memory::of(3);
+    for round in 1..4 {
+        memory.put(1, round);
+        let shared = memory.share().unwrap();
+        assert_eq!((memory.listed().len(), memory.get(1)), (1, round));
+        drop(shared);
+    }
+}
+
+#[test]
+fn memory_that_was_replaced_meanwhile_is_not_taken_for_the_old() {
+    let memory = Memory::of(3);
+    memory.put(0, 1);
+    let stale = memory.share().unwrap();
+    map(memory.start, memory.len);
+    assert_eq!(memory.get(0), 0);
+    memory.put(0, 2);
+    let shared = memory.share().unwrap();
+    assert_eq!((memory.listed(), memory.get(0)), (vec![(0, 3, 1)], 2));
+    drop(stale);
+    assert_eq!(memory.listed().len(), 1);
+    drop(shared);
+}
+
+#[test]
+fn memory_that_may_not_be_written_stays_as_it_is() {
+    let memory = Memory::of(3);
+    memory.put(0, 1);
+    // SAFETY: changes the rights of a page of our own.
+    unsafe { libc::mprotect(memory.page(1).cast(), mapped::page_size(), libc::PROT_READ) };
+    let shared = memory.share().unwrap();
+    assert_eq!(memory.listed(), [(0, 1, 1), (2, 1, 0)]);
+    drop(shared);
+}
+
+#[test]
+fn the_list_of_mappings_says_what_can_be_shared() {
+    let text = "\
+1000-3000 rw-p 00000000 00:00 0\n\
+3000-4000 r--p 00000000 00:00 0\n\
+4000-6000 rw-p 00000000 00:00 0                          [heap]\n\
+6000-7000 rw-p 00000000 fd:00 77                         /a file\n\
+7000-8000 rw-s 00000000 00:01 12                         /memfd:quipu-pages-1 (deleted)\n\
+8000-9000 rw-s 00000000 00:01 13                         /memfd:quipu-pages-2 (deleted)\n\
+9000-a000 rw-s 00000000 00:01 14                         /dev/zero (deleted)\n\
+a000-b000 rw-p 00000000 00:00 0                          [stack]\n\
+b000-c000 rw-p 00000000 00:00 0\n";
+    let of = |start, end| parts(text.as_bytes(), c"quipu-pages-1", start, end).unwrap();
+    let private = |start, end| Part::Private { start, end };
+    let ours = Part::Ours { start: 0x7000, end: 0x8000, inode: 12 };
+    assert_eq!(of(0x2000, 0xc000), [private(0x2000, 0x3000), ours, private(0xb000, 0xc000)]);
+    assert_eq!(of(0x4000, 0x5000), [private(0x4000, 0x5000)], "a part of the heap");
+    assert_eq!(of(0x4000, 0x6000), [], "the whole heap");
+    assert_eq!(of(0xc000, 0xd000), []);
+}
+
+#[test]
+fn a_child_has_memory_of_its_own() {
+    let memory = Memory::of(40);
+    // Ranges that are shared now, and one that was.
+    let shares: Vec<_> = (0..39)
+        .map(|page| {
+            memory.put(page, 1);
+            share(memory.page(page).expose_provenance(), mapped::page_size() as u64)
+        })
+        .skip(1)
+        .collect();
+    let (from_child, to_parent) = std::io::pipe().unwrap();
+    let (from_parent, to_child) = std::io::pipe().unwrap();
+    let mut byte = 0u8;
+    let at: *mut libc::c_void = (&raw mut byte).cast();
+    // SAFETY: the child does nothing but reads, writes and `_exit`, which are async-signal-safe.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::read(from_parent.as_raw_fd(), at, 1);
+            let all = (0..39).all(|page| memory.get(page) == 1);
+            (0..39).for_each(|page| memory.put(page, 3));
+            at.cast::<u8>().write(u8::from(all && current().is_none()));
+            libc::write(to_parent.as_raw_fd(), at, 1);
+            libc::_exit(0);
+        }
+    }
+    assert!(child > 0);
+    (0..39).for_each(|page| memory.put(page, 2));
+    drop(to_parent);
+    let mut said = [0];
+    io::Write::write_all(&mut &to_child, &[1]).unwrap();
+    io::Read::read_exact(&mut &from_child, &mut said).unwrap();
+    // SAFETY: waits for a child of our own.
+    assert_eq!(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }, child);
+    assert_eq!(said, [1], "it sees what was there when it began, and nothing is registered");
+    assert!((0..39).all(|page| memory.get(page) == 2), "nor is what it writes seen");
+    drop(shares);
+}

@@ -1,4 +1,4 @@
-//! Writes and reads that one process executes in the memory of another, which they cost nothing: where
+//! Writes, reads and atomics that one process executes in the memory of another, which they cost nothing: where
 //! nothing that the peer must execute first is outstanding, and the host allows it.
 
 use quipu_mem::Key;
@@ -6,7 +6,7 @@ use quipu_mem::Key;
 use super::channel::{Step, has_right_of_way};
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, ChannelPath, Other};
-use crate::link::LinkState;
+use crate::link::{Atomic, LinkState, PeerMemory};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
@@ -52,6 +52,25 @@ impl Target {
         (done, len): (u32, u32),
         local: &[(usize, usize)],
     ) -> Option<()> {
+        self.reach(path, state, |memory, addr| {
+            let remote = [(addr.wrapping_add(u64::from(done)), u64::from(len))];
+            let moved = match self.is_write() {
+                true => memory.write(local, &remote),
+                false => memory.read(&remote, local),
+            };
+            moved.ok()
+        })
+    }
+
+    /// Touches the memory at the other end of `path`, of which the address is passed on, if the peer grants it
+    /// at this moment.
+    #[inline]
+    fn reach<T>(
+        self,
+        path: &ChannelPath,
+        state: &LinkState,
+        touch: impl FnOnce(&dyn PeerMemory, u64) -> Option<T>,
+    ) -> Option<T> {
         let memory = state.link.peer_memory.as_ref()?;
         let directory = state.directory.as_ref()?;
         let (key, whole, right) = (Key(self.rkey), u64::from(self.length), self.right);
@@ -62,12 +81,7 @@ impl Target {
             }
             let range =
                 directory.lookup(path.peer_pd, path.peer_qp, key, self.addr, whole, right).ok()?;
-            let remote = [(range.addr.wrapping_add(u64::from(done)), u64::from(len))];
-            let moved = match self.is_write() {
-                true => memory.write(local, &remote),
-                false => memory.read(&remote, local),
-            };
-            moved.ok()
+            touch(&**memory, range.addr)
         })
     }
 }
@@ -92,10 +106,52 @@ fn open_link<'a>(
     Some((path, links.get(link)?))
 }
 
-/// Executes a write or read of one piece while it is being posted, where nothing stands before it. `false` if
-/// that is not possible, for this or any other reason: the caller finds out which.
+/// Executes an atomic, and returns the word before it.
+fn execute(op: &SendOp, length: u32, path: &ChannelPath, state: &LinkState) -> Option<u64> {
+    let (addr, rkey, atomic) = match *op {
+        SendOp::FetchAdd { addr, rkey, add } => (addr, rkey, Atomic::FetchAdd(add)),
+        SendOp::CompareSwap { addr, rkey, compare, swap } => {
+            (addr, rkey, Atomic::CompareSwap { compare, swap })
+        }
+        _ => return None,
+    };
+    let target = Target { addr, rkey, length, right: Access::REMOTE_ATOMIC };
+    target.reach(path, state, |memory, addr| memory.atomic(addr, atomic))
+}
+
+/// Executes a request of one piece while it is being posted, where nothing stands before it. `false` if that is
+/// not possible, for this or any other reason: the caller finds out which.
 #[inline]
-pub(crate) fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+pub(crate) fn execute_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    match wr.op {
+        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } => atomic_at_once(qp, hub, wr),
+        _ => move_at_once(qp, hub, wr),
+    }
+}
+
+fn atomic_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let Payload::Sges([sge]) = wr.payload else { return false };
+    if hub.probe.watches() || qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
+        return false;
+    }
+    // Looked at before, since what was executed cannot be taken back.
+    let Ok(answer) = hub.regions.local(qp.pd_number(), sge, true) else { return false };
+    if answer.len() != 8 || qp.sq.max_sge() == 0 {
+        return false;
+    }
+    let original =
+        open_link(qp, &hub.links).and_then(|(path, state)| execute(&wr.op, sge.len, path, state));
+    let Some(original) = original else { return false };
+    answer.write_from(0, &original.to_ne_bytes());
+    let done = qp.requester.started;
+    qp.sq.push_transmitted(wr, sge.len, done..done);
+    hub.probe.stage(Stage::PutData, 8);
+    requester::complete_done(qp, hub);
+    true
+}
+
+#[inline]
+fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
     let length = wr.payload.len();
     // What is watched goes the way on which it is told of.
     if length > u64::from(CHUNK.min(hub.config.max_message)) || hub.probe.watches() {
@@ -130,10 +186,9 @@ pub(crate) fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
     true
 }
 
-/// Executes the next chunk of the write or read at `sq.next`. `None` if that is not possible: then the peer
-/// is asked.
+/// Executes the next chunk of the request at `sq.next`. `None` if that is not possible: then the peer is asked.
 pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
-    let target = Target::of(&wqe.op, wqe.length)?;
+    let Some(target) = Target::of(&wqe.op, wqe.length) else { return step_atomic(qp, hub, wqe) };
     let (path, state) = open_link(qp, &hub.links)?;
     let done = path.direct_done;
     let len = (wqe.length - done).min(CHUNK);
@@ -164,6 +219,27 @@ pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Op
     hub.probe.stage(Stage::GetData, len as usize);
     end(qp, hub, wqe, done + len);
     Some(Step::Moved(len))
+}
+
+/// The same for an atomic.
+fn step_atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
+    if !matches!(wqe.op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
+        return None;
+    }
+    let (path, state) = open_link(qp, &hub.links)?;
+    let (pd, list) = (qp.pd_number(), qp.sq.sges(qp.sq.next));
+    // Looked at before, since what was executed cannot be taken back.
+    if !hub.regions.pieces(pd, list, 0, 8, true).all(|piece| piece.is_ok()) {
+        return Some(Step::Failed(WcStatus::LocProtErr));
+    }
+    let original = execute(&wqe.op, wqe.length, path, state)?;
+    let placed = hub.regions.scatter(pd, list, 0, &original.to_ne_bytes());
+    if placed.is_err() {
+        return Some(Step::Failed(WcStatus::LocProtErr));
+    }
+    hub.probe.stage(Stage::PutData, 8);
+    end(qp, hub, wqe, wqe.length);
+    Some(Step::Moved(wqe.length))
 }
 
 /// Counts what was moved; the request needs no acknowledgement of its own.

@@ -13,6 +13,7 @@ mod gathering;
 mod hostile;
 mod intruders;
 mod lids;
+mod mapped;
 mod operations;
 mod pair;
 mod plain;

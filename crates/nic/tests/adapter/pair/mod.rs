@@ -20,6 +20,8 @@ pub enum Way {
     Stream(usize),
     /// A link with access to the peer's memory.
     Link,
+    /// The same, where that memory is mapped here.
+    LinkMapped,
     /// A link without it.
     LinkCopying,
 }
@@ -85,6 +87,32 @@ impl PeerMemory for Memory {
         remote: &[(u64, u64)],
     ) -> Result<(), PeerMemoryFault> {
         self.copy(local, &as_local(remote))
+    }
+}
+
+/// The same memory, where it is mapped in this process.
+struct Mapped(Arc<Memory>);
+
+impl PeerMemory for Mapped {
+    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
+        self.0.read(remote, local)
+    }
+
+    fn write(
+        &self,
+        local: &[(usize, usize)],
+        remote: &[(u64, u64)],
+    ) -> Result<(), PeerMemoryFault> {
+        self.0.write(local, remote)
+    }
+
+    fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
+        let (segment, offset) = self.0.find(addr as usize, 8).ok()?;
+        let word = segment.span(offset, 8).unwrap();
+        Some(match op {
+            Atomic::FetchAdd(add) => word.fetch_add(add),
+            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
+        })
     }
 }
 
@@ -488,7 +516,7 @@ impl Pair {
                 }
                 match self.way {
                     Way::Stream(_) => self.open_stream(host, conn),
-                    Way::Link | Way::LinkCopying => {
+                    Way::Link | Way::LinkMapped | Way::LinkCopying => {
                         let link = self.link()[host];
                         self.hosts[host].adapter.handle_reached_link(self.now, conn, link);
                     }
@@ -577,7 +605,7 @@ impl Pair {
         }
         let segments = [Segment::heap(4 << 20), Segment::heap(4 << 20)];
         let mut directories = BTreeMap::new();
-        let access = self.way == Way::Link;
+        let access = self.way != Way::LinkCopying;
         let gids = self.hosts.each_ref().map(|host| host.adapter.config().gid);
         for host in 0..2 {
             let directory = Segment::heap(64 << 10);
@@ -585,7 +613,10 @@ impl Pair {
             directories.insert(host, directory);
         }
         let links = [0, 1].map(|host| {
-            let memory: Arc<dyn PeerMemory> = self.memory.clone();
+            let memory: Arc<dyn PeerMemory> = match self.way {
+                Way::LinkMapped => Arc::new(Mapped(Arc::clone(&self.memory))),
+                _ => Arc::clone(&self.memory) as _,
+            };
             self.hosts[host]
                 .adapter
                 .handle_link_up(Link {
