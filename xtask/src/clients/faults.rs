@@ -43,6 +43,7 @@ pub(super) fn one_host(staged: &Staged) -> Vec<Row<'_>> {
     let ways = [
         ("one-host/faults", pairing()),
         ("one-host-copy/faults", pairing().with_env("QUIPU_PEER_MEMORY", "never")),
+        ("one-host-shared/faults", pairing().with_env("QUIPU_SHARED_PAGES", "registered")),
         ("one-host-tcp/faults", pairing().with_env("QUIPU_SAME_HOST", "never")),
     ];
     let losses = [("client-killed", Loss::ClientKilled), ("server-killed", Loss::ServerKilled)];

@@ -75,10 +75,11 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(programs(Hosts::One, full, |family| Pairing::one_host(staged, family)));
     rows.extend(datagrams::rows(Hosts::One, |family| Pairing::one_host(staged, family)));
     rows.extend(infiniband::rows(Hosts::One, |family| Pairing::one_host(staged, family)));
-    // The two ways that same-host peers fall back to.
+    // The two ways that same-host peers fall back to, and the one that programs have to ask for.
     for (name, variable, value) in [
         ("one-host-tcp", "QUIPU_SAME_HOST", "never"),
         ("one-host-copy", "QUIPU_PEER_MEMORY", "never"),
+        ("one-host-shared", "QUIPU_SHARED_PAGES", "registered"),
     ] {
         let pairing = Pairing::one_host(staged, Family::V4).with_env(variable, value);
         rows.extend(few(name, &pairing));

@@ -10,6 +10,7 @@ use super::Engine;
 use super::core::Core;
 use crate::error::EngineError;
 use crate::lock::Guard;
+use crate::pages::Shared;
 use crate::{blank, mapped};
 
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
@@ -62,7 +63,7 @@ impl Engine {
             checked => checked.map(|()| memory)?,
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
-        let shared = self.inner.shared.share(memory.addr(), memory.len());
+        let shared = self.share_pages(&memory);
         let mut core = self.enter_at(occasion, None)?;
         let region = core.adapter.reg_mr(pd, memory)?;
         core.watch_region(region.id);
@@ -118,6 +119,13 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     pub fn now(&self) -> Result<Time, EngineError> {
         Ok(self.enter()?.now())
+    }
+
+    /// Has peers map what is possible of memory that is about to be registered. Not of memory on demand, which
+    /// may be all that the process has.
+    fn share_pages(&self, memory: &Vouched) -> Option<Shared> {
+        let whole = memory.access().contains(Access::ON_DEMAND);
+        (!whole).then(|| self.inner.shared.share(memory.addr(), memory.len())).flatten()
     }
 
     /// Checks that memory is there, and writable if `access` says so. Outside of the lock, since it
@@ -176,7 +184,7 @@ impl Engine {
                 memory.map_or((old.addr, old.len), |memory| (memory.addr(), memory.len()));
             self.check_memory(addr, len, access.unwrap_or(old.access))?;
         }
-        let shared = memory.map(|memory| self.inner.shared.share(memory.addr(), memory.len()));
+        let shared = memory.as_ref().map(|memory| self.share_pages(memory));
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         core.watch_region(mr);

@@ -13,7 +13,7 @@ use crate::common::Node;
 use crate::common::actor::{Actor, PART};
 use crate::common::mapped;
 use quipu_host::nic::{Gid, QpNum, SendOp, WcStatus};
-use quipu_host::{Config, Engine, PeerMemoryPolicy, SameHost};
+use quipu_host::{Config, Engine, PeerMemoryPolicy, SameHost, SharedPages};
 
 /// The child is called and never calls: its address is the greater one.
 const PARENT: &str = "127.0.0.1";
@@ -31,6 +31,10 @@ fn config(address: &str, part: &str) -> Config {
         address: Some(address.parse().unwrap()),
         same_host: if part.contains("tcp") { SameHost::Never } else { SameHost::Auto },
         peer_memory: policy,
+        shared_pages: match part.contains("shared") {
+            true => SharedPages::Registered,
+            false => SharedPages::Never,
+        },
         arena_bytes: 64 << 20,
         ..Config::default()
     }
@@ -185,9 +189,17 @@ impl Scene {
 
     /// Whether child or parent shows its directory to the other: then both have it mapped.
     fn shows_directory(&self) -> bool {
+        self.both_map("memfd:quipu-directory")
+    }
+
+    /// Whether child or parent has pages of the other mapped.
+    fn shares_pages(&self) -> bool {
+        self.both_map("memfd:quipu-pages")
+    }
+
+    fn both_map(&self, name: &str) -> bool {
         let child = self.actor.child.id();
-        !mapped(&child.to_string(), "memfd:quipu-directory")
-            .is_disjoint(&mapped("self", "memfd:quipu-directory"))
+        !mapped(&child.to_string(), name).is_disjoint(&mapped("self", name))
     }
 }
 
@@ -229,6 +241,23 @@ fn forbid(calls: &[libc::c_long], error: i32) -> io::Result<()> {
 #[test]
 fn with_everything() {
     assert!(works("link", || Ok(()), 1).shows_directory());
+}
+
+#[test]
+fn shared_pages() {
+    let scene = works("shared link", || Ok(()), 1);
+    assert!(scene.shows_directory() && scene.shares_pages());
+    assert!(!works("link", || Ok(()), 1).shares_pages(), "where nobody asks for it");
+    assert!(
+        !works("never shared link", || Ok(()), 1).shares_pages(),
+        "nor where memory is private"
+    );
+}
+
+#[test]
+fn shared_pages_that_a_sandbox_keeps_apart() {
+    let scene = works("shared link", || forbid(&[libc::SYS_memfd_create], libc::ENOSYS), 0);
+    assert!(!scene.shares_pages());
 }
 
 #[test]

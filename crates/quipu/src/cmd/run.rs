@@ -25,6 +25,12 @@ pub(crate) struct Options {
     /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
     #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
     log: Option<String>,
+    /// Let peers on this machine map registered memory, and so reach it by plain loads and stores.
+    ///
+    /// Several times as fast, for programs of which no thread writes to memory while it is being registered:
+    /// see docs/shared-pages.md.
+    #[arg(long)]
+    shared_pages: bool,
     #[command(flatten)]
     capture: CaptureOptions,
     #[command(flatten)]
@@ -45,6 +51,7 @@ const EXAMPLES: &str = r#"Examples:
   quipu run -- ib_write_bw 192.0.2.7             client, on this machine or another one
   quipu run --address ::1 -- ibv_rc_pingpong -g 0
   quipu run --log debug -- python3 train.py
+  quipu run --shared-pages -- ib_write_bw        memory that peers on this machine map
   quipu run --pcap %p.pcapng -- mpirun ...       packets of each process, for Wireshark
   quipu run --trace calls.txt -- ./a.out         each call of verbs and rdma_cm
   quipu run --fault plan.toml -- ./a.out         with faults, see FAULTS below
@@ -84,6 +91,7 @@ Variables of the environment:
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
   QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
                        allow: and let theirs access ours; never: copy through shared memory
+  QUIPU_SHARED_PAGES   registered: as --shared-pages
   QUIPU_CRC            always: streams have CRCs also between processes of this machine;
                        never: only if the peer asks
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
@@ -112,6 +120,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&file);
     command.arg0(name).args(args);
     command.envs(variables(&libraries, &options.device, options.log.as_deref()));
+    if options.shared_pages {
+        command.env("QUIPU_SHARED_PAGES", "registered");
+    }
     command.envs(options.capture.variables().map_err(|failure| failure.with_code(125))?);
     command.envs(options.faults.variables());
     // It returns only if it fails.
