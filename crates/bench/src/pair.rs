@@ -280,6 +280,7 @@ impl Contender for Pair {
             What::Crowd(_) => test.kind == Kind::Crowd,
             What::Socket => test.kind == Kind::Connect || (test.op == Op::Send && single),
             What::Quipu(Path::Udp) | What::UdpSocket => test.op == Op::Send && single,
+            What::QuipuShared => test.kind != Kind::Wake && test.op != Op::Copy && single,
             What::Quipu(_) => test.op != Op::Copy && single,
             What::Memory => matches!(
                 (test.kind, test.op),

@@ -14,7 +14,9 @@ use crate::plan::{Plan, PlannedTest};
 use crate::qpip::{QPIP, Sender};
 use crate::report::{self, Listed};
 use crate::results::{Collector, Results, ratios};
-use crate::targets::{CROWD, CROWD_TCP, QUIPU, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge};
+use crate::targets::{
+    CROWD, CROWD_TCP, QUIPU, QUIPU_SHARED, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge,
+};
 use crate::worker::{Setup, What};
 use crate::{peers, qpip, sys};
 
@@ -71,6 +73,7 @@ impl Pairs<'_> {
         let (peers, missing) = peers::installed(self.plan);
         let own = [
             (QUIPU, Role::Quipu, Path::SameHost, What::Quipu(Path::SameHost)),
+            (QUIPU_SHARED, Role::Quipu, Path::SameHost, What::QuipuShared),
             (QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp)),
             (QUIPU_UD, Role::Quipu, Path::Udp, What::Quipu(Path::Udp)),
             (CROWD, Role::Quipu, Path::SameHost, What::Crowd(Path::SameHost)),

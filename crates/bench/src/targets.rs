@@ -31,6 +31,7 @@ const SEND_WAKE: Test = Test { kind: Kind::Wake, op: Op::Send };
 
 /// Names of the contenders that targets speak of.
 pub(crate) const QUIPU: &str = "Quipu";
+pub(crate) const QUIPU_SHARED: &str = "Quipu shared";
 pub(crate) const QUIPU_TCP: &str = "Quipu tcp";
 pub(crate) const SOCKET: &str = "raw socket";
 pub(crate) const QUIPU_UD: &str = "Quipu ud";
@@ -42,13 +43,18 @@ const UCX: &str = "UCX posix+cma";
 const UCX_TCP: &str = "UCX tcp";
 const MPI_TCP: &str = "Open MPI tcp";
 
-/// What runs over Quipu, and the same by its own transports: shared memory, then TCP.
-const OVER_QUIPU: [(&str, [&str; 2], [&str; 2]); 2] = [
-    ("UCX", ["Quipu, UCX", UCX], ["Quipu tcp, UCX", UCX_TCP]),
-    ("Open MPI", ["Quipu, Open MPI", MPI], ["Quipu tcp, Open MPI", MPI_TCP]),
-];
 /// Programs over Quipu may be so many times slower than by their own shared memory.
 const SLOWER: f64 = 1.3;
+/// What runs over Quipu (between which ends, who, as which contender), beside the same by its own transports, and
+/// how many times slower it may be.
+const OVER_QUIPU: [(&str, &str, &str, &str, f64); 6] = [
+    ("same host", "UCX", "Quipu, UCX", UCX, SLOWER),
+    ("same host, shared pages", "UCX", "Quipu shared, UCX", UCX, SLOWER),
+    ("TCP", "UCX", "Quipu tcp, UCX", UCX_TCP, 1.0),
+    ("same host", "Open MPI", "Quipu, Open MPI", MPI, SLOWER),
+    ("same host, shared pages", "Open MPI", "Quipu shared, Open MPI", MPI, SLOWER),
+    ("TCP", "Open MPI", "Quipu tcp, Open MPI", MPI_TCP, 1.0),
+];
 
 /// Connections a second by rdma_cm.
 const CONNECTIONS: f64 = 2000.0;
@@ -161,6 +167,8 @@ pub(crate) fn judge(
     let write = point(series, QUIPU, WRITE_LATENCY, 8).map(|p| p.median_ns / 1e3);
     let metric = "same host, 8 B write, target only looks";
     all.insert(1, at_most(metric, write, 0.7, "us", "any memory"));
+    let write = point(series, QUIPU_SHARED, WRITE_LATENCY, 8).map(|p| p.median_ns / 1e3);
+    all.insert(2, at_most(metric, write, 0.2, "us", "shared pages"));
     all.extend(over_quipu().iter().map(|target| judge_speed(target, series)));
     all.extend([Path::SameHost, Path::Tcp].map(|path| judge_connections(series, path)));
     all.extend([CROWD, CROWD_TCP].into_iter().flat_map(|name| judge_crowd(series, name)));
@@ -186,27 +194,16 @@ pub(crate) fn judge(
 
 /// Of what runs over Quipu and has shared memory and TCP of its own.
 fn over_quipu() -> Vec<Faster> {
+    let tests = [("send", SEND_LATENCY), ("write", WRITE_LATENCY), ("sends", SEND_STREAM)];
     let mut all = Vec::new();
-    for (who, same_host, tcp) in OVER_QUIPU {
-        for (path, [ours, theirs], slower) in [("same host", same_host, SLOWER), ("TCP", tcp, 1.0)]
-        {
-            for (what, test) in
-                [("send", SEND_LATENCY), ("write", WRITE_LATENCY), ("sends", SEND_STREAM)]
-            {
-                // Open MPI is measured with messages only.
-                if who == "Open MPI" && test == WRITE_LATENCY {
-                    continue;
-                }
-                let (how, sizes) = match test.kind {
-                    Kind::Stream => ("", [8, 1 << 20]),
-                    _ => (", half round trip", [8, 1 << 20]),
-                };
-                for size in sizes {
-                    let bytes = if size == 8 { "8 B" } else { "1 MB" };
-                    let metric = format!("{path}, {who} over Quipu, {bytes} {what}{how}");
-                    let target = no_slower("", (ours, test), (theirs, test), size, slower);
-                    all.push(Faster { metric: Cow::Owned(metric), ..target });
-                }
+    for (path, who, ours, theirs, slower) in OVER_QUIPU {
+        // Open MPI is measured with messages only.
+        for (what, test) in tests.iter().filter(|(_, test)| who == "UCX" || test.op == Op::Send) {
+            let how = if test.kind == Kind::Stream { "" } else { ", half round trip" };
+            for (size, bytes) in [(8, "8 B"), (1 << 20, "1 MB")] {
+                let metric = format!("{path}, {who} over Quipu, {bytes} {what}{how}");
+                let target = no_slower("", (ours, *test), (theirs, *test), size, slower);
+                all.push(Faster { metric: Cow::Owned(metric), ..target });
             }
         }
     }

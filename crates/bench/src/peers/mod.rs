@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::contender::{Contender, Pace, Round};
 use crate::model::{Path, Sample, Test};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedTest};
 use crate::sys;
 
 /// A program that runs for so long is stuck.
@@ -63,10 +63,30 @@ impl Paces {
     }
 }
 
+/// What carries a program over Quipu, and the points that are measured then; nothing if its own transports do.
+type OverQuipu = Option<(Through, Vec<PlannedTest>)>;
+
+/// By its own transports.
+const OWN: [(Path, OverQuipu); 2] = [(Path::SameHost, None), (Path::Tcp, None)];
+
+/// Over Quipu, in all ways.
+fn over_quipu(plan: &Plan) -> Result<[(Path, OverQuipu); 3]> {
+    let through = Through::find()?;
+    let shared = Through { shared: true, ..through.clone() };
+    let over = |through| Some((through, plan.middleware.clone()));
+    Ok([
+        (Path::SameHost, over(through.clone())),
+        (Path::SameHost, over(shared)),
+        (Path::Tcp, over(through)),
+    ])
+}
+
 /// Programs that run over Quipu, unmodified: `quipu run` in front of them.
 #[derive(Clone)]
 struct Through {
     quipu: PathBuf,
+    /// Whether registered memory is mapped by the other end.
+    shared: bool,
 }
 
 impl Through {
@@ -77,7 +97,7 @@ impl Through {
             quipu.file_stem().is_some_and(|name| name == "quipu"),
             "it needs the command quipu"
         );
-        Ok(Self { quipu })
+        Ok(Self { quipu, shared: false })
     }
 
     /// `program` on the loopback address. Datagrams travel the same way on any path.
@@ -86,7 +106,11 @@ impl Through {
         if path == Path::Tcp {
             command.env("QUIPU_SAME_HOST", "never");
         }
-        command.args(["run", "--address", "127.0.0.1", "--"]).arg(program);
+        command.args(["run", "--address", "127.0.0.1"]);
+        if self.shared {
+            command.arg("--shared-pages");
+        }
+        command.arg("--").arg(program);
         command
     }
 }

@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Paces, Running, Through, ucx};
+use super::{OWN, OverQuipu, Paces, Running, ucx};
 use crate::contender::{Contender, Round};
 use crate::model::{Kind, Op, Path, Role, Sample, Test};
-use crate::plan::{Plan, PlannedTest, listed};
+use crate::plan::{Plan, listed};
 use crate::scratch::Scratch;
 use crate::sys;
 
@@ -22,22 +22,22 @@ struct Mpi {
     /// Where the program was built.
     scratch: Rc<Scratch>,
     path: Path,
-    /// What carries it, and the points that are measured then; nothing if its own transports do.
-    quipu: Option<(Through, Vec<PlannedTest>)>,
+    /// Nothing if its own transports carry it.
+    quipu: OverQuipu,
     paces: Paces,
 }
 
 /// By its own transports.
 pub(super) fn find() -> Result<Vec<Box<dyn Contender>>> {
-    both(None)
+    all(&OWN)
 }
 
 /// Over Quipu.
 pub(super) fn over_quipu(plan: &Plan) -> Result<Vec<Box<dyn Contender>>> {
-    both(Some((Through::find()?, plan.middleware.clone())))
+    all(&super::over_quipu(plan)?)
 }
 
-fn both(quipu: Option<(Through, Vec<PlannedTest>)>) -> Result<Vec<Box<dyn Contender>>> {
+fn all(ways: &[(Path, OverQuipu)]) -> Result<Vec<Box<dyn Contender>>> {
     let place = "Debian has it in openmpi-bin and libopenmpi-dev";
     let mpirun = sys::find_program("mpirun").with_context(|| format!("no mpirun; {place}"))?;
     let mpicc = sys::find_program("mpicc").with_context(|| format!("no mpicc; {place}"))?;
@@ -46,12 +46,12 @@ fn both(quipu: Option<(Through, Vec<PlannedTest>)>) -> Result<Vec<Box<dyn Conten
     let mut build = Command::new(mpicc);
     build.arg("-O2").arg("-o").arg(scratch.path().join("mpi")).arg(source);
     Running::start(&mut build, None)?.finish().context("building its program")?;
-    let make = |path| {
+    let make = |(path, quipu): &(Path, OverQuipu)| {
         let (mpirun, scratch, quipu) = (mpirun.clone(), Rc::clone(&scratch), quipu.clone());
-        let paces = Paces::default();
+        let (path, paces) = (*path, Paces::default());
         Box::new(Mpi { mpirun, scratch, path, quipu, paces }) as Box<dyn Contender>
     };
-    Ok(vec![make(Path::SameHost), make(Path::Tcp)])
+    Ok(ways.iter().map(make).collect())
 }
 
 /// A line: kind, size, nanoseconds.
@@ -89,6 +89,7 @@ impl Contender for Mpi {
         match (&self.quipu, self.path) {
             (None, Path::SameHost) => "Open MPI shm",
             (None, _) => "Open MPI tcp",
+            (Some((through, _)), Path::SameHost) if through.shared => "Quipu shared, Open MPI",
             (Some(_), Path::SameHost) => "Quipu, Open MPI",
             (Some(_), _) => "Quipu tcp, Open MPI",
         }

@@ -7,39 +7,39 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Paces, Through, server_and_client};
+use super::{OWN, OverQuipu, Paces, server_and_client};
 use crate::contender::{Contender, Round};
 use crate::model::{Kind, Op, Path, Role, Sample, Test};
-use crate::plan::{Plan, PlannedTest, listed};
+use crate::plan::{Plan, listed};
 use crate::scratch::Scratch;
 use crate::sys;
 
 struct Ucx {
     program: PathBuf,
     path: Path,
-    /// What carries it, and the points that are measured then; nothing if its own transports do.
-    quipu: Option<(Through, Vec<PlannedTest>)>,
+    /// Nothing if its own transports carry it.
+    quipu: OverQuipu,
     paces: Paces,
 }
 
 /// By its own transports.
 pub(super) fn find() -> Result<Vec<Box<dyn Contender>>> {
-    both(None)
+    all(&OWN)
 }
 
 /// Over Quipu.
 pub(super) fn over_quipu(plan: &Plan) -> Result<Vec<Box<dyn Contender>>> {
-    both(Some((Through::find()?, plan.middleware.clone())))
+    all(&super::over_quipu(plan)?)
 }
 
-fn both(quipu: Option<(Through, Vec<PlannedTest>)>) -> Result<Vec<Box<dyn Contender>>> {
+fn all(ways: &[(Path, OverQuipu)]) -> Result<Vec<Box<dyn Contender>>> {
     let program = sys::find_program("ucx_perftest")
         .context("there is no ucx_perftest; Debian has it in ucx-utils")?;
-    let make = |path| {
-        let (program, quipu) = (program.clone(), quipu.clone());
+    let make = |(path, quipu): &(Path, OverQuipu)| {
+        let (program, path, quipu) = (program.clone(), *path, quipu.clone());
         Box::new(Ucx { program, path, quipu, paces: Paces::default() }) as Box<dyn Contender>
     };
-    Ok(vec![make(Path::SameHost), make(Path::Tcp)])
+    Ok(ways.iter().map(make).collect())
 }
 
 /// The transports that are Quipu's, and the device.
@@ -113,6 +113,7 @@ impl Contender for Ucx {
         match (&self.quipu, self.path) {
             (None, Path::SameHost) => "UCX posix+cma",
             (None, _) => "UCX tcp",
+            (Some((through, _)), Path::SameHost) if through.shared => "Quipu shared, UCX",
             (Some(_), Path::SameHost) => "Quipu, UCX",
             (Some(_), _) => "Quipu tcp, UCX",
         }

@@ -49,6 +49,8 @@ pub(crate) struct Setup {
 pub(crate) enum What {
     /// Quipu, between these ends.
     Quipu(Path),
+    /// The same on one host, where both ends let the other map their memory.
+    QuipuShared,
     /// Many queue pairs of Quipu, all with work.
     Crowd(Path),
     /// A plain TCP socket.
@@ -198,6 +200,7 @@ pub(crate) fn main() -> Result<()> {
 fn build(setup: &Setup) -> Result<Box<dyn End>> {
     Ok(match setup.what {
         What::Quipu(path) => Box::new(quipu::Node::new(setup, path)?),
+        What::QuipuShared => Box::new(quipu::Node::new(setup, Path::SameHost)?),
         What::Crowd(path) => Box::new(crowd::Crowd::new(setup, path)?),
         What::Socket => Box::new(socket::SocketEnd::new(setup)?),
         What::UdpSocket => Box::new(udp::UdpEnd::new(setup)?),

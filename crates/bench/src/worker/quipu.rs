@@ -9,10 +9,10 @@ use quipu_host::nic::{
     Access, AddressVector, ChannelId, Completion, CqId, Gid, PdId, QpAttr, QpAttrMask, QpCap, QpId,
     QpInit, QpNum, QpState, QpType, Region, Sge, To, WcStatus,
 };
-use quipu_host::{Config, ContextId, Engine, SameHost};
+use quipu_host::{Config, ContextId, Engine, SameHost, SharedPages};
 use serde::{Deserialize, Serialize};
 
-use super::{End, Setup, Slice, datagrams, overhead, quipu_slices};
+use super::{End, Setup, Slice, What, datagrams, overhead, quipu_slices};
 use crate::model::{Kind, Overhead, Path};
 
 /// Completions taken by one poll.
@@ -54,7 +54,7 @@ pub(super) struct Node {
 }
 
 /// An engine on the loopback address.
-pub(super) fn open_engine(path: Path) -> Result<Arc<Engine>> {
+pub(super) fn open_engine(path: Path, shared_pages: SharedPages) -> Result<Arc<Engine>> {
     let same_host = match path {
         Path::SameHost | Path::Udp => SameHost::Auto,
         Path::Tcp => SameHost::Never,
@@ -62,7 +62,8 @@ pub(super) fn open_engine(path: Path) -> Result<Arc<Engine>> {
     let from_env = Config::from_env().context("the environment")?;
     let loopback = Some(std::net::Ipv4Addr::LOCALHOST.into());
     let address = from_env.address.or(loopback);
-    Engine::open(Config { address, same_host, ..from_env }).context("opening the engine")
+    Engine::open(Config { address, same_host, shared_pages, ..from_env })
+        .context("opening the engine")
 }
 
 /// A queue pair with room for so much.
@@ -122,7 +123,11 @@ pub(super) fn connect_qp(engine: &Engine, qp: QpId, gid: Gid, number: QpNum) -> 
 
 impl Node {
     pub(super) fn new(setup: &Setup, path: Path) -> Result<Self> {
-        let engine = open_engine(path)?;
+        let shared_pages = match setup.what {
+            What::QuipuShared => SharedPages::Registered,
+            _ => SharedPages::Never,
+        };
+        let engine = open_engine(path, shared_pages)?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
         let (channel, _) = engine.create_channel()?;
