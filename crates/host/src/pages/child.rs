@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
+use super::convert::move_mapping;
 use super::{NAME, REGISTRY};
 use crate::mapped::Mapping;
 
@@ -105,8 +106,7 @@ fn copy(start: usize, len: usize) -> bool {
         }
         libc::mprotect(place, len, protection);
         ptr::copy_nonoverlapping(place.cast::<u8>(), own.cast::<u8>(), len);
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        libc::mremap(own, len, len, flags, place) != libc::MAP_FAILED
+        move_mapping(own, len, start)
     }
 }
 

@@ -37,16 +37,26 @@ impl Staged {
     ///
     /// The pages there have the same bytes, and nobody relies on which pages they are.
     unsafe fn put(self, start: usize) -> io::Result<()> {
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let place = ptr::without_provenance_mut::<libc::c_void>(start);
         // SAFETY: the source is a mapping of our own; of the target the caller says that it may be replaced.
-        let moved = unsafe { libc::mremap(self.at, self.len, self.len, flags, place) };
-        if moved == libc::MAP_FAILED {
+        if !unsafe { move_mapping(self.at, self.len, start) } {
             return Err(io::Error::last_os_error());
         }
         std::mem::forget(self);
         Ok(())
     }
+}
+
+/// Moves a mapping to `start`, in the place of what is there; whether it is there now. It asks the kernel itself,
+/// since libraries that watch memory put functions of their own before `mremap`, and UCX's forgets the place.
+///
+/// # Safety
+///
+/// As of `mremap` with `MREMAP_FIXED`.
+pub(super) unsafe fn move_mapping(from: *mut libc::c_void, len: usize, start: usize) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's promise.
+    let moved = unsafe { libc::syscall(libc::SYS_mremap, from, len, len, flags, start) };
+    moved == start as libc::c_long
 }
 
 impl Drop for Staged {
