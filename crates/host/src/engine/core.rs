@@ -82,6 +82,8 @@ pub(crate) struct Core {
     ready: Option<Box<ReadyList>>,
     /// Polls in a row that found nothing.
     pub(super) empty_polls: u32,
+    /// Polls that found completions at once.
+    pub(super) hits: u32,
     pub(super) polls_since_look: u32,
     pub(super) polls_since_reading: u32,
     pub(super) last_look: LastLook,
@@ -131,6 +133,7 @@ impl Core {
             bell: parts.bell,
             ready: None,
             empty_polls: 0,
+            hits: 0,
             polls_since_look: 0,
             polls_since_reading: 0,
             last_look: LastLook::default(),
