@@ -45,8 +45,8 @@ const MPI_TCP: &str = "Open MPI tcp";
 
 /// Programs over Quipu may be so many times slower than by their own shared memory.
 const SLOWER: f64 = 1.3;
-/// What runs over Quipu (between which ends, who, as which contender), beside the same by its own transports, and
-/// how many times slower it may be.
+/// What runs over Quipu (between which ends, who, as which contender), beside the same by its own
+/// transports, and how many times slower it may be.
 const OVER_QUIPU: [(&str, &str, &str, &str, f64); 6] = [
     ("same host", "UCX", "Quipu, UCX", UCX, SLOWER),
     ("same host, shared pages", "UCX", "Quipu shared, UCX", UCX, SLOWER),

@@ -23,7 +23,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_LINK_LAYER` | `ethernet` (default), `infiniband` | the kind of port that `quipu0` shows: that of RoCE, or one with a LID, for programs that name their peers so |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |
-/// | `QUIPU_SHARED_PAGES` | `never` (default), `registered` | which memory peers on this host may map, to reach it by plain loads and stores instead of system calls: see [`SharedPages`] |
+/// | `QUIPU_SHARED_PAGES` | `never`, `own` (default), `registered` | which memory peers on this host may map, to reach it by plain loads and stores instead of system calls: see [`SharedPages`] |
 /// | `QUIPU_CRC` | `auto` (default), `always`, `never` | whether streams between Quipus carry CRCs: where a wire carries them; the same, and between processes of this host; only if the peer asks for them |
 /// | `QUIPU_CONGESTION` | a name such as `cubic` | congestion control of TCP connections; by default `cubic` or `reno` instead of `bbr` |
 /// | `QUIPU_ARENA_MB` | 1 to 65536, default 1024 | most shared memory (sparse, used as needed) for channels to peers on this host |
@@ -192,12 +192,15 @@ pub enum PeerMemoryPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedPages {
     /// None: it is reached by system calls (`process_vm_writev`).
-    #[default]
     Never,
-    /// Whole pages of registered memory that has no file behind it. A registration copies them once, to memory
-    /// that can be shared, in place. That is for programs of which no thread writes to memory while it is being
-    /// registered, and whose allocator does not take `MADV_DONTNEED` for a way to get zeros once memory has been
-    /// registered (that of the C library does not). A child of `fork` gets a copy.
+    /// What the engine gives away itself, as to programs of the Rust interface.
+    #[default]
+    Own,
+    /// That, and whole pages of registered memory that has no file behind it. A registration copies them
+    /// once, to memory that can be shared, in place. That is for programs of which no thread writes to
+    /// memory while it is being registered, and whose allocator does not take `MADV_DONTNEED` for a way to
+    /// get zeros once memory has been registered (that of the C library does not). A child of `fork` gets a
+    /// copy.
     Registered,
 }
 
@@ -211,7 +214,7 @@ impl Default for Config {
             same_host: SameHost::Auto,
             crc: Crc::BetweenHosts,
             peer_memory: PeerMemoryPolicy::Auto,
-            shared_pages: SharedPages::Never,
+            shared_pages: SharedPages::Own,
             congestion: None,
             arena_bytes: 1 << 30,
             multicast_port: 20_804,
@@ -290,8 +293,9 @@ impl Config {
         if let Some(value) = lookup("QUIPU_SHARED_PAGES") {
             config.shared_pages = match value.trim() {
                 "never" => SharedPages::Never,
+                "own" => SharedPages::Own,
                 "registered" => SharedPages::Registered,
-                _ => return Err(bad("QUIPU_SHARED_PAGES", value, "never or registered")),
+                _ => return Err(bad("QUIPU_SHARED_PAGES", value, "never, own or registered")),
             };
         }
         if let Some(value) = lookup("QUIPU_CRC") {

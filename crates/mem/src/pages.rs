@@ -1,12 +1,12 @@
 //! The list of ranges of a process that its same-host peers may map, instead of asking the kernel to copy.
 //!
-//! A range is backed by a memory file that its owner holds open. The owner writes the list, peers read it in a
-//! segment that they map read-only; like the [`Directory`](crate::Directory) it is shown only to those who may
-//! reach into the owner's memory anyway, and says nothing about rights: those are in the directory.
+//! A range is backed by a memory file that its owner holds open. The owner writes the list, peers read it
+//! in a segment that they map read-only; like the [`Directory`](crate::Directory) it is shown only to those
+//! who may reach into the owner's memory anyway, and says nothing about rights: those are in the directory.
 //!
-//! The first word of the segment is a sequence word, odd while the list is written, the second the number of
-//! ranges. Entries of four words follow from the fifth: address, length, descriptor (low half) and number of the
-//! range (high half), inode.
+//! The first word of the segment is a sequence word, odd while the list is written, the second the number
+//! of ranges. Entries of four words follow from the fifth: address, length, descriptor (low half) and
+//! number of the range (high half), inode.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -67,8 +67,8 @@ impl SharedPagesWriter {
         Ok(Self { words: words(segment)? })
     }
 
-    /// Shows these ranges, at most [`MAX_SHARED`] of them, instead of those before. Peers that are in the middle
-    /// of a copy may still be at those.
+    /// Shows these ranges, at most [`MAX_SHARED`] of them, instead of those before. Peers that are in the
+    /// middle of a copy may still be at those.
     pub fn show(&mut self, ranges: impl Iterator<Item = SharedPages>) {
         let sequence = self.words.at(SEQUENCE);
         let odd = sequence.load(Ordering::Relaxed) | 1;

@@ -74,8 +74,8 @@ pub trait PeerMemory: Send + Sync {
     fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)])
     -> Result<(), PeerMemoryFault>;
 
-    /// Executes an atomic operation on the 8 bytes at the peer's `addr`, a multiple of 8, and returns what was
-    /// there. `None` where only the peer's own processor can, mostly: what is not mapped here.
+    /// Executes an atomic operation on the 8 bytes at the peer's `addr`, a multiple of 8, and returns what
+    /// was there. `None` where only the peer's own processor can, mostly: what is not mapped here.
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let _ = (addr, op);
         None

@@ -63,7 +63,8 @@ impl Paces {
     }
 }
 
-/// What carries a program over Quipu, and the points that are measured then; nothing if its own transports do.
+/// What carries a program over Quipu, and the points that are measured then; nothing if its own transports
+/// do.
 type OverQuipu = Option<(Through, Vec<PlannedTest>)>;
 
 /// By its own transports.

@@ -159,16 +159,17 @@ impl Engine {
     }
 
     /// Memory that can be registered with this engine, all zero: of a shared adapter it is what both
-    /// processes have, of others it is the heap's.
+    /// processes have, of others it is what peers may map ([`SharedPages`](crate::SharedPages)), or the
+    /// heap's.
     ///
     /// # Errors
     ///
     /// [`EngineError::ArenaFull`]; there is not so much memory.
     pub fn allocate(&self, len: usize) -> Result<Segment, EngineError> {
         match self.elsewhere()? {
-            None => Segment::try_heap(len).ok_or_else(|| {
-                EngineError::system("memory", io::Error::from_raw_os_error(libc::ENOMEM))
-            }),
+            None => self.inner.shared.allocate(len).or_else(|| Segment::try_heap(len)).ok_or_else(
+                || EngineError::system("memory", io::Error::from_raw_os_error(libc::ENOMEM)),
+            ),
             Some(elsewhere) => elsewhere.calls.allocate(len),
         }
     }

@@ -121,8 +121,8 @@ impl Engine {
         Ok(self.enter()?.now())
     }
 
-    /// Has peers map what is possible of memory that is about to be registered. Not of memory on demand, which
-    /// may be all that the process has.
+    /// Has peers map what is possible of memory that is about to be registered. Not of memory on demand,
+    /// which may be all that the process has.
     fn share_pages(&self, memory: &Vouched) -> Option<Shared> {
         let whole = memory.access().contains(Access::ON_DEMAND);
         (!whole).then(|| self.inner.shared.share(memory.addr(), memory.len())).flatten()

@@ -169,7 +169,7 @@ impl Engine {
         if let (Some(wanted), Some(qpip)) = (&mut config.qpip, &qpip) {
             wanted.link.name_interface(&qpip.link().features().interface);
         }
-        let shared = SharedRegions::new(shares_pages(&config));
+        let shared = SharedRegions::new(shared_pages(&config));
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
         let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
@@ -360,11 +360,12 @@ fn socket_address(address: &HostAddress) -> SocketAddr {
     }
 }
 
-/// Whether peers of this host may map registered memory.
-fn shares_pages(config: &Config) -> bool {
-    let reachable =
-        config.same_host != SameHost::Never && config.peer_memory != PeerMemoryPolicy::Never;
-    reachable && config.shared_pages == SharedPages::Registered
+/// Which memory peers of this host may map: none where they may not access it at all.
+fn shared_pages(config: &Config) -> SharedPages {
+    match (config.same_host, config.peer_memory) {
+        (SameHost::Never, _) | (_, PeerMemoryPolicy::Never) => SharedPages::Never,
+        _ => config.shared_pages,
+    }
 }
 
 /// The links; and the segment for the directory of regions, if peers may be let into the memory.
@@ -386,8 +387,9 @@ fn open_links(
             }
         }
     }
-    let pages = shares_pages(config).then(pages::list).and_then(|list| {
-        list.inspect_err(|error| tracing::warn!(%error, "pages are not shared with peers")).ok()
+    let shared = shared_pages(config) != SharedPages::Never;
+    let pages = shared.then(pages::list).and_then(|list| {
+        list.inspect_err(|error| tracing::debug!(%error, "pages are not shared with peers")).ok()
     });
     let identity = Identity::new(gid, shown, pages, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))

@@ -154,7 +154,8 @@ pub(crate) struct Settled {
     pub(crate) inode: u64,
 }
 
-/// What is settled of a memory file: an error if its size is not, or if a page that is touched may not be had.
+/// What is settled of a memory file: an error if its size is not, or if a page that is touched may not be
+/// had.
 pub(crate) fn settled(fd: &OwnedFd) -> io::Result<Settled> {
     // SAFETY: F_GET_SEALS takes no pointer. What is no memory file answers with an error.
     let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;

@@ -149,7 +149,8 @@ fn the_directory_is_for_those_with_proven_access() {
     let number = probe::on_peer(own, hello.proof_addr, &hello.engine).unwrap();
     let (friend, ..) = Peer::knock(called.at, 3);
     let (admitted, fds) = friend.join(3, Some(number));
-    assert!(admitted && fds.len() == 1 && kind(&fds[0]).contains("quipu-directory"));
+    assert!(admitted && fds.len() == 2);
+    assert!(kind(&fds[0]).contains("quipu-directory") && kind(&fds[1]).contains("quipu-page-list"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A child of fork has memory of its own: pages that were shared with peers become private copies there.
 //!
-//! The parent waits until they are, so that the child does not see what it writes afterwards; its other threads
-//! do not wait. In the child of a process with threads nothing may be allocated or locked.
+//! The parent waits until they are, so that the child does not see what it writes afterwards; its other
+//! threads do not wait. In the child of a process with threads nothing may be allocated or locked.
 
 use std::cell::Cell;
 use std::ptr;

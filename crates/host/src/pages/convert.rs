@@ -14,21 +14,32 @@ const SWAPPED: u64 = 1 << 62;
 /// Pages that are looked at in one call.
 const BATCH: usize = 512;
 
-/// A mapping that has not found its place yet.
-struct Staged {
+/// A mapping of a file of ours, undone when dropped. A child of fork finds it too.
+#[derive(Debug)]
+pub(super) struct Mapped {
     at: *mut libc::c_void,
     len: usize,
 }
 
-impl Staged {
+// SAFETY: nothing but `drop` uses the pointer, and any thread may unmap.
+unsafe impl Send for Mapped {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
     /// The whole of a file.
-    fn of(file: &OwnedFd, len: usize) -> io::Result<Self> {
+    pub(super) fn of(file: &OwnedFd, len: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let at =
             unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { at, len }) }
+    }
+
+    /// Its first byte.
+    pub(super) fn addr(&self) -> *mut u8 {
+        self.at.cast()
     }
 
     /// Moves it to `start`, in the place of what is there.
@@ -46,8 +57,9 @@ impl Staged {
     }
 }
 
-/// Moves a mapping to `start`, in the place of what is there; whether it is there now. It asks the kernel itself,
-/// since libraries that watch memory put functions of their own before `mremap`, and UCX's forgets the place.
+/// Moves a mapping to `start`, in the place of what is there; whether it is there now. It asks the kernel
+/// itself, since libraries that watch memory put functions of their own before `mremap`, and UCX's forgets
+/// the place.
 ///
 /// # Safety
 ///
@@ -59,7 +71,7 @@ pub(super) unsafe fn move_mapping(from: *mut libc::c_void, len: usize, start: us
     moved == start as libc::c_long
 }
 
-impl Drop for Staged {
+impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: mapped by `of`, and nobody else knows of it.
         unsafe { libc::munmap(self.at, self.len) };
@@ -69,7 +81,7 @@ impl Drop for Staged {
 /// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of as
 /// many zeros, after a copy. With `private`, pages that were never touched stay so.
 pub(super) fn replace(file: &OwnedFd, start: usize, len: usize, private: bool) -> io::Result<()> {
-    let staged = Staged::of(file, len)?;
+    let staged = Mapped::of(file, len)?;
     let copy = |from: usize, bytes: usize| {
         let source = ptr::with_exposed_provenance::<u8>(start + from);
         // SAFETY: the list of mappings says that the program may read all of these pages, which it vouches

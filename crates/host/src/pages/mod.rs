@@ -1,11 +1,13 @@
 //! Registered memory that peers on this host map, and so reach with plain loads and stores.
 //!
-//! The memory of a program is private to its process, and a peer reaches it by a system call that has the kernel
-//! copy. Where [`SharedPages::Registered`](crate::SharedPages::Registered) asks for it, a registration replaces
-//! whole pages, in place, by those of a memory file with the same contents; a list of such ranges
-//! ([`quipu_mem::SharedPages`]) says to peers which files to map. What else could tell the difference is for
-//! the user to know (`docs/environment.md`): other threads that write while memory is being registered, and
-//! allocators that take `MADV_DONTNEED` for a way to get zeros. A child of fork gets a copy (`pages::child`).
+//! The memory of a program is private to its process, and a peer reaches it by a system call that has the
+//! kernel copy. Memory that the engine gives away itself ([`allocate`]) lies in memory files from the
+//! start. Where [`SharedPages::Registered`](crate::SharedPages::Registered) asks for it, a registration
+//! replaces whole pages of any memory, in place, by those of a memory file with the same contents. A list
+//! of such ranges ([`quipu_mem::SharedPages`]) says to peers which files to map. What else could tell the
+//! difference is for the user to know (`docs/shared-pages.md`): other threads that write while memory is
+//! being registered, and allocators that take `MADV_DONTNEED` for a way to get zeros. A child of fork gets
+//! a copy (`pages::child`).
 //!
 //! Both are of the process, not of an engine: memory may be registered with several.
 
@@ -17,13 +19,14 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quipu_mem::{MAX_SHARED, SharedPages, SharedPagesWriter};
+use quipu_mem::{MAX_SHARED, Segment, SharedPages, SharedPagesWriter};
 use quipu_nic::MrId;
 
+use self::convert::Mapped;
 use crate::link::segment::{self, LIST_BYTES, Writers};
 use crate::mapped::{self, Mapping};
 use crate::sys;
@@ -76,14 +79,26 @@ impl Drop for Shared {
 /// What is shared of each region of an engine.
 #[derive(Debug)]
 pub(crate) struct SharedRegions {
-    /// `None` where nothing is to be.
+    /// Whether memory that the engine gives away is.
+    own: bool,
+    /// `None` where nothing else is to be.
     by_region: Option<Mutex<HashMap<MrId, Shared>>>,
 }
 
 impl SharedRegions {
-    /// Of no region yet, or of none ever.
-    pub(crate) fn new(wanted: bool) -> Self {
-        Self { by_region: wanted.then(Mutex::default) }
+    /// Of no region yet.
+    pub(crate) fn new(which: crate::SharedPages) -> Self {
+        let all = which == crate::SharedPages::Registered;
+        Self { own: which != crate::SharedPages::Never, by_region: all.then(Mutex::default) }
+    }
+
+    /// Zeros for a registration to come; `None` where they cannot be shared.
+    pub(crate) fn allocate(&self, len: usize) -> Option<Segment> {
+        if !self.own || len < mapped::page_size() {
+            return None;
+        }
+        let unwilling = |error| tracing::debug!(%error, len, "memory is not shared");
+        allocate(len).map_err(unwilling).ok()
     }
 
     /// Has peers map what is possible of memory that is about to be registered.
@@ -123,6 +138,20 @@ fn share(addr: usize, len: u64) -> Option<Shared> {
     let registry = registry().map_err(unwilling).ok()?;
     let ids = registry.lock().share(start, end).map_err(unwilling).ok()?;
     (!ids.is_empty()).then_some(Shared { ids })
+}
+
+/// Zeros that peers may map as long as they live.
+fn allocate(len: usize) -> io::Result<Segment> {
+    let registry = registry()?;
+    let whole =
+        len.checked_next_multiple_of(mapped::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
+    let (ids, mapping) = registry.lock().allocate(whole)?;
+    let base = NonNull::new(mapping.addr()).ok_or(io::ErrorKind::OutOfMemory)?;
+    // Off the list before it is unmapped.
+    let owner = Arc::new((Shared { ids: vec![ids] }, mapping));
+    // SAFETY: the mapping is new, of at least that length, and lives as long as its owner; its file cannot
+    // shrink.
+    Ok(unsafe { Segment::from_raw(base, len, owner) })
 }
 
 fn current() -> Option<&'static Registry> {
@@ -175,7 +204,8 @@ enum Part {
 }
 
 impl Books {
-    /// Makes ranges of what is not in one yet; the numbers of all that the pages from `start` to `end` lie in.
+    /// Makes ranges of what is not in one yet; the numbers of all that the pages from `start` to `end` lie
+    /// in.
     fn share(&mut self, start: usize, end: usize) -> io::Result<Vec<u32>> {
         let list = BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?);
         let parts = parts(list, &self.name, start, end)?;
@@ -219,15 +249,34 @@ impl Books {
 
     /// Makes a range of private pages, or of ones that a registration left shared.
     fn convert(&mut self, start: usize, end: usize, private: bool) -> io::Result<u32> {
+        let file = self.file(end - start)?;
+        convert::replace(&file, start, end - start, private)?;
+        self.add(start, end, file, 0)
+    }
+
+    /// Makes a range of new pages, with one user.
+    fn allocate(&mut self, len: usize) -> io::Result<(u32, Mapped)> {
+        let file = self.file(len)?;
+        let mapping = Mapped::of(&file, len)?;
+        let start = mapping.addr().expose_provenance();
+        let id = self.add(start, start + len, file, 1)?;
+        self.show();
+        Ok((id, mapping))
+    }
+
+    /// A file for one more range.
+    fn file(&self, len: usize) -> io::Result<OwnedFd> {
         if self.ranges.len() >= MAX_SHARED {
             return Err(io::Error::other("there are as many shared ranges as there can be"));
         }
-        let file = segment::file(&self.name, end - start)?;
+        segment::file(&self.name, len)
+    }
+
+    fn add(&mut self, start: usize, end: usize, file: OwnedFd, users: usize) -> io::Result<u32> {
         let inode = segment::settled(&file)?.inode;
-        convert::replace(&file, start, end - start, private)?;
         self.last_id = self.last_id.wrapping_add(1);
         let id = self.last_id;
-        self.ranges.push(Range { id, start, end, file, inode, users: 0 });
+        self.ranges.push(Range { id, start, end, file, inode, users });
         Ok(id)
     }
 

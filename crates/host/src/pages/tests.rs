@@ -209,3 +209,31 @@ fn a_child_has_memory_of_its_own() {
     assert!((0..39).all(|page| memory.get(page) == 2), "nor is what it writes seen");
     drop(shares);
 }
+
+#[test]
+fn memory_that_is_given_away_is_listed_while_it_lives() {
+    let shares = |which| SharedRegions::new(which).allocate(10_000);
+    assert!(shares(crate::SharedPages::Never).is_none());
+    let page = mapped::page_size();
+    assert!(SharedRegions::new(crate::SharedPages::Own).allocate(page - 1).is_none());
+    let memory = shares(crate::SharedPages::Own).unwrap();
+    let listed = |addr: usize| {
+        let books = registry().unwrap().lock();
+        books.ranges.iter().filter(|range| range.start == addr).map(|r| r.end - r.start).sum()
+    };
+    let (addr, whole) = (memory.addr(), 10_000_usize.next_multiple_of(page));
+    assert_eq!((memory.len(), addr % page, listed(addr)), (10_000, 0, whole));
+    let mut bytes = [1; 10_000];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 10_000]);
+    memory.write(9_999, &[7]).unwrap();
+    // A registration shares it, whether it has to be converted or not.
+    let shared = share(addr, 10_000).unwrap();
+    assert_eq!(listed(addr), whole);
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes[9_999], 7);
+    drop(shared);
+    assert_eq!(listed(addr), whole);
+    drop(memory);
+    assert_eq!(listed(addr), 0);
+}

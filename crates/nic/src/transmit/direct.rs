@@ -1,5 +1,5 @@
-//! Writes, reads and atomics that one process executes in the memory of another, which they cost nothing: where
-//! nothing that the peer must execute first is outstanding, and the host allows it.
+//! Writes, reads and atomics that one process executes in the memory of another, which they cost nothing:
+//! where nothing that the peer must execute first is outstanding, and the host allows it.
 
 use quipu_mem::Key;
 
@@ -62,8 +62,8 @@ impl Target {
         })
     }
 
-    /// Touches the memory at the other end of `path`, of which the address is passed on, if the peer grants it
-    /// at this moment.
+    /// Touches the memory at the other end of `path`, of which the address is passed on, if the peer grants
+    /// it at this moment.
     #[inline]
     fn reach<T>(
         self,
@@ -119,8 +119,8 @@ fn execute(op: &SendOp, length: u32, path: &ChannelPath, state: &LinkState) -> O
     target.reach(path, state, |memory, addr| memory.atomic(addr, atomic))
 }
 
-/// Executes a request of one piece while it is being posted, where nothing stands before it. `false` if that is
-/// not possible, for this or any other reason: the caller finds out which.
+/// Executes a request of one piece while it is being posted, where nothing stands before it. `false` if
+/// that is not possible, for this or any other reason: the caller finds out which.
 #[inline]
 pub(crate) fn execute_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
     match wr.op {
@@ -186,7 +186,8 @@ fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> boo
     true
 }
 
-/// Executes the next chunk of the request at `sq.next`. `None` if that is not possible: then the peer is asked.
+/// Executes the next chunk of the request at `sq.next`. `None` if that is not possible: then the peer is
+/// asked.
 pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
     let Some(target) = Target::of(&wqe.op, wqe.length) else { return step_atomic(qp, hub, wqe) };
     let (path, state) = open_link(qp, &hub.links)?;

@@ -53,32 +53,17 @@ fn atomics_are_executed_by_whoever_posts_them() {
 /// What is refused, the peer refuses; and what the answer has no place for is not executed.
 #[test]
 fn atomics_that_are_wrong_change_nothing() {
-    let cases: [(fn(&mut SendOp), usize, WcStatus); 3] = [
-        (
-            |op| {
-                if let SendOp::FetchAdd { rkey, .. } = op {
-                    *rkey ^= 0x100
-                }
-            },
-            0,
-            WcStatus::RemAccessErr,
-        ),
-        (
-            |op| {
-                if let SendOp::FetchAdd { addr, .. } = op {
-                    *addr += 4
-                }
-            },
-            0,
-            WcStatus::RemInvReqErr,
-        ),
-        (|_| {}, 60, WcStatus::LocProtErr),
+    // What the key and the address are off by, the place of the answer, and what comes of it.
+    let cases = [
+        (0x100, 0, 0, WcStatus::RemAccessErr),
+        (0, 4, 0, WcStatus::RemInvReqErr),
+        (0, 0, 60, WcStatus::LocProtErr),
     ];
-    for (change, place, status) in cases {
+    for (key, distance, place, status) in cases {
         let (mut pair, qps) = connected(Way::LinkMapped);
         let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
-        let mut op = SendOp::FetchAdd { addr: there.addr(), rkey: there.key(), add: 1 };
-        change(&mut op);
+        let (addr, rkey) = (there.addr() + distance, there.key() ^ key);
+        let op = SendOp::FetchAdd { addr, rkey, add: 1 };
         let list = [here.sge(place, 8)];
         let wr = request(1, op, &list);
         let now = pair.now;

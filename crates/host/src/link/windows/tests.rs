@@ -11,8 +11,8 @@ use super::*;
 
 const PAGE: usize = 4096;
 
-/// This process as a peer of its own, whose list the test writes. That what is behind a window is another file
-/// than the memory whose place it takes shows which way bytes went.
+/// This process as a peer of its own, whose list the test writes. That what is behind a window is another
+/// file than the memory whose place it takes shows which way bytes went.
 struct Peer {
     list: SharedPagesWriter,
     memory: ProcessMemory,

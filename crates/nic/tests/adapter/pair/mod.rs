@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::wrong_self_convention, clippy::needless_range_loop)]
 
 mod datagrams;
+mod memory;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,6 +13,9 @@ use quipu_nic::iwarp::setup::Outcome;
 use quipu_nic::iwarp::{Initiator, Params, Responder};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
+
+use self::memory::Mapped;
+pub use self::memory::Memory;
 
 /// How the two adapters reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,98 +31,6 @@ pub enum Way {
 }
 
 pub const WAYS: [Way; 4] = [Way::Stream(usize::MAX), Way::Stream(97), Way::Link, Way::LinkCopying];
-
-/// Access to the memory of segments that the test knows, by address.
-#[derive(Default)]
-pub struct Memory(pub std::sync::Mutex<Vec<Segment>>);
-
-impl Memory {
-    fn copy(&self, from: &[(usize, usize)], to: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
-        let mut bytes = Vec::new();
-        for &(addr, len) in from {
-            let (segment, offset) = self.find(addr, len)?;
-            let start = bytes.len();
-            bytes.resize(start + len, 0);
-            segment.read(offset, &mut bytes[start..]).unwrap();
-        }
-        let mut at = 0;
-        for &(addr, len) in to {
-            let (segment, offset) = self.find(addr, len)?;
-            segment.write(offset, &bytes[at..at + len]).unwrap();
-            at += len;
-        }
-        assert_eq!(at, bytes.len(), "both lists of a call have the same total");
-        Ok(())
-    }
-
-    /// The bytes of a buffer, with the payload that belongs between them.
-    fn between(&self, buffer: &[u8], gather: &Gather) -> Vec<u8> {
-        let (mut bytes, mut done) = (Vec::new(), 0);
-        for &Piece { at, addr, len } in gather.pieces() {
-            bytes.extend_from_slice(&buffer[done..at]);
-            done = at;
-            let (segment, offset) = self.find(addr, len).expect("payload lies in memory");
-            let start = bytes.len();
-            bytes.resize(start + len, 0);
-            segment.read(offset, &mut bytes[start..]).unwrap();
-        }
-        bytes.extend_from_slice(&buffer[done..]);
-        bytes
-    }
-
-    fn find(&self, addr: usize, len: usize) -> Result<(Segment, usize), PeerMemoryFault> {
-        let known = self.0.lock().unwrap();
-        known
-            .iter()
-            .find(|s| addr >= s.addr() && addr + len <= s.addr() + s.len())
-            .map(|s| (s.clone(), addr - s.addr()))
-            .ok_or(PeerMemoryFault::BadAddress)
-    }
-}
-
-impl PeerMemory for Memory {
-    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
-        self.copy(&as_local(remote), local)
-    }
-
-    fn write(
-        &self,
-        local: &[(usize, usize)],
-        remote: &[(u64, u64)],
-    ) -> Result<(), PeerMemoryFault> {
-        self.copy(local, &as_local(remote))
-    }
-}
-
-/// The same memory, where it is mapped in this process.
-struct Mapped(Arc<Memory>);
-
-impl PeerMemory for Mapped {
-    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
-        self.0.read(remote, local)
-    }
-
-    fn write(
-        &self,
-        local: &[(usize, usize)],
-        remote: &[(u64, u64)],
-    ) -> Result<(), PeerMemoryFault> {
-        self.0.write(local, remote)
-    }
-
-    fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
-        let (segment, offset) = self.0.find(addr as usize, 8).ok()?;
-        let word = segment.span(offset, 8).unwrap();
-        Some(match op {
-            Atomic::FetchAdd(add) => word.fetch_add(add),
-            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
-        })
-    }
-}
-
-fn as_local(remote: &[(u64, u64)]) -> Vec<(usize, usize)> {
-    remote.iter().map(|&(addr, len)| (addr as usize, len as usize)).collect()
-}
 
 /// One adapter with the objects that most tests need.
 pub struct Host {
