@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
 use crate::common::{Node, PATIENCE, engine, pair};
-use quipu_host::nic::{QpNum, SendOp, WcStatus};
+use quipu_host::nic::{Completion, QpAttr, QpAttrMask, QpNum, QpState, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
 
 fn listen_to_parent() -> Vec<u64> {
@@ -125,7 +125,41 @@ fn a_request_to_a_queue_pair_that_has_left_is_repeated() {
     }
 }
 
+fn set_error(node: &Node) {
+    let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    node.engine.modify_qp(node.qp, &attr, QpAttrMask::STATE).unwrap();
+}
+
 const SUCCESSES: (WcStatus, WcStatus) = (WcStatus::Success, WcStatus::Success);
+
+/// A card answers what has arrived, whatever its program does next.
+#[test]
+fn what_had_arrived_before_a_queue_pair_left_is_executed() {
+    for way in WAYS {
+        for round in 0..9 {
+            let (a, b) = two(way);
+            // Once the connection stands.
+            b.receive(50, &[]);
+            a.post(1, SendOp::Send, &[]);
+            assert_eq!((a.poll().status, b.poll().status), SUCCESSES, "{way:?} {round}");
+            // Nobody but this thread makes progress for an engine that is polled steadily.
+            for _ in 0..1000 {
+                assert_eq!(b.engine.poll_cq(b.cq, &mut [Completion::default()]).unwrap(), 0);
+            }
+            b.receive(51, &[]);
+            a.post(2, SendOp::Send, &[]);
+            match round % 3 {
+                0 => drop(b.engine.destroy_qp(b.qp).unwrap()),
+                1 => set_error(&b),
+                // The end of the process.
+                _ => b.engine.shutdown_flush(),
+            };
+            let since = Instant::now();
+            assert_eq!(a.poll().status, WcStatus::Success, "{way:?} {round}");
+            assert!(since.elapsed() < REPEATS, "{way:?} {round}");
+        }
+    }
+}
 
 /// Nobody waits for a peer that has left but who wants to know.
 #[test]

@@ -171,6 +171,34 @@ fn what_the_peer_sent_before_it_left_arrives() {
     }
 }
 
+/// A card answers what has arrived, whatever its program does next.
+#[test]
+fn what_had_arrived_before_a_queue_pair_left_is_executed() {
+    for way in [Way::Link, Way::LinkCopying] {
+        for how in [Leave::Destroyed, Leave::Reset, Leave::Error] {
+            let (mut pair, qps) = connected(way);
+            let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
+            here.fill(0, &[7; 8]);
+            pair.recv(1, qps[1], 50, &[there.sge(8, 8)]);
+            let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+            pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);
+            pair.send(0, qps[0], 2, op, &[here.sge(0, 8)]);
+            leave(&mut pair, qps[1], how);
+            pair.run();
+            assert_eq!(pair.polled(0), [(1, Success), (2, Success)], "{way:?} {how:?}");
+            assert_eq!(there.bytes(0, 16), [7; 16], "{way:?} {how:?}");
+            let kept = if how == Leave::Error { vec![(50, Success)] } else { vec![] };
+            assert_eq!(pair.polled(1), kept, "{way:?} {how:?}");
+        }
+    }
+    let (mut pair, qps) = own_pair(impatient);
+    pair.recv(0, qps[1], 50, &[]);
+    pair.hosts[0].adapter.post_send(qps[0], &send(1, SendOp::Send)).unwrap();
+    pair.hosts[0].adapter.destroy_qp(pair.now, qps[1]).unwrap();
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, Success)]);
+}
+
 fn send(wr_id: u64, op: SendOp) -> SendWr<'static> {
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
     SendWr { wr_id, to: To::Peer, op, flags, payload }
