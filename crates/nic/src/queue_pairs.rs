@@ -125,11 +125,11 @@ impl<P: Probe> Adapter<P> {
         if mask.contains(QpAttrMask::AV) {
             attr.av = hub.config.link_layer.resolve(hub.config.gid, &attr.av)?;
         }
-        if qp.responder.holding {
-            unordered::settle_unasked(qp, hub);
-        }
         if matches!(to, QpState::Reset | QpState::Err) {
             take_arrived(qp, hub);
+        }
+        if qp.responder.holding {
+            unordered::settle_unasked(qp, hub);
         }
         apply(&mut qp.attr, &attr, mask);
         hub.counters.changes += 1;
