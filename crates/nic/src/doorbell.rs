@@ -363,7 +363,6 @@ pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::Datagrams { .. } => datagram::kick(qp, hub),
         Path::Tcp(_) => transmit::frames::hand_over(qp, hub),
         Path::Udp(_) => udp::kick(qp, hub),
-        Path::Lost if qp.sq.is_empty() => {}
-        Path::Lost => requester::peer_lost(qp, hub),
+        Path::Lost => requester::repeat_in_vain(qp, hub),
     }
 }

@@ -33,7 +33,7 @@ pub(crate) enum Path {
     Tcp(Box<TcpPath>),
     /// QPIP: UDP datagrams.
     Udp(UdpPath),
-    /// It stood once and is gone; a reliable connection does not come back.
+    /// It stood once, and the peer has left; a reliable connection does not come back.
     Lost,
 }
 
@@ -208,14 +208,19 @@ impl Qp {
     /// times the nominal timeout), `None` for never. An unreliable service has no timeout: it waits as long
     /// as a connection reasonably takes to be made.
     pub(crate) fn retry_time_ns(&self) -> Option<u64> {
-        const NOMINAL_NS: u64 = 4096;
         const UNRELIABLE_NS: u64 = 2_000_000_000;
         if !self.qp_type.is_reliable() {
             return Some(UNRELIABLE_NS);
         }
-        (self.attr.timeout != 0).then(|| {
-            (NOMINAL_NS << (self.attr.timeout & 31)) * 4 * (u64::from(self.attr.retry_cnt) + 1)
-        })
+        self.repeat_time_ns().map(|nominal| 4 * nominal)
+    }
+
+    /// Nanoseconds for which a request is repeated to a peer that is known to have left, `None` for ever:
+    /// once the nominal timeout for each time that it is sent. Nothing can come late.
+    pub(crate) fn repeat_time_ns(&self) -> Option<u64> {
+        const NOMINAL_NS: u64 = 4096;
+        let times = u64::from(self.attr.retry_cnt) + 1;
+        (self.attr.timeout != 0).then(|| (NOMINAL_NS << (self.attr.timeout & 31)) * times)
     }
 
     /// Nanoseconds until a peer is given up that has begun to say something and does not go on. Without a

@@ -6,8 +6,9 @@ use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
+use crate::receive;
 use crate::requester;
-use crate::types::{QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
+use crate::types::{ConnId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
 use crate::unordered;
 
 /// A queue pair as `query_qp` shows it.
@@ -124,6 +125,9 @@ impl<P: Probe> Adapter<P> {
         if mask.contains(QpAttrMask::AV) {
             attr.av = hub.config.link_layer.resolve(hub.config.gid, &attr.av)?;
         }
+        if matches!(to, QpState::Reset | QpState::Err) {
+            take_arrived(qp, hub);
+        }
         if qp.responder.holding {
             unordered::settle_unasked(qp, hub);
         }
@@ -174,6 +178,20 @@ impl<P: Probe> Adapter<P> {
         self.hub.numbers.get(&num).copied()
     }
 
+    /// The stream on which requests of a queue pair's peer arrive. What has arrived is to be shown before
+    /// the queue pair leaves: a card has answered it, and who asked would repeat it in vain. A peer of plain
+    /// iWARP waits for no answer.
+    #[must_use]
+    pub fn receiving_stream(&self, id: QpId) -> Option<ConnId> {
+        self.qps.get(id).and_then(receiving_stream)
+    }
+
+    /// Those of all queue pairs.
+    #[must_use]
+    pub fn receiving_streams(&self) -> Vec<ConnId> {
+        self.qps.iter().filter_map(|(_, qp)| receiving_stream(qp)).collect()
+    }
+
     /// What a queue pair is.
     ///
     /// # Errors
@@ -204,6 +222,7 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Busy);
         }
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        take_arrived(qp, hub);
         qp.state = QpState::Err;
         connect::detach(qp, hub);
         hub.counters.gone.add(&qp.counters());
@@ -231,6 +250,21 @@ impl<P: Probe> Adapter<P> {
         self.leave_domain(qp_type);
         self.leave_table(id, qp_type);
         Ok(())
+    }
+}
+
+fn receiving_stream(qp: &Qp) -> Option<ConnId> {
+    match &qp.path {
+        Path::Stream(stream) if stream.plain.is_none() => Some(stream.conn),
+        _ => None,
+    }
+}
+
+/// Executes what a peer on this host has put into the rings, before a queue pair leaves: a card has answered
+/// what has arrived, and who asked is not to repeat it in vain.
+fn take_arrived<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.may_receive() {
+        receive::channel::run_out(qp, hub);
     }
 }
 

@@ -398,18 +398,45 @@ pub(crate) fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     set_alarm(qp, hub);
 }
 
-/// The peer is gone: what is outstanding fails with retry exceeded; an idle queue pair notices nothing,
-/// as on hardware, until something is posted. An unreliable one never does.
+/// The peer has left: an idle queue pair notices nothing, as on hardware, until something is posted. An
+/// unreliable one never does.
 pub(crate) fn peer_lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if !qp.qp_type.is_reliable() {
         return crate::connect::lose(qp, hub);
     }
     crate::connect::detach(qp, hub);
     qp.path = Path::Lost;
-    if qp.sq.is_empty() || qp.state == QpState::Err {
-        return;
+    if qp.state != QpState::Err {
+        repeat_in_vain(qp, hub);
     }
-    fail_oldest(qp, hub, WcStatus::RetryExcErr);
+}
+
+/// The peer has been silent for as long as requests are repeated: what is outstanding fails at once.
+pub(crate) fn peer_silent<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    peer_lost(qp, hub);
+    if matches!(qp.path, Path::Lost) && !qp.sq.is_empty() {
+        fail_oldest(qp, hub, WcStatus::RetryExcErr);
+    }
+}
+
+/// The requests to a peer that has left are sent again and again, as far as anybody can tell, and fail after
+/// the time that this takes (IBA 9.7.6.1.3): who is gone does not say so, and what it sent before may still
+/// be on its way through the program. Those that concern this side alone are executed in their turn. In SQD
+/// none is sent.
+pub(crate) fn repeat_in_vain<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    while may_begin(qp) {
+        let op = qp.sq.wqe(qp.sq.next).op;
+        if !matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_)) {
+            break;
+        }
+        match execute_local(qp, hub, &op) {
+            Ok(()) => skip_local(qp, hub),
+            Err(status) => fail_next(qp, hub, status),
+        }
+    }
+    if qp.state != QpState::Sqd || is_draining(qp) {
+        crate::connect::start_deadline(qp, hub);
+    }
 }
 
 /// Executes the requests that concern only this side. `Err` carries the status they fail with.

@@ -440,7 +440,8 @@ impl Load {
                 world.kernel.after(after, WorldEvent::Load(LoadEvent::Connect { end: e }));
             }
             AsyncEvent::QpFatal(qp) if world.counters.corrupted > 0 => {
-                // The only news of a damaged stream, if nothing is posted.
+                // The only news of a damaged stream, if nothing is posted. The peer may have no timeout, and
+                // wait for an answer for ever.
                 let found = self
                     .ends
                     .iter_mut()
@@ -449,6 +450,8 @@ impl Load {
                 end.broken = true;
                 end.ops_left = 0;
                 end.collateral.get_or_insert("a damaged stream".into());
+                let pair = end.pair;
+                self.cause(pair, "a damaged stream");
             }
             AsyncEvent::CqErr(_) => world.violate(|| format!("host {host}: {event:?}")),
             _ => {}

@@ -111,10 +111,23 @@ static const struct {
 	{ "tm_rndv_incomplete", IBV_WC_TM_RNDV_INCOMPLETE },
 };
 
+/* A pair that gives up after 2 x 4 x 4.2 ms, and after 2 x 4.2 ms on a peer that has left. */
+static struct pair impatient_pair(void)
+{
+	struct pair p = make_pair(0);
+	SAME(to_init(p.a.qp), 0);
+	SAME(to_init(p.b.qp), 0);
+	SAME(to_rtr(p.a.qp, p.gid, p.b.qp->qp_num, 1), 0);
+	SAME(to_rtr(p.b.qp, p.gid, p.a.qp->qp_num, 1), 0);
+	SAME(to_rts(p.a.qp, 10, 1, 7), 0);
+	SAME(to_rts(p.b.qp, 10, 1, 7), 0);
+	return p;
+}
+
 /* One request fails between two others: what is before it is done, what is behind it is flushed. */
 static void send_fails(const void *argument)
 {
-	struct pair p = connected_pair();
+	struct pair p = impatient_pair();
 	struct ibv_send_wr wrs[3] = { sending(1), sending(2), sending(3) };
 	wrs[0].next = &wrs[1];
 	wrs[1].next = &wrs[2];
@@ -129,10 +142,12 @@ static void send_fails(const void *argument)
 	done(&p.a, 90, IBV_WC_WR_FLUSH_ERR);
 	SAME(state(&p.a), IBV_QPS_ERR);
 	done(&p.b, 10, IBV_WC_SUCCESS);
-	/* The peer learns of it when it next sends. */
+	/* The peer learns of it when it next sends, after its own time. */
 	struct ibv_send_wr wr = sending(20);
+	double start = seconds();
 	post_send(&p.b, &wr);
 	done(&p.b, 20, IBV_WC_RETRY_EXC_ERR);
+	CHECK(seconds() - start >= 0.008);
 	done(&p.b, 11, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&p);
 }
@@ -301,19 +316,6 @@ static void rnr(void)
 }
 
 /* --- peers, ports, devices ---------------------------------------------------------------------- */
-
-/* A pair that gives up after 2 x 4 x 4.2 ms. */
-static struct pair impatient_pair(void)
-{
-	struct pair p = make_pair(0);
-	SAME(to_init(p.a.qp), 0);
-	SAME(to_init(p.b.qp), 0);
-	SAME(to_rtr(p.a.qp, p.gid, p.b.qp->qp_num, 1), 0);
-	SAME(to_rtr(p.b.qp, p.gid, p.a.qp->qp_num, 1), 0);
-	SAME(to_rts(p.a.qp, 10, 1, 7), 0);
-	SAME(to_rts(p.b.qp, 10, 1, 7), 0);
-	return p;
-}
 
 static void peer_dies(const void *argument)
 {

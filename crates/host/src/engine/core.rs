@@ -523,6 +523,9 @@ impl Core {
             faults.sum_up();
         }
         self.adapter.progress(now);
+        for conn in self.adapter.receiving_streams() {
+            self.net.take_arrived(&mut self.adapter, now, conn);
+        }
         self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use quipu_fault::Call;
 use quipu_nic::{
     AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, PdId, QpAttr, QpAttrMask, QpCap,
-    QpId, QpInfo, QpInit, QpNum, QpType, SrqId, XrcdId,
+    QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
 };
 
+use super::core::Core;
 use super::events::Object;
 use super::helper::Helper;
 use super::{ContextId, Engine, EventsReported};
@@ -295,6 +296,9 @@ impl Engine {
         let state = mask.contains(QpAttrMask::STATE).then_some(attr.state);
         let mut core = self.enter_for_qp(Call::ModifyQp, qp, state)?;
         let (qp, now) = (core.events.openings.find(qp)?, core.now());
+        if matches!(state, Some(QpState::Reset | QpState::Err)) {
+            core.take_arrived(now, qp);
+        }
         let outcome = core.watch_modify(now, qp, attr, mask);
         outcome?;
         core.settle(now);
@@ -330,6 +334,7 @@ impl Engine {
         }
         let number = core.adapter.query_qp(qp)?.num;
         // What the peer still waits for, acknowledgements above all, goes out first.
+        core.take_arrived(now, qp);
         core.adapter.release_acks();
         core.settle(now);
         core.watch_destroy(qp);
@@ -434,5 +439,14 @@ impl Engine {
         let mut core = self.enter()?;
         self.inner.polls.fetch_add(1, Ordering::Relaxed);
         Ok(core.run())
+    }
+}
+
+impl Core {
+    /// Executes what has arrived on the stream of a queue pair that is about to leave.
+    fn take_arrived(&mut self, now: Time, qp: QpId) {
+        if let Some(conn) = self.adapter.receiving_stream(qp) {
+            self.net.take_arrived(&mut self.adapter, now, conn);
+        }
     }
 }

@@ -1,12 +1,14 @@
-//! The end of the process. What is in sockets the kernel sends; what is not is lost, although its request may
-//! be complete: that of plain iWARP is, once its bytes are handed over. So these are waited for.
+//! The end of a stream's use, and of the process. What is in sockets the kernel sends; what is not is lost,
+//! although its request may be complete: that of plain iWARP is, once its bytes are handed over. So these are
+//! waited for. What has arrived is lost as well, although its sender waits for an answer.
 
 use std::time::{Duration, Instant};
 
-use quipu_nic::Time;
+use quipu_cabi::Hold;
+use quipu_nic::{ConnId, Time};
 
-use super::Net;
 use super::token::Slot;
+use super::{Net, Taken};
 use crate::sys;
 use crate::tap::Adapter;
 
@@ -15,7 +17,21 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long all of it may take.
 const PATIENCE_IN_ALL: Duration = Duration::from_secs(10);
 
+/// Receives that empty most sockets; a peer that goes on sending is not waited for.
+const RECEIVES: usize = 64;
+
 impl Net {
+    /// Shows the adapter what has arrived on a stream.
+    pub(crate) fn take_arrived(&mut self, adapter: &mut Adapter, now: Time, conn: ConnId) {
+        let _hold = Hold::new();
+        for _ in 0..RECEIVES {
+            let Some(&slot) = self.by_conn.get(&conn) else { break };
+            if self.receive(adapter, now, slot) != Taken::Bytes {
+                break;
+            }
+        }
+    }
+
     /// Ends all streams after what the adapter has to transmit: the process is about to exit.
     pub(crate) fn shut_down(&mut self, adapter: &mut Adapter, now: Time) {
         let end = Instant::now() + PATIENCE_IN_ALL;

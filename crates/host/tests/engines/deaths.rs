@@ -1,10 +1,10 @@
 //! What happens to an engine when processes die or fork.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
-use crate::common::{Node, PATIENCE, engine};
-use quipu_host::nic::{QpNum, SendOp, WcStatus};
+use crate::common::{Node, PATIENCE, engine, pair};
+use quipu_host::nic::{Completion, QpAttr, QpAttrMask, QpNum, QpState, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
 
 fn listen_to_parent() -> Vec<u64> {
@@ -47,6 +47,15 @@ fn write(node: &Node, op: SendOp) -> WcStatus {
     node.poll().status
 }
 
+/// As long as requests are repeated: 4.096 us << 14, 1 + 7 times. No test waits much longer.
+const REPEATS: Duration = Duration::from_nanos((4096 << 14) * 8);
+
+/// How long it took to fail is the time of the queue pair, or a little more.
+fn assert_repeated(since: Instant) {
+    let took = since.elapsed();
+    assert!(took >= REPEATS && took < REPEATS + PATIENCE / 4, "{took:?}");
+}
+
 fn killed(part: &str) {
     let (node, mut actor, op) = with_target(part);
     assert_eq!(write(&node, op), WcStatus::Success);
@@ -54,17 +63,18 @@ fn killed(part: &str) {
     for wr_id in 0..64 {
         node.post(wr_id, op, &[node.sge(0, 64 * 1024)]);
     }
+    let since = Instant::now();
     actor.child.kill().unwrap();
     actor.child.wait().unwrap();
-    let mut last = WcStatus::Success;
-    for _ in 0..64 {
-        last = node.poll().status;
-    }
+    let ends: Vec<WcStatus> = (0..64).map(|_| node.poll().status).collect();
+    let mut failed = ends.into_iter().find(|&status| status != WcStatus::Success);
     let end = Instant::now() + PATIENCE;
-    while last == WcStatus::Success {
+    while failed.is_none() {
         assert!(Instant::now() < end, "the peer's death goes unnoticed");
-        last = write(&node, op);
+        failed = Some(write(&node, op)).filter(|&status| status != WcStatus::Success);
     }
+    assert_eq!(failed, Some(WcStatus::RetryExcErr));
+    assert_repeated(since);
 }
 
 #[test]
@@ -75,6 +85,97 @@ fn a_killed_peer_is_noticed_over_tcp() {
 #[test]
 fn a_killed_peer_is_noticed_over_a_link() {
     killed("link");
+}
+
+/// Two connected nodes: in two engines, which reach each other so, or in one.
+fn two(same_host: Option<SameHost>) -> (Node, Node) {
+    let first = engine("127.0.0.1", same_host.unwrap_or(SameHost::Auto));
+    match same_host {
+        Some(same_host) => pair(&first, &engine("127.0.0.1", same_host), 4096),
+        None => pair(&first, &first, 4096),
+    }
+}
+
+const WAYS: [Option<SameHost>; 3] = [Some(SameHost::Auto), Some(SameHost::Never), None];
+
+/// Also where nobody polls meanwhile: then a thread of the engine's keeps the time.
+#[test]
+fn a_request_to_a_queue_pair_that_has_left_is_repeated() {
+    for way in WAYS {
+        let (a, b) = two(way);
+        for (node, wr_id) in [(&a, 1), (&b, 2)] {
+            let other = if wr_id == 1 { &b } else { &a };
+            other.receive(50, &[]);
+            node.post(wr_id, SendOp::Send, &[]);
+            assert_eq!((node.poll().status, other.poll().status), SUCCESSES, "{way:?}");
+        }
+        a.receive(51, &[a.sge(0, 64)]);
+        b.post(3, SendOp::Send, &[b.sge(0, 8)]);
+        b.poll();
+        b.engine.destroy_qp(b.qp).unwrap();
+        let since = Instant::now();
+        a.post(4, SendOp::Send, &[]);
+        let received = a.poll();
+        assert_eq!((received.wr_id, received.status), (51, WcStatus::Success), "{way:?}");
+        a.engine.req_notify_cq(a.cq, false).unwrap();
+        a.engine.wait_channel_within(a.channel, Some(PATIENCE)).unwrap();
+        let failed = a.poll();
+        assert_eq!((failed.wr_id, failed.status), (4, WcStatus::RetryExcErr), "{way:?}");
+        assert_repeated(since);
+    }
+}
+
+fn set_error(node: &Node) {
+    let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    node.engine.modify_qp(node.qp, &attr, QpAttrMask::STATE).unwrap();
+}
+
+const SUCCESSES: (WcStatus, WcStatus) = (WcStatus::Success, WcStatus::Success);
+
+/// A card answers what has arrived, whatever its program does next.
+#[test]
+fn what_had_arrived_before_a_queue_pair_left_is_executed() {
+    for way in WAYS {
+        for round in 0..9 {
+            let (a, b) = two(way);
+            // Once the connection stands.
+            b.receive(50, &[]);
+            a.post(1, SendOp::Send, &[]);
+            assert_eq!((a.poll().status, b.poll().status), SUCCESSES, "{way:?} {round}");
+            // Nobody but this thread makes progress for an engine that is polled steadily.
+            for _ in 0..1000 {
+                assert_eq!(b.engine.poll_cq(b.cq, &mut [Completion::default()]).unwrap(), 0);
+            }
+            b.receive(51, &[]);
+            a.post(2, SendOp::Send, &[]);
+            match round % 3 {
+                0 => drop(b.engine.destroy_qp(b.qp).unwrap()),
+                1 => set_error(&b),
+                // The end of the process.
+                _ => b.engine.shutdown_flush(),
+            };
+            let since = Instant::now();
+            assert_eq!(a.poll().status, WcStatus::Success, "{way:?} {round}");
+            assert!(since.elapsed() < REPEATS, "{way:?} {round}");
+        }
+    }
+}
+
+/// Nobody waits for a peer that has left but who wants to know.
+#[test]
+fn a_queue_pair_whose_peer_has_left_is_gone_at_once() {
+    for way in WAYS {
+        let (a, b) = two(way);
+        b.receive(50, &[]);
+        a.post(1, SendOp::Send, &[]);
+        assert_eq!((a.poll().status, b.poll().status), SUCCESSES, "{way:?}");
+        b.engine.destroy_qp(b.qp).unwrap();
+        a.post(2, SendOp::Send, &[]);
+        let since = Instant::now();
+        a.engine.destroy_qp(a.qp).unwrap();
+        a.engine.destroy_cq(a.cq).unwrap();
+        assert!(since.elapsed() < REPEATS, "{way:?}");
+    }
 }
 
 #[test]

@@ -170,7 +170,11 @@ pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.sq.is_empty() || qp.requester.deadline.is_some() {
         return;
     }
-    if let Some(retry_time) = qp.retry_time_ns() {
+    let time = match qp.path {
+        Path::Lost => qp.repeat_time_ns(),
+        _ => qp.retry_time_ns(),
+    };
+    if let Some(retry_time) = time {
         qp.requester.deadline = Some(hub.now.after(retry_time));
         requester::set_alarm(qp, hub);
     }
@@ -473,7 +477,7 @@ impl<P: Probe> Adapter<P> {
         }
         if deadline {
             qp.requester.deadline = None;
-            let unreached = matches!(qp.path, Path::None | Path::Pending(_));
+            let unreached = matches!(qp.path, Path::None | Path::Pending(_) | Path::Lost);
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
             } else if (unreached || qp.requester.cut != Cut::Not) && !qp.sq.is_empty() {

@@ -232,7 +232,10 @@ impl<P: Probe> Adapter<P> {
                 let heard = stream.heard;
                 if heard || initiates(qp, hub) {
                     qp.path = Path::Lost;
-                    requester::peer_lost(qp, hub);
+                    match loss {
+                        Loss::Closed => requester::peer_lost(qp, hub),
+                        _ => requester::peer_silent(qp, hub),
+                    }
                 } else {
                     // The peer gave up before the reply reached it, and asks again: to it nothing stood.
                     requester::start_over(qp);

@@ -60,7 +60,7 @@ fn a_send_fails_in_its_turn_and_flushes_what_is_behind() {
             // The peer has what came before, and is alone from now on.
             assert_eq!(pair.polled(1), [(50, WcStatus::Success)], "{way:?}");
             pair.send(1, qps[1], 60, SendOp::Send, &[]);
-            pair.run();
+            pair.later(1000 * MS);
             let expected = [(60, WcStatus::RetryExcErr), (51, WcStatus::WrFlushErr)];
             assert_eq!(pair.polled(1), expected, "{way:?}");
         }

@@ -106,6 +106,7 @@ fn a_queue_pair_that_somebody_else_has_used_is_lost() {
     pair.to_rts(1, qps[1], &keep);
     assert!(is_closed(&mut pair, 1, conn));
     pair.send(1, qps[1], 1, SendOp::Send, &[]);
+    pair.later(1_000_000_000);
     assert_eq!(pair.polled(1), [(1, WcStatus::RetryExcErr)]);
 }
 

@@ -7,6 +7,7 @@ mod conformance;
 mod counters;
 mod crc;
 mod datagrams;
+mod departures;
 mod fates;
 mod faults;
 mod gathering;

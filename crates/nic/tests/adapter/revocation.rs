@@ -77,7 +77,7 @@ fn rights_end_when_they_are_withdrawn() {
         // The writer has not heard of it yet.
         pair.send(0, qps[0], 2, write, &[here.sge(0, LARGE)]);
         assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
-        pair.run();
+        pair.later(1_000_000_000);
         assert_eq!(pair.polled(0), [(2, expected)]);
         assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
     }
