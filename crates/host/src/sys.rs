@@ -55,6 +55,14 @@ pub(crate) fn above_standard(file: File) -> io::Result<File> {
     duplicate(&file.into()).map(File::from)
 }
 
+/// The longest file that this process may make (`RLIMIT_FSIZE`), in bytes.
+pub(crate) fn file_size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills in one struct.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if asked == 0 { limit.rlim_cur } else { 0 }
+}
+
 /// A descriptor for a process (Linux 5.3).
 pub(crate) fn process(pid: libc::pid_t) -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.

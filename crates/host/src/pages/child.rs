@@ -1,28 +1,43 @@
 //! A child of fork has memory of its own: pages that were shared with peers become private copies there.
 //!
-//! The parent waits until they are, so that the child does not see what it writes afterwards; its other
-//! threads do not wait. In the child of a process with threads nothing may be allocated or locked.
+//! The parent waits until they are, so that the child does not see what it writes afterwards. Its other threads
+//! do not wait, unless they fork: a child would keep the end of another one's pipe open. In the child of a
+//! process with threads nothing may be allocated or locked.
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
-use super::convert::move_mapping;
+use super::convert::{each_present, move_mapping};
 use super::{NAME, REGISTRY};
-use crate::mapped::Mapping;
+use crate::mapped::{Mapping, page_size};
 
 /// Bytes of the list of mappings that are read at once; longer lines are of no mapping of ours.
 const TEXT: usize = 8192;
 /// Ranges that are replaced between two looks at the list.
 const BATCH: usize = 32;
 
+/// How long the parent waits, in ms: somebody else may hold the end of the pipe.
+const PATIENCE_MS: c_int = 10_000;
+
 thread_local! {
     /// The pipe by whose end the parent learns that the child is ready, while this thread forks.
     static PIPE: Cell<[c_int; 2]> = const { Cell::new([-1, -1]) };
+    /// How often this thread is between the handlers: a signal there may have it fork once more.
+    static FORKS: Cell<u32> = const { Cell::new(0) };
 }
+
+/// Held by the thread that forks.
+static TURN: Turn = Turn(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+/// A lock that may be taken in one handler and given back in another, in either process (pthread_atfork(3)).
+struct Turn(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is used by the functions for it only.
+unsafe impl Sync for Turn {}
 
 /// From now on looks after children.
 pub(super) fn watch() {
@@ -42,6 +57,12 @@ pub(super) fn is_file(mapping: &[u8], name: &[u8]) -> bool {
 }
 
 extern "C" fn before() {
+    FORKS.set(FORKS.get() + 1);
+    if FORKS.get() > 1 {
+        return;
+    }
+    // SAFETY: a mutex that lives as long as the process.
+    unsafe { libc::pthread_mutex_lock(TURN.0.get()) };
     let mut ends = [-1; 2];
     if !REGISTRY.load(Ordering::Relaxed).is_null() {
         // SAFETY: the kernel writes two descriptors.
@@ -50,24 +71,38 @@ extern "C" fn before() {
     PIPE.set(ends);
 }
 
+/// Ends what [`before`] began, after `wait` for the pipe, if this is the outermost fork of this thread.
+fn after(wait: impl FnOnce([c_int; 2])) {
+    if FORKS.get() == 1 {
+        wait(PIPE.replace([-1, -1]));
+        // SAFETY: taken by this thread, or, in a child, by the one that it is a copy of.
+        unsafe { libc::pthread_mutex_unlock(TURN.0.get()) };
+    }
+    FORKS.set(FORKS.get().saturating_sub(1));
+}
+
 extern "C" fn in_parent() {
-    let [read_end, write_end] = PIPE.replace([-1, -1]);
-    if read_end < 0 {
-        return;
-    }
-    let mut byte = 0u8;
-    // SAFETY: closes a descriptor of our own, then reads one byte; both are async-signal-safe. The other end
-    // is closed when the child is ready, or ends.
-    unsafe {
-        libc::close(write_end);
-        let interrupted = || *libc::__errno_location() == libc::EINTR;
-        while libc::read(read_end, (&raw mut byte).cast(), 1) < 0 && interrupted() {}
-        libc::close(read_end);
-    }
+    after(|[read_end, write_end]| {
+        if read_end < 0 {
+            return;
+        }
+        let mut end = libc::pollfd { fd: read_end, events: libc::POLLIN, revents: 0 };
+        // SAFETY: descriptors of our own; these calls are async-signal-safe. The other end is closed when the
+        // child is ready, or ends.
+        unsafe {
+            libc::close(write_end);
+            let interrupted = || *libc::__errno_location() == libc::EINTR;
+            while libc::poll(&raw mut end, 1, PATIENCE_MS) < 0 && interrupted() {}
+            libc::close(read_end);
+        }
+    });
 }
 
 extern "C" fn in_child() {
-    let ends = PIPE.replace([-1, -1]);
+    after(make_all_private);
+}
+
+fn make_all_private(ends: [c_int; 2]) {
     // What is registered there belongs to the parent; whatever the child registers begins anew.
     if !REGISTRY.swap(ptr::null_mut(), Ordering::AcqRel).is_null() {
         while make_private() == BATCH {}
@@ -105,7 +140,11 @@ fn copy(start: usize, len: usize) -> bool {
             return false;
         }
         libc::mprotect(place, len, protection);
-        ptr::copy_nonoverlapping(place.cast::<u8>(), own.cast::<u8>(), len);
+        let page = page_size();
+        each_present(start, len, |at| {
+            let from = ptr::with_exposed_provenance::<u8>(at);
+            ptr::copy_nonoverlapping(from, own.cast::<u8>().add(at - start), page);
+        });
         move_mapping(own, len, start)
     }
 }

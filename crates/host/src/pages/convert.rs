@@ -78,8 +78,8 @@ impl Drop for Mapped {
     }
 }
 
-/// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of as
-/// many zeros, after a copy. With `private`, pages that were never touched stay so.
+/// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of
+/// zeros, after a copy. Pages that were never touched stay so. `private`: they have no file now, else one of ours.
 pub(super) fn replace(file: &OwnedFd, start: usize, len: usize, private: bool) -> io::Result<()> {
     let staged = Mapped::of(file, len)?;
     let copy = |from: usize, bytes: usize| {
@@ -90,7 +90,7 @@ pub(super) fn replace(file: &OwnedFd, start: usize, len: usize, private: bool) -
     };
     match private {
         true => touched(start, len, copy)?,
-        false => copy(0, len),
+        false => present(start, len, copy),
     }
     // SAFETY: the bytes are those that the program had there, whose registration says that this may be done.
     unsafe { staged.put(start) }
@@ -123,4 +123,39 @@ fn touched(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) -> io:
         visit(from, len - from);
     }
     Ok(())
+}
+
+/// The same for pages of a file of ours, of which some may have been touched by peers alone.
+fn present(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) {
+    let page = page_size();
+    each_present(start, len, |at| visit(at - start, page));
+}
+
+/// Calls `visit` with the address of each page of a file of ours that holds something. Allocates nothing. Which
+/// do the kernel tells of what is in memory; where there is swap, every page is looked at.
+pub(super) fn each_present(start: usize, len: usize, mut visit: impl FnMut(usize)) {
+    let page = page_size();
+    let mut resident = [0u8; BATCH];
+    let all = has_swap();
+    for first in (0..len).step_by(BATCH * page) {
+        let count = BATCH.min((len - first) / page);
+        let at = start + first;
+        let place = ptr::without_provenance_mut::<libc::c_void>(at);
+        // SAFETY: the kernel writes a byte for each page of the range, for which there is room.
+        let told = unsafe { libc::mincore(place, count * page, resident.as_mut_ptr()) } == 0;
+        for (i, state) in resident[..count].iter().enumerate() {
+            if !told || all || state & 1 != 0 {
+                visit(at + i * page);
+            }
+        }
+    }
+}
+
+/// Whether pages may be elsewhere than in memory.
+fn has_swap() -> bool {
+    // SAFETY: all zeroes is a valid sysinfo, and the kernel fills in one.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let asked = unsafe { libc::sysinfo(&raw mut info) };
+    asked != 0 || info.totalswap > 0
 }

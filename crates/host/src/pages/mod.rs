@@ -33,6 +33,12 @@ use crate::sys;
 
 /// What the names of the files begin with.
 const NAME: &str = "quipu-pages";
+/// The most mappings of our files that registrations leave in a process, which may have some 65,000 in all
+/// (`vm.max_map_count`).
+const MAX_MAPPINGS: usize = 4096;
+/// The size of a file. Its pages are taken as they are touched, so it costs nothing; and a mapping that the
+/// program makes longer, as `realloc` does, finds zeros there and not the end of the file.
+const FILE_BYTES: u64 = 1 << 46;
 
 /// The ranges of this process. Never freed: engines come and go.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
@@ -208,11 +214,14 @@ impl Books {
     /// in.
     fn share(&mut self, start: usize, end: usize) -> io::Result<Vec<u32>> {
         let list = BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?);
-        let parts = parts(list, &self.name, start, end)?;
+        let Found { parts, ours } = parts(list, &self.name, start, end)?;
         self.forget_replaced(&parts, start, end);
         let mut ids = Vec::new();
         for part in parts {
             let used = match part {
+                Part::Private { .. } if ours >= MAX_MAPPINGS => Err(io::Error::other(
+                    "there are as many mappings of shared pages as there can be",
+                )),
                 Part::Private { start, end } => self.convert(start, end, true),
                 Part::Ours { start, end, inode } => {
                     match self.ranges.iter().find(|range| range.inode == inode) {
@@ -269,7 +278,12 @@ impl Books {
         if self.ranges.len() >= MAX_SHARED {
             return Err(io::Error::other("there are as many shared ranges as there can be"));
         }
-        segment::file(&self.name, len)
+        // Who asks for more than this gets a signal.
+        let most = sys::file_size_limit().min(FILE_BYTES);
+        if len as u64 > most {
+            return Err(io::Error::other("the limit of file sizes (RLIMIT_FSIZE) is too low"));
+        }
+        segment::file(&self.name, most as usize)
     }
 
     fn add(&mut self, start: usize, end: usize, file: OwnedFd, users: usize) -> io::Result<u32> {
@@ -300,16 +314,22 @@ impl Books {
     }
 }
 
+/// What a look at the list of mappings found.
+#[derive(Debug)]
+struct Found {
+    parts: Vec<Part>,
+    /// All mappings of our files.
+    ours: usize,
+}
+
 /// What can be shared of the pages from `start` to `end`, by the list of mappings. The whole of the heap is
-/// not, since other threads allocate there meanwhile.
-fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::Result<Vec<Part>> {
-    let (mut parts, mut line) = (Vec::new(), Vec::new());
+/// not, since other threads allocate there meanwhile; nor is what holds code.
+fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::Result<Found> {
+    let (mut parts, mut ours, mut line) = (Vec::new(), 0, Vec::new());
     while list.read_until(b'\n', &mut line)? > 0 {
         let mapping = Mapping::parse(&line).ok_or(io::ErrorKind::InvalidData)?;
-        if mapping.start >= end {
-            break;
-        }
-        if mapping.end > start && mapping.rights.starts_with(b"rw") {
+        ours += usize::from(child::is_file(mapping.name, name.to_bytes()));
+        if mapping.end > start && mapping.start < end && mapping.rights.starts_with(b"rw-") {
             let (from, to) = (mapping.start.max(start), mapping.end.min(end));
             let whole = from == mapping.start && to == mapping.end;
             match (mapping.rights.get(3), mapping.inode, mapping.name) {
@@ -325,7 +345,7 @@ fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::R
         }
         line.clear();
     }
-    Ok(parts)
+    Ok(Found { parts, ours })
 }
 
 #[cfg(test)]

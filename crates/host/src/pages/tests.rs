@@ -83,6 +83,28 @@ fn pages_keep_their_bytes_and_those_never_touched_stay_absent() {
     assert_eq!(memory.get(7), 7);
 }
 
+/// As `realloc` has it of large memory.
+#[test]
+fn what_was_shared_can_be_made_longer() {
+    let memory = Memory::of(2);
+    memory.put(1, 5);
+    drop(memory.share().unwrap());
+    // Beside other memory it has to move.
+    let page = mapped::page_size();
+    let (old, flags) = (memory.page(0).cast(), libc::MREMAP_MAYMOVE);
+    // SAFETY: memory of our own; nobody else knows of the new place.
+    let longer = unsafe { libc::mremap(old, 2 * page, 600 * page, flags) };
+    assert_ne!(longer, libc::MAP_FAILED);
+    let longer = Memory { start: longer.expose_provenance(), len: 600 * page };
+    std::mem::forget(memory);
+    longer.put(599, 6);
+    assert_eq!([0, 1, 2, 598, 599].map(|page| longer.get(page)), [0, 5, 0, 0, 6]);
+    let shared = longer.share().unwrap();
+    assert_eq!(longer.listed(), [(0, 600, 5)], "and stays sparse");
+    assert_eq!([1, 599].map(|page| longer.get(page)), [5, 6]);
+    drop(shared);
+}
+
 #[test]
 fn only_whole_pages_are_shared() {
     let memory = Memory::of(4);
@@ -159,14 +181,17 @@ fn the_list_of_mappings_says_what_can_be_shared() {
 8000-9000 rw-s 00000000 00:01 13                         /memfd:quipu-pages-2 (deleted)\n\
 9000-a000 rw-s 00000000 00:01 14                         /dev/zero (deleted)\n\
 a000-b000 rw-p 00000000 00:00 0                          [stack]\n\
-b000-c000 rw-p 00000000 00:00 0\n";
-    let of = |start, end| parts(text.as_bytes(), c"quipu-pages-1", start, end).unwrap();
+b000-c000 rw-p 00000000 00:00 0\n\
+c000-d000 rwxp 00000000 00:00 0\n";
+    let found = |start, end| parts(text.as_bytes(), c"quipu-pages-1", start, end).unwrap();
+    let of = |start, end| found(start, end).parts;
     let private = |start, end| Part::Private { start, end };
     let ours = Part::Ours { start: 0x7000, end: 0x8000, inode: 12 };
     assert_eq!(of(0x2000, 0xc000), [private(0x2000, 0x3000), ours, private(0xb000, 0xc000)]);
     assert_eq!(of(0x4000, 0x5000), [private(0x4000, 0x5000)], "a part of the heap");
     assert_eq!(of(0x4000, 0x6000), [], "the whole heap");
-    assert_eq!(of(0xc000, 0xd000), []);
+    assert_eq!(of(0xc000, 0xe000), [], "code, and nothing");
+    assert_eq!([found(0, 1).ours, found(0, usize::MAX).ours], [1, 1]);
 }
 
 #[test]
@@ -236,4 +261,39 @@ fn memory_that_is_given_away_is_listed_while_it_lives() {
     assert_eq!(listed(addr), whole);
     drop(memory);
     assert_eq!(listed(addr), 0);
+}
+
+/// A child keeps what it inherits open; the forks of other threads do not wait for its end.
+#[test]
+fn threads_that_fork_at_once_do_not_wait_for_each_others_children() {
+    let memory = Memory::of(4);
+    let shared = memory.share().unwrap();
+    let fork = || {
+        // SAFETY: the child does nothing but sleep and `_exit`, which are async-signal-safe.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::sleep(20);
+                libc::_exit(0);
+            }
+        }
+        assert!(child > 0);
+        child
+    };
+    let begin = std::time::Instant::now();
+    let children: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| [(); 20].map(|()| fork()))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let took = begin.elapsed();
+    for child in children {
+        // SAFETY: ends and waits for a child of our own.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            assert_eq!(libc::waitpid(child, ptr::null_mut(), 0), child);
+        }
+    }
+    assert!(took < std::time::Duration::from_secs(9), "{took:?}");
+    drop(shared);
 }
