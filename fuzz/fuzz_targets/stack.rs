@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use quipu_inet::stack::{
-    Arrival, Config, Departure, Event, Frame, ListenerId, Offload, Payload, Stack, TcpId, UdpId,
+    Arrival, Config, DatagramError, Departure, Event, Frame, ListenerId, Offload, Payload, Stack,
+    TcpId, UdpId,
 };
 use quipu_inet::tcp::{self, Mode, Secret};
 use quipu_wire::checksum::{Sum, sum};
@@ -279,6 +280,40 @@ impl World {
         }
     }
 
+    /// Sends a datagram that is longer than a packet. Anything may happen between its parts.
+    fn send_in_parts(
+        &mut self,
+        from: usize,
+        socket: UdpId,
+        to: SocketAddr,
+        len: usize,
+        input: &mut Input<'_>,
+    ) {
+        let payload = sum(&vec![0x5a; len]);
+        let stack = &mut self.hosts[from].stack;
+        let Ok(mut parts) = stack.cut_datagram(self.now, socket, to, 0, len, payload) else {
+            return;
+        };
+        let mut written = 0;
+        while !parts.is_done() {
+            let mut frame = vec![0; 65_600];
+            let stack = &mut self.hosts[from].stack;
+            let Ok(departure) = stack.compose_part(self.now, &mut parts, &mut frame) else {
+                return;
+            };
+            assert_eq!(departure.payload.start, written, "in order, and nothing twice");
+            written = departure.payload.end;
+            frame.truncate(departure.len());
+            frame[departure.headers..].fill(0x5a);
+            assert!(frame.len() <= MTU as usize + self.hosts[from].link, "{departure:?}");
+            self.carry(from, &departure, frame);
+            if let Some(how) = input.byte().filter(|how| how & 0x80 != 0) {
+                self.deliver(how, input);
+            }
+        }
+        assert_eq!(written, len as u64);
+    }
+
     fn deliver(&mut self, how: u8, input: &mut Input<'_>) {
         if self.link.is_empty() {
             return;
@@ -376,7 +411,7 @@ fuzz_target!(|input: &[u8]| {
                 world.pass(more);
             }
             6 => {
-                let (len, mut frame) = (input.number() % 2_000, vec![0; 65_600]);
+                let (len, mut frame) = (input.number() % 9_000, vec![0; 65_600]);
                 let to = SocketAddr::new(peer, 80 + u16::from(what >> 4 & 3));
                 if let Some(socket) = world.hosts[host].sockets.first().copied() {
                     let stack = &mut world.hosts[host].stack;
@@ -384,6 +419,8 @@ fuzz_target!(|input: &[u8]| {
                     if let Ok(departure) = sent {
                         world.hosts[host].finish(&departure, &mut frame);
                         world.carry(host, &departure, frame);
+                    } else if let Err(DatagramError::Long { .. }) = sent {
+                        world.send_in_parts(host, socket, to, len, &mut input);
                     }
                 }
             }

@@ -467,13 +467,21 @@ fn report_v6(message: &icmpv6::Repr<'_>) -> Result<Report, WireError> {
         _ => return Err(WireError::OutOfRange("kind")),
     };
     let (header, at) = ipv6::Repr::parse_quoted(packet)?;
-    let Ok(Walk::Upper { protocol, at: upper }) = walk(header.next_header, &packet[at..], false)
-    else {
-        return Err(WireError::OutOfRange("quoted packet"));
-    };
-    let quoted = quoted(protocol, &packet[at + upper..])?;
+    let (protocol, at) = upper(header.next_header, packet, at, false)?;
+    let quoted = quoted(protocol, &packet[at..])?;
     let (source, destination) = (header.source.into(), header.destination.into());
     Ok(Report { source, destination, quoted, trouble })
+}
+
+/// The upper layer of a quoted packet, and where it begins. Of a packet in parts only the first has it.
+fn upper(first: u8, packet: &[u8], at: usize, of_part: bool) -> Result<(u8, usize), WireError> {
+    match walk(first, &packet[at..], of_part) {
+        Ok(Walk::Upper { protocol, at: more }) => Ok((protocol, at + more)),
+        Ok(Walk::Fragment { fragment, at: more }) if fragment.offset == 0 => {
+            upper(fragment.next_header, packet, at + more, true)
+        }
+        _ => Err(WireError::OutOfRange("quoted packet")),
+    }
 }
 
 /// Where the first Next Header field stands: for [`Cause::Protocol`] without extension headers.

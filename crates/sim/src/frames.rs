@@ -83,6 +83,8 @@ pub struct Frames {
     pub parts: usize,
     /// How often each datagram was doubled, by the number that it begins with; of one in parts, each of them.
     pub doubled: BTreeMap<u64, u32>,
+    /// The datagrams in parts, by sender, receiver and the number of the packet.
+    in_parts: BTreeMap<([IpAddr; 2], u32), u64>,
     /// Those that were damaged.
     damaged: BTreeSet<u64>,
     /// The hosts; one that is not here is not attached.
@@ -155,8 +157,7 @@ impl World {
         if let Some(checksum) = out.checksum {
             Stack::seal(frame, checksum);
         }
-        let number = offload::datagram(&frame[at..]).and_then(|it| it.first_chunk());
-        let number = number.map(|number| u64::from_be_bytes(*number));
+        let number = self.number_of(&frame[at..]);
         let (size, identification) = (self.frames.parts, self.frames.identification);
         let parts = (size > 0).then(|| offload::parts(frame, at, size, identification)).flatten();
         let Some(parts) = parts else { return self.route(h, frame, number) };
@@ -164,6 +165,20 @@ impl World {
         for mut part in parts {
             self.route(h, &mut part, number);
         }
+    }
+
+    /// The number that the datagram begins with that a packet has, or has a part of.
+    fn number_of(&mut self, packet: &[u8]) -> Option<u64> {
+        let number = |octets: &[u8]| octets.first_chunk().map(|it| u64::from_be_bytes(*it));
+        let Some((offset, identification, octets)) = offload::part(packet) else {
+            return number(offload::datagram(packet)?);
+        };
+        let key = (offload::Ip::parse(packet)?.0.ends(), identification);
+        if offset == 0 {
+            // Behind the header of UDP.
+            self.frames.in_parts.insert(key, number(octets.get(8..)?)?);
+        }
+        self.frames.in_parts.get(&key).copied()
     }
 
     /// A frame is on the link of a host. `number`: that of the datagram of which it is, or is a part.
@@ -186,12 +201,26 @@ impl World {
         let mtu = self.frames.narrow.iter().rev().find(|(from, _)| *from <= now);
         if let Some(&(_, mtu)) = mtu.filter(|(_, mtu)| frame.len() - at > *mtu as usize) {
             self.frames.too_long += 1;
+            if let Some(pieces) = offload::cut_on_the_way(frame, at, mtu as usize) {
+                for mut piece in pieces {
+                    self.cross(h, on_the_way, &mut piece, number);
+                }
+                return;
+            }
             self.trace.line(now, || format!("{} octets from {h} are too long", frame.len() - at));
             if self.frames.reports {
                 self.tell(h, on_the_way, &frame[at..], Said::TooBig(mtu));
             }
             return;
         }
+        self.cross(h, on_the_way, frame, number);
+    }
+
+    /// A frame crosses the network.
+    fn cross(&mut self, h: usize, on_the_way: u64, frame: &mut [u8], number: Option<u64>) {
+        let now = self.kernel.now();
+        let weather = self.frames.weather;
+        let at = if self.frames.stations { ETHERNET } else { 0 };
         if now < self.net.calm_from
             && self.rng.ppm(weather.lie_ppm)
             && let Some((said, quoted)) = router::lie(&mut self.rng, &frame[at..])

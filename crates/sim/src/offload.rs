@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use quipu_nic::inet::stack::{Checksum, Stack};
 use quipu_nic::iwarp::wire::checksum::{Sum, sum};
-use quipu_nic::iwarp::wire::ipv6_extension::{FRAGMENT_LEN, next_header};
+use quipu_nic::iwarp::wire::ipv6_extension::{FRAGMENT_LEN, Walk, next_header, walk};
 use quipu_nic::iwarp::wire::tcp::{CHECKSUM_AT, Flags, SeqNumber};
 use quipu_nic::iwarp::wire::{ipv4, ipv6, tcp, udp};
 
@@ -209,6 +209,50 @@ pub fn datagram(packet: &[u8]) -> Option<&[u8]> {
     whole.get(len..len + usize::from(header.payload_len))
 }
 
+/// Where a packet's octets stand in the whole of which it is a part, which number that has, and those octets.
+pub fn part(packet: &[u8]) -> Option<(u16, u32, &[u8])> {
+    let (ip, start) = Ip::parse(packet)?;
+    let octets = packet.get(start..start + ip.payload_len())?;
+    match ip {
+        Ip::V4(ip) if ip.is_fragment() => {
+            Some((ip.fragment_offset, ip.identification.into(), octets))
+        }
+        Ip::V4(_) => None,
+        Ip::V6(ip) => match walk(ip.next_header, octets, false) {
+            Ok(Walk::Fragment { fragment, at }) => {
+                Some((fragment.offset, fragment.identification, &octets[at..]))
+            }
+            _ => None,
+        },
+    }
+}
+
+/// A packet of IPv4 that may be cut in packets of `size` octets at most, as a router sends it on (RFC 791
+/// 3.2). It may be a part already.
+pub fn cut_on_the_way(frame: &[u8], at: usize, size: usize) -> Option<Vec<Vec<u8>>> {
+    let (Ip::V4(ip), len) = Ip::parse(&frame[at..])? else { return None };
+    if ip.dont_fragment {
+        return None;
+    }
+    let start = at + len;
+    let payload = &frame[start..start + usize::from(ip.payload_len)];
+    let room = size.checked_sub(len)? & !7;
+    let of = |(index, piece): (usize, &[u8])| {
+        let offset = index * room;
+        let mut out = frame[..start].to_vec();
+        ipv4::Repr {
+            more_fragments: ip.more_fragments || offset + piece.len() < payload.len(),
+            fragment_offset: ip.fragment_offset + offset as u16,
+            payload_len: piece.len() as u16,
+            ..ip
+        }
+        .emit(&mut out[at..]);
+        out.extend_from_slice(piece);
+        out
+    };
+    Some(payload.chunks(room).enumerate().map(of).collect())
+}
+
 /// A datagram longer than `size` octets in parts of that length at most, as hosts send it that do not refuse
 /// to (RFC 8200 4.5, RFC 791 3.2).
 pub fn parts(frame: &[u8], at: usize, size: usize, identification: u32) -> Option<Vec<Vec<u8>>> {
@@ -252,7 +296,6 @@ mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     use quipu_nic::inet::fragments::Fragments;
-    use quipu_nic::iwarp::wire::ipv6_extension::{Walk, walk};
 
     use super::*;
 

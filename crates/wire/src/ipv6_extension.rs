@@ -1,6 +1,6 @@
 //! The extension headers of IPv6 (RFC 8200 4): what stands between the header and the upper layer.
 
-use crate::field::{u16_at, u32_at};
+use crate::field::{put, u16_at, u32_at};
 use crate::ipv6;
 
 /// Protocol numbers (IANA) that mean a header of this module.
@@ -58,6 +58,18 @@ impl Fragment {
             more: word & 1 != 0,
             identification: u32_at(header, 4),
         }
+    }
+
+    /// Writes the header to the front of `out` and says how long it is.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`FRAGMENT_LEN`].
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let word = self.offset & !7 | u16::from(self.more);
+        put(out, 0, [self.next_header, 0]);
+        put(out, 2, word.to_be_bytes());
+        put(out, 4, self.identification.to_be_bytes());
+        FRAGMENT_LEN
     }
 }
 
@@ -238,6 +250,19 @@ mod tests {
             Fragment { next_header: 17, offset: 1448, more: true, identification: 0x0102_0304 };
         assert_eq!(walk(FRAGMENT, &bytes, false), Ok(Walk::Fragment { fragment, at: 8 }));
         assert_eq!(walk(FRAGMENT, &bytes, true), Err(Refusal::Discard));
+    }
+
+    #[test]
+    fn a_fragment_is_what_was_written() {
+        let ends = [(0, true), (8, true), (65_528, false), (1_448, false)];
+        for (offset, more) in ends {
+            let fragment = Fragment { next_header: 17, offset, more, identification: 0x8000_0001 };
+            let mut bytes = [0xff; FRAGMENT_LEN + 1];
+            assert_eq!(fragment.emit(&mut bytes), FRAGMENT_LEN);
+            assert_eq!((bytes[1], bytes[3] & 6, bytes[8]), (0, 0, 0xff), "reserved bits are zero");
+            let at = FRAGMENT_LEN;
+            assert_eq!(walk(FRAGMENT, &bytes, false), Ok(Walk::Fragment { fragment, at }));
+        }
     }
 
     #[test]

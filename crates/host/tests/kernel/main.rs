@@ -2,11 +2,12 @@
 //! server of the next: every octet is looked at in both directions. Each test has a network namespace of
 //! its own.
 //!
-//! `sizes`: links, MTUs and lengths; `options`: what may be negotiated, and buffers; `endings`: half closes,
-//! resets, and both ends opening or closing at once; `gone`: interfaces that are deleted; `stalls`: closed
-//! windows, and a path that becomes narrower.
+//! `sizes`: links, MTUs and lengths; `datagrams`: the same of UDP; `options`: what may be negotiated, and
+//! buffers; `endings`: half closes, resets, and both ends opening or closing at once; `gone`: interfaces that
+//! are deleted; `stalls`: closed windows, and a path that becomes narrower.
 
 mod adapter;
+mod datagrams;
 mod endings;
 mod gone;
 mod options;

@@ -237,11 +237,17 @@ pub enum DatagramError {
         /// What is waited for.
         next_hop: IpAddr,
     },
-    /// It does not fit the path.
-    #[error("longer than the {fits} octets that the path takes")]
-    TooLong {
-        /// The longest payload that the path takes.
+    /// It does not fit a packet of the path: [`super::Stack::cut_datagram`] sends it in parts.
+    #[error("longer than the {fits} octets that a packet of the path takes")]
+    Long {
+        /// The longest payload of one packet.
         fits: usize,
+    },
+    /// There is no datagram of that length.
+    #[error("longer than the {most} octets that a datagram can have")]
+    TooLong {
+        /// The longest payload of a datagram.
+        most: usize,
     },
     /// Nothing leads there.
     #[error("no route to the peer")]

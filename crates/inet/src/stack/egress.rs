@@ -1,9 +1,10 @@
 //! What goes out: headers in front of segments and datagrams.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 
 use quipu_wire::checksum::{Sum, sum};
+use quipu_wire::ipv6_extension::{FRAGMENT_LEN, Fragment, next_header};
 use quipu_wire::ndp::Station;
 use quipu_wire::{ethernet, icmpv6, ipv4, ipv6, tcp as wire};
 
@@ -26,6 +27,15 @@ pub(super) enum Answer {
     Message { station: Option<Station> },
 }
 
+/// Which part of a packet is sent (RFC 8200 4.5, RFC 791 3.2).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) identification: u32,
+    /// Where it stands: octets of the upper layer, a multiple of eight.
+    pub(super) offset: u16,
+    pub(super) more: bool,
+}
+
 /// What is to stand in an IP header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
@@ -38,13 +48,16 @@ pub(super) struct Envelope {
     pub(super) flow_label: u32,
     /// None: the usual one.
     pub(super) hop_limit: Option<u8>,
+    /// None: it is whole.
+    pub(super) part: Option<Part>,
 }
 
 impl Envelope {
     /// Of what needs nothing special.
     pub(super) fn plain(local: u16, to: IpAddr, station: Option<Station>, protocol: u8) -> Self {
         let (traffic_class, flow_label, hop_limit) = (0, 0, None);
-        Self { local, to, station, protocol, traffic_class, flow_label, hop_limit }
+        let part = None;
+        Self { local, to, station, protocol, traffic_class, flow_label, hop_limit, part }
     }
 }
 
@@ -187,34 +200,58 @@ impl Stack {
             (None, _) => 0,
         };
         let out = &mut out[at..];
-        let hop_limit = envelope.hop_limit.unwrap_or_else(|| self.hop_limit());
         at + match (self.addresses.get(envelope.local), envelope.to) {
-            (IpAddr::V6(source), IpAddr::V6(destination)) => ipv6::Repr {
-                source,
-                destination,
-                next_header: envelope.protocol,
-                traffic_class: envelope.traffic_class,
-                flow_label: envelope.flow_label,
-                hop_limit,
-                payload_len: len as u16,
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                self.write_v6(envelope, source, destination, len, out)
             }
-            .emit(out),
-            (IpAddr::V4(source), IpAddr::V4(destination)) => ipv4::Repr {
-                source,
-                destination,
-                protocol: envelope.protocol,
-                traffic_class: envelope.traffic_class,
-                hop_limit,
-                // RFC 6864 4.1: a packet that nobody may cut needs none.
-                identification: 0,
-                dont_fragment: true,
-                more_fragments: false,
-                fragment_offset: 0,
-                payload_len: len as u16,
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let part = envelope.part;
+                ipv4::Repr {
+                    source,
+                    destination,
+                    protocol: envelope.protocol,
+                    traffic_class: envelope.traffic_class,
+                    hop_limit: envelope.hop_limit.unwrap_or_else(|| self.hop_limit()),
+                    // RFC 6864 4.1: a packet that nobody may cut needs none.
+                    identification: part.map_or(0, |part| part.identification as u16),
+                    // What was cut may be cut again, as where nobody says how narrow a path is.
+                    dont_fragment: part.is_none(),
+                    more_fragments: part.is_some_and(|part| part.more),
+                    fragment_offset: part.map_or(0, |part| part.offset),
+                    payload_len: len as u16,
+                }
+                .emit(out)
             }
-            .emit(out),
             _ => unreachable!("both ends of a packet are of one family"),
         }
+    }
+
+    fn write_v6(
+        &self,
+        envelope: &Envelope,
+        source: Ipv6Addr,
+        destination: Ipv6Addr,
+        len: usize,
+        out: &mut [u8],
+    ) -> usize {
+        let extra = if envelope.part.is_some() { FRAGMENT_LEN } else { 0 };
+        let next_header = match envelope.part {
+            Some(_) => next_header::FRAGMENT,
+            None => envelope.protocol,
+        };
+        let header = ipv6::Repr {
+            source,
+            destination,
+            next_header,
+            traffic_class: envelope.traffic_class,
+            flow_label: envelope.flow_label,
+            hop_limit: envelope.hop_limit.unwrap_or_else(|| self.hop_limit()),
+            payload_len: (extra + len) as u16,
+        }
+        .emit(out);
+        let Some(Part { identification, offset, more }) = envelope.part else { return header };
+        let next_header = envelope.protocol;
+        header + Fragment { next_header, offset, more, identification }.emit(&mut out[header..])
     }
 
     fn hop_limit(&self) -> u8 {

@@ -22,7 +22,7 @@
 //! | `link`, `groups` | frames, stations, groups of stations |
 //! | `addresses` | own addresses, martians |
 //! | `tcp`, `connections` | connections and listeners; where they are kept |
-//! | `udp` | datagrams |
+//! | `udp`, `parts`, `identification` | datagrams; those that are longer than a packet; their numbers |
 //! | `icmp` | answers, refusals, reports |
 //! | `demux` | from addresses and ports to connections |
 //! | `ports` | who has which port; ephemeral ports |
@@ -38,8 +38,10 @@ mod demux;
 mod egress;
 mod groups;
 mod icmp;
+mod identification;
 mod ingress;
 mod link;
+mod parts;
 mod ports;
 mod tcp;
 mod udp;
@@ -56,6 +58,7 @@ pub use api::{
 };
 pub use config::{Config, MAX_MTU, MIN_MTU, Offload};
 pub use counters::Counters;
+pub use parts::Parts;
 
 use quipu_wire::ipv6;
 use quipu_wire::ndp::Station;
@@ -69,6 +72,7 @@ use addresses::Addresses;
 use connections::Connections;
 use egress::Answer;
 use groups::Groups;
+use identification::Identifications;
 use ports::Ephemeral;
 use tcp::Listeners;
 use udp::Sockets;
@@ -93,6 +97,7 @@ pub struct Stack {
     reassembled: Range<usize>,
     paths: Paths,
     outstanding: Outstanding,
+    identifications: Identifications,
     /// The last time that was told.
     now: u64,
     /// Time has come by once.
@@ -144,6 +149,7 @@ impl Stack {
             reassembled: 0..0,
             paths: Paths::new(mtu),
             outstanding: Outstanding::new(secret),
+            identifications: Identifications::new(secret),
             now: 0,
             begun: false,
             notices: VecDeque::new(),

@@ -582,6 +582,7 @@ impl Stack {
                 traffic_class: slot.traffic_class | if segment.ect { 2 } else { 0 },
                 flow_label: slot.flow_label,
                 hop_limit: slot.connection.as_ref().and_then(|it| it.config().hop_limit),
+                part: None,
             };
             match slot.connection.as_ref().is_some_and(|it| it.is_quiet()) {
                 true => self.connections.settle(now, index),

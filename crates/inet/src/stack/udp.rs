@@ -1,14 +1,17 @@
 //! UDP (RFC 768, RFC 8085).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use quipu_wire::udp;
+use quipu_wire::ndp::Station;
+use quipu_wire::{ipv4, udp};
 
 use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, UDP};
 use super::link::Hop;
 use super::ports::{Ephemeral, PortMap};
-use super::{Arrival, BindError, Datagram, DatagramError, Departure, Payload, Stack, UdpId};
+use super::{
+    Arrival, BindError, Datagram, DatagramError, Departure, MAX_MTU, Payload, Stack, UdpId,
+};
 use crate::icmp::Cause;
 use crate::tcp::{Flow, Secret};
 
@@ -46,6 +49,13 @@ impl Sockets {
         let index = self.ports.get(port)?;
         Some(UdpId { index, generation: self.sockets[index as usize].generation })
     }
+}
+
+/// The port from which and the address to which a datagram goes, and which own address that is from.
+pub(super) struct Ends {
+    pub(super) source: u16,
+    pub(super) local: u16,
+    pub(super) to: SocketAddr,
 }
 
 impl Stack {
@@ -101,25 +111,13 @@ impl Stack {
         out: &mut [u8],
     ) -> Result<Departure, DatagramError> {
         self.now = now;
-        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        let source = self.sockets.port(socket).ok_or(DatagramError::Closed)?;
-        if to.port() == 0 || !self.addresses.is_peer(to.ip()) {
-            return Err(DatagramError::BadAddress);
-        }
-        let local = self.addresses.source(to.ip()).ok_or(DatagramError::NoRoute)?;
+        let Ends { source, local, to } = self.ends(socket, to, len)?;
         let overhead = ip_header(to.ip()) as usize + udp::LEN;
         let fits = self.path_mtu(to.ip()) as usize - overhead;
         if len > fits {
-            return Err(DatagramError::TooLong { fits });
+            return Err(DatagramError::Long { fits });
         }
-        let loops = self.addresses.find(to.ip()).is_some();
-        let hop = if loops { Hop::Own } else { self.hop(now, to.ip()) };
-        let station = match hop {
-            Hop::Own => None,
-            Hop::Station(station) => Some(station),
-            Hop::Resolving(next_hop) => return Err(DatagramError::Unresolved { next_hop }),
-            Hop::Nowhere => return Err(DatagramError::NoRoute),
-        };
+        let station = self.station(now, to.ip())?;
         let envelope = Envelope { traffic_class, ..Envelope::plain(local, to.ip(), station, UDP) };
         let start = self.write_ip(&envelope, udp::LEN + len, out);
         let own = SocketAddr::new(self.addresses.get(local), source);
@@ -128,7 +126,52 @@ impl Stack {
         let headers = start + repr.emit(&mut out[start..]);
         let at = start + udp::CHECKSUM_AT;
         let checksum = self.prepare(&envelope, start, at, headers, len, out);
+        let loops = station.is_none();
         Ok(Departure { payload: 0..len as u64, checksum, loops, ..Departure::bare(headers) })
+    }
+
+    /// The longest datagram to an address: what the length field of UDP can say over IPv6, and that of IPv4
+    /// over IPv4.
+    pub fn max_datagram(to: IpAddr) -> usize {
+        let header = if to.to_canonical().is_ipv4() { ipv4::LEN } else { 0 };
+        MAX_MTU as usize - header - udp::LEN
+    }
+
+    /// Between which ends a datagram of `len` octets goes.
+    pub(super) fn ends(
+        &self,
+        socket: UdpId,
+        to: SocketAddr,
+        len: usize,
+    ) -> Result<Ends, DatagramError> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        let source = self.sockets.port(socket).ok_or(DatagramError::Closed)?;
+        if to.port() == 0 || !self.addresses.is_peer(to.ip()) {
+            return Err(DatagramError::BadAddress);
+        }
+        let local = self.addresses.source(to.ip()).ok_or(DatagramError::NoRoute)?;
+        let most = Self::max_datagram(to.ip());
+        if len > most {
+            return Err(DatagramError::TooLong { most });
+        }
+        Ok(Ends { source, local, to })
+    }
+
+    /// The station to which a datagram goes; none: it is for this stack.
+    pub(super) fn station(
+        &mut self,
+        now: u64,
+        to: IpAddr,
+    ) -> Result<Option<Station>, DatagramError> {
+        if self.addresses.find(to).is_some() {
+            return Ok(None);
+        }
+        match self.hop(now, to) {
+            Hop::Own => Ok(None),
+            Hop::Station(station) => Ok(Some(station)),
+            Hop::Resolving(next_hop) => Err(DatagramError::Unresolved { next_hop }),
+            Hop::Nowhere => Err(DatagramError::NoRoute),
+        }
     }
 
     /// A datagram to an own address.

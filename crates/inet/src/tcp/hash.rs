@@ -34,6 +34,7 @@ pub(crate) enum Purpose {
     FlowLabel = 6,
     Datagram = 7,
     Refusal = 8,
+    Identification = 9,
 }
 
 /// The hash of a connection's four-tuple and two more words.
@@ -47,6 +48,11 @@ pub(crate) fn of_flow(secret: Secret, purpose: Purpose, flow: &Flow, more: [u64;
 /// One of a row of numbers that nobody can foresee.
 pub(crate) fn of_count(secret: Secret, purpose: Purpose, count: u64) -> u64 {
     siphash_1_3(secret, [purpose as u64, count, 0])
+}
+
+/// The same, of one row of many.
+pub(crate) fn of_count_for(secret: Secret, purpose: Purpose, row: u64, count: u64) -> u64 {
+    siphash_1_3(secret, [purpose as u64, count, row])
 }
 
 fn words(ip: IpAddr) -> [u64; 2] {

@@ -21,7 +21,7 @@ fn datagrams_there_and_back() {
         }
         let fits = 1_500 - overhead;
         let long = net.send_datagram(0, here, to, &vec![0; fits + 1]);
-        assert_eq!(long, Err(DatagramError::TooLong { fits }));
+        assert_eq!(long, Err(DatagramError::Long { fits }), "in one packet");
         net.run(SECOND);
         let lens: Vec<_> =
             net.hosts[1].datagrams.iter().map(|(_, payload)| payload.len()).collect();

@@ -125,7 +125,7 @@ fn a_path_is_narrower_if_a_router_says_so_of_a_datagram_that_was_sent() {
     assert_eq!(path(&net), 1_400);
     let fits = 1_400 - ipv6::LEN - udp::LEN;
     let long = net.send_datagram(0, socket, there, &vec![0; fits + 1]);
-    assert_eq!(long, Err(DatagramError::TooLong { fits }));
+    assert_eq!(long, Err(DatagramError::Long { fits }));
     assert_eq!(
         net.hosts[0].stack.path_mtu("fd00::77".parse().unwrap()),
         9_000,

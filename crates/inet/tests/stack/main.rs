@@ -8,5 +8,6 @@ mod link;
 mod looped;
 mod net;
 mod packets;
+mod parts;
 mod paths;
 mod streams;

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_inet::stack::{
-    Arrival, Checksum, Config, Datagram, Departure, Event, Frame, ListenerId, Payload, Stack, TcpId,
+    Arrival, Checksum, Config, Datagram, DatagramError, Departure, Event, Frame, ListenerId, Parts,
+    Payload, Stack, TcpId, UdpId,
 };
 use quipu_inet::tcp::{self, MILLISECOND, Mode, Secret};
-use quipu_wire::checksum::Sum;
+use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::{ethernet, ipv4, ipv6, tcp as wire};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -340,10 +341,10 @@ impl Net {
     pub fn send_datagram(
         &mut self,
         from: usize,
-        socket: quipu_inet::stack::UdpId,
+        socket: UdpId,
         to: SocketAddr,
         payload: &[u8],
-    ) -> Result<(), quipu_inet::stack::DatagramError> {
+    ) -> Result<(), DatagramError> {
         let mut frame = vec![0; 65_600];
         let host = &mut self.hosts[from];
         let departure =
@@ -351,6 +352,55 @@ impl Net {
         host.finish(&departure, &mut frame, payload);
         self.carry(from, &departure, frame);
         Ok(())
+    }
+
+    /// Begins a datagram that is longer than a packet.
+    pub fn cut(
+        &mut self,
+        from: usize,
+        socket: UdpId,
+        to: SocketAddr,
+        payload: &[u8],
+    ) -> Result<Parts, DatagramError> {
+        let stack = &mut self.hosts[from].stack;
+        stack.cut_datagram(self.now, socket, to, 0, payload.len(), sum(payload))
+    }
+
+    /// Sends the next part of one; its frame.
+    pub fn send_part(
+        &mut self,
+        from: usize,
+        parts: &mut Parts,
+        payload: &[u8],
+    ) -> Result<Vec<u8>, DatagramError> {
+        let mut frame = vec![0; 65_600];
+        let host = &mut self.hosts[from];
+        let departure = host.stack.compose_part(self.now, parts, &mut frame)?;
+        assert_eq!(
+            (departure.checksum, departure.of),
+            (None, None),
+            "a part has no sum of its own"
+        );
+        let [start, end] = [departure.payload.start, departure.payload.end].map(|it| it as usize);
+        host.finish(&departure, &mut frame, &payload[start..end]);
+        self.carry(from, &departure, frame.clone());
+        Ok(frame)
+    }
+
+    /// Sends a datagram of any length at once; its frames.
+    pub fn send_long(
+        &mut self,
+        from: usize,
+        socket: UdpId,
+        to: SocketAddr,
+        payload: &[u8],
+    ) -> Vec<Vec<u8>> {
+        let mut parts = self.cut(from, socket, to, payload).unwrap();
+        let mut frames = Vec::new();
+        while !parts.is_done() {
+            frames.push(self.send_part(from, &mut parts, payload).unwrap());
+        }
+        frames
     }
 
     /// Everything that a host has to send goes to the link.

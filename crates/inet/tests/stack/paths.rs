@@ -10,10 +10,10 @@ use crate::net::{Net, V4, V6};
 use crate::packets::Packet;
 use crate::streams::{LIMIT, messages, stream};
 
-const MTU: usize = 1_400;
+pub const MTU: usize = 1_400;
 
 /// What a router says of a frame that is too long for its next link.
-fn too_big(frame: &[u8], from: IpAddr) -> Vec<u8> {
+pub fn too_big(frame: &[u8], from: IpAddr) -> Vec<u8> {
     match from {
         IpAddr::V6(own) => {
             let router: Ipv6Addr = "fd00::fe".parse().unwrap();

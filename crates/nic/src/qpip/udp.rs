@@ -3,10 +3,16 @@
 //! A send completes when its datagram is written. One to a neighbour that is not known yet waits with those
 //! behind it in the same queue, and holds nobody else up; if the neighbour cannot be found it is lost, as
 //! datagrams may be, and completes.
+//!
+//! One that is longer than a packet of its path goes in parts, each made of the request's memory when the
+//! link has room for it. No other datagram begins before it ends: a receiver keeps the parts of few.
 
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_inet::stack::{BindError, Datagram, DatagramError, Payload, UdpId};
+use quipu_inet::stack::{
+    BindError, Datagram, DatagramError, Departure, Parts, Payload, Stack, UdpId,
+};
+use quipu_wire::checksum::{Sum, sum};
 
 use super::{Inet, Source, set};
 use crate::adapter::{Adapter, Hub};
@@ -19,8 +25,8 @@ use crate::responder::{self, Finish, Refusal};
 use crate::transmit::frames::Turn;
 use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 
-/// Octets of a UDP header.
-const HEADER: u32 = 8;
+/// Octets that are summed at a time: they are read again soon, and are to be in a cache then. Even.
+const SUMMED: usize = 8 << 10;
 
 /// What a queue pair of type UDP has beside its queues.
 #[derive(Debug, Default)]
@@ -30,6 +36,8 @@ pub(crate) struct UdpPath {
     listed: bool,
     /// The next hop that its next datagram waits for.
     unresolved: Option<IpAddr>,
+    /// How far its next datagram has got, if that goes in parts.
+    parts: Option<Parts>,
 }
 
 impl<P: Probe> Adapter<P> {
@@ -97,18 +105,18 @@ impl<P: Probe> Adapter<P> {
     }
 }
 
-/// Whether a request of a UDP queue pair can be sent at all: as far as the path is known.
+/// Whether a request of a UDP queue pair can be sent at all.
 ///
 /// # Errors
 /// What is wrong with it.
 pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fault> {
-    let Some(inet) = &hub.inet else {
+    if hub.inet.is_none() {
         return Err(Fault::Unsupported("the adapter is not attached to a network of IP"));
-    };
-    let ip_header = if to.is_ipv4() { 20 } else { 40 };
-    let fits = inet.stack.path_mtu(to.ip()).saturating_sub(ip_header + HEADER);
-    if len > u64::from(fits) {
-        return Err(Fault::Invalid("a datagram longer than the path takes"));
+    }
+    if len > Stack::max_datagram(to.ip()) as u64 {
+        return Err(Fault::Invalid(
+            "longer than a datagram can be (65507 octets; over IPv6, 65527)",
+        ));
     }
     if to.port() == 0 {
         return Err(Fault::Invalid("a datagram to port 0"));
@@ -123,78 +131,159 @@ pub(crate) fn kick<P>(qp: &mut Qp, hub: &mut Hub<P>) {
         && path.unresolved.is_none()
         && !std::mem::replace(&mut path.listed, true)
     {
-        inet.datagrams.push_back(qp.id);
+        match path.parts {
+            Some(_) => inet.datagrams.push_front(qp.id),
+            None => inet.datagrams.push_back(qp.id),
+        }
     }
 }
 
-/// Writes the next datagram of a queue pair whose turn it is.
+/// Writes the next datagram of a queue pair whose turn it is, or a part of it.
 pub(crate) fn transmit<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Turn {
     let Path::Udp(path) = &mut qp.path else { return Turn::Again };
     path.listed = false;
     let Some(socket) = path.socket else { return Turn::Again };
+    let begun = path.parts.take();
     if !requester::may_begin(qp) {
         return Turn::Again;
     }
-    let flags = qp.sq.wqe(qp.sq.next).flags;
-    match fate::meet(qp, hub, flags) {
-        Met::Nothing => {}
-        Met::Wait => return Turn::Again,
-        Met::Failure(status) => {
-            requester::send_queue_error(qp, hub, status);
-            return Turn::Again;
+    if begun.is_none() {
+        let flags = qp.sq.wqe(qp.sq.next).flags;
+        match fate::meet(qp, hub, flags) {
+            Met::Nothing => {}
+            Met::Wait => return Turn::Again,
+            Met::Failure(status) => {
+                requester::send_queue_error(qp, hub, status);
+                return Turn::Again;
+            }
         }
     }
-    let turn = compose(qp, hub, socket, out);
-    if qp.state == QpState::Rts && qp.sq.has_waiting() {
+    let turn = compose(qp, hub, (socket, begun), out).unwrap_or_else(|error| {
+        refuse(qp, hub, error);
+        Turn::Again
+    });
+    if requester::may_begin(qp) {
         kick(qp, hub);
     }
     turn
 }
 
-fn compose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, socket: UdpId, out: &mut [u8]) -> Turn {
+/// Why nothing is written.
+enum Stop {
+    Refused(DatagramError),
+    /// The memory of the request is not accessible.
+    Memory,
+}
+
+impl From<DatagramError> for Stop {
+    fn from(error: DatagramError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Writes the datagram of the request at `sq.next`, or the next part of it.
+fn compose<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    (socket, begun): (UdpId, Option<Parts>),
+    out: &mut [u8],
+) -> Result<Turn, Stop> {
     let position = qp.sq.next;
     let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
-    let Some(inet) = &mut hub.inet else { return Turn::Nothing };
-    let departure = match inet.stack.compose_datagram(hub.now.0, socket, to, 0, len, out) {
-        Ok(departure) => departure,
-        Err(DatagramError::Unresolved { next_hop }) => {
-            wait(qp, inet, next_hop);
-            return Turn::Again;
-        }
-        Err(DatagramError::TooLong { .. }) => {
-            // It fitted when it was posted. Those behind it may still fit.
-            requester::fail_one(qp, hub, WcStatus::LocLenErr);
-            return Turn::Again;
-        }
-        Err(DatagramError::NoRoute | DatagramError::BadAddress) => {
-            requester::fail_one(qp, hub, WcStatus::LocQpOpErr);
-            return Turn::Again;
-        }
-        Err(DatagramError::Closed) => {
-            requester::send_queue_error(qp, hub, WcStatus::LocQpOpErr);
-            return Turn::Again;
-        }
+    let now = hub.now.0;
+    let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
+    let (departure, parts) = match begun {
+        Some(parts) => compose_part(qp, inet, now, parts, out)?,
+        None => match inet.stack.compose_datagram(now, socket, to, 0, len, out) {
+            Ok(departure) => (departure, None),
+            Err(DatagramError::Long { .. }) => {
+                let sum = sum_of(qp, hub, len, out)?;
+                let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
+                let parts = inet.stack.cut_datagram(now, socket, to, 0, len, sum)?;
+                compose_part(qp, inet, now, parts, out)?
+            }
+            Err(error) => return Err(error.into()),
+        },
     };
     hub.probe.stage(Stage::Headers, departure.headers);
     hub.probe.stage(Stage::GetWr, 0);
-    let Some(payload) = out.get_mut(departure.headers..departure.len()) else {
-        return Turn::Again;
-    };
-    let gathered = match qp.sq.inline(position) {
-        Some(bytes) => {
-            payload.copy_from_slice(bytes);
-            Ok(())
-        }
-        None => hub.regions.gather(qp.pd_number(), qp.sq.sges(position), 0, payload),
-    };
-    if gathered.is_err() {
-        requester::send_queue_error(qp, hub, WcStatus::LocProtErr);
-        return Turn::Again;
-    }
-    hub.probe.stage(Stage::GetData, len);
+    let from = departure.payload.start as usize;
+    let payload = out.get_mut(departure.headers..departure.len()).ok_or(Stop::Memory)?;
+    gather(qp, hub, from, payload)?;
+    hub.probe.stage(Stage::GetData, departure.len() - departure.headers);
     let turn = hub.dispatch(&departure, out);
-    requester::skip_local(qp, hub);
-    turn
+    match (&mut qp.path, parts) {
+        (Path::Udp(path), Some(parts)) => path.parts = Some(parts),
+        _ => requester::skip_local(qp, hub),
+    }
+    Ok(turn)
+}
+
+/// Writes the headers of the next part of a datagram; what is left of it then, if anything is.
+fn compose_part(
+    qp: &mut Qp,
+    inet: &mut Inet,
+    now: u64,
+    mut parts: Parts,
+    out: &mut [u8],
+) -> Result<(Departure, Option<Parts>), DatagramError> {
+    let composed = inet.stack.compose_part(now, &mut parts, out);
+    // It has begun, and is finished even where nothing new may begin.
+    qp.requester.stage = 1;
+    match (composed, &mut qp.path) {
+        (Ok(departure), _) => Ok((departure, (!parts.is_done()).then_some(parts))),
+        (Err(error), Path::Udp(path)) => {
+            path.parts = matches!(error, DatagramError::Unresolved { .. }).then_some(parts);
+            Err(error)
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Copies octets of the request at `sq.next`, from the one at `from` on.
+fn gather<P>(qp: &Qp, hub: &mut Hub<P>, from: usize, out: &mut [u8]) -> Result<(), Stop> {
+    let position = qp.sq.next;
+    let Some(bytes) = qp.sq.inline(position) else {
+        let list = qp.sq.sges(position);
+        let gathered = hub.regions.gather(qp.pd_number(), list, from as u64, out);
+        return gathered.map_err(|_| Stop::Memory);
+    };
+    out.copy_from_slice(&bytes[from..from + out.len()]);
+    Ok(())
+}
+
+/// The sum of the `len` octets of the request at `sq.next`; `out` is where they are read to.
+fn sum_of<P>(qp: &Qp, hub: &mut Hub<P>, len: usize, out: &mut [u8]) -> Result<Sum, Stop> {
+    let room = out.len().min(SUMMED) & !1;
+    let mut whole = Sum::default();
+    for from in (0..len).step_by(room.max(2)) {
+        let piece = &mut out[..room.min(len - from)];
+        gather(qp, hub, from, piece)?;
+        whole = whole.and(sum(piece));
+    }
+    Ok(whole)
+}
+
+/// The datagram of the request at `sq.next` cannot be written, or not now.
+fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stop: Stop) {
+    let status = match stop {
+        Stop::Refused(DatagramError::Unresolved { next_hop }) => {
+            if let Some(inet) = &mut hub.inet {
+                wait(qp, inet, next_hop);
+            }
+            return;
+        }
+        // Those behind it may be shorter, or go elsewhere.
+        Stop::Refused(DatagramError::TooLong { .. } | DatagramError::Long { .. }) => {
+            return requester::fail_one(qp, hub, WcStatus::LocLenErr);
+        }
+        Stop::Refused(DatagramError::NoRoute | DatagramError::BadAddress) => {
+            return requester::fail_one(qp, hub, WcStatus::LocQpOpErr);
+        }
+        Stop::Refused(DatagramError::Closed) => WcStatus::LocQpOpErr,
+        Stop::Memory => WcStatus::LocProtErr,
+    };
+    requester::send_queue_error(qp, hub, status);
 }
 
 /// The next datagram waits for its next hop.
@@ -207,6 +296,9 @@ fn wait(qp: &mut Qp, inet: &mut Inet, next_hop: IpAddr) {
 
 /// The next datagram cannot be delivered, and is lost with those behind it to the same place.
 fn lose_next<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if let Path::Udp(path) = &mut qp.path {
+        path.parts = None;
+    }
     let place = |qp: &Qp| qp.sq.destination(qp.sq.next).address();
     let lost = place(qp);
     while requester::may_begin(qp) && place(qp) == lost {
@@ -261,6 +353,7 @@ pub(crate) fn deliver<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, datagram: &Datagr
 /// Gives the port of a queue pair back.
 pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let (Path::Udp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
+    path.parts = None;
     if let Some(socket) = path.socket.take() {
         set(&mut inet.bound, socket.index(), None);
         inet.stack.unbind(socket);

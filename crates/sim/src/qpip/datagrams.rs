@@ -23,6 +23,8 @@ use crate::world::{LoadEvent, World, WorldEvent};
 const FIRST_PORT: u16 = 7000;
 const NOBODY: u16 = 9;
 const FIRST_NUM: u8 = 128;
+/// Octets of the longest packet.
+const MOST: usize = 65_535;
 /// Octets of a number.
 const NUMBER: usize = 8;
 /// The longest time between two things that a program does.
@@ -73,8 +75,6 @@ pub(super) struct Datagrams {
     by_num: BTreeMap<(usize, QpNum), usize>,
     /// Octets of a packet at most.
     longest: usize,
-    /// Paths may be narrower than links, or be said to be.
-    narrow: bool,
     /// Nothing disturbs, and everybody has receives enough: whatever is sent arrives.
     ample: bool,
 }
@@ -88,12 +88,13 @@ impl Programs {
     /// Makes queue pairs, binds them, and has their programs begin.
     pub(super) fn make_posts(&mut self, world: &mut World, mtu: u32) {
         let count = self.rng.index(6);
-        self.datagrams.longest = (mtu as usize).min(self.max_len.max(64));
+        // What the network cuts must not be in parts before: it knows nothing of their numbers.
+        let packet = if world.frames.parts == 0 { MOST } else { mtu as usize };
+        self.datagrams.longest = packet.min(self.max_len.max(64));
         let calm = self.mishaps.is_empty() && world.net.partitions.is_empty();
         let weather = world.frames.weather;
-        self.datagrams.narrow = !world.frames.narrow.is_empty() || weather.lie_ppm > 0;
-        self.datagrams.ample =
-            calm && weather.is_fair() && !self.datagrams.narrow && self.rng.percent(70);
+        let narrow = !world.frames.narrow.is_empty() || weather.lie_ppm > 0;
+        self.datagrams.ample = calm && weather.is_fair() && !narrow && self.rng.percent(70);
         for p in 0..count {
             if let Err(fault) = self.make_post(world, p) {
                 return world.violate(|| format!("UDP queue pair {p}: {fault}"));
@@ -252,8 +253,6 @@ impl Programs {
         match done {
             Ok(()) => {}
             Err(Fault::QueueFull) => return false,
-            // The next one may be shorter.
-            Err(Fault::Invalid(_)) if self.may_be_too_long(to, len) => return false,
             Err(fault) => {
                 world.violate(|| format!("UDP queue pair {p} cannot send {len} bytes: {fault}"));
                 return false;
@@ -270,13 +269,6 @@ impl Programs {
             self.datagrams.short.entry((p, to, len)).or_default()[0] += 1;
         }
         true
-    }
-
-    /// Whether a path may be known that does not take so much.
-    fn may_be_too_long(&self, to: SocketAddr, len: usize) -> bool {
-        // The least that a report is believed.
-        let least = if to.is_ipv6() { 1_280 - 48 } else { 576 - 28 };
-        self.datagrams.narrow && len > least
     }
 
     /// Another host's queue pair, or now and then nobody.
@@ -325,10 +317,8 @@ impl Programs {
                 }
                 continue;
             }
-            let least = 576 - 28;
             return match done.status {
                 WcStatus::Success if sent.signaled && done.opcode == WcOpcode::Send => Ok(()),
-                WcStatus::LocLenErr if self.datagrams.narrow && sent.len > least => Ok(()),
                 WcStatus::WrFlushErr if stopped => Ok(()),
                 _ => Err("it must not be so".into()),
             };

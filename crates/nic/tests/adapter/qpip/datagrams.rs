@@ -77,7 +77,7 @@ fn an_empty_datagram_is_one() {
 fn what_cannot_be_a_datagram_is_refused_when_it_is_posted() {
     let mut net = Net::new();
     let (qps, to) = bound(&mut net);
-    let source = net.buffer(0, 4000);
+    let source = net.buffer(0, 70_000);
     let sges = |len| [source.sge(0, len)];
     let wr = |to, payload| SendWr {
         wr_id: 1,
@@ -86,7 +86,7 @@ fn what_cannot_be_a_datagram_is_refused_when_it_is_posted() {
         flags: SendFlags::SIGNALED,
         payload,
     };
-    let (long, fits) = (sges(1500 - 47), sges(1500 - 48));
+    let (long, fits) = (sges(65_528), sges(65_527));
     let refused = |result| assert!(matches!(result, Err(Fault::Invalid(_))), "{result:?}");
     refused(net.post(0, qps[0], &wr(To::Address(to), Payload::Sges(&long))));
     refused(net.post(0, qps[0], &wr(To::Peer, Payload::Sges(&fits))));
@@ -95,9 +95,10 @@ fn what_cannot_be_a_datagram_is_refused_when_it_is_posted() {
     let imm = SendWr { op: SendOp::SendImm(1), ..wr(To::Address(to), Payload::Sges(&fits)) };
     refused(net.post(0, qps[0], &imm));
     net.post(0, qps[0], &wr(To::Address(to), Payload::Sges(&fits))).unwrap();
-    let to_v4 = net::v4(1);
-    let fits = sges(1500 - 28);
-    net.post(0, qps[0], &wr(To::Address(SocketAddr::new(to_v4, 9)), Payload::Sges(&fits))).unwrap();
+    let to_v4 = To::Address(SocketAddr::new(net::v4(1), 9));
+    let (long, fits) = (sges(65_508), sges(65_507));
+    refused(net.post(0, qps[0], &wr(to_v4, Payload::Sges(&long))));
+    net.post(0, qps[0], &wr(to_v4, Payload::Sges(&fits))).unwrap();
     net.run_for(200_000);
     assert_eq!(net.poll(0).len(), 2);
     // Bound once, and to a port of its own.

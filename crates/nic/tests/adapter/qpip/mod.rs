@@ -10,6 +10,7 @@ mod looped;
 mod memory;
 mod messages;
 pub mod net;
+mod parts;
 mod stages;
 
 use quipu_nic::inet::tcp::Mode;

@@ -205,7 +205,7 @@ impl Port {
     /// Sends a datagram of so many octets, its header included.
     ///
     /// # Errors
-    /// It is longer than the path takes.
+    /// It is longer than a datagram can be.
     pub(super) fn send_block(&mut self, flow: usize, len: u64) -> Result<(), Error> {
         let Some(place) = self.free.pop() else { return Ok(()) };
         let Flow { peer, sent, posted, under_way, .. } = &mut self.flows[flow];
