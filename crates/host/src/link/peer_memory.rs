@@ -74,7 +74,9 @@ impl ProcessMemory {
         for &(addr, len) in remote {
             let mut done = 0;
             while done < len {
-                let part = windows.part(addr + done, len - done);
+                // What the peer's directory says may wrap around; then it is nowhere.
+                let at = addr.wrapping_add(done);
+                let part = windows.part(at, len - done);
                 done += part.len;
                 match part.view {
                     Some((view, mut offset)) => {
@@ -84,8 +86,7 @@ impl ProcessMemory {
                         })?
                     }
                     None => {
-                        let there = [(addr + done - part.len, part.len)];
-                        self.transfer_pieces(way, &there, here.take(part.len as usize))?;
+                        self.transfer_pieces(way, &[(at, part.len)], here.take(part.len as usize))?;
                     }
                 }
             }

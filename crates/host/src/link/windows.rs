@@ -15,6 +15,9 @@ use crate::sys;
 /// Address space that the windows into one peer may take together.
 const MAPPED_MAX: u64 = 1 << 40;
 
+/// The least that can be mapped.
+const PAGE: u64 = 4096;
+
 /// What of a peer's memory is mapped here.
 #[derive(Debug)]
 pub(super) struct Windows {
@@ -59,6 +62,12 @@ impl Window {
         let offset = addr.wrapping_sub(self.range.addr);
         (offset < self.range.len).then_some(offset)
     }
+}
+
+/// Whether a range is one of whole pages, which bounds how many pieces an access can fall into.
+fn is_plausible(range: &SharedPages) -> bool {
+    let whole = range.addr % PAGE == 0 && range.len % PAGE == 0;
+    whole && range.len > 0 && range.addr.checked_add(range.len).is_some()
 }
 
 impl Windows {
@@ -124,7 +133,7 @@ impl Windows {
             return;
         }
         let mut before = std::mem::take(&mut self.windows);
-        listed.retain(|range| range.len > 0 && range.addr.checked_add(range.len).is_some());
+        listed.retain(is_plausible);
         self.windows.extend(listed.into_iter().map(|range| {
             let known = before.iter().position(|window| window.range == range);
             known.map_or(Window { range, view: View::Unopened }, |known| before.swap_remove(known))

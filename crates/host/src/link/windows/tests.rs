@@ -7,7 +7,7 @@ use quipu_nic::{Atomic, PeerMemory, PeerMemoryFault};
 use crate::link::peer_memory::ProcessMemory;
 use crate::link::segment::{self, settled};
 
-use super::*;
+use super::{OwnedFd, pid_t};
 
 const PAGE: usize = 4096;
 
@@ -143,6 +143,8 @@ fn lies_lead_to_the_kernels_way() {
         SharedPages { addr: u64::MAX - 5, ..range },
         SharedPages { len: u64::MAX - range.addr, ..range },
         SharedPages { len: 0, ..range },
+        SharedPages { addr: range.addr + 8, ..range },
+        SharedPages { len: 100, ..range },
         peer.range(&unsealed, 1, 1, 1),
     ];
     for (id, lie) in (1..).zip(lies) {
@@ -152,7 +154,12 @@ fn lies_lead_to_the_kernels_way() {
     // One that overlaps another: the first counts.
     peer.list.show([range, SharedPages { id: 50, ..range }].into_iter());
     assert_eq!(peer.seen(), [0, 100, 2, 3, 4, 5, 6, 7]);
-    let mut byte = 0u8;
-    let local = [((&raw mut byte).expose_provenance(), 1)];
-    assert_eq!(peer.memory.read(&[(8, 1)], &local), Err(PeerMemoryFault::BadAddress));
+    let mut bytes = [0u8; 16];
+    let local = [(bytes.as_mut_ptr().expose_provenance(), 16)];
+    for nowhere in [8, u64::MAX - 7] {
+        assert_eq!(peer.memory.read(&[(nowhere, 16)], &local), Err(PeerMemoryFault::BadAddress));
+    }
+    peer.list.show(std::iter::once(SharedPages { id: 60, addr: u64::MAX - 8191, ..range }));
+    let across = [(u64::MAX - 7, 16)];
+    assert_eq!(peer.memory.read(&across, &local), Err(PeerMemoryFault::BadAddress));
 }
