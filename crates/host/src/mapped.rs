@@ -165,6 +165,8 @@ pub(crate) struct Mapping<'a> {
     pub(crate) end: usize,
     /// Such as `rw-p`.
     pub(crate) rights: &'a [u8],
+    /// Where in the file it begins, in bytes.
+    pub(crate) offset: u64,
     /// Of the file behind it; 0 where there is none.
     pub(crate) inode: u64,
     /// That file, or what else the kernel calls the mapping; mostly nothing.
@@ -182,9 +184,10 @@ impl<'a> Mapping<'a> {
         let start = number(range.next()?, 16)? as usize;
         let end = number(range.next()?, 16)? as usize;
         let rights = words.next()?;
-        let inode = words.nth(2).and_then(|inode| number(inode, 10)).unwrap_or(0);
+        let offset = words.next().and_then(|offset| number(offset, 16)).unwrap_or(0);
+        let inode = words.nth(1).and_then(|inode| number(inode, 10)).unwrap_or(0);
         let name = words.next().unwrap_or(b"").trim_ascii_start();
-        Some(Self { start, end, rights, inode, name })
+        Some(Self { start, end, rights, offset, inode, name })
     }
 }
 
@@ -278,6 +281,7 @@ mod tests {
         let line = b"7f00-7f10 rw-s 00001000 00:01 1034     /memfd:some name (deleted)\n";
         let file = Mapping::parse(line).unwrap();
         assert_eq!((file.start, file.end, file.rights), (0x7f00, 0x7f10, &b"rw-s"[..]));
+        assert_eq!(file.offset, 0x1000);
         assert_eq!((file.inode, file.name), (1034, &b"/memfd:some name (deleted)"[..]));
         let plain = Mapping::parse(b"7f00-7f10 rw-p 00000000 00:00 0 \n").unwrap();
         assert_eq!((plain.inode, plain.name), (0, &b""[..]));

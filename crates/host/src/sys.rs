@@ -72,8 +72,10 @@ pub(crate) fn process(pid: libc::pid_t) -> io::Result<OwnedFd> {
 
 /// The open file that another process knows as `fd` (Linux 5.6). The kernel asks for the right to trace it.
 pub(crate) fn descriptor_of(process: &OwnedFd, fd: u32) -> io::Result<OwnedFd> {
+    let process = process.as_raw_fd();
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) } as c_int)
+    let get = || adopt(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0) } as c_int);
+    with_more_descriptors(get)
 }
 
 /// Another descriptor for the same open file.

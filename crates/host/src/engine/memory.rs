@@ -121,11 +121,11 @@ impl Engine {
         Ok(self.enter()?.now())
     }
 
-    /// Has peers map what is possible of memory that is about to be registered. Not of memory on demand,
+    /// Has peers map what is possible of memory that is about to be registered. Nothing of memory on demand,
     /// which may be all that the process has.
     fn share_pages(&self, memory: &Vouched) -> Option<Shared> {
-        let whole = memory.access().contains(Access::ON_DEMAND);
-        (!whole).then(|| self.inner.shared.share(memory.addr(), memory.len())).flatten()
+        let possible = !memory.access().contains(Access::ON_DEMAND);
+        self.inner.shared.share(memory.addr(), memory.len(), possible)
     }
 
     /// Checks that memory is there, and writable if `access` says so. Outside of the lock, since it
@@ -157,7 +157,7 @@ impl Engine {
         if let Some(elsewhere) = self.elsewhere()? {
             return elsewhere.register_segment(pd, memory, iova, access);
         }
-        let shared = self.inner.shared.share(memory.addr(), memory.len() as u64);
+        let shared = self.inner.shared.share(memory.addr(), memory.len() as u64, true);
         let region = self.enter()?.adapter.reg_segment(pd, memory, iova, access)?;
         self.inner.shared.keep(region.id, shared);
         Ok(region)
@@ -208,9 +208,9 @@ impl Engine {
         let mut core = self.enter_for(Call::DeregMr)?;
         core.watch_dereg(mr);
         core.adapter.dereg_mr(mr)?;
-        self.wait_quiet(core)?;
+        let quiet = self.wait_quiet(core);
         self.inner.shared.keep(mr, None);
-        Ok(())
+        quiet
     }
 
     pub(super) fn wait_quiet<'a>(&'a self, mut core: Guard<'a, Core>) -> Result<(), EngineError> {

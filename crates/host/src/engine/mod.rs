@@ -360,8 +360,12 @@ fn socket_address(address: &HostAddress) -> SocketAddr {
     }
 }
 
-/// Which memory peers of this host may map: none where they may not access it at all.
+/// Which memory peers of this host may map: none where they may not access it at all, or where somebody wants
+/// to see what they do.
 fn shared_pages(config: &Config) -> SharedPages {
+    if config.capture.is_some() || config.faults.is_some() || config.strict.is_some() {
+        return SharedPages::Never;
+    }
     match (config.same_host, config.peer_memory) {
         (SameHost::Never, _) | (_, PeerMemoryPolicy::Never) => SharedPages::Never,
         _ => config.shared_pages,
@@ -387,7 +391,7 @@ fn open_links(
             }
         }
     }
-    let shared = shared_pages(config) != SharedPages::Never;
+    let shared = shown.is_some() && shared_pages(config) != SharedPages::Never;
     let pages = shared.then(pages::list).and_then(|list| {
         list.inspect_err(|error| tracing::debug!(%error, "pages are not shared with peers")).ok()
     });

@@ -66,7 +66,7 @@ impl Window {
 
 /// Whether a range is one of whole pages, which bounds how many pieces an access can fall into.
 fn is_plausible(range: &SharedPages) -> bool {
-    let whole = range.addr % PAGE == 0 && range.len % PAGE == 0;
+    let whole = range.addr.is_multiple_of(PAGE) && range.len.is_multiple_of(PAGE);
     whole && range.len > 0 && range.addr.checked_add(range.len).is_some()
 }
 

@@ -5,22 +5,25 @@
 //! process with threads nothing may be allocated or locked.
 
 use std::cell::{Cell, UnsafeCell};
+use std::fs::File;
+use std::os::fd::IntoRawFd;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void};
 
 use super::convert::{each_present, move_mapping};
-use super::{NAME, REGISTRY};
+use super::{ANY, NAME, REGISTRY};
 use crate::mapped::{Mapping, page_size};
+use crate::sys;
 
 /// Bytes of the list of mappings that are read at once; longer lines are of no mapping of ours.
 const TEXT: usize = 8192;
 /// Ranges that are replaced between two looks at the list.
 const BATCH: usize = 32;
 
-/// How long the parent waits, in ms: somebody else may hold the end of the pipe.
+/// How long the parent waits for a sign of progress, in ms: somebody else may hold the end of the pipe.
 const PATIENCE_MS: c_int = 10_000;
 
 thread_local! {
@@ -29,6 +32,13 @@ thread_local! {
     /// How often this thread is between the handlers: a signal there may have it fork once more.
     static FORKS: Cell<u32> = const { Cell::new(0) };
 }
+
+/// Bytes between two signs of progress, and what a sign is.
+const SIGN_EVERY: usize = 64 << 20;
+static SIGN: u8 = 0;
+
+/// A descriptor that a child gives up to open the list of mappings, also where there can be no more.
+static SPARE: AtomicI32 = AtomicI32::new(-1);
 
 /// Held by the thread that forks.
 static TURN: Turn = Turn(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
@@ -43,6 +53,9 @@ unsafe impl Sync for Turn {}
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        if let Ok(null) = File::open("/dev/null").and_then(sys::above_standard) {
+            SPARE.store(null.into_raw_fd(), Ordering::Release);
+        }
         // SAFETY: the handlers are functions of the required type, which live as long as the program.
         let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if result != 0 {
@@ -64,7 +77,7 @@ extern "C" fn before() {
     // SAFETY: a mutex that lives as long as the process.
     unsafe { libc::pthread_mutex_lock(TURN.0.get()) };
     let mut ends = [-1; 2];
-    if !REGISTRY.load(Ordering::Relaxed).is_null() {
+    if ANY.load(Ordering::Relaxed) {
         // SAFETY: the kernel writes two descriptors.
         unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
     }
@@ -91,8 +104,15 @@ extern "C" fn in_parent() {
         // child is ready, or ends.
         unsafe {
             libc::close(write_end);
-            let interrupted = || *libc::__errno_location() == libc::EINTR;
-            while libc::poll(&raw mut end, 1, PATIENCE_MS) < 0 && interrupted() {}
+            let mut sign = 0u8;
+            loop {
+                let ready = libc::poll(&raw mut end, 1, PATIENCE_MS);
+                let interrupted = ready < 0 && *libc::__errno_location() == libc::EINTR;
+                let goes_on = ready > 0 && libc::read(read_end, (&raw mut sign).cast(), 1) > 0;
+                if !interrupted && !goes_on {
+                    break;
+                }
+            }
             libc::close(read_end);
         }
     });
@@ -104,8 +124,15 @@ extern "C" fn in_child() {
 
 fn make_all_private(ends: [c_int; 2]) {
     // What is registered there belongs to the parent; whatever the child registers begins anew.
-    if !REGISTRY.swap(ptr::null_mut(), Ordering::AcqRel).is_null() {
-        while make_private() == BATCH {}
+    REGISTRY.store(ptr::null_mut(), Ordering::Release);
+    if ANY.swap(false, Ordering::AcqRel) {
+        // Whatever the process was allowed to open, this is one more.
+        let spare = SPARE.swap(-1, Ordering::AcqRel);
+        if spare >= 0 {
+            // SAFETY: a descriptor of our own.
+            unsafe { libc::close(spare) };
+        }
+        while make_private(ends[1]) == BATCH {}
     }
     for end in ends.into_iter().filter(|&end| end >= 0) {
         // SAFETY: a descriptor of our own.
@@ -113,22 +140,35 @@ fn make_all_private(ends: [c_int; 2]) {
     }
 }
 
-/// Replaces up to [`BATCH`] ranges; how many.
-fn make_private() -> usize {
-    let mut found = [(0, 0); BATCH];
+/// Replaces up to [`BATCH`] ranges; how many. `sign` is where progress is told.
+fn make_private(sign: c_int) -> usize {
+    let mut found = [(0, 0, 0); BATCH];
     let mut count = 0;
     visit_list(|mapping| {
         if mapping.rights.ends_with(b"s") && is_file(mapping.name, NAME.as_bytes()) {
-            found[count] = (mapping.start, mapping.end - mapping.start);
+            let may = |at: usize, right: c_int| match mapping.rights.get(at) {
+                None | Some(b'-') => 0,
+                Some(_) => right,
+            };
+            let rights = may(0, libc::PROT_READ) | may(1, libc::PROT_WRITE);
+            found[count] = (mapping.start, mapping.end - mapping.start, rights);
             count += 1;
         }
         count < BATCH
     });
-    found[..count].iter().filter(|&&(start, len)| copy(start, len)).count()
+    for &(start, len, rights) in &found[..count] {
+        if !copy(start, len, rights, sign) {
+            // Better none than the parent's.
+            let place = ptr::without_provenance_mut(start);
+            // SAFETY: a mapping of ours, which this child has no use for.
+            unsafe { libc::munmap(place, len) };
+        }
+    }
+    count
 }
 
-/// Replaces one range by a private copy. It can be read and written afterwards, whatever it was before.
-fn copy(start: usize, len: usize) -> bool {
+/// Replaces one range by a private copy with the same rights.
+fn copy(start: usize, len: usize, rights: c_int, sign: c_int) -> bool {
     let place = ptr::with_exposed_provenance_mut::<c_void>(start);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -144,7 +184,11 @@ fn copy(start: usize, len: usize) -> bool {
         each_present(start, len, |at| {
             let from = ptr::with_exposed_provenance::<u8>(at);
             ptr::copy_nonoverlapping(from, own.cast::<u8>().add(at - start), page);
+            if (at - start).is_multiple_of(SIGN_EVERY) {
+                libc::write(sign, (&raw const SIGN).cast(), 1);
+            }
         });
+        libc::mprotect(own, len, rights);
         move_mapping(own, len, start)
     }
 }

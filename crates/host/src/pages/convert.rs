@@ -11,6 +11,8 @@ use crate::mapped::page_size;
 /// `/proc/self/pagemap` says of a page that it is in memory, or swapped out.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
+/// Bytes that are replaced at once.
+const PIECE: usize = 16 << 20;
 /// Pages that are looked at in one call.
 const BATCH: usize = 512;
 
@@ -27,13 +29,19 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// The whole of a file.
+    /// The first bytes of a file.
     pub(super) fn of(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        Self::part_of(file, 0, len)
+    }
+
+    fn part_of(file: &OwnedFd, offset: usize, len: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let at =
-            unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
+            libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset)
+        };
         if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { at, len }) }
     }
 
@@ -79,9 +87,32 @@ impl Drop for Mapped {
 }
 
 /// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of
-/// zeros, after a copy. Pages that were never touched stay so. `private`: they have no file now, else one of ours.
-pub(super) fn replace(file: &OwnedFd, start: usize, len: usize, private: bool) -> io::Result<()> {
-    let staged = Mapped::of(file, len)?;
+/// zeros, after a copy. Pages that were never touched stay so. `private`: they have no file now, else one of
+/// ours. How many bytes were replaced: piece by piece, so that no more than a piece is there twice.
+pub(super) fn replace(
+    file: &OwnedFd,
+    start: usize,
+    len: usize,
+    private: bool,
+) -> io::Result<usize> {
+    for done in (0..len).step_by(PIECE) {
+        match replace_piece(file, start, (done, PIECE.min(len - done)), private) {
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => return Ok(done),
+            Ok(()) => {}
+        }
+    }
+    Ok(len)
+}
+
+fn replace_piece(
+    file: &OwnedFd,
+    start: usize,
+    (offset, len): (usize, usize),
+    private: bool,
+) -> io::Result<()> {
+    let staged = Mapped::part_of(file, offset, len)?;
+    let start = start + offset;
     let copy = |from: usize, bytes: usize| {
         let source = ptr::with_exposed_provenance::<u8>(start + from);
         // SAFETY: the list of mappings says that the program may read all of these pages, which it vouches

@@ -13,6 +13,7 @@
 
 mod child;
 mod convert;
+mod live;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -20,13 +21,14 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quipu_mem::{MAX_SHARED, Segment, SharedPages, SharedPagesWriter};
 use quipu_nic::MrId;
 
 use self::convert::Mapped;
+use self::live::Live;
 use crate::link::segment::{self, LIST_BYTES, Writers};
 use crate::mapped::{self, Mapping};
 use crate::sys;
@@ -43,6 +45,9 @@ const FILE_BYTES: u64 = 1 << 46;
 /// The ranges of this process. Never freed: engines come and go.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
+/// Whether any page was ever shared: if not, a fork needs no attention.
+static ANY: AtomicBool = AtomicBool::new(false);
+
 struct Registry {
     /// The list, for peers.
     list: OwnedFd,
@@ -52,6 +57,9 @@ struct Registry {
 struct Books {
     writer: SharedPagesWriter,
     ranges: Vec<Range>,
+    live: Live,
+    /// Ranges that were made by registrations since their mappings were last counted, and those mappings.
+    made: usize,
     last_id: u32,
     /// Of the files of this process; other copies of this library have others.
     name: CString,
@@ -69,21 +77,23 @@ struct Range {
 }
 
 /// A registration's share of the ranges that it uses, given back when dropped.
-#[derive(Debug)]
 pub(crate) struct Shared {
+    registry: &'static Registry,
     ids: Vec<u32>,
+    /// The registration's number, if it is one of a program's memory.
+    live: Option<u64>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(registry) = current() {
-            registry.lock().release(&self.ids);
+        // In a child of fork it is the parent's.
+        if current().is_some_and(|registry| ptr::eq(registry, self.registry)) {
+            self.registry.lock().release(&self.ids, self.live);
         }
     }
 }
 
 /// What is shared of each region of an engine.
-#[derive(Debug)]
 pub(crate) struct SharedRegions {
     /// Whether memory that the engine gives away is.
     own: bool,
@@ -107,9 +117,9 @@ impl SharedRegions {
         allocate(len).map_err(unwilling).ok()
     }
 
-    /// Has peers map what is possible of memory that is about to be registered.
-    pub(crate) fn share(&self, addr: usize, len: u64) -> Option<Shared> {
-        self.by_region.as_ref().and_then(|_| share(addr, len))
+    /// Has peers map what is possible of memory that is about to be registered, or nothing of it.
+    pub(crate) fn share(&self, addr: usize, len: u64, possible: bool) -> Option<Shared> {
+        self.by_region.as_ref().and_then(|_| share(addr, len, possible))
     }
 
     /// Keeps a region's share, instead of the one that it had: `None` once it is not registered any more.
@@ -132,18 +142,22 @@ pub(crate) fn list() -> io::Result<OwnedFd> {
     registry()?.list.as_fd().try_clone_to_owned().and_then(sys::above_standard_fd)
 }
 
-/// Has peers map as many as possible of the whole pages within `len` bytes at `addr`. `None`: none of them.
-fn share(addr: usize, len: u64) -> Option<Shared> {
+/// Takes note of a registration of `len` bytes at `addr`, and, if it is `possible`, has peers map as many as can
+/// be of the whole pages within. `None` where nothing can be shared at all.
+fn share(addr: usize, len: u64, possible: bool) -> Option<Shared> {
     let page = mapped::page_size();
-    let start = addr.checked_next_multiple_of(page)?;
-    let end = addr.checked_add(usize::try_from(len).ok()?)? / page * page;
-    if start >= end {
-        return None;
-    }
+    let last = addr.saturating_add(usize::try_from(len).unwrap_or(usize::MAX));
     let unwilling = |error| tracing::debug!(%error, addr, len, "pages are not shared");
     let registry = registry().map_err(unwilling).ok()?;
-    let ids = registry.lock().share(start, end).map_err(unwilling).ok()?;
-    (!ids.is_empty()).then_some(Shared { ids })
+    let mut books = registry.lock();
+    let (start, end) = (addr.checked_next_multiple_of(page).unwrap_or(last), last / page * page);
+    let ids = match possible && start < end {
+        true => books.share(start, end).map_err(unwilling).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let live =
+        books.live.add(addr / page * page, last.checked_next_multiple_of(page).unwrap_or(last));
+    Some(Shared { registry, ids, live: Some(live) })
 }
 
 /// Zeros that peers may map as long as they live.
@@ -151,10 +165,10 @@ fn allocate(len: usize) -> io::Result<Segment> {
     let registry = registry()?;
     let whole =
         len.checked_next_multiple_of(mapped::page_size()).ok_or(io::ErrorKind::OutOfMemory)?;
-    let (ids, mapping) = registry.lock().allocate(whole)?;
+    let (id, mapping) = registry.lock().allocate(whole)?;
     let base = NonNull::new(mapping.addr()).ok_or(io::ErrorKind::OutOfMemory)?;
     // Off the list before it is unmapped.
-    let owner = Arc::new((Shared { ids: vec![ids] }, mapping));
+    let owner = Arc::new((Shared { registry, ids: vec![id], live: None }, mapping));
     // SAFETY: the mapping is new, of at least that length, and lives as long as its owner; its file cannot
     // shrink.
     Ok(unsafe { Segment::from_raw(base, len, owner) })
@@ -191,7 +205,8 @@ impl Registry {
         sys::random(&mut random)?;
         let name = format!("{NAME}-{:016x}", u64::from_ne_bytes(random));
         let name = CString::new(name).map_err(io::Error::other)?;
-        let books = Mutex::new(Books { writer, ranges: Vec::new(), last_id: 0, name });
+        let (ranges, live) = (Vec::new(), Live::default());
+        let books = Mutex::new(Books { writer, ranges, live, made: 0, last_id: 0, name });
         Ok(Self { list, books })
     }
 
@@ -205,8 +220,8 @@ impl Registry {
 enum Part {
     /// Private memory without a file.
     Private { start: usize, end: usize },
-    /// Pages of one of our files.
-    Ours { start: usize, end: usize, inode: u64 },
+    /// Pages of one of our files, from this offset on.
+    Ours { start: usize, end: usize, inode: u64, offset: u64 },
 }
 
 impl Books {
@@ -214,27 +229,32 @@ impl Books {
     /// in.
     fn share(&mut self, start: usize, end: usize) -> io::Result<Vec<u32>> {
         let list = BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?);
-        let Found { parts, ours } = parts(list, &self.name, start, end)?;
+        // To count them all takes time where there are many.
+        let counts = self.made >= MAX_MAPPINGS;
+        let Found { parts, ours } = parts(list, &self.name, start, end, counts)?;
+        if counts {
+            self.made = ours;
+        }
         self.forget_replaced(&parts, start, end);
         let mut ids = Vec::new();
         for part in parts {
-            let used = match part {
-                Part::Private { .. } if ours >= MAX_MAPPINGS => Err(io::Error::other(
-                    "there are as many mappings of shared pages as there can be",
-                )),
-                Part::Private { start, end } => self.convert(start, end, true),
-                Part::Ours { start, end, inode } => {
+            let (start, end, private) = match part {
+                Part::Private { start, end } => (start, end, true),
+                Part::Ours { start, end, inode, .. } => {
                     match self.ranges.iter().find(|range| range.inode == inode) {
-                        Some(range) if range.start <= start && end <= range.end => Ok(range.id),
-                        // Moved by the program.
-                        Some(_) => continue,
-                        None => self.convert(start, end, false),
+                        Some(range) => {
+                            ids.extend(range.holds(part).then_some(range.id));
+                            continue;
+                        }
+                        None => (start, end, false),
                     }
                 }
             };
-            match used {
-                Ok(id) => ids.push(id),
-                Err(error) => tracing::debug!(%error, ?part, "pages are not shared"),
+            for (start, end) in self.live.gaps(start, end) {
+                match self.convert(start, end, private) {
+                    Ok(id) => ids.push(id),
+                    Err(error) => tracing::debug!(%error, ?part, "pages are not shared"),
+                }
             }
         }
         ids.sort_unstable();
@@ -246,21 +266,26 @@ impl Books {
         Ok(ids)
     }
 
-    /// Forgets ranges where the program has mapped something else since.
+    /// Forgets ranges where the program has mapped something else since, if only in part.
     fn forget_replaced(&mut self, parts: &[Part], start: usize, end: usize) {
         let is_there = |range: &Range| {
-            parts
-                .iter()
-                .any(|part| matches!(part, Part::Ours { inode, .. } if *inode == range.inode))
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            let held = parts.iter().filter(|&&part| range.holds(part)).map(|part| part.len());
+            from >= to || held.sum::<usize>() == to - from
         };
-        self.ranges.retain(|range| range.end <= start || end <= range.start || is_there(range));
+        self.ranges.retain(is_there);
     }
 
     /// Makes a range of private pages, or of ones that a registration left shared.
     fn convert(&mut self, start: usize, end: usize, private: bool) -> io::Result<u32> {
+        if self.made >= MAX_MAPPINGS {
+            let many = "there are as many mappings of shared pages as there can be";
+            return Err(io::Error::other(many));
+        }
         let file = self.file(end - start)?;
-        convert::replace(&file, start, end - start, private)?;
-        self.add(start, end, file, 0)
+        let replaced = convert::replace(&file, start, end - start, private)?;
+        self.made += 1;
+        self.add(start, start + replaced, file, 0)
     }
 
     /// Makes a range of new pages, with one user.
@@ -278,6 +303,7 @@ impl Books {
         if self.ranges.len() >= MAX_SHARED {
             return Err(io::Error::other("there are as many shared ranges as there can be"));
         }
+        ANY.store(true, Ordering::Release);
         // Who asks for more than this gets a signal.
         let most = sys::file_size_limit().min(FILE_BYTES);
         if len as u64 > most {
@@ -294,7 +320,8 @@ impl Books {
         Ok(id)
     }
 
-    fn release(&mut self, ids: &[u32]) {
+    fn release(&mut self, ids: &[u32], live: Option<u64>) {
+        live.into_iter().for_each(|number| self.live.remove(number));
         for range in self.ranges.iter_mut().filter(|range| ids.contains(&range.id)) {
             range.users -= 1;
         }
@@ -314,22 +341,51 @@ impl Books {
     }
 }
 
+impl Range {
+    /// Whether a part shows those pages of the file that belong there.
+    fn holds(&self, part: Part) -> bool {
+        let Part::Ours { start, end, inode, offset } = part else { return false };
+        let within = self.start <= start && end <= self.end;
+        within && inode == self.inode && offset == (start - self.start) as u64
+    }
+}
+
+impl Part {
+    fn len(self) -> usize {
+        match self {
+            Self::Private { start, end } | Self::Ours { start, end, .. } => end - start,
+        }
+    }
+}
+
 /// What a look at the list of mappings found.
 #[derive(Debug)]
 struct Found {
     parts: Vec<Part>,
-    /// All mappings of our files.
+    /// Mappings of our files: all of them, or those before the end.
     ours: usize,
 }
 
 /// What can be shared of the pages from `start` to `end`, by the list of mappings. The whole of the heap is
-/// not, since other threads allocate there meanwhile; nor is what holds code.
-fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::Result<Found> {
+/// not, since other threads allocate there meanwhile; nor is what holds code, nor the stack of this thread.
+fn parts(
+    mut list: impl BufRead,
+    name: &CStr,
+    start: usize,
+    end: usize,
+    counts: bool,
+) -> io::Result<Found> {
     let (mut parts, mut ours, mut line) = (Vec::new(), 0, Vec::new());
+    let here = (&raw const ours).addr();
     while list.read_until(b'\n', &mut line)? > 0 {
         let mapping = Mapping::parse(&line).ok_or(io::ErrorKind::InvalidData)?;
+        if mapping.start >= end && !counts {
+            break;
+        }
         ours += usize::from(child::is_file(mapping.name, name.to_bytes()));
-        if mapping.end > start && mapping.start < end && mapping.rights.starts_with(b"rw-") {
+        let is_stack = (mapping.start..mapping.end).contains(&here);
+        let meets = mapping.end > start && mapping.start < end;
+        if meets && mapping.rights.starts_with(b"rw-") && !is_stack {
             let (from, to) = (mapping.start.max(start), mapping.end.min(end));
             let whole = from == mapping.start && to == mapping.end;
             match (mapping.rights.get(3), mapping.inode, mapping.name) {
@@ -338,7 +394,8 @@ fn parts(mut list: impl BufRead, name: &CStr, start: usize, end: usize) -> io::R
                     parts.push(Part::Private { start: from, end: to });
                 }
                 (Some(b's'), inode, file) if child::is_file(file, name.to_bytes()) => {
-                    parts.push(Part::Ours { start: from, end: to, inode });
+                    let offset = mapping.offset + (from - mapping.start) as u64;
+                    parts.push(Part::Ours { start: from, end: to, inode, offset });
                 }
                 _ => {}
             }

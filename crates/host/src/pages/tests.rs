@@ -30,7 +30,7 @@ impl Memory {
     }
 
     fn share(&self) -> Option<Shared> {
-        share(self.start, self.len as u64)
+        share(self.start, self.len as u64, true)
     }
 
     /// The ranges that are listed of it, as first page, pages, and pages that hold something.
@@ -109,13 +109,60 @@ fn what_was_shared_can_be_made_longer() {
 fn only_whole_pages_are_shared() {
     let memory = Memory::of(4);
     let page = mapped::page_size();
-    assert!(share(memory.start + 1, page as u64).is_none());
-    assert!(share(memory.start, page as u64 - 1).is_none());
-    assert!(share(memory.start, 0).is_none());
-    assert!(share(usize::MAX - 5, 100).is_none());
-    let shared = share(memory.start + 1, 3 * page as u64).unwrap();
+    let places = [(memory.start + 1, page as u64), (memory.start, page as u64 - 1)];
+    for (addr, len) in places.into_iter().chain([(memory.start, 0), (usize::MAX - 5, 100)]) {
+        assert!(share(addr, len, true).unwrap().ids.is_empty());
+    }
+    assert!(share(memory.start, 2 * page as u64, false).unwrap().ids.is_empty(), "not possible");
+    let shared = share(memory.start + 1, 3 * page as u64, true).unwrap();
     assert_eq!(memory.listed(), [(1, 2, 0)]);
     drop(shared);
+}
+
+/// Bytes may be placed there while they are copied.
+#[test]
+fn what_is_registered_already_stays_as_it_is() {
+    let memory = Memory::of(8);
+    let page = mapped::page_size();
+    // A part of page 3, and all of page 5 as memory on demand.
+    let edge = share(memory.start + 3 * page + 8, 16, true);
+    let whole = share(memory.start + 5 * page, page as u64, false);
+    let shared = memory.share();
+    assert_eq!(memory.listed(), [(0, 3, 0), (4, 1, 0), (6, 2, 0)]);
+    drop((edge, whole, shared));
+    let shared = memory.share();
+    let pages: usize = memory.listed().iter().map(|range| range.1).sum();
+    assert_eq!(pages, 8, "afterwards it is shared");
+    drop(shared);
+}
+
+/// The list must not name pages for which the program has put others in place.
+#[test]
+fn a_range_that_was_replaced_in_part_is_not_listed() {
+    let memory = Memory::of(8);
+    let page = mapped::page_size();
+    let stale = memory.share();
+    map(memory.start, 4 * page);
+    memory.put(0, 2);
+    let shared = memory.share();
+    assert_eq!(memory.listed(), []);
+    drop((stale, shared));
+    let shared = memory.share();
+    let pages: usize = memory.listed().iter().map(|range| range.1).sum();
+    assert_eq!((pages, memory.get(0)), (8, 2));
+    drop(shared);
+}
+
+#[test]
+fn the_stack_of_the_thread_stays_as_it_is() {
+    std::thread::spawn(|| {
+        let buffer = [7u8; 1 << 16];
+        let shared = share(buffer.as_ptr().expose_provenance(), buffer.len() as u64, true).unwrap();
+        assert!(shared.ids.is_empty());
+        assert!(buffer.iter().all(|byte| *byte == 7));
+    })
+    .join()
+    .unwrap();
 }
 
 #[test]
@@ -123,7 +170,7 @@ fn registrations_of_the_same_pages_share_them() {
     let memory = Memory::of(8);
     let page = mapped::page_size();
     memory.put(3, 9);
-    let middle = share(memory.start + 2 * page, 3 * page as u64).unwrap();
+    let middle = share(memory.start + 2 * page, 3 * page as u64, true).unwrap();
     let all = memory.share().unwrap();
     let shapes = [(2, 3, 1), (0, 2, 0), (5, 3, 0)];
     assert_eq!(memory.listed(), shapes);
@@ -152,10 +199,11 @@ fn memory_that_was_replaced_meanwhile_is_not_taken_for_the_old() {
     map(memory.start, memory.len);
     assert_eq!(memory.get(0), 0);
     memory.put(0, 2);
+    let too_soon = memory.share();
+    assert_eq!(memory.listed(), [], "while the old registration lives");
+    drop((stale, too_soon));
     let shared = memory.share().unwrap();
     assert_eq!((memory.listed(), memory.get(0)), (vec![(0, 3, 1)], 2));
-    drop(stale);
-    assert_eq!(memory.listed().len(), 1);
     drop(shared);
 }
 
@@ -177,16 +225,16 @@ fn the_list_of_mappings_says_what_can_be_shared() {
 3000-4000 r--p 00000000 00:00 0\n\
 4000-6000 rw-p 00000000 00:00 0                          [heap]\n\
 6000-7000 rw-p 00000000 fd:00 77                         /a file\n\
-7000-8000 rw-s 00000000 00:01 12                         /memfd:quipu-pages-1 (deleted)\n\
+7000-8000 rw-s 00003000 00:01 12                         /memfd:quipu-pages-1 (deleted)\n\
 8000-9000 rw-s 00000000 00:01 13                         /memfd:quipu-pages-2 (deleted)\n\
 9000-a000 rw-s 00000000 00:01 14                         /dev/zero (deleted)\n\
 a000-b000 rw-p 00000000 00:00 0                          [stack]\n\
 b000-c000 rw-p 00000000 00:00 0\n\
 c000-d000 rwxp 00000000 00:00 0\n";
-    let found = |start, end| parts(text.as_bytes(), c"quipu-pages-1", start, end).unwrap();
+    let found = |start, end| parts(text.as_bytes(), c"quipu-pages-1", start, end, true).unwrap();
     let of = |start, end| found(start, end).parts;
     let private = |start, end| Part::Private { start, end };
-    let ours = Part::Ours { start: 0x7000, end: 0x8000, inode: 12 };
+    let ours = Part::Ours { start: 0x7000, end: 0x8000, inode: 12, offset: 0x3000 };
     assert_eq!(of(0x2000, 0xc000), [private(0x2000, 0x3000), ours, private(0xb000, 0xc000)]);
     assert_eq!(of(0x4000, 0x5000), [private(0x4000, 0x5000)], "a part of the heap");
     assert_eq!(of(0x4000, 0x6000), [], "the whole heap");
@@ -201,7 +249,7 @@ fn a_child_has_memory_of_its_own() {
     let shares: Vec<_> = (0..39)
         .map(|page| {
             memory.put(page, 1);
-            share(memory.page(page).expose_provenance(), mapped::page_size() as u64)
+            share(memory.page(page).expose_provenance(), mapped::page_size() as u64, true)
         })
         .skip(1)
         .collect();
@@ -253,7 +301,7 @@ fn memory_that_is_given_away_is_listed_while_it_lives() {
     assert_eq!(bytes, [0; 10_000]);
     memory.write(9_999, &[7]).unwrap();
     // A registration shares it, whether it has to be converted or not.
-    let shared = share(addr, 10_000).unwrap();
+    let shared = share(addr, 10_000, true).unwrap();
     assert_eq!(listed(addr), whole);
     memory.read(0, &mut bytes).unwrap();
     assert_eq!(bytes[9_999], 7);
