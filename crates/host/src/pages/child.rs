@@ -1,8 +1,8 @@
 //! A child of fork has memory of its own: pages that were shared with peers become private copies there.
 //!
-//! The parent waits until they are, so that the child does not see what it writes afterwards. Its other threads
-//! do not wait, unless they fork: a child would keep the end of another one's pipe open. In the child of a
-//! process with threads nothing may be allocated or locked.
+//! The parent waits until they are, so that the child does not see what it writes afterwards. Its other
+//! threads do not wait, unless they fork: a child would keep the end of another one's pipe open. In the
+//! child of a process with threads nothing may be allocated or locked.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fs::File;

@@ -162,8 +162,8 @@ fn present(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) {
     each_present(start, len, |at| visit(at - start, page));
 }
 
-/// Calls `visit` with the address of each page of a file of ours that holds something. Allocates nothing. Which
-/// do the kernel tells of what is in memory; where there is swap, every page is looked at.
+/// Calls `visit` with the address of each page of a file of ours that holds something. Allocates nothing.
+/// Which do the kernel tells of what is in memory; where there is swap, every page is looked at.
 pub(super) fn each_present(start: usize, len: usize, mut visit: impl FnMut(usize)) {
     let page = page_size();
     let mut resident = [0u8; BATCH];

@@ -1,5 +1,6 @@
-//! The pages in which registered memory lies. Bytes may be placed there at any moment, by peers and by the own
-//! engine, so what is not shared by the time of its registration stays as it is until nothing is registered there.
+//! The pages in which registered memory lies. Bytes may be placed there at any moment, by peers and by the
+//! own engine, so what is not shared by the time of its registration stays as it is until nothing is
+//! registered there.
 
 /// Registered memory: pages, and the registration that they belong to.
 #[derive(Debug, Default)]

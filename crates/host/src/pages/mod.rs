@@ -142,8 +142,8 @@ pub(crate) fn list() -> io::Result<OwnedFd> {
     registry()?.list.as_fd().try_clone_to_owned().and_then(sys::above_standard_fd)
 }
 
-/// Takes note of a registration of `len` bytes at `addr`, and, if it is `possible`, has peers map as many as can
-/// be of the whole pages within. `None` where nothing can be shared at all.
+/// Takes note of a registration of `len` bytes at `addr`, and, if it is `possible`, has peers map as many
+/// as can be of the whole pages within. `None` where nothing can be shared at all.
 fn share(addr: usize, len: u64, possible: bool) -> Option<Shared> {
     let page = mapped::page_size();
     let last = addr.saturating_add(usize::try_from(len).unwrap_or(usize::MAX));
