@@ -225,10 +225,17 @@ impl Core {
     pub(crate) fn poll_hit(&mut self) {
         self.hits = self.hits.wrapping_add(1);
         if self.hits.is_multiple_of(HITS_PER_POLL) {
-            self.poll();
+            self.keep_up();
         }
         self.empty_polls = 0;
         self.last_look.forget();
+    }
+
+    /// Out of line, so that a poll that finds completions stays short.
+    #[cold]
+    #[inline(never)]
+    fn keep_up(&mut self) {
+        self.poll();
     }
 
     /// Whether a poll that might do without is to read the clock.
