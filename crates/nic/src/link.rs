@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use quipu_iwarp::wire::hello::{self, Hello};
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 use quipu_mem::{
-    Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared, Withdrawn,
+    Arena, DirectoryReader, Guard, GuardState, GuardWait, Segment, SegmentError, Shared, Span,
+    Withdrawn,
 };
 
 use crate::adapter::{Adapter, Alarm, Hub};
@@ -56,6 +57,16 @@ pub enum Atomic {
         /// Value to store if equal.
         swap: u64,
     },
+}
+
+impl Atomic {
+    /// Executes it on a word, which must be as [`Span::fetch_add`] asks, and returns what was there.
+    pub fn execute(self, word: Span<'_>) -> u64 {
+        match self {
+            Self::FetchAdd(add) => word.fetch_add(add),
+            Self::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
+        }
+    }
 }
 
 /// Access to the memory of another process on this host. Addresses and lengths in bytes; both lists of a

@@ -178,11 +178,7 @@ impl PeerMemory for Reach {
             return None;
         }
         let space = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
-        let word = space.span(addr as usize, 8).ok()?;
-        Some(match op {
-            Atomic::FetchAdd(add) => word.fetch_add(add),
-            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
-        })
+        Some(op.execute(space.span(addr as usize, 8).ok()?))
     }
 }
 

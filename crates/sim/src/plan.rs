@@ -210,7 +210,7 @@ fn draw_hosts(rng: &mut Rng, options: &Options) -> Vec<(u8, Style)> {
     (0..count)
         .map(|host| {
             let machine = if together { rng.below(2) as u8 } else { host as u8 };
-            let mut style = Style {
+            let style = Style {
                 buffer: rng.pick(&[1500, 4096, 65_536, 65_536, 200_000]),
                 gather_ns: rng.pick(&[0, 0, 2_000, 50_000]),
                 ack_ns: rng.pick(&[0, 1_000, 100_000]),
@@ -220,10 +220,7 @@ fn draw_hosts(rng: &mut Rng, options: &Options) -> Vec<(u8, Style)> {
                 link_blocks: rng.pick(&[0, 1, 8]),
                 reachable: rng.percent(60),
                 directory: rng.percent(70),
-                mapped: false,
             };
-            // Drawn already, so that the seeds of old stay what they were.
-            style.mapped = style.looks > 0;
             (machine, style)
         })
         .collect()

@@ -41,8 +41,14 @@ pub struct Style {
     /// Whether same-host peers may reach its memory, and whether it shows them a directory.
     pub reachable: bool,
     pub directory: bool,
-    /// Whether they map it, and so execute atomics there.
-    pub mapped: bool,
+}
+
+impl Style {
+    /// Whether peers that reach its memory map it, and so execute atomics there. No draw of its own, so that
+    /// the seeds of old stay what they were.
+    fn is_mapped(&self) -> bool {
+        self.looks > 0
+    }
 }
 
 /// A host: one process with one adapter.
@@ -547,7 +553,7 @@ impl World {
         for (own, peer, [mine, theirs]) in [(a, b, [0, 1]), (b, a, [1, 0])] {
             let memory = reachable.then(|| -> Arc<dyn quipu_nic::PeerMemory> {
                 let [mine, theirs] = [own, peer].map(|h| self.hosts[h].space.clone());
-                Arc::new(Reach::new(mine, theirs, self.hosts[peer].style.mapped))
+                Arc::new(Reach::new(mine, theirs, self.hosts[peer].style.is_mapped()))
             });
             let link = Link {
                 own: segments[mine].clone(),

@@ -80,10 +80,10 @@ impl ProcessMemory {
                 done += part.len;
                 match part.view {
                     Some((view, mut offset)) => {
-                        here.take(part.len as usize).try_for_each(|own| {
+                        for own in here.take(part.len as usize) {
+                            way.copy(view, offset, own)?;
                             offset += own.1;
-                            way.copy(view, offset - own.1, own)
-                        })?
+                        }
                     }
                     None => {
                         self.transfer_pieces(way, &[(at, part.len)], here.take(part.len as usize))?;
@@ -140,13 +140,7 @@ impl PeerMemory for ProcessMemory {
         }
         let (view, offset) = windows.part(addr, 8).view?;
         let word = view.span(offset, 8).ok()?;
-        if word.as_raw().0 % 8 != 0 {
-            return None;
-        }
-        Some(match op {
-            Atomic::FetchAdd(add) => word.fetch_add(add),
-            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
-        })
+        word.as_raw().0.is_multiple_of(8).then(|| op.execute(word))
     }
 }
 

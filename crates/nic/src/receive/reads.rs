@@ -5,6 +5,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 use super::channel::{End, Front, by_reference, path, references};
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, PIECE, PendingRead, flag, request, response};
+use crate::link::Atomic;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::responder;
@@ -127,11 +128,11 @@ pub(super) fn atomic<P: Probe>(
         return Ok(Front::Wait);
     }
     let word = responder::remote(qp, hub, header.rkey, header.raddr, 8, Access::REMOTE_ATOMIC)?;
-    let original = if header.opcode == request::FETCH_ADD {
-        word.fetch_add(half(0))
-    } else {
-        word.compare_swap(half(0), half(8))
-    };
+    let original = match header.opcode {
+        request::FETCH_ADD => Atomic::FetchAdd(half(0)),
+        _ => Atomic::CompareSwap { compare: half(0), swap: half(8) },
+    }
+    .execute(word);
     let answer = SlotHeader { opcode: response::ATOMIC, length: 8, ..SlotHeader::default() };
     path(qp)?.channel.outgoing.responses.push(&answer, &original.to_ne_bytes())?;
     if hub.probe.watches() {

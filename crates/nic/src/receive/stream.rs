@@ -7,6 +7,7 @@ use quipu_mem::AccessError;
 
 use super::{replies, unreliable};
 use crate::adapter::Hub;
+use crate::link::Atomic;
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
@@ -435,13 +436,14 @@ fn atomic_request<P: Probe>(
     may_owe(qp)?;
     let word = responder::remote(qp, hub, request.stag.0, request.to, 8, Access::REMOTE_ATOMIC)?;
     // InfiniBand's operations have no masks; another adapter's masked ones are refused as invalid.
-    let original = match request.op {
-        AtomicOp::FetchAdd { add, mask: 0 } => word.fetch_add(add),
+    let atomic = match request.op {
+        AtomicOp::FetchAdd { add, mask: 0 } => Atomic::FetchAdd(add),
         AtomicOp::CmpSwap { swap, swap_mask: u64::MAX, compare, compare_mask: u64::MAX } => {
-            word.compare_swap(compare, swap)
+            Atomic::CompareSwap { compare, swap }
         }
         _ => return Err(Refusal::Invalid),
     };
+    let original = atomic.execute(word);
     qp.responder.counters.atomics += 1;
     owe(qp, hub, Answer::Atomic { id: request.id, original });
     Ok(())

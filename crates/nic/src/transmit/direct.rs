@@ -106,15 +106,24 @@ fn open_link<'a>(
     Some((path, links.get(link)?))
 }
 
-/// Executes an atomic, and returns the word before it.
-fn execute(op: &SendOp, length: u32, path: &ChannelPath, state: &LinkState) -> Option<u64> {
-    let (addr, rkey, atomic) = match *op {
-        SendOp::FetchAdd { addr, rkey, add } => (addr, rkey, Atomic::FetchAdd(add)),
+/// What is to be done to which word, and the key for it. `None` for what is no atomic.
+fn atomic_of(op: &SendOp) -> Option<(u64, u32, Atomic)> {
+    match *op {
+        SendOp::FetchAdd { addr, rkey, add } => Some((addr, rkey, Atomic::FetchAdd(add))),
         SendOp::CompareSwap { addr, rkey, compare, swap } => {
-            (addr, rkey, Atomic::CompareSwap { compare, swap })
+            Some((addr, rkey, Atomic::CompareSwap { compare, swap }))
         }
-        _ => return None,
-    };
+        _ => None,
+    }
+}
+
+/// Executes an atomic, and returns the word before it.
+fn execute(
+    (addr, rkey, atomic): (u64, u32, Atomic),
+    length: u32,
+    path: &ChannelPath,
+    state: &LinkState,
+) -> Option<u64> {
     let target = Target { addr, rkey, length, right: Access::REMOTE_ATOMIC };
     target.reach(path, state, |memory, addr| memory.atomic(addr, atomic))
 }
@@ -123,13 +132,18 @@ fn execute(op: &SendOp, length: u32, path: &ChannelPath, state: &LinkState) -> O
 /// that is not possible, for this or any other reason: the caller finds out which.
 #[inline]
 pub(crate) fn execute_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
-    match wr.op {
-        SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } => atomic_at_once(qp, hub, wr),
-        _ => move_at_once(qp, hub, wr),
+    match atomic_of(&wr.op) {
+        Some(atomic) => atomic_at_once(qp, hub, wr, atomic),
+        None => move_at_once(qp, hub, wr),
     }
 }
 
-fn atomic_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+fn atomic_at_once<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wr: &SendWr<'_>,
+    atomic: (u64, u32, Atomic),
+) -> bool {
     let Payload::Sges([sge]) = wr.payload else { return false };
     if hub.probe.watches() || qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
         return false;
@@ -140,13 +154,10 @@ fn atomic_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> b
         return false;
     }
     let original =
-        open_link(qp, &hub.links).and_then(|(path, state)| execute(&wr.op, sge.len, path, state));
+        open_link(qp, &hub.links).and_then(|(path, state)| execute(atomic, sge.len, path, state));
     let Some(original) = original else { return false };
     answer.write_from(0, &original.to_ne_bytes());
-    let done = qp.requester.started;
-    qp.sq.push_transmitted(wr, sge.len, done..done);
-    hub.probe.stage(Stage::PutData, 8);
-    requester::complete_done(qp, hub);
+    done_at_once(qp, hub, wr, sge.len, Stage::PutData);
     true
 }
 
@@ -179,11 +190,23 @@ fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> boo
     if moved.is_none() {
         return false;
     }
+    done_at_once(qp, hub, wr, length, Stage::GetData);
+    true
+}
+
+/// Completes a request that was executed while it was being posted.
+#[inline]
+fn done_at_once<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wr: &SendWr<'_>,
+    length: u32,
+    stage: Stage,
+) {
     let done = qp.requester.started;
     qp.sq.push_transmitted(wr, length, done..done);
-    hub.probe.stage(Stage::GetData, length as usize);
+    hub.probe.stage(stage, length as usize);
     requester::complete_done(qp, hub);
-    true
 }
 
 /// Executes the next chunk of the request at `sq.next`. `None` if that is not possible: then the peer is
@@ -224,16 +247,14 @@ pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Op
 
 /// The same for an atomic.
 fn step_atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
-    if !matches!(wqe.op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
-        return None;
-    }
+    let atomic = atomic_of(&wqe.op)?;
     let (path, state) = open_link(qp, &hub.links)?;
     let (pd, list) = (qp.pd_number(), qp.sq.sges(qp.sq.next));
     // Looked at before, since what was executed cannot be taken back.
     if !hub.regions.pieces(pd, list, 0, 8, true).all(|piece| piece.is_ok()) {
         return Some(Step::Failed(WcStatus::LocProtErr));
     }
-    let original = execute(&wqe.op, wqe.length, path, state)?;
+    let original = execute(atomic, wqe.length, path, state)?;
     let placed = hub.regions.scatter(pd, list, 0, &original.to_ne_bytes());
     if placed.is_err() {
         return Some(Step::Failed(WcStatus::LocProtErr));

@@ -85,11 +85,7 @@ impl PeerMemory for Mapped {
 
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let (segment, offset) = self.0.find(addr as usize, 8).ok()?;
-        let word = segment.span(offset, 8).unwrap();
-        Some(match op {
-            Atomic::FetchAdd(add) => word.fetch_add(add),
-            Atomic::CompareSwap { compare, swap } => word.compare_swap(compare, swap),
-        })
+        Some(op.execute(segment.span(offset, 8).unwrap()))
     }
 }
 
