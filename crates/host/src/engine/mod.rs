@@ -46,7 +46,7 @@ use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
 use crate::packet;
-use crate::pages::{self, SharedRegions};
+use crate::pages::SharedRegions;
 use crate::port::{self, Port};
 use crate::qpip::{Qpip, QpipConfig};
 use crate::share::Calls;
@@ -391,11 +391,8 @@ fn open_links(
             }
         }
     }
-    let shared = shown.is_some() && shared_pages(config) != SharedPages::Never;
-    let pages = shared.then(pages::list).and_then(|list| {
-        list.inspect_err(|error| tracing::debug!(%error, "pages are not shared with peers")).ok()
-    });
-    let identity = Identity::new(gid, shown, pages, config.arena_bytes, config.peer_memory)?;
+    let shares = shown.is_some() && shared_pages(config) != SharedPages::Never;
+    let identity = Identity::new(gid, shown, shares, config.arena_bytes, config.peer_memory)?;
     Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
 }
 

@@ -12,7 +12,7 @@ use super::probe::{Number, Proof};
 use super::segment::{DIRECTORY_BYTES, LIST_BYTES, MAX_BYTES, Writers};
 use super::{probe, segment, socket};
 use crate::config::PeerMemoryPolicy;
-use crate::sys;
+use crate::{pages, sys};
 
 /// What this engine shows to others.
 pub(crate) struct Identity {
@@ -21,8 +21,8 @@ pub(crate) struct Identity {
     proof: Proof,
     /// `None` where no peer is let into the memory anyway.
     directory: Option<OwnedFd>,
-    /// The list of what peers may map; `None` where nothing is.
-    pages: Option<OwnedFd>,
+    /// Whether peers are shown the list of what they may map.
+    shares: bool,
     arena_bytes: usize,
     policy: PeerMemoryPolicy,
 }
@@ -35,12 +35,12 @@ pub(super) struct Shown {
 }
 
 impl Identity {
-    /// A new identity; `directory` is the segment of the engine's regions, `pages` that of the list of what
-    /// can be mapped.
+    /// A new identity; `directory` is the segment of the engine's regions, and `shares` says whether there is
+    /// a list of what can be mapped beside it.
     pub(crate) fn new(
         gid: Gid,
         directory: Option<OwnedFd>,
-        pages: Option<OwnedFd>,
+        shares: bool,
         arena_bytes: usize,
         policy: PeerMemoryPolicy,
     ) -> io::Result<Self> {
@@ -52,7 +52,7 @@ impl Identity {
             probe::allow_everyone();
         }
         let proof = Proof::new(&engine, number);
-        Ok(Self { engine, gid, proof, directory, pages, arena_bytes, policy })
+        Ok(Self { engine, gid, proof, directory, shares, arena_bytes, policy })
     }
 
     fn admits_anybody(&self) -> bool {
@@ -88,7 +88,12 @@ impl Identity {
     /// it by the number. Only then is it shown the directory, and behind it the list.
     pub(super) fn admit(&self, fd: &OwnedFd, number: Option<Number>) -> io::Result<bool> {
         let admits = self.admits_anybody() && number.is_some_and(|number| self.proof.is(&number));
-        let shown = self.directory.iter().chain(&self.pages).filter(|_| admits);
+        // Made when the first peer is to see it.
+        let pages = (admits && self.shares).then(pages::list).and_then(|list| {
+            let unwilling = |error: &_| tracing::debug!(%error, "pages are not shared with peers");
+            list.inspect_err(unwilling).ok()
+        });
+        let shown = self.directory.iter().chain(&pages).filter(|_| admits);
         let fds: Vec<_> = shown.map(AsRawFd::as_raw_fd).collect();
         socket::send(fd, &Message::Admits(admits).encode(), &fds)?;
         Ok(admits)

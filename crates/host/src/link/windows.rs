@@ -88,7 +88,7 @@ impl Windows {
                 .iter()
                 .any(|&(addr, len)| addr < end && addr.saturating_add(len) > window.range.addr)
         };
-        !self.windows.is_empty() && self.windows.iter().any(meets)
+        self.windows.get(self.last).is_some_and(meets) || self.windows.iter().any(meets)
     }
 
     /// The first of `len` bytes at `addr`: as many as are mapped in one piece, or are not mapped.

@@ -95,8 +95,9 @@ pub(super) fn replace(
     len: usize,
     private: bool,
 ) -> io::Result<usize> {
+    let pagemap = private.then(|| File::open("/proc/self/pagemap")).transpose()?;
     for done in (0..len).step_by(PIECE) {
-        match replace_piece(file, start, (done, PIECE.min(len - done)), private) {
+        match replace_piece(file, start, (done, PIECE.min(len - done)), pagemap.as_ref()) {
             Err(error) if done == 0 => return Err(error),
             Err(_) => return Ok(done),
             Ok(()) => {}
@@ -105,11 +106,12 @@ pub(super) fn replace(
     Ok(len)
 }
 
+/// `pagemap` says which pages hold something, unless they have a file.
 fn replace_piece(
     file: &OwnedFd,
     start: usize,
     (offset, len): (usize, usize),
-    private: bool,
+    pagemap: Option<&File>,
 ) -> io::Result<()> {
     let staged = Mapped::part_of(file, offset, len)?;
     let start = start + offset;
@@ -119,17 +121,21 @@ fn replace_piece(
         // for as registered memory; the target is a mapping of the same length that nobody else knows.
         unsafe { ptr::copy_nonoverlapping(source, staged.at.cast::<u8>().add(from), bytes) };
     };
-    match private {
-        true => touched(start, len, copy)?,
-        false => present(start, len, copy),
+    match pagemap {
+        Some(pagemap) => touched(pagemap, start, len, copy)?,
+        None => each_present(start, len, |at| copy(at - start, page_size())),
     }
     // SAFETY: the bytes are those that the program had there, whose registration says that this may be done.
     unsafe { staged.put(start) }
 }
 
 /// Calls `visit` with offset and length of each run of pages that hold something.
-fn touched(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) -> io::Result<()> {
-    let pagemap = File::open("/proc/self/pagemap")?;
+fn touched(
+    pagemap: &File,
+    start: usize,
+    len: usize,
+    mut visit: impl FnMut(usize, usize),
+) -> io::Result<()> {
     let page = page_size();
     let mut entries = [0; BATCH * 8];
     let mut run: Option<usize> = None;
@@ -154,12 +160,6 @@ fn touched(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) -> io:
         visit(from, len - from);
     }
     Ok(())
-}
-
-/// The same for pages of a file of ours, of which some may have been touched by peers alone.
-fn present(start: usize, len: usize, mut visit: impl FnMut(usize, usize)) {
-    let page = page_size();
-    each_present(start, len, |at| visit(at - start, page));
 }
 
 /// Calls `visit` with the address of each page of a file of ours that holds something. Allocates nothing.
