@@ -8,7 +8,7 @@ use quipu_host::inet::stack::ListenerId;
 use quipu_host::inet::tcp::Mode;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
-    Access, Completion, CqId, Payload, PdId, QpCap, QpId, QpInit, QpType, Region, SendFlags,
+    Access, Completion, CqId, MrId, Payload, PdId, QpCap, QpId, QpInit, QpType, Region, SendFlags,
     SendOp, SendWr, Sge, TcpChange, TcpSettings, To, WcStatus,
 };
 use quipu_host::packet::{self, LinkSpec};
@@ -339,13 +339,18 @@ impl std::fmt::Debug for QueuePair {
     }
 }
 
+/// Destroys what a queue pair is made of, in the order that the adapter asks for.
+pub fn destroy(engine: &Engine, (qp, cq, mr, pd, context): (QpId, CqId, MrId, PdId, ContextId)) {
+    let _ = engine.destroy_qp(qp);
+    let _ = engine.destroy_cq(cq);
+    let _ = engine.dereg_mr(mr);
+    let _ = engine.dealloc_pd(pd);
+    let _ = engine.close_context(context);
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        let engine = &self.engine;
-        let _ = engine.destroy_qp(self.qp);
-        let _ = engine.destroy_cq(self.cq);
-        let _ = engine.dereg_mr(self.region.id);
-        let _ = engine.dealloc_pd(self.pd);
-        let _ = engine.close_context(self.context);
+        let Self { engine, qp, cq, region, pd, context, .. } = self;
+        destroy(engine, (*qp, *cq, region.id, *pd, *context));
     }
 }

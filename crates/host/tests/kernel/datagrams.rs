@@ -1,7 +1,6 @@
 //! UDP queue pairs and the kernel's UDP sockets: datagrams of every length, most of them longer than a
 //! packet, whole at the other end, whichever end cuts them; and a path that becomes narrower.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -14,10 +13,10 @@ use quipu_host::nic::{
 };
 use quipu_host::{ContextId, Engine};
 
-use super::adapter::{Adapter, Link, PATIENCE};
+use super::adapter::{Adapter, Link, PATIENCE, destroy};
 use super::pairs::{fill, first_wrong};
 use super::socket::{KERNEL, OURS, VERSIONS};
-use super::space::{inside, ip, wait_until_local};
+use super::space::{behind_router, inside, ip};
 
 /// The longest datagram, by version.
 const MOST: [usize; 2] = [65_507, 65_527];
@@ -108,12 +107,8 @@ impl Datagrams {
 
 impl Drop for Datagrams {
     fn drop(&mut self) {
-        let engine = &self.engine;
-        let _ = engine.destroy_qp(self.qp);
-        let _ = engine.destroy_cq(self.cq);
-        let _ = engine.dereg_mr(self.region.id);
-        let _ = engine.dealloc_pd(self.pd);
-        let _ = engine.close_context(self.context);
+        let Self { engine, qp, cq, region, pd, context, .. } = self;
+        destroy(engine, (*qp, *cq, region.id, *pd, *context));
     }
 }
 
@@ -210,25 +205,12 @@ fn the_path_becomes_narrower() {
         return;
     }
     let Some(adapter) = Adapter::new(Link::Tap, 1_500) else { return };
-    let (tell, hear) = mpsc::channel();
+    let (tell, hear) = mpsc::channel::<Vec<SocketAddr>>();
     let (go, wait) = mpsc::channel::<()>();
-    let client = thread::spawn(move || {
-        // SAFETY: takes and gives integers, and concerns this thread only.
-        let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: takes nothing.
-        tell.send((unsafe { libc::gettid() }, Vec::new())).unwrap();
-        wait.recv().unwrap();
-        ip("link set lo up");
-        ip("link set vb up");
-        ip("address add 10.8.0.2/24 dev vb");
-        ip("address add fd08::2/64 dev vb nodad");
-        ip("route add default via 10.8.0.1");
-        ip("-6 route add default via fd08::1");
-        wait_until_local("fd08::2");
+    let client = behind_router([1_500; 2], [""; 2], move || {
         let sockets = ["10.8.0.2", "fd08::2"].map(socket);
         let addresses = sockets.iter().map(|it| it.local_addr().unwrap()).collect();
-        tell.send((0, addresses)).unwrap();
+        tell.send(addresses).unwrap();
         for socket in &sockets {
             assert!(takes(socket, LEN), "the path is as wide as the link");
             wait.recv().unwrap();
@@ -238,17 +220,7 @@ fn the_path_becomes_narrower() {
             assert!(came >= least, "{came} of {least} and {socket:?}");
         }
     });
-    ip("link add va type veth peer name vb");
-    ip(&format!("link set vb netns {}", hear.recv().unwrap().0));
-    ip("link set va up");
-    ip("address add 10.8.0.1/24 dev va");
-    ip("address add fd08::1/64 dev va nodad");
-    for version in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        fs::write(format!("/proc/sys/net/{version}"), "1").unwrap();
-    }
-    wait_until_local("fd08::1");
-    go.send(()).unwrap();
-    let (_, to) = hear.recv().unwrap();
+    let to = hear.recv().unwrap();
     let end = Datagrams::new(&adapter);
     for (version, to) in to.into_iter().enumerate() {
         end.send(to, LEN);

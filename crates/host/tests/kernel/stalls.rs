@@ -1,6 +1,5 @@
 //! Windows that close and open again, and a path that becomes narrower on the way.
 
-use std::fs;
 use std::io::Write;
 use std::sync::mpsc;
 use std::thread;
@@ -10,7 +9,7 @@ use super::adapter::{Adapter, Link};
 use super::pairs::{Order, Plan, fill, read, talk, write};
 use super::plug::{tc, try_tc};
 use super::socket::{Buffers, OURS, VERSIONS, connect};
-use super::space::{inside, ip, wait_until_local};
+use super::space::{behind_router, inside, ip};
 
 /// Longer than any timeout of retransmission here, so that a closed window is probed.
 const NAP: Duration = Duration::from_millis(700);
@@ -131,22 +130,8 @@ fn the_path_becomes_narrower() {
     }
     let Some(adapter) = Adapter::new(Link::Tap, 1_500) else { return };
     let port = adapter.port;
-    let (tell, hear) = mpsc::channel();
     let (go, wait) = mpsc::channel::<()>();
-    let client = thread::spawn(move || {
-        // SAFETY: takes and gives integers, and concerns this thread only.
-        let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: takes nothing.
-        tell.send(unsafe { libc::gettid() }).unwrap();
-        wait.recv().unwrap();
-        ip("link set lo up");
-        ip("link set vb up");
-        ip("address add 10.8.0.2/24 dev vb");
-        ip("address add fd08::2/64 dev vb nodad");
-        ip("route add default via 10.8.0.1");
-        ip("-6 route add default via fd08::1");
-        wait_until_local("fd08::2");
+    let client = behind_router([1_500; 2], [""; 2], move || {
         for version in VERSIONS {
             let to = (OURS[version].parse::<std::net::IpAddr>().unwrap(), port).into();
             let mut stream = connect(to, Buffers::default()).unwrap();
@@ -156,16 +141,6 @@ fn the_path_becomes_narrower() {
             wait.recv().unwrap();
         }
     });
-    ip("link add va type veth peer name vb");
-    ip(&format!("link set vb netns {}", hear.recv().unwrap()));
-    ip("link set va up");
-    ip("address add 10.8.0.1/24 dev va");
-    ip("address add fd08::1/64 dev va nodad");
-    for version in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        fs::write(format!("/proc/sys/net/{version}"), "1").unwrap();
-    }
-    wait_until_local("fd08::1");
-    go.send(()).unwrap();
     let plan = Plan { there: 1, back: TOTAL, order: Order::Together };
     for version in VERSIONS {
         let mut qp = adapter.queue_pair((8, 16_384));

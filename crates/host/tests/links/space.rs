@@ -1,8 +1,11 @@
 //! Network namespaces for tests: a test runs again, in a process of its own in a new namespace, where it may
 //! make interfaces. Without the right to that it is skipped, and says so.
 
+use std::fs;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Set for the run inside.
@@ -46,6 +49,51 @@ pub fn inside(name: &str) -> bool {
 pub fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split_whitespace()).status().unwrap();
     assert!(status.success(), "ip {arguments}");
+}
+
+/// Runs `client` in a namespace of its own, behind this one as its router:
+///
+/// ```text
+/// [router] va -- vb [client]
+/// ```
+///
+/// The router's addresses are 10.8.0.1 and fd08::1, the client's end in 2. `mtus` are those of `va` and `vb`;
+/// `routes` is added to the client's routes of IPv4 and of IPv6.
+pub fn behind_router<T: Send + 'static>(
+    mtus: [u32; 2],
+    routes: [&'static str; 2],
+    client: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let (tell, hear) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let [mtu, its_mtu] = mtus;
+    let thread = thread::spawn(move || {
+        // SAFETY: takes and gives integers, and concerns this thread only.
+        let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: takes nothing.
+        tell.send(unsafe { libc::gettid() }).unwrap();
+        wait.recv().unwrap();
+        ip("link set lo up");
+        ip(&format!("link set vb mtu {its_mtu} up"));
+        ip("address add 10.8.0.2/24 dev vb");
+        ip("address add fd08::2/64 dev vb nodad");
+        ip(&format!("route add default via 10.8.0.1 {}", routes[0]));
+        ip(&format!("-6 route add default via fd08::1 {}", routes[1]));
+        wait_until_local("fd08::2");
+        client()
+    });
+    ip("link add va type veth peer name vb");
+    ip(&format!("link set vb netns {}", hear.recv().unwrap()));
+    ip(&format!("link set va mtu {mtu} up"));
+    ip("address add 10.8.0.1/24 dev va");
+    ip("address add fd08::1/64 dev va nodad");
+    for version in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        fs::write(format!("/proc/sys/net/{version}"), "1").unwrap();
+    }
+    wait_until_local("fd08::1");
+    go.send(()).unwrap();
+    thread
 }
 
 /// Takes this thread's capabilities away (capset(2)).

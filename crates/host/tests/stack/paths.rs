@@ -4,46 +4,18 @@
 //! stack -- qp0 [router] va -- vb [client, in a namespace of its own]
 //! ```
 
-use std::fs;
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use super::host::{Host, STREAM, VERSIONS};
 use super::peers::{download, ours};
-use super::space::{inside, ip, wait_until_local};
+use super::space::{behind_router, inside};
 
 /// Reads both streams of the host, from behind the router. The MTUs are those of the router's end of the
 /// link and of the client's. The client says that it takes segments of the usual size nevertheless.
 fn client(router: u32, client: u32) -> JoinHandle<bool> {
-    let (tell, hear) = mpsc::channel();
-    let (go, wait) = mpsc::channel::<()>();
-    let thread = thread::spawn(move || {
-        // SAFETY: takes and gives integers, and concerns this thread only.
-        let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: takes nothing.
-        tell.send(unsafe { libc::gettid() }).unwrap();
-        wait.recv().unwrap();
-        ip("link set lo up");
-        ip(&format!("link set vb mtu {client} up"));
-        ip("address add 10.8.0.2/24 dev vb");
-        ip("address add fd08::2/64 dev vb nodad");
-        ip("route add default via 10.8.0.1 advmss 1460");
-        ip("-6 route add default via fd08::1 advmss 1440");
-        wait_until_local("fd08::2");
+    behind_router([router, client], ["advmss 1460", "advmss 1440"], || {
         VERSIONS.into_iter().all(|version| download(ours(version, STREAM)))
-    });
-    ip("link add va type veth peer name vb");
-    ip(&format!("link set vb netns {}", hear.recv().unwrap()));
-    ip(&format!("link set va mtu {router} up"));
-    ip("address add 10.8.0.1/24 dev va");
-    ip("address add fd08::1/64 dev va nodad");
-    for version in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        fs::write(format!("/proc/sys/net/{version}"), "1").unwrap();
-    }
-    wait_until_local("fd08::1");
-    go.send(()).unwrap();
-    thread
+    })
 }
 
 /// Streams through a path of 1300 octets: how often the connections had timeouts, found it narrower and
