@@ -9,6 +9,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 use super::direct;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
+use crate::doorbell::make_room;
 use crate::fate::{self, Met};
 use crate::link::PeerMemory;
 use crate::probe::{Probe, Stage};
@@ -99,16 +100,16 @@ fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
 
 /// Whether nothing stands before a request to the peer that is being posted: it may be transmitted at once.
 #[inline(always)]
-pub(super) fn has_right_of_way(qp: &Qp, wr: &SendWr<'_>) -> bool {
+pub(super) fn has_right_of_way<P>(qp: &mut Qp, hub: &Hub<P>, wr: &SendWr<'_>) -> bool {
     let requester = &qp.requester;
     let fenced = wr.flags.contains(SendFlags::FENCE) && requester.reads > 0;
     matches!((qp.qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
         && qp.state == QpState::Rts
         && !qp.sq.has_waiting()
-        && !qp.sq.seems_full()
         && requester.rnr_until.is_none()
         && requester.failing.is_none()
         && !fenced
+        && (!qp.sq.seems_full() || make_room(qp, hub))
 }
 
 /// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
@@ -130,7 +131,7 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         SendOp::SendImm(imm) => (request::SEND_IMM, imm),
         _ => return false,
     };
-    if !has_right_of_way(qp, wr) {
+    if !has_right_of_way(qp, hub, wr) {
         return false;
     }
     let pd = qp.pd_number();

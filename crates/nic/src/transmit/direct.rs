@@ -145,7 +145,7 @@ fn atomic_at_once<P: Probe>(
     atomic: (u64, u32, Atomic),
 ) -> bool {
     let Payload::Sges([sge]) = wr.payload else { return false };
-    if hub.probe.watches() || qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
+    if hub.probe.watches() || qp.requester.reads > 0 || !has_right_of_way(qp, hub, wr) {
         return false;
     }
     // Looked at before, since what was executed cannot be taken back.
@@ -170,7 +170,7 @@ fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> boo
     }
     let length = length as u32;
     let Some(target) = Target::of(&wr.op, length) else { return false };
-    if qp.requester.reads > 0 || !has_right_of_way(qp, wr) {
+    if qp.requester.reads > 0 || !has_right_of_way(qp, hub, wr) {
         return false;
     }
     let local = match wr.payload {
