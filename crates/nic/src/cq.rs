@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::types::{ChannelId, Completion, Time};
+use crate::types::{ChannelId, Completion, QpNum, Time};
 
 /// What a program asked to be told of (IBA 11.4.2.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -296,12 +296,18 @@ impl Cq {
     }
 
     /// Whether a completion of a queue pair waits to be taken.
-    pub(crate) fn has_of(&self, qp_num: crate::types::QpNum) -> bool {
+    pub(crate) fn has_of(&self, qp_num: QpNum) -> bool {
         self.queue.iter().any(|completion| completion.qp_num == qp_num)
     }
 
     /// How many completions of requests of a queue pair wait to be taken: of receives, or of all others.
-    pub(crate) fn unread(&self, qp_num: crate::types::QpNum, receives: bool) -> u32 {
+    #[inline]
+    pub(crate) fn unread(&self, qp_num: QpNum, receives: bool) -> u32 {
+        let none = self.queue.is_empty() && self.held.is_empty();
+        if none { 0 } else { self.unread_of(qp_num, receives) }
+    }
+
+    fn unread_of(&self, qp_num: QpNum, receives: bool) -> u32 {
         let held = self.held.iter().map(|held| &held.completion);
         let of = |it: &&Completion| it.qp_num == qp_num && it.opcode.is_receive() == receives;
         u32::try_from(self.queue.iter().chain(held).filter(of).count()).unwrap_or(u32::MAX)
@@ -392,7 +398,7 @@ impl Cq {
     }
 
     /// Drops the completions of a queue pair that is being destroyed, as verbs providers do.
-    pub(crate) fn forget(&mut self, qp_num: crate::types::QpNum) {
+    pub(crate) fn forget(&mut self, qp_num: QpNum) {
         if let Some(stamps) = &mut self.stamps {
             let mut kept = self.queue.iter().map(|completion| completion.qp_num != qp_num);
             stamps.retain(|_| kept.next().unwrap_or(false));
@@ -496,14 +502,14 @@ mod tests {
 
     #[test]
     fn stamps_stay_with_their_completions() {
-        let of = |wr_id, qp| Completion { qp_num: crate::types::QpNum(qp), ..completion(wr_id) };
+        let of = |wr_id, qp| Completion { qp_num: QpNum(qp), ..completion(wr_id) };
         let mut cq = Cq::new(8, None, 0);
         cq.push(of(0, 1), false, Time(10));
         cq.keep_stamps();
         for (wr_id, qp) in [(1, 1), (2, 2), (3, 1), (4, 2)] {
             cq.push(of(wr_id, qp), false, Time(10 + wr_id));
         }
-        cq.forget(crate::types::QpNum(1));
+        cq.forget(QpNum(1));
         assert_eq!(cq.pop(1, |completion| assert_eq!(completion.wr_id, 2)), 1);
         assert_eq!(cq.pop_stamped(), Some((of(4, 2), Time(14))));
     }
