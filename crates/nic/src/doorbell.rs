@@ -109,18 +109,28 @@ fn unread<P>(cq: CqId, qp: &Qp, hub: &Hub<P>, receives: bool) -> u32 {
     hub.cqs.get(cq).map_or(0, |cq| cq.unread(qp.num, receives))
 }
 
-/// Whether the send queue, which seems full, has room. A request keeps its place until its completion was
-/// taken, as with the adapters of hardware, so that programs which post as long as there is room overrun no
-/// completion queue; who has taken what is looked up only here.
+/// Whether the send queue has room. A request keeps its place until its completion was taken, as with the
+/// adapters of hardware, so that programs which post as long as there is room overrun no completion queue;
+/// who has taken what is looked up only where it seems full.
+#[inline]
+pub(crate) fn has_room<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+    !qp.sq.seems_full() || make_room(qp, hub)
+}
+
+/// As [`has_room`], of the receive queue.
+#[inline]
+pub(crate) fn has_room_for_receives<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+    !qp.rq.seems_full() || make_room_for_receives(qp, hub)
+}
+
 #[cold]
-pub(crate) fn make_room<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+fn make_room<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
     let unread = unread(qp.send_cq, qp, hub, false);
     qp.sq.taken_but(unread)
 }
 
-/// As [`make_room`], of the receive queue.
 #[cold]
-pub(crate) fn make_room_for_receives<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+fn make_room_for_receives<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
     let unread = unread(qp.recv_cq, qp, hub, true);
     qp.rq.taken_but(unread)
 }
@@ -159,7 +169,7 @@ impl<P: Probe> Adapter<P> {
         }
         let length = acceptable(qp, wr, self.hub.config.max_message)?;
         let to = destination(qp, &self.hub, wr)?;
-        if qp.sq.seems_full() && !make_room(qp, &self.hub) {
+        if !has_room(qp, &self.hub) {
             return Err(Fault::QueueFull);
         }
         qp.sq.push(wr, length);
@@ -229,9 +239,10 @@ impl<P: Probe> Adapter<P> {
             return false;
         }
         let Ok(length) = acceptable(qp, wr, hub.config.max_message) else { return false };
-        if !qp.sq.push(wr, length) {
+        if !has_room(qp, hub) {
             return false;
         }
+        qp.sq.push(wr, length);
         qp.requester.waiting_bytes += u64::from(length);
         hub.counters.doorbells += 1;
         hub.probe.stage(Stage::Doorbell, 0);
@@ -285,7 +296,7 @@ impl<P: Probe> Adapter<P> {
         if sges.len() > qp.rq.max_sge() {
             return Err(Fault::Invalid("more scatter/gather elements than max_recv_sge"));
         }
-        if qp.rq.seems_full() && !make_room_for_receives(qp, &self.hub) {
+        if !has_room_for_receives(qp, &self.hub) {
             return Err(Fault::QueueFull);
         }
         qp.rq.push(wr_id, sges);

@@ -215,7 +215,7 @@ impl<P: Probe> Adapter<P> {
         if (matches!(fate, Fate::Late(_)) && silent) || (spoilt && spoil_key(&mut wr.op)) {
             return self.post_send(id, &wr);
         }
-        if qp.sq.seems_full() && !doorbell::make_room(qp, &self.hub) {
+        if !doorbell::has_room(qp, &self.hub) {
             return Err(Fault::QueueFull);
         }
         wr.flags |= SendFlags::FATED;
@@ -241,8 +241,8 @@ impl<P: Probe> Adapter<P> {
         fate: Fate,
     ) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        let full = qp.rq.seems_full() && !doorbell::make_room_for_receives(qp, &self.hub);
-        let room = !full && sges.len() <= qp.rq.max_sge();
+        let fits = sges.len() <= qp.rq.max_sge();
+        let room = doorbell::has_room_for_receives(qp, &self.hub) && fits;
         let is_tcp = matches!(qp.path, Path::Tcp(_));
         // The window says what is posted: a receive cannot be there and not be there.
         let plain = is_tcp && matches!(fate, Fate::From(_));

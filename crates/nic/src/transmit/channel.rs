@@ -9,7 +9,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 use super::direct;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
-use crate::doorbell::make_room;
+use crate::doorbell::has_room;
 use crate::fate::{self, Met};
 use crate::link::PeerMemory;
 use crate::probe::{Probe, Stage};
@@ -109,7 +109,7 @@ pub(super) fn has_right_of_way<P>(qp: &mut Qp, hub: &Hub<P>, wr: &SendWr<'_>) ->
         && requester.rnr_until.is_none()
         && requester.failing.is_none()
         && !fenced
-        && (!qp.sq.seems_full() || make_room(qp, hub))
+        && has_room(qp, hub)
 }
 
 /// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor

@@ -354,19 +354,29 @@ fn small_sends_are_posted_and_rung_in_one() {
 /// A queue that is filled by each request has room again once the completion was taken, and only then.
 #[test]
 fn a_send_queue_of_one_entry_posts_at_once() {
-    let mut pair = Pair::new(Way::Link);
-    let qps = [0, 1].map(|host| pair.hosts[host].qp_with(|init| init.cap.max_send_wr = 1));
-    pair.connect(qps);
-    let to = pair.buffer(1, 64);
-    let send = signaled(SendOp::Send, Payload::Inline(b"x"));
-    for round in 0..4 {
-        pair.recv(1, qps[1], round, &[to.sge(0, 64)]);
-        assert!(pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &send), "round {round}");
-        pair.run();
-        assert!(!pair.hosts[0].adapter.post_at_once(pair.now, qps[0], &send), "not taken");
-        assert_eq!(pair.hosts[0].adapter.post_send(qps[0], &send), Err(Fault::QueueFull));
-        assert_eq!(pair.polled(0), [(1, WcStatus::Success)]);
-        assert_eq!(pair.polled(1), [(round, WcStatus::Success)]);
+    for way in WAYS {
+        let mut pair = Pair::new(way);
+        let qps = [0, 1].map(|host| pair.hosts[host].qp_with(|init| init.cap.max_send_wr = 1));
+        pair.connect(qps);
+        let to = pair.buffer(1, 64);
+        let send = signaled(SendOp::Send, Payload::Inline(b"x"));
+        let post = |pair: &mut Pair| {
+            let (now, adapter) = (pair.now, &mut pair.hosts[0].adapter);
+            match way {
+                Way::Stream(_) => adapter.post_to_stream(qps[0], &send),
+                _ => adapter.post_at_once(now, qps[0], &send),
+            }
+        };
+        for round in 0..4 {
+            pair.recv(1, qps[1], round, &[to.sge(0, 64)]);
+            assert!(post(&mut pair), "{way:?} round {round}");
+            pair.run();
+            assert!(!post(&mut pair), "{way:?}: not taken");
+            let more = pair.hosts[0].adapter.post_send(qps[0], &send);
+            assert_eq!(more, Err(Fault::QueueFull), "{way:?}");
+            assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
+            assert_eq!(pair.polled(1), [(round, WcStatus::Success)], "{way:?}");
+        }
     }
 }
 
