@@ -288,6 +288,12 @@ impl Cq {
         idle
     }
 
+    /// Whether a completion is no more than added: nobody is to be told, and nothing is kept or held back.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
     /// The program has looked for completions.
     #[inline(always)]
     fn looked(&mut self) {

@@ -72,6 +72,7 @@ pub use multicast::multicast_group;
 pub use plain::{Adoption, Role};
 pub use port::LinkLayer;
 pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
+pub use progress::Glance;
 pub use qpip::{FrameOut, TcpChange, TcpSettings};
 pub use queue_pairs::QpInfo;
 pub use quipu_inet as inet;

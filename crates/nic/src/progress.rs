@@ -13,12 +13,25 @@ use crate::probe::Probe;
 use crate::qp::Path;
 use crate::receive;
 use crate::requester;
-use crate::types::{CqId, QpId, Time};
+use crate::types::{Completion, CqId, QpId, Time};
 
 /// Looks in vain after which a channel is no longer looked at unasked, if there are others.
 const PATIENCE: u32 = 4096;
 /// So many channels are always worth looking at.
 const FEW: usize = 4;
+
+/// What a [`glance`](Adapter::glance) has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glance {
+    /// The queue is empty, and same-host peers have put nothing into shared memory, so that neither
+    /// [`progress`](Adapter::progress) nor [`release_acks`](Adapter::release_acks) would do anything. The
+    /// program has looked at the queue.
+    Vain,
+    /// A completion, which was handed out. There may be more to do.
+    Taken,
+    /// Something else, or it is not known.
+    Unsure,
+}
 
 impl<P: Probe> Adapter<P> {
     /// Publishes remotely accessible regions in `directory`, which same-host peers may read.
@@ -37,20 +50,27 @@ impl<P: Probe> Adapter<P> {
         self.hub.own_memory = Some(memory);
     }
 
-    /// Whether a poll of `cq` is in vain: it is empty, and same-host peers have put nothing into shared
-    /// memory, so that neither [`progress`](Self::progress) nor [`release_acks`](Self::release_acks) would do
-    /// anything. Then the program has looked at the queue. `false` if that is not found out at once.
+    /// As quick a look as there is, for a poll of `cq`: most find nothing, or the answer that they wait for.
     #[inline(always)]
-    pub fn is_vain(&mut self, cq: CqId) -> bool {
+    pub fn glance(&mut self, now: Time, cq: CqId, taker: impl FnOnce(&Completion)) -> Glance {
         let Self { qps, hub } = self;
-        let few = hub.hot.len() <= FEW;
-        let idle = few && hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
-        if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
-            return false;
+        if hub.hot.len() > FEW {
+            return Glance::Unsure;
         }
-        let mut hot = hub.hot.iter();
-        hot.all(|&id| qps.get_mut(id).is_some_and(receive::channel::is_quiet))
-            && hub.cqs.get_mut(cq).is_some_and(Cq::is_idle)
+        for index in 0..hub.hot.len() {
+            let Some(qp) = qps.get_mut(hub.hot[index]) else { return Glance::Unsure };
+            if !receive::channel::is_quiet(qp) {
+                hub.now = now;
+                let taken = receive::express::take(qp, hub, cq, taker);
+                return if taken { Glance::Taken } else { Glance::Unsure };
+            }
+        }
+        let idle = hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
+        if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
+            return Glance::Unsure;
+        }
+        let empty = hub.cqs.get_mut(cq).is_some_and(Cq::is_idle);
+        if empty { Glance::Vain } else { Glance::Unsure }
     }
 
     /// Whether a queue has no completions, and no overrun to tell of. Then the program has looked at it.

@@ -188,14 +188,15 @@ pub(crate) fn finish_datagram<P: Probe>(
     finish_from(qp, hub, finish, src_qp, Some(route))
 }
 
+/// Counts the receive in progress as finished, and describes it.
 #[inline(always)]
-fn finish_from<P: Probe>(
+pub(crate) fn describe<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
     finish: Finish,
     src_qp: QpNum,
     route: Option<(u8, u16)>,
-) -> Result<(), Refusal> {
+) -> Completion {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;
     counters.receives += 1;
@@ -205,7 +206,7 @@ fn finish_from<P: Probe>(
     }
     hub.probe.stage(Stage::Update, 0);
     let (sl, slid) = route.unwrap_or_default();
-    let completion = Completion {
+    Completion {
         wr_id: qp.responder.receive.wr_id,
         status: WcStatus::Success,
         opcode: finish.opcode,
@@ -216,7 +217,18 @@ fn finish_from<P: Probe>(
         grh: route.is_some(),
         sl,
         slid,
-    };
+    }
+}
+
+#[inline(always)]
+fn finish_from<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    finish: Finish,
+    src_qp: QpNum,
+    route: Option<(u8, u16)>,
+) -> Result<(), Refusal> {
+    let completion = describe(qp, hub, finish, src_qp, route);
     let kept = match qp.responder.receive.fate {
         None => hub.complete(qp.recv_cq, completion, finish.solicited),
         Some(fate) => {

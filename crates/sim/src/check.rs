@@ -25,15 +25,17 @@ impl Load {
             return;
         }
         world.wake(host);
-        let now = world.time();
-        world.hosts[host].adapter.progress(now);
+        let first = world.look_at(host, id);
+        if let Some(done) = &first {
+            self.completion(world, host, cq, done);
+        }
         if by_event {
             while self.take_completions(world, cq) > 0 {}
             // What came between the last look and this request raises no event.
             let _ = world.hosts[host].adapter.req_notify_cq(id, self.rng.percent(0));
             while self.take_completions(world, cq) > 0 {}
         } else {
-            let taken = self.take_completions(world, cq);
+            let taken = usize::from(first.is_some()) + self.take_completions(world, cq);
             self.cqs[cq].idle = if taken > 0 { 0 } else { self.cqs[cq].idle + 1 };
             if self.pairs.iter().any(|pair| !pair.done) {
                 self.poll_later(world, cq);

@@ -1,7 +1,7 @@
 //! What a poll does that finds its queue empty, and which of several in turn do it.
 
 use quipu_cabi::Hold;
-use quipu_nic::{CqId, Time};
+use quipu_nic::{Completion, CqId, Glance, Time};
 
 use super::core::Core;
 
@@ -167,20 +167,36 @@ impl Core {
         self.calm > 0 && self.last_look.serves(cq) && self.adapter.is_idle(cq)
     }
 
-    /// Whether a poll of `cq` is known to be in vain, after as quick a look as there is. It counts as a poll.
+    /// A poll of `cq` by as quick a look as there is, where that is to be had. It counts as one.
     #[inline(always)]
-    pub(super) fn is_vain(&mut self, cq: CqId) -> bool {
-        let vain = self.calm > 0 && self.adapter.is_vain(cq);
-        if vain {
+    pub(super) fn glance(
+        &mut self,
+        cq: CqId,
+        max: usize,
+        taker: impl FnOnce(&Completion),
+    ) -> Glance {
+        if self.calm == 0 || max == 0 {
+            return Glance::Unsure;
+        }
+        let glance = self.adapter.glance(self.clock.recent(), cq, taker);
+        if glance == Glance::Unsure {
+            return glance;
+        }
+        self.calm -= 1;
+        self.polls_since_reading += 1;
+        self.polls_since_look += 1;
+        self.calls.polls += 1;
+        if glance == Glance::Vain {
             self.last_look.made(cq, true);
-            self.calm -= 1;
-            self.polls_since_reading += 1;
-            self.polls_since_look += 1;
-            self.calls.polls += 1;
             self.calls.empty_polls += 1;
             self.empty_polls = self.empty_polls.wrapping_add(1);
+        } else {
+            self.last_look.forget();
+            self.calls.rounds += 1;
+            self.empty_polls = 0;
+            self.finish_round(self.clock.recent());
         }
-        vain
+        glance
     }
 
     /// Whether a poll has to look at memory that is shared with peers only: nothing else was busy lately, and
@@ -213,11 +229,17 @@ impl Core {
             self.empty_polls = self.empty_polls.wrapping_add(1);
             self.adapter.release_acks();
         }
+        self.finish_round(now);
+        self.empty_polls
+    }
+
+    /// What a look at memory ends with.
+    #[inline(always)]
+    fn finish_round(&mut self, now: Time) {
         if self.adapter.has_output() || self.adapter.has_events() {
             self.settle(now);
         }
         self.adapter.probe_mut().flush();
-        self.empty_polls
     }
 
     /// A poll that found completions at once: progress was made, so nobody need yield.

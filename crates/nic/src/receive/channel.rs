@@ -4,7 +4,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
-use super::{answers, reads, unreliable, writes};
+use super::{answers, express, reads, unreliable, writes};
 use crate::adapter::Hub;
 use crate::channel::{
     BUDGET, CHUNK, Carried, ChannelPath, Other, References, carried, flag, request, response,
@@ -15,7 +15,7 @@ use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit;
-use crate::types::{AsyncEvent, WcExtra, WcOpcode, WcStatus};
+use crate::types::{WcExtra, WcOpcode, WcStatus};
 use crate::unordered;
 use crate::watch;
 
@@ -80,19 +80,19 @@ pub(crate) fn is_quiet(qp: &mut Qp) -> bool {
 /// Serves what the peer has put into the rings; whether there was anything.
 #[inline]
 pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
-    match serve(qp, hub) {
-        Ok(busy) => busy,
-        Err(End::Refused(refusal)) => {
-            refuse(qp, hub, refusal);
-            true
-        }
-        Err(End::Corrupt) => {
-            requester::peer_corrupt(qp, hub);
-            true
-        }
-        Err(End::Over) => true,
-        Err(End::LetGo) => false,
+    serve(qp, hub).unwrap_or_else(|end| end_reception(qp, hub, end))
+}
+
+/// Does what the end of reception asks for; whether there was anything.
+#[cold]
+pub(super) fn end_reception<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, end: End) -> bool {
+    match end {
+        End::Refused(refusal) => refuse(qp, hub, refusal),
+        End::Corrupt => requester::peer_corrupt(qp, hub),
+        End::Over => {}
+        End::LetGo => return false,
     }
+    true
 }
 
 /// Serves what a peer that let go of the channel has left in the rings: no more than fits into them, since it
@@ -123,7 +123,7 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         if header.ack != acked && qp.qp_type.requests() {
             requester_ack(qp, hub, header.ack)?;
         }
-        if express(qp, hub, &header)? {
+        if express::place(qp, hub, &header, responder::finish_receive)? {
             let answers = acked != qp.requester.acked;
             let requests = &mut path(qp)?.channel.incoming.requests;
             // Of a small answer that was waited for, the program is told at once. Seldom does another
@@ -170,7 +170,7 @@ fn front<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result
 /// programs answer at once, and their answer says the same; meanwhile no line of the cache that the peer
 /// looks at is fetched away from it, nor waited for.
 #[inline]
-fn may_wait<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+pub(super) fn may_wait<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
     let executed = qp.responder.executed;
     let answers = qp.qp_type.requests();
     let Path::Channel(path) = &mut qp.path else { return false };
@@ -197,7 +197,7 @@ pub(crate) fn release_ack<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// Gives slots back and says how many requests are executed. The peer may sleep while it waits for either,
 /// or for a response.
 #[inline]
-fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
+pub(super) fn tell<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<(), End> {
     let executed = qp.responder.executed;
     let path = path(qp)?;
     path.channel.incoming.publish();
@@ -269,55 +269,6 @@ fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
     qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
     qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(stall.timer)));
     requester::set_alarm(qp, hub);
-}
-
-/// Executes a small send into a receive of one element or none, the most frequent request, without copying
-/// the receive out of its queue. `false` if it is not of that kind.
-#[inline(always)]
-fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<bool, End> {
-    let extra = match header.opcode {
-        request::SEND => WcExtra::None,
-        request::SEND_IMM => WcExtra::Imm(header.imm),
-        _ => return Ok(false),
-    };
-    let len = header.length;
-    let pd = qp.recv_pd_number();
-    let Qp { path: Path::Channel(path), rq, responder, srq, qp_type, .. } = qp else {
-        return Err(End::Over);
-    };
-    let inline = header.flags & !flag::SOLICITED == 0 && len == u32::from(header.inline_len);
-    let begun = responder.receiving || responder.dropping || responder.holding;
-    if !inline || qp_type.names_srq() || begun || !responder.established || path.stalled {
-        return Ok(false);
-    }
-    let mut shared = srq.and_then(|id| Some((id, hub.srqs.get_mut(id)?)));
-    let queue = shared.as_mut().map_or(rq, |(_, srq)| &mut srq.queue);
-    let wr_id = match queue.front() {
-        Some((wr_id, [sge])) if sge.len >= len => {
-            let part = quipu_mem::Sge { len, ..*sge };
-            let Ok(span) = hub.regions.local(pd, &part, true) else { return Ok(false) };
-            path.channel.incoming.requests.payload().sub(0, len as usize).copy_to(&span);
-            wr_id
-        }
-        Some((wr_id, [])) if len == 0 => wr_id,
-        _ => return Ok(false),
-    };
-    queue.advance();
-    responder.receive.wr_id = wr_id;
-    responder.executed = responder.executed.wrapping_add(1);
-    if let Some((id, srq)) = shared
-        && srq.reaches_limit()
-    {
-        hub.raise(AsyncEvent::SrqLimitReached(id));
-    }
-    hub.probe.stage(Stage::PutData, len as usize);
-    if hub.probe.watches() {
-        watch::received_express(qp, hub, header, wr_id);
-    }
-    let solicited = header.flags & flag::SOLICITED != 0;
-    let finish = Finish { opcode: WcOpcode::Recv, byte_len: len, extra, solicited };
-    responder::finish_receive(qp, hub, finish)?;
-    Ok(true)
 }
 
 pub(super) fn execute<P: Probe>(

@@ -3,6 +3,7 @@
 
 mod answers;
 pub(crate) mod channel;
+pub(crate) mod express;
 pub(crate) mod frames;
 mod placement;
 mod reads;

@@ -132,45 +132,6 @@ fn without_an_answer_the_release_does() {
     assert_eq!(look(&mut pair, 0), [1]);
 }
 
-/// Whether a poll of `host` is known to be in vain.
-fn is_vain(pair: &mut Pair, host: usize) -> bool {
-    let cq = pair.hosts[host].cq;
-    pair.hosts[host].adapter.is_vain(cq)
-}
-
-#[test]
-fn a_poll_is_in_vain_only_while_there_is_nothing_to_do() {
-    let (mut pair, qps, buffer) = acquainted();
-    for host in 0..2 {
-        assert_eq!(look(&mut pair, host), []);
-        pair.hosts[host].adapter.release_acks();
-        assert!(is_vain(&mut pair, host));
-    }
-    pair.send(0, qps[0], 1, SendOp::Send, &[buffer.sge(0, 8)]);
-    assert!(is_vain(&mut pair, 0), "the peer has not looked");
-    assert!(!is_vain(&mut pair, 1), "a message came");
-    let now = pair.now;
-    pair.hosts[1].adapter.progress(now);
-    assert!(!is_vain(&mut pair, 1), "a completion is there");
-    assert_eq!(pair.polled(1), [(10, WcStatus::Success)]);
-    assert!(!is_vain(&mut pair, 1), "an acknowledgement is owed");
-    assert!(is_vain(&mut pair, 0));
-    pair.hosts[1].adapter.release_acks();
-    assert!(is_vain(&mut pair, 1));
-    assert!(!is_vain(&mut pair, 0), "it is acknowledged");
-    assert_eq!(look(&mut pair, 0), [1]);
-    assert!(is_vain(&mut pair, 0));
-}
-
-#[test]
-fn a_poll_of_no_queue_is_not_in_vain() {
-    let (mut pair, ..) = acquainted();
-    let (cq, _) = pair.hosts[0].adapter.create_cq(1, None, 0).unwrap();
-    assert!(pair.hosts[0].adapter.is_vain(cq));
-    pair.hosts[0].adapter.destroy_cq(cq).unwrap();
-    assert!(!pair.hosts[0].adapter.is_vain(cq));
-}
-
 #[test]
 fn several_are_acknowledged_at_once() {
     let (mut pair, qps, buffer) = acquainted();

@@ -11,6 +11,7 @@ mod departures;
 mod fates;
 mod faults;
 mod gathering;
+mod glances;
 mod hostile;
 mod intruders;
 mod lids;

@@ -34,9 +34,11 @@ impl Services {
             return;
         }
         world.wake(host);
-        let now = world.time();
-        world.hosts[host].adapter.progress(now);
-        let taken = self.take_completions(world, cq);
+        let first = world.look_at(host, self.queues[cq].id);
+        if let Some(done) = &first {
+            self.completion(world, host, cq, done);
+        }
+        let taken = usize::from(first.is_some()) + self.take_completions(world, cq);
         self.queues[cq].idle = if taken > 0 { 0 } else { self.queues[cq].idle + 1 };
         self.poll_later(world, cq);
         world.serve(host);

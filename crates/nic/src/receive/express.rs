@@ -1,0 +1,121 @@
+//! Small sends of a peer on this host, the most frequent message: from their slots into receives, without a
+//! look at anything that others need, and where a program waits for one, into its hands, past the completion
+//! queue.
+
+use quipu_mem::ring::SlotHeader;
+
+use super::channel::{End, end_reception, may_wait, requester_ack, tell};
+use crate::adapter::Hub;
+use crate::channel::{flag, request};
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::responder::{self, Finish, Refusal};
+use crate::types::{AsyncEvent, Completion, CqId, QpNum, QpType, WcExtra, WcOpcode, WcStatus};
+use crate::watch;
+
+/// Executes a small send into a receive of one element or none, without copying the receive out of its
+/// queue, and has `finish` complete it. `false` if it is not of that kind.
+#[inline(always)]
+pub(super) fn place<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+    finish: impl FnOnce(&mut Qp, &mut Hub<P>, Finish) -> Result<(), Refusal>,
+) -> Result<bool, End> {
+    let extra = match header.opcode {
+        request::SEND => WcExtra::None,
+        request::SEND_IMM => WcExtra::Imm(header.imm),
+        _ => return Ok(false),
+    };
+    let len = header.length;
+    let pd = qp.recv_pd_number();
+    let Qp { path: Path::Channel(path), rq, responder, srq, qp_type, .. } = qp else {
+        return Err(End::Over);
+    };
+    let inline = header.flags & !flag::SOLICITED == 0 && len == u32::from(header.inline_len);
+    let begun = responder.receiving || responder.dropping || responder.holding;
+    if !inline || qp_type.names_srq() || begun || !responder.established || path.stalled {
+        return Ok(false);
+    }
+    let mut shared = srq.and_then(|id| Some((id, hub.srqs.get_mut(id)?)));
+    let queue = shared.as_mut().map_or(rq, |(_, srq)| &mut srq.queue);
+    let wr_id = match queue.front() {
+        Some((wr_id, [sge])) if sge.len >= len => {
+            let part = quipu_mem::Sge { len, ..*sge };
+            let Ok(span) = hub.regions.local(pd, &part, true) else { return Ok(false) };
+            path.channel.incoming.requests.payload().sub(0, len as usize).copy_to(&span);
+            wr_id
+        }
+        Some((wr_id, [])) if len == 0 => wr_id,
+        _ => return Ok(false),
+    };
+    queue.advance();
+    responder.receive.wr_id = wr_id;
+    responder.executed = responder.executed.wrapping_add(1);
+    if let Some((id, srq)) = shared
+        && srq.reaches_limit()
+    {
+        hub.raise(AsyncEvent::SrqLimitReached(id));
+    }
+    hub.probe.stage(Stage::PutData, len as usize);
+    if hub.probe.watches() {
+        watch::received_express(qp, hub, header, wr_id);
+    }
+    let solicited = header.flags & flag::SOLICITED != 0;
+    finish(qp, hub, Finish { opcode: WcOpcode::Recv, byte_len: len, extra, solicited })?;
+    Ok(true)
+}
+
+/// Hands what the small send at the front of the ring completes straight to whoever polls `cq`, if it is an
+/// answer that was waited for: one that tells of the last requests, and has no others before it. `false` if
+/// it is not of that kind; then nothing was done.
+///
+/// The queue of the receive must be empty, and not that of the sends, whose completions come first.
+#[inline(always)]
+pub(crate) fn take<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    cq: CqId,
+    taker: impl FnOnce(&Completion),
+) -> bool {
+    if qp.recv_cq != cq || qp.send_cq == cq || !matches!(qp.qp_type, QpType::Rc) {
+        return false;
+    }
+    let Path::Channel(path) = &mut qp.path else { return false };
+    let incoming = &mut path.channel.incoming;
+    if incoming.requests.has_backlog() || incoming.responses.is_filled() {
+        return false;
+    }
+    let Some(header) = incoming.requests.peek() else { return false };
+    let ready = header.ack != qp.requester.acked && qp.may_receive() && !hub.probe.watches();
+    if !ready || !hub.cqs.get_mut(cq).is_some_and(|cq| cq.is_plain() && cq.is_idle()) {
+        return false;
+    }
+    let mut handed_out = false;
+    let placed = place(qp, hub, &header, |qp, hub, finish| {
+        hub.counters.count_completion(WcStatus::Success);
+        let src_qp = QpNum(qp.attr.dest_qp_num);
+        taker(&responder::describe(qp, hub, finish, src_qp, None));
+        handed_out = true;
+        Ok(())
+    });
+    let settled = placed.and_then(|placed| if placed { settle(qp, hub, &header) } else { Ok(()) });
+    if let Err(end) = settled {
+        end_reception(qp, hub, end);
+    }
+    handed_out
+}
+
+/// Is done with the slot of a send that was handed out.
+#[inline(always)]
+fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<(), End> {
+    if let Path::Channel(path) = &mut qp.path {
+        path.channel.incoming.requests.pop();
+        path.idle = 0;
+    }
+    requester_ack(qp, hub, header.ack)?;
+    if !may_wait(qp, hub) {
+        tell(qp, hub)?;
+    }
+    Ok(())
+}

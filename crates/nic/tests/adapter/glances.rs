@@ -1,0 +1,249 @@
+//! The quickest look of a poll: when it is known to be in vain, and when it hands out what has come without a
+//! stay in the completion queue.
+
+use std::cell::Cell;
+
+use crate::pair::{Buffer, Pair, Way, connected, statuses};
+use quipu_nic::*;
+
+/// Two connected sides that have met, each with receives from 10 on, whose sends complete in a queue of their
+/// own.
+struct Met {
+    pair: Pair,
+    qps: [QpId; 2],
+    buffers: [Buffer; 2],
+    /// Where receives complete.
+    cqs: [CqId; 2],
+}
+
+impl Met {
+    fn new() -> Self {
+        let mut pair = Pair::new(Way::Link);
+        let cqs = [0, 1].map(|host| {
+            let adapter = &mut pair.hosts[host].adapter;
+            adapter.create_cq(64, Some(ChannelId(2)), 0).unwrap().0
+        });
+        let qps = [0, 1].map(|host| pair.hosts[host].qp_with(|init| init.recv_cq = cqs[host]));
+        pair.connect(qps);
+        let buffers = [pair.buffer(0, 64), pair.buffer(1, 64)];
+        let mut met = Self { pair, qps, buffers, cqs };
+        for host in 0..2 {
+            met.receives(host, 0..1);
+        }
+        for host in 0..2 {
+            met.send(host, 0, b"meeting!");
+            met.pair.run();
+        }
+        for host in 0..2 {
+            assert_eq!(met.received(host), [0]);
+            assert_eq!(met.pair.polled(host), [(0, WcStatus::Success)]);
+            met.receives(host, 10..18);
+        }
+        met
+    }
+
+    /// The same, where host 1 was asked something by request 1, and has answered it by request 2.
+    fn answered() -> Self {
+        let mut met = Self::new();
+        met.send(0, 1, b"question");
+        assert_eq!(met.glance(1), (Glance::Unsure, None), "it answers nothing");
+        met.look(1);
+        assert_eq!(met.received(1), [10]);
+        met.send(1, 2, b"answered");
+        met
+    }
+
+    fn receives(&mut self, host: usize, wr_ids: std::ops::Range<u64>) {
+        for wr_id in wr_ids {
+            self.pair.recv(host, self.qps[host], wr_id, &[self.buffers[host].sge(32, 8)]);
+        }
+    }
+
+    fn send(&mut self, host: usize, wr_id: u64, bytes: &[u8; 8]) {
+        let (qp, flags) = (self.qps[host], SendFlags::SIGNALED);
+        self.pair.send_with(host, qp, wr_id, SendOp::Send, flags, Payload::Inline(bytes));
+    }
+
+    fn look(&mut self, host: usize) {
+        self.pair.hosts[host].adapter.progress(self.pair.now);
+    }
+
+    /// What completes among the receives of `host`, without a look for more.
+    fn received(&mut self, host: usize) -> Vec<u64> {
+        let mut out = [Completion::default(); 16];
+        let adapter = &mut self.pair.hosts[host].adapter;
+        let count = adapter.poll_cq(self.cqs[host], &mut out).unwrap();
+        out[..count].iter().map(|wc| wc.wr_id).collect()
+    }
+
+    fn glance(&mut self, host: usize) -> (Glance, Option<Completion>) {
+        let found = Cell::new(None);
+        let adapter = &mut self.pair.hosts[host].adapter;
+        let glance = adapter.glance(self.pair.now, self.cqs[host], |wc| found.set(Some(*wc)));
+        (glance, found.take())
+    }
+
+    fn is_vain(&mut self, host: usize) -> bool {
+        let (glance, found) = self.glance(host);
+        assert_eq!(found, None);
+        glance == Glance::Vain
+    }
+}
+
+#[test]
+fn a_poll_is_in_vain_only_while_there_is_nothing_to_do() {
+    let mut met = Met::new();
+    for host in 0..2 {
+        met.look(host);
+        met.pair.hosts[host].adapter.release_acks();
+        assert!(met.is_vain(host));
+    }
+    met.send(0, 1, b"question");
+    assert!(met.is_vain(0), "the peer has not looked");
+    assert!(!met.is_vain(1), "a message came");
+    met.look(1);
+    assert!(!met.is_vain(1), "a completion is there");
+    assert_eq!(met.received(1), [10]);
+    assert!(!met.is_vain(1), "an acknowledgement is owed");
+    assert!(met.is_vain(0));
+    met.pair.hosts[1].adapter.release_acks();
+    assert!(met.is_vain(1));
+    assert!(!met.is_vain(0), "it is acknowledged");
+    met.look(0);
+    assert_eq!(met.pair.polled(0), [(1, WcStatus::Success)]);
+    assert!(met.is_vain(0));
+}
+
+#[test]
+fn a_poll_of_no_queue_is_not_in_vain() {
+    let mut met = Met::new();
+    for host in 0..2 {
+        met.look(host);
+        met.pair.hosts[host].adapter.release_acks();
+    }
+    let (cq, _) = met.pair.hosts[0].adapter.create_cq(1, None, 0).unwrap();
+    met.cqs[0] = cq;
+    assert!(met.is_vain(0));
+    met.pair.hosts[0].adapter.destroy_cq(cq).unwrap();
+    assert!(!met.is_vain(0));
+}
+
+#[test]
+fn an_answer_is_handed_out() {
+    let mut met = Met::answered();
+    let (glance, found) = met.glance(0);
+    assert_eq!(glance, Glance::Taken);
+    let number = |host: usize| met.pair.hosts[host].adapter.query_qp(met.qps[host]).unwrap().num;
+    let (qp_num, src_qp) = (number(0), number(1));
+    let expected = Completion {
+        wr_id: 10,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        byte_len: 8,
+        qp_num,
+        src_qp,
+        ..Completion::default()
+    };
+    assert_eq!(found, Some(expected));
+    assert_eq!(met.buffers[0].bytes(32, 8), b"answered");
+    assert_eq!(met.received(0), [0; 0], "it is in no queue");
+    assert_eq!(met.pair.polled(0), [(1, WcStatus::Success)], "what it answers is done");
+    // It is owed an acknowledgement like any other.
+    assert!(met.pair.hosts[0].adapter.owes_acks());
+    met.pair.hosts[0].adapter.release_acks();
+    met.look(1);
+    assert_eq!(met.pair.polled(1), [(2, WcStatus::Success)]);
+}
+
+#[test]
+fn conversations_go_on_by_glances_alone() {
+    let mut met = Met::answered();
+    for round in 0..7 {
+        let asked = round % 2;
+        assert_eq!(met.glance(asked).0, Glance::Taken, "round {round}");
+        met.send(asked, 3, b"and now?");
+        assert_eq!(met.glance(asked).1, None, "it waits");
+    }
+    for host in 0..2 {
+        met.pair.run();
+        assert!(met.pair.polled(host).iter().all(|&(_, status)| status == WcStatus::Success));
+    }
+}
+
+#[test]
+fn nothing_is_handed_out_past_what_stands_in_the_queue() {
+    let mut met = Met::answered();
+    met.send(1, 3, b"and more");
+    met.look(0);
+    assert_eq!(met.glance(0), (Glance::Unsure, None));
+    met.look(0);
+    assert_eq!(met.received(0), [10, 11]);
+}
+
+#[test]
+fn nor_from_a_queue_that_is_to_raise_an_event() {
+    let mut met = Met::answered();
+    met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], false).unwrap();
+    assert_eq!(met.glance(0), (Glance::Unsure, None));
+    met.look(0);
+    let events = std::iter::from_fn(|| met.pair.hosts[0].adapter.poll_event());
+    let cq = met.cqs[0];
+    assert!(
+        events
+            .into_iter()
+            .any(|event| matches!(event, Event::Completion { cq: it, .. } if it == cq))
+    );
+    assert_eq!(met.received(0), [10]);
+}
+
+#[test]
+fn nor_to_whoever_polls_another_queue() {
+    let mut met = Met::answered();
+    met.cqs.swap(0, 1);
+    met.cqs[0] = met.pair.hosts[0].cq;
+    assert_eq!(met.glance(0), (Glance::Unsure, None));
+}
+
+#[test]
+fn nor_where_sends_complete_in_the_same_queue() {
+    let (mut pair, qps) = connected(Way::Link);
+    for (host, &qp) in qps.iter().enumerate() {
+        pair.recv(host, qp, 10, &[]);
+        pair.recv(host, qp, 11, &[]);
+    }
+    for (host, &qp) in qps.iter().enumerate() {
+        pair.send(host, qp, 1, SendOp::Send, &[]);
+        pair.run();
+    }
+    pair.send(0, qps[0], 2, SendOp::Send, &[]);
+    let now = pair.now;
+    pair.hosts[1].adapter.progress(now);
+    pair.send(1, qps[1], 2, SendOp::Send, &[]);
+    assert_eq!(pair.polled(0).len(), 2);
+    let cq = pair.hosts[0].cq;
+    let glance = pair.hosts[0].adapter.glance(now, cq, |_| panic!("the send comes first"));
+    assert_eq!(glance, Glance::Unsure);
+    pair.hosts[0].adapter.progress(now);
+    assert_eq!(statuses(&pair.hosts[0].poll()), [(2, WcStatus::Success), (11, WcStatus::Success)]);
+}
+
+#[test]
+fn an_answer_without_a_receive_waits() {
+    let mut met = Met::answered();
+    for host in 0..2 {
+        met.pair.run();
+        met.received(host);
+    }
+    for wr_id in 11..18 {
+        met.send(1, 3, b"and more");
+        met.pair.run();
+        assert_eq!(met.received(0), [wr_id]);
+    }
+    met.send(0, 4, b"question");
+    met.look(1);
+    met.send(1, 5, b"answered");
+    assert_eq!(met.glance(0), (Glance::Unsure, None));
+    met.receives(0, 18..19);
+    met.look(0);
+    assert_eq!(met.received(0), [18]);
+}
