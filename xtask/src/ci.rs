@@ -29,9 +29,10 @@ type Outcome = Result<(Tally, String)>;
 /// A step's name, what it does, and the function that does it.
 type Step = (&'static str, &'static str, fn() -> Outcome);
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     ("format", "cargo fmt --all -- --check", format),
     ("lint", "cargo clippy --workspace --all-targets -- -D warnings", lint),
+    ("cross", "cargo check for the other architecture", cross),
     ("tidy", "the rules of the house", || tidy::run().map(one)),
     ("tests", "cargo test --workspace", tests),
     ("doctests", "cargo test --workspace --doc", doctests),
@@ -49,6 +50,13 @@ const STEPS: [Step; 14] = [
 /// Seeds of the simulator's smoke, and those of QPIP by itself.
 const SEEDS: &str = "2000";
 const QPIP_SEEDS: &str = "500";
+
+/// The architecture on which the gate does not run.
+const OTHER: &str = if cfg!(target_arch = "aarch64") {
+    "x86_64-unknown-linux-gnu"
+} else {
+    "aarch64-unknown-linux-gnu"
+};
 
 /// Runs the steps.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -105,6 +113,16 @@ fn lint() -> Outcome {
         return skipped("clippy is not installed");
     }
     must(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// Whether it compiles for the other architecture, which takes no linker.
+fn cross() -> Outcome {
+    if !tools::has_target(OTHER) {
+        return skipped(&format!("`rustup target add {OTHER}` was not run"));
+    }
+    let mut command = cargo(&["check", "--workspace", "--target", OTHER]);
+    command.env("RUSTFLAGS", "-D warnings");
+    must(command)
 }
 
 fn tests() -> Outcome {

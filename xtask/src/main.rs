@@ -33,7 +33,7 @@ enum Task {
     /// Run everything that a change has to pass.
     Ci(ci::Options),
     /// Build everything in release mode and put it into target/quipu.
-    Stage,
+    Stage(stage::Options),
     /// Run three programs of the distribution over Quipu and show their results.
     Demo,
     /// Run the client programs of the distribution over Quipu.
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Ci(options) => return ci::run(&options),
-        Task::Stage => drop(stage::run()?),
+        Task::Stage(options) => drop(stage::run_for(&options)?),
         Task::Demo => return demo::run(),
         Task::Clients(options) => return clients::run(&options),
         Task::ClientsInside(options) => return clients::run_inside(&options),

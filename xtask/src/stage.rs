@@ -1,5 +1,6 @@
 //! Builds the command and the libraries in release mode and puts them where the command finds them:
-//! `target/quipu/bin/quipu` and `target/quipu/lib/*.so*`.
+//! `target/quipu/bin/quipu` and `target/quipu/lib/*.so*`; those for another machine into
+//! `target/TRIPLE/quipu`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,6 +26,15 @@ const LINKS: [(&str, &str); 3] = [
 const PACKAGES: [&str; 6] =
     ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
 
+/// For which machine.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Build for another machine, which rustc knows by this name, and put it into target/TRIPLE/quipu. The
+    /// linker for it is to be set as cargo documents it (`CARGO_TARGET_<TRIPLE>_LINKER`).
+    #[arg(long, value_name = "TRIPLE")]
+    target: Option<String>,
+}
+
 /// Where things were put.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
@@ -37,7 +47,11 @@ pub(crate) struct Staged {
 impl Staged {
     /// The places, whether or not anything is there.
     pub(crate) fn places() -> Self {
-        let dir = crate::target_dir().join("quipu");
+        Self::below(&crate::target_dir())
+    }
+
+    fn below(target_dir: &Path) -> Self {
+        let dir = target_dir.join("quipu");
         Self { quipu: dir.join("bin/quipu"), lib: dir.join("lib") }
     }
 
@@ -49,17 +63,27 @@ impl Staged {
     }
 }
 
-/// Builds and stages.
+/// Builds and stages, for this machine.
 pub(crate) fn run() -> Result<Staged> {
+    run_for(&Options { target: None })
+}
+
+/// Builds and stages.
+pub(crate) fn run_for(options: &Options) -> Result<Staged> {
     let mut build = Command::new(crate::cargo());
     build.args(["build", "--release"]).current_dir(crate::root());
+    let mut target_dir = crate::target_dir();
+    if let Some(triple) = &options.target {
+        build.args(["--target", triple]);
+        target_dir.push(triple);
+    }
     for package in PACKAGES {
         build.args(["--package", package]);
     }
     ensure!(build.status().context("cargo")?.success(), "the release build failed");
 
-    let release = crate::target_dir().join("release");
-    let staged = Staged::places();
+    let release = target_dir.join("release");
+    let staged = Staged::below(&target_dir);
     let bin = staged.quipu.parent().context("no folder")?;
     for dir in [bin, &staged.lib] {
         fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;

@@ -34,3 +34,12 @@ pub(crate) fn cargo_has(name: &str, component: Option<&str>) -> bool {
     let added = Command::new("rustup").args(["component", "add", component]).status();
     added.is_ok_and(|status| status.success()) && works()
 }
+
+/// Whether rustc has the standard library for that target.
+pub(crate) fn has_target(triple: &str) -> bool {
+    let mut command = Command::new("rustc");
+    command.args(["--print", "target-libdir", "--target", triple]).stderr(Stdio::null());
+    let Ok(output) = command.output() else { return false };
+    let folder = String::from_utf8_lossy(&output.stdout);
+    output.status.success() && Path::new(folder.trim()).is_dir()
+}

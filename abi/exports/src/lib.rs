@@ -5,6 +5,10 @@
 //! given to those are lost. So it is told of none: each exported name is a jump, defined in
 //! assembler, to a Rust function that has no name outside.
 //!
+//! Its script is still there, and declares an anonymous node. lld and mold take that beside named
+//! ones; GNU ld does not. So where the compiler driver would call GNU ld, it calls a shell script of
+//! a few lines that leaves rustc's version script out: ours hides the rest, too.
+//!
 //! Each line of a table has four columns, separated by a blank; a line that begins with `#` is a
 //! comment:
 //!
@@ -18,15 +22,18 @@
 //!   exists so that programs load. `data` is a zeroed byte.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The private nodes, which `IBVERBS_PRIVATE_*` stands for.
 pub const PRIVATE: [u32; 7] = [25, 33, 34, 57, 59, 64, 65];
 /// The private node of most releases (v34 to v56): what an unversioned look-up finds.
 const PRIVATE_DEFAULT: u32 = 34;
+/// The names by which compiler drivers call GNU ld.
+const GNU_LINKERS: [&str; 2] = ["ld", "ld.bfd"];
 
 /// One line of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +111,36 @@ pub fn build(soname: &str) {
     fs::write(&script, version_script(&rows)).expect("library.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{soname}");
+    let linkers = out.join("linkers");
+    fs::create_dir_all(&linkers).expect("linkers");
+    let driver = env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".into());
+    for name in GNU_LINKERS {
+        let file = linkers.join(name);
+        fs::write(&file, linker(name, &script, &driver)).expect(name);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect(name);
+    }
+    // Where drivers look for programs first.
+    println!("cargo:rustc-cdylib-link-arg=-B{}", linkers.display());
+}
+
+/// A program that stands for the linker `name` of a compiler driver, and calls it without any version script
+/// but ours. GCC says in `COLLECT_GCC` who it is; other drivers are taken to be `driver`. Where it has others
+/// look for programs, in `COMPILER_PATH`, is this program's folder.
+fn linker(name: &str, script: &Path, driver: &str) -> String {
+    let script = script.display();
+    format!(
+        "#!/bin/sh\n\
+         for arg do\n\
+         \tshift\n\
+         \tcase $arg in\n\
+         \t'--version-script={script}') set -- \"$@\" \"$arg\" ;;\n\
+         \t--version-script=*) ;;\n\
+         \t*) set -- \"$@\" \"$arg\" ;;\n\
+         \tesac\n\
+         done\n\
+         unset COMPILER_PATH\n\
+         exec \"$(\"${{COLLECT_GCC:-{driver}}}\" -print-prog-name={name})\" \"$@\"\n"
+    )
 }
 
 /// One `global_asm!` that defines every symbol.
@@ -143,15 +180,24 @@ fn exports(rows: &[Row<'_>], arch: &str) -> String {
 
 /// Declares the nodes, and hides everything that no `.symver` names.
 fn version_script(rows: &[Row<'_>]) -> String {
-    let nodes: BTreeSet<String> = rows.iter().flat_map(Row::names).map(|(_, node)| node).collect();
+    let mut nodes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for row in rows {
+        for (_, node) in row.names() {
+            nodes.entry(node).or_default().push(row.symbol);
+        }
+    }
     let has_compat =
         |node: &str| rows.iter().any(|row| row.node == node && row.binding != "default");
     // Not beside `compat` symbols: lld takes `local: *` to hide those of the same node.
     let local_node = rows.iter().rev().map(|row| row.node).find(|node| !has_compat(node));
     let mut script = String::new();
-    for node in nodes {
-        let local = if local_node == Some(&node) { " local: *; " } else { "" };
-        let _ = writeln!(script, "{node} {{{local}}};");
+    for (node, symbols) in &nodes {
+        let _ = if local_node == Some(node) {
+            // GNU ld would hide the node's own, if they were not named.
+            writeln!(script, "{node} {{ global: {}; local: *; }};", symbols.join("; "))
+        } else {
+            writeln!(script, "{node} {{}};")
+        };
     }
     script
 }
@@ -182,7 +228,29 @@ mod tests {
     #[test]
     fn what_is_not_exported_is_hidden_by_a_node_without_old_symbols() {
         let rows = parse("N_1 a compat x::a\nN_1 b default x::b\nN_2 c default x::c\n").unwrap();
-        assert_eq!(version_script(&rows), "N_1 {};\nN_2 { local: *; };\n");
+        assert_eq!(version_script(&rows), "N_1 {};\nN_2 { global: c; local: *; };\n");
+    }
+
+    /// Runs what stands for a linker, with a driver whose linker prints its arguments.
+    #[test]
+    fn gnu_linkers_see_one_version_script() {
+        let folder = env::temp_dir().join(format!("quipu exports {}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (linker_file, driver) = (folder.join("ld.bfd"), folder.join("driver"));
+        let ours = folder.join("library.map");
+        fs::write(&driver, "#!/bin/sh\n[ $1 = -print-prog-name=ld.bfd ] && echo echo\n").unwrap();
+        fs::set_permissions(&driver, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(&linker_file, linker("ld.bfd", &ours, driver.to_str().unwrap())).unwrap();
+        let kept = format!("--version-script={}", ours.display());
+        let output = std::process::Command::new("sh")
+            .arg(&linker_file)
+            .args(["-o", "a b", "--version-script=/tmp/list", &kept, "c"])
+            .env_remove("COLLECT_GCC")
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(text, format!("-o a b {kept} c\n"));
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

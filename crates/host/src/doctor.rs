@@ -222,6 +222,9 @@ fn clock_source() -> Check {
     let steady = clock::counter_is_steady();
     let (verdict, detail) = if steady {
         (Verdict::Ok, "time stamp counter")
+    } else if !cfg!(target_arch = "x86_64") {
+        // Which reads a counter itself, without a system call.
+        (Verdict::Ok, "the kernel's clock")
     } else {
         (Verdict::Warn, "the kernel's clock (the time stamp counter is not steady here)")
     };

@@ -51,7 +51,8 @@ impl Guard {
     #[inline]
     pub fn enter(&self) {
         let odd = self.word.load(Ordering::Relaxed) | 1;
-        self.word.store(odd, Ordering::Relaxed);
+        // Release: an owner that waits for the access before may see this word and not the even one.
+        self.word.store(odd, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
@@ -105,6 +106,43 @@ mod tests {
         assert_eq!(wait.poll(&owner, || false), GuardState::Clear);
         initiator.enter();
         assert_eq!(wait.poll(&owner, || false), GuardState::Clear);
+    }
+
+    /// The access that is waited for is over for good where the owner sees nothing but the next one.
+    #[test]
+    fn what_was_done_before_the_next_access_is_seen_with_it() {
+        let segment = Segment::heap(128);
+        let memory = Segment::heap(8);
+        let guards = [0, 1].map(|_| Guard::new(segment.u32_at(0).unwrap()));
+        let steps = [0, 1].map(|_| segment.u32_at(64).unwrap());
+        let until = |step: &AtomicU32, number: u32| {
+            while step.load(Ordering::Relaxed) != number {
+                std::thread::yield_now();
+            }
+        };
+        let ([owner, initiator], [step, initiators_step]) = (guards, steps);
+        let peers_memory = memory.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                initiator.enter();
+                initiators_step.store(1, Ordering::Relaxed);
+                until(&initiators_step, 2);
+                let mut seen = [1; 8];
+                peers_memory.read(0, &mut seen).unwrap();
+                assert_eq!(seen, [0; 8]);
+                initiator.leave();
+                initiator.enter();
+                initiators_step.store(3, Ordering::Relaxed);
+            });
+            until(&step, 1);
+            let wait = owner.sample();
+            step.store(2, Ordering::Relaxed);
+            until(&step, 3);
+            while wait.poll(&owner, || false) != GuardState::Clear {
+                std::thread::yield_now();
+            }
+            memory.write(0, &[7; 8]).unwrap();
+        });
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! it lie the channels that its owner began.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use quipu_iwarp::wire::hello::{self, Hello};
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
@@ -321,9 +321,15 @@ impl LinkState {
         }
     }
 
-    /// Says that this engine sleeps, or not.
+    /// Says that this engine sleeps, or not. Before it does, look once more whether the peer
+    /// [`rung`](Self::rung).
     pub(crate) fn set_parked(&self, parked: bool) {
-        self.own_page.parked.store(u32::from(parked), Ordering::SeqCst);
+        self.own_page.parked.store(u32::from(parked), Ordering::Relaxed);
+        if parked {
+            // Between this store and that load, as `ring` has its two in one order: else each side might see
+            // what was before, and nobody would wake this one.
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Runs `access` with this engine marked as being in the middle of an access to the peer's memory.

@@ -8,7 +8,8 @@ use std::process::Command;
 #[path = "../../testing/needs.rs"]
 mod needs;
 
-/// Compiles and runs `c/<name>.c`; none where the header is not installed.
+/// Compiles and runs `c/<name>.c`; none where the header is not installed, or the compiler is for another
+/// machine.
 fn of_the_headers(name: &str, header: &str) -> Option<String> {
     let package = if header.starts_with("rdma/") { "librdmacm-dev" } else { "libibverbs-dev" };
     if !needs::met(Path::new("/usr/include").join(header).exists(), package) {
@@ -16,8 +17,8 @@ fn of_the_headers(name: &str, header: &str) -> Option<String> {
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let compiled = Command::new("cc").arg("-o").arg(&program).arg(source).status().expect("cc");
-    assert!(compiled.success());
+    let mut compile = needs::compiler()?;
+    assert!(compile.arg("-o").arg(&program).arg(source).status().expect("cc").success());
     let output = Command::new(program).output().expect("the program just compiled");
     Some(String::from_utf8(output.stdout).expect("text"))
 }

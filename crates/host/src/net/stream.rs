@@ -379,8 +379,12 @@ pub(crate) fn start(
     let fd = sys::tcp_socket(peer.ip())?;
     tuning.apply(&fd)?;
     set_user_timeout(&fd, CONNECT_MS)?;
-    // The port is chosen by connect, per destination: more connections than ports are possible.
-    sys::set_option(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+    // The port is chosen by connect, per destination: more connections than ports are possible. A wish, too:
+    // where it is not known (sandboxes, emulators), bind chooses.
+    let set = sys::set_option(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
+    if let Err(error) = set {
+        tracing::debug!(%error, "ports of connections are not shared");
+    }
     sys::bind(&fd, own)?;
     let done = sys::connect(&fd, peer)?;
     Ok((fd, done))

@@ -55,7 +55,7 @@ pub fn over_engine() -> &'static Folder {
     FOLDER.get_or_init(|| Folder::new("engine", &["-p", "quipu-engine"], "quipu_engine"))
 }
 
-/// Compiles `c/<name>.c`; none where the headers are not installed.
+/// Compiles `c/<name>.c`; none where the headers are not installed, or the compiler is for another machine.
 pub fn compiled(name: &str) -> Option<PathBuf> {
     if !needs::met(Path::new("/usr/include/infiniband/verbs.h").exists(), "libibverbs-dev") {
         return None;
@@ -63,7 +63,7 @@ pub fn compiled(name: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let arguments = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"];
-    let mut compile = Command::new("cc");
+    let mut compile = needs::compiler()?;
     compile.args(arguments).arg(&program).arg(source).args(["-libverbs", "-lpthread"]);
     assert!(compile.status().expect("cc").success());
     Some(program)
