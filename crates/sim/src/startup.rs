@@ -145,6 +145,7 @@ impl World {
         match self.hosts[h].adapter.adopt_stream(now, startup.qp, &adoption) {
             Ok(conn) => {
                 self.trace.note(&[41, h as u64, conn.0]);
+                self.net.streams[stream].ends[side].given = Some(startup.qp);
                 self.net.hold(stream, side, h, conn);
                 self.go_on_reading(stream, side);
                 self.serve(h);
