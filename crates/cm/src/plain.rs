@@ -177,6 +177,7 @@ impl Cm {
             initiator,
             negotiated,
             ird: own.responder_resources.into(),
+            ord: own.initiator_depth.into(),
             rest: rest.to_vec(),
         })));
     }

@@ -301,6 +301,8 @@ pub struct HandOver {
     pub negotiated: Negotiated,
     /// Reads that this side answers at a time.
     pub ird: u16,
+    /// Reads that this side wants to have outstanding: no more than that, whatever start-up has stated.
+    pub ord: u16,
     /// What has come behind the start-up frame.
     pub rest: Vec<u8>,
 }

@@ -51,6 +51,9 @@ pub struct Adoption {
     pub negotiated: Negotiated,
     /// Reads and atomics that this end answers at a time: the IRD that it has stated.
     pub ird: u16,
+    /// Reads and atomics that this end wants to have outstanding. Where start-up states no depths, as in
+    /// revision 1, the programs have agreed on it by other means.
+    pub ord: u16,
     /// Whether the users of both ends have agreed on the operations of RFC 7306.
     pub rfc7306: bool,
 }
@@ -105,7 +108,8 @@ impl<P: Probe> Adapter<P> {
             qp.attr.access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         }
         let depth = |value: u16| value.min(u16::from(hub.config.max_rd_atomic)) as u8;
-        qp.attr.max_rd_atomic = adoption.negotiated.ord.map_or(hub.config.max_rd_atomic, depth);
+        let agreed = adoption.negotiated.ord.unwrap_or(adoption.ord);
+        qp.attr.max_rd_atomic = depth(agreed.min(adoption.ord));
         qp.attr.max_dest_rd_atomic = depth(adoption.ird);
         qp.state = QpState::Rts;
         let stream = open(hub, conn, adoption);

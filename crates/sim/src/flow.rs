@@ -81,8 +81,11 @@ pub struct Flow {
     /// Sender: first byte not acknowledged, and what is from there on.
     una: u64,
     unacked: ByteQueue,
-    /// Sender: next byte to send, and the furthest ever sent.
+    /// Sender: next byte to send.
     nxt: u64,
+    /// Sender: duplicate acknowledgements below mean nothing, since they may be those of segments that were
+    /// sent again (RFC 6582): each round trip would otherwise bring more of both than the one before.
+    recover: u64,
     /// Sender: first byte that the receiver has no room for.
     limit: u64,
     /// Sender: the stream ends behind what is queued.
@@ -118,6 +121,7 @@ impl Flow {
             una: 0,
             unacked: ByteQueue::default(),
             nxt: 0,
+            recover: 0,
             limit: config.receive_buffer as u64,
             fin: false,
             fin_acked: false,
@@ -189,8 +193,7 @@ impl Flow {
     /// Time is up: what is not acknowledged is sent again, and at least one byte, whatever the window,
     /// so that a lost window update is asked for again.
     pub fn retransmit(&mut self) -> Option<Segment> {
-        self.dup_acks = 0;
-        self.nxt = self.una;
+        self.go_back();
         if self.limit <= self.una && !self.unacked.is_empty() {
             let bytes = self.unacked.as_slice()[..1].to_vec();
             self.nxt += 1;
@@ -222,11 +225,18 @@ impl Flow {
             return false;
         }
         self.dup_acks += u32::from(bytes == self.una && self.nxt > self.una);
-        if self.dup_acks == 3 {
-            self.nxt = self.una;
+        if self.dup_acks >= 3 && self.una >= self.recover {
+            self.go_back();
             return true;
         }
         false
+    }
+
+    /// All that is not acknowledged is sent again.
+    fn go_back(&mut self) {
+        self.recover = self.recover.max(self.nxt);
+        self.nxt = self.una;
+        self.dup_acks = 0;
     }
 
     /// A segment arrives; whether there is something new for the program.
@@ -314,6 +324,23 @@ mod tests {
 
     const CONFIG: FlowConfig =
         FlowConfig { mss: 100, window: 1000, send_buffer: 4000, receive_buffer: 500 };
+
+    /// Acknowledgements of segments that were sent twice do not have everything sent twice again.
+    #[test]
+    fn a_window_is_sent_again_once() {
+        let mut flow = Flow::new(CONFIG);
+        flow.write(&[7; 3000]);
+        let flight = |flow: &mut Flow| std::iter::from_fn(|| flow.next_segment()).count();
+        assert_eq!(flight(&mut flow), 5, "what the receiver has room for");
+        let again = |flow: &mut Flow, ack| (0..9).filter(|_| flow.acknowledge(0, ack, 500)).count();
+        assert_eq!((again(&mut flow, 0), flight(&mut flow)), (1, 5));
+        flow.acknowledge(0, 100, 500);
+        assert_eq!((again(&mut flow, 100), flight(&mut flow)), (0, 0));
+        assert!(flow.retransmit().is_some(), "there is a timer for what is lost again");
+        assert_eq!((flight(&mut flow), again(&mut flow, 100)), (3, 0));
+        flow.acknowledge(0, 500, 1000);
+        assert_eq!((flight(&mut flow), again(&mut flow, 500), flight(&mut flow)), (5, 1, 5));
+    }
 
     /// Whatever is lost, doubled or late, the bytes arrive as they were sent.
     #[test]

@@ -6,7 +6,7 @@ mod flow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use quipu_nic::{ConnId, Loss};
+use quipu_nic::{ConnId, Loss, QpId};
 
 use crate::flow::{Flow, FlowConfig, Segment};
 use crate::startup::Startup;
@@ -72,6 +72,8 @@ pub struct End {
     pub conn: Option<ConnId>,
     /// Connection management has the end until its start-up is over (plain iWARP).
     pub startup: Option<Box<Startup>>,
+    /// The queue pair that the end was given to then.
+    pub given: Option<QpId>,
     /// The adapter has asked for the end; what it still transmits is sent before.
     pub closing: bool,
     /// The adapter may have more to transmit than the socket took.
@@ -83,6 +85,8 @@ pub struct End {
     last_heard: u64,
     /// The end was reset: its socket exists no more.
     dead: bool,
+    /// It ended without a reset, or with one that was lost.
+    unheard: bool,
 }
 
 /// A TCP connection.
@@ -166,6 +170,19 @@ impl Network {
         self.by_conn.get(&(host, conn)).copied()
     }
 
+    /// Whether a queue pair of plain iWARP cannot know that its peer is gone: nobody has told it, and nothing
+    /// is on the way to the peer that would bring an answer.
+    #[must_use]
+    pub fn is_alone(&self, host: usize, qp: QpId) -> bool {
+        self.streams.iter().any(|stream| {
+            (0..2).any(|side| {
+                let (end, peer) = (&stream.ends[side], &stream.ends[1 - side]);
+                let has = end.host == Some(host) && end.given == Some(qp) && end.conn.is_some();
+                has && peer.dead && peer.unheard && !stream.flows[side].is_waiting()
+            })
+        })
+    }
+
     /// Streams that an adapter still has.
     #[must_use]
     pub fn held(&self, host: usize) -> usize {
@@ -214,6 +231,7 @@ fn end(host: Option<usize>, conn: Option<ConnId>, now: u64) -> End {
         host,
         conn,
         startup: None,
+        given: None,
         closing: false,
         blocked: false,
         read_scheduled: false,
@@ -221,6 +239,7 @@ fn end(host: Option<usize>, conn: Option<ConnId>, now: u64) -> End {
         watched: false,
         last_heard: now,
         dead: false,
+        unheard: false,
     }
 }
 
@@ -267,6 +286,7 @@ impl World {
         let (from, to) = (hosts[side], hosts[1 - side]);
         if self.net.cut(now, from, to) || (!calm && self.rng.ppm(profile.loss_ppm)) {
             self.counters.lost += 1;
+            self.net.streams[stream].ends[side].unheard |= matches!(packet, Packet::Reset);
             return;
         }
         if !calm
@@ -531,6 +551,7 @@ impl World {
                 end.dead = true;
                 let had = end.is_held();
                 end.startup = None;
+                end.unheard = silent || !had;
                 self.release(stream, side);
                 if had && !silent {
                     self.send(stream, side, Packet::Reset);

@@ -2,6 +2,7 @@
 //! through before an adapter gets the stream.
 
 use quipu_nic::iwarp::setup::{Initiator, Outcome, Responder, SetupError};
+use quipu_nic::iwarp::wire::mpa::Enhanced;
 use quipu_nic::iwarp::{Negotiated, Params};
 use quipu_nic::{Adoption, Loss, QpId, Role};
 
@@ -10,8 +11,6 @@ use crate::world::{World, WorldEvent};
 
 /// How long connection management waits for the start-up to be over.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// The IRD of an end that states none.
-const DEFAULT_IRD: u16 = 16;
 
 /// An end of a stream whose start-up is not over.
 pub struct Startup {
@@ -139,13 +138,14 @@ impl World {
         };
         let reply = startup.transmit();
         self.say(stream, side, &reply);
-        let ird = startup.params.enhanced.map_or(DEFAULT_IRD, |enhanced| enhanced.ird);
-        let adoption = Adoption { role: startup.role(), negotiated, ird, rfc7306: false };
+        let Enhanced { ird, ord, .. } = startup.params.enhanced.unwrap_or_default();
+        let adoption = Adoption { role: startup.role(), negotiated, ird, ord, rfc7306: false };
         let now = self.time();
         self.wake(h);
         match self.hosts[h].adapter.adopt_stream(now, startup.qp, &adoption) {
             Ok(conn) => {
                 self.trace.note(&[41, h as u64, conn.0]);
+                self.net.streams[stream].ends[side].given = Some(startup.qp);
                 self.net.hold(stream, side, h, conn);
                 self.go_on_reading(stream, side);
                 self.serve(h);

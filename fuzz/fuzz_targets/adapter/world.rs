@@ -414,7 +414,7 @@ impl World {
             ..Negotiated::plain()
         };
         let role = if index == 0 { Role::Initiator } else { Role::Responder };
-        let adoption = Adoption { role, negotiated, ird: 4, rfc7306: kind & 32 != 0 };
+        let adoption = Adoption { role, negotiated, ird: 4, ord: 4, rfc7306: kind & 32 != 0 };
         if let Ok(conn) = self.adapter.adopt_stream(self.now, self.qps[index], &adoption) {
             self.add_wire(conn);
         }

@@ -75,12 +75,13 @@ fn asking() -> (World, IdKey, StreamKey) {
         world.cm.route(id).unwrap().protocol == Protocol::Iwarp
             && world.cm.init_params(id).unwrap().remote_write
     );
-    let param = Param { private_data: b"who".to_vec(), qpn: 5, ..Param::default() };
+    let param =
+        Param { private_data: b"who".to_vec(), qpn: 5, initiator_depth: 3, ..Param::default() };
     world.cm.connect(SECOND, id, &param).unwrap();
     world.kinds();
     let actions = world.actions();
     let [Action::Connect { stream, first, .. }] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!(first[..], b"MPA ID Req Frame\x50\x02\0\x07\xc0\0\xc0\0who"[..]);
+    assert_eq!(first[..], b"MPA ID Req Frame\x50\x02\0\x07\xc0\0\xc0\x03who"[..]);
     (world, id, *stream)
 }
 
@@ -128,7 +129,7 @@ fn a_full_queue_and_a_device_that_is_not_shown_refuse() {
 fn a_connection_lives_as_long_as_its_stream() {
     let mut world = World::new(Config::default());
     let given = world.accepted();
-    assert_eq!((given.qpn, given.ird, given.initiator), (5, 2, false));
+    assert_eq!((given.qpn, given.ird, given.ord, given.initiator), (5, 2, 9, false));
     assert_eq!(world.cm.establish(given.id), Err(CallError::WrongState), "the adapter says so");
     world.cm.handle_established(given.id);
     world.cm.handle_established(given.id);
@@ -238,6 +239,8 @@ fn an_adapter_that_knows_revision_1_only_is_asked_by_it() {
         let [Action::HandOver(given)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((given.id, given.initiator, given.negotiated.revision), (id, true, 1));
         assert_eq!(given.negotiated.rtr, None);
+        // No depth is stated: that of the program stands.
+        assert_eq!((given.negotiated.ord, given.ord), (None, 3));
         world.cm.handle_established(id);
         assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
     }

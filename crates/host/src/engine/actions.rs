@@ -1,5 +1,6 @@
 //! What the adapter, connection management and the links want done: connections, hand-overs, ends.
 
+use quipu_cm::HandOver;
 use quipu_nic::{Action, Adoption, Fault, QpAttr, QpAttrMask, QpId, QpNum, QpState, Role, Time};
 
 use super::core::Core;
@@ -55,8 +56,8 @@ impl Core {
     fn hand_over(&mut self, now: Time, given: Given) -> Option<QpId> {
         let what = given.what;
         let role = if what.initiator { Role::Initiator } else { Role::Responder };
-        let adoption =
-            Adoption { role, negotiated: what.negotiated, ird: what.ird, rfc7306: false };
+        let HandOver { negotiated, ird, ord, .. } = what;
+        let adoption = Adoption { role, negotiated, ird, ord, rfc7306: false };
         let taken = self
             .adapter
             .find_qp(QpNum(what.qpn))

@@ -216,6 +216,8 @@ pub struct Connection {
     last_sent: u64,
     last_received: u64,
     keep_alives: u8,
+    /// Probes of a closed window in a row after which nothing has come.
+    unanswered: u8,
     acked: u64,
     events: Pending,
     counters: Counters,
@@ -280,6 +282,7 @@ impl Connection {
             last_sent: now,
             last_received: now,
             keep_alives: 0,
+            unanswered: 0,
             acked: 0,
             events: Pending::default(),
             counters: Counters::default(),

@@ -141,6 +141,7 @@ impl Connection {
             let sent = self.queue.sent()[index];
             if sent.fate == Fate::Flying && sent.len - u32::from(sent.fin) > most {
                 self.queue.set_fate(index, Fate::Lost);
+                self.owed.window_probe |= index == 0 && sent.start >= self.window.edge;
             }
         }
         true
@@ -167,15 +168,16 @@ impl Connection {
         if self.agreed.timestamps { options::TIMESTAMPS_LEN } else { 0 }
     }
 
-    /// A timeout, of the segment at the front. If the largest go unanswered again and again, it may be that
-    /// the path takes smaller ones only, and nobody says so (RFC 4821 7.7, RFC 2923 2.1).
-    pub(super) fn suspect_black_hole(&mut self, now: u64) {
+    /// The segment at the front, or the probe of a closed window, has gone unanswered for the `timeouts`th
+    /// time. If the largest do so again and again, it may be that the path takes smaller ones only, and
+    /// nobody says so (RFC 4821 7.7, RFC 2923 2.1).
+    pub(super) fn suspect_black_hole(&mut self, now: u64, timeouts: u8) {
         if self.search.as_ref().is_some_and(|search| search.probe.is_some()) {
             self.fail_probe(now);
         }
         let head = self.queue.sent()[0];
         let size = head.len - u32::from(head.fin) + self.options_len();
-        if size > u32::from(self.least_mss) && self.rtt.backoff() >= BLACK_HOLE {
+        if size > u32::from(self.least_mss) && timeouts >= BLACK_HOLE {
             let before = self.path_mss.min(self.agreed.peer_mss);
             self.path_mss = self.least_mss;
             self.counters.narrowed += 1;

@@ -56,10 +56,14 @@ impl Connection {
             // lies within the segment may only have been rounded (RFC 7323 2.4).
             self.queue.set_fate(0, Fate::Lost);
             self.owed.window_probe = true;
+            // A peer that has said anything since has said what its window is.
+            let heard = self.last_received >= head.at;
+            self.unanswered = if heard { 0 } else { self.unanswered.saturating_add(1) };
+            self.suspect_black_hole(now, self.unanswered);
             return;
         }
         self.counters.timeouts += 1;
-        self.suspect_black_hole(now);
+        self.suspect_black_hole(now, self.rtt.backoff());
         self.enter_loss(now);
     }
 

@@ -124,7 +124,7 @@ fn only_connection_management_connects() {
 
     let reliable = pair.hosts[0].qp();
     let negotiated = quipu_nic::iwarp::Negotiated::plain();
-    let adoption = Adoption { role: Role::Initiator, negotiated, ird: 1, rfc7306: false };
+    let adoption = Adoption { role: Role::Initiator, negotiated, ird: 1, ord: 1, rfc7306: false };
     let adapter = &mut pair.hosts[0].adapter;
     let given = adapter.adopt_stream(pair.now, reliable, &adoption);
     assert!(matches!(given, Err(Fault::Invalid(_))), "{given:?}");

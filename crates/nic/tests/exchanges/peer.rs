@@ -174,9 +174,9 @@ impl<'a> Player<'a> {
     }
 
     fn adopt(&mut self, negotiated: Negotiated) {
-        let ird = self.wishes.params.enhanced.map_or(4, |enhanced| enhanced.ird);
-        let rfc7306 = self.wishes.rfc7306;
-        let adoption = Adoption { role: self.wishes.role, negotiated, ird, rfc7306 };
+        let Wishes { role, params, rfc7306, .. } = self.wishes;
+        let (ird, ord) = params.enhanced.map_or((4, 4), |enhanced| (enhanced.ird, enhanced.ord));
+        let adoption = Adoption { role, negotiated, ird, ord, rfc7306 };
         self.conn = Some(self.adapter.adopt_stream(self.now, self.qp, &adoption).unwrap());
         self.mpa = Mpa::Done;
     }

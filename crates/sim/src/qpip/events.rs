@@ -89,7 +89,9 @@ impl Programs {
                 Ok(())
             }
             TcpChange::Failed(Failure::Unreachable) if end.stage == Stage::Opening => {
-                if world.counters.lost + world.counters.corrupted == 0 {
+                let there = self.ends[self.ends[e].peer].host;
+                let silent = !world.hosts[there].alive;
+                if !silent && world.counters.lost + world.counters.corrupted == 0 {
                     return Err("its neighbour was there".into());
                 }
                 self.cause(e, "what was asked of its neighbour, or said, was lost three times");

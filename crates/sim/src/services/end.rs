@@ -70,12 +70,13 @@ impl Services {
         // What was not signalled and succeeded before the failure completes never.
         let silent = actor.stage == Stage::Over && actor.sent.iter().all(|sent| !sent.signaled);
         let idle = actor.ops_left == 0 && (actor.sent.is_empty() || silent);
-        // Nothing limits the silence of a plain iWARP peer, and a damaged length makes both ends wait.
+        // Nothing limits the silence of a plain iWARP peer.
+        let cut_off = |cause: &str| cause.contains("silent death") || cause.contains("ever");
         let excused = self.service == Service::Iwarp
             && actor
                 .cause
                 .as_deref()
-                .is_some_and(|cause| cause.contains("death") || cause.contains("ever"));
+                .is_some_and(|cause| cut_off(cause) || world.net.is_alone(actor.host, actor.qp));
         let unconnected =
             actor.stage != Stage::Rts && (actor.cause.is_some() || world.counters.corrupted > 0);
         !actor.exists || idle || excused || unconnected

@@ -502,8 +502,9 @@ impl Pair {
         };
         let roles = [Role::Initiator, Role::Responder];
         for (host, negotiated) in [here, there].into_iter().enumerate() {
-            let (role, ird) = (roles[host], params[host].enhanced.map_or(4, |e| e.ird));
-            let adoption = Adoption { role, negotiated, ird, rfc7306: false };
+            let (ird, ord) = params[host].enhanced.map_or((4, 4), |e| (e.ird, e.ord));
+            let role = roles[host];
+            let adoption = Adoption { role, negotiated, ird, ord, rfc7306: false };
             let adapter = &mut self.hosts[host].adapter;
             wire.ends[host] = Some(adapter.adopt_stream(self.now, qps[host], &adoption).unwrap());
         }
