@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 9;
+pub const ENGINE_API_VERSION: u32 = 10;
 
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
