@@ -19,7 +19,6 @@
 //! | `multicast` | joining and leaving groups |
 //! | `ece` | enhanced connection establishment: options of vendors |
 //! | `rsocket` | the r* calls of rsocket.h |
-//! | `stub` | symbols that exist so that programs load |
 //!
 //! What is exported, under which version, is in `symbols.txt`; crate `quipu-abi-exports` says how.
 //!
@@ -46,7 +45,6 @@ pub mod qp;
 pub mod rsocket;
 pub mod srq;
 mod state;
-pub mod stub;
 mod verbs;
 
 // The unit tests are a program, which has no versions to define.

@@ -86,6 +86,11 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 }
 
 #[test]
+fn sets_of_sockets_and_descriptors_tell_levels_and_edges() {
+    run("epoll");
+}
+
+#[test]
 fn sockets_become_streams_over_queue_pairs() {
     let library = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", env::consts::ARCH);
     let library = Path::new(&library);
