@@ -194,6 +194,8 @@ words! {
     BindMw = "bind_mw",
     /// 8 bytes written at once.
     AtomicWrite = "atomic_write",
+    /// What was written made visible.
+    Flush = "flush",
 }
 
 impl From<&SendOp> for Opcode {
@@ -210,6 +212,7 @@ impl From<&SendOp> for Opcode {
             SendOp::LocalInv { .. } => Self::LocalInv,
             SendOp::BindMw(_) => Self::BindMw,
             SendOp::AtomicWrite { .. } => Self::AtomicWrite,
+            SendOp::Flush(_) => Self::Flush,
         }
     }
 }
