@@ -7,8 +7,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 use super::{answers, reads, unreliable, writes};
 use crate::adapter::Hub;
 use crate::channel::{
-    BUDGET, CHUNK, Carried, ChannelPath, FLUSH_BYTES, Other, References, carried, flag, flush_of,
-    request, response,
+    BUDGET, CHUNK, Carried, ChannelPath, Other, References, carried, flag, request, response,
 };
 use crate::link::{PeerMemory, PeerMemoryFault, channel_config};
 use crate::probe::{Probe, Stage};
@@ -340,21 +339,9 @@ pub(super) fn execute<P: Probe>(
         request::WRITE_IMM => writes::write_imm(qp, hub, header),
         request::READ => reads::read(qp, hub, header),
         request::COMPARE_SWAP | request::FETCH_ADD => reads::atomic(qp, hub, header),
-        request::FLUSH => flush(qp, hub, header),
+        request::FLUSH => reads::flush(qp, hub, header),
         _ => Err(Refusal::Invalid.into()),
     }
-}
-
-fn flush<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<Front, End> {
-    let mut bytes = [0; FLUSH_BYTES];
-    path(qp)?.channel.incoming.requests.payload().read_into(0, &mut bytes);
-    let flush = flush_of(header, &bytes);
-    responder::flush(qp, hub, flush)?;
-    if hub.probe.watches() {
-        watch::flushed(qp, hub, flush);
-    }
-    responder::executed(qp);
-    Ok(Front::Done)
 }
 
 /// Says that the request at the front finds no receive; on an unreliable connection it is dropped.

@@ -45,6 +45,24 @@ fn flushes_complete_behind_the_writes_before_them() {
     }
 }
 
+/// Where this side reaches the memory of the peer by itself, that need not wake up for a flush of a range.
+#[test]
+fn a_peer_whose_memory_is_reached_is_not_asked() {
+    for (way, asked) in [(Way::Link, false), (Way::LinkMapped, false), (Way::LinkCopying, true)] {
+        let (mut pair, qps) = connected(way);
+        let there = pair.buffer(1, 64);
+        flush(&mut pair, qps[0], 1, range(&there, 64));
+        let done = pair.polled(0);
+        let ok = (1, WcStatus::Success);
+        assert_eq!(done, if asked { vec![] } else { vec![ok] }, "{way:?}");
+        pair.run();
+        flush(&mut pair, qps[0], 2, Flush { whole: true, ..range(&there, 64) });
+        pair.run();
+        let all = [done, pair.polled(0)].concat();
+        assert_eq!(all, [ok, (2, WcStatus::Success)], "{way:?}");
+    }
+}
+
 #[test]
 fn what_the_peer_does_not_grant_it_refuses() {
     let of_others = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
