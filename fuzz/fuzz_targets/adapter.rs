@@ -15,7 +15,8 @@ use libfuzzer_sys::fuzz_target;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::mpa::{CRC_LEN, crc32c, fpdu_len};
 use quipu_iwarp::wire::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp, queue,
+    AtomicOp, AtomicRequest, AtomicResponse, FlushRequest, Immediate, ReadRequest, TaggedOp,
+    UntaggedOp, queue,
 };
 use quipu_iwarp::wire::{Payload as WirePayload, Stag};
 use quipu_nic::mem::Access;
@@ -89,7 +90,7 @@ fn address(world: &World, input: &mut Input<'_>) -> u64 {
 fn send(world: &mut World, input: &mut Input<'_>) {
     let (_, id) = qp(world, input);
     let (addr, rkey) = (address(world, input), key(world, input));
-    let op = match input.byte() % 12 {
+    let op = match input.byte() % 13 {
         0 => SendOp::Send,
         1 => SendOp::SendImm(input.word()),
         2 => SendOp::SendInv(rkey),
@@ -100,6 +101,11 @@ fn send(world: &mut World, input: &mut Input<'_>) {
         8 => SendOp::CompareSwap { addr, rkey, compare: 0, swap: 1 },
         9 => SendOp::FetchAdd { addr, rkey, add: 1 },
         10 => SendOp::LocalInv { key: rkey },
+        11 => {
+            let (len, how) = (input.count().into(), input.byte());
+            let placement = Placement::from_bits_truncate(how & 3);
+            SendOp::Flush(Flush { addr, rkey, len, whole: how & 4 != 0, placement })
+        }
         _ => {
             let mr = world.region.map_or(MrId(0), |region| region.id);
             let len = input.count().into();
@@ -258,7 +264,7 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
     use UntaggedOp as Op;
     let at = usize::from(input.byte()) % world.wires.len().max(1);
     let (stag, to, size) = (key(world, input), address(world, input), input.count());
-    let (which, turn, bit) = (input.byte() % 16, input.byte(), input.byte());
+    let (which, turn, bit) = (input.byte() % 17, input.byte(), input.byte());
     let number = input.count();
     let bytes = input.bytes();
     let srq = match world.carriage.to(bit % 16) {
@@ -297,6 +303,11 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
         12 => {
             let immediate = Immediate { imm: 3, write_len: size };
             whole(sender, Op::Immediate, &immediate, srq, &mut out)
+        }
+        16 => {
+            let (placement, level) = (bit & 7, bit >> 3 & 3);
+            let ask = FlushRequest { stag: Stag(stag), to, len: size.into(), placement, level };
+            whole(sender, Op::Flush, &ask, srq, &mut out)
         }
         13 | 14 => whole(sender, Op::Control, &Control::Ack { count: number }, srq, &mut out),
         _ => {

@@ -5,7 +5,9 @@ use libfuzzer_sys::fuzz_target;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::ddp::Header;
 use quipu_iwarp::wire::hello::Hello;
-use quipu_iwarp::wire::rdmap::{AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
+use quipu_iwarp::wire::rdmap::{
+    AtomicRequest, AtomicResponse, FlushRequest, Immediate, Opcode, ReadRequest,
+};
 use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::wire::{Payload, WireError};
 
@@ -24,13 +26,14 @@ fuzz_target!(|input: &[u8]| {
     let Some((&which, bytes)) = input.split_first() else {
         return;
     };
-    match which % 8 {
+    match which % 9 {
         0 => stable(Control::parse, bytes),
         1 => stable(Terminate::parse, bytes),
         2 => stable(ReadRequest::parse, bytes),
         3 => stable(AtomicRequest::parse, bytes),
         4 => stable(AtomicResponse::parse, bytes),
         5 => stable(Immediate::parse, bytes),
+        8 => stable(FlushRequest::parse, bytes),
         6 => {
             if let Ok(hello) = Hello::parse(bytes) {
                 assert_eq!(Hello::parse(&hello.to_bytes()), Ok(hello));

@@ -32,8 +32,8 @@ fuzz_target!(|input: &[u8]| {
     };
     let negotiated = Negotiated { crc: flags & 1 != 0, ..Negotiated::plain() };
     let (quipu, xrc) = (flags & 4 != 0, flags & 32 != 0);
-    let extensions =
-        Extensions { rfc7306: flags & 2 != 0, quipu, acknowledging_sends: quipu && !xrc, xrc };
+    let (rfc7306, acknowledging_sends, flush) = (flags & 2 != 0, quipu && !xrc, flags & 64 != 0);
+    let extensions = Extensions { rfc7306, quipu, acknowledging_sends, xrc, flush };
     let refuse = flags & 8 != 0;
     let stream = if flags & 16 != 0 { framed(input) } else { input.to_vec() };
 

@@ -62,9 +62,9 @@ fn address_to(av: &AddressVector) -> ibv_ah_attr {
 const PSN: u32 = 0x00ff_ffff;
 /// The bits of an RNR timer code. Common cards take no others either; there are programs that say 32.
 const RNR_TIMER: u8 = 0x1f;
-/// Rights that programs may name for any queue pair, since cards know of no capability to ask for: no
-/// request here uses them (`ibv_wr_flush`).
-const FLUSH: u32 = IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT;
+/// A right that programs may name for any queue pair, since cards know of no capability to ask for: no memory
+/// here is persistent (`ibv_wr_flush`).
+const UNUSED: u32 = IBV_ACCESS_FLUSH_PERSISTENT;
 
 /// Reads the attributes that `mask` names. The others may be anything, and come out as defaults.
 ///
@@ -108,7 +108,7 @@ pub(crate) fn from_verbs(attr: &ibv_qp_attr, mask: M) -> Outcome<QpAttr> {
         to.path_mig_state = attr.path_mig_state as u8;
     }
     if mask.contains(M::ACCESS_FLAGS) {
-        to.access = Access::parse(attr.qp_access_flags & !FLUSH)?;
+        to.access = Access::parse(attr.qp_access_flags & !UNUSED)?;
     }
     if mask.contains(M::AV) {
         to.av = address_from(&attr.ah_attr)?;
@@ -194,11 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn rights_that_no_request_uses_are_taken_and_not_kept() {
+    fn a_right_that_no_memory_grants_is_taken_and_not_kept() {
         let mut attr = blank();
         attr.qp_access_flags =
             IBV_ACCESS_REMOTE_READ | IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT;
-        assert_eq!(from_verbs(&attr, M::ACCESS_FLAGS).unwrap().access, Access::REMOTE_READ);
+        let kept = Access::REMOTE_READ | Access::FLUSH_GLOBAL;
+        assert_eq!(from_verbs(&attr, M::ACCESS_FLAGS).unwrap().access, kept);
     }
 
     #[test]

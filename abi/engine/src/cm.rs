@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use libc::{c_int, c_void, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use quipu_abi_types::*;
-use quipu_host::connection::{Ece, Event, Param, Path, PortSpace, Protocol, QpParams, Refusal};
+use quipu_host::connection::{
+    Ece, Event, EventKind, Param, Path, PortSpace, Protocol, QpParams, Refusal,
+};
 use quipu_host::{Device, EngineError};
 use quipu_nic::Gid;
 
@@ -27,6 +29,7 @@ pub(crate) const API: EngineCmApi = EngineCmApi {
     destroy_id,
     set_cookie,
     migrate_id,
+    write_event,
     bind_addr,
     resolve_addr,
     resolve_route,
@@ -173,6 +176,7 @@ fn event_of(instance: &Instance, event: &Event) -> EngineCmEvent {
         cookie: event.cookie,
         listener: event.listener,
         multicast: event.multicast,
+        arg: event.arg,
         private_data_len: len as u32,
         private_data,
         responder_resources: peer.responder_resources,
@@ -325,6 +329,18 @@ entries! {
         let (id, channel) = (instance.cm_id(id), instance.cm_channel(channel));
         out.fill(instance.engine.cm_migrate_id(id, channel)?);
         Ok(())
+    }
+
+    /// [`EngineCmApi::write_event`]
+    fn write_event(id: CmIdHandle, event: u32, status: i32, arg: u64) {
+        let kind = match event {
+            RDMA_CM_EVENT_ADDRINFO_RESOLVED => EventKind::AddrinfoResolved,
+            RDMA_CM_EVENT_ADDRINFO_ERROR => EventKind::AddrinfoError,
+            RDMA_CM_EVENT_USER => EventKind::User,
+            _ => return Err(INVALID),
+        };
+        let instance = current()?;
+        Ok(instance.engine.cm_write_event(instance.cm_id(id), kind, status, arg)?)
     }
 
     /// [`EngineCmApi::bind_addr`]

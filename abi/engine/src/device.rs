@@ -47,7 +47,8 @@ const RELIABLE_ODP: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_READ
     | IBV_ODP_SUPPORT_ATOMIC
     | IBV_ODP_SUPPORT_SRQ_RECV
-    | IBV_ODP_SUPPORT_ATOMIC_WRITE;
+    | IBV_ODP_SUPPORT_ATOMIC_WRITE
+    | IBV_ODP_SUPPORT_FLUSH;
 
 /// All memory here is on demand, whatever the operation.
 const ODP: ibv_odp_caps = ibv_odp_caps {
@@ -162,7 +163,8 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = ACK_DELAY;
     attr.phys_port_cnt = 1;
-    all.device_cap_flags_ex = u64::from(CAPABILITIES) | IB_UVERBS_DEVICE_ATOMIC_WRITE;
+    all.device_cap_flags_ex =
+        u64::from(CAPABILITIES) | IB_UVERBS_DEVICE_ATOMIC_WRITE | IB_UVERBS_DEVICE_FLUSH_GLOBAL;
     all.odp_caps = ODP;
     all.xrc_odp_caps = RELIABLE_ODP;
     all.completion_timestamp_mask = u64::MAX;
@@ -182,8 +184,8 @@ fn device_attributes(device: Device, address: &HostAddress, limits: &Limits) -> 
     all
 }
 
-/// What an RNIC does not do: atomics, writes of one piece, waiting for a receive, and any service but the
-/// reliable one: datagrams with their address handles and groups, XRC.
+/// What an RNIC does not do: atomics, writes of one piece, flushes, waiting for a receive, and any service
+/// but the reliable one: datagrams with their address handles and groups, XRC.
 fn of_rnic(all: &mut ibv_device_attr_ex) {
     let attr = &mut all.orig_attr;
     attr.vendor_part_id = 2;
@@ -199,7 +201,8 @@ fn of_rnic(all: &mut ibv_device_attr_ex) {
     all.rss_caps = unsafe { std::mem::zeroed() };
     all.max_wq_type_rq = 0;
     let caps = &mut all.odp_caps.per_transport_caps;
-    caps.rc_odp_caps &= !(IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_ATOMIC_WRITE);
+    caps.rc_odp_caps &=
+        !(IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_ATOMIC_WRITE | IBV_ODP_SUPPORT_FLUSH);
     (caps.uc_odp_caps, caps.ud_odp_caps, all.xrc_odp_caps) = (0, 0, 0);
     all.device_cap_flags_ex = attr.device_cap_flags.into();
 }
@@ -414,18 +417,18 @@ mod tests {
     }
 
     #[test]
-    fn atomic_writes_are_offered_by_the_device_that_has_them() {
+    fn writes_of_one_piece_and_flushes_are_offered_by_the_device_that_has_them() {
+        let device_bits = IB_UVERBS_DEVICE_ATOMIC_WRITE | IB_UVERBS_DEVICE_FLUSH_GLOBAL;
+        let odp_bits = IBV_ODP_SUPPORT_ATOMIC_WRITE | IBV_ODP_SUPPORT_FLUSH;
         let offered = |which| {
             let all = device_attributes(which, &loopback(), &Limits::default());
             let caps = all.odp_caps.per_transport_caps.rc_odp_caps;
-            (
-                all.device_cap_flags_ex & IB_UVERBS_DEVICE_ATOMIC_WRITE != 0,
-                [caps, all.xrc_odp_caps].map(|caps| caps & IBV_ODP_SUPPORT_ATOMIC_WRITE != 0),
-            )
+            let odp = [caps, all.xrc_odp_caps].map(|caps| caps & odp_bits);
+            (all.device_cap_flags_ex & device_bits, odp)
         };
-        assert_eq!(offered(Device::Quipu0), (true, [true; 2]));
-        assert_eq!(offered(Device::QuipuIw0), (false, [false; 2]));
-        assert_eq!(offered(Device::QuipuQp0), (false, [false; 2]));
+        assert_eq!(offered(Device::Quipu0), (device_bits, [odp_bits; 2]));
+        assert_eq!(offered(Device::QuipuIw0), (0, [0; 2]));
+        assert_eq!(offered(Device::QuipuQp0), (0, [0; 2]));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use quipu_cabi::{MAX_ELEMENTS, wall};
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
-    AhId, BindMw, Completion, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To, WcExtra,
+    AhId, BindMw, Completion, Flush, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To,
+    WcExtra,
 };
 
 use crate::entry::{Count, entries};
@@ -85,6 +86,11 @@ unsafe fn operation(instance: &Instance, wr: &ibv_send_wr) -> Outcome<SendOp> {
             add: atomic.compare_add,
         },
         IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { addr, rkey },
+        ENGINE_WR_FLUSH => {
+            let [placement, level, ..] = atomic.swap.to_le_bytes();
+            let (addr, rkey, len) = (atomic.remote_addr, atomic.rkey, atomic.compare_add);
+            SendOp::Flush(Flush::of(addr, rkey, len, placement, level).ok_or(INVALID)?)
+        }
         IBV_WR_LOCAL_INV => SendOp::LocalInv { key: wr.imm_data },
         // SAFETY: passed on from the caller.
         IBV_WR_BIND_MW => SendOp::BindMw(unsafe { binding(instance, wr) }?),
@@ -152,8 +158,9 @@ unsafe fn with_request(
     let flags = SendFlags::from_bits(wr.send_flags).ok_or(INVALID)?;
     // SAFETY: passed on from the caller.
     let op = unsafe { operation(instance, wr) }?;
-    // What concerns only this side has no payload, and programs leave its list as it happens to be.
-    let local = matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
+    // What concerns only this side has no payload, nor has a flush, and programs leave the list as it happens
+    // to be.
+    let local = matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_) | SendOp::Flush(_));
     let list = if local {
         Cow::Borrowed(&[][..])
     } else {

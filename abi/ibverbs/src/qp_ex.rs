@@ -30,7 +30,8 @@ const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV
-    | IBV_QP_EX_WITH_ATOMIC_WRITE;
+    | IBV_QP_EX_WITH_ATOMIC_WRITE
+    | IBV_QP_EX_WITH_FLUSH;
 
 /// The payload of an atomic write.
 const ATOMIC_WRITE_BYTES: usize = 8;
@@ -430,17 +431,19 @@ quick_entry! {
         }
     }
 
-    /// `ibv_wr_flush`: not supported.
+    /// `ibv_wr_flush`
     fn wr_flush(
         qp: *mut ibv_qp_ex,
-        _rkey: u32,
-        _addr: u64,
-        _length: usize,
-        _kind: u8,
-        _level: u8,
+        rkey: u32,
+        remote_addr: u64,
+        length: usize,
+        kind: u8,
+        level: u8,
     ) -> Void {
+        let (compare_add, swap) = (length as u64, u64::from(u16::from_le_bytes([kind, level])));
+        let atomic = ibv_send_wr_atomic { remote_addr, compare_add, swap, rkey };
         // SAFETY: see above.
-        unsafe { unsupported(qp) }
+        unsafe { operation(qp, ENGINE_WR_FLUSH, |wr| wr.wr.atomic = atomic) }
     }
 
     /// `ibv_wr_set_ud_addr`

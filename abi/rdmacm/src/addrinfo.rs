@@ -4,9 +4,7 @@
 
 use std::ptr;
 
-use libc::{
-    EAI_BADFLAGS, EAI_FAMILY, EAI_MEMORY, EAI_SOCKTYPE, EAI_SYSTEM, addrinfo, c_char, c_int,
-};
+use libc::{EAI_BADFLAGS, EAI_FAMILY, EAI_MEMORY, EAI_SOCKTYPE, addrinfo, c_char, c_int};
 use libc::{sockaddr, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
@@ -19,7 +17,7 @@ const FLAGS: c_int = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | 
 
 /// Why there is no result.
 #[derive(Debug, PartialEq, Eq)]
-enum Failure {
+pub(crate) enum Failure {
     /// -1, with `errno`.
     Errno(Errno),
     /// A code of getaddrinfo(3).
@@ -128,6 +126,12 @@ unsafe fn resolve(
         return Err(Failure::Errno(Errno::EINVAL));
     }
     if let Some(hints) = hints {
+        if hints.ai_flags & RAI_SA != 0 {
+            let other = !node.is_null() || hints.ai_flags & RAI_DNS != 0;
+            // No port here has a subnet administrator, and others are skipped.
+            let errno = if other { Errno::EOPNOTSUPP } else { Errno::ENOENT };
+            return Err(Failure::Errno(errno));
+        }
         if hints.ai_flags & !FLAGS != 0 {
             return Err(Failure::Code(EAI_BADFLAGS));
         }
@@ -169,12 +173,39 @@ unsafe fn resolve(
     Ok(())
 }
 
+/// What `rdma_getaddrinfo` has to say; one result at most, the first that getaddrinfo(3) has.
+///
+/// # Safety
+///
+/// As the program promises of its arguments.
+pub(crate) unsafe fn look_up_all(
+    node: *const c_char,
+    service: *const c_char,
+    hints: Option<&rdma_addrinfo>,
+) -> Result<*mut rdma_addrinfo, Failure> {
+    // SAFETY: calloc(3); passed on from the caller.
+    unsafe {
+        let result = libc::calloc(1, size_of::<rdma_addrinfo>()).cast::<rdma_addrinfo>();
+        if result.is_null() {
+            return Err(Failure::Code(EAI_MEMORY));
+        }
+        let resolved = resolve(node, service, hints, &mut *result);
+        if let Err(failure) = resolved {
+            let errno = Errno::last();
+            free(result);
+            errno.set();
+            return Err(failure);
+        }
+        Ok(result)
+    }
+}
+
 /// Frees a list.
 ///
 /// # Safety
 ///
-/// `list` is null or came from [`rdma_getaddrinfo`], its pieces of malloc(3).
-unsafe fn free(mut list: *mut rdma_addrinfo) {
+/// `list` is null or came from [`look_up_all`], its pieces of malloc(3).
+pub(crate) unsafe fn free(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
         // SAFETY: passed on from the caller.
         unsafe {
@@ -193,7 +224,7 @@ unsafe fn free(mut list: *mut rdma_addrinfo) {
 }
 
 entry! {
-    /// `rdma_getaddrinfo(3)`. One result at most: the first that getaddrinfo(3) has.
+    /// `rdma_getaddrinfo(3)`
     fn rdma_getaddrinfo(
         node: *const c_char,
         service: *const c_char,
@@ -203,26 +234,13 @@ entry! {
         // SAFETY: the program passes null or valid pointers, texts among them.
         unsafe {
             let out = out.as_mut().ok_or(Errno::EINVAL)?;
-            let result = libc::calloc(1, size_of::<rdma_addrinfo>()).cast::<rdma_addrinfo>();
-            if result.is_null() {
-                return Ok(EAI_MEMORY);
-            }
-            match resolve(node, service, hints.as_ref(), &mut *result) {
-                Ok(()) => {
-                    *out = result;
+            match look_up_all(node, service, hints.as_ref()) {
+                Ok(list) => {
+                    *out = list;
                     Ok(0)
                 }
-                Err(failure) => {
-                    let errno = Errno::last();
-                    free(result);
-                    if failure == Failure::Code(EAI_SYSTEM) {
-                        errno.set();
-                    }
-                    match failure {
-                        Failure::Errno(errno) => Err(errno),
-                        Failure::Code(code) => Ok(code),
-                    }
-                }
+                Err(Failure::Errno(errno)) => Err(errno),
+                Err(Failure::Code(code)) => Ok(code),
             }
         }
     }

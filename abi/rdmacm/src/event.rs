@@ -19,6 +19,7 @@ use crate::children;
 use crate::ece;
 use crate::id::{self, id};
 use crate::multicast::{self, Group};
+use crate::names;
 use crate::state::{to_error, to_rts};
 
 /// The private part of an event.
@@ -215,6 +216,8 @@ unsafe fn act(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
                 fill(raw, reported);
                 multicast::joined(event, reported.multicast as *mut Group);
             }
+            RDMA_CM_EVENT_ADDRINFO_ERROR => names::failed(id),
+            RDMA_CM_EVENT_USER => event.param.arg = reported.arg,
             _ => {}
         }
     }
@@ -406,6 +409,23 @@ entry! {
     fn rdma_ack_cm_event(raw: *mut rdma_cm_event) -> IntMinusOne {
         // SAFETY: the program passes an event that it got, and uses it no more.
         unsafe { acknowledge(raw) }?;
+        Ok(0)
+    }
+
+    /// `rdma_write_cm_event(3)`
+    fn rdma_write_cm_event(
+        raw: *mut rdma_cm_id,
+        event: u32,
+        status: c_int,
+        arg: u64,
+    ) -> IntMinusOne {
+        if event != RDMA_CM_EVENT_USER {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the program passes an identifier.
+        let state = unsafe { id(raw) }?;
+        // SAFETY: the handle came from the engine.
+        check(unsafe { (state.api.cm.write_event)(state.handle, event, status, arg) })?;
         Ok(0)
     }
 

@@ -13,6 +13,7 @@ use crate::acks::Acks;
 use crate::channel::{self, Channel};
 use crate::device::Device;
 use crate::multicast::{self, Groups};
+use crate::names::Names;
 use crate::{children, event};
 
 /// The private part of an identifier.
@@ -44,6 +45,8 @@ pub(crate) struct Book {
     pub(crate) local_ece: ibv_ece,
     pub(crate) remote_ece: ibv_ece,
     pub(crate) groups: Groups,
+    /// `rdma_resolve_addrinfo` and its answer.
+    pub(crate) names: Names,
 }
 
 // SAFETY: the pointers are to objects of libibverbs, which may be used from any thread.
@@ -85,6 +88,7 @@ impl IdState {
             local_ece: ibv_ece::default(),
             remote_ece: ibv_ece::default(),
             groups: Groups::default(),
+            names: Names::default(),
         };
         Self { api, handle, acks: Acks::default(), book: Mutex::new(book) }
     }

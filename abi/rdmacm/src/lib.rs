@@ -15,11 +15,10 @@
 //! | `qp`, `srq`, `state` | an identifier's queues; moving its queue pair through its states |
 //! | `connect` | connect, accept, reject, disconnect |
 //! | `endpoint` | `rdma_create_ep` and `rdma_get_request` |
-//! | `addrinfo` | `rdma_getaddrinfo` |
+//! | `addrinfo`, `names` | `rdma_getaddrinfo`; `rdma_resolve_addrinfo`, whose answer an event announces |
 //! | `multicast` | joining and leaving groups |
 //! | `ece` | enhanced connection establishment: options of vendors |
 //! | `rsocket` | the r* calls of rsocket.h |
-//! | `stub` | symbols that exist so that programs load |
 //!
 //! What is exported, under which version, is in `symbols.txt`; crate `quipu-abi-exports` says how.
 //!
@@ -41,11 +40,11 @@ pub mod endpoint;
 pub mod event;
 pub mod id;
 pub mod multicast;
+pub mod names;
 pub mod qp;
 pub mod rsocket;
 pub mod srq;
 mod state;
-pub mod stub;
 mod verbs;
 
 // The unit tests are a program, which has no versions to define.

@@ -76,8 +76,18 @@ fn synchronous_identifiers_wait_for_their_events() {
 }
 
 #[test]
+fn names_are_resolved_by_events_and_programs_write_their_own() {
+    run("names");
+}
+
+#[test]
 fn streams_over_queue_pairs_behave_as_sockets() {
     run("sockets");
+}
+
+#[test]
+fn sets_of_sockets_and_descriptors_tell_levels_and_edges() {
+    run("epoll");
 }
 
 #[test]

@@ -118,6 +118,10 @@ impl Pointee for rdma_cm_event {
                 // SAFETY: as above.
                 fields.push(("param", unsafe { datagrams(&this.param.ud) }));
             }
+            RDMA_CM_EVENT_USER => {
+                // SAFETY: these events use this part.
+                fields.push(("arg", hex(unsafe { this.param.arg })));
+            }
             _ if joined => {
                 // SAFETY: events of groups use this part.
                 fields.push(("param", unsafe { datagrams(&this.param.ud) }));

@@ -153,7 +153,15 @@ macro_rules! opaque {
 }
 pub(crate) use opaque;
 
-opaque!(c_void, libc::fd_set, libc::pollfd, libc::timeval, libc::msghdr, libc::iovec);
+opaque!(
+    c_void,
+    libc::epoll_event,
+    libc::fd_set,
+    libc::pollfd,
+    libc::timeval,
+    libc::msghdr,
+    libc::iovec
+);
 
 /// Numbers that a function fills in.
 macro_rules! outputs {

@@ -100,6 +100,8 @@ pub struct EngineCmEvent {
     pub listener: u64,
     /// In a multicast event the cookie that `join` was given, else 0.
     pub multicast: u64,
+    /// In an event of `write_event` what that was given, else 0.
+    pub arg: u64,
     pub private_data_len: u32,
     pub private_data: [u8; CM_PRIVATE_DATA_MAX],
     pub responder_resources: u8,
@@ -154,6 +156,8 @@ pub struct EngineCmApi {
     /// Moves an identifier and its queued events to another channel; `out` as in `destroy_id`.
     pub migrate_id:
         unsafe extern "C" fn(id: CmIdHandle, channel: CmChannelHandle, out: *mut u32) -> i32,
+    /// Queues RDMA_CM_EVENT_USER, ADDRINFO_RESOLVED or ADDRINFO_ERROR; others are Invalid.
+    pub write_event: unsafe extern "C" fn(id: CmIdHandle, event: u32, status: i32, arg: u64) -> i32,
     /// Binds to an address and port; port 0: any free one. A wildcard address leaves the device open.
     /// AddressNotAvailable if it is not of this host, or is the wildcard and the port is taken, as in
     /// Linux; AddressInUse if the port of another is taken.
@@ -211,6 +215,7 @@ unsupported! {
     destroy_id(CmIdHandle, *mut u32);
     set_cookie(CmIdHandle, u64);
     migrate_id(CmIdHandle, CmChannelHandle, *mut u32);
+    write_event(CmIdHandle, u32, i32, u64);
     bind_addr(CmIdHandle, *const sockaddr);
     resolve_addr(CmIdHandle, *const sockaddr, *const sockaddr, u32);
     resolve_route(CmIdHandle, u32);

@@ -43,7 +43,7 @@ constants! {
 }
 constants! {
     /// `enum ib_uverbs_device_cap_flags`, which `device_cap_flags_ex` has beside the former.
-    u64 { IB_UVERBS_DEVICE_ATOMIC_WRITE = 1 << 40, }
+    u64 { IB_UVERBS_DEVICE_FLUSH_GLOBAL = 1 << 38, IB_UVERBS_DEVICE_ATOMIC_WRITE = 1 << 40, }
 }
 constants! {
     /// `enum ibv_atomic_cap`
@@ -267,7 +267,7 @@ constants! {
     u32 {
         IBV_ODP_SUPPORT_SEND = 1, IBV_ODP_SUPPORT_RECV = 1 << 1, IBV_ODP_SUPPORT_WRITE = 1 << 2,
         IBV_ODP_SUPPORT_READ = 1 << 3, IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
-        IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
+        IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5, IBV_ODP_SUPPORT_FLUSH = 1 << 6,
         IBV_ODP_SUPPORT_ATOMIC_WRITE = 1 << 7,
     }
 }

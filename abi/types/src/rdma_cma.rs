@@ -111,6 +111,7 @@ pub struct rdma_ud_param {
 pub union rdma_cm_event_param {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
+    pub arg: u64,
 }
 
 /// See `rdma_get_cm_event(3)`.

@@ -146,8 +146,34 @@ impl Cm {
         private_data: Box<[u8]>,
         peer: Peer,
     ) {
+        let (cookie, listener, multicast, arg) = (0, 0, 0, 0);
+        self.push(Event { kind, status, id, cookie, listener, multicast, arg, private_data, peer });
+    }
+
+    /// Queues an event that the program's own side writes, in any state of the identifier: one of its own, or
+    /// what became of a question for names (`rdma_write_cm_event(3)`, `rdma_resolve_addrinfo(3)`).
+    ///
+    /// # Errors
+    ///
+    /// There is no such identifier; another event.
+    pub fn write_event(
+        &mut self,
+        key: IdKey,
+        kind: EventKind,
+        status: i32,
+        arg: u64,
+    ) -> Result<(), CallError> {
+        if !self.has_id(key) {
+            return Err(CallError::NoSuchObject);
+        }
+        if !kind.is_written() {
+            return Err(CallError::Invalid("the event"));
+        }
         let (cookie, listener, multicast) = (0, 0, 0);
-        self.push(Event { kind, status, id, cookie, listener, multicast, private_data, peer });
+        let (private_data, peer) = (Box::default(), Peer::default());
+        let id = key;
+        self.push(Event { kind, status, id, cookie, listener, multicast, arg, private_data, peer });
+        Ok(())
     }
 
     /// Takes `lost` events, which are no more, off the count of a channel.

@@ -15,6 +15,7 @@ impl Cm {
     /// | [`AddrError`](EventKind::AddrError) | resolving an address |
     /// | [`RouteError`](EventKind::RouteError) | resolving a route |
     /// | [`ConnectError`](EventKind::ConnectError), [`Unreachable`](EventKind::Unreachable), [`Rejected`](EventKind::Rejected) | connecting, or accepting a request, whose peer is refused then |
+    /// | [`AddrinfoError`](EventKind::AddrinfoError) | asking for names |
     /// | [`AddrChange`](EventKind::AddrChange), [`TimewaitExit`](EventKind::TimewaitExit) | nothing |
     ///
     /// # Errors
@@ -29,7 +30,7 @@ impl Cm {
             EventKind::ConnectError | EventKind::Unreachable | EventKind::Rejected => {
                 matches!(id.state, State::RouteResolved | State::Requested | State::Asked(_))
             }
-            EventKind::AddrChange | EventKind::TimewaitExit => true,
+            EventKind::AddrinfoError | EventKind::AddrChange | EventKind::TimewaitExit => true,
             _ => return Err(CallError::Invalid("the event")),
         };
         if !fits {
@@ -67,6 +68,7 @@ impl Cm {
             cookie: 0,
             listener: 0,
             multicast: cookie,
+            arg: 0,
             private_data: Box::default(),
             peer: Peer::default(),
         });

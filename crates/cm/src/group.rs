@@ -37,6 +37,7 @@ impl Cm {
             cookie: 0,
             listener,
             multicast,
+            arg: 0,
             private_data,
             peer,
         });

@@ -149,12 +149,23 @@ pub enum EventKind {
     AddrChange = 14,
     /// Nothing of an ended connection is under way any more.
     TimewaitExit = 15,
+    /// What a program has asked of names is there.
+    AddrinfoResolved = 16,
+    /// It is not.
+    AddrinfoError = 17,
+    /// A program has written it.
+    User = 18,
 }
 
 impl EventKind {
     /// Whether it is about a group that an identifier joins.
     pub(crate) fn is_of_group(self) -> bool {
         matches!(self, Self::MulticastJoin | Self::MulticastError)
+    }
+
+    /// Whether it is written by the program's own side ([`Cm::write_event`](crate::Cm::write_event)).
+    pub fn is_written(self) -> bool {
+        matches!(self, Self::AddrinfoResolved | Self::AddrinfoError | Self::User)
     }
 }
 
@@ -207,6 +218,8 @@ pub struct Event {
     pub listener: u64,
     /// Of a group: its cookie.
     pub multicast: u64,
+    /// Of a written event: what the program wants to find in it.
+    pub arg: u64,
     /// Padded with zeros to the full size, as InfiniBand has it.
     pub private_data: Box<[u8]>,
     /// About the peer, in requests, responses, established datagrams and groups.

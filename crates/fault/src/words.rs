@@ -113,6 +113,8 @@ words! {
     ResolveAddr = "resolve_addr",
     /// `rdma_resolve_route`
     ResolveRoute = "resolve_route",
+    /// `rdma_resolve_addrinfo`
+    ResolveAddrinfo = "resolve_addrinfo",
     /// `rdma_listen`
     Listen = "listen",
     /// `rdma_connect`
@@ -192,6 +194,8 @@ words! {
     BindMw = "bind_mw",
     /// 8 bytes written at once.
     AtomicWrite = "atomic_write",
+    /// What was written made visible.
+    Flush = "flush",
 }
 
 impl From<&SendOp> for Opcode {
@@ -208,6 +212,7 @@ impl From<&SendOp> for Opcode {
             SendOp::LocalInv { .. } => Self::LocalInv,
             SendOp::BindMw(_) => Self::BindMw,
             SendOp::AtomicWrite { .. } => Self::AtomicWrite,
+            SendOp::Flush(_) => Self::Flush,
         }
     }
 }
@@ -302,6 +307,8 @@ words! {
     MulticastError = "multicast_error",
     /// The address has moved to another interface.
     AddrChange = "addr_change",
+    /// Names cannot be resolved.
+    AddrinfoError = "addrinfo_error",
     /// An ended connection is over for good.
     TimewaitExit = "timewait_exit",
 }
@@ -316,6 +323,7 @@ impl CmEvent {
         match self {
             Self::AddrError => &[Call::ResolveAddr],
             Self::RouteError => &[Call::ResolveRoute],
+            Self::AddrinfoError => &[Call::ResolveAddrinfo],
             Self::ConnectError | Self::Unreachable | Self::Rejected => {
                 &[Call::Connect, Call::Accept]
             }
@@ -338,6 +346,7 @@ impl CmEvent {
             Self::AddrChange | Self::TimewaitExit => 0,
             Self::Rejected => REFUSED_BY_PROGRAM,
             Self::RouteError | Self::Unreachable => -110, // ETIMEDOUT
+            Self::AddrinfoError => -2,                    // ENOENT
             Self::AddrError | Self::ConnectError | Self::MulticastError => -113, // EHOSTUNREACH
         }
     }

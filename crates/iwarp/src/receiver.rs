@@ -3,8 +3,8 @@
 use quipu_wire::control::Control;
 use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
 use quipu_wire::rdmap::{
-    AtomicRequest, AtomicResponse, Immediate, Opcode, OpcodeSet, ReadRequest, TaggedOp, UntaggedOp,
-    queue,
+    AtomicRequest, AtomicResponse, FlushRequest, Immediate, Opcode, OpcodeSet, ReadRequest,
+    TaggedOp, UntaggedOp, queue,
 };
 use quipu_wire::terminate::Terminate;
 use quipu_wire::{Stag, WireError, ddp};
@@ -92,6 +92,13 @@ pub enum Segment<'a> {
         /// The payload.
         request: AtomicRequest,
     },
+    /// A flush.
+    Flush {
+        /// Message sequence number in the queue of requests.
+        msn: u32,
+        /// The payload.
+        request: FlushRequest,
+    },
     /// An atomic response.
     AtomicResponse(AtomicResponse),
     /// A Quipu control message. A Resume has ended the discarding when it is seen here; its count
@@ -117,6 +124,7 @@ impl Segment<'_> {
                 | Segment::Immediate { .. }
                 | Segment::ReadRequest { .. }
                 | Segment::AtomicRequest { .. }
+                | Segment::Flush { .. }
         )
     }
 
@@ -313,6 +321,7 @@ impl Receiver {
             OpcodeSet::Base => true,
             OpcodeSet::Rfc7306 => self.extensions.rfc7306,
             OpcodeSet::Quipu => self.extensions.quipu,
+            OpcodeSet::Flush => self.extensions.flush,
         };
         if !negotiated {
             return Err(ProtocolError::UnexpectedOpcode(octet));
@@ -431,6 +440,9 @@ impl Receiver {
                 msn,
                 request: AtomicRequest::parse(payload).map_err(fault)?,
             },
+            UntaggedOp::Flush => {
+                Segment::Flush { msn, request: FlushRequest::parse(payload).map_err(fault)? }
+            }
             UntaggedOp::AtomicResponse => {
                 Segment::AtomicResponse(AtomicResponse::parse(payload).map_err(fault)?)
             }

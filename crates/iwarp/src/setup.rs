@@ -69,15 +69,27 @@ pub struct Extensions {
     /// Messages of the queue of Sends name a shared receive queue, and the connection is an extended
     /// reliable one (`specs/quipu-wire.md` 6).
     pub xrc: bool,
+    /// Flush (`specs/quipu-wire.md` 3.3).
+    pub flush: bool,
 }
 
 impl Extensions {
     /// None: what a plain iWARP adapter understands.
-    pub const NONE: Extensions =
-        Extensions { rfc7306: false, quipu: false, acknowledging_sends: false, xrc: false };
+    pub const NONE: Extensions = Extensions {
+        rfc7306: false,
+        quipu: false,
+        acknowledging_sends: false,
+        xrc: false,
+        flush: false,
+    };
     /// All that two Quipus know on a reliable connection of one queue pair with one other.
-    pub const ALL: Extensions =
-        Extensions { rfc7306: true, quipu: true, acknowledging_sends: true, xrc: false };
+    pub const ALL: Extensions = Extensions {
+        rfc7306: true,
+        quipu: true,
+        acknowledging_sends: true,
+        xrc: false,
+        flush: true,
+    };
 }
 
 impl From<Features> for Extensions {
@@ -87,6 +99,8 @@ impl From<Features> for Extensions {
             quipu: agreed.contains(Features::QUIPU),
             acknowledging_sends: agreed.contains(Features::QUIPU),
             xrc: false,
+            // Without the acknowledgement nobody hears that it is done.
+            flush: agreed.contains(Features::FLUSH.with(Features::QUIPU)),
         }
     }
 }

@@ -24,6 +24,8 @@ bitflags! {
         const ON_DEMAND = 0x40;
         /// The memory is backed by huge pages; a hint, ignored.
         const HUGETLB = 0x80;
+        /// A peer may have what was written made visible to all (`ibv_wr_flush`).
+        const FLUSH_GLOBAL = 0x100;
         /// Writes may be ordered loosely; a hint, ignored.
         const RELAXED_ORDERING = 1 << 20;
     }
@@ -48,8 +50,10 @@ pub enum AccessFlagsError {
 
 impl Access {
     /// The rights that let a peer in.
-    pub const REMOTE: Access =
-        Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+    pub const REMOTE: Access = Access::REMOTE_WRITE
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::FLUSH_GLOBAL);
 
     /// Reads flags as a program passes them. Unknown bits of the optional range are dropped, as
     /// rdma-core asks; other unknown bits are refused.
@@ -114,7 +118,8 @@ mod tests {
     #[test]
     fn optional_bits_are_dropped_and_others_refused() {
         assert_eq!(Access::parse(0x2000_0001), Ok(Access::LOCAL_WRITE));
-        assert_eq!(Access::parse(0x101), Err(AccessFlagsError::Unknown(0x100)));
+        assert_eq!(Access::parse(0x201), Err(AccessFlagsError::Unknown(0x200)));
+        assert_eq!(Access::parse(0x100), Ok(Access::FLUSH_GLOBAL));
         assert_eq!(Access::parse(0x4000_0000), Err(AccessFlagsError::Unknown(0x4000_0000)));
         assert_eq!(Access::parse(1 << 20), Ok(Access::RELAXED_ORDERING));
     }

@@ -6,7 +6,7 @@
 
 use quipu_mem::ring::{Channel, SlotHeader};
 
-use crate::types::{ConnId, LinkId, QpId};
+use crate::types::{ConnId, Flush, LinkId, QpId};
 
 /// Requests, the `opcode` of a request slot.
 pub(crate) mod request {
@@ -18,6 +18,7 @@ pub(crate) mod request {
     pub(crate) const READ: u8 = 6;
     pub(crate) const COMPARE_SWAP: u8 = 7;
     pub(crate) const FETCH_ADD: u8 = 8;
+    pub(crate) const FLUSH: u8 = 9;
 }
 
 /// Responses, the `opcode` of a response slot.
@@ -134,6 +135,28 @@ impl ChannelPath {
         let incoming = &mut self.channel.incoming;
         incoming.responses.peek().is_some() || (incoming.requests.peek().is_some() && !self.stalled)
     }
+}
+
+/// What a flush has in its slot, beside the place that the header names: the length of the range, placement
+/// and level.
+pub(crate) const FLUSH_BYTES: usize = 16;
+
+/// The slot of a flush.
+pub(crate) fn flush_slot(flush: Flush, ack: u32) -> (SlotHeader, [u8; FLUSH_BYTES]) {
+    let mut bytes = [0; FLUSH_BYTES];
+    bytes[..8].copy_from_slice(&flush.len.to_ne_bytes());
+    (bytes[8], bytes[9]) = (flush.placement.bits(), flush.level());
+    let (length, raddr, rkey) = (FLUSH_BYTES as u32, flush.addr, flush.rkey);
+    (
+        SlotHeader { opcode: request::FLUSH, length, raddr, rkey, ack, ..SlotHeader::default() },
+        bytes,
+    )
+}
+
+/// The flush that a slot asks for; `None` if it makes no sense.
+pub(crate) fn flush_of(header: &SlotHeader, bytes: &[u8; FLUSH_BYTES]) -> Option<Flush> {
+    let [len @ .., _, _, _, _, _, _, _, _] = *bytes;
+    Flush::of(header.raddr, header.rkey, u64::from_ne_bytes(len), bytes[8], bytes[9])
 }
 
 /// A list of addresses as a slot carries it.

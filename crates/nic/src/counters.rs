@@ -150,7 +150,7 @@ impl RequesterCounters {
             }
             SendOp::Read { .. } => self.reads += 1,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.atomics += 1,
-            SendOp::LocalInv { .. } | SendOp::BindMw(_) => return,
+            SendOp::Flush(_) | SendOp::LocalInv { .. } | SendOp::BindMw(_) => return,
         }
         self.bytes += u64::from(length);
     }

@@ -52,7 +52,10 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
         SendOp::AtomicWrite { addr, .. } if length != 8 || addr % 8 != 0 => {
             Err(Fault::Invalid("an atomic write is of 8 bytes to a multiple of 8"))
         }
-        SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
+        SendOp::Flush(flush) if flush.placement.is_empty() => {
+            Err(Fault::Invalid("a flush says where what was written is to be"))
+        }
+        SendOp::Flush(_) | SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
         _ => Ok(length as u32),
     }
 }

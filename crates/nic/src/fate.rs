@@ -211,7 +211,8 @@ impl<P: Probe> Adapter<P> {
         let position = qp.sq.tail;
         let mut wr = *wr;
         let silent = !qp.sq_sig_all && !wr.flags.contains(SendFlags::SIGNALED);
-        let spoilt = fate == Fate::Fail(WcStatus::RemAccessErr) && length > 0;
+        let has_key = length > 0 || matches!(wr.op, SendOp::Flush(_));
+        let spoilt = fate == Fate::Fail(WcStatus::RemAccessErr) && has_key;
         if (matches!(fate, Fate::Late(_)) && silent) || (spoilt && spoil_key(&mut wr.op)) {
             return self.post_send(id, &wr);
         }
@@ -423,6 +424,10 @@ fn spoil_key(op: &mut SendOp) -> bool {
         | SendOp::AtomicWrite { rkey, .. }
         | SendOp::FetchAdd { rkey, .. } => {
             *rkey = Key::NONE.0;
+            true
+        }
+        SendOp::Flush(flush) => {
+            flush.rkey = Key::NONE.0;
             true
         }
         _ => false,

@@ -16,6 +16,7 @@ fn wc_opcode(op: &SendOp) -> WcOpcode {
         SendOp::Read { .. } => WcOpcode::RdmaRead,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::Flush(_) => WcOpcode::Flush,
         SendOp::LocalInv { .. } => WcOpcode::LocalInv,
         SendOp::BindMw(_) => WcOpcode::BindMw,
     }

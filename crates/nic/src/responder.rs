@@ -9,7 +9,8 @@ use crate::fate::Fate;
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
 use crate::types::{
-    Access, AsyncEvent, Completion, QpNum, QpState, QpType, WcExtra, WcOpcode, WcStatus,
+    Access, AsyncEvent, Completion, Flush, Placement, QpNum, QpState, QpType, WcExtra, WcOpcode,
+    WcStatus,
 };
 
 /// Why a request of the peer is refused for good.
@@ -281,10 +282,7 @@ pub(crate) fn remote<'a, P>(
         };
     }
     hub.regions.remote(pd, qp.num.0, Key(rkey), addr, u64::from(len), right).map_err(|error| {
-        if let Some(denied) = &hub.denied {
-            let range = (addr, u64::from(len));
-            audit::note_denied(denied, Denied { qp: qp.id, rkey: Key(rkey), range, error });
-        }
+        note_denied(qp, hub, rkey, (addr, u64::from(len)), error);
         match error {
             // An atomic that is not aligned is an invalid request (IBA 9.7.4.1.1), whatever its key.
             AccessError::Misaligned => Refusal::Invalid,
@@ -293,6 +291,35 @@ pub(crate) fn remote<'a, P>(
             }
             error => Refusal::Access(error),
         }
+    })
+}
+
+#[inline]
+fn note_denied<P>(qp: &Qp, hub: &Hub<P>, rkey: u32, range: (u64, u64), error: AccessError) {
+    if let Some(denied) = &hub.denied {
+        audit::note_denied(denied, Denied { qp: qp.id, rkey: Key(rkey), range, error });
+    }
+}
+
+/// Executes a flush of the peer: what it wrote before is in memory, where all of this host sees it, so that
+/// only the right to ask is left to be checked. `flush` is none if it made no sense.
+///
+/// # Errors
+/// It made none, or the queue pair has or grants no flushes ([`Refusal::Invalid`]); the key, the range or the
+/// right is wrong. Nothing here is persistent, so no region grants that.
+pub(crate) fn flush<P>(qp: &mut Qp, hub: &Hub<P>, flush: Option<Flush>) -> Result<(), Refusal> {
+    let flush = flush.ok_or(Refusal::Invalid)?;
+    if !qp.qp_type.is_reliable() || !qp.allows(Access::FLUSH_GLOBAL) {
+        return Err(Refusal::Invalid);
+    }
+    let (rkey, pd) = (flush.rkey, remote_pd(qp, hub, flush.rkey));
+    let granted = match flush.placement {
+        Placement::GLOBAL => hub.regions.flush(pd, qp.num.0, Key(rkey), flush.range()),
+        _ => Err(AccessError::Denied),
+    };
+    granted.map_err(|error| {
+        note_denied(qp, hub, rkey, (flush.addr, flush.len), error);
+        Refusal::Access(error)
     })
 }
 

@@ -59,7 +59,7 @@ impl QpType {
 
     /// Whether a request may be posted (IBA table "work request operations", 11.4.1.1). Unreliable
     /// connections have no operation that needs an answer, and no Send with Invalidate; plain iWARP has no
-    /// immediate data, and atomics where both ends agreed on them only (`plain::does_atomics`).
+    /// immediate data and no flush, and atomics where both ends agreed on them only (`plain::does_atomics`).
     #[inline]
     pub(crate) const fn offers(self, op: &SendOp) -> bool {
         match self {
@@ -68,7 +68,10 @@ impl QpType {
             Self::RawPacket | Self::Tcp | Self::Udp => matches!(op, SendOp::Send),
             Self::Iwarp => !matches!(
                 op,
-                SendOp::SendImm(_) | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. }
+                SendOp::SendImm(_)
+                    | SendOp::WriteImm { .. }
+                    | SendOp::AtomicWrite { .. }
+                    | SendOp::Flush(_)
             ),
             Self::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
             Self::Uc => !matches!(
@@ -78,6 +81,7 @@ impl QpType {
                     | SendOp::CompareSwap { .. }
                     | SendOp::FetchAdd { .. }
                     | SendOp::AtomicWrite { .. }
+                    | SendOp::Flush(_)
             ),
         }
     }

@@ -39,7 +39,7 @@ pub(crate) enum Body {
     Data,
     /// The immediate behind a write.
     Immediate(u32),
-    /// A read or atomic request, made from the work request.
+    /// A read, atomic request or flush, made from the work request.
     Ask(SendOp),
 }
 
@@ -83,6 +83,8 @@ pub(crate) struct StreamPath {
     pub(crate) answers_turn: bool,
     /// Whether a Send tells the peer how many requests are executed.
     pub(crate) acknowledging_sends: bool,
+    /// Whether the peer takes flushes.
+    pub(crate) flushes: bool,
     /// The count of executed requests that the peer was told last.
     pub(crate) acked: u32,
     /// Payload bytes of requests that came since.
@@ -119,6 +121,7 @@ impl StreamPath {
             answers: VecDeque::new(),
             answers_turn: false,
             acknowledging_sends: false,
+            flushes: false,
             acked: 0,
             unacked_bytes: 0,
             resume: None,

@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv6Addr};
 pub use quipu_mem::{Access, Sge};
 
 pub use self::work::{
-    BindMw, Completion, Payload, SendFlags, SendOp, SendWr, To, WcExtra, WcOpcode, WcStatus,
+    BindMw, Completion, Flush, Payload, Placement, SendFlags, SendOp, SendWr, To, WcExtra,
+    WcOpcode, WcStatus,
 };
 pub use crate::qpip::Source;
 

@@ -2,9 +2,9 @@
 //! before a completion that orders them, and RFC 5040 5.5 nothing before delivery. For the strict mode.
 //!
 //! Some bytes of a write are placed at once, the others when they have been held for a while, or when
-//! something comes over the same connection that orders them: a send, an immediate, a read, an atomic, or
-//! its end. A write counts as executed when all its bytes, and those of the writes before it, are placed; so
-//! a program that waits for completions, at either end, finds nothing unusual.
+//! something comes over the same connection that orders them: a send, an immediate, a read, an atomic, a
+//! flush, or its end. A write counts as executed when all its bytes, and those of the writes before it, are
+//! placed; so a program that waits for completions, at either end, finds nothing unusual.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

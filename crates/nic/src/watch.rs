@@ -19,7 +19,8 @@ use crate::probe::{Ends, Header, Passage, Probe};
 use crate::qp::{Path, Qp};
 use crate::responder;
 use crate::transmit::channel::shape;
-use crate::types::{Access, Payload, QpNum, SendFlags, SendOp, SendWr, WcStatus};
+use crate::transmit::stream::flush_request;
+use crate::types::{Access, Flush, Payload, QpNum, SendFlags, SendOp, SendWr, WcStatus};
 
 /// Whom the channel of a queue pair joins; `None` if it has none.
 fn ends<P>(qp: &Qp, hub: &Hub<P>) -> Option<Ends> {
@@ -160,6 +161,7 @@ pub(crate) fn posted<P: Probe>(qp: &Qp, hub: &mut Hub<P>) {
         SendOp::FetchAdd { addr, rkey, add } => {
             teller.atomic_request(position, rkey, addr, AtomicOp::FetchAdd { add, mask: 0 });
         }
+        SendOp::Flush(flush) => teller.whole(UntaggedOp::Flush, &flush_request(flush)),
         op => {
             let (pd, inline, list) = (qp.pd_number(), qp.sq.inline(position), qp.sq.sges(position));
             teller.request(&said(&op, wqe.flags, wqe.length), &mut |offset, place| match inline {
@@ -280,6 +282,14 @@ pub(crate) fn atomic_answered<P: Probe>(
     teller.atomic_request(id, header.rkey, header.raddr, op);
     teller.outgoing = true;
     teller.whole(UntaggedOp::AtomicResponse, &AtomicResponse { id, original });
+}
+
+/// A flush of the peer is executed.
+#[cold]
+pub(crate) fn flushed<P: Probe>(qp: &Qp, hub: &mut Hub<P>, flush: Option<Flush>) {
+    if let (Some(flush), Some((mut teller, _))) = (flush, teller(qp, hub, false, None)) {
+        teller.whole(UntaggedOp::Flush, &flush_request(flush));
+    }
 }
 
 /// A count of executed requests, or the lack of a receive, was said.

@@ -189,6 +189,7 @@ impl Summary {
             0xb => "Atomic Response",
             0xc => "Send with Immediate (Quipu)",
             0xd => "Send with Immediate and Solicited Event (Quipu)",
+            0xe => "Flush (Quipu)",
             0xf => "Control: Ack, RNR or Resume (Quipu)",
             _ => "unknown opcode",
         });

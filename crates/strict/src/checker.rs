@@ -120,6 +120,7 @@ fn rkey_of(op: SendOp) -> Option<u32> {
         | SendOp::Read { rkey, .. }
         | SendOp::CompareSwap { rkey, .. }
         | SendOp::FetchAdd { rkey, .. } => Some(rkey),
+        SendOp::Flush(flush) => Some(flush.rkey),
         _ => None,
     }
 }

@@ -41,9 +41,6 @@ pub enum WireError {
     /// An RDMAP version other than 1 (RFC 5040 4.1).
     #[error("RDMAP version {0}")]
     RdmapVersion(u8),
-    /// An RDMAP opcode that nobody defined (RFC 5040 4.2, RFC 7306 5, `specs/quipu-wire.md` 3).
-    #[error("RDMAP opcode {0:#x}")]
-    UnknownOpcode(u8),
     /// An atomic operation code other than FetchAdd and CmpSwap (RFC 7306 5.2.1).
     #[error("atomic operation code {0:#x}")]
     UnknownAtomic(u8),

@@ -25,12 +25,19 @@ impl Features {
     pub const QUIPU: Features = Features(1 << 0);
     /// Opcodes 0x8 to 0xB of RFC 7306: immediate data and atomics.
     pub const RFC7306: Features = Features(1 << 1);
+    /// Opcode 0xE: Flush.
+    pub const FLUSH: Features = Features(1 << 2);
     /// All that this build offers.
-    pub const ALL: Features = Features(Self::QUIPU.0 | Self::RFC7306.0);
+    pub const ALL: Features = Features(Self::QUIPU.0 | Self::RFC7306.0 | Self::FLUSH.0);
 
     /// Whether every feature of `other` is in this set.
     pub const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The features in either set.
+    pub const fn with(self, other: Features) -> Features {
+        Features(self.0 | other.0)
     }
 
     /// The features in both sets.

@@ -10,7 +10,7 @@ const VERSION: u8 = 1;
 pub mod queue {
     /// Sends and immediate data (RFC 5040 4, RFC 7306 6).
     pub const SEND: u32 = 0;
-    /// Read and atomic requests (RFC 5040 4, RFC 7306 5.2.1).
+    /// Read and atomic requests (RFC 5040 4, RFC 7306 5.2.1), and flushes.
     pub const REQUEST: u32 = 1;
     /// Terminate (RFC 5040 4).
     pub const TERMINATE: u32 = 2;
@@ -74,6 +74,8 @@ pub enum UntaggedOp {
     SendImm,
     /// Quipu's Send with immediate data and Solicited Event, 0xD.
     SendImmSe,
+    /// Quipu's Flush, 0xE; payload [`FlushRequest`].
+    Flush,
     /// Quipu's control message, 0xF; payload [`crate::control::Control`].
     Control,
 }
@@ -87,6 +89,8 @@ pub enum OpcodeSet {
     Rfc7306,
     /// Quipu: legal once negotiated.
     Quipu,
+    /// Quipu's Flush: legal once negotiated, by itself.
+    Flush,
 }
 
 /// What the RDMAP control octet says (RFC 5040 4.1).
@@ -128,6 +132,7 @@ impl UntaggedOp {
                 UntaggedOp::AtomicResponse => 0xb,
                 UntaggedOp::SendImm => 0xc,
                 UntaggedOp::SendImmSe => 0xd,
+                UntaggedOp::Flush => 0xe,
                 UntaggedOp::Control => 0xf,
             }
     }
@@ -136,7 +141,9 @@ impl UntaggedOp {
     #[inline]
     pub const fn queue(self) -> u32 {
         match self {
-            UntaggedOp::ReadRequest | UntaggedOp::AtomicRequest => queue::REQUEST,
+            UntaggedOp::ReadRequest | UntaggedOp::AtomicRequest | UntaggedOp::Flush => {
+                queue::REQUEST
+            }
             UntaggedOp::Terminate => queue::TERMINATE,
             UntaggedOp::AtomicResponse => queue::ATOMIC_RESPONSE,
             UntaggedOp::Control => queue::CONTROL,
@@ -172,14 +179,14 @@ impl UntaggedOp {
             | UntaggedOp::AtomicRequest
             | UntaggedOp::AtomicResponse => OpcodeSet::Rfc7306,
             UntaggedOp::SendImm | UntaggedOp::SendImmSe | UntaggedOp::Control => OpcodeSet::Quipu,
+            UntaggedOp::Flush => OpcodeSet::Flush,
             _ => OpcodeSet::Base,
         }
     }
 }
 
 impl Opcode {
-    /// Reads a control octet: version 1 and a defined opcode. Reserved bits are ignored (RFC 5040
-    /// 4.1).
+    /// Reads a control octet: version 1; each opcode is defined. Reserved bits are ignored (RFC 5040 4.1).
     #[inline]
     pub const fn parse(octet: u8) -> Result<Self, WireError> {
         if octet >> 6 != VERSION {
@@ -200,8 +207,9 @@ impl Opcode {
             0xb => UntaggedOp::AtomicResponse,
             0xc => UntaggedOp::SendImm,
             0xd => UntaggedOp::SendImmSe,
-            0xf => UntaggedOp::Control,
-            unknown => return Err(WireError::UnknownOpcode(unknown)),
+            0xe => UntaggedOp::Flush,
+            // 0xf: all sixteen are defined.
+            _ => UntaggedOp::Control,
         };
         Ok(Opcode::Untagged(op))
     }
@@ -380,6 +388,52 @@ impl Payload for AtomicResponse {
     fn emit(&self, out: &mut [u8]) {
         put(out, 0, self.id.to_be_bytes());
         put(out, 4, self.original.to_be_bytes());
+    }
+}
+
+/// Payload of a Flush (`specs/quipu-wire.md` 3.3): what was written before is to be where others find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushRequest {
+    /// STag of the region.
+    pub stag: Stag,
+    /// Tagged offset of the range.
+    pub to: u64,
+    /// Length of the range in bytes.
+    pub len: u64,
+    /// Where what was written is to be, a set of bits; what they mean is the receiver's to judge.
+    pub placement: u8,
+    /// Whether the range is meant, or all of the region; likewise.
+    pub level: u8,
+}
+
+impl FlushRequest {
+    /// Length on the wire.
+    pub const LEN: usize = 24;
+
+    /// Reads the payload, which must be of exactly [`FlushRequest::LEN`] bytes. The last two are reserved and
+    /// ignored.
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        exactly(bytes, Self::LEN)?;
+        Ok(FlushRequest {
+            stag: Stag(u32_at(bytes, 0)),
+            to: u64_at(bytes, 4),
+            len: u64_at(bytes, 12),
+            placement: bytes[20],
+            level: bytes[21],
+        })
+    }
+}
+
+impl Payload for FlushRequest {
+    fn wire_len(&self) -> usize {
+        Self::LEN
+    }
+
+    fn emit(&self, out: &mut [u8]) {
+        put(out, 0, self.stag.0.to_be_bytes());
+        put(out, 4, self.to.to_be_bytes());
+        put(out, 12, self.len.to_be_bytes());
+        put(out, 20, [self.placement, self.level, 0, 0]);
     }
 }
 

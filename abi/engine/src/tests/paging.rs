@@ -202,6 +202,42 @@ fn atomic_writes_are_posted_with_or_without_a_key() {
 }
 
 #[test]
+fn flushes_are_posted_call_by_call_alone() {
+    let bench = Bench::new();
+    let (a, _) = bench.pair(&bench.qp_init());
+    let flush = |wr_id, compare_add, how| {
+        let mut flush = send(wr_id, ENGINE_WR_FLUSH, &mut []);
+        let (remote_addr, rkey) = (bench.addr(0), bench.mr.rkey);
+        flush.wr.atomic = ibv_send_wr_atomic { remote_addr, compare_add, swap: how, rkey };
+        flush
+    };
+    let post = |wr: &ibv_send_wr| done(unsafe { (bench.api.post_batch)(a.qp, wr) });
+    // What its list says does not matter.
+    let mut good = flush(1, 64, 1);
+    (good.sg_list, good.num_sge) = (std::ptr::dangling_mut(), 7);
+    post(&good).unwrap();
+    let wc = bench.completion();
+    assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, IBV_WC_SUCCESS, IBV_WC_FLUSH));
+    for how in [0, 4, 0x201] {
+        assert_eq!(post(&flush(2, 64, how)).err(), Some(EngineStatus::Invalid), "{how:#x}");
+    }
+    let plain = send(3, IBV_WR_FLUSH, &mut []);
+    assert_eq!(bench.post_send(a.qp, &mut [plain]).err(), Some((3, EngineStatus::Invalid)));
+    // All of the region, whatever the range.
+    post(&flush(4, u64::MAX, 0x101)).unwrap();
+    assert_eq!(bench.completion().status, IBV_WC_SUCCESS);
+    // No memory is persistent: neither is it registered as such, nor flushed to be.
+    for right in
+        [IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_FLUSH_PERSISTENT | IBV_ACCESS_FLUSH_GLOBAL]
+    {
+        let refused = register(&bench, bench.addr(0), 64, IBV_ACCESS_LOCAL_WRITE | right);
+        assert_eq!(refused.err(), Some(EngineStatus::Invalid));
+    }
+    post(&flush(5, 64, 2)).unwrap();
+    assert_eq!(bench.completion().status, IBV_WC_REM_ACCESS_ERR);
+}
+
+#[test]
 fn domains_and_regions_are_found_by_their_numbers_in_their_context() {
     let (bench, other) = (Bench::new(), Bench::new());
     let pd: PdHandle =

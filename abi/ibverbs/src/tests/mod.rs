@@ -302,7 +302,7 @@ fn work_is_built_call_by_call_and_completions_are_read_field_by_field() {
         q.wr_set_inline_data.unwrap()(qp, b"hello".as_ptr().cast_mut().cast(), 5);
         assert_eq!(q.wr_complete.unwrap()(qp), 0);
         q.wr_start.unwrap()(qp);
-        q.wr_flush.unwrap()(qp, 0, 0, 0, 0, 0);
+        q.wr_send_tso.unwrap()(qp, ptr::null_mut(), 0, 0);
         assert_eq!(q.wr_complete.unwrap()(qp), libc::EOPNOTSUPP);
         q.wr_start.unwrap()(qp);
         q.wr_send.unwrap()(qp);

@@ -78,7 +78,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::bind(fd, addr, len)),
+                Entry::Datagram | Entry::Set(_) => system(libc::bind(fd, addr, len)),
                 Entry::Stream(socket) => {
                     if length(addr)? > len as usize {
                         return Err(Errno::EINVAL);
@@ -138,7 +138,7 @@ entry! {
         // SAFETY: the program passes an address of that length.
         unsafe {
             let socket = match known(fd)? {
-                Entry::Datagram => return system(libc::connect(fd, addr, len)),
+                Entry::Datagram | Entry::Set(_) => return system(libc::connect(fd, addr, len)),
                 Entry::Stream(socket) => socket,
             };
             if length(addr)? > len as usize {
@@ -161,7 +161,7 @@ entry! {
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
         let socket = match known(fd)? {
             // SAFETY: shutdown(2).
-            Entry::Datagram => return system(unsafe { libc::shutdown(fd, how) }),
+            Entry::Datagram | Entry::Set(_) => return system(unsafe { libc::shutdown(fd, how) }),
             Entry::Stream(socket) => socket,
         };
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
@@ -171,6 +171,8 @@ entry! {
             let mut state = socket.lock();
             state.connected()?;
             state.shut_read |= how != libc::SHUT_WR;
+            // Sets hear of it.
+            state.progress();
         }
         if how != libc::SHUT_RD {
             finish(&socket, !socket.is_nonblocking(0), None)?;
@@ -182,9 +184,12 @@ entry! {
     /// that takes nothing for as long as `SO_LINGER` says, or half a minute, loses the connection.
     fn rclose(fd: c_int) -> IntMinusOne {
         match remove(fd).ok_or(Errno(libc::EBADF))? {
+            Entry::Set(_) => Ok(0),
             // SAFETY: close(2) of a descriptor that is this library's.
             Entry::Datagram => system(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
+                // A closed descriptor is in no set.
+                socket.lock().watchers.clear();
                 let deadline = Instant::now().checked_add(socket.lock().linger.unwrap_or(LINGER));
                 while finish(&socket, true, deadline) == Err(Errno::EINTR) {}
                 let state = socket.lock();
@@ -202,7 +207,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::getpeername(fd, addr, len)),
+                Entry::Datagram | Entry::Set(_) => system(libc::getpeername(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let mut state = socket.lock();
                     state.connected().map_err(|_| Errno::ENOTCONN)?;
@@ -218,7 +223,7 @@ entry! {
         // SAFETY: the program passes room for an address.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::getsockname(fd, addr, len)),
+                Entry::Datagram | Entry::Set(_) => system(libc::getsockname(fd, addr, len)),
                 Entry::Stream(socket) => {
                     let state = socket.lock();
                     tell_address(&(*state.id).route.addr.src_storage, addr, len)?;
@@ -231,7 +236,7 @@ entry! {
     /// `rfcntl`: as fcntl(2), `F_GETFL` and `F_SETFL`, `F_GETFD` and `F_SETFD`.
     fn rfcntl(fd: c_int, command: c_int, argument: libc::c_long) -> IntMinusOne {
         match (known(fd)?, command) {
-            (Entry::Datagram, _) | (_, libc::F_GETFD | libc::F_SETFD) => {
+            (Entry::Datagram | Entry::Set(_), _) | (_, libc::F_GETFD | libc::F_SETFD) => {
                 // SAFETY: fcntl(2), with the argument as the program gave it.
                 system(unsafe { libc::fcntl(fd, command, argument) })
             }

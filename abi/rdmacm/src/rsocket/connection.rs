@@ -105,6 +105,11 @@ impl Connection {
         self.incoming.unread()
     }
 
+    /// Bytes that have ever come.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.incoming.arrived()
+    }
+
     /// Whether no more will come than is there.
     pub(crate) fn ended(&self) -> bool {
         self.incoming.ended() || self.broken.is_some()
@@ -352,9 +357,9 @@ impl Connection {
         }
     }
 
-    /// Takes the events that came.
-    pub(crate) fn drain_events(&mut self) {
-        let Ok(verbs) = verbs() else { return };
+    /// Takes the events that came; whether there were any.
+    pub(crate) fn drain_events(&mut self) -> bool {
+        let Ok(verbs) = verbs() else { return false };
         let (mut cq, mut context, mut count) = (ptr::null_mut(), ptr::null_mut(), 0);
         // SAFETY: the channel is the identifier's and does not block.
         unsafe {
@@ -366,6 +371,7 @@ impl Connection {
                 (verbs.ack_cq_events)((*self.id).recv_cq, count);
             }
         }
+        count > 0
     }
 
     /// Writes an entry of the peer's table; false: not now.

@@ -7,6 +7,7 @@
 //! | `memory`, `connection` | one connection: registered memory, a queue pair, completions |
 //! | `socket` | sockets by descriptor, their states, waiting |
 //! | `calls` | from `rsocket` to `rclose` |
+//! | `repoll` | sets of sockets, as epoll(7) |
 //! | `transfer`, `poll`, `options`, `iomap` | the other calls |
 //!
 //! Sockets for datagrams are the UDP sockets of the system: that is what datagrams of this adapter
@@ -19,6 +20,7 @@ pub mod iomap;
 mod memory;
 pub mod options;
 pub mod poll;
+pub mod repoll;
 mod socket;
 mod stream;
 pub mod transfer;

@@ -134,8 +134,8 @@ entry! {
         unsafe {
             match known(fd)? {
                 // Sizes of queues that there are not.
-                Entry::Datagram if level == SOL_RDMA => Ok(0),
-                Entry::Datagram => {
+                Entry::Datagram | Entry::Set(_) if level == SOL_RDMA => Ok(0),
+                Entry::Datagram | Entry::Set(_) => {
                     system(libc::setsockopt(fd, level, name, value, len))
                 }
                 Entry::Stream(socket) => {
@@ -169,7 +169,7 @@ entry! {
         // SAFETY: the program passes room for as many bytes as it says.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => {
+                Entry::Datagram | Entry::Set(_) => {
                     system(libc::getsockopt(fd, level, name, value, len))
                 }
                 Entry::Stream(socket) => {

@@ -26,14 +26,14 @@ impl Watched {
     fn new(fds: &[pollfd]) -> Self {
         let stream = |(at, fd): (usize, &pollfd)| match entry(fd.fd)? {
             Entry::Stream(socket) => Some((at, socket)),
-            Entry::Datagram => None,
+            Entry::Datagram | Entry::Set(_) => None,
         };
         let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
         let mut shared = false;
         for (_, socket) in &sockets {
             let mut state = socket.lock();
             state.pollers += 1;
-            shared |= state.pollers > 1;
+            shared |= state.is_shared();
         }
         Self { sockets, shared, more: false }
     }
@@ -48,7 +48,7 @@ impl Watched {
                 state.arm();
             }
             self.more |= state.progress();
-            self.shared |= state.pollers > 1;
+            self.shared |= state.is_shared();
             let always = libc::POLLERR | libc::POLLHUP;
             fds[*at].revents = state.events() & (fds[*at].events | always);
             ready += usize::from(fds[*at].revents != 0);

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use libc::c_int;
@@ -14,6 +14,7 @@ use quipu_abi_types::*;
 use quipu_cabi::Errno;
 
 use super::connection::Connection;
+use super::repoll::Set;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -38,6 +39,8 @@ pub(crate) enum Entry {
     Stream(Arc<Socket>),
     /// A UDP socket of the system.
     Datagram,
+    /// A set of sockets.
+    Set(Arc<Set>),
 }
 
 static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
@@ -60,7 +63,7 @@ pub(crate) fn known(fd: c_int) -> Result<Entry, Errno> {
 pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
     match known(fd)? {
         Entry::Stream(socket) => Ok(socket),
-        Entry::Datagram => Err(Errno::EOPNOTSUPP),
+        Entry::Datagram | Entry::Set(_) => Err(Errno::EOPNOTSUPP),
     }
 }
 
@@ -102,8 +105,9 @@ pub(crate) struct State {
     pub(crate) error: Option<Errno>,
     pub(crate) connection: Option<Connection>,
     pub(crate) options: Options,
-    /// Requests that `raccept` has not taken.
+    /// Requests that `raccept` has not taken, and how many have ever come.
     pub(crate) requests: VecDeque<*mut rdma_cm_event>,
+    requested: u64,
     pub(crate) shut_read: bool,
     /// How long `rclose` waits for the peer at most, where the program said so.
     pub(crate) linger: Option<Duration>,
@@ -113,6 +117,24 @@ pub(crate) struct State {
     led: bool,
     /// Threads in `rpoll` with this socket.
     pub(crate) pollers: u32,
+    /// The sets that it is in.
+    pub(crate) watchers: Vec<Weak<Set>>,
+    /// How often it has become ready for something, or more has come; counted while sets watch.
+    pub(crate) edge: u64,
+    /// What it was last seen as.
+    seen: Seen,
+    /// Completion events were taken, of which a set may have been about to hear.
+    disturbed: bool,
+}
+
+/// What those who wait for a socket want to hear of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    phase: Phase,
+    events: i16,
+    /// Bytes, and requests to connect, that have ever come.
+    arrived: u64,
+    requests: u64,
 }
 
 // SAFETY: the pointers are to an identifier and its events, which may be used from any thread.
@@ -162,6 +184,11 @@ impl Socket {
             settings: BTreeMap::new(),
             led: false,
             pollers: 0,
+            watchers: Vec::new(),
+            edge: 0,
+            seen: Seen { phase: Phase::Idle, events: 0, arrived: 0, requests: 0 },
+            disturbed: false,
+            requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
         let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Condvar::new() };
@@ -291,16 +318,21 @@ impl Socket {
     /// Takes the completion events after waiting at the descriptor, unless another thread waits there
     /// and will.
     pub(crate) fn woken(&self, state: &mut State) {
+        self.heard(state);
+        state.progress();
+        self.turn.notify_all();
+    }
+
+    /// As [`woken`](Self::woken), for one that makes the progress itself.
+    pub(crate) fn heard(&self, state: &mut State) {
         if !state.led {
             state.drain_events();
         }
-        state.progress();
-        self.turn.notify_all();
     }
 }
 
 /// A time as poll(2) takes it, rounded up; -1 for ever.
-fn millis(left: Option<Duration>) -> c_int {
+pub(crate) fn millis(left: Option<Duration>) -> c_int {
     left.map_or(-1, |left| c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
 }
 
@@ -337,7 +369,7 @@ unsafe fn destroy(id: *mut rdma_cm_id) {
 
 /// An epoll set. The kernel is called by number, here and below: the C library's functions may be hidden by
 /// those of librspreload, which makes sets of r* sockets.
-fn epoll_set() -> Result<OwnedFd, Errno> {
+pub(crate) fn epoll_set() -> Result<OwnedFd, Errno> {
     // SAFETY: epoll_create1(2) takes an integer.
     let made = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
     // SAFETY: the kernel just made it, for this caller.
@@ -368,6 +400,52 @@ fn greeting_of(event: &rdma_cm_event) -> Option<Greeting> {
 impl State {
     /// Does what came. True if there may be more, so that nobody should sleep.
     pub(crate) fn progress(&mut self) -> bool {
+        self.progress_for(std::ptr::null())
+    }
+
+    /// As [`progress`](Self::progress), for a set that looks by itself and need not be told.
+    pub(crate) fn progress_for(&mut self, set: *const Set) -> bool {
+        // What calls have changed since: that there is no room any more, for instance.
+        self.note(set);
+        let more = self.work();
+        self.note(set);
+        more
+    }
+
+    /// Whether somebody else may take the events that would wake a thread.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.pollers as usize + self.watchers.len() > 1
+    }
+
+    /// Has the sets, but for one, look at the socket if there is a reason to.
+    fn note(&mut self, by: *const Set) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let now = Seen {
+            phase: self.phase,
+            events: self.events(),
+            arrived: self.connection.as_ref().map_or(0, Connection::arrived),
+            requests: self.requested,
+        };
+        let before = std::mem::replace(&mut self.seen, now);
+        // That an event is over is nothing new.
+        let fresh =
+            now.events & !before.events != 0 || now != Seen { events: now.events, ..before };
+        self.edge += u64::from(fresh);
+        if std::mem::take(&mut self.disturbed) | fresh {
+            let fd = self.fd;
+            self.watchers.retain(|set| match set.upgrade() {
+                Some(set) if !std::ptr::eq(&raw const *set, by) => {
+                    set.touch(fd);
+                    true
+                }
+                alive => alive.is_some(),
+            });
+        }
+    }
+
+    fn work(&mut self) -> bool {
         let more = self.connection.as_mut().is_some_and(Connection::progress);
         // Those that `raccept` has no time for are left to the listener's backlog.
         while self.requests.len() < MAX_REQUESTS {
@@ -388,6 +466,7 @@ impl State {
         let stepped = match event.event {
             RDMA_CM_EVENT_CONNECT_REQUEST => {
                 self.requests.push_back(taken);
+                self.requested += 1;
                 return;
             }
             // Of a request that its sender has given up. Accepting it will fail.
@@ -491,7 +570,7 @@ impl State {
 
     fn drain_events(&mut self) {
         if let Some(connection) = &mut self.connection {
-            connection.drain_events();
+            self.disturbed |= connection.drain_events();
         }
     }
 
@@ -538,6 +617,9 @@ impl State {
                 let mut events = if readable { libc::POLLIN } else { 0 };
                 if connection.is_writable() || over {
                     events |= libc::POLLOUT;
+                }
+                if connection.ended() {
+                    events |= libc::POLLRDHUP;
                 }
                 // Programs take this for the end even where there is something to read.
                 if (over || (connection.ended() && connection.end_told)) && connection.unread() == 0

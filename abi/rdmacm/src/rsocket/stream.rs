@@ -127,6 +127,11 @@ impl Incoming {
         Ok(())
     }
 
+    /// Bytes that have ever come.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.bytes
+    }
+
     /// Bytes that lie in the ring.
     pub(crate) fn unread(&self) -> u64 {
         self.bytes - self.bytes_taken

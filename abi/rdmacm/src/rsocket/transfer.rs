@@ -151,7 +151,7 @@ entry! {
         // SAFETY: the program passes memory of that length.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::recv(fd, buf, len, flags)),
+                Entry::Datagram | Entry::Set(_) => system(libc::recv(fd, buf, len, flags)),
                 Entry::Stream(socket) => receive(&socket, &piece(buf, len), flags),
             }
         }
@@ -169,7 +169,9 @@ entry! {
         // SAFETY: the program passes memory of that length, and room for an address or null.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::recvfrom(fd, buf, len, flags, addr, addr_len)),
+                Entry::Datagram | Entry::Set(_) => {
+                    system(libc::recvfrom(fd, buf, len, flags, addr, addr_len))
+                }
                 Entry::Stream(socket) => {
                     let got = receive(&socket, &piece(buf, len), flags)?;
                     let state = socket.lock();
@@ -186,7 +188,7 @@ entry! {
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
             match known(fd)? {
-                Entry::Datagram => system(libc::recvmsg(fd, msg, flags)),
+                Entry::Datagram | Entry::Set(_) => system(libc::recvmsg(fd, msg, flags)),
                 Entry::Stream(socket) => {
                     (msg.msg_controllen, msg.msg_flags) = (0, 0);
                     receive(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
@@ -200,7 +202,7 @@ entry! {
         // SAFETY: the program passes memory of that length.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::send(fd, buf, len, flags)),
+                Entry::Datagram | Entry::Set(_) => system(libc::send(fd, buf, len, flags)),
                 Entry::Stream(socket) => send(&socket, &piece(buf, len), flags),
             }
         }
@@ -218,7 +220,9 @@ entry! {
         // SAFETY: the program passes memory of that length, and an address or null.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::sendto(fd, buf, len, flags, addr, addr_len)),
+                Entry::Datagram | Entry::Set(_) => {
+                    system(libc::sendto(fd, buf, len, flags, addr, addr_len))
+                }
                 Entry::Stream(_) if !addr.is_null() || addr_len != 0 => Err(Errno::EISCONN),
                 Entry::Stream(socket) => send(&socket, &piece(buf, len), flags),
             }
@@ -231,7 +235,7 @@ entry! {
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
             match known(fd)? {
-                Entry::Datagram => system(libc::sendmsg(fd, msg, flags)),
+                Entry::Datagram | Entry::Set(_) => system(libc::sendmsg(fd, msg, flags)),
                 Entry::Stream(_) if msg.msg_controllen > 0 => Err(Errno::EOPNOTSUPP),
                 Entry::Stream(socket) => {
                     send(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
@@ -251,7 +255,7 @@ entry! {
         // SAFETY: the program passes so many pieces.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::readv(fd, iov, count)),
+                Entry::Datagram | Entry::Set(_) => system(libc::readv(fd, iov, count)),
                 Entry::Stream(socket) => receive(&socket, pieces(iov, checked(count)?)?, 0),
             }
         }
@@ -268,7 +272,7 @@ entry! {
         // SAFETY: the program passes so many pieces.
         unsafe {
             match known(fd)? {
-                Entry::Datagram => system(libc::writev(fd, iov, count)),
+                Entry::Datagram | Entry::Set(_) => system(libc::writev(fd, iov, count)),
                 Entry::Stream(socket) => send(&socket, pieces(iov, checked(count)?)?, 0),
             }
         }

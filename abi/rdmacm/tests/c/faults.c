@@ -1,6 +1,6 @@
 /* Every event of an error and every refused call of rdma_cm, through plans of faults (docs/faults.md). Each
  * plan is that of a process of its own. */
-#include "common.h"
+#include "newer.h"
 
 #include <stdarg.h>
 #include <sys/wait.h>
@@ -227,6 +227,25 @@ static void wait_is_over(const void *argument)
 	ends(active);
 }
 
+static void names(const void *argument)
+{
+	int (*ask)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *) =
+		versioned("rdma_resolve_addrinfo", "RDMACM_1.4");
+	struct rdma_cm_id *id;
+	begin();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	if (argument) {
+		const struct failure *failure = argument;
+		CHECK(ask(id, "127.0.0.1", "1", NULL) == 0);
+		meets(here, failure->type, failure->status);
+	} else {
+		FAILS(ask(id, "127.0.0.1", "1", NULL), ENOMEM);
+	}
+	CHECK(ask(id, "127.0.0.1", "1", NULL) == 0);
+	pass(here, ADDRINFO_RESOLVED);
+	ends(id);
+}
+
 static void every_event(void)
 {
 	static const struct {
@@ -247,6 +266,7 @@ static void every_event(void)
 		{ accepting_fails, { "unreachable", RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT },
 		  "call = 'accept'" },
 		{ joining_fails, { "multicast_error", RDMA_CM_EVENT_MULTICAST_ERROR, -EHOSTUNREACH }, "" },
+		{ names, { "addrinfo_error", ADDRINFO_ERROR, -ENOENT }, "" },
 		{ address_changes, { "addr_change", RDMA_CM_EVENT_ADDR_CHANGE, 0 }, "" },
 		{ wait_is_over, { "timewait_exit", RDMA_CM_EVENT_TIMEWAIT_EXIT, 0 }, "" },
 	};
@@ -443,6 +463,12 @@ static void refuse_disconnect(const void *argument)
 	ends(active);
 }
 
+static void refuse_names(const void *argument)
+{
+	(void)argument;
+	names(NULL);
+}
+
 static void join(const void *argument)
 {
 	struct sockaddr_in in;
@@ -466,6 +492,7 @@ static void every_refusal(void)
 		{ "bind_addr", bind_addr },
 		{ "resolve_addr", resolve_addr },
 		{ "resolve_route", resolve_route },
+		{ "resolve_addrinfo", refuse_names },
 		{ "listen", refuse_listen },
 		{ "connect", refuse_connect },
 		{ "create_qp", create_qp },

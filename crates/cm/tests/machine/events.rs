@@ -64,6 +64,32 @@ fn an_address_that_cannot_be_reached() {
 }
 
 #[test]
+fn programs_write_events_in_any_state() {
+    let mut pair = Pair::default();
+    let channel = pair.nodes[0].channel;
+    let cm = &mut pair.nodes[0].cm;
+    let id = cm.create_id(channel, PortSpace::Tcp, 2, 5).unwrap();
+    cm.write_event(id, EventKind::User, -3, u64::MAX).unwrap();
+    let at = std::net::SocketAddr::from(([10, 0, 0, 1], 1));
+    cm.resolved(id, at, Ok(at)).unwrap();
+    cm.write_event(id, EventKind::AddrinfoResolved, 0, 0).unwrap();
+    let event = cm.take_event(channel).unwrap().unwrap();
+    assert_eq!((event.kind, event.status), (EventKind::User, -3));
+    assert_eq!((event.id, event.cookie, event.arg), (id, 5, u64::MAX));
+    for kind in [EventKind::AddrResolved, EventKind::AddrinfoResolved] {
+        let event = cm.take_event(channel).unwrap().unwrap();
+        assert_eq!((event.kind, event.arg), (kind, 0));
+    }
+    for kind in [EventKind::Established, EventKind::Disconnected, EventKind::ConnectRequest] {
+        assert_eq!(cm.write_event(id, kind, 0, 0), Err(CallError::Invalid("the event")));
+    }
+    cm.write_event(id, EventKind::User, 0, 0).unwrap();
+    assert_eq!(cm.destroy_id(id), Ok(3), "the fourth vanishes");
+    assert_eq!(cm.waiting(channel), 0);
+    assert_eq!(cm.write_event(id, EventKind::User, 0, 0), Err(CallError::NoSuchObject));
+}
+
+#[test]
 fn groups_are_joined_by_datagram_identifiers_with_a_device() {
     let mut pair = Pair::default();
     let channel = pair.nodes[0].channel;

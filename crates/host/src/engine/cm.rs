@@ -56,6 +56,7 @@ fn kind_of(event: CmEvent) -> EventKind {
         CmEvent::Unreachable => EventKind::Unreachable,
         CmEvent::Rejected => EventKind::Rejected,
         CmEvent::MulticastError => EventKind::MulticastError,
+        CmEvent::AddrinfoError => EventKind::AddrinfoError,
         CmEvent::AddrChange => EventKind::AddrChange,
         CmEvent::TimewaitExit => EventKind::TimewaitExit,
     }
@@ -275,6 +276,25 @@ impl Engine {
     /// No such identifier or channel.
     pub fn cm_migrate_id(&self, id: IdKey, channel: ChannelKey) -> Result<u32, EngineError> {
         self.manage_cm(|cm, _| cm.migrate(id, channel))
+    }
+
+    /// Queues an event that the program writes, or that says what became of its question for names.
+    ///
+    /// # Errors
+    ///
+    /// No such identifier; another event.
+    pub fn cm_write_event(
+        &self,
+        id: IdKey,
+        kind: EventKind,
+        status: i32,
+        arg: u64,
+    ) -> Result<(), EngineError> {
+        let write = |cm: &mut Cm| cm.write_event(id, kind, status, arg);
+        if kind == EventKind::User {
+            return self.manage_cm(|cm, _| write(cm));
+        }
+        self.manage_planned(Call::ResolveAddrinfo, id, |manager, _| Ok(write(&mut manager.cm)?))
     }
 
     /// Binds an identifier to an address and port.

@@ -333,6 +333,26 @@ impl Regions {
         Ok(span)
     }
 
+    /// Checks a flush by a peer that came over queue pair `qp_num` of protection domain `pd`: of the `len`
+    /// bytes at `iova` of the region that `rkey` names, or of all of it. Nothing is touched, so pages of the
+    /// range may be absent.
+    pub fn flush(
+        &self,
+        pd: u32,
+        qp_num: u32,
+        rkey: Key,
+        range: Option<(u64, u64)>,
+    ) -> Result<(), AccessError> {
+        let entry = self.table.at(rkey);
+        let refused = refusal(entry, pd, qp_num, rkey, Access::FLUSH_GLOBAL.bits());
+        if refused != AccessError::OutOfBounds {
+            return Err(refused);
+        }
+        let Some((iova, len)) = range else { return Ok(()) };
+        let (offset, all) = (iova.wrapping_sub(entry.iova), entry.true_len());
+        if offset > all || len > all - offset { Err(refused) } else { Ok(()) }
+    }
+
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "the facts of one access, all of them scalars")]
     fn check(

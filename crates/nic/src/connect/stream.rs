@@ -49,7 +49,8 @@ fn open_stream<P>(
         receiver.set_piecewise();
     }
     let sender = Sender::new(negotiated, max_ulpdu);
-    StreamPath { acknowledging_sends, ..StreamPath::new(conn, sender, receiver) }
+    let flushes = extensions.flush;
+    StreamPath { acknowledging_sends, flushes, ..StreamPath::new(conn, sender, receiver) }
 }
 
 /// Ends an attempt over a stream, and tries again after a pause.

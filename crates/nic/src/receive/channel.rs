@@ -290,6 +290,7 @@ pub(super) fn execute<P: Probe>(
         request::WRITE_IMM => writes::write_imm(qp, hub, header),
         request::READ => reads::read(qp, hub, header),
         request::COMPARE_SWAP | request::FETCH_ADD => reads::atomic(qp, hub, header),
+        request::FLUSH => reads::flush(qp, hub, header),
         _ => Err(Refusal::Invalid.into()),
     }
 }

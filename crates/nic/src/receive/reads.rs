@@ -1,10 +1,11 @@
-//! Requests of a channel that the peer wants an answer to: reads and atomics.
+//! Requests of a channel that the peer wants an answer to: reads and atomics; and flushes, of which the count
+//! of executed requests says enough.
 
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use super::channel::{End, Front, by_reference, path, references};
 use crate::adapter::Hub;
-use crate::channel::{CHUNK, PIECE, PendingRead, flag, request, response};
+use crate::channel::{CHUNK, FLUSH_BYTES, PIECE, PendingRead, flag, flush_of, request, response};
 use crate::link::Atomic;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
@@ -139,6 +140,23 @@ pub(super) fn atomic<P: Probe>(
         watch::atomic_answered(qp, hub, header, [half(0), half(8)], original);
     }
     qp.responder.counters.atomics += 1;
+    responder::executed(qp);
+    Ok(Front::Done)
+}
+
+/// Executes a flush.
+pub(super) fn flush<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<Front, End> {
+    let mut bytes = [0; FLUSH_BYTES];
+    path(qp)?.channel.incoming.requests.payload().read_into(0, &mut bytes);
+    let flush = flush_of(header, &bytes);
+    responder::flush(qp, hub, flush)?;
+    if hub.probe.watches() {
+        watch::flushed(qp, hub, flush);
+    }
     responder::executed(qp);
     Ok(Front::Done)
 }

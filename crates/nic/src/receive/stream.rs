@@ -1,7 +1,7 @@
 //! Reception from a byte stream: RDMAP segments become placements, completions and answers.
 
 use quipu_iwarp::wire::control::Control;
-use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, Immediate, ReadRequest};
+use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, FlushRequest, Immediate, ReadRequest};
 use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, terminate};
 use quipu_mem::AccessError;
 
@@ -14,7 +14,7 @@ use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::stream::Answer;
-use crate::types::{Access, AsyncEvent, WcExtra, WcOpcode, WcStatus};
+use crate::types::{Access, AsyncEvent, Flush, WcExtra, WcOpcode, WcStatus};
 use crate::unordered::{self, Place};
 
 /// Why reception ends.
@@ -230,6 +230,14 @@ pub(super) fn execute<P: Probe>(
         Segment::AtomicRequest { request, .. } => Ok(atomic_request(qp, hub, &request)?),
         Segment::ReadResponse { stag, to, last, payload } => {
             replies::read_response(qp, hub, stag.0, to, last, payload)
+        }
+        Segment::Flush { request, .. } => {
+            responder::note_arrival(qp, hub);
+            let FlushRequest { stag, to, len, placement, level } = request;
+            let flush = Flush::of(to, stag.0, len, placement, level);
+            responder::flush(qp, hub, flush)?;
+            executed(qp);
+            Ok(())
         }
         Segment::AtomicResponse(response) => replies::atomic_response(qp, hub, &response),
         Segment::Control(control) => replies::take_control(qp, hub, control),

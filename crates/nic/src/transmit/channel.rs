@@ -8,7 +8,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use super::direct;
 use crate::adapter::Hub;
-use crate::channel::{CHUNK, Other, PIECE, References, flag, request};
+use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
 use crate::fate::{self, Met};
 use crate::link::PeerMemory;
@@ -296,6 +296,10 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         }
         SendOp::FetchAdd { addr, rkey, add } => {
             ask_atomic(qp, hub, request::FETCH_ADD, addr, rkey, &add.to_ne_bytes())
+        }
+        SendOp::Flush(flush) => {
+            let (header, bytes) = flush_slot(flush, qp.responder.executed);
+            push_whole(qp, hub, &wqe, &header, &bytes)
         }
         _ => data(qp, hub, &wqe),
     }

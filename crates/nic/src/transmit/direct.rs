@@ -1,5 +1,5 @@
-//! Writes, reads and atomics that one process executes in the memory of another, which they cost nothing:
-//! where nothing that the peer must execute first is outstanding, and the host allows it.
+//! Writes, reads, atomics and flushes that one process executes in the memory of another, which they cost
+//! nothing: where nothing that the peer must execute first is outstanding, and the host allows it.
 
 use quipu_mem::Key;
 
@@ -12,7 +12,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
 use crate::requester;
 use crate::slab::Slab;
-use crate::types::{Access, LinkId, Payload, SendOp, SendWr, WcStatus};
+use crate::types::{Access, Flush, LinkId, Payload, Placement, SendOp, SendWr, WcStatus};
 use crate::watch;
 
 /// The memory of the peer that a request is about.
@@ -212,7 +212,12 @@ fn done_at_once<P: Probe>(
 /// Executes the next chunk of the request at `sq.next`. `None` if that is not possible: then the peer is
 /// asked.
 pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option<Step> {
-    let Some(target) = Target::of(&wqe.op, wqe.length) else { return step_atomic(qp, hub, wqe) };
+    let Some(target) = Target::of(&wqe.op, wqe.length) else {
+        return match wqe.op {
+            SendOp::Flush(flush) => step_flush(qp, hub, wqe, flush),
+            _ => step_atomic(qp, hub, wqe),
+        };
+    };
     let (path, state) = open_link(qp, &hub.links)?;
     let done = path.direct_done;
     let len = (wqe.length - done).min(CHUNK);
@@ -262,6 +267,26 @@ fn step_atomic<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Option
     hub.probe.stage(Stage::PutData, 8);
     end(qp, hub, wqe, wqe.length);
     Some(Step::Moved(wqe.length))
+}
+
+/// The same for a flush: what was written before, by this side too, is where all of the host sees it. That
+/// the peer grants it is all that is looked for.
+fn step_flush<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wqe: &SendWqe,
+    flush: Flush,
+) -> Option<Step> {
+    let length = u32::try_from(flush.len).ok().filter(|&length| length > 0)?;
+    if flush.whole || flush.placement != Placement::GLOBAL {
+        return None;
+    }
+    let (path, state) = open_link(qp, &hub.links)?;
+    let Flush { addr, rkey, .. } = flush;
+    let target = Target { addr, rkey, length, right: Access::FLUSH_GLOBAL };
+    target.reach(path, state, |_, _| Some(()))?;
+    end(qp, hub, wqe, wqe.length);
+    Some(Step::Moved(0))
 }
 
 /// Counts what was moved; the request needs no acknowledgement of its own.

@@ -2,7 +2,8 @@
 
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
+    AtomicOp, AtomicRequest, AtomicResponse, FlushRequest, Immediate, ReadRequest, TaggedOp,
+    UntaggedOp,
 };
 use quipu_iwarp::wire::{Payload, Stag};
 use quipu_iwarp::{Sender, Staged};
@@ -18,7 +19,7 @@ use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
 use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
-use crate::types::{Access, SendFlags, SendOp, WcStatus};
+use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
 
@@ -283,8 +284,22 @@ fn ask(
             let request = AtomicRequest { id: position, stag: Stag(rkey), to: addr, op };
             whole(tx, outgoing, out, &request)
         }
+        SendOp::Flush(flush) => whole(tx, outgoing, out, &flush_request(flush)),
         _ => None,
     }
+}
+
+/// Whether the peer knows flushes. For one that does not this side says what it would: that the request is
+/// none.
+fn takes_flushes(qp: &Qp) -> bool {
+    matches!(&qp.path, Path::Stream(stream) if stream.flushes)
+}
+
+/// The message that asks for a flush.
+pub(crate) fn flush_request(flush: Flush) -> FlushRequest {
+    let Flush { addr, rkey, len, placement, .. } = flush;
+    let (placement, level) = (placement.bits(), flush.level());
+    FlushRequest { stag: Stag(rkey), to: addr, len, placement, level }
 }
 
 /// Begins the message that comes next in the send queue, and writes it if it is a small one, or executes a
@@ -311,6 +326,9 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
             }
             Err(status) => Step::Failed(status),
         };
+    }
+    if matches!(wqe.op, SendOp::Flush(_)) && !takes_flushes(qp) {
+        return Step::Failed(WcStatus::RemInvReqErr);
     }
     let reads = wqe.wants_answer();
     if reads && plain::grants_no_reads(qp) {
@@ -418,6 +436,7 @@ fn compose(
             executed: None,
         },
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ask(tx, Op::AtomicRequest),
+        SendOp::Flush(_) => ask(tx, Op::Flush),
         SendOp::Read { .. } | SendOp::LocalInv { .. } | SendOp::BindMw(_) => {
             ask(tx, Op::ReadRequest)
         }

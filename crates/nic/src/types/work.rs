@@ -80,6 +80,8 @@ pub enum SendOp {
         /// Value to add.
         add: u64,
     },
+    /// Have what was written before be where others find it (`ibv_wr_flush`).
+    Flush(Flush),
     /// Invalidate a key of one's own (a type 2 window).
     LocalInv {
         /// The key.
@@ -87,6 +89,61 @@ pub enum SendOp {
     },
     /// Bind a memory window.
     BindMw(BindMw),
+}
+
+bitflags::bitflags! {
+    /// Where a flush has what was written be: the values of `ibv_placement_type`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Placement: u8 {
+        /// Where all of the peer's host sees it.
+        const GLOBAL = 1;
+        /// Where it outlives a loss of power. No memory here does: peers refuse it.
+        const PERSISTENT = 2;
+    }
+}
+
+/// What a flush is about (IBA A19.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// Address in the peer's region.
+    pub addr: u64,
+    /// The peer's key.
+    pub rkey: u32,
+    /// Bytes from there on.
+    pub len: u64,
+    /// All of the region instead (`IBV_FLUSH_MR`).
+    pub whole: bool,
+    /// Not empty.
+    pub placement: Placement,
+}
+
+impl Flush {
+    /// The levels of `ibv_selectivity_level`.
+    const RANGE: u8 = 0;
+    const REGION: u8 = 1;
+
+    /// With placement and level as numbers; `None` if they mean nothing.
+    #[must_use]
+    pub fn of(addr: u64, rkey: u32, len: u64, placement: u8, level: u8) -> Option<Self> {
+        let placement =
+            Placement::from_bits(placement).filter(|placement| !placement.is_empty())?;
+        let whole = match level {
+            Self::RANGE => false,
+            Self::REGION => true,
+            _ => return None,
+        };
+        Some(Self { addr, rkey, len, whole, placement })
+    }
+
+    /// The level as a number.
+    pub(crate) fn level(self) -> u8 {
+        if self.whole { Self::REGION } else { Self::RANGE }
+    }
+
+    /// The range; `None` if all of the region is meant.
+    pub(crate) fn range(self) -> Option<(u64, u64)> {
+        (!self.whole).then_some((self.addr, self.len))
+    }
 }
 
 /// The binding of a memory window to a range of a region.
@@ -235,6 +292,8 @@ pub enum WcOpcode {
     BindMw = 5,
     /// A key invalidated.
     LocalInv = 6,
+    /// A flush.
+    Flush = 8,
     /// An atomic write.
     AtomicWrite = 9,
     /// A receive.

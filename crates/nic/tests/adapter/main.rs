@@ -10,6 +10,7 @@ mod datagrams;
 mod departures;
 mod fates;
 mod faults;
+mod flush;
 mod gathering;
 mod glances;
 mod hostile;

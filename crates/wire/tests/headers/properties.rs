@@ -5,7 +5,9 @@ use quipu_wire::control::Control;
 use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::Hello;
 use quipu_wire::mpa::{Enhanced, FrameKind, StartFrame};
-use quipu_wire::rdmap::{AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest};
+use quipu_wire::rdmap::{
+    AtomicRequest, AtomicResponse, FlushRequest, Immediate, Opcode, ReadRequest,
+};
 use quipu_wire::tcp;
 use quipu_wire::terminate::Terminate;
 use quipu_wire::{Payload, ddp};
@@ -28,10 +30,11 @@ macro_rules! stable {
 proptest! {
     #[test]
     fn arbitrary_payloads(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-        for len in [8, 12, 16, 28, 52, bytes.len()] {
+        for len in [8, 12, 16, 24, 28, 52, bytes.len()] {
             let bytes = &bytes[..bytes.len().min(len)];
             stable!(ReadRequest, bytes);
             stable!(AtomicRequest, bytes);
+            stable!(FlushRequest, bytes);
             stable!(AtomicResponse, bytes);
             stable!(Immediate, bytes);
             stable!(Control, bytes);

@@ -4,8 +4,8 @@ use quipu_wire::control::Control;
 use quipu_wire::datagram::Datagram;
 use quipu_wire::hello::{Features, Hello, Kind, Service};
 use quipu_wire::mpa::{CRC_LEN, LENGTH_LEN, crc32c, fpdu_len};
-use quipu_wire::rdmap::{Immediate, UntaggedOp, queue};
-use quipu_wire::{Payload, ddp};
+use quipu_wire::rdmap::{FlushRequest, Immediate, UntaggedOp, queue};
+use quipu_wire::{Payload, Stag, ddp};
 
 const WIRE: &str = include_str!("../../../../specs/quipu-wire.md");
 const DATAGRAM: &str = include_str!("../../../../specs/quipu-datagram.md");
@@ -54,7 +54,7 @@ fn hello() {
     let hello = Hello {
         kind: Kind::Request,
         path_mtu: 3,
-        features: Features::ALL,
+        features: Features::QUIPU.with(Features::RFC7306),
         dest_qpn: 0xc35102,
         source_qpn: 0xc35001,
         rq_psn: 0x123456,
@@ -85,6 +85,15 @@ fn immediate() {
     let immediate = Immediate { imm: 0x1122_3344, write_len: 4096 };
     let bytes = fpdu(header(UntaggedOp::Immediate, 0, 6), &payload(immediate));
     assert_eq!(bytes, example("immediate"));
+}
+
+#[test]
+fn flush() {
+    let (stag, to) = (Stag(0x0102_0304), 0x0000_7f00_1234_5000);
+    let request = FlushRequest { stag, to, len: 4096, placement: 1, level: 0 };
+    let bytes = fpdu(header(UntaggedOp::Flush, 0, 3), &payload(request));
+    assert_eq!(bytes, example("flush"));
+    assert_eq!(FlushRequest::parse(&bytes[20..44]), Ok(request));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Immediate, ReadRequest, TaggedOp, UntaggedOp,
+    AtomicOp, AtomicRequest, AtomicResponse, FlushRequest, Immediate, ReadRequest, TaggedOp,
+    UntaggedOp,
 };
 use quipu_iwarp::wire::{Payload, Stag, ddp, mpa};
 use quipu_iwarp::{
@@ -89,6 +90,7 @@ pub enum Msg {
     Read(ReadRequest),
     Atomic(AtomicRequest),
     AtomicResponse(AtomicResponse),
+    Flush(FlushRequest),
     Control(Control),
 }
 
@@ -122,6 +124,7 @@ impl Msg {
             Msg::Atomic(request) => {
                 (sender.begin_untagged(UntaggedOp::AtomicRequest, 0), emitted(request))
             }
+            Msg::Flush(request) => (sender.begin_untagged(UntaggedOp::Flush, 0), emitted(request)),
             Msg::AtomicResponse(response) => {
                 (sender.begin_untagged(UntaggedOp::AtomicResponse, 0), emitted(response))
             }
@@ -164,6 +167,7 @@ impl Collector {
             }
             Segment::ReadRequest { request, .. } => (Msg::Read(request), true),
             Segment::AtomicRequest { request, .. } => (Msg::Atomic(request), true),
+            Segment::Flush { request, .. } => (Msg::Flush(request), true),
             Segment::AtomicResponse(response) => (Msg::AtomicResponse(response), true),
             Segment::Control(control) => (Msg::Control(control), true),
             Segment::Terminate(_) | Segment::Discarded { .. } => return,

@@ -164,7 +164,8 @@ pub struct Pair {
 pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC);
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL);
 
 /// What a connected queue pair is told when it goes from INIT to RTR.
 pub const TO_RTR: QpAttrMask = QpAttrMask::STATE
