@@ -95,7 +95,8 @@ fn over_v4(quote: &[u8], said: Said, out: &mut [u8]) -> Option<usize> {
         Said::NoPort => unreachable(icmpv4::unreachable::PORT, 0),
     };
     let header = ipv4::Repr {
-        source: Ipv4Addr::new(10, 9, 0, 0xff),
+        // Not 255, from which nobody takes anything: that is the address of all.
+        source: Ipv4Addr::new(10, 9, 0, 0xfe),
         destination: sent.source,
         protocol: 1,
         traffic_class: 0,
@@ -128,5 +129,30 @@ mod tests {
         let message =
             icmpv6::Repr::parse(header.source, header.destination, &bytes[at + len..]).unwrap();
         assert_eq!(message, icmpv6::Repr::PacketTooBig { mtu: 1_300, packet: &sent });
+    }
+
+    #[test]
+    fn a_report_over_ipv4_is_from_somebody() {
+        let [_, IpAddr::V4(source)] = addresses(3) else { unreachable!() };
+        let sent = ipv4::Repr {
+            source,
+            destination: Ipv4Addr::new(10, 9, 0, 1),
+            protocol: TCP,
+            traffic_class: 0,
+            hop_limit: 64,
+            identification: 0,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            payload_len: 100,
+        };
+        let mut packet = vec![0; ipv4::LEN + 100];
+        sent.emit(&mut packet);
+        let bytes = report(3, false, &packet, Said::TooBig(1_300)).unwrap();
+        let (header, _) = ipv4::Repr::parse(&bytes).unwrap();
+        assert_eq!(header.destination, source);
+        // The prefix of all hosts has 24 bits: 0 and 255 are nobody's (RFC 1122 3.2.1.3).
+        assert!((1..=254).contains(&header.source.octets()[3]), "{}", header.source);
+        assert!((0..4).all(|host| addresses(host)[1] != IpAddr::from(header.source)));
     }
 }

@@ -103,9 +103,10 @@ fn seeds_that_found_something() {
         assert_eq!(run(seed, &options).failure, None);
     }
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
-    let others = others.into_iter().chain([(Service::Xrc, 3_502_536)]);
+    let others = others.into_iter().chain([3_502_536, 7_309_721].map(|seed| (Service::Xrc, seed)));
     let others = others.chain([7_101_233, 7_205_557].map(|seed| (Service::Iwarp, seed)));
-    let qpip = [0, 14, 88, 679, 2342, 7_005_856, 7_009_845].map(|seed| (Service::Qpip, seed));
+    let qpip = [0, 14, 88, 679, 2342, 7_005_856, 7_009_845, 7_305_163, 7_301_765]
+        .map(|seed| (Service::Qpip, seed));
     for (service, seed) in others.chain(qpip) {
         let options = Options { service: Some(service), ..Options::default() };
         assert_eq!(run(seed, &options).failure, None);

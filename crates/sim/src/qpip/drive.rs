@@ -302,7 +302,9 @@ impl Programs {
                 self.note_fault(world, mishap);
                 self.bury_posts(host);
                 for e in 0..self.ends.len() {
-                    if self.ends[e].host == host && self.ends[e].exists {
+                    // Of a connection that is over here the peer may not have heard so: nobody says it again.
+                    let end = &self.ends[e];
+                    if end.host == host && (end.exists || end.mated) {
                         self.cause(e, "death");
                         self.ends[e].exists = false;
                     }

@@ -11,7 +11,7 @@ use quipu_nic::{
 };
 
 use super::Services;
-use super::model::{Contents, Message, Sent, Stage};
+use super::model::{Actor, Contents, Message, Sent, Stage};
 use super::setup::{QKEY, ROUTE};
 use crate::load::LONGEST_TICK_NS;
 use crate::options::Service;
@@ -473,9 +473,18 @@ impl Services {
         }
     }
 
+    /// Receives of a shared queue that may be held for ever: a queue pair keeps the one that a message has
+    /// begun to fill, also when its peer has gone in the middle of it.
+    fn held_back(&self, p: usize) -> usize {
+        let gone = |a: usize| !self.actors[a].exists || self.actors[a].stage == Stage::Over;
+        let holds = |actor: &&Actor| actor.exists && actor.pools.contains(&p) && gone(actor.peer);
+        if self.service == Service::Xrc { self.actors.iter().filter(holds).count() } else { 0 }
+    }
+
     fn refill(&mut self, world: &mut World, p: usize) -> usize {
         let mut posted = 0;
-        while self.pools[p].posted.len() < self.pools[p].depth && self.pools[p].budget > 0 {
+        let depth = self.pools[p].depth + self.held_back(p);
+        while self.pools[p].posted.len() < depth && self.pools[p].budget > 0 {
             let pool = &self.pools[p];
             let (host, pd, srq, owner) = (pool.host, pool.pd, pool.srq, pool.owner);
             let (uneven, most) = (pool.uneven, pool.room);
