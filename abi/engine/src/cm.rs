@@ -207,8 +207,11 @@ fn qp_attr_of(instance: &Instance, params: &QpParams, state: u32, attr: &mut ibv
                 return mask | IBV_QP_QKEY;
             }
             let right = |given: bool, right: u32| if given { right } else { 0 };
+            // The device of plain iWARP has no flushes.
+            let flushes = params.remote_read && !params.of_adapter;
             attr.qp_access_flags = right(params.remote_write, IBV_ACCESS_REMOTE_WRITE)
-                | right(params.remote_read, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+                | right(params.remote_read, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+                | right(flushes, IBV_ACCESS_FLUSH_GLOBAL);
             mask |= IBV_QP_ACCESS_FLAGS;
         }
         // The engine connects it; the kernel names the port here, too.

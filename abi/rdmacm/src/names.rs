@@ -53,11 +53,16 @@ fn status_of(failure: Failure) -> Result<c_int, Errno> {
     }
 }
 
-/// Looks the names up, and writes the event.
+/// Looks the names up, and writes the event. That may take long, and the identifier is not held on to: a
+/// program that gives it up meanwhile need not wait.
+///
+/// # Errors
+///
+/// As [`status_of`]; EINVAL if the identifier is gone.
 ///
 /// # Safety
 ///
-/// `raw` is an identifier whose question is this one; the others as the program promises.
+/// `raw` was an identifier whose question is this one; the others as the program promises.
 unsafe fn ask(
     raw: *mut rdma_cm_id,
     node: *const c_char,
@@ -65,11 +70,13 @@ unsafe fn ask(
     hints: Option<&rdma_addrinfo>,
 ) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
-    let (state, found) = unsafe { (id(raw)?, addrinfo::look_up_all(node, service, hints)) };
+    let found = unsafe { addrinfo::look_up_all(node, service, hints) }.map(List);
+    // SAFETY: as above.
+    let state = unsafe { id(raw) }?;
     let (event, status) = match found {
         Ok(list) => {
             // Before its event, which another thread may be waiting for.
-            state.book().names = Names::Found(List(list));
+            state.book().names = Names::Found(list);
             (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0)
         }
         Err(failure) => (RDMA_CM_EVENT_ADDRINFO_ERROR, status_of(failure)?),
@@ -78,11 +85,11 @@ unsafe fn ask(
     check(unsafe { (state.api.cm.write_event)(state.handle, event, status, 0) })
 }
 
-/// The event of a failed question is taken: another one may be asked.
+/// A question has failed, and its event, if it has one, is taken: another one may be asked.
 ///
 /// # Safety
 ///
-/// `raw` is an identifier.
+/// `raw` is an identifier, or was one.
 pub(crate) unsafe fn failed(raw: *mut rdma_cm_id) {
     // SAFETY: passed on from the caller.
     if let Ok(state) = unsafe { id(raw) } {
@@ -111,10 +118,7 @@ entry! {
                 }
                 book.names = Names::Asked;
             }
-            if let Err(errno) = ask(raw, node, service, hints) {
-                state.book().names = Names::Unasked;
-                return Err(errno);
-            }
+            ask(raw, node, service, hints).inspect_err(|_| failed(raw))?;
             complete(raw)
         }
     }

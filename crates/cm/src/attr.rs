@@ -46,7 +46,7 @@ pub struct QpParams {
     pub of_adapter: bool,
     /// INIT: the peer may write.
     pub remote_write: bool,
-    /// INIT: the peer may read, and use atomics.
+    /// INIT: the peer may read, use atomics, and flush.
     pub remote_read: bool,
     /// INIT, datagrams.
     pub qkey: u32,

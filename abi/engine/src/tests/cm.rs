@@ -166,6 +166,14 @@ fn queue_pairs_are_connected_and_exchange_messages() {
         assert_eq!(wc.status, IBV_WC_SUCCESS);
     }
     assert_eq!(&bench.read::<9>(64), b"connected");
+    // Both ends let the other do all that the device offers.
+    let mut flush = send(3, ENGINE_WR_FLUSH, &mut []);
+    let (remote_addr, rkey) = (bench.addr(64), bench.mr.rkey);
+    flush.wr.atomic = ibv_send_wr_atomic { remote_addr, compare_add: 9, swap: 1, rkey };
+    for qp in [a.qp, b.qp] {
+        done(unsafe { (bench.api.post_batch)(qp, &flush) }).unwrap();
+        assert_eq!(bench.completion().status, IBV_WC_SUCCESS);
+    }
 
     done(unsafe { (client.cm.disconnect)(active) }).unwrap();
     server.event(RDMA_CM_EVENT_DISCONNECTED);

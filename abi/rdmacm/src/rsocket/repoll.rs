@@ -12,7 +12,8 @@
 //! | another call has seen a change of it, or taken the event of one | [`Set::touch`], from the socket's `note` |
 //! | it was ready, and is in the set without `EPOLLET` and `EPOLLONESHOT` | the wait that said so |
 //!
-//! Whoever takes a socket off the queue arms it and looks again. Whoever sleeps has seen the queue empty.
+//! Whoever takes a socket off the queue arms it and looks again. Whoever sleeps has seen the queue empty, and
+//! whoever leaves wakes one who sleeps if it is not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -185,27 +186,32 @@ impl Set {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let plain = self.hear(left)?;
-            let count = self.tell(events, plain)?;
-            if count > 0 || left.is_some_and(|left| left.is_zero()) {
+            let over = left.is_some_and(|left| left.is_zero());
+            let asleep = self.lies_down();
+            let plain = self.hear(asleep, left)?;
+            let count = self.tell(events, plain, over)?;
+            if count > 0 || over {
                 return Ok(count);
             }
         }
     }
 
-    /// Hears what the kernel says, and sleeps where nothing is left to be looked at; whether descriptors of
-    /// the system are ready.
-    fn hear(&self, left: Option<Duration>) -> Result<bool, Errno> {
-        let asleep = {
-            let mut items = self.items();
-            let mut calls = self.calls();
-            while let Some(fd) = calls.touched.pop_first() {
-                items.queue(fd);
-            }
-            let asleep = items.queue.is_empty();
-            calls.sleepers += u32::from(asleep);
-            asleep
-        };
+    /// Queues what others have seen a change of. True where nothing is left to be looked at: then this thread
+    /// counts as one that sleeps.
+    fn lies_down(&self) -> bool {
+        let mut items = self.items();
+        let mut calls = self.calls();
+        while let Some(fd) = calls.touched.pop_first() {
+            items.queue(fd);
+        }
+        let asleep = items.queue.is_empty();
+        calls.sleepers += u32::from(asleep);
+        asleep
+    }
+
+    /// Hears what the kernel says, and waits for it if the thread sleeps; whether descriptors of the system
+    /// are ready.
+    fn hear(&self, asleep: bool, left: Option<Duration>) -> Result<bool, Errno> {
         let mut said = [epoll_event { events: 0, u64: 0 }; BATCH];
         let heard = wait(&self.fd, &mut said, if asleep { millis(left) } else { 0 });
         self.calls().sleepers -= u32::from(asleep);
@@ -221,8 +227,8 @@ impl Set {
         Ok(plain)
     }
 
-    /// Fills in what is ready now; how much.
-    fn tell(&self, events: &mut [epoll_event], plain: bool) -> Result<usize, Errno> {
+    /// Fills in what is ready now; how much. `over`: the thread leaves even if that is nothing.
+    fn tell(&self, events: &mut [epoll_event], plain: bool, over: bool) -> Result<usize, Errno> {
         let mut items = self.items();
         items.plain_first ^= plain;
         let mut count = 0;
@@ -233,9 +239,13 @@ impl Set {
         if plain && !items.plain_first && count < events.len() {
             count += wait(&self.plain, &mut events[count..], 0)?;
         }
-        if count > 0 && !items.queue.is_empty() {
-            // Others who sleep here are told too, as the kernel does it.
-            self.ring_for(&self.calls());
+        if count > 0 || over {
+            // Who sleeps here is told of what is left, as the kernel does it: what woke this thread, even if
+            // it only looked in, wakes nobody else.
+            let calls = self.calls();
+            if !items.queue.is_empty() || !calls.touched.is_empty() {
+                self.ring_for(&calls);
+            }
         }
         Ok(count)
     }
@@ -387,5 +397,29 @@ entry! {
         let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         Ok(set.wait(events, timeout)? as c_int)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bell wakes one thread alone. Where that was about to leave, another that sleeps must hear it.
+    #[test]
+    fn who_looks_in_does_not_keep_the_bell() {
+        for count in [0, 1] {
+            let set = Set::new().unwrap();
+            let mut events = [epoll_event { events: libc::EPOLLOUT as u32, u64: 7 }; 4];
+            if count > 0 {
+                let fd = set.bell.as_raw_fd();
+                control(&set.plain, libc::EPOLL_CTL_ADD, fd, &mut events[0]).unwrap();
+            }
+            assert!(set.lies_down() && set.lies_down(), "one looks in, and one sleeps");
+            set.touch(1);
+            let plain = set.hear(true, Some(Duration::ZERO)).unwrap();
+            assert_eq!(set.tell(&mut events, plain, count == 0), Ok(count));
+            let said = wait(&set.fd, &mut events, 0).unwrap();
+            assert!(events[..said].iter().any(|said| said.u64 == BELL), "{count} events");
+        }
     }
 }

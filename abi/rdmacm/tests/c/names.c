@@ -1,5 +1,6 @@
 /* rdma_resolve_addrinfo and its answers, and events that programs write. */
 #include "newer.h"
+#include <netdb.h>
 
 #define RAI_SA_FLAG 0x10
 #define RAI_DNS_FLAG 0x20
@@ -8,6 +9,38 @@ static int (*resolve_addrinfo)(struct rdma_cm_id *, const char *, const char *,
 			       const struct rdma_addrinfo *);
 static int (*query_addrinfo)(struct rdma_cm_id *, struct rdma_addrinfo **);
 static int (*write_cm_event)(struct rdma_cm_id *, int, int, uint64_t);
+
+/* Given up while its names are looked up, and the memory that it was used for something else. */
+static struct rdma_cm_id *doomed;
+
+/* In front of the C library's. */
+int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+		struct addrinfo **found)
+{
+	int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+		dlsym(RTLD_NEXT, "getaddrinfo");
+	if (doomed) {
+		CHECK(rdma_destroy_id(doomed) == 0);
+		doomed = NULL;
+		for (size_t size = 16; size < 4096; size += 8) {
+			void *memory = malloc(size);
+			CHECK(memory);
+			memset(memory, 1, size);
+		}
+	}
+	return real(node, service, hints, found);
+}
+
+static void departures(struct rdma_event_channel *channel)
+{
+	const char *nodes[] = { "127.0.0.1", "no number" };
+	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST };
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(rdma_create_id(channel, &doomed, NULL, RDMA_PS_TCP) == 0);
+		FAILS(resolve_addrinfo(doomed, nodes[i], "1", &hints), EINVAL);
+	}
+}
 
 /* The next event: this one, with its status, about an identifier. */
 static uint64_t meets(struct rdma_event_channel *channel, struct rdma_cm_id *id, int type, int status)
@@ -134,6 +167,7 @@ static void synchronous(void)
 
 int main(void)
 {
+	alarm(60);
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	CHECK(channel);
 	resolve_addrinfo = versioned("rdma_resolve_addrinfo", "RDMACM_1.4");
@@ -143,6 +177,7 @@ int main(void)
 	refusals(channel);
 	own_events(channel);
 	synchronous();
+	departures(channel);
 	rdma_destroy_event_channel(channel);
 	return 0;
 }

@@ -218,8 +218,12 @@ fn remote_operations_reach_the_memory_of_the_domain() {
         xrc.send(2, 0, SendOp::Read { addr, rkey }, &[here.sge(50_000, 50_000)]);
         let word = addr + 80_000;
         xrc.send(3, 0, SendOp::FetchAdd { addr: word, rkey, add: 1 }, &[here.sge(0, 8)]);
+        for (wr_id, whole) in [(4, false), (5, true)] {
+            let flush = Flush { addr, rkey, len: 50_000, whole, placement: Placement::GLOBAL };
+            xrc.send(wr_id, 0, SendOp::Flush(flush), &[]);
+        }
         xrc.pair.run();
-        assert_eq!(xrc.sent(), [1, 2, 3].map(|wr_id| (wr_id, Success)), "{way:?}");
+        assert_eq!(xrc.sent(), [1, 2, 3, 4, 5].map(|wr_id| (wr_id, Success)), "{way:?}");
         assert!(here.bytes(50_000, 50_000) == [3; 50_000]);
         assert_eq!(
             (here.bytes(0, 8), there.bytes(80_000, 8)),
