@@ -9,7 +9,7 @@
 //! |---|---|
 //! | it was added or changed | `repoll_ctl` |
 //! | its descriptor says that a completion or event came | the kernel |
-//! | another call has seen a change of it, or taken the event of one | [`Set::touch`], from the socket's `note` |
+//! | another call has seen a change of it, or taken the event of one | `Set::touch`, from the socket's `note` |
 //! | it was ready, and is in the set without `EPOLLET` and `EPOLLONESHOT` | the wait that said so |
 //!
 //! Whoever takes a socket off the queue arms it and looks again. Whoever sleeps has seen the queue empty, and
