@@ -29,6 +29,8 @@ pub enum Glance {
     Vain,
     /// A completion, which was handed out. There may be more to do.
     Taken,
+    /// The queue is empty, and there is something in the channel of this queue pair.
+    Found(QpId),
     /// Something else, or it is not known.
     Unsure,
 }
@@ -54,23 +56,32 @@ impl<P: Probe> Adapter<P> {
     #[inline(always)]
     pub fn glance(&mut self, now: Time, cq: CqId, taker: impl FnOnce(&Completion)) -> Glance {
         let Self { qps, hub } = self;
-        if hub.hot.len() > FEW {
+        let empty = hub.cqs.get_mut(cq).is_some_and(Cq::is_idle);
+        if !empty || hub.hot.len() > FEW {
             return Glance::Unsure;
         }
         for index in 0..hub.hot.len() {
-            let Some(qp) = qps.get_mut(hub.hot[index]) else { return Glance::Unsure };
+            let id = hub.hot[index];
+            let Some(qp) = qps.get_mut(id) else { return Glance::Unsure };
             if !receive::channel::is_quiet(qp) {
                 hub.now = now;
                 let taken = receive::express::take(qp, hub, cq, taker);
-                return if taken { Glance::Taken } else { Glance::Unsure };
+                return if taken { Glance::Taken } else { Glance::Found(id) };
             }
         }
         let idle = hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
         if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
             return Glance::Unsure;
         }
-        let empty = hub.cqs.get_mut(cq).is_some_and(Cq::is_idle);
-        if empty { Glance::Vain } else { Glance::Unsure }
+        Glance::Vain
+    }
+
+    /// Serves what a same-host peer has put into the channel of `id`, of which a [`glance`](Self::glance) has
+    /// seen something; whether there was anything.
+    #[inline]
+    pub fn serve(&mut self, now: Time, id: QpId) -> bool {
+        self.hub.now = now;
+        self.look(id, false)
     }
 
     /// Whether a queue has no completions, and no overrun to tell of. Then the program has looked at it.

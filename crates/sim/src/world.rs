@@ -353,7 +353,11 @@ impl World {
         let adapter = &mut self.hosts[h].adapter;
         let mut found = None;
         let glance = adapter.glance(now, cq, |completion| found = Some(*completion));
-        let busy = glance != Glance::Taken && adapter.progress(now);
+        let busy = match glance {
+            Glance::Taken => false,
+            Glance::Found(qp) => adapter.serve(now, qp) || adapter.progress(now),
+            Glance::Vain | Glance::Unsure => adapter.progress(now),
+        };
         if found.is_some() != (glance == Glance::Taken) || (busy && glance == Glance::Vain) {
             self.violate(|| format!("host {h}: a glance found {glance:?} and {found:?}"));
         }

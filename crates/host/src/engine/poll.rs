@@ -167,20 +167,24 @@ impl Core {
         self.calm > 0 && self.last_look.serves(cq) && self.adapter.is_idle(cq)
     }
 
-    /// A poll of `cq` by as quick a look as there is, where that is to be had. It counts as one.
+    /// A poll of `cq` by as quick a look as there is, where that is to be had: how many completions it has
+    /// handed out, or `None` if it was none.
     #[inline(always)]
     pub(super) fn glance(
         &mut self,
         cq: CqId,
         max: usize,
-        taker: impl FnOnce(&Completion),
-    ) -> Glance {
+        mut taker: impl FnMut(&Completion),
+    ) -> Option<usize> {
         if self.calm == 0 || max == 0 {
-            return Glance::Unsure;
+            return None;
         }
-        let glance = self.adapter.glance(self.clock.recent(), cq, taker);
-        if glance == Glance::Unsure {
-            return glance;
+        let now = self.clock.recent();
+        let glance = self.adapter.glance(now, cq, &mut taker);
+        match glance {
+            Glance::Unsure => return None,
+            Glance::Found(id) if !self.adapter.serve(now, id) => return None,
+            _ => {}
         }
         self.calm -= 1;
         self.polls_since_reading += 1;
@@ -190,13 +194,17 @@ impl Core {
             self.last_look.made(cq, true);
             self.calls.empty_polls += 1;
             self.empty_polls = self.empty_polls.wrapping_add(1);
-        } else {
-            self.last_look.forget();
-            self.calls.rounds += 1;
-            self.empty_polls = 0;
-            self.finish_round(self.clock.recent());
+            return Some(0);
         }
-        glance
+        self.last_look.forget();
+        self.calls.rounds += 1;
+        self.empty_polls = 0;
+        self.finish_round(now);
+        if glance == Glance::Taken {
+            Some(1)
+        } else {
+            self.adapter.poll_cq_each(cq, max, taker).ok()
+        }
     }
 
     /// Whether a poll has to look at memory that is shared with peers only: nothing else was busy lately, and

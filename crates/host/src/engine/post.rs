@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use quipu_cabi::Hold;
 use quipu_fault::{Call, Occasion};
-use quipu_nic::{Completion, CqId, Glance, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
+use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
 
 use super::Engine;
 use super::core::Core;
@@ -252,15 +252,11 @@ impl Engine {
         if core.is_spared(cq) {
             return Ok((0, false));
         }
-        match core.glance(cq, max, &mut taker) {
-            Glance::Vain => {
-                let empty_polls = core.empty_polls;
-                drop(core);
-                self.let_others_run(empty_polls);
-                return Ok((0, false));
-            }
-            Glance::Taken => return Ok((1, true)),
-            Glance::Unsure => {}
+        if let Some(found) = core.glance(cq, max, &mut taker) {
+            let empty_polls = core.empty_polls;
+            drop(core);
+            self.let_others_run(empty_polls);
+            return Ok((found, empty_polls == 0));
         }
         if core.watched {
             let found = self.poll_watched(core, cq, max, &mut taker)?;

@@ -7,6 +7,7 @@ use quipu_mem::ring::SlotHeader;
 use super::channel::{End, end_reception, may_wait, requester_ack, tell};
 use crate::adapter::Hub;
 use crate::channel::{flag, request};
+use crate::cq::Cq;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::responder::{self, Finish, Refusal};
@@ -70,7 +71,7 @@ pub(super) fn place<P: Probe>(
 /// answer that was waited for: one that tells of the last requests, and has no others before it. `false` if
 /// it is not of that kind; then nothing was done.
 ///
-/// The queue of the receive must be empty, and not that of the sends, whose completions come first.
+/// The queue must be empty, and may not be that of the sends, whose completions come first.
 #[inline(always)]
 pub(crate) fn take<P: Probe>(
     qp: &mut Qp,
@@ -88,7 +89,7 @@ pub(crate) fn take<P: Probe>(
     }
     let Some(header) = incoming.requests.peek() else { return false };
     let ready = header.ack != qp.requester.acked && qp.may_receive() && !hub.probe.watches();
-    if !ready || !hub.cqs.get_mut(cq).is_some_and(|cq| cq.is_plain() && cq.is_idle()) {
+    if !ready || !hub.cqs.get(cq).is_some_and(Cq::is_plain) {
         return false;
     }
     let mut handed_out = false;
