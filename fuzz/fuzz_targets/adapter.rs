@@ -472,7 +472,9 @@ fn control(world: &mut World, input: &mut Input<'_>) {
 }
 
 fn memory(world: &mut World, input: &mut Input<'_>) {
-    match input.byte() % 8 {
+    let choice = input.byte();
+    let cq = world.cqs[usize::from(choice >> 7)];
+    match choice % 8 {
         0 => {
             if let Some(region) = world.region
                 && world.adapter.dereg_mr(region.id).is_ok()
@@ -489,15 +491,15 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
                 world.region = Some(changed);
             }
         }
-        2 => drop(world.adapter.resize_cq(world.cq, input.count())),
+        2 => drop(world.adapter.resize_cq(cq, input.count())),
         3 => {
             let (max_wr, limit) = (input.count(), input.count());
             let max_wr = (max_wr % 4 == 0).then_some(max_wr);
             let _ = world.adapter.modify_srq(world.srq, max_wr, Some(limit));
         }
-        4 => drop(world.adapter.req_notify_cq(world.cq, input.flag())),
+        4 => drop(world.adapter.req_notify_cq(cq, input.flag())),
         5 => drop(world.adapter.dealloc_pd(world.pd)),
-        6 => drop(world.adapter.destroy_cq(world.cq)),
+        6 => drop(world.adapter.destroy_cq(cq)),
         _ => drop(world.adapter.destroy_srq(world.srq)),
     }
 }
