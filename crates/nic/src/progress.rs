@@ -35,6 +35,13 @@ pub enum Glance {
     Unsure,
 }
 
+/// Has the first of these channels looked at behind the others the next time: one that always has something,
+/// as that of a peer which asks again while it is answered, would keep them waiting otherwise.
+#[inline(never)]
+fn put_last(hot: &mut [QpId]) {
+    hot.rotate_left(1);
+}
+
 impl<P: Probe> Adapter<P> {
     /// Publishes remotely accessible regions in `directory`, which same-host peers may read.
     ///
@@ -65,6 +72,9 @@ impl<P: Probe> Adapter<P> {
             let Some(qp) = qps.get_mut(id) else { return Glance::Unsure };
             if !receive::channel::is_quiet(qp) {
                 hub.now = now;
+                if index + 1 < hub.hot.len() {
+                    put_last(&mut hub.hot[index..]);
+                }
                 let taken = receive::express::take(qp, hub, cq, taker);
                 return if taken { Glance::Taken } else { Glance::Found(id) };
             }

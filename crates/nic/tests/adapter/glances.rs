@@ -249,3 +249,34 @@ fn an_answer_without_a_receive_waits() {
     met.look(0);
     assert_eq!(met.received(0), [18]);
 }
+
+/// The peers ask again as soon as they are answered.
+#[test]
+fn glances_find_channels_that_always_have_something_in_turn() {
+    let mut met = Met::new();
+    let [other, asking] = [0, 1].map(|host| {
+        let cq = met.cqs[host];
+        met.pair.hosts[host].qp_with(|init| init.recv_cq = cq)
+    });
+    met.pair.connect([other, asking]);
+    let channels = [[met.qps[0], met.qps[1]], [other, asking]];
+    for [from, to] in channels {
+        (20..26).for_each(|wr_id| met.pair.recv(1, to, wr_id, &[]));
+        met.pair.send(0, from, 1, SendOp::Send, &[]);
+    }
+    met.pair.hosts[1].adapter.progress(met.pair.now);
+    assert_eq!(met.received(1).len(), 2);
+    for [from, _] in channels {
+        met.pair.send(0, from, 1, SendOp::Send, &[]);
+    }
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        let (Glance::Found(found), None) = met.glance(1) else { panic!("both have something") };
+        assert!(met.pair.hosts[1].adapter.serve(met.pair.now, found));
+        assert_eq!(met.received(1).len(), 1, "the other waits");
+        let [from, _] = channels[usize::from(found == asking)];
+        met.pair.send(0, from, 1, SendOp::Send, &[]);
+        order.push(found);
+    }
+    assert!(order.windows(2).all(|two| two[0] != two[1]), "{order:?}");
+}
