@@ -88,7 +88,10 @@ pub(crate) fn take<P: Probe>(
         return false;
     }
     let Some(header) = incoming.requests.peek() else { return false };
-    let ready = header.ack != qp.requester.acked && qp.may_receive() && !hub.probe.watches();
+    // A count that is beyond what was asked, or behind, is for others to judge.
+    let since = |count: u32| count.wrapping_sub(qp.requester.acked);
+    let answers = (1..=since(qp.requester.started)).contains(&since(header.ack));
+    let ready = answers && !qp.sq.has_waiting() && qp.may_receive() && !hub.probe.watches();
     if !ready || !hub.cqs.get(cq).is_some_and(Cq::is_plain) {
         return false;
     }
