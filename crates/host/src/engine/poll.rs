@@ -108,14 +108,7 @@ impl Core {
             self.run_timers(now);
             self.publish(now);
         }
-        self.calls.polls += 1;
-        if any {
-            self.calls.rounds += 1;
-            self.empty_polls = 0;
-        } else {
-            self.calls.empty_polls += 1;
-            self.empty_polls = self.empty_polls.wrapping_add(1);
-        }
+        self.count_poll(any);
         // Acknowledgements wait for a message to travel with, as long as another poll is to be
         // expected soon. Whoever waits for descriptors is called, in case that none comes.
         if !any {
@@ -189,16 +182,12 @@ impl Core {
         self.calm -= 1;
         self.polls_since_reading += 1;
         self.polls_since_look += 1;
-        self.calls.polls += 1;
-        if glance == Glance::Vain {
-            self.last_look.made(cq, true);
-            self.calls.empty_polls += 1;
-            self.empty_polls = self.empty_polls.wrapping_add(1);
+        let vain = glance == Glance::Vain;
+        self.last_look.made(cq, vain);
+        self.count_poll(!vain);
+        if vain {
             return Some(0);
         }
-        self.last_look.forget();
-        self.calls.rounds += 1;
-        self.empty_polls = 0;
         self.finish_round(now);
         if glance == Glance::Taken {
             Some(1)
@@ -228,17 +217,26 @@ impl Core {
         let now = self.clock.recent();
         self.polls_since_reading += 1;
         self.polls_since_look += 1;
+        let any = self.adapter.progress(now);
+        self.count_poll(any);
+        if !any {
+            self.adapter.release_acks();
+        }
+        self.finish_round(now);
+        self.empty_polls
+    }
+
+    /// Counts a poll, which found something to do or not.
+    #[inline(always)]
+    fn count_poll(&mut self, any: bool) {
         self.calls.polls += 1;
-        if self.adapter.progress(now) {
+        if any {
             self.calls.rounds += 1;
             self.empty_polls = 0;
         } else {
             self.calls.empty_polls += 1;
             self.empty_polls = self.empty_polls.wrapping_add(1);
-            self.adapter.release_acks();
         }
-        self.finish_round(now);
-        self.empty_polls
     }
 
     /// What a look at memory ends with.
