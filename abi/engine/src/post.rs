@@ -275,7 +275,7 @@ unsafe fn post_at_once<'d>(
 #[cold]
 unsafe fn check_all(
     instance: &Instance,
-    doorbell: &Doorbell<'_>,
+    doorbell: &mut Doorbell<'_>,
     qp: QpId,
     wr: *const ibv_send_wr,
 ) -> Outcome {
@@ -400,7 +400,7 @@ entries! {
             // What is transmitted while it is posted cannot be taken back: all are checked first. A
             // single one need not be.
             // SAFETY: as above.
-            unsafe { check_all(instance, &doorbell, qp, wr) }?;
+            unsafe { check_all(instance, &mut doorbell, qp, wr) }?;
         }
         let mut next = wr;
         // SAFETY: as above.

@@ -20,6 +20,7 @@ use crate::qp::Qp;
 use crate::qpip::Inet;
 use crate::queue::RecvQueue;
 use crate::raw::{self, Counters, MAX_TABLES, Rules, RxHash, Table, WorkQueue};
+use crate::receive::express::Unsettled;
 use crate::slab::Slab;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, Gid, LinkId, MrId, MwId,
@@ -221,6 +222,8 @@ pub(crate) struct Hub<P> {
     pub(crate) counters: AdapterCounters,
     pub(crate) probe: P,
     pub(crate) now: Time,
+    /// What a completion that was handed out has left to be done.
+    pub(crate) unsettled: Option<Unsettled>,
     pub(crate) regions: Regions,
     pub(crate) pds: Slab<PdId, Pd>,
     pub(crate) mrs: Slab<MrId, Mr>,
@@ -382,6 +385,7 @@ impl<P: Probe> Adapter<P> {
                 counters: AdapterCounters::default(),
                 probe,
                 now: Time::default(),
+                unsettled: None,
                 regions,
                 pds: Slab::new(slots(config.max_pd)),
                 mrs: Slab::new(slots(config.max_mr)),

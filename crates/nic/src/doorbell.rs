@@ -151,7 +151,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn check_send(&self, id: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), Fault> {
+    pub fn check_send(&mut self, id: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), Fault> {
+        self.settle_taken();
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
         acceptable(qp, wr, self.hub.config.max_message)?;
         destination(qp, &self.hub, wr)?;
@@ -170,6 +171,9 @@ impl<P: Probe> Adapter<P> {
         if transmit::channel::express(qp, &mut self.hub, wr) {
             return Ok(());
         }
+        // There may be room then.
+        self.settle_taken();
+        let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let length = acceptable(qp, wr, self.hub.config.max_message)?;
         let to = destination(qp, &self.hub, wr)?;
         if !has_room(qp, &self.hub) {

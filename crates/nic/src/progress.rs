@@ -62,6 +62,7 @@ impl<P: Probe> Adapter<P> {
     /// As quick a look as there is, for a poll of `cq`: most find nothing, or the answer that they wait for.
     #[inline(always)]
     pub fn glance(&mut self, now: Time, cq: CqId, taker: impl FnOnce(&Completion)) -> Glance {
+        self.settle_taken();
         let Self { qps, hub } = self;
         let empty = hub.cqs.get_mut(cq).is_some_and(Cq::is_idle);
         if !empty || hub.hot.len() > FEW {
@@ -86,6 +87,25 @@ impl<P: Probe> Adapter<P> {
         Glance::Vain
     }
 
+    /// Does what a [`glance`](Self::glance) that has handed out a completion left to be done: until then
+    /// requests that the peer has executed do not complete, and it is told of nothing. Posts of sends and
+    /// whatever serves channels do so by themselves, and may come first.
+    #[inline(always)]
+    pub fn settle_taken(&mut self) {
+        if self.hub.unsettled.is_some() {
+            self.settle();
+        }
+    }
+
+    #[inline(never)]
+    fn settle(&mut self) {
+        let Some(unsettled) = self.hub.unsettled.take() else { return };
+        if let Some((qp, hub)) = self.qp_and_hub(unsettled.qp) {
+            unsettled.acknowledge(qp, hub);
+            unsettled.answer(qp, hub);
+        }
+    }
+
     /// Serves what a same-host peer has put into the channel of `id`, of which a [`glance`](Self::glance) has
     /// seen something; whether there was anything.
     #[inline]
@@ -104,6 +124,7 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn progress(&mut self, now: Time) -> bool {
         self.hub.now = now;
+        self.settle_taken();
         let mut busy = self.answer_bells();
         let mut index = 0;
         while let Some(&id) = self.hub.hot.get(index) {
@@ -225,6 +246,7 @@ impl<P: Probe> Adapter<P> {
     /// Asks all same-host peers to ring from now on. `false` if something came meanwhile: then do not
     /// sleep, but [`disarm`](Self::disarm) and [`progress`](Self::progress).
     pub fn arm(&mut self) -> bool {
+        self.settle_taken();
         for (_, link) in self.hub.links.iter_mut() {
             link.set_parked(true);
         }

@@ -112,6 +112,7 @@ impl<P: Probe> Adapter<P> {
         mask: QpAttrMask,
     ) -> Result<(), Fault> {
         self.hub.now = now;
+        self.settle_taken();
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         let mask = mask - qp.qp_type.ignores();
         let from = qp.state;

@@ -299,6 +299,7 @@ impl Inner {
     fn lock(&self) -> Guard<'_, Core> {
         let mut core = self.core.lock();
         core.calm = 0;
+        core.adapter.settle_taken();
         core
     }
 

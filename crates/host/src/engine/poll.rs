@@ -42,14 +42,18 @@ impl LastLook {
     /// Whether a poll of `cq` need not look.
     #[inline]
     pub(crate) fn serves(&mut self, cq: CqId) -> bool {
-        match &mut self.0 {
-            Some(vain) if vain.cq != cq && vain.last != cq && vain.spared < QUEUES - 1 => {
-                vain.last = cq;
-                vain.spared += 1;
-                true
-            }
-            _ => false,
+        let serves = self.would_serve(cq);
+        if let Some(vain) = self.0.as_mut().filter(|_| serves) {
+            vain.last = cq;
+            vain.spared += 1;
         }
+        serves
+    }
+
+    /// Whether the last look would, for the next poll.
+    #[inline]
+    fn would_serve(&self, cq: CqId) -> bool {
+        self.0.is_some_and(|vain| vain.cq != cq && vain.last != cq && vain.spared < QUEUES - 1)
     }
 
     /// A look for `cq` was in vain, or not.
@@ -80,13 +84,6 @@ impl Core {
     #[inline(never)]
     fn poll_all(&mut self) -> u32 {
         let due = self.polls_since_reading + 1 >= POLLS_PER_READING;
-        if !due && self.memory_is_all() {
-            let before_reading = POLLS_PER_READING - 1 - self.polls_since_reading;
-            let before_look = self.polls_per_quiet_look() - 1 - self.polls_since_look;
-            // This one is the first of them.
-            self.calm = before_reading.min(before_look) - 1;
-            return self.poll_memory();
-        }
         let fresh = due || self.empty_polls.is_multiple_of(POLLS_PER_READING);
         let looks = self.polls_since_look + 1 >= self.polls_per_look();
         // To receive from streams and to look at memory are no cancellation points; what is one in that
@@ -169,7 +166,7 @@ impl Core {
         max: usize,
         mut taker: impl FnMut(&Completion),
     ) -> Option<usize> {
-        if self.calm == 0 || max == 0 {
+        if max == 0 || (self.calm == 0 && !self.calm_down(cq)) {
             return None;
         }
         let now = self.clock.recent();
@@ -194,6 +191,30 @@ impl Core {
         } else {
             self.adapter.poll_cq_each(cq, max, taker).ok()
         }
+    }
+
+    /// Whether quick looks will do for the next polls, the first of which is of `cq`. What is due now and then
+    /// is done first.
+    #[inline(never)]
+    fn calm_down(&mut self, cq: CqId) -> bool {
+        // A look for another queue may serve this one.
+        if !self.memory_is_all() || self.last_look.would_serve(cq) {
+            return false;
+        }
+        if self.polls_since_reading + 1 >= POLLS_PER_READING {
+            self.polls_since_reading = 0;
+            let now = self.clock.now();
+            self.run_timers(now);
+            self.publish(now);
+            self.finish_round(now);
+            if !self.memory_is_all() {
+                return false;
+            }
+        }
+        let before_reading = POLLS_PER_READING - 1 - self.polls_since_reading;
+        let before_look = self.polls_per_quiet_look() - 1 - self.polls_since_look;
+        self.calm = before_reading.min(before_look);
+        true
     }
 
     /// Whether a poll has to look at memory that is shared with peers only: nothing else was busy lately, and

@@ -99,7 +99,7 @@ impl Doorbell<'_> {
     /// # Errors
     ///
     /// As [`Adapter::check_send`](quipu_nic::Adapter::check_send).
-    pub fn check_send(&self, qp: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), EngineError> {
+    pub fn check_send(&mut self, qp: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), EngineError> {
         Ok(self.core.adapter.check_send(qp, wr, ahead)?)
     }
 
@@ -258,6 +258,7 @@ impl Engine {
             self.let_others_run(empty_polls);
             return Ok((found, empty_polls == 0));
         }
+        core.adapter.settle_taken();
         if core.watched {
             let found = self.poll_watched(core, cq, max, &mut taker)?;
             return Ok((found, found > 0));

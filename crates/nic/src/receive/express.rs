@@ -4,14 +4,16 @@
 
 use quipu_mem::ring::SlotHeader;
 
-use super::channel::{End, end_reception, may_wait, requester_ack, tell};
+use super::channel::{End, end_reception, may_wait, requester_ack, tell_executed};
 use crate::adapter::Hub;
 use crate::channel::{flag, request};
 use crate::cq::Cq;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::responder::{self, Finish, Refusal};
-use crate::types::{AsyncEvent, Completion, CqId, QpNum, QpType, WcExtra, WcOpcode, WcStatus};
+use crate::types::{
+    AsyncEvent, Completion, CqId, QpId, QpNum, QpType, WcExtra, WcOpcode, WcStatus,
+};
 use crate::watch;
 
 /// Executes a small send into a receive of one element or none, without copying the receive out of its
@@ -103,23 +105,45 @@ pub(crate) fn take<P: Probe>(
         handed_out = true;
         Ok(())
     });
-    let settled = placed.and_then(|placed| if placed { settle(qp, hub, &header) } else { Ok(()) });
-    if let Err(end) = settled {
-        end_reception(qp, hub, end);
+    match placed {
+        Ok(true) => {
+            if let Path::Channel(path) = &mut qp.path {
+                path.channel.incoming.requests.pop();
+            }
+            hub.unsettled = Some(Unsettled { qp: qp.id, ack: header.ack });
+        }
+        Ok(false) => {}
+        Err(end) => drop(end_reception(qp, hub, end)),
     }
     handed_out
 }
 
-/// Is done with the slot of a send that was handed out.
-#[inline(always)]
-fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, header: &SlotHeader) -> Result<(), End> {
-    if let Path::Channel(path) = &mut qp.path {
-        path.channel.incoming.requests.pop();
+/// What is left to be done for a send that was handed out. The program shall not wait for it: most often it
+/// has an answer to post, for which the peer waits, too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsettled {
+    pub(crate) qp: QpId,
+    /// What its slot says that the peer has executed.
+    ack: u32,
+}
+
+impl Unsettled {
+    /// Completes what the peer has executed.
+    #[inline]
+    pub(crate) fn acknowledge<P: Probe>(self, qp: &mut Qp, hub: &mut Hub<P>) {
+        if let Err(end) = requester_ack(qp, hub, self.ack) {
+            end_reception(qp, hub, end);
+        }
+    }
+
+    /// Tells the peer that the send is executed, if no message does, or has that wait for one.
+    #[inline]
+    pub(crate) fn answer<P: Probe>(self, qp: &mut Qp, hub: &mut Hub<P>) {
+        let executed = qp.responder.executed;
+        let Path::Channel(path) = &mut qp.path else { return };
         path.idle = 0;
+        if path.told != executed && !may_wait(qp, hub) {
+            tell_executed(qp, hub);
+        }
     }
-    requester_ack(qp, hub, header.ack)?;
-    if !may_wait(qp, hub) {
-        tell(qp, hub)?;
-    }
-    Ok(())
 }

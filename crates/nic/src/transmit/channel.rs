@@ -168,7 +168,15 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
     let next = requester.started.wrapping_add(1);
     sq.push_transmitted(wr, length, requester.started..next);
     requester.started = next;
+    // What this answers was handed out, most often, and the rest of that is done now that it is on its way.
+    let answered = hub.unsettled.take_if(|taken| taken.qp == qp.id);
+    if let Some(taken) = answered {
+        taken.acknowledge(qp, hub);
+    }
     told_along(qp, hub);
+    if let Some(taken) = answered {
+        taken.answer(qp, hub);
+    }
     if hub.probe.watches() {
         watch::posted_express(qp, hub, wr, length);
     }

@@ -130,7 +130,7 @@ impl<P: Probe> Adapter<P> {
     /// Whether there is anything for [`release_acks`](Self::release_acks) to do.
     #[must_use]
     pub fn owes_acks(&self) -> bool {
-        !self.hub.ack_due.is_empty()
+        !self.hub.ack_due.is_empty() || self.hub.unsettled.is_some()
     }
 
     /// Lists every stream that owes its peer an acknowledgement among those with something to transmit, and
@@ -138,6 +138,7 @@ impl<P: Probe> Adapter<P> {
     /// acknowledgement could travel with.
     #[inline]
     pub fn release_acks(&mut self) {
+        self.settle_taken();
         while let Some(id) = self.hub.ack_due.pop() {
             let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
             match &mut qp.path {

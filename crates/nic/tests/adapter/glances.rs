@@ -153,12 +153,55 @@ fn an_answer_is_handed_out() {
     assert_eq!(found, Some(expected));
     assert_eq!(met.buffers[0].bytes(32, 8), b"answered");
     assert_eq!(met.received(0), [0; 0], "it is in no queue");
-    assert_eq!(met.pair.polled(0), [(1, WcStatus::Success)], "what it answers is done");
     // It is owed an acknowledgement like any other.
+    assert!(met.pair.hosts[0].adapter.owes_acks());
+    assert_eq!(met.pair.polled(0), [], "the program has its answer first");
+    met.pair.hosts[0].adapter.settle_taken();
+    assert_eq!(met.pair.polled(0), [(1, WcStatus::Success)], "what it answers is done");
     assert!(met.pair.hosts[0].adapter.owes_acks());
     met.pair.hosts[0].adapter.release_acks();
     met.look(1);
     assert_eq!(met.pair.polled(1), [(2, WcStatus::Success)]);
+}
+
+#[test]
+fn what_an_answer_says_is_heeded_behind_the_next_message_or_look() {
+    for posts in [true, false] {
+        let mut met = Met::answered();
+        assert_eq!(met.glance(0).0, Glance::Taken);
+        if posts {
+            met.send(0, 2, b"question");
+        } else {
+            assert_eq!(met.glance(0), (Glance::Unsure, None), "an acknowledgement is owed");
+        }
+        assert_eq!(met.pair.polled(0), [(1, WcStatus::Success)]);
+        assert_eq!(met.pair.hosts[0].adapter.owes_acks(), !posts, "it went with the message");
+    }
+}
+
+#[test]
+fn what_an_answer_completes_makes_room() {
+    let mut met = Met::answered();
+    assert_eq!(met.glance(0).0, Glance::Taken);
+    met.rest(0);
+    assert_eq!(met.pair.polled(0).len(), 1);
+    // Without completions, whose requests would keep their places until they are taken.
+    let wr = |wr_id| SendWr {
+        wr_id,
+        to: To::Peer,
+        op: SendOp::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Inline(b"answered"),
+    };
+    let adapter = &mut met.pair.hosts[0].adapter;
+    let posted =
+        (2..).take_while(|&wr_id| adapter.post_send(met.qps[0], &wr(wr_id)).is_ok()).count();
+    assert!(posted > 0);
+    adapter.ring_doorbell(met.pair.now, met.qps[0]);
+    met.look(1);
+    met.send(1, 3, b"and more");
+    assert_eq!(met.glance(0).0, Glance::Taken);
+    met.pair.hosts[0].adapter.post_send(met.qps[0], &wr(99)).unwrap();
 }
 
 #[test]
