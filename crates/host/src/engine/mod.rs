@@ -32,6 +32,7 @@ use quipu_nic::{Crc, Gid};
 use self::core::{Core, Parts};
 use self::faults::Faults;
 use self::helper::Helper;
+use self::poll::Spared;
 use self::strict::Strict;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictOrder};
@@ -81,6 +82,7 @@ pub(crate) struct Inner {
     helper: Helper,
     /// Polls so far. Written under the lock, read by the helper without.
     polls: AtomicU64,
+    spared: Spared,
     /// The processor on which a program's thread polled, looked up now and then.
     place: AtomicU32,
     /// Since when a thread that polls in vain lets others have its processor, in nanoseconds of the kernel's
@@ -201,6 +203,7 @@ impl Engine {
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
+            spared: Spared::new(),
             place: AtomicU32::new(u32::MAX),
             yields_since: AtomicU64::new(0),
             alone,
@@ -291,13 +294,19 @@ impl Inner {
     /// The same to post or poll, which says itself when what it does changes what polls have to look at.
     #[inline(always)]
     fn enter_quickly(&self) -> Result<Guard<'_, Core>, EngineError> {
-        if self.birthplace.is_here() { Ok(self.core.lock()) } else { Err(EngineError::EngineGone) }
+        if !self.birthplace.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        let core = self.core.lock();
+        self.spared.clear();
+        Ok(core)
     }
 
     /// Takes the lock to do anything.
     #[inline]
     fn lock(&self) -> Guard<'_, Core> {
         let mut core = self.core.lock();
+        self.spared.clear();
         core.calm = 0;
         core.adapter.settle_taken();
         core

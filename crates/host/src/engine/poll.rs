@@ -1,5 +1,7 @@
 //! What a poll does that finds its queue empty, and which of several in turn do it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use quipu_cabi::Hold;
 use quipu_nic::{Completion, CqId, Glance, Time};
 
@@ -62,10 +64,54 @@ impl LastLook {
         self.0 = in_vain.then_some(Vain { cq, last: cq, spared: 0 });
     }
 
+    /// As [`made`](Self::made) in vain. The queue that was polled between this look and the one before it, if
+    /// `is_idle` says that it is empty: its next poll counts as done without a look.
+    #[inline(always)]
+    fn made_again(&mut self, cq: CqId, is_idle: impl FnOnce(CqId) -> bool) -> Option<CqId> {
+        let between = self.0.map(|vain| vain.last).filter(|&last| last != cq && is_idle(last));
+        let (last, spared) = between.map_or((cq, 0), |last| (last, 1));
+        self.0 = Some(Vain { cq, last, spared });
+        between
+    }
+
     /// There were completions: what comes of them is looked for.
     #[inline]
     pub(crate) fn forget(&mut self) {
         self.0 = None;
+    }
+}
+
+/// The queue whose next poll does without a look, as [`LastLook`] has found already, and so need not even take
+/// the engine's lock. Whoever takes it, so that something may come into the queue, takes this back.
+pub(super) struct Spared(AtomicU64);
+
+impl Spared {
+    const NONE: u64 = u64::MAX;
+
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(Self::NONE))
+    }
+
+    /// Whether it is `cq`; once.
+    #[inline(always)]
+    pub(super) fn take(&self, cq: CqId) -> bool {
+        let is = self.0.load(Ordering::Relaxed) == cq.0;
+        if is {
+            self.clear();
+        }
+        is
+    }
+
+    /// The lock is held.
+    #[inline(always)]
+    pub(super) fn clear(&self) {
+        self.0.store(Self::NONE, Ordering::Relaxed);
+    }
+
+    /// The lock is held.
+    #[inline(always)]
+    fn set(&self, cq: Option<CqId>) {
+        self.0.store(cq.map_or(Self::NONE, |cq| cq.0), Ordering::Relaxed);
     }
 }
 
@@ -164,6 +210,7 @@ impl Core {
         &mut self,
         cq: CqId,
         max: usize,
+        spared: &Spared,
         mut taker: impl FnMut(&Completion),
     ) -> Option<usize> {
         if max == 0 || (self.calm == 0 && !self.calm_down(cq)) {
@@ -180,11 +227,13 @@ impl Core {
         self.polls_since_reading += 1;
         self.polls_since_look += 1;
         let vain = glance == Glance::Vain;
-        self.last_look.made(cq, vain);
         self.count_poll(!vain);
         if vain {
+            let adapter = &mut self.adapter;
+            spared.set(self.last_look.made_again(cq, |cq| adapter.is_idle(cq)));
             return Some(0);
         }
+        self.last_look.forget();
         self.finish_round(now);
         if glance == Glance::Taken {
             Some(1)

@@ -247,12 +247,15 @@ impl Engine {
         max: usize,
         mut taker: impl FnMut(&Completion),
     ) -> Result<(usize, bool), EngineError> {
+        if self.inner.spared.take(cq) && self.is_here() {
+            return Ok((0, false));
+        }
         let mut core = self.inner.enter_quickly()?;
         self.inner.count_poll();
         if core.is_spared(cq) {
             return Ok((0, false));
         }
-        if let Some(found) = core.glance(cq, max, &mut taker) {
+        if let Some(found) = core.glance(cq, max, &self.inner.spared, &mut taker) {
             let empty_polls = core.empty_polls;
             drop(core);
             self.let_others_run(empty_polls);
