@@ -141,15 +141,15 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         return false;
     }
     let Ok(slot) = path.channel.outgoing.requests.reserve() else { return false };
-    let place = slot.payload().sub(0, length);
+    let place = || slot.payload().sub(0, length);
     match wr.payload {
-        Payload::Inline(bytes) => place.write_from(0, bytes),
+        Payload::Inline(bytes) => slot.put(bytes),
         Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
-            Ok(span) => span.copy_to(&place),
+            Ok(span) => span.copy_to(&place()),
             Err(_) => return false,
         },
         Payload::Sges(list) => {
-            if hub.regions.gather_to(pd, list, 0, &place).is_err() {
+            if hub.regions.gather_to(pd, list, 0, &place()).is_err() {
                 return false;
             }
         }
