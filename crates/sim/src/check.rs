@@ -128,12 +128,15 @@ impl Load {
         }
         self.succeeded[sent.id as usize] = true;
         if let Some((arena, at, bytes)) = &sent.effect {
-            let shadow = &mut self.arenas[*arena].shadow;
-            shadow[*at..at + bytes.len()].copy_from_slice(bytes);
+            self.overwritten(*arena, *at, bytes);
             if world.hosts[self.arenas[*arena].host].alive {
                 self.check_effect(e, *arena, *at, bytes.len())
                     .map_err(|what| format!("request {}: {what}", sent.id))?;
             }
+        }
+        if let Some(range) = sent.flushes {
+            self.check_flushed(world, e, range)
+                .map_err(|what| format!("flush {}: {what}", sent.id))?;
         }
         if let Some((counter, add)) = sent.counter {
             return self.counted(sent, counter, add);
@@ -305,7 +308,9 @@ impl Load {
             effects.into_iter().any(|(of, ..)| *of == arena)
         });
         if let Some((arena, at, bytes)) = &sent.effect {
-            self.arenas[*arena].maybe.push((*at, bytes.clone()));
+            let place = &mut self.arenas[*arena];
+            let list = if sent.whole { &mut place.words } else { &mut place.maybe };
+            list.push((*at, bytes.clone()));
         }
         if let Some((counter, add)) = sent.counter {
             self.counters[counter].unknown.push(add);

@@ -33,6 +33,8 @@ fn hundreds_of_worlds_keep_all_promises() {
     assert!(sum(|report| report.counters.bells) > 100, "too few sleepers woken");
     assert!(sum(|report| report.counters.killed) > 3, "too few deaths");
     assert!(sum(|report| report.counters.datagrams) > 500, "too few datagrams");
+    assert!(sum(|report| report.counters.atomic_writes) > 300, "too few atomic writes");
+    assert!(sum(|report| report.counters.flushes) > 300, "too few flushes");
     for service in Service::ALL {
         let runs = reports.iter().filter(|report| report.service == service);
         let (count, ops) = runs.fold((0, 0), |(n, ops), report| (n + 1, ops + report.ops));
