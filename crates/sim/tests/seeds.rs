@@ -101,7 +101,7 @@ fn long_runs() {
 #[test]
 fn seeds_that_found_something() {
     let options = Options { service: Some(Service::Rc), ..Options::default() };
-    for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345] {
+    for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345, 9_115_758] {
         assert_eq!(run(seed, &options).failure, None);
     }
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
