@@ -36,8 +36,8 @@ fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
     }
 }
 
-/// Whether a service has all operations of `IBV_QP_EX_WITH_*` flags. A program that asks for one which could never
-/// be posted is told so at once, as by the providers of cards.
+/// Whether a service has all operations of `IBV_QP_EX_WITH_*` flags. A program that asks for one which could
+/// never be posted is told so at once, as by the providers of cards.
 fn offers(service: QpType, send_ops: u64) -> bool {
     let (addr, rkey) = (0, 0);
     let flush = Flush { addr, rkey, len: 0, whole: false, placement: Placement::GLOBAL };

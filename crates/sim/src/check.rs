@@ -430,8 +430,8 @@ impl Load {
             // Its own trap lets an end come to an end, if not its peer, which may never have reached it.
             let trapped = pair.trap.is_some_and(|e| !self.ends[e].broken);
             let excused = pair.cause.is_some() && (!trapped || self.disturbed(world, index));
-            // The frames of start-up have no CRC. An end that was refused for what damage made of them is idle,
-            // and one that waits for it without a limit does so for ever.
+            // The frames of start-up have no CRC. An end that was refused for what damage made of them is
+            // idle, and one that waits for it without a limit does so for ever.
             let waits = |&e: &usize| self.ends[e].attr.timeout == 0 && !self.ends[e].sq.is_empty();
             let damaged = world.counters.corrupted > 0 && pair.ends.iter().any(waits);
             if pair.done || excused || damaged {

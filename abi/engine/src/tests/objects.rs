@@ -116,8 +116,8 @@ fn regions_grant_flushes_on_the_device_that_has_them() {
     }
 }
 
-/// What is to be posted call by call is asked for when a queue pair is made, and refused where its service has
-/// no such operation.
+/// What is to be posted call by call is asked for when a queue pair is made, and refused where its service
+/// has no such operation.
 #[test]
 fn queue_pairs_are_asked_only_for_what_their_service_has() {
     let flushes = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE;
