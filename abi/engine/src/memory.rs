@@ -10,7 +10,7 @@ use crate::attr;
 use crate::entry::{Out, entries};
 use crate::instance::{current, for_destructor};
 use crate::registry::Object;
-use crate::status::{Failure, INVALID, Outcome};
+use crate::status::{Failure, INVALID, Outcome, unsupported};
 
 /// The memory that a registration names, with the program's word for it.
 fn vouched(init: &EngineMrInit, access: Access) -> Outcome<Vouched> {
@@ -20,6 +20,18 @@ fn vouched(init: &EngineMrInit, access: Access) -> Outcome<Vouched> {
     // change it at any time is its nature, and no Rust reference to a program's memory lasts
     // beyond a call.
     Ok(unsafe { Vouched::new(addr, init.length, init.iova, access) })
+}
+
+/// The rights that a region of a device is to have. Those that have to do with what the device cannot do are
+/// refused as the kernel's verbs do it, and not as numbers that mean nothing.
+fn rights(bits: u32, device: Device) -> Outcome<Access> {
+    if bits & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
+        return Err(unsupported("memory that outlives a loss of power"));
+    }
+    if bits & IBV_ACCESS_FLUSH_GLOBAL != 0 && device != Device::Quipu0 {
+        return Err(unsupported("flushes by this device"));
+    }
+    Ok(Access::parse(bits)?)
 }
 
 entries! {
@@ -51,8 +63,12 @@ entries! {
         let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
         let instance = current()?;
         let pd = instance.pd(pd);
-        let context = instance.registry().context_of(Object::Pd(pd))?;
-        let memory = vouched(init, Access::parse(init.access)?)?;
+        let (context, device) = {
+            let registry = instance.registry();
+            let context = registry.context_of(Object::Pd(pd))?;
+            (context, registry.device(context)?)
+        };
+        let memory = vouched(init, rights(init.access, device)?)?;
         let region = instance.engine.reg_mr(pd, memory)?;
         let mut registry = instance.registry();
         registry.add(Object::Mr(region.id), context, 0);
@@ -80,19 +96,20 @@ entries! {
         let mr = instance.mr(mr);
         let changes = |flag: u32| flags & flag != 0;
         let pd = changes(IBV_REREG_MR_CHANGE_PD).then(|| instance.pd(pd));
-        let access = changes(IBV_REREG_MR_CHANGE_ACCESS).then(|| Access::parse(init.access));
+        let (context, device) = {
+            let registry = instance.registry();
+            let context = match pd {
+                Some(pd) => registry.context_of(Object::Pd(pd))?,
+                None => registry.context_of(Object::Mr(mr))?,
+            };
+            (context, registry.device(context)?)
+        };
+        let access = changes(IBV_REREG_MR_CHANGE_ACCESS).then(|| rights(init.access, device));
         let access = access.transpose()?;
         // The rights of the new memory are those that `access` gives, or those of the old one.
         let memory = changes(IBV_REREG_MR_CHANGE_TRANSLATION)
             .then(|| vouched(init, access.unwrap_or_default()));
         let memory = memory.transpose()?;
-        let context = {
-            let registry = instance.registry();
-            match pd {
-                Some(pd) => registry.context_of(Object::Pd(pd))?,
-                None => registry.context_of(Object::Mr(mr))?,
-            }
-        };
         let region = instance.engine.rereg_mr(mr, pd, memory, access)?;
         let mut registry = instance.registry();
         registry.set_context(Object::Mr(mr), context);

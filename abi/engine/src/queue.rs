@@ -3,14 +3,17 @@
 use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_host::fault::Call;
-use quipu_nic::{Gid, QpAttrMask, QpCap, QpInit, QpNum, QpType, XrcdId};
+use quipu_nic::{
+    Access, BindMw, Flush, Gid, MrId, MwId, Placement, QpAttrMask, QpCap, QpInit, QpNum, QpType,
+    SendOp, XrcdId,
+};
 
 use crate::attr;
 use crate::completion::reported;
 use crate::entry::{Out, entries};
 use crate::instance::{Instance, current, for_destructor};
 use crate::registry::{ContextNumber, Object};
-use crate::status::{Failure, INVALID, Outcome};
+use crate::status::{Failure, INVALID, Outcome, unsupported};
 
 /// The service that a program asks for.
 fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
@@ -31,6 +34,36 @@ fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
         (Device::QuipuQp0, QpType::Rc) => Ok(QpType::Tcp),
         (Device::QuipuIw0 | Device::QuipuQp0, _) => Err(EngineStatus::NotSupported.into()),
     }
+}
+
+/// Whether a service has all operations of `IBV_QP_EX_WITH_*` flags. A program that asks for one which could
+/// never be posted is told so at once, as by the providers of cards.
+fn offers(service: QpType, send_ops: u64) -> bool {
+    let (addr, rkey) = (0, 0);
+    let flush = Flush { addr, rkey, len: 0, whole: false, placement: Placement::GLOBAL };
+    let bind = BindMw { mw: MwId(0), rkey, mr: MrId(0), addr, len: 0, access: Access::empty() };
+    let known = [
+        (IBV_QP_EX_WITH_RDMA_WRITE, SendOp::Write { addr, rkey }),
+        (IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, SendOp::WriteImm { addr, rkey, imm: 0 }),
+        (IBV_QP_EX_WITH_SEND, SendOp::Send),
+        (IBV_QP_EX_WITH_SEND_WITH_IMM, SendOp::SendImm(0)),
+        (IBV_QP_EX_WITH_RDMA_READ, SendOp::Read { addr, rkey }),
+        (
+            IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+            SendOp::CompareSwap { addr, rkey, compare: 0, swap: 0 },
+        ),
+        (IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, SendOp::FetchAdd { addr, rkey, add: 0 }),
+        (IBV_QP_EX_WITH_LOCAL_INV, SendOp::LocalInv { key: 0 }),
+        (IBV_QP_EX_WITH_BIND_MW, SendOp::BindMw(bind)),
+        (IBV_QP_EX_WITH_SEND_WITH_INV, SendOp::SendInv(0)),
+        (IBV_QP_EX_WITH_FLUSH, SendOp::Flush(flush)),
+        (IBV_QP_EX_WITH_ATOMIC_WRITE, SendOp::AtomicWrite { addr, rkey }),
+    ];
+    let mut left = send_ops;
+    for (flag, _) in known.iter().filter(|(_, op)| service.offers(op)) {
+        left &= !flag;
+    }
+    left == 0
 }
 
 /// The XRC domain that a context has open.
@@ -144,6 +177,9 @@ entries! {
                 registry.expect(Object::Srq(srq), context)?;
             }
             let kind = qp_type(init.qp_type, registry.device(context)?, xrcd)?;
+            if !offers(kind, init.send_ops) {
+                return Err(unsupported("such operations of a queue pair of this service"));
+            }
             (kind, context, registry.context(context)?)
         };
         let cap = QpCap {

@@ -18,6 +18,11 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 /// An argument, state or handle is not valid.
 pub(crate) const INVALID: Failure = Failure(EngineStatus::Invalid);
 
+/// Something that there is, but not here.
+pub(crate) fn unsupported(what: &'static str) -> Failure {
+    EngineError::Fault(Fault::Unsupported(what)).into()
+}
+
 impl From<EngineStatus> for Failure {
     fn from(status: EngineStatus) -> Self {
         Self(status)

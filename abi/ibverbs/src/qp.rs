@@ -92,6 +92,8 @@ pub(crate) struct Hashed {
 #[derive(Default)]
 pub(crate) struct Extras {
     pub(crate) create_flags: u32,
+    /// The operations for which there is a `builder`.
+    pub(crate) send_ops: u64,
     pub(crate) builder: Option<Box<Builder>>,
     pub(crate) hashed: Option<Hashed>,
 }
@@ -138,7 +140,7 @@ pub(crate) unsafe fn create(
     init: &mut ibv_qp_init_attr,
     extras: Extras,
 ) -> Result<*mut ibv_qp_ex, Errno> {
-    let Extras { create_flags, builder, hashed } = extras;
+    let Extras { create_flags, send_ops, builder, hashed } = extras;
     // SAFETY: passed on from the caller.
     let (home, queues) = unsafe { (home.enter()?, queues(init, hashed.is_some())?) };
     let (send_cq, recv_cq, shared) = queues;
@@ -165,6 +167,7 @@ pub(crate) unsafe fn create(
             qp_type: init.qp_type,
             sq_sig_all: u32::from(sq_sig_all != 0),
             create_flags,
+            send_ops,
             cookie: public as u64,
         };
         let mut made = EngineQp { qp: QpHandle::NONE, qp_num: 0, cap: init.cap };

@@ -271,7 +271,8 @@ entry! {
             _ => return Err(Errno::EINVAL),
         };
         let builds = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
-        if builds && init.send_ops_flags & !KNOWN_OPERATIONS != 0 {
+        let send_ops = if builds { init.send_ops_flags } else { 0 };
+        if send_ops & !KNOWN_OPERATIONS != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let create_flags =
@@ -290,7 +291,7 @@ entry! {
         // and null or objects of its own.
         unsafe {
             let plain = &mut *ptr::from_mut(init).cast::<ibv_qp_init_attr>();
-            let qp = create(home, plain, Extras { create_flags, builder, hashed })?;
+            let qp = create(home, plain, Extras { create_flags, send_ops, builder, hashed })?;
             fill(qp);
             Ok(qp.cast())
         }

@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 10;
+pub const ENGINE_API_VERSION: u32 = 11;
 
 /// How `ibv_wr_flush` reaches [`EngineApi::post_batch`]: an opcode that no program knows, since the request
 /// of `ibv_post_send` has no place for what a flush needs. `wr.atomic` has the key, the address, the length
@@ -314,6 +314,8 @@ pub struct EngineQpInit {
     pub sq_sig_all: u32,
     /// `IBV_QP_CREATE_*`; those unknown are NotSupported.
     pub create_flags: u32,
+    /// `IBV_QP_EX_WITH_*`: what is to be posted call by call; what its service does not have is NotSupported.
+    pub send_ops: u64,
     /// Returned in events of this QP.
     pub cookie: u64,
 }

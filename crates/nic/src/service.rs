@@ -61,7 +61,8 @@ impl QpType {
     /// connections have no operation that needs an answer, and no Send with Invalidate; plain iWARP has no
     /// immediate data and no flush, and atomics where both ends agreed on them only (`plain::does_atomics`).
     #[inline]
-    pub(crate) const fn offers(self, op: &SendOp) -> bool {
+    #[must_use]
+    pub const fn offers(self, op: &SendOp) -> bool {
         match self {
             Self::Rc | Self::XrcSend => true,
             Self::XrcRecv(_) | Self::Hashed(_) => false,

@@ -113,8 +113,8 @@ impl QueuePairBuilder {
 
     /// Makes the connection unreliable (UC): what the peer cannot take, for lack of a receive or of a
     /// right, is dropped, and nobody is told. What arrives is whole and in order. There are sends and
-    /// writes, and no reads and atomics; a peer that is away, and comes back, costs only what was sent
-    /// meanwhile.
+    /// writes, and no reads, atomics, atomic writes and flushes; a peer that is away, and comes back,
+    /// costs only what was sent meanwhile.
     ///
     /// ```
     /// use quipu::{Config, Device, Request};
@@ -328,7 +328,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// The queue is full, the queue pair is not connected, or the request exceeds a limit.
+    /// The queue is full, the queue pair is not connected, the request exceeds a limit, or queue pairs of its
+    /// kind have no such requests.
     pub fn post_send(&self, request: &Request<'_>) -> Result<(), Error> {
         Ok(self.engine().post_send(self.id, &request.wr)?)
     }

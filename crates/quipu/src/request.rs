@@ -1,6 +1,6 @@
 //! Work requests of the send queue.
 
-use quipu_host::nic::{Key, Payload, SendFlags, SendOp, SendWr, Sge, To};
+use quipu_host::nic::{Flush, Key, Payload, Placement, SendFlags, SendOp, SendWr, Sge, To};
 
 use crate::memory::RemoteMemory;
 
@@ -25,6 +25,12 @@ impl<'a> Request<'a> {
         Self { wr: SendWr { wr_id: 0, to: To::Peer, op, flags: SendFlags::SIGNALED, payload } }
     }
 
+    fn inline(op: SendOp, bytes: &'a [u8]) -> Self {
+        let mut request = Self::new(op, Payload::Inline(bytes));
+        request.wr.flags |= SendFlags::INLINE;
+        request
+    }
+
     /// Sends the bytes of `memory` as one message into the peer's next receive. The memory is read
     /// while the request is under way; change it when it has completed.
     pub fn send(memory: &'a [Sge]) -> Self {
@@ -34,9 +40,7 @@ impl<'a> Request<'a> {
     /// As [`send`](Self::send), of bytes that are copied when the request is posted. They may be as
     /// many as the queue pair was built for.
     pub fn send_inline(bytes: &'a [u8]) -> Self {
-        let mut request = Self::new(SendOp::Send, Payload::Inline(bytes));
-        request.wr.flags |= SendFlags::INLINE;
-        request
+        Self::inline(SendOp::Send, bytes)
     }
 
     /// Writes the bytes of `memory` into the peer's. The peer's program notices nothing.
@@ -47,10 +51,7 @@ impl<'a> Request<'a> {
 
     /// As [`write`](Self::write), of bytes that are copied when the request is posted.
     pub fn write_inline(bytes: &'a [u8], to: RemoteMemory) -> Self {
-        let op = SendOp::Write { addr: to.addr, rkey: to.rkey.0 };
-        let mut request = Self::new(op, Payload::Inline(bytes));
-        request.wr.flags |= SendFlags::INLINE;
-        request
+        Self::inline(SendOp::Write { addr: to.addr, rkey: to.rkey.0 }, bytes)
     }
 
     /// Reads the peer's memory, from its first byte on, into `memory`.
@@ -73,6 +74,96 @@ impl<'a> Request<'a> {
         Self::new(op, Payload::Sges(memory))
     }
 
+    /// Stores 8 bytes in the peer's memory in one piece: whoever looks there sees what was there before or
+    /// all of them (IBA A19). They are copied when the request is posted, whatever inline data the queue pair
+    /// was built for.
+    ///
+    /// As a write it tells nobody and orders nothing: ahead of a word that announces what was written stands
+    /// a [`flush`](Self::flush) of that.
+    ///
+    /// # Errors
+    ///
+    /// Posting fails with [`Fault::Invalid`](crate::Fault::Invalid) if the address is no multiple of 8, or
+    /// the queue pair is not of a reliable connection. The peer refuses it where it would refuse a write.
+    ///
+    /// ```
+    /// # use quipu::{Access, Config, Device, Request, WcOpcode};
+    /// # fn main() -> Result<(), quipu::Error> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let device = Device::open(config)?;
+    /// # let (pd, cq) = (device.protection_domain()?, device.completion_queue(16)?);
+    /// # let (left, right) = (pd.queue_pair(&cq, &cq).build()?, pd.queue_pair(&cq, &cq).build()?);
+    /// # left.connect(&right.endpoint())?;
+    /// # right.connect(&left.endpoint())?;
+    /// let log = pd.register(4096, Access::LOCAL_WRITE | Access::REMOTE)?;
+    /// let (entry, head) = (log.remote(64, 5)?, log.remote(0, 8)?);
+    /// left.post_sends(&[
+    ///     Request::write_inline(b"entry", entry).unsignaled(),
+    ///     Request::flush(entry).unsignaled(),
+    ///     Request::atomic_write(&1u64.to_ne_bytes(), head),
+    /// ])
+    /// .map_err(|(_, error)| error)?;
+    /// assert_eq!(cq.next()?.opcode, WcOpcode::AtomicWrite);
+    /// assert_eq!(log.to_vec(0, 8)?, 1u64.to_ne_bytes());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn atomic_write(word: &'a [u8; 8], at: RemoteMemory) -> Self {
+        Self::inline(SendOp::AtomicWrite { addr: at.addr, rkey: at.rkey.0 }, word)
+    }
+
+    /// Completes when all that this queue pair wrote before to these bytes of the peer's memory is where all
+    /// of the peer's host sees it (IBA A19, global visibility); no bytes at all may be named. The peer's
+    /// program notices nothing.
+    ///
+    /// Writes of this adapter complete no sooner either: a flush is for programs that must not rely on that,
+    /// and one behind many writes that are [`unsignaled`](Self::unsignaled) tells of all of them.
+    ///
+    /// # Errors
+    ///
+    /// Posting fails with [`Fault::Invalid`](crate::Fault::Invalid) if the queue pair is not of a reliable
+    /// connection. The request fails with [`WcStatus::RemAccessErr`](crate::WcStatus::RemAccessErr) if the
+    /// memory was registered without [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL) or the bytes leave
+    /// it, and with [`WcStatus::RemInvReqErr`](crate::WcStatus::RemInvReqErr) if the peer's queue pair does
+    /// not grant flushes ([`remote_access`](crate::QueuePairBuilder::remote_access)), or the peer is an
+    /// adapter that does not know them.
+    ///
+    /// ```
+    /// # use quipu::{Access, Config, Device, Request, WcOpcode};
+    /// # fn main() -> Result<(), quipu::Error> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let device = Device::open(config)?;
+    /// # let (pd, cq) = (device.protection_domain()?, device.completion_queue(16)?);
+    /// # let (left, right) = (pd.queue_pair(&cq, &cq).build()?, pd.queue_pair(&cq, &cq).build()?);
+    /// # left.connect(&right.endpoint())?;
+    /// # right.connect(&left.endpoint())?;
+    /// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::FLUSH_GLOBAL;
+    /// let there = pd.register(4096, access)?;
+    /// let to = there.remote(0, 4096)?;
+    /// for line in 0..64 {
+    ///     left.post_send(&Request::write_inline(b"a line", to.slice(64 * line, 6)).unsignaled())?;
+    /// }
+    /// left.post_send(&Request::flush(to).id(7))?;
+    /// let done = cq.next()?;
+    /// assert_eq!((done.wr_id, done.opcode), (7, WcOpcode::Flush));
+    /// assert_eq!(there.to_vec(64 * 63, 6)?, b"a line");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn flush(range: RemoteMemory) -> Self {
+        Self::flush_of(range, false)
+    }
+
+    /// As [`flush`](Self::flush), of the whole region, or memory window, that the key is of.
+    pub fn flush_region(of: RemoteMemory) -> Self {
+        Self::flush_of(of, true)
+    }
+
+    fn flush_of(RemoteMemory { addr, len, rkey }: RemoteMemory, whole: bool) -> Self {
+        let flush = Flush { addr, rkey: rkey.0, len, whole, placement: Placement::GLOBAL };
+        Self::new(SendOp::Flush(flush), Payload::Sges(&[]))
+    }
+
     /// The number that comes back in the completion.
     pub fn id(mut self, wr_id: u64) -> Self {
         self.wr.wr_id = wr_id;
@@ -80,7 +171,7 @@ impl<'a> Request<'a> {
     }
 
     /// Gives the peer 32 bits beside the bytes. A write with them consumes a receive of the peer,
-    /// which so learns of it. Reads and atomics stay as they are.
+    /// which so learns of it. Reads, atomics, atomic writes and flushes stay as they are.
     pub fn with_imm(mut self, imm: u32) -> Self {
         self.wr.op = match self.wr.op {
             SendOp::Send | SendOp::SendInv(_) => SendOp::SendImm(imm),

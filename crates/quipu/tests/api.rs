@@ -90,6 +90,84 @@ fn memory_of_the_peer_is_written_read_and_changed() {
 }
 
 #[test]
+fn words_are_stored_whole_and_flushes_complete_behind_what_was_written() {
+    for (way, left, right) in pairs() {
+        let here = [left.memory.sge(0, 5000).unwrap()];
+        let there = right.memory.remote(0, 8192).unwrap();
+        left.memory.write(0, &[7; 5000]).unwrap();
+        let word = 0x0102_0304_0506_0708u64.to_ne_bytes();
+        let requests = [
+            Request::write(&here, there).unsignaled(),
+            Request::flush(there.slice(0, 5000)).id(1),
+            Request::atomic_write(&word, there.slice(5000, 8)).with_imm(9).id(2),
+            Request::flush_region(there.slice(u64::MAX, u64::MAX)).fence().id(3),
+        ];
+        left.qp.post_sends(&requests).unwrap();
+        let (flush, written) = (WcOpcode::Flush, WcOpcode::AtomicWrite);
+        for (id, opcode) in [(1, flush), (2, written), (3, flush)] {
+            let done = left.cq.next().unwrap();
+            assert_eq!((done.wr_id, done.opcode), (id, opcode), "{way}");
+        }
+        assert_eq!(right.memory.to_vec(0, 5000).unwrap(), [7; 5000], "{way}");
+        assert_eq!(right.memory.to_vec(5000, 8).unwrap(), word, "{way}");
+    }
+}
+
+#[test]
+fn flushes_and_atomic_writes_that_are_not_granted_fail() {
+    let (access, invalid) = (WcStatus::RemAccessErr, WcStatus::RemInvReqErr);
+    let word = [1; 8];
+    for (way, left, right) in pairs() {
+        let odd = Request::atomic_write(&word, right.memory.remote(4, 8).unwrap());
+        assert!(
+            matches!(left.qp.post_send(&odd), Err(Error::Engine(_))),
+            "{way}: no multiple of 8"
+        );
+        let beyond = right.memory.remote(0, SIZE).unwrap().slice(1, SIZE as u64);
+        left.qp.post_send(&Request::flush(beyond)).unwrap();
+        assert_eq!(left.cq.next().unwrap_err().work_status(), Some(access), "{way}");
+    }
+    for (way, left, right) in pairs() {
+        let region = right.pd.register(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let there = region.remote(0, 8).unwrap();
+        left.qp.post_send(&Request::atomic_write(&word, there)).unwrap();
+        assert_eq!(left.cq.next().unwrap().opcode, WcOpcode::AtomicWrite, "{way}");
+        left.qp.post_send(&Request::flush(there)).unwrap();
+        assert_eq!(left.cq.next().unwrap_err().work_status(), Some(access), "{way}");
+    }
+    for (way, left, right) in pairs() {
+        let region = right.pd.register(64, Access::LOCAL_WRITE).unwrap();
+        left.qp.post_send(&Request::atomic_write(&word, region.remote(0, 8).unwrap())).unwrap();
+        assert_eq!(left.cq.next().unwrap_err().work_status(), Some(access), "{way}");
+        assert_eq!(region.to_vec(0, 8).unwrap(), [0; 8], "{way}");
+    }
+    let device = device(SameHost::Auto);
+    let (left, right) = (side(&device), side(&device));
+    let grants = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let qp = right.pd.queue_pair(&right.cq, &right.cq).remote_access(grants).build().unwrap();
+    left.qp.connect(&qp.endpoint()).unwrap();
+    qp.connect(&left.qp.endpoint()).unwrap();
+    left.qp.post_send(&Request::flush(right.memory.remote(0, 8).unwrap())).unwrap();
+    assert_eq!(left.cq.next().unwrap_err().work_status(), Some(invalid));
+}
+
+/// Queue pairs without answers have neither.
+#[test]
+fn unreliable_queue_pairs_refuse_flushes_and_atomic_writes() {
+    let device = device(SameHost::Auto);
+    let (left, right) = (side(&device), side(&device));
+    let build = |side: &Side| side.pd.queue_pair(&side.cq, &side.cq).unreliable().build().unwrap();
+    let (from, to) = (build(&left), build(&right));
+    from.connect(&to.endpoint()).unwrap();
+    to.connect(&from.endpoint()).unwrap();
+    let there = right.memory.remote(0, 8).unwrap();
+    for request in [Request::flush(there), Request::atomic_write(&[1; 8], there)] {
+        let error = from.post_send(&request).unwrap_err().to_string();
+        assert!(error.contains("no such operation"), "{error}");
+    }
+}
+
+#[test]
 fn a_list_of_receives_is_posted_as_far_as_the_queue_has_room() {
     for (way, left, right) in pairs() {
         let room = right.qp.capacity().max_recv_wr;

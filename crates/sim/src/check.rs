@@ -128,12 +128,15 @@ impl Load {
         }
         self.succeeded[sent.id as usize] = true;
         if let Some((arena, at, bytes)) = &sent.effect {
-            let shadow = &mut self.arenas[*arena].shadow;
-            shadow[*at..at + bytes.len()].copy_from_slice(bytes);
+            self.overwritten(*arena, *at, bytes);
             if world.hosts[self.arenas[*arena].host].alive {
                 self.check_effect(e, *arena, *at, bytes.len())
                     .map_err(|what| format!("request {}: {what}", sent.id))?;
             }
+        }
+        if let Some(range) = sent.flushes {
+            self.check_flushed(world, e, range)
+                .map_err(|what| format!("flush {}: {what}", sent.id))?;
         }
         if let Some((counter, add)) = sent.counter {
             return self.counted(sent, counter, add);
@@ -305,7 +308,9 @@ impl Load {
             effects.into_iter().any(|(of, ..)| *of == arena)
         });
         if let Some((arena, at, bytes)) = &sent.effect {
-            self.arenas[*arena].maybe.push((*at, bytes.clone()));
+            let place = &mut self.arenas[*arena];
+            let list = if sent.whole { &mut place.words } else { &mut place.maybe };
+            list.push((*at, bytes.clone()));
         }
         if let Some((counter, add)) = sent.counter {
             self.counters[counter].unknown.push(add);
@@ -425,7 +430,11 @@ impl Load {
             // Its own trap lets an end come to an end, if not its peer, which may never have reached it.
             let trapped = pair.trap.is_some_and(|e| !self.ends[e].broken);
             let excused = pair.cause.is_some() && (!trapped || self.disturbed(world, index));
-            if pair.done || excused {
+            // The frames of start-up have no CRC. An end that was refused for what damage made of them is
+            // idle, and one that waits for it without a limit does so for ever.
+            let waits = |&e: &usize| self.ends[e].attr.timeout == 0 && !self.ends[e].sq.is_empty();
+            let damaged = world.counters.corrupted > 0 && pair.ends.iter().any(waits);
+            if pair.done || excused || damaged {
                 continue;
             }
             let ends: Vec<String> = pair

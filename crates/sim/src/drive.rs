@@ -30,6 +30,8 @@ pub(crate) struct Draft {
     pub flags: SendFlags,
     pub len: usize,
     pub effect: Option<(usize, usize, Arc<[u8]>)>,
+    pub whole: bool,
+    pub flushes: Option<(usize, usize, usize)>,
     pub sink: Option<Arc<[u8]>>,
     pub source: Option<(usize, usize)>,
     pub counter: Option<(usize, u64)>,
@@ -51,6 +53,8 @@ impl Draft {
             flags: SendFlags::empty(),
             len: 0,
             effect: None,
+            whole: false,
+            flushes: None,
             sink: None,
             source: None,
             counter: None,
@@ -208,6 +212,7 @@ impl Load {
             world.violate(|| format!("end {e}: request {id} refused with {len} posted: {fault}"));
             return false;
         }
+        world.counters.count(&draft.op);
         self.ops += 1;
         self.ends[e].idle = 0;
         self.bytes += draft.len as u64;
@@ -235,6 +240,8 @@ impl Load {
             signaled,
             fenced: draft.flags.contains(SendFlags::FENCE),
             effect: draft.effect,
+            whole: draft.whole,
+            flushes: draft.flushes,
             source: draft.source,
             sink,
             counter: draft.counter,
@@ -293,6 +300,8 @@ impl Load {
             Kind::LocalInv => self.draft_local_inv(e),
             Kind::Bind => self.draft_bind(e),
             Kind::FencedSend => self.draft_fenced_send(e),
+            Kind::AtomicWrite => self.draft_atomic_write(world, e),
+            Kind::Flush => Some(self.draft_flush(e)),
         }
     }
 
@@ -358,7 +367,7 @@ impl Load {
 
     /// A place of `len` bytes, or less, in the peer's memory: arena, place in its segment, length, address,
     /// key and the window that it was reached through.
-    fn draw_place(
+    pub(crate) fn draw_place(
         &mut self,
         e: usize,
         len: usize,
@@ -450,6 +459,7 @@ impl Load {
         self.load_sink(world, e, &mut draft);
         draft.sink = Some(before.into());
         draft.effect = Some((arena, at, after.to_ne_bytes().as_slice().into()));
+        draft.whole = true;
         draft.window = through.map(|window| (window, WindowUse::Access));
         Some(draft)
     }

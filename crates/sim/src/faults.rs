@@ -11,6 +11,7 @@ use crate::drive::Draft;
 use crate::load::{Load, Use};
 use crate::model::{Stage, WindowState};
 use crate::network;
+use crate::placement::global;
 use crate::plan::{Mishap, Trap};
 use crate::rng::pattern;
 use crate::world::{LoadEvent, World, WorldEvent};
@@ -120,7 +121,7 @@ impl Load {
         Some(draft)
     }
 
-    /// A write, read or write with immediate to a place where it must be refused.
+    /// A request of any kind that goes to a place where it must be refused.
     fn remote_access(
         &mut self,
         world: &mut World,
@@ -130,7 +131,7 @@ impl Load {
         len: usize,
     ) -> Draft {
         let bytes: Arc<[u8]> = pattern(self.next_id, 0, len).into();
-        match self.rng.below(3) {
+        match self.rng.below(5) {
             0 => {
                 let mut draft = Draft::new(SendOp::Read { addr, rkey }, WcOpcode::RdmaRead);
                 draft.len = len;
@@ -146,6 +147,13 @@ impl Load {
                 self.load_sink(world, e, &mut draft);
                 draft
             }
+            2 if len >= 8 && addr.is_multiple_of(8) => {
+                let op = SendOp::AtomicWrite { addr, rkey };
+                let mut draft = Draft::new(op, WcOpcode::AtomicWrite);
+                self.load_word(world, e, &mut draft, &bytes[..8].into());
+                draft
+            }
+            3 => Draft::new(SendOp::Flush(global(addr, rkey, len)), WcOpcode::Flush),
             _ => {
                 let mut draft = Draft::new(SendOp::Write { addr, rkey }, WcOpcode::RdmaWrite);
                 self.load_payload(world, e, &mut draft, &bytes);

@@ -24,6 +24,7 @@
 //! | `datagrams` | simulated UDP |
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
+//! | `placement` | what they do and check of atomic writes and flushes |
 //! | `model`, `check` | their oracle |
 //! | `frames`, `router` | a simulated network of IP packets, and what is said about them |
 //! | `offload` | links that cut and join segments; datagrams in parts |
@@ -34,7 +35,8 @@
 //! What is checked: every work request completes exactly once, in order and with the right status, or is
 //! flushed after an error that has a cause; unsignalled ones without a completion; every byte of
 //! registered memory and of the guard zones around it is what the operations that were executed made of
-//! it; atomics take place one after another; messages meet receives in order; refusals for lack of a
+//! it; atomics take place one after another; a word is written as a whole or not at all; what was written
+//! before a flush is there when it completes; messages meet receives in order; refusals for lack of a
 //! receive happen only where there was none; after faults stop, everything comes to an end; deadlines
 //! lie in the future; nothing is left when everything is destroyed.
 #![forbid(unsafe_code)]
@@ -53,6 +55,7 @@ mod model;
 mod network;
 mod offload;
 mod options;
+mod placement;
 mod plan;
 mod qpip;
 mod rng;

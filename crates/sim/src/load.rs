@@ -160,6 +160,7 @@ impl Load {
             next: start,
             shadow,
             maybe: Vec::new(),
+            words: Vec::new(),
             wild: Vec::new(),
         });
         self.arenas.len() - 1
@@ -285,6 +286,9 @@ impl Load {
 
     /// Handles an event of the workload.
     pub fn handle(&mut self, world: &mut World, event: LoadEvent) {
+        if let Err(what) = self.check_words(world) {
+            return world.violate(|| what);
+        }
         match event {
             LoadEvent::Tick { end } => self.tick(world, end),
             LoadEvent::Poll { cq } => self.poll(world, cq),

@@ -25,6 +25,8 @@ pub struct Arena {
     pub shadow: Vec<u8>,
     /// What some bytes may be instead, since a request failed that may have been executed.
     pub maybe: Vec<(usize, Arc<[u8]>)>,
+    /// The same of words that are written as a whole or not at all.
+    pub words: Vec<(usize, Arc<[u8]>)>,
     /// Ranges of which nothing is known: receives that failed.
     pub wild: Vec<(usize, usize)>,
 }
@@ -48,6 +50,23 @@ impl Arena {
         Sge { addr: self.addr(at), len: len as u32, lkey: quipu_nic::Key(self.key) }
     }
 
+    /// Whether there is a reason for which byte `at` of `bytes`, which are all of the segment, may be another
+    /// than it must.
+    pub fn excuses(&self, bytes: &[u8], at: usize) -> bool {
+        let partly = |at: usize| {
+            self.wild.iter().any(|&(start, len)| (start..start + len).contains(&at))
+                || self.maybe.iter().any(|(start, maybe)| {
+                    at.checked_sub(*start).and_then(|offset| maybe.get(offset)) == Some(&bytes[at])
+                })
+        };
+        let whole = |(start, word): &(usize, Arc<[u8]>)| {
+            let mut places = (*start..).zip(word.iter());
+            (*start..start + word.len()).contains(&at)
+                && places.all(|(at, &byte)| bytes[at] == byte || partly(at))
+        };
+        partly(at) || self.words.iter().any(whole)
+    }
+
     /// Compares the segment with what must be; the first byte that is wrong.
     pub fn check(&self) -> Result<(), String> {
         let mut bytes = vec![0; self.segment.len()];
@@ -55,14 +74,7 @@ impl Arena {
             return Ok(());
         }
         for (at, (&is, &must)) in bytes.iter().zip(&self.shadow).enumerate() {
-            if is == must {
-                continue;
-            }
-            let excused = self.wild.iter().any(|&(start, len)| (start..start + len).contains(&at))
-                || self.maybe.iter().any(|(start, bytes)| {
-                    at.checked_sub(*start).and_then(|offset| bytes.get(offset)) == Some(&is)
-                });
-            if !excused {
+            if is != must && !self.excuses(&bytes, at) {
                 let place = if (self.start..self.start + self.len).contains(&at) {
                     "the region"
                 } else {
@@ -88,6 +100,10 @@ pub struct Sent {
     pub fenced: bool,
     /// What it writes into the peer's memory: arena, place, bytes.
     pub effect: Option<(usize, usize, Arc<[u8]>)>,
+    /// That is one word, which is written as a whole or not at all.
+    pub whole: bool,
+    /// What it flushes: arena, place and length.
+    pub flushes: Option<(usize, usize, usize)>,
     /// What it reads: arena and place.
     pub source: Option<(usize, usize)>,
     /// Where the answer goes and what it must be.

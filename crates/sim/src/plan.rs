@@ -1,7 +1,7 @@
 //! What a seed draws before a run begins: which features are used, and how much of each. Most runs use
 //! few, so that rare combinations get their turn undisturbed ("swarm testing").
 
-use quipu_nic::Crc;
+use quipu_nic::{Crc, WriteOrder};
 
 use crate::flow::FlowConfig;
 use crate::network::Profile;
@@ -24,10 +24,12 @@ pub enum Kind {
     Bind,
     SharedAdd,
     FencedSend,
+    AtomicWrite,
+    Flush,
 }
 
 /// All kinds, in the order of the weights.
-pub const KINDS: [Kind; 12] = [
+pub const KINDS: [Kind; 14] = [
     Kind::Send,
     Kind::SendImm,
     Kind::SendInv,
@@ -40,6 +42,8 @@ pub const KINDS: [Kind; 12] = [
     Kind::Bind,
     Kind::SharedAdd,
     Kind::FencedSend,
+    Kind::AtomicWrite,
+    Kind::Flush,
 ];
 
 /// How a program asks for what it may not have.
@@ -201,6 +205,18 @@ impl Plan {
     pub fn crc(&self, seed: u8) -> Crc {
         if self.profile.corrupt_ppm == 0 && seed & 1 == 0 { Crc::Never } else { Crc::Always }
     }
+}
+
+/// Whether a host places what peers write out of order, as in the strict mode, where none of them has access
+/// to its memory: in which, and for how many nanoseconds it holds bytes back.
+pub(crate) fn draw_order(rng: &mut Rng, style: &mut Style) -> Option<(WriteOrder, u64)> {
+    if !rng.percent(15) {
+        return None;
+    }
+    (style.reachable, style.directory) = (false, false);
+    let shuffle = WriteOrder::Shuffle { seed: rng.next() };
+    let order = rng.pick(&[WriteOrder::Reverse, shuffle]);
+    Some((order, rng.pick(&[1_000, 100_000, 20_000_000])))
 }
 
 fn draw_hosts(rng: &mut Rng, options: &Options) -> Vec<(u8, Style)> {

@@ -10,7 +10,7 @@ use quipu_nic::{
 use crate::load::Load;
 use crate::model::{CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState};
 use crate::network::Partition;
-use crate::plan::{Kind, Mishap, Trap};
+use crate::plan::{Kind, Mishap, Trap, draw_order};
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Rights of every region that a peer may use.
@@ -47,6 +47,7 @@ impl Load {
             }
             // Each connection takes a block for as long as it lasts.
             style.link_blocks += self.plan.pairs.len();
+            let order = draw_order(&mut self.rng, &mut style);
             let config = Config {
                 seed,
                 copy_limit: self.plan.copy_limit,
@@ -58,6 +59,9 @@ impl Load {
                 ..Config::default()
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);
+            if let Some((order, hold_ns)) = order {
+                world.hosts[host].adapter.place_unordered(order, hold_ns);
+            }
             if self.rng.percent(10) {
                 world.hosts[host].listening = false;
                 let at = self.rng.below(5_000_000);

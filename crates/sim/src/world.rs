@@ -11,7 +11,7 @@ use std::sync::Arc;
 use quipu_nic::mem::Segment;
 use quipu_nic::{
     Action, Adapter, Arrival, Completion, Config, ConnId, CqId, Event as NicEvent, Gid, Glance,
-    Link, LinkId, LinkMessage, Loss, QpId, QpNum, Time,
+    Link, LinkId, LinkMessage, Loss, QpId, QpNum, SendOp, Time,
 };
 
 use crate::datagrams::Udp;
@@ -172,6 +172,10 @@ pub struct Counters {
     pub timed_out: u64,
     /// Engines that were ended.
     pub killed: u64,
+    /// Atomic writes that programs posted.
+    pub atomic_writes: u64,
+    /// Flushes that programs posted.
+    pub flushes: u64,
     /// Same-host links made.
     pub links: u64,
     /// Times that a sleeping engine was woken.
@@ -208,6 +212,17 @@ pub struct World {
 
 /// Bytes of a channel in a link's segment, with room to spare.
 const BLOCK: usize = 352 << 10;
+
+impl Counters {
+    /// Counts a request that was posted.
+    pub(crate) fn count(&mut self, op: &SendOp) {
+        match op {
+            SendOp::AtomicWrite { .. } => self.atomic_writes += 1,
+            SendOp::Flush(_) => self.flushes += 1,
+            _ => {}
+        }
+    }
+}
 
 impl World {
     /// A world without hosts.

@@ -33,6 +33,8 @@ fn hundreds_of_worlds_keep_all_promises() {
     assert!(sum(|report| report.counters.bells) > 100, "too few sleepers woken");
     assert!(sum(|report| report.counters.killed) > 3, "too few deaths");
     assert!(sum(|report| report.counters.datagrams) > 500, "too few datagrams");
+    assert!(sum(|report| report.counters.atomic_writes) > 300, "too few atomic writes");
+    assert!(sum(|report| report.counters.flushes) > 300, "too few flushes");
     for service in Service::ALL {
         let runs = reports.iter().filter(|report| report.service == service);
         let (count, ops) = runs.fold((0, 0), |(n, ops), report| (n + 1, ops + report.ops));
@@ -99,7 +101,7 @@ fn long_runs() {
 #[test]
 fn seeds_that_found_something() {
     let options = Options { service: Some(Service::Rc), ..Options::default() };
-    for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345] {
+    for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345, 9_115_758] {
         assert_eq!(run(seed, &options).failure, None);
     }
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];

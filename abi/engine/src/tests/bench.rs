@@ -120,7 +120,10 @@ impl Bench {
         let channel: EngineChannel =
             made(|out| unsafe { (api.create_channel)(context, out) }).unwrap();
         let memory = Box::leak(vec![0_u64; MEMORY / 8].into_boxed_slice()).as_mut_ptr().cast();
-        let init = registration(memory as u64, MEMORY as u64);
+        let mut init = registration(memory as u64, MEMORY as u64);
+        if device != c"quipu0" {
+            init.access &= !IBV_ACCESS_FLUSH_GLOBAL;
+        }
         let mr = made(|out| unsafe { (api.reg_mr)(pd, &init, out) }).unwrap();
         let async_fd = opened.async_fd;
         let cq = CqHandle::NONE;
@@ -151,6 +154,7 @@ impl Bench {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
             create_flags: 0,
+            send_ops: 0,
             cookie: 0,
         }
     }

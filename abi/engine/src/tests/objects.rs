@@ -97,6 +97,58 @@ fn the_second_device_is_an_rnic() {
     assert_eq!(bench.create_qp(&init).err(), Some(EngineStatus::Invalid));
 }
 
+/// As the kernel's verbs refuse it for a device that does not say that it has flushes.
+#[test]
+fn regions_grant_flushes_on_the_device_that_has_them() {
+    let unsupported = Some(EngineStatus::NotSupported);
+    for (device, refused) in [(c"quipu0", None), (c"quipu_iw0", unsupported)] {
+        let bench = Bench::of(device);
+        let api = bench.api;
+        let rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_FLUSH_GLOBAL;
+        let init = EngineMrInit { access: rights, ..registration(bench.addr(0), 64) };
+        let made_one = made::<EngineMr>(|out| unsafe { (api.reg_mr)(bench.pd, &init, out) });
+        assert_eq!(made_one.err(), refused, "{device:?}");
+        let (mr, change) = (bench.mr.mr, IBV_REREG_MR_CHANGE_ACCESS);
+        let changed = made::<EngineMr>(|out| unsafe {
+            (api.rereg_mr)(mr, change, PdHandle::NONE, &init, out)
+        });
+        assert_eq!(changed.err(), refused, "{device:?}");
+    }
+}
+
+/// What is to be posted call by call is asked for when a queue pair is made, and refused where its service
+/// has no such operation.
+#[test]
+fn queue_pairs_are_asked_only_for_what_their_service_has() {
+    let flushes = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE;
+    let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV;
+    let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let all = flushes | sends | atomics | windows | writes | IBV_QP_EX_WITH_RDMA_READ;
+    let answered = flushes | atomics | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND_WITH_INV;
+    // The RFCs of plain iWARP have atomics, if both ends agree, and no immediate data.
+    let imm = IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    for (device, qp_type, has) in [
+        (c"quipu0", IBV_QPT_RC, all),
+        (c"quipu0", IBV_QPT_UC, all & !answered),
+        (c"quipu0", IBV_QPT_UD, sends),
+        (c"quipu_iw0", IBV_QPT_RC, all & !(flushes | imm)),
+    ] {
+        let bench = Bench::of(device);
+        let create = |send_ops| {
+            let init = EngineQpInit { qp_type, send_ops, ..bench.qp_init() };
+            bench.create_qp(&init).map(|_| ())
+        };
+        assert_eq!(create(has), Ok(()), "{device:?} {qp_type}");
+        for flag in (0..64).map(|bit| 1 << bit).filter(|flag| has & flag == 0) {
+            let refused = Err(EngineStatus::NotSupported);
+            assert_eq!(create(flag), refused, "{device:?} {qp_type}: {flag:#x}");
+            assert_eq!(create(has | flag), refused, "{device:?} {qp_type}: {flag:#x}");
+        }
+    }
+}
+
 #[test]
 fn objects_in_use_are_busy_and_destroyed_ones_unknown() {
     let bench = Bench::new();

@@ -1,6 +1,8 @@
 //! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
 
 mod actions;
+#[cfg(test)]
+mod answers;
 mod attached;
 mod bare;
 mod cm;

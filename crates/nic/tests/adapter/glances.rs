@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use crate::pair::{Buffer, Pair, Way, connected, statuses};
+use crate::pair::{Buffer, Host, Pair, Way, connected, statuses};
 use quipu_nic::*;
 
 /// Two connected sides that have met, each with receives from 10 on, whose sends complete in a queue of their
@@ -14,19 +14,31 @@ struct Met {
     buffers: [Buffer; 2],
     /// Where receives complete.
     cqs: [CqId; 2],
+    /// Where host 0 has them from, if not from its queue pair.
+    srq: Option<SrqId>,
 }
 
 impl Met {
     fn new() -> Self {
-        let mut pair = Pair::new(Way::Link);
+        Self::with(Way::Link, false)
+    }
+
+    fn with(way: Way, shares: bool) -> Self {
+        let mut pair = Pair::new(way);
+        let Host { adapter, pd, .. } = &mut pair.hosts[0];
+        let srq = shares.then(|| adapter.create_srq(*pd, 16, 1, 0).unwrap());
         let cqs = [0, 1].map(|host| {
             let adapter = &mut pair.hosts[host].adapter;
             adapter.create_cq(64, Some(ChannelId(2)), 0).unwrap().0
         });
-        let qps = [0, 1].map(|host| pair.hosts[host].qp_with(|init| init.recv_cq = cqs[host]));
+        let srqs = [srq, None];
+        let qps = [0, 1].map(|host| {
+            let change = |init: &mut QpInit| (init.recv_cq, init.srq) = (cqs[host], srqs[host]);
+            pair.hosts[host].qp_with(change)
+        });
         pair.connect(qps);
         let buffers = [pair.buffer(0, 64), pair.buffer(1, 64)];
-        let mut met = Self { pair, qps, buffers, cqs };
+        let mut met = Self { pair, qps, buffers, cqs, srq };
         for host in 0..2 {
             met.receives(host, 0..1);
         }
@@ -45,25 +57,50 @@ impl Met {
     /// The same, where host 1 was asked something by request 1, and has answered it by request 2.
     fn answered() -> Self {
         let mut met = Self::new();
-        met.send(0, 1, b"question");
-        let answers_nothing = Glance::Found(met.qps[1]);
-        assert_eq!(met.glance(1), (answers_nothing, None));
-        let now = met.pair.now;
-        assert!(met.pair.hosts[1].adapter.serve(now, met.qps[1]));
-        assert_eq!(met.received(1), [10]);
+        met.asked();
         met.send(1, 2, b"answered");
         met
     }
 
+    /// Host 1 is asked something by request 1, and has not answered yet.
+    fn asked(&mut self) {
+        self.send(0, 1, b"question");
+        let answers_nothing = Glance::Found(self.qps[1]);
+        assert_eq!(self.glance(1), (answers_nothing, None));
+        let now = self.pair.now;
+        assert!(self.pair.hosts[1].adapter.serve(now, self.qps[1]));
+        assert_eq!(self.received(1), [10]);
+    }
+
+    /// Host 0 asks, and waits in vain before host 1 has looked.
+    fn asks_again(&mut self) {
+        self.send(0, 1, b"question");
+        assert_eq!(self.glance(0).1, None);
+        self.look(1);
+    }
+
     fn receives(&mut self, host: usize, wr_ids: std::ops::Range<u64>) {
         for wr_id in wr_ids {
-            self.pair.recv(host, self.qps[host], wr_id, &[self.buffers[host].sge(32, 8)]);
+            let sges = [self.buffers[host].sge(32, 8)];
+            match self.srq.filter(|_| host == 0) {
+                Some(srq) => self.pair.hosts[0].adapter.post_srq_recv(srq, wr_id, &sges).unwrap(),
+                None => self.pair.recv(host, self.qps[host], wr_id, &sges),
+            }
         }
     }
 
     fn send(&mut self, host: usize, wr_id: u64, bytes: &[u8; 8]) {
-        let (qp, flags) = (self.qps[host], SendFlags::SIGNALED);
-        self.pair.send_with(host, qp, wr_id, SendOp::Send, flags, Payload::Inline(bytes));
+        self.send_as(host, wr_id, SendOp::Send, SendFlags::empty(), bytes);
+    }
+
+    fn send_as(&mut self, host: usize, wr_id: u64, op: SendOp, flags: SendFlags, bytes: &[u8; 8]) {
+        let flags = flags | SendFlags::SIGNALED;
+        self.pair.send_with(host, self.qps[host], wr_id, op, flags, Payload::Inline(bytes));
+    }
+
+    /// The events of host 0 that were not asked for yet.
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.pair.hosts[0].adapter.poll_event()).collect()
     }
 
     fn look(&mut self, host: usize) {
@@ -89,6 +126,12 @@ impl Met {
         let adapter = &mut self.pair.hosts[host].adapter;
         let glance = adapter.glance(self.pair.now, self.cqs[host], |wc| found.set(Some(*wc)));
         (glance, found.take())
+    }
+
+    /// Whether an event tells of completions among the receives of host 0.
+    fn tells_of_completions(&mut self) -> bool {
+        let cq = self.cqs[0];
+        self.events().iter().any(|it| matches!(it, Event::Completion { cq: of, .. } if *of == cq))
     }
 
     fn is_vain(&mut self, host: usize) -> bool {
@@ -235,14 +278,138 @@ fn nor_from_a_queue_that_is_to_raise_an_event() {
     met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], false).unwrap();
     assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
     met.look(0);
-    let events = std::iter::from_fn(|| met.pair.hosts[0].adapter.poll_event());
-    let cq = met.cqs[0];
-    assert!(
-        events
-            .into_iter()
-            .any(|event| matches!(event, Event::Completion { cq: it, .. } if it == cq))
-    );
+    assert!(met.tells_of_completions());
     assert_eq!(met.received(0), [10]);
+}
+
+/// Of a queue that is to tell of solicited completions only, too: others go into it quietly.
+#[test]
+fn nor_from_one_that_is_to_raise_an_event_for_solicited_completions() {
+    for solicited in [false, true] {
+        let mut met = Met::new();
+        met.asked();
+        met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], true).unwrap();
+        let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
+        met.send_as(1, 2, SendOp::Send, flags, b"answered");
+        assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
+        met.look(0);
+        assert_eq!(met.tells_of_completions(), solicited);
+        assert_eq!(met.received(0), [10]);
+    }
+}
+
+/// What was handed out is no completion that a program was not told of: an event that it asks for afterwards
+/// comes with the next.
+#[test]
+fn a_solicited_answer_that_is_handed_out_raises_no_event_later() {
+    let mut met = Met::new();
+    met.asked();
+    met.send_as(1, 2, SendOp::Send, SendFlags::SOLICITED, b"answered");
+    assert_eq!(met.glance(0).0, Glance::Taken);
+    met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], true).unwrap();
+    assert!(!met.tells_of_completions());
+    for (flags, tells) in [(SendFlags::empty(), false), (SendFlags::SOLICITED, true)] {
+        met.send_as(1, 3, SendOp::Send, flags, b"and more");
+        met.look(0);
+        assert_eq!(met.tells_of_completions(), tells);
+    }
+    assert_eq!(met.received(0), [11, 12]);
+}
+
+#[test]
+fn immediate_data_is_handed_out_with_its_answer() {
+    let mut met = Met::new();
+    met.asked();
+    met.send_as(1, 2, SendOp::SendImm(0xabcd_1234), SendFlags::empty(), b"answered");
+    let (Glance::Taken, Some(completion)) = met.glance(0) else { panic!("it is an answer") };
+    assert_eq!((completion.wr_id, completion.byte_len), (10, 8));
+    assert_eq!(completion.extra, WcExtra::Imm(0xabcd_1234));
+    assert_eq!(met.buffers[0].bytes(32, 8), b"answered");
+}
+
+/// A Write with immediate data takes a receive, too, whose bytes are elsewhere.
+#[test]
+fn nothing_but_sends_is_handed_out() {
+    let there = |met: &Met| (met.buffers[0].addr(), met.buffers[0].key());
+    let ops: [fn((u64, u32)) -> SendOp; 2] =
+        [|(addr, rkey)| SendOp::WriteImm { addr, rkey, imm: 5 }, |(_, rkey)| SendOp::SendInv(rkey)];
+    for op in ops {
+        let mut met = Met::with(Way::LinkCopying, false);
+        met.asked();
+        let op = op(there(&met));
+        met.send_as(1, 2, op, SendFlags::empty(), b"answered");
+        assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None), "{op:?}");
+    }
+}
+
+/// The event comes once, with the answer that leaves too few.
+#[test]
+fn an_answer_from_a_shared_queue_raises_the_event_of_its_limit() {
+    let mut met = Met::with(Way::Link, true);
+    let srq = met.srq.expect("it has one");
+    met.asked();
+    // Eight are posted.
+    met.pair.hosts[0].adapter.modify_srq(srq, None, Some(7)).unwrap();
+    met.events();
+    for round in 0..3 {
+        met.send(1, 2, b"answered");
+        let (Glance::Taken, Some(completion)) = met.glance(0) else { panic!("it is an answer") };
+        assert_eq!((completion.wr_id, completion.byte_len), (10 + round, 8));
+        assert_eq!(met.buffers[0].bytes(32, 8), b"answered");
+        let limit = Event::Async(AsyncEvent::SrqLimitReached(srq));
+        let told = met.events().into_iter().filter(|&event| event == limit).count();
+        assert_eq!(told, usize::from(round == 1), "round {round}");
+        met.asks_again();
+        met.buffers[0].fill(32, &[0; 8]);
+    }
+}
+
+/// The write has to be placed first.
+#[test]
+fn an_answer_behind_a_write_that_is_held_waits_for_it() {
+    let mut met = Met::with(Way::LinkCopying, false);
+    met.asked();
+    met.pair.hosts[0].adapter.place_unordered(WriteOrder::Reverse, 1_000_000_000);
+    let (addr, rkey) = (met.buffers[0].addr(), met.buffers[0].key());
+    let write = SendOp::Write { addr, rkey };
+    met.buffers[1].fill(0, b"the end comes first");
+    met.pair.send(1, met.qps[1], 2, write, &[met.buffers[1].sge(0, 19)]);
+    met.look(0);
+    assert_eq!(met.buffers[0].bytes(0, 8), [0; 8]);
+    met.send(1, 3, b"answered");
+    assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
+    met.look(0);
+    assert_eq!(met.buffers[0].bytes(0, 19), b"the end comes first");
+    assert_eq!(met.received(0), [10]);
+}
+
+/// A plan has the receive fail, or show up late.
+#[test]
+fn a_receive_with_a_fate_is_not_handed_out() {
+    const LATE_NS: u64 = 1_000_000;
+    for fate in [Fate::Fail(WcStatus::LocLenErr), Fate::Late(LATE_NS)] {
+        let mut met = Met::new();
+        let (qp, sges) = (met.qps[0], [met.buffers[0].sge(32, 8)]);
+        met.asked();
+        for round in 0..8 {
+            if round == 7 {
+                let now = met.pair.now;
+                let adapter = &mut met.pair.hosts[0].adapter;
+                adapter.post_recv_fated(now, qp, 18, &sges, fate).unwrap();
+                met.receives(1, 18..19);
+            }
+            met.send(1, 2, b"answered");
+            assert_eq!(met.glance(0).0, Glance::Taken, "round {round}");
+            met.asks_again();
+        }
+        met.send(1, 2, b"answered");
+        assert_eq!(met.glance(0), (Glance::Found(qp), None), "{fate:?}");
+        met.look(0);
+        let fails = matches!(fate, Fate::Fail(_));
+        assert_eq!(met.received(0), if fails { vec![18] } else { vec![] });
+        met.pair.later(LATE_NS);
+        assert_eq!(met.received(0), if fails { vec![] } else { vec![18] });
+    }
 }
 
 #[test]

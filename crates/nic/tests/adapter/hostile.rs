@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use crate::pair::{Pair, Way, connected};
+use crate::pair::{Buffer, Pair, Way, connected, statuses};
 use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason, Service};
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
@@ -204,10 +204,15 @@ impl LinkPeer {
 
     /// A queue pair of host 0 asks this peer for a channel.
     fn asked(pair: &mut Pair, directory: Option<Segment>) -> (Self, QpId) {
-        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        let qp = pair.hosts[0].qp();
+        (Self::asked_by(pair, qp, directory), qp)
+    }
+
+    fn asked_by(pair: &mut Pair, qp: QpId, directory: Option<Segment>) -> Self {
+        let qps = [qp, pair.hosts[1].qp()];
         let keep = |_: &mut QpAttr| {};
         pair.to_rtr(0, qps, &keep);
-        pair.to_rts(0, qps[0], &keep);
+        pair.to_rts(0, qp, &keep);
         let (own, peer) = (Segment::heap(4 << 20), Segment::heap(4 << 20));
         let memory = Arc::new(Everything::default());
         let adapter = &mut pair.hosts[0].adapter;
@@ -225,7 +230,7 @@ impl LinkPeer {
         };
         adapter.handle_reached_link(pair.now, conn, link);
         let (conn, offset) = Self::request(adapter);
-        (Self { own, own_page: peer, memory, link, conn, offset }, qps[0])
+        Self { own, own_page: peer, memory, link, conn, offset }
     }
 
     /// The request of host 0 that comes next.
@@ -246,12 +251,138 @@ impl LinkPeer {
         pair.hosts[0].adapter.handle_link_message(pair.now, self.link, accept);
         Channel::attach(&self.own, self.offset, ChannelConfig::default()).unwrap()
     }
+
+    /// Rings for the first channel of the link, so that it is looked at by every poll from then on.
+    fn ring(&self, pair: &mut Pair) {
+        const SUMMARY_AT: usize = 384;
+        const BELLS_AT: usize = 512;
+        for word in [BELLS_AT, SUMMARY_AT] {
+            self.own_page.write(word, &1u64.to_ne_bytes()).unwrap();
+        }
+        assert!(pair.hosts[0].adapter.progress(pair.now));
+        assert_eq!(pair.hosts[0].adapter.hot_channels(), 1);
+    }
 }
 
+const SEND: u8 = 1;
 const READ_DATA: u8 = 1;
 const WRITE: u8 = 4;
 const MORE: u8 = 2;
 const REFERENCE: u8 = 8;
+
+/// A queue pair that has asked a peer of its link for something, twice, and polls a queue of its own for what
+/// answers it: with receives from 10 on.
+struct Asked {
+    pair: Pair,
+    channel: Channel,
+    qp: QpId,
+    cq: CqId,
+    here: Buffer,
+}
+
+impl Asked {
+    fn twice(op: SendOp) -> Self {
+        let mut pair = Pair::new(Way::LinkCopying);
+        let (cq, _) = pair.hosts[0].adapter.create_cq(64, None, 0).unwrap();
+        let qp = pair.hosts[0].qp_with(|init| init.recv_cq = cq);
+        let peer = LinkPeer::asked_by(&mut pair, qp, None);
+        let channel = peer.accept(&mut pair);
+        let here = pair.buffer(0, 64);
+        for wr_id in 10..13 {
+            pair.recv(0, qp, wr_id, &[here.sge(0, 8)]);
+        }
+        for wr_id in 1..=2 {
+            pair.send(0, qp, wr_id, op, &[here.sge(8, 8)]);
+        }
+        peer.ring(&mut pair);
+        // What comes first in a connection is never handed out.
+        let mut asked = Self { pair, channel, qp, cq, here };
+        assert_eq!(asked.answered(0), (Glance::Found(qp), None));
+        assert_eq!(asked.served(), [(10, WcStatus::Success)]);
+        asked
+    }
+
+    /// The peer answers, and says that it has executed `ack` requests: what a poll makes of it.
+    fn answered(&mut self, ack: u32) -> (Glance, Option<u64>) {
+        self.here.fill(0, &[0; 8]);
+        let header = SlotHeader { opcode: SEND, length: 8, ack, ..SlotHeader::default() };
+        self.channel.outgoing.requests.push(&header, b"believe!").unwrap();
+        let mut found = None;
+        let adapter = &mut self.pair.hosts[0].adapter;
+        let glance = adapter.glance(self.pair.now, self.cq, |wc| found = Some(wc.wr_id));
+        (glance, found)
+    }
+
+    /// What has come to the queue, once the channel was served.
+    fn served(&mut self) -> Vec<(u64, WcStatus)> {
+        let adapter = &mut self.pair.hosts[0].adapter;
+        assert!(adapter.serve(self.pair.now, self.qp));
+        let mut out = [Completion::default(); 16];
+        let count = adapter.poll_cq(self.cq, &mut out).unwrap();
+        statuses(&out[..count])
+    }
+}
+
+/// Nobody can have executed what it was not asked for. What such a peer says is not handed out.
+#[test]
+fn answers_to_more_than_was_asked_end_the_channel() {
+    const HALF: u32 = 1 << 31;
+    for ack in [3, 4, 258, HALF, HALF + 1, HALF + 2] {
+        let mut asked = Asked::twice(SendOp::Send);
+        assert_eq!(asked.answered(ack), (Glance::Found(asked.qp), None), "{ack}");
+        let flushed = WcStatus::WrFlushErr;
+        assert_eq!(asked.served(), [(11, flushed), (12, flushed)], "{ack}");
+        assert_eq!(asked.here.bytes(0, 8), [0; 8], "{ack}");
+        let failed = [(1, WcStatus::BadRespErr), (2, flushed)];
+        assert_eq!(asked.pair.polled(0), failed, "{ack}");
+        assert_eq!(asked.pair.state(0, asked.qp), QpState::Err);
+        // It may go on as it likes.
+        assert_eq!(asked.answered(1), (Glance::Vain, None), "{ack}");
+    }
+}
+
+/// A count that goes backwards, or stays, is old news: its message is received as any other, and nothing
+/// completes, neither again nor early.
+#[test]
+fn counts_that_go_backwards_complete_nothing() {
+    const HALF: u32 = 1 << 31;
+    let ok = WcStatus::Success;
+    for ack in [0, u32::MAX, u32::MAX - 5, HALF + 3] {
+        let mut asked = Asked::twice(SendOp::Send);
+        assert_eq!(asked.answered(ack), (Glance::Found(asked.qp), None), "{ack}");
+        assert_eq!(asked.served(), [(11, ok)], "{ack}");
+        assert_eq!(asked.here.bytes(0, 8), b"believe!");
+        assert_eq!(asked.pair.polled(0), [], "{ack}");
+        assert_eq!(asked.answered(2), (Glance::Taken, Some(12)), "{ack}");
+        assert_eq!(asked.pair.polled(0), [(1, ok), (2, ok)], "{ack}");
+    }
+    for ack in [0, 1, 2] {
+        let mut asked = Asked::twice(SendOp::Send);
+        assert_eq!(asked.answered(2), (Glance::Taken, Some(11)));
+        assert_eq!(asked.here.bytes(0, 8), b"believe!");
+        assert_eq!(asked.pair.polled(0), [(1, ok), (2, ok)]);
+        asked.pair.send(0, asked.qp, 3, SendOp::Send, &[]);
+        assert_eq!(asked.answered(ack), (Glance::Found(asked.qp), None), "{ack}");
+        assert_eq!(asked.served(), [(12, ok)], "{ack}");
+        assert_eq!(asked.pair.polled(0), [], "{ack}");
+    }
+}
+
+/// A read is done when its bytes are there, whatever an answer that is handed out says of it.
+#[test]
+fn an_acknowledgement_is_no_answer_to_a_read() {
+    let mut asked = Asked::twice(SendOp::Read { addr: 0, rkey: 5 });
+    assert_eq!(asked.answered(2), (Glance::Taken, Some(11)));
+    assert_eq!(asked.pair.polled(0), []);
+    let data = SlotHeader { opcode: READ_DATA, length: 8, ack: 2, ..SlotHeader::default() };
+    for bytes in [b"first...", b"second.."] {
+        asked.channel.outgoing.responses.push(&data, bytes).unwrap();
+        assert_eq!(asked.answered(2), (Glance::Found(asked.qp), None), "it comes first");
+        asked.served();
+        assert_eq!(asked.here.bytes(8, 8), bytes);
+    }
+    assert_eq!(asked.pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+}
 
 /// Answers without bytes never end: whoever gives them is not listened to.
 #[test]

@@ -130,9 +130,17 @@ impl Services {
             self.slots[*slot].contents = Contents::Holds(bytes.clone());
             return self.slots[*slot].check();
         }
+        if let Some(slot) = sent.flushes {
+            // What was written before has completed, and so is known.
+            return self.slots[slot].check();
+        }
         // The peer has executed it, or only the stream has it.
         if let Some(slot) = sent.target.filter(|_| self.service == Service::Xrc) {
-            let Contents::Maybe(bytes) = self.slots[slot].contents.clone() else { return Ok(()) };
+            let (Contents::Maybe(bytes) | Contents::Whole(bytes)) =
+                self.slots[slot].contents.clone()
+            else {
+                return Ok(());
+            };
             self.slots[slot].contents = Contents::Holds(bytes);
             return self.slots[slot].check();
         }

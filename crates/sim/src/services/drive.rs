@@ -19,23 +19,24 @@ use crate::rng::pattern;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Rights of memory that a peer may use.
-const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
+pub(super) const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 /// The longest message of a datagram.
 const MTU: usize = 4096;
 /// Bytes that say which message it is.
 const NAME: usize = 8;
 
 /// A request that is ready to be posted.
-struct Draft {
-    op: SendOp,
-    opcode: WcOpcode,
-    to: To,
-    payload: Arc<[u8]>,
+pub(super) struct Draft {
+    pub op: SendOp,
+    pub opcode: WcOpcode,
+    pub to: To,
+    pub payload: Arc<[u8]>,
     /// Who may get it; nobody, if it consumes no receive.
-    goals: Option<(Vec<usize>, usize)>,
-    target: Option<usize>,
-    sink: Option<(usize, Arc<[u8]>)>,
-    trap: Vec<WcStatus>,
+    pub goals: Option<(Vec<usize>, usize)>,
+    pub target: Option<usize>,
+    pub flushes: Option<usize>,
+    pub sink: Option<(usize, Arc<[u8]>)>,
+    pub trap: Vec<WcStatus>,
 }
 
 impl Services {
@@ -168,7 +169,7 @@ impl Services {
     }
 
     /// The bytes of a message: its name, and what belongs to it.
-    fn payload(&self, len: usize) -> Arc<[u8]> {
+    pub(super) fn payload(&self, len: usize) -> Arc<[u8]> {
         let mut bytes = pattern(self.next_id, 0, len);
         if len >= NAME {
             bytes[..NAME].copy_from_slice(&self.next_id.to_le_bytes());
@@ -200,6 +201,7 @@ impl Services {
             payload,
             goals: Some(goals),
             target: None,
+            flushes: None,
             sink: None,
             trap: Vec::new(),
         };
@@ -207,6 +209,8 @@ impl Services {
             0 => draft,
             1 => Draft { op: SendOp::SendImm(imm), ..draft },
             2 | 3 => self.draft_write(world, a, draft, (kind == 3).then_some(imm)),
+            5 => self.draft_atomic_write(world, a, draft),
+            6 => self.draft_flush(world, a, draft),
             _ => self.draft_read(world, a, draft),
         }
     }
@@ -278,7 +282,7 @@ impl Services {
     }
 
     /// The protection domain in which the peer of an actor finds memory that the actor names.
-    fn domain_of_peer(&self, a: usize) -> (usize, PdId) {
+    pub(super) fn domain_of_peer(&self, a: usize) -> (usize, PdId) {
         let peer = &self.actors[self.actors[a].peer];
         let pd = match peer.qp_type {
             QpType::XrcRecv(_) => self.pools[peer.pools[0]].pd,
@@ -343,6 +347,14 @@ impl Services {
                 *rkey ^= 0x5555_5500;
                 WcStatus::RemAccessErr
             }
+            (Service::Xrc, SendOp::AtomicWrite { rkey, .. }) => {
+                *rkey ^= 0x5555_5500;
+                WcStatus::RemAccessErr
+            }
+            (Service::Xrc, SendOp::Flush(flush)) => {
+                flush.rkey ^= 0x5555_5500;
+                WcStatus::RemAccessErr
+            }
             _ => return,
         };
         draft.goals = None;
@@ -370,11 +382,12 @@ impl Services {
         let len = draft.payload.len();
         let sges = self.source(world, a, &draft);
         let inline = draft.sink.is_none()
+            && draft.flushes.is_none()
             && draft.trap.is_empty()
             && len <= 64
             && self.rng.percent(self.plan.inline_percent)
             && self.actors[a].depth > 0
-            && self.inline_room(world, a) >= len;
+            && (draft.opcode == WcOpcode::AtomicWrite || self.inline_room(world, a) >= len);
         let payload = if inline { Payload::Inline(&draft.payload) } else { Payload::Sges(&sges) };
         let wr = SendWr { wr_id: id, to: draft.to, op: draft.op, flags, payload };
         world.trace.note(&[51, a as u64, id, len as u64]);
@@ -384,6 +397,7 @@ impl Services {
         if let Err(fault) = world.hosts[host].adapter.post_send(qp, &wr) {
             return world.violate(|| format!("actor {a}: request {id} is refused: {fault}"));
         }
+        world.counters.count(&draft.op);
         self.tally.ops += 1;
         self.tally.bytes += len as u64;
         let message = draft.goals.map(|(goals, pool)| {
@@ -395,8 +409,8 @@ impl Services {
             self.message_of.insert(id, message);
         }
         let signaled = flags.contains(SendFlags::SIGNALED);
-        let (opcode, target, sink, trap) = (draft.opcode, draft.target, draft.sink, draft.trap);
-        let sent = Sent { id, opcode, signaled, len, message, target, sink, trap };
+        let Draft { opcode, target, flushes, sink, trap, .. } = draft;
+        let sent = Sent { id, opcode, signaled, len, message, target, flushes, sink, trap };
         self.actors[a].sent.push_back(sent);
     }
 
@@ -412,6 +426,9 @@ impl Services {
         let cuts = [self.rng.index(len + 1), len];
         if !draft.trap.is_empty() && matches!(self.service, Service::Ud | Service::Uc) {
             return vec![Sge { addr: 64, len: len as u32, lkey: Key(0xdead_be00) }];
+        }
+        if draft.flushes.is_some() {
+            return Vec::new();
         }
         if let Some((sink, _)) = draft.sink {
             return self.slots[sink].list(len, &cuts[..1]);

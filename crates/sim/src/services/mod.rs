@@ -10,6 +10,7 @@ mod drive;
 mod end;
 mod mishaps;
 pub(crate) mod model;
+mod placement;
 mod setup;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -55,8 +56,8 @@ pub struct Services {
     /// Messages under way from an actor to a pool, in order.
     expected: BTreeMap<(usize, usize), VecDeque<usize>>,
     mishaps: Vec<Mishap>,
-    /// Weights of Send, Send with immediate, Write, Write with immediate, Read.
-    weights: [u32; 5],
+    /// Weights of Send, Send with immediate, Write, Write with immediate, Read, atomic write, flush.
+    weights: [u32; 7],
     max_len: usize,
     /// Every message finds a receive.
     ample: bool,
@@ -85,7 +86,9 @@ impl Services {
         let calm = plan.mishaps == 0
             && plan.partition_percent == 0
             && profile.loss_ppm + profile.duplicate_ppm + profile.corrupt_ppm == 0;
-        let mut weights = [0; 5].map(|_: u32| rng.below(4) as u32);
+        let mut weights = [0; 7];
+        let kinds = if service == Service::Xrc { 7 } else { 5 };
+        weights[..kinds].fill_with(|| rng.below(4) as u32);
         weights[0] += 1;
         let most = plan.max_len.min(options.max_bytes as usize / 8);
         Self {
@@ -129,6 +132,9 @@ impl Services {
 
     /// Handles an event of the workload.
     fn handle(&mut self, world: &mut World, event: LoadEvent) {
+        if let Err(what) = self.check_words() {
+            return world.violate(|| what);
+        }
         match event {
             LoadEvent::Tick { end } => self.tick(world, end),
             LoadEvent::Poll { cq } => self.poll(world, cq),

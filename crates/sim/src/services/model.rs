@@ -25,6 +25,8 @@ pub enum Contents {
     Holds(Arc<[u8]>),
     /// Each byte is one of these, or was not written.
     Maybe(Arc<[u8]>),
+    /// These bytes, or none of them was written.
+    Whole(Arc<[u8]>),
     /// A message may have begun in it.
     Unknown,
 }
@@ -132,6 +134,8 @@ impl Slot {
             Contents::Untouched => (&[], false),
             Contents::Holds(bytes) => (bytes, false),
             Contents::Maybe(bytes) => (bytes, true),
+            Contents::Whole(_) if body.iter().all(|&byte| byte == FILL) => return Ok(()),
+            Contents::Whole(bytes) => (bytes, false),
             Contents::Unknown => return Ok(()),
         };
         for (at, &byte) in body.iter().enumerate() {
@@ -193,6 +197,8 @@ pub struct Sent {
     pub message: Option<usize>,
     /// The slot that it writes at the peer.
     pub target: Option<usize>,
+    /// The slot that it flushes there.
+    pub flushes: Option<usize>,
     /// The slot that it reads into, and what must be there then.
     pub sink: Option<(usize, Arc<[u8]>)>,
     /// Statuses that it is made to fail with.

@@ -12,6 +12,7 @@ use super::model::{Actor, Group, Objects, Pool, Queue, Slot, Stage};
 use super::{Mishap, Services};
 use crate::network::Partition;
 use crate::options::Service;
+use crate::plan::draw_order;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// The Q_Key of all datagram queue pairs.
@@ -59,6 +60,8 @@ impl Services {
                 part.copy_from_slice(&self.rng.next().to_le_bytes());
             }
             style.link_blocks += 2 * self.plan.pairs.len();
+            let xrc = self.service == Service::Xrc;
+            let order = xrc.then(|| draw_order(&mut self.rng, &mut style)).flatten();
             let config = Config {
                 seed,
                 copy_limit: self.plan.copy_limit,
@@ -70,6 +73,9 @@ impl Services {
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);
             let adapter = &mut world.hosts[host].adapter;
+            if let Some((order, hold_ns)) = order {
+                adapter.place_unordered(order, hold_ns);
+            }
             let pds = (0..2).filter_map(|_| adapter.alloc_pd().ok()).collect();
             self.objects.push(Objects { pds, ..Objects::default() });
             for _ in 0..self.plan.cqs_per_host {
