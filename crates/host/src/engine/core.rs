@@ -9,9 +9,9 @@ use quipu_nic::{Event, QpNum, Time};
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
-use super::poll::LastLook;
 use super::qpip::TcpEvent;
 use super::strict::Strict;
+use super::turn::LastLook;
 use crate::clock::Clock;
 use crate::cm::Manager;
 use crate::config::Device;

@@ -17,6 +17,7 @@ mod post;
 mod qpip;
 mod raw;
 mod strict;
+mod turn;
 mod verbs;
 mod wait;
 
@@ -34,8 +35,8 @@ use quipu_nic::{Crc, Gid};
 use self::core::{Core, Parts};
 use self::faults::Faults;
 use self::helper::Helper;
-use self::poll::Spared;
 use self::strict::Strict;
+use self::turn::Spared;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
 use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictOrder};
 use crate::counters::Publisher;

@@ -248,8 +248,8 @@ impl SlotWriter<'_> {
         self.ring.words.at(self.first + HEADER_WORDS + index).store(word, Ordering::Relaxed);
     }
 
-    /// Writes the payload's first bytes, word by word: less work than by [`payload`](Self::payload) for the few
-    /// bytes that most small messages have. Panics if they are more than [`INLINE_MAX`].
+    /// Writes the payload's first bytes, word by word: less work than by [`payload`](Self::payload) for as
+    /// few as most small messages have. Panics if they are more than [`INLINE_MAX`].
     #[inline(always)]
     #[track_caller]
     pub fn put(&self, bytes: &[u8]) {
@@ -531,6 +531,22 @@ mod tests {
         consumer.pop();
         assert_eq!(consumer.peek(), None);
         assert_eq!(producer.push(&header, &[0; 97]), Err(RingError::TooLong));
+    }
+
+    #[test]
+    fn payloads_of_every_length_are_put_whole() {
+        let (mut producer, mut consumer, _segment) = ring(4, 0);
+        let bytes: Vec<u8> = (1..=INLINE_MAX as u8).collect();
+        for len in 0..=INLINE_MAX {
+            let slot = producer.reserve().unwrap();
+            slot.put(&bytes[..len]);
+            slot.commit(&SlotHeader { inline_len: len as u16, ..Default::default() });
+            assert_eq!(consumer.peek().map(|header| usize::from(header.inline_len)), Some(len));
+            let mut payload = vec![0; len];
+            consumer.payload().read_into(0, &mut payload);
+            assert_eq!(payload, bytes[..len]);
+            consumer.pop();
+        }
     }
 
     #[test]
