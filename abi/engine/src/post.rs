@@ -551,6 +551,20 @@ pub(crate) unsafe extern "C" fn poll_cq_stamped(
 ///
 /// As the table demands of its arguments.
 pub(crate) unsafe extern "C" fn poll_cq(cq: CqHandle, max: i32, out: *mut ibv_wc) -> i32 {
+    if opened().is_ok_and(|instance| instance.engine.is_spared(instance.cq(cq))) {
+        return 0;
+    }
+    // SAFETY: the table demands the same.
+    unsafe { poll_and_look(cq, max, out) }
+}
+
+/// Out of line, so that a poll which need not look is over before this one's registers are saved.
+///
+/// # Safety
+///
+/// As the table demands of the arguments of `poll_cq`.
+#[inline(never)]
+unsafe extern "C" fn poll_and_look(cq: CqHandle, max: i32, out: *mut ibv_wc) -> i32 {
     wall::<Count>("poll_cq", || {
         // SAFETY: the table demands the same.
         Ok(match unsafe { poll(cq, max, out) } {

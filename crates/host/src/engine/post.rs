@@ -239,6 +239,14 @@ impl Engine {
         Ok(self.poll_cq_and_move(cq, max, taker)?.0)
     }
 
+    /// Whether a poll of `cq` finds nothing, as is known without a look. Polls ask this themselves; it is for
+    /// callers to whom the little that a poll takes before that is too much.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_spared(&self, cq: CqId) -> bool {
+        self.inner.spared.take(cq) && self.is_here()
+    }
+
     /// The same, and whether any progress was made, of which completions may come later.
     #[inline]
     pub(crate) fn poll_cq_and_move(
@@ -247,7 +255,7 @@ impl Engine {
         max: usize,
         mut taker: impl FnMut(&Completion),
     ) -> Result<(usize, bool), EngineError> {
-        if self.inner.spared.take(cq) && self.is_here() {
+        if self.is_spared(cq) {
             return Ok((0, false));
         }
         let mut core = self.inner.enter_quickly()?;

@@ -56,7 +56,10 @@ impl LastLook {
         cq: CqId,
         is_idle: impl FnOnce(CqId) -> bool,
     ) -> Option<CqId> {
-        let between = self.0.map(|vain| vain.last).filter(|&last| last != cq && is_idle(last));
+        let between = match self.0 {
+            Some(Vain { last, .. }) if last != cq && is_idle(last) => Some(last),
+            _ => None,
+        };
         let (last, spared) = between.map_or((cq, 0), |last| (last, 1));
         self.0 = Some(Vain { cq, last, spared });
         between
