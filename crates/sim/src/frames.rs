@@ -75,10 +75,12 @@ pub struct Frames {
     pub weather: Weather,
     /// Packets are in Ethernet frames.
     pub stations: bool,
-    /// From when on the router takes packets of so many octets at most.
-    pub narrow: Vec<(u64, u32)>,
+    /// From when on the router takes packets of so many octets at most: of IPv6, and of IPv4.
+    pub narrow: Vec<(u64, [u32; 2])>,
     /// Whether it says so.
     pub reports: bool,
+    /// Of IPv4 it does not say how many, as routers did not before RFC 1191.
+    pub vague: bool,
     /// Datagrams longer than this leave hosts in parts; 0: none do.
     pub parts: usize,
     /// How often each datagram was doubled, by the number that it begins with; of one in parts, each of them.
@@ -198,8 +200,10 @@ impl World {
         let on_the_way = waits + takes + weather.delay_ns;
         let at = if self.frames.stations { ETHERNET } else { 0 };
         self.trace.line(now, || format!("host {h} -> {}", summary(&frame[at..])));
-        let mtu = self.frames.narrow.iter().rev().find(|(from, _)| *from <= now);
-        if let Some(&(_, mtu)) = mtu.filter(|(_, mtu)| frame.len() - at > *mtu as usize) {
+        let v4 = frame.get(at).is_some_and(|first| first >> 4 == 4);
+        let narrow = self.frames.narrow.iter().rev().find(|(from, _)| *from <= now);
+        let mtu = narrow.map(|(_, mtus)| mtus[usize::from(v4)]);
+        if let Some(mtu) = mtu.filter(|&mtu| frame.len() - at > mtu as usize) {
             self.frames.too_long += 1;
             if let Some(pieces) = offload::cut_on_the_way(frame, at, mtu as usize) {
                 for mut piece in pieces {
@@ -209,7 +213,8 @@ impl World {
             }
             self.trace.line(now, || format!("{} octets from {h} are too long", frame.len() - at));
             if self.frames.reports {
-                self.tell(h, on_the_way, &frame[at..], Said::TooBig(mtu));
+                let said = if v4 && self.frames.vague { 0 } else { mtu };
+                self.tell(h, on_the_way, &frame[at..], Said::TooBig(said));
             }
             return;
         }

@@ -27,6 +27,8 @@ pub enum Said {
     TooBig(u32),
     /// The packet has passed too many routers; the next one may get there.
     Lost,
+    /// There is no way to its host, at the moment.
+    NoRoute,
     /// Nobody is at its port.
     NoPort,
 }
@@ -40,9 +42,11 @@ pub fn lie(rng: &mut Rng, packet: &[u8]) -> Option<(Said, Vec<u8>)> {
     if ip.protocol() == TCP && rng.percent(40) {
         // A stranger knows the addresses and guesses the rest: a number that is not on the way.
         quoted[start + 4] ^= 0x80;
-        return Some((rng.pick(&[Said::TooBig(mtu), Said::Lost, Said::NoPort]), quoted));
+        let said = [Said::TooBig(mtu), Said::Lost, Said::NoRoute, Said::NoPort];
+        return Some((rng.pick(&said), quoted));
     }
-    Some((rng.pick(&[Said::TooBig(mtu), Said::TooBig(mtu), Said::Lost]), quoted))
+    let said = [Said::TooBig(mtu), Said::TooBig(mtu), Said::Lost, Said::NoRoute];
+    Some((rng.pick(&said), quoted))
 }
 
 /// A report to a host about a packet that it has sent: a frame (RFC 4443 3, RFC 792, RFC 1191 4).
@@ -69,6 +73,9 @@ fn over_v6(quote: &[u8], said: Said, out: &mut [u8]) -> Option<usize> {
     let message = match said {
         Said::TooBig(mtu) => icmpv6::Repr::PacketTooBig { mtu, packet: quote },
         Said::Lost => icmpv6::Repr::TimeExceeded { code: TOO_MANY_ROUTERS, packet: quote },
+        Said::NoRoute => {
+            icmpv6::Repr::Unreachable { code: icmpv6::unreachable::NO_ROUTE, packet: quote }
+        }
         Said::NoPort => {
             icmpv6::Repr::Unreachable { code: icmpv6::unreachable::PORT, packet: quote }
         }
@@ -92,6 +99,7 @@ fn over_v4(quote: &[u8], said: Said, out: &mut [u8]) -> Option<usize> {
     let message = match said {
         Said::TooBig(mtu) => unreachable(icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu as u16),
         Said::Lost => icmpv4::Repr::TimeExceeded { code: TOO_MANY_ROUTERS, packet: quote },
+        Said::NoRoute => unreachable(icmpv4::unreachable::HOST, 0),
         Said::NoPort => unreachable(icmpv4::unreachable::PORT, 0),
     };
     let header = ipv4::Repr {

@@ -71,9 +71,13 @@ impl Programs {
             let mut at = 0;
             for _ in 0..rng.range(1, 3) {
                 at += rng.below(self.calm_ns / 2);
-                world.frames.narrow.push((at, rng.range(1_280, u64::from(mtu)) as u32));
+                // The least that there is by either version.
+                let v6 = rng.range(1_280, u64::from(mtu)) as u32;
+                let v4 = if rng.percent(50) { v6 } else { rng.range(576, v6.into()) as u32 };
+                world.frames.narrow.push((at, [v6, v4]));
             }
             world.frames.reports = rng.percent(70);
+            world.frames.vague = rng.percent(20);
         }
         world.frames.weather = weather;
         world.frames.parts = rng.pick(&[0, 0, 600, 1_280]);
