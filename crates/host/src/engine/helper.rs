@@ -42,8 +42,8 @@ pub(super) const POLLS_PER_PLACE: u64 = 64;
 /// A program that waits inside the engine at least so often in a doze will come back soon.
 const BUSY_DRIVES: u64 = 4;
 /// Dozes without any sign of life after which the helper rests, while a thread of the program waits. Where
-/// the adapter is another process's, they are of the longest: a program that sleeps for many completions, some
-/// milliseconds long, would have to call the helper after each sleep, and send it away before the next.
+/// the adapter is another process's they are of the longest: a program that sleeps for many completions,
+/// some milliseconds long, would have to call the helper after each sleep and send it away before the next.
 const QUIET_DOZES: u32 = 3;
 
 /// The helper as others see it.
