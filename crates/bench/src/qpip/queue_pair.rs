@@ -30,7 +30,7 @@ struct Manner {
     signal_every: u64,
     /// Requests that are posted together.
     together: u64,
-    /// Completions for which it sleeps at least.
+    /// Completions of those sends, or of receives, for which it sleeps at least.
     enough: u16,
 }
 
@@ -38,19 +38,29 @@ struct Manner {
 const PROMPT: Manner = Manner { sends: 32, receives: 64, signal_every: 1, together: 1, enough: 1 };
 
 impl Manner {
-    /// Of one that sleeps in bulk transfer beside an adapter that does all the work: it looks after its
-    /// queues when three quarters of them are through. A completion of a send stands for one of them.
-    fn sparing(message: u32) -> Self {
-        let depth = (UNDER_WAY / u64::from(message)).clamp(64, 1024);
-        let enough = (depth - depth / 4) as u16;
-        Self { sends: depth, receives: depth, signal_every: depth / 8, together: 32, enough }
+    /// Of one that sends, or receives, in bulk and sleeps beside an adapter that does all the work: it looks
+    /// after its queue when seven eighths of it are through.
+    fn sparing(message: u32, sends: bool) -> Self {
+        let long = |octets: u64| (octets / u64::from(message)).clamp(SHORT, 4096);
+        if sends {
+            let sends = long(TO_SEND);
+            let signal_every = sends / 8;
+            return Self { sends, receives: SHORT, signal_every, together: 32, enough: 7 };
+        }
+        let receives = long(TO_RECEIVE);
+        let enough = (receives - receives / 8) as u16;
+        Self { sends: SHORT, receives, enough, ..PROMPT }
     }
 }
 
-/// Octets that such a one has under way, as far as queues may be that long.
-const UNDER_WAY: u64 = 16 << 20;
+/// Octets of its sends, and of its receives, as far as queues may be that long. The receives are what is on
+/// its way at most; each is memory of its own, where a program may send what it has again and again.
+const TO_SEND: u64 = 128 << 20;
+const TO_RECEIVE: u64 = 32 << 20;
+/// Requests of the queue that it does not use.
+const SHORT: u64 = 64;
 /// A sleep that is for many completions ends by then if there is one.
-const PERIOD_NS: u64 = 20_000_000;
+const PERIOD_NS: u64 = 60_000_000;
 /// Completions taken by one poll.
 const BATCH: usize = 64;
 /// In the number of a send.
@@ -141,13 +151,12 @@ impl<'a> QueuePair<'a> {
         let channel = channel.map(|(channel, _)| channel);
         let udp = purpose.figure == Figure::RoundTripUdp;
         let sparing = purpose.sleeps && purpose.figure.is_stream();
-        let manner = if sparing { Manner::sparing(purpose.message) } else { PROMPT };
+        let manner =
+            if sparing { Manner::sparing(purpose.message, peer.is_some()) } else { PROMPT };
         let Manner { sends, receives, .. } = manner;
         let (cq, _) = engine.create_cq(context, 2 * (sends + receives) as u32, channel, 0)?;
         if manner.enough > 1 {
-            // Whoever sends hears of its sends only, one of so many.
-            let each = if peer.is_some() { manner.signal_every as u16 } else { 1 };
-            engine.moderate_cq(cq, manner.enough / each, PERIOD_NS)?;
+            engine.moderate_cq(cq, manner.enough, PERIOD_NS)?;
         }
         let message = purpose.message;
         let room = message.max(ROOM);

@@ -30,7 +30,7 @@ const DOZE_MAX_LATER: Duration = Duration::from_millis(4);
 const DOZE_PART: u32 = 16;
 /// The longest where the adapter is another process's: the work goes on there, and the rings wait. A program
 /// that is to be woken by a descriptor calls the helper when it asks for that.
-const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(40);
+const DOZE_MAX_ELSEWHERE: Duration = Duration::from_millis(160);
 /// A program that polls within this time of being looked at needs no help.
 const BUSY_NS: u64 = 2_000;
 /// So does one that has let others have its processor for no longer than this, in the middle of a poll: its
@@ -41,7 +41,9 @@ const YIELD_NS: u64 = 1_000_000;
 pub(super) const POLLS_PER_PLACE: u64 = 64;
 /// A program that waits inside the engine at least so often in a doze will come back soon.
 const BUSY_DRIVES: u64 = 4;
-/// Dozes without any sign of life after which the helper rests, while a thread of the program waits.
+/// Dozes without any sign of life after which the helper rests, while a thread of the program waits. Where
+/// the adapter is another process's they are of the longest: a program that sleeps for many completions,
+/// some milliseconds long, would have to call the helper after each sleep and send it away before the next.
 const QUIET_DOZES: u32 = 3;
 
 /// The helper as others see it.
@@ -149,9 +151,19 @@ fn is_back_soon(since: u64, now: u64) -> bool {
 }
 
 /// How long to doze after a doze of `last`, where the program has polled for `polled`.
-fn next_doze(last: Duration, polled: Duration) -> Duration {
-    let longest = (polled / DOZE_PART).clamp(DOZE_MAX, DOZE_MAX_LATER);
+fn next_doze(last: Duration, polled: Duration, elsewhere: bool) -> Duration {
+    let longest = match elsewhere {
+        true => DOZE_MAX_ELSEWHERE,
+        false => (polled / DOZE_PART).clamp(DOZE_MAX, DOZE_MAX_LATER),
+    };
     (last * 2).min(longest)
+}
+
+/// How many dozes in a row were quiet, after one of `doze` during which a thread of the program waited, and
+/// had or had not shown a sign of life; `quiet` were before it.
+fn quiet_dozes(quiet: u32, alive: bool, doze: Duration, elsewhere: bool) -> u32 {
+    let says_nothing = elsewhere && doze < DOZE_MAX_ELSEWHERE;
+    if alive || says_nothing { 0 } else { quiet + 1 }
 }
 
 impl Inner {
@@ -209,10 +221,8 @@ impl Inner {
                 return;
             }
             polled_for += limit;
-            limit = match elsewhere {
-                true => (limit * 2).min(DOZE_MAX_ELSEWHERE),
-                false => next_doze(limit, polled_for),
-            };
+            let doze = limit;
+            limit = next_doze(doze, polled_for, elsewhere);
             // While the program polls, its lock is left alone.
             if self.is_busy(polls) {
                 quiet = 0;
@@ -228,7 +238,7 @@ impl Inner {
             if drove >= BUSY_DRIVES {
                 quiet = 0;
             } else if driven {
-                quiet = if drove == 0 && !polled { quiet + 1 } else { 0 };
+                quiet = quiet_dozes(quiet, drove > 0 || polled, doze, elsewhere);
             } else {
                 return;
             }
@@ -302,9 +312,26 @@ mod tests {
             assert!(doze <= polled + DOZE_MIN, "{doze:?} after {polled:?}");
             assert!(doze <= DOZE_MAX.max(polled / DOZE_PART), "{doze:?} after {polled:?}");
             polled += doze;
-            doze = next_doze(doze, polled);
+            doze = next_doze(doze, polled, false);
         }
         assert_eq!(doze, DOZE_MAX_LATER);
+    }
+
+    #[test]
+    fn sleeps_of_some_milliseconds_beside_the_adapter_of_another_process_are_not_quiet() {
+        let rests_after = |elsewhere| {
+            let (mut doze, mut quiet, mut slept) = (DOZE_MIN, 0, Duration::ZERO);
+            while quiet < QUIET_DOZES {
+                slept += doze;
+                quiet = quiet_dozes(quiet, false, doze, elsewhere);
+                doze = next_doze(doze, slept, elsewhere);
+            }
+            slept
+        };
+        assert!(rests_after(false) < Duration::from_millis(1));
+        let long = rests_after(true);
+        assert!((3 * DOZE_MAX_ELSEWHERE..6 * DOZE_MAX_ELSEWHERE).contains(&long), "{long:?}");
+        assert_eq!(quiet_dozes(2, true, DOZE_MAX_ELSEWHERE, true), 0);
     }
 
     #[test]
