@@ -236,19 +236,15 @@ unsafe fn gather<'b>(list: &[Sge], buffer: &'b mut [MaybeUninit<u8>]) -> Option<
 }
 
 /// Posts a request by the shortest way, if it is a single send, write or read of a connection and that way
-/// takes it: nothing that other requests need is looked at. Gives the doorbell back if not.
+/// takes it: nothing that other requests need is looked at. `false` if not: then it was not posted.
 ///
 /// # Safety
 ///
 /// `wr` is null or a valid request.
 #[inline(always)]
-unsafe fn post_at_once<'d>(
-    doorbell: Doorbell<'d>,
-    qp: QpId,
-    wr: *const ibv_send_wr,
-) -> Result<(), Doorbell<'d>> {
+unsafe fn post_at_once(instance: &Instance, qp: QpId, wr: *const ibv_send_wr) -> bool {
     // SAFETY: "null or a valid request".
-    let Some(wr) = (unsafe { wr.as_ref() }) else { return Err(doorbell) };
+    let Some(wr) = (unsafe { wr.as_ref() }) else { return false };
     // SAFETY: the opcode says that this field of the union is in use.
     let place = || unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
     let op = match wr.opcode {
@@ -262,13 +258,13 @@ unsafe fn post_at_once<'d>(
             let (addr, rkey) = place();
             SendOp::Read { addr, rkey }
         }
-        _ => return Err(doorbell),
+        _ => return false,
     };
     let list = wr.sg_list.cast::<Sge>();
     let short = matches!(wr.num_sge, 1..=FEW) && !list.is_null() && list.is_aligned();
     let (true, Some(flags)) = (short && wr.next.is_null(), SendFlags::from_bits(wr.send_flags))
     else {
-        return Err(doorbell);
+        return false;
     };
     // SAFETY: a valid request has a list of so many elements, which was found aligned.
     let list = unsafe { slice::from_raw_parts(list, wr.num_sge as usize) };
@@ -278,13 +274,14 @@ unsafe fn post_at_once<'d>(
         // which no program passes.
         match unsafe { gather(list, &mut buffer) } {
             Some(bytes) => Payload::Inline(bytes),
-            None => return Err(doorbell),
+            None => return false,
         }
     } else {
         Payload::Sges(list)
     };
     // Queue pairs whose requests address somebody are not served here.
-    doorbell.post_at_once(qp, &SendWr { wr_id: wr.wr_id, to: To::Peer, op, flags, payload })
+    let request = SendWr { wr_id: wr.wr_id, to: To::Peer, op, flags, payload };
+    instance.engine.post_at_once(qp, &request)
 }
 
 /// Checks every request of a list, of which none is posted yet.
@@ -333,11 +330,15 @@ unsafe fn refuse<T>(bad: *mut *const T, wr: *const T, failure: Failure) -> Outco
 #[inline(never)]
 unsafe fn post_sends(
     instance: &Instance,
-    mut doorbell: Doorbell<'_>,
     qp: QpId,
     wr: *const ibv_send_wr,
     bad: *mut *const ibv_send_wr,
 ) -> Outcome {
+    let mut doorbell = match instance.engine.doorbell() {
+        Ok(doorbell) => doorbell,
+        // SAFETY: passed on from the caller.
+        Err(error) => return unsafe { refuse(bad, wr, error.into()) },
+    };
     let service = doorbell.service_of(qp);
     let mut next = wr;
     // SAFETY: passed on from the caller: a list of valid requests, ended by null.
@@ -388,32 +389,30 @@ unsafe fn post_receives(
 entries! {
     /// [`EngineApi::post_send`]
     fn post_send(qp: QpHandle, wr: *const ibv_send_wr, bad: *mut *const ibv_send_wr) {
-        let entered = opened().and_then(|i| Ok((i, i.engine.doorbell()?)));
-        let (instance, doorbell) = match entered {
-            Ok(entered) => entered,
+        let instance = match opened() {
+            Ok(instance) => instance,
             // SAFETY: the table demands that `bad` is valid.
             Err(failure) => return unsafe { refuse(bad, wr, failure) },
         };
         let qp = instance.qp(qp);
         // SAFETY: the table demands a list of valid requests, and that `bad` is valid.
         unsafe {
-            match post_at_once(doorbell, qp, wr) {
-                Ok(()) => Ok(()),
-                Err(doorbell) => post_sends(instance, doorbell, qp, wr, bad),
+            if post_at_once(instance, qp, wr) {
+                return Ok(());
             }
+            post_sends(instance, qp, wr, bad)
         }
     }
 
     /// [`EngineApi::post_batch`]
     fn post_batch(qp: QpHandle, wr: *const ibv_send_wr) {
         let instance = opened()?;
-        let doorbell = instance.engine.doorbell()?;
         let qp = instance.qp(qp);
         // SAFETY: the table demands a list of valid requests.
-        let mut doorbell = match unsafe { post_at_once(doorbell, qp, wr) } {
-            Ok(()) => return Ok(()),
-            Err(doorbell) => doorbell,
-        };
+        if unsafe { post_at_once(instance, qp, wr) } {
+            return Ok(());
+        }
+        let mut doorbell = instance.engine.doorbell()?;
         let service = doorbell.service_of(qp);
         // SAFETY: the table demands a list of valid requests, ended by null.
         if unsafe { wr.as_ref() }.is_some_and(|first| !first.next.is_null()) {

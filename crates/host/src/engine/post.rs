@@ -32,38 +32,9 @@ pub struct Doorbell<'a> {
     core: Guard<'a, Core>,
     /// The queue pair whose doorbell is still to ring.
     posted: Option<QpId>,
-    /// Nothing is left to be done, not even what every call ends with.
-    settled: bool,
 }
 
 impl Doorbell<'_> {
-    /// Posts a send request behind which no other comes, and rings, by the shortest way: where that is no
-    /// more than to fill a slot in memory that is shared with the peer, or to reach into the peer's own, see
-    /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once), or over a stream, see
-    /// [`Adapter::post_to_stream`](quipu_nic::Adapter::post_to_stream).
-    ///
-    /// # Errors
-    ///
-    /// It is to be posted as any other: nothing was posted, and the doorbell is still there.
-    #[inline(always)]
-    pub fn post_at_once(mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), Self> {
-        let core = &mut *self.core;
-        let plain = self.posted.is_none() && !core.watched && core.attached.is_none();
-        if !plain {
-            return Err(self);
-        }
-        if core.adapter.post_at_once(core.clock.recent(), qp, wr) {
-            core.settle_rung();
-        } else if core.adapter.post_to_stream(qp, wr) {
-            let now = core.now();
-            core.settle_posts(now);
-        } else {
-            return Err(self);
-        }
-        self.settled = true;
-        Ok(())
-    }
-
     /// Posts a send request.
     ///
     /// # Errors
@@ -165,9 +136,6 @@ impl Doorbell<'_> {
 impl Drop for Doorbell<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.settled {
-            return;
-        }
         if self.posted.is_some() {
             return self.ring();
         }
@@ -185,7 +153,31 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     #[inline]
     pub fn doorbell(&self) -> Result<Doorbell<'_>, EngineError> {
-        Ok(Doorbell { core: self.inner.enter_quickly()?, posted: None, settled: false })
+        Ok(Doorbell { core: self.inner.enter_quickly()?, posted: None })
+    }
+
+    /// Posts a send request behind which no other comes, and rings, by the shortest way: where that is no
+    /// more than to fill a slot in memory that is shared with the peer, or to reach into the peer's own, see
+    /// [`Adapter::post_at_once`](quipu_nic::Adapter::post_at_once), or over a stream, see
+    /// [`Adapter::post_to_stream`](quipu_nic::Adapter::post_to_stream). `false` if it is to be posted as any
+    /// other, and was not.
+    #[inline(always)]
+    #[must_use]
+    pub fn post_at_once(&self, qp: QpId, wr: &SendWr<'_>) -> bool {
+        let Ok(mut core) = self.inner.enter_quickly() else { return false };
+        if core.watched || core.attached.is_some() {
+            return false;
+        }
+        let recent = core.clock.recent();
+        if core.adapter.post_at_once(recent, qp, wr) {
+            core.settle_rung();
+        } else if core.adapter.post_to_stream(qp, wr) {
+            let now = core.now();
+            core.settle_posts(now);
+        } else {
+            return false;
+        }
+        true
     }
 
     /// Posts one send request and rings the doorbell.
@@ -195,10 +187,10 @@ impl Engine {
     /// As [`Adapter::post_send`](quipu_nic::Adapter::post_send).
     #[inline]
     pub fn post_send(&self, qp: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
-        match self.doorbell()?.post_at_once(qp, wr) {
-            Ok(()) => Ok(()),
-            Err(mut doorbell) => doorbell.post_send(qp, wr),
+        if self.post_at_once(qp, wr) {
+            return Ok(());
         }
+        self.doorbell()?.post_send(qp, wr)
     }
 
     /// Posts one receive request.

@@ -310,6 +310,7 @@ impl Asked {
         let mut found = None;
         let adapter = &mut self.pair.hosts[0].adapter;
         let glance = adapter.glance(self.pair.now, self.cq, |wc| found = Some(wc.wr_id));
+        adapter.settle_taken();
         (glance, found)
     }
 
