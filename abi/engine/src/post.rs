@@ -550,7 +550,7 @@ pub(crate) unsafe extern "C" fn poll_cq_stamped(
 ///
 /// As the table demands of its arguments.
 pub(crate) unsafe extern "C" fn poll_cq(cq: CqHandle, max: i32, out: *mut ibv_wc) -> i32 {
-    if opened().is_ok_and(|instance| instance.engine.is_spared(instance.cq(cq))) {
+    if opened().is_ok_and(|instance| instance.engine.take_spared(instance.cq(cq))) {
         return 0;
     }
     // SAFETY: the table demands the same.

@@ -25,9 +25,10 @@ const FEW: usize = 4;
 pub enum Glance {
     /// The queue is empty, and same-host peers have put nothing into shared memory, so that neither
     /// [`progress`](Adapter::progress) nor [`release_acks`](Adapter::release_acks) would do anything. The
-    /// program has looked at the queue.
+    /// program has looked at the queue. Events may be there, of what the look before has left to be done.
     Vain,
-    /// A completion, which was handed out. There may be more to do.
+    /// A completion, which was handed out. There may be more to do, and there is what
+    /// [`settle_taken`](Adapter::settle_taken) does.
     Taken,
     /// The queue is empty, and there is something in the channel of this queue pair.
     Found(QpId),
@@ -88,8 +89,9 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Does what a [`glance`](Self::glance) that has handed out a completion left to be done: until then
-    /// requests that the peer has executed do not complete, and it is told of nothing. Posts of sends and
-    /// whatever serves channels do so by themselves, and may come first.
+    /// requests that the peer has executed do not complete, and it is told of nothing. The next glance does so
+    /// by itself, and so do posts of sends, `progress`, `release_acks`, `arm` and `modify_qp`; whatever else
+    /// may come first.
     #[inline(always)]
     pub fn settle_taken(&mut self) {
         if self.hub.unsettled.is_some() {

@@ -305,6 +305,7 @@ impl Core {
     /// Does all that is to be done, and what comes of it, with `transmit` for the streams.
     pub(super) fn work(&mut self, now: Time, transmit: fn(&mut Net, &mut Adapter, Time) -> bool) {
         self.calm = 0;
+        self.adapter.settle_taken();
         if self.is_stream_alone() {
             transmit(&mut self.net, &mut self.adapter, now);
             if !self.has_work() && !self.net.wants_turn() {
@@ -385,6 +386,15 @@ impl Core {
             || self.qpip.as_mut().is_some_and(|qpip| qpip.give_back_number(number));
         if !given {
             self.net.give_back_number(number);
+        }
+    }
+
+    /// Does what a poll that has handed out a completion left to be done.
+    #[inline]
+    pub(super) fn settle_taken(&mut self) {
+        if self.adapter.has_taken() {
+            self.adapter.settle_taken();
+            self.collect_events();
         }
     }
 

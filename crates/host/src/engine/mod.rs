@@ -70,7 +70,7 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
 /// An RDMA adapter on this host, for any number of threads of one process.
 ///
-/// Every method takes the engine's lock for a moment; none waits but those that say so. Whoever
+/// Methods take the engine's lock for a moment; none waits but those that say so. Whoever
 /// calls [`poll_cq`](Self::poll_cq) moves the engine on; a helper thread does when nobody does. In
 /// a forked child every method fails with [`EngineError::EngineGone`].
 pub struct Engine {
@@ -83,7 +83,7 @@ pub(crate) struct Inner {
     core: Lock<Core>,
     epoll: Arc<Epoll>,
     helper: Helper,
-    /// Polls so far. Written under the lock, read by the helper without.
+    /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
     polls: AtomicU64,
     spared: Spared,
     /// The processor on which a program's thread polled, looked up now and then.
@@ -311,7 +311,7 @@ impl Inner {
         let mut core = self.core.lock();
         self.spared.clear();
         core.calm = 0;
-        core.adapter.settle_taken();
+        core.settle_taken();
         core
     }
 

@@ -118,7 +118,8 @@ impl Core {
         spared: &Spared,
         mut taker: impl FnMut(&Completion),
     ) -> Option<usize> {
-        if max == 0 || (self.calm == 0 && !self.calm_down(cq)) {
+        let busy_elsewhere = self.calm == 0 && (self.net.has_hot_streams() || !self.calm_down(cq));
+        if busy_elsewhere || max == 0 {
             return None;
         }
         let now = self.clock.recent();
@@ -157,6 +158,7 @@ impl Core {
         }
         if self.polls_since_reading + 1 >= POLLS_PER_READING {
             self.polls_since_reading = 0;
+            self.settle_taken();
             let now = self.clock.now();
             self.run_timers(now);
             self.publish(now);

@@ -231,11 +231,11 @@ impl Engine {
         Ok(self.poll_cq_and_move(cq, max, taker)?.0)
     }
 
-    /// Whether a poll of `cq` finds nothing, as is known without a look. Polls ask this themselves; it is for
-    /// callers to whom the little that a poll takes before that is too much.
+    /// Whether a poll of `cq` finds nothing, as is known without a look; this is that poll. The others do this
+    /// themselves; it is for callers to whom the little that they take before that is too much.
     #[inline(always)]
     #[must_use]
-    pub fn is_spared(&self, cq: CqId) -> bool {
+    pub fn take_spared(&self, cq: CqId) -> bool {
         self.inner.spared.take(cq) && self.is_here()
     }
 
@@ -247,7 +247,7 @@ impl Engine {
         max: usize,
         mut taker: impl FnMut(&Completion),
     ) -> Result<(usize, bool), EngineError> {
-        if self.is_spared(cq) {
+        if self.take_spared(cq) {
             return Ok((0, false));
         }
         let mut core = self.inner.enter_quickly()?;
@@ -386,7 +386,7 @@ impl Engine {
         });
     }
 
-    /// How often queues have been polled so far.
+    /// How often queues have been polled so far, but for polls that needed no look.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.inner.polls.load(Ordering::Relaxed)

@@ -248,9 +248,14 @@ impl Engine {
                 return Ok(event);
             }
             let fd = core.events.context_fd(context)?;
+            // Where another process does the work it dozes for long.
+            let dozes = core.attached.is_some() && core.helper == HelperMode::Dozing;
             drop(core);
             if is_non_blocking(fd) {
                 return Err(EngineError::WouldBlock);
+            }
+            if dozes {
+                self.inner.helper.call();
             }
             wait_readable(fd, patience.left()?)?;
         }

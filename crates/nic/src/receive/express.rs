@@ -12,7 +12,7 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::responder::{self, Finish, Refusal};
 use crate::types::{
-    AsyncEvent, Completion, CqId, QpId, QpNum, QpType, WcExtra, WcOpcode, WcStatus,
+    AsyncEvent, Completion, CqId, QpId, QpNum, QpState, QpType, WcExtra, WcOpcode, WcStatus,
 };
 use crate::watch;
 
@@ -73,7 +73,8 @@ pub(super) fn place<P: Probe>(
 /// answer that was waited for: one that tells of the last requests, and has no others before it. `false` if
 /// it is not of that kind; then nothing was done.
 ///
-/// The queue must be empty, and may not be that of the sends, whose completions come first.
+/// The queue must be empty, and may not be that of the sends, whose completions come first. What the answer says
+/// of them, and that the peer is told of it, is left to [`Unsettled`]: not where somebody waits for that.
 #[inline(always)]
 pub(crate) fn take<P: Probe>(
     qp: &mut Qp,
@@ -93,10 +94,12 @@ pub(crate) fn take<P: Probe>(
     // A count that is beyond what was asked, or behind, is for others to judge.
     let since = |count: u32| count.wrapping_sub(qp.requester.acked);
     let answers = (1..=since(qp.requester.started)).contains(&since(header.ack));
-    let ready = answers && !qp.sq.has_waiting() && qp.may_receive() && !hub.probe.watches();
-    if !ready || !hub.cqs.get(cq).is_some_and(Cq::is_plain) {
+    let open = qp.state == QpState::Rts && !qp.sq.has_waiting();
+    let plain = |cq| hub.cqs.get(cq).is_some_and(Cq::is_plain);
+    if !answers || !open || hub.probe.watches() || !plain(cq) || !plain(qp.send_cq) {
         return false;
     }
+    debug_assert!(hub.unsettled.is_none(), "a look settles what the one before has left");
     let mut handed_out = false;
     let placed = place(qp, hub, &header, |qp, hub, finish| {
         hub.counters.count_completion(WcStatus::Success);

@@ -127,6 +127,13 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
+    /// Whether there is anything for [`settle_taken`](Self::settle_taken) to do.
+    #[inline]
+    #[must_use]
+    pub fn has_taken(&self) -> bool {
+        self.hub.unsettled.is_some()
+    }
+
     /// Whether there is anything for [`release_acks`](Self::release_acks) to do.
     #[must_use]
     pub fn owes_acks(&self) -> bool {
