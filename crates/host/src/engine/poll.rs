@@ -1,7 +1,7 @@
 //! What a poll does that finds its queue empty.
 
 use quipu_cabi::Hold;
-use quipu_nic::{Completion, CqId, Glance, Time};
+use quipu_nic::{Completion, CqId, Glance, QpId, Time};
 
 use super::core::Core;
 use super::turn::Spared;
@@ -123,29 +123,54 @@ impl Core {
             return None;
         }
         let now = self.clock.recent();
-        let glance = self.adapter.glance(now, cq, &mut taker);
-        match glance {
-            Glance::Unsure => return None,
-            Glance::Found(id) if !self.adapter.serve(now, id) => return None,
-            _ => {}
+        match self.adapter.glance(now, cq, &mut taker) {
+            Glance::Unsure => None,
+            Glance::Found(id) => self.serve_found(now, id, cq, max, taker),
+            Glance::Vain => {
+                self.count_quick_poll(false);
+                let between = match self.last_look.polled_between(cq) {
+                    Some(last) if self.adapter.is_idle(last) => Some(last),
+                    _ => None,
+                };
+                self.last_look.made_in_turn(cq, between);
+                spared.set(between);
+                Some(0)
+            }
+            Glance::Taken => {
+                self.count_quick_poll(true);
+                self.last_look.forget();
+                self.finish_round(now);
+                Some(1)
+            }
         }
+    }
+
+    /// Serves the channel in which a glance has found something, and takes what that completes.
+    #[inline(never)]
+    fn serve_found(
+        &mut self,
+        now: Time,
+        id: QpId,
+        cq: CqId,
+        max: usize,
+        taker: impl FnMut(&Completion),
+    ) -> Option<usize> {
+        if !self.adapter.serve(now, id) {
+            return None;
+        }
+        self.count_quick_poll(true);
+        self.last_look.forget();
+        self.finish_round(now);
+        self.adapter.poll_cq_each(cq, max, taker).ok()
+    }
+
+    /// Counts a poll that looked at memory only.
+    #[inline(always)]
+    fn count_quick_poll(&mut self, any: bool) {
         self.calm -= 1;
         self.polls_since_reading += 1;
         self.polls_since_look += 1;
-        let vain = glance == Glance::Vain;
-        self.count_poll(!vain);
-        if vain {
-            let adapter = &mut self.adapter;
-            spared.set(self.last_look.made_again(cq, |cq| adapter.is_idle(cq)));
-            return Some(0);
-        }
-        self.last_look.forget();
-        self.finish_round(now);
-        if glance == Glance::Taken {
-            Some(1)
-        } else {
-            self.adapter.poll_cq_each(cq, max, taker).ok()
-        }
+        self.count_poll(any);
     }
 
     /// Whether quick looks will do for the next polls, the first of which is of `cq`. What is due now and

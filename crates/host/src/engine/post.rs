@@ -231,8 +231,8 @@ impl Engine {
         Ok(self.poll_cq_and_move(cq, max, taker)?.0)
     }
 
-    /// Whether a poll of `cq` finds nothing, as is known without a look; this is that poll. The others do this
-    /// themselves; it is for callers to whom the little that they take before that is too much.
+    /// Whether a poll of `cq` finds nothing, as is known without a look; this is that poll. The others do
+    /// this themselves; it is for callers to whom the little that they take before that is too much.
     #[inline(always)]
     #[must_use]
     pub fn take_spared(&self, cq: CqId) -> bool {
@@ -261,6 +261,18 @@ impl Engine {
             self.let_others_run(empty_polls);
             return Ok((found, empty_polls == 0));
         }
+        self.poll_thoroughly(core, cq, max, taker)
+    }
+
+    /// The same, where a glance will not do. Out of line, so that a glance is short.
+    #[inline(never)]
+    fn poll_thoroughly(
+        &self,
+        mut core: Guard<'_, Core>,
+        cq: CqId,
+        max: usize,
+        mut taker: impl FnMut(&Completion),
+    ) -> Result<(usize, bool), EngineError> {
         core.adapter.settle_taken();
         if core.watched {
             let found = self.poll_watched(core, cq, max, &mut taker)?;

@@ -48,21 +48,20 @@ impl LastLook {
         self.0 = in_vain.then_some(Vain { cq, last: cq, spared: 0 });
     }
 
-    /// As [`made`](Self::made) in vain. The queue that was polled between this look and the one before it, if
-    /// `is_idle` says that it is empty: its next poll counts as done without a look.
+    /// The queue that was polled between the last look, which was in vain, and one for `cq`.
     #[inline(always)]
-    pub(super) fn made_again(
-        &mut self,
-        cq: CqId,
-        is_idle: impl FnOnce(CqId) -> bool,
-    ) -> Option<CqId> {
-        let between = match self.0 {
-            Some(Vain { last, .. }) if last != cq && is_idle(last) => Some(last),
+    pub(super) fn polled_between(&self, cq: CqId) -> Option<CqId> {
+        match self.0 {
+            Some(Vain { last, .. }) if last != cq => Some(last),
             _ => None,
-        };
-        let (last, spared) = between.map_or((cq, 0), |last| (last, 1));
-        self.0 = Some(Vain { cq, last, spared });
-        between
+        }
+    }
+
+    /// As [`made`](Self::made) in vain, where the next poll of `spared` counts as done without a look.
+    #[inline(always)]
+    pub(super) fn made_in_turn(&mut self, cq: CqId, spared: Option<CqId>) {
+        let last = spared.unwrap_or(cq);
+        self.0 = Some(Vain { cq, last, spared: spared.is_some().into() });
     }
 
     /// There were completions: what comes of them is looked for.

@@ -73,8 +73,8 @@ pub(super) fn place<P: Probe>(
 /// answer that was waited for: one that tells of the last requests, and has no others before it. `false` if
 /// it is not of that kind; then nothing was done.
 ///
-/// The queue must be empty, and may not be that of the sends, whose completions come first. What the answer says
-/// of them, and that the peer is told of it, is left to [`Unsettled`]: not where somebody waits for that.
+/// The queue must be empty, and may not be that of the sends, whose completions come first. What the answer
+/// says of them, and that the peer is told of it, is left to [`Unsettled`]: not where somebody waits for that.
 #[inline(always)]
 pub(crate) fn take<P: Probe>(
     qp: &mut Qp,
