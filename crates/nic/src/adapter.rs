@@ -24,7 +24,7 @@ use crate::receive::express::Unsettled;
 use crate::slab::Slab;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, Gid, LinkId, MrId, MwId,
-    PdId, QpId, QpNum, SrqId, TableId, Time, XrcdId,
+    PdId, QpId, QpNum, SrqId, TableId, Time, WcStatus, XrcdId,
 };
 use crate::unordered::Unordered;
 
@@ -291,9 +291,26 @@ impl<P: Probe> Hub<P> {
     /// Adds a completion to a queue and raises what that raises; `false` if the queue overran.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) -> bool {
+        self.complete_with(cq, completion.status, solicited, || completion)
+    }
+
+    /// As [`complete`](Self::complete), with a completion of `status` that `make` makes where it is to be: to
+    /// copy one that was made elsewhere just before has the processor wait.
+    #[inline(always)]
+    pub(crate) fn complete_with(
+        &mut self,
+        cq: CqId,
+        status: WcStatus,
+        solicited: bool,
+        make: impl FnOnce() -> Completion,
+    ) -> bool {
         let Some(queue) = self.cqs.get_mut(cq) else { return true };
-        self.counters.count_completion(completion.status);
-        queue.push_plain(completion, solicited) || self.complete_watched(cq, completion, solicited)
+        self.counters.count_completion(status);
+        if queue.takes_plainly() {
+            queue.add_plainly(make(), solicited);
+            return true;
+        }
+        self.complete_watched(cq, make(), solicited)
     }
 
     /// As [`complete`](Self::complete), where more may come of it than that it is there.

@@ -97,7 +97,8 @@ impl Cq {
     /// Adds a completion made at `now`; `solicited` if it answers a request for solicited notification (a
     /// receive that the peer marked so, or any error).
     pub(crate) fn push(&mut self, completion: Completion, solicited: bool, now: Time) -> Pushed {
-        if self.push_plain(completion, solicited) {
+        if self.takes_plainly() {
+            self.add_plainly(completion, solicited);
             return Pushed::Quietly;
         }
         if self.queue.len() + self.held.len() >= self.capacity && !self.make_room() {
@@ -110,21 +111,22 @@ impl Cq {
         self.show(completion, solicited, now)
     }
 
-    /// Adds a completion of which nobody is to be told, to a queue with room, as nearly every one is; `false`
-    /// if it is another, which [`push`](Self::push) adds.
+    /// Whether nobody is to be told of the next completion, and there is room, as for nearly every one.
     #[inline(always)]
-    pub(crate) fn push_plain(&mut self, completion: Completion, solicited: bool) -> bool {
-        let plain = (self.plain || self.is_held_back()) && self.queue.len() < self.capacity;
-        if plain {
-            if let Some(moderation) = &mut self.moderation
-                && !self.plain
-            {
-                moderation.held += 1;
-            }
-            self.queue.push_back(completion);
-            self.solicited |= solicited;
+    pub(crate) fn takes_plainly(&self) -> bool {
+        (self.plain || self.is_held_back()) && self.queue.len() < self.capacity
+    }
+
+    /// Adds such a completion.
+    #[inline(always)]
+    pub(crate) fn add_plainly(&mut self, completion: Completion, solicited: bool) {
+        if let Some(moderation) = &mut self.moderation
+            && !self.plain
+        {
+            moderation.held += 1;
         }
-        plain
+        self.queue.push_back(completion);
+        self.solicited |= solicited;
     }
 
     /// Whether the next completion is only one more of those whose event is held back already, for a period

@@ -90,8 +90,8 @@ impl<P: Probe> Adapter<P> {
 
     /// Does what a [`glance`](Self::glance) that has handed out a completion left to be done: until then
     /// requests that the peer has executed do not complete, and it is told of nothing. The next glance does
-    /// so by itself, and so do posts of sends, `progress`, `release_acks`, `arm` and `modify_qp`; whatever else
-    /// may come first.
+    /// so by itself, and so do posts of sends, `progress`, `release_acks`, `arm` and `modify_qp`; whatever
+    /// else may come first.
     #[inline(always)]
     pub fn settle_taken(&mut self) {
         if self.hub.unsettled.is_some() {

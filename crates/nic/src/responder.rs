@@ -189,15 +189,9 @@ pub(crate) fn finish_datagram<P: Probe>(
     finish_from(qp, hub, finish, src_qp, Some(route))
 }
 
-/// Counts the receive in progress as finished, and describes it.
+/// Counts the receive in progress as finished.
 #[inline(always)]
-pub(crate) fn describe<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    finish: Finish,
-    src_qp: QpNum,
-    route: Option<(u8, u16)>,
-) -> Completion {
+pub(crate) fn count_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, finish: Finish) {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;
     counters.receives += 1;
@@ -206,6 +200,16 @@ pub(crate) fn describe<P: Probe>(
         counters.bytes_in += u64::from(finish.byte_len);
     }
     hub.probe.stage(Stage::Update, 0);
+}
+
+/// What the receive in progress completes with.
+#[inline(always)]
+pub(crate) fn describe(
+    qp: &Qp,
+    finish: Finish,
+    src_qp: QpNum,
+    route: Option<(u8, u16)>,
+) -> Completion {
     let (sl, slid) = route.unwrap_or_default();
     Completion {
         wr_id: qp.responder.receive.wr_id,
@@ -229,10 +233,14 @@ fn finish_from<P: Probe>(
     src_qp: QpNum,
     route: Option<(u8, u16)>,
 ) -> Result<(), Refusal> {
-    let completion = describe(qp, hub, finish, src_qp, route);
+    count_receive(qp, hub, finish);
     let kept = match qp.responder.receive.fate {
-        None => hub.complete(qp.recv_cq, completion, finish.solicited),
+        None => {
+            let completion = || describe(qp, finish, src_qp, route);
+            hub.complete_with(qp.recv_cq, WcStatus::Success, finish.solicited, completion)
+        }
         Some(fate) => {
+            let completion = describe(qp, finish, src_qp, route);
             qp.responder.receive.fate = None;
             let late_ns = if let Fate::Late(ns) = fate { ns } else { 0 };
             hub.complete_late(qp.recv_cq, completion, finish.solicited, late_ns)

@@ -74,7 +74,8 @@ pub(super) fn place<P: Probe>(
 /// it is not of that kind; then nothing was done.
 ///
 /// The queue must be empty, and may not be that of the sends, whose completions come first. What the answer
-/// says of them, and that the peer is told of it, is left to [`Unsettled`]: not where somebody waits for that.
+/// says of them, and that the peer is told of it, is left to [`Unsettled`]; so it is not handed out where
+/// somebody waits for that.
 #[inline(always)]
 pub(crate) fn take<P: Probe>(
     qp: &mut Qp,
@@ -104,7 +105,8 @@ pub(crate) fn take<P: Probe>(
     let placed = place(qp, hub, &header, |qp, hub, finish| {
         hub.counters.count_completion(WcStatus::Success);
         let src_qp = QpNum(qp.attr.dest_qp_num);
-        taker(&responder::describe(qp, hub, finish, src_qp, None));
+        responder::count_receive(qp, hub, finish);
+        taker(&responder::describe(qp, finish, src_qp, None));
         handed_out = true;
         Ok(())
     });
