@@ -413,6 +413,40 @@ fn a_receive_with_a_fate_is_not_handed_out() {
 }
 
 #[test]
+fn nor_where_somebody_waits_for_what_it_completes() {
+    let mut met = Met::answered();
+    let sends = met.pair.hosts[0].cq;
+    met.pair.hosts[0].adapter.req_notify_cq(sends, false).unwrap();
+    assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
+    met.look(0);
+    let told = |event: &Event| matches!(event, Event::Completion { cq, .. } if *cq == sends);
+    assert!(met.events().iter().any(told));
+
+    let mut met = Met::answered();
+    let attr = QpAttr { state: QpState::Sqd, ..QpAttr::default() };
+    let now = met.pair.now;
+    met.pair.hosts[0].adapter.modify_qp(now, met.qps[0], &attr, QpAttrMask::STATE).unwrap();
+    assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None), "it drains");
+}
+
+#[test]
+fn a_write_behind_an_answer_goes_directly() {
+    let mut met = Met::with(Way::LinkMapped, false);
+    met.asked();
+    met.send(1, 2, b"answered");
+    assert_eq!(met.glance(0).0, Glance::Taken);
+    met.buffers[0].fill(0, b"directly");
+    let list = [met.buffers[0].sge(0, 8)];
+    let op = SendOp::Write { addr: met.buffers[1].addr(), rkey: met.buffers[1].key() };
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&list));
+    let wr = SendWr { wr_id: 3, to: To::Peer, op, flags, payload };
+    let now = met.pair.now;
+    assert!(met.pair.hosts[0].adapter.post_at_once(now, met.qps[0], &wr));
+    assert_eq!(met.buffers[1].bytes(0, 8), b"directly", "the peer does nothing");
+    assert_eq!(met.pair.polled(0), [1, 3].map(|wr_id| (wr_id, WcStatus::Success)));
+}
+
+#[test]
 fn nor_to_whoever_polls_another_queue() {
     let mut met = Met::answered();
     met.cqs.swap(0, 1);
