@@ -230,8 +230,7 @@ impl<P: Probe> Adapter<P> {
             hub.now = now;
             // To go directly a request must be the only one.
             if let Some(taken) = hub.unsettled.take_if(|taken| taken.qp == id) {
-                taken.acknowledge(qp, hub);
-                taken.answer(qp, hub);
+                taken.settle(qp, hub);
             }
             if !transmit::direct::execute_at_once(qp, hub, wr) {
                 return false;

@@ -103,8 +103,7 @@ impl<P: Probe> Adapter<P> {
     fn settle(&mut self) {
         let Some(unsettled) = self.hub.unsettled.take() else { return };
         if let Some((qp, hub)) = self.qp_and_hub(unsettled.qp) {
-            unsettled.acknowledge(qp, hub);
-            unsettled.answer(qp, hub);
+            unsettled.settle(qp, hub);
         }
     }
 

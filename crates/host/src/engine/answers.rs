@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quipu_nic::{
-    AddressVector, Completion, CqId, Gid, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum,
-    QpState, QpType, SendFlags, SendOp, SendWr, To,
+    Completion, CqId, Gid, Payload, QpCap, QpId, QpInit, QpNum, QpType, SendFlags, SendOp, SendWr,
+    To,
 };
 
 use crate::counters::Calls;
+use crate::engine::tests::connect;
 use crate::engine::{Core, Engine};
 use crate::lock::Guard;
 
@@ -39,19 +40,7 @@ impl End {
     }
 
     fn connect(&self, gid: Gid, num: QpNum) {
-        type M = QpAttrMask;
-        let av = AddressVector { dgid: gid, is_global: true, port_num: 1, ..Default::default() };
-        let attr = QpAttr { port_num: 1, path_mtu: 3, dest_qp_num: num.0, av, ..QpAttr::default() };
-        let to_rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC;
-        let to_rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-        for (state, mask) in [
-            (QpState::Init, M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS),
-            (QpState::Rtr, to_rtr | M::MIN_RNR_TIMER),
-            (QpState::Rts, to_rts),
-        ] {
-            let attr = QpAttr { state, timeout: 18, ..attr };
-            self.engine.modify_qp(self.qp, &attr, M::STATE | mask).unwrap();
-        }
+        connect(&self.engine, self.qp, gid, num);
         (1..=12).for_each(|wr_id| self.engine.post_recv(self.qp, wr_id, &[]).unwrap());
     }
 

@@ -451,11 +451,30 @@ fn open_qpip(
 
 #[cfg(test)]
 mod tests {
+    use quipu_nic::{AddressVector, QpAttr, QpAttrMask, QpId, QpNum, QpState};
+
     use super::*;
 
     /// An engine that nobody uses.
     pub(super) fn idle() -> Arc<Engine> {
         Engine::open(Config { address: Some([127, 0, 0, 1].into()), ..Config::default() }).unwrap()
+    }
+
+    /// Takes a queue pair of a reliable connection to RTS, towards that of another engine.
+    pub(super) fn connect(engine: &Engine, qp: QpId, gid: Gid, num: QpNum) {
+        type M = QpAttrMask;
+        let av = AddressVector { dgid: gid, is_global: true, port_num: 1, ..Default::default() };
+        let attr = QpAttr { port_num: 1, path_mtu: 3, dest_qp_num: num.0, av, ..QpAttr::default() };
+        let to_rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC;
+        let to_rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        for (state, mask) in [
+            (QpState::Init, M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS),
+            (QpState::Rtr, to_rtr | M::MIN_RNR_TIMER),
+            (QpState::Rts, to_rts),
+        ] {
+            let attr = QpAttr { state, timeout: 18, ..attr };
+            engine.modify_qp(qp, &attr, M::STATE | mask).unwrap();
+        }
     }
 
     /// A handler of a signal may call `exit` in the middle of a call of this library: libpsm's does.

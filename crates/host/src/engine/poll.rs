@@ -298,12 +298,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use quipu_nic::{
-        AddressVector, Gid, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState,
-        QpType, SendFlags, SendOp, SendWr, Time, To,
+        Gid, Payload, QpCap, QpId, QpInit, QpNum, QpType, SendFlags, SendOp, SendWr, Time, To,
     };
 
     use super::*;
     use crate::engine::Engine;
+    use crate::engine::tests::connect;
     use crate::{Config, SameHost};
 
     /// Sends and receives nothing, which is all that it takes.
@@ -330,25 +330,7 @@ mod tests {
         }
 
         fn connect(&self, gid: Gid, num: QpNum) {
-            type M = QpAttrMask;
-            let av = AddressVector {
-                dgid: gid,
-                is_global: true,
-                port_num: 1,
-                ..AddressVector::default()
-            };
-            let attr =
-                QpAttr { port_num: 1, path_mtu: 3, dest_qp_num: num.0, av, ..QpAttr::default() };
-            let to_rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC;
-            let to_rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-            for (state, mask) in [
-                (QpState::Init, M::PORT | M::PKEY_INDEX | M::ACCESS_FLAGS),
-                (QpState::Rtr, to_rtr | M::MIN_RNR_TIMER),
-                (QpState::Rts, to_rts),
-            ] {
-                let attr = QpAttr { state, timeout: 18, ..attr };
-                self.engine.modify_qp(self.qp, &attr, M::STATE | mask).unwrap();
-            }
+            connect(&self.engine, self.qp, gid, num);
             for _ in 0..4 {
                 self.engine.post_recv(self.qp, 0, &[]).unwrap();
             }

@@ -133,6 +133,13 @@ pub(crate) struct Unsettled {
 }
 
 impl Unsettled {
+    /// Does both of what follows.
+    #[inline]
+    pub(crate) fn settle<P: Probe>(self, qp: &mut Qp, hub: &mut Hub<P>) {
+        self.acknowledge(qp, hub);
+        self.answer(qp, hub);
+    }
+
     /// Completes what the peer has executed.
     #[inline]
     pub(crate) fn acknowledge<P: Probe>(self, qp: &mut Qp, hub: &mut Hub<P>) {
