@@ -29,6 +29,9 @@ const RECEIVE_BYTES: c_int = 8 << 20;
 const BATCHES_PER_TURN: usize = 4;
 /// Looks in vain after which a socket is no longer tried without asking epoll.
 const PATIENCE: u32 = 4096;
+/// As how many of those a look in vain counts that found something in memory shared with peers: a program
+/// whose two ends have met by datagrams goes on by that.
+const MISSES_BESIDE: u32 = 256;
 /// So many sockets are tried without asking epoll.
 const HOT_MAX: usize = 4;
 
@@ -296,16 +299,26 @@ impl Datagrams {
         self.sockets.iter().take(HOT_MAX).any(|socket| socket.misses < PATIENCE)
     }
 
-    /// Tries the sockets that had something lately. True if any had.
+    /// Tries the sockets that had something lately. True if any had. `beside`: there was something in memory
+    /// shared with peers.
     #[inline]
-    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time) -> bool {
+    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time, beside: bool) -> bool {
         let mut any = false;
         for index in 0..self.sockets.len().min(HOT_MAX) {
             if self.sockets[index].misses < PATIENCE {
                 any |= self.receive(adapter, now, index);
+                if beside && self.sockets[index].misses > 0 {
+                    self.sockets[index].misses += MISSES_BESIDE;
+                }
             }
         }
         any
+    }
+
+    /// As if something had come.
+    #[cfg(test)]
+    pub(crate) fn heat(&mut self) {
+        self.sockets.iter_mut().for_each(|socket| socket.misses = 0);
     }
 
     /// Receives a batch. True if there was anything.

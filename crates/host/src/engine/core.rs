@@ -193,9 +193,9 @@ impl Core {
 
     fn run_and(&mut self, look: impl FnOnce(&mut Self, Time) -> bool) -> bool {
         let now = self.clock.now();
-        let mut any = self.adapter.progress(now);
-        any |= self.net.poll_hot(&mut self.adapter, now, false);
-        any |= self.datagrams.poll_hot(&mut self.adapter, now);
+        let memory = self.adapter.progress(now);
+        let mut any = memory | self.net.poll_hot(&mut self.adapter, now, false);
+        any |= self.datagrams.poll_hot(&mut self.adapter, now, memory);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
         any |= look(self, now);

@@ -16,6 +16,9 @@ use crate::{blank, mapped};
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
 /// Whoever takes longer loses its link, so that it holds up one call at most.
 pub(crate) const QUIET_WAIT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
+/// Registrations of up to so many bytes have their pages made. Larger ones may be sparse: a program may
+/// register far more than it will ever use.
+const PRESENT_MAX: u64 = 64 << 20;
 /// How long it only yields, before it sleeps for moments.
 const QUIET_YIELDS: Duration = Duration::from_millis(1);
 const QUIET_NAP: Duration = Duration::from_micros(100);
@@ -45,7 +48,8 @@ impl Engine {
         Ok(self.enter_for(Call::DeallocPd)?.adapter.dealloc_pd(pd)?)
     }
 
-    /// Registers memory for which the caller vouches. Nothing is pinned.
+    /// Registers memory for which the caller vouches. Nothing is pinned, but its pages are made, unless it is
+    /// on demand or of more than 64 MiB.
     ///
     /// # Errors
     ///
@@ -64,6 +68,7 @@ impl Engine {
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
         let shared = self.share_pages(&memory);
+        make_pages(&memory, memory.access());
         let mut core = self.enter_at(occasion, None)?;
         let region = core.adapter.reg_mr(pd, memory)?;
         core.watch_region(region.id);
@@ -185,6 +190,9 @@ impl Engine {
             self.check_memory(addr, len, access.unwrap_or(old.access))?;
         }
         let shared = memory.as_ref().map(|memory| self.share_pages(memory));
+        if let Some(memory) = &memory {
+            make_pages(memory, access.unwrap_or(old.access));
+        }
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         core.watch_region(mr);
@@ -261,5 +269,14 @@ impl Engine {
         let mut core = self.enter_for(Call::DeallocMw)?;
         core.adapter.dealloc_mw(mw)?;
         self.wait_quiet(core)
+    }
+}
+
+/// Makes the pages of memory that is about to be registered, where that is to be done: outside of the lock.
+/// The kernel would make them one by one as messages come.
+fn make_pages(memory: &Vouched, access: Access) {
+    if memory.len() <= PRESENT_MAX && !memory.access().contains(Access::ON_DEMAND) {
+        let write = access.contains(Access::LOCAL_WRITE);
+        mapped::populate_absent(memory.addr(), memory.len(), write);
     }
 }

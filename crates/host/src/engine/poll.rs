@@ -43,9 +43,9 @@ impl Core {
         let _hold = (looks || elsewhere).then(Hold::new);
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
-        let mut any = self.adapter.progress(now);
-        any |= self.net.poll_hot(&mut self.adapter, now, self.wakes_at.is_none());
-        any |= self.datagrams.poll_hot(&mut self.adapter, now);
+        let memory = self.adapter.progress(now);
+        let mut any = memory | self.net.poll_hot(&mut self.adapter, now, self.wakes_at.is_none());
+        any |= self.datagrams.poll_hot(&mut self.adapter, now, memory);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
         self.polls_since_look += 1;
@@ -443,6 +443,33 @@ mod tests {
         }
         (0..HITS_PER_POLL * POLLS_PER_LOOK_IDLE).for_each(|_| core.poll_hit());
         assert!(core.calls.looks > looks, "descriptors are asked, too");
+    }
+
+    /// A program whose ends have met by datagrams and go on by shared memory would wait for a system call in
+    /// each poll.
+    #[test]
+    fn sockets_of_datagrams_are_tried_for_long_only_where_memory_has_nothing() {
+        let engine = crate::engine::tests::idle();
+        let (context, _) = engine.open_context().unwrap();
+        let pd = engine.alloc_pd().unwrap();
+        let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
+        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+        let (qp_type, sq_sig_all, srq) = (QpType::Ud, true, None);
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq, cap, qp_type, sq_sig_all };
+        engine.create_qp(context, &init).unwrap();
+        let mut core = engine.inner.core.lock();
+        let core = &mut *core;
+        let mut tries = |beside| {
+            core.datagrams.heat();
+            let now = core.clock.now();
+            let mut tries = 0;
+            while core.datagrams.is_hot() {
+                assert!(!core.datagrams.poll_hot(&mut core.adapter, now, beside));
+                tries += 1;
+            }
+            tries
+        };
+        assert_eq!((tries(false), tries(true)), (4096, 16));
     }
 
     #[test]

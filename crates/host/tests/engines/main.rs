@@ -13,6 +13,7 @@ mod datagrams;
 mod deaths;
 mod fallbacks;
 mod lost_link;
+mod pages;
 mod plain;
 mod port;
 mod protected;
