@@ -10,6 +10,24 @@ const LINE: usize = 64;
 const LONG: usize = 1024;
 const PAGE: usize = 4096;
 
+/// Has the processor fetch the cache line at an address before it is needed; with `write`, in order to write
+/// to it. Nothing but a hint: no page is touched, and where there is no memory nothing happens.
+#[inline(always)]
+pub(crate) fn prefetch(addr: usize, write: bool) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the instructions change nothing that a program could see, whatever the address. Processors
+    // without PREFETCHW do nothing.
+    unsafe {
+        use core::arch::asm;
+        match write {
+            true => asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags)),
+            false => asm!("prefetcht0 [{}]", in(reg) addr, options(nostack, preserves_flags)),
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (addr, write);
+}
+
 /// Copies `len` bytes from `src` to shared memory at `dst`; the ranges do not overlap.
 ///
 /// The last aligned word that the copy touches is stored after everything else, in one store, and

@@ -374,22 +374,11 @@ impl Words {
     }
 
     /// Has the processor fetch the cache line of a word before it is needed; with `write`, in order to write
-    /// to it, which takes the line from whoever has it. Nothing but a hint: no page is touched.
+    /// to it, which takes the line from whoever has it.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize, write: bool) {
         let word: *const AtomicU64 = self.at(index);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the instructions change nothing that a program could see, whatever the address. Processors
-        // without PREFETCHW do nothing.
-        unsafe {
-            use core::arch::asm;
-            match write {
-                true => asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags)),
-                false => asm!("prefetcht0 [{}]", in(reg) word, options(nostack, preserves_flags)),
-            }
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = (word, write);
+        copy::prefetch(word.addr(), write);
     }
 
     /// The bytes of `count` words from `index` as a span.

@@ -53,6 +53,7 @@ pub(super) fn place<P: Probe>(
         _ => return Ok(false),
     };
     queue.advance();
+    queue.prefetch();
     responder.receive.wr_id = wr_id;
     responder.executed = responder.executed.wrapping_add(1);
     if let Some((id, srq)) = shared
