@@ -1,5 +1,6 @@
-//! Open MPI through UCX and through libfabric (OFI), with its own shared memory and TCP switched off. The
-//! latter wants addresses that are not of the loopback: so all rows run where the two hosts are.
+//! Open MPI through UCX, through libfabric (OFI) and through its own code for verbs (openib, which names peers
+//! by LID), with its shared memory and TCP switched off. OFI wants addresses that are not of the loopback: so
+//! all rows run where the two hosts are.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +15,7 @@ use super::hosts::{NAMES, on_host};
 use super::{LIMIT, Row};
 
 /// The way of the messages: its name here, and what tells Open MPI so.
-const WAYS: [(&str, &str); 2] = [
+const WAYS: [(&str, &str); 3] = [
     (
         "ucx",
         "--mca pml ucx --mca osc ucx --mca btl self -x UCX_TLS=rc_verbs,ud_verbs,self \
@@ -24,6 +25,12 @@ const WAYS: [(&str, &str); 2] = [
         "ofi",
         "--mca pml cm --mca mtl ofi --mca osc pt2pt --mca btl self \
          --mca mtl_ofi_provider_include verbs;ofi_rxm",
+    ),
+    (
+        "openib",
+        "--mca pml ob1 --mca osc pt2pt --mca btl openib,self --mca btl_openib_allow_ib 1 \
+         --mca btl_openib_if_include quipu0 --mca btl_openib_warn_no_device_params_found 0 \
+         -x QUIPU_LINK_LAYER=infiniband",
     ),
 ];
 
