@@ -100,6 +100,9 @@ pub struct Config {
     /// reference where the host allows it. Two copies on two processors take less time than one by a system
     /// call up to about this length; fragments of middleware (UCX: 8 KB and its header) are below it.
     pub copy_limit: u32,
+    /// Same host: how often it is looked whether a peer has executed a small write that it was offered,
+    /// before the kernel is asked to put it into the peer's memory. 0: none is offered.
+    pub offer_looks: u32,
 }
 
 impl Default for Config {
@@ -131,6 +134,7 @@ impl Default for Config {
             max_ulpdu: 64_000,
             crc: Crc::Always,
             copy_limit: 16384,
+            offer_looks: 0,
         }
     }
 }

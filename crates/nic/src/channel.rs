@@ -6,6 +6,7 @@
 
 use quipu_mem::ring::{Channel, SlotHeader};
 
+use crate::transmit::offer::Offers;
 use crate::types::{ConnId, Flush, LinkId, QpId};
 
 /// Requests, the `opcode` of a request slot.
@@ -91,6 +92,8 @@ pub(crate) struct ChannelPath {
     pub(crate) front_done: u32,
     /// Bytes of the request at `sq.next` that were moved directly.
     pub(crate) direct_done: u32,
+    /// Whether the peer is offered writes.
+    pub(crate) offers: Offers,
     /// Executed requests that the peer was told of.
     pub(crate) told: u32,
     /// It is listed among those that owe the peer word of what they executed.
@@ -120,6 +123,7 @@ impl ChannelPath {
             pending_read: None,
             front_done: 0,
             direct_done: 0,
+            offers: Offers::default(),
             told: 0,
             owes_ack: false,
             unannounced: false,

@@ -232,7 +232,9 @@ impl<P: Probe> Adapter<P> {
             if let Some(taken) = hub.unsettled.take_if(|taken| taken.qp == id) {
                 taken.settle(qp, hub);
             }
-            if !transmit::direct::execute_at_once(qp, hub, wr) {
+            if !transmit::offer::offer_at_once(qp, hub, wr)
+                && !transmit::direct::execute_at_once(qp, hub, wr)
+            {
                 return false;
             }
         }

@@ -85,6 +85,11 @@ pub trait PeerMemory: Send + Sync {
     fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)])
     -> Result<(), PeerMemoryFault>;
 
+    /// Whether some of it is mapped here, so that it is accessed without the kernel.
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
     /// Executes an atomic operation on the 8 bytes at the peer's `addr`, a multiple of 8, and returns what
     /// was there. `None` where only the peer's own processor can, mostly: what is not mapped here.
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
@@ -297,6 +302,12 @@ impl LinkState {
         self.own_page.summary.fetch_or(1 << word, Ordering::SeqCst);
         self.peer_page.parked.load(Ordering::SeqCst) != 0
             && self.peer_page.parked.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Whether the peer looks for what comes, though nobody knows how soon: a bell would wake nobody.
+    #[inline]
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.peer_page.parked.load(Ordering::Relaxed) == 0
     }
 
     /// Whether the peer rang.

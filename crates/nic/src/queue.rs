@@ -9,8 +9,8 @@ use crate::datagram::Destination;
 use crate::fate::Fate;
 use crate::types::{Payload, SendFlags, SendOp, SendWr, Time, To};
 
-/// Receives between the one that is taken and the one whose memory is fetched for it: at the least time between
-/// two messages, longer than memory takes to answer.
+/// Receives between the one that is taken and the one whose memory is fetched for it: at the least time
+/// between two messages, longer than memory takes to answer.
 const FETCHED_AHEAD: u32 = 16;
 
 /// A receive work request.
@@ -171,8 +171,8 @@ impl RecvQueue {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Has the processor fetch where a later message will be put: the receives of a long queue are more than its
-    /// caches hold.
+    /// Has the processor fetch where a later message will be put: the receives of a long queue are more than
+    /// its caches hold.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         if self.len() <= FETCHED_AHEAD || self.max_sge == 0 {

@@ -51,6 +51,8 @@ impl Load {
             let config = Config {
                 seed,
                 copy_limit: self.plan.copy_limit,
+                // Nobody looks in between: all are taken back.
+                offer_looks: 1,
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 setup_timeout_ns: self.plan.setup_timeout_ns,

@@ -1,6 +1,6 @@
-//! Open MPI through UCX, through libfabric (OFI) and through its own code for verbs (openib, which names peers
-//! by LID), with its shared memory and TCP switched off. OFI wants addresses that are not of the loopback: so
-//! all rows run where the two hosts are.
+//! Open MPI through UCX, through libfabric (OFI) and through its own code for verbs (openib, which names
+//! peers by LID), with its shared memory and TCP switched off. OFI wants addresses that are not of the
+//! loopback: so all rows run where the two hosts are.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -65,6 +65,9 @@ pub use self::qpip::{QpipInfo, TcpEvent};
 
 /// The most connections of QPIP.
 const MAX_CONNECTIONS: u32 = 1 << 17;
+/// Looks for a write that a peer was offered: one to three microseconds, about as long as the kernel takes
+/// for it.
+const OFFER_LOOKS: u32 = 64;
 /// How long the end of the process waits for calls that other threads are in the middle of.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -148,6 +151,7 @@ impl Engine {
             multicast_port: config.multicast_port,
             // A capture shows what a wire between hosts would carry.
             crc: if config.capture.is_some() { Crc::Always } else { config.crc },
+            offer_looks: OFFER_LOOKS,
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

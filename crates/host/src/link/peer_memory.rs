@@ -133,6 +133,12 @@ impl PeerMemory for ProcessMemory {
         self.transfer(Way::Write, remote, local)
     }
 
+    fn is_mapped(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| {
+            !windows.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        })
+    }
+
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let mut windows = self.windows.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.alive.load(Ordering::Acquire) || !windows.meet(&[(addr, 8)]) {

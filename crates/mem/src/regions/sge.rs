@@ -19,8 +19,8 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// Has the processor fetch where the element begins, in order to write there soon. A hint, which goes astray
-    /// where a region does not count by its addresses, and never does harm.
+    /// Has the processor fetch where the element begins, in order to write there soon. A hint, which goes
+    /// astray where a region does not count by its addresses, and never does harm.
     #[inline(always)]
     pub fn prefetch(&self) {
         copy::prefetch(self.addr as usize, true);

@@ -35,7 +35,7 @@ use thiserror::Error;
 pub use byte::{ByteConsumer, ByteProducer};
 pub use channel::{Channel, ChannelConfig, ChannelError, ChannelLayout, Incoming, Outgoing, Side};
 pub use control::{ConsumerControl, ProducerControl, Stall};
-pub use slot::{INLINE_MAX, SlotConsumer, SlotHeader, SlotProducer, SlotWriter};
+pub use slot::{INLINE_MAX, Offer, SlotConsumer, SlotHeader, SlotProducer, SlotWriter};
 
 /// Why a ring did not do what it was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -4,11 +4,15 @@
 //! last. So the consumer sees from the slot alone whether it is full, and a header with up to 32
 //! bytes of payload costs one cache line.
 
+mod offer;
+
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::RingError;
 use crate::segment::{Shared, Words};
 use crate::span::Span;
+
+pub use self::offer::Offer;
 
 /// The most payload bytes that fit in a slot.
 pub const INLINE_MAX: usize = 96;
@@ -399,12 +403,13 @@ impl SlotConsumer {
         self.start().is_some()
     }
 
-    /// A copy of the next message's header, if there is one.
+    /// A copy of the next message's header, if there is one. One that was offered is the producer's no more.
     #[inline(always)]
     pub fn peek(&mut self) -> Option<SlotHeader> {
-        let start = self.start()?;
+        let first = self.geometry.first_word(self.head);
+        let start = self.start().and_then(|start| self.claim(first, start))?;
         self.seen = true;
-        let row = self.words.row::<HEADER_WORDS>(self.geometry.first_word(self.head));
+        let row = self.words.row::<HEADER_WORDS>(first);
         let rest = |i: usize| row[i].load(Ordering::Relaxed);
         let header = SlotHeader::unpack([start, rest(1), rest(2), rest(3)]);
         self.wide = header.inline_len > FIRST_LINE;
@@ -475,7 +480,7 @@ mod tests {
     use super::*;
     use crate::segment::Segment;
 
-    fn ring(slots: u32, start: u32) -> (SlotProducer, SlotConsumer, Segment) {
+    pub(super) fn ring(slots: u32, start: u32) -> (SlotProducer, SlotConsumer, Segment) {
         let segment = Segment::heap(256 + slots as usize * SLOT_LEN);
         let words = segment.words(256, slots as usize * SLOT_WORDS).unwrap();
         let word = |offset| segment.u32_at(offset).unwrap();

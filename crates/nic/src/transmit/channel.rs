@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quipu_iwarp::wire::control::Control;
-use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
 
 use super::direct;
 use crate::adapter::Hub;
@@ -86,9 +86,30 @@ fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
     }
 }
 
+/// Puts `length` bytes, which are all of a small payload, into a slot; `false` if they may not be read.
+#[inline(always)]
+pub(super) fn put_payload<P>(
+    slot: &SlotWriter<'_>,
+    hub: &Hub<P>,
+    pd: u32,
+    payload: Payload<'_>,
+    length: usize,
+) -> bool {
+    let place = || slot.payload().sub(0, length);
+    match payload {
+        Payload::Inline(bytes) => slot.put(bytes),
+        Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
+            Ok(span) => span.copy_to(&place()),
+            Err(_) => return false,
+        },
+        Payload::Sges(list) => return hub.regions.gather_to(pd, list, 0, &place()).is_ok(),
+    }
+    true
+}
+
 /// Bytes of a small payload; `None` if it is larger than a slot, or than the queue allows.
 #[inline(always)]
-fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
+pub(super) fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
     let (length, fits) = match payload {
         Payload::Sges([sge]) => (sge.len as usize, sq.max_sge() > 0),
         Payload::Sges(list) if list.len() > sq.max_sge() => return None,
@@ -141,18 +162,8 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         return false;
     }
     let Ok(slot) = path.channel.outgoing.requests.reserve() else { return false };
-    let place = || slot.payload().sub(0, length);
-    match wr.payload {
-        Payload::Inline(bytes) => slot.put(bytes),
-        Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
-            Ok(span) => span.copy_to(&place()),
-            Err(_) => return false,
-        },
-        Payload::Sges(list) => {
-            if hub.regions.gather_to(pd, list, 0, &place()).is_err() {
-                return false;
-            }
-        }
+    if !put_payload(&slot, hub, pd, wr.payload, length) {
+        return false;
     }
     let (bytes, length) = (length, length as u32);
     slot.commit(&SlotHeader {
@@ -188,7 +199,7 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
 /// line of the cache that the peer looks at while it waits. The peer reads it for certain only if nothing is
 /// before it: what is may wait for a receive.
 #[inline(always)]
-fn told_along<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+pub(super) fn told_along<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let (count, requester) = (qp.responder.executed, &qp.requester);
     let front = requester.started.wrapping_sub(requester.acked) == 1 && requester.offset == 0;
     let Path::Channel(path) = &mut qp.path else { return };

@@ -7,6 +7,7 @@ pub(crate) mod channel;
 pub(crate) mod direct;
 pub(crate) mod frames;
 mod gather;
+pub(crate) mod offer;
 pub(crate) mod stream;
 
 pub use gather::{Gather, Piece};

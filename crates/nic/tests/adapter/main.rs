@@ -17,6 +17,7 @@ mod hostile;
 mod intruders;
 mod lids;
 mod mapped;
+mod offers;
 mod operations;
 mod pair;
 mod plain;

@@ -65,6 +65,7 @@ impl Services {
             let config = Config {
                 seed,
                 copy_limit: self.plan.copy_limit,
+                offer_looks: 1,
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 // Start-up over a bad link may take longer than the plan's shortest.

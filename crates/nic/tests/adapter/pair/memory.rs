@@ -83,6 +83,10 @@ impl PeerMemory for Mapped {
         self.0.write(local, remote)
     }
 
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let (segment, offset) = self.0.find(addr as usize, 8).ok()?;
         Some(op.execute(segment.span(offset, 8).unwrap()))

@@ -1,0 +1,143 @@
+//! Small writes that the peer is offered before they are executed in its memory by the kernel: a peer that
+//! looks has executed one in a tenth of the time that the system call takes.
+//!
+//! It may not look, though, as one-sided programs do, and the write may not wait for it. So what it has not
+//! taken within a few looks at its count is taken back, and goes directly.
+
+use quipu_mem::ring::SlotHeader;
+
+use super::channel::{has_right_of_way, put_payload, small_len, told_along};
+use crate::adapter::Hub;
+use crate::channel::{Other, request};
+use crate::link::LinkState;
+use crate::probe::{Probe, Stage};
+use crate::qp::{Path, Qp};
+use crate::requester;
+use crate::types::{SendOp, SendWr};
+
+/// Whether writes are offered to a peer: seldom to one that leaves them alone.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    /// Writes that were not offered behind the last one that was left alone: at most 255.
+    skip: u8,
+    /// How many of those are still to come.
+    left: u8,
+}
+
+impl Offers {
+    /// Whether the next write is to be offered.
+    #[inline]
+    fn is_due(&mut self) -> bool {
+        let due = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        due
+    }
+
+    fn taken(&mut self) {
+        self.skip /= 2;
+    }
+
+    fn left_alone(&mut self) {
+        self.skip = self.skip.saturating_mul(2).saturating_add(1);
+        self.left = self.skip;
+    }
+}
+
+/// Has the peer execute a small write while it is being posted, where nothing stands before it. `false` if it
+/// is none, or the peer did not take it: nothing was done then.
+#[inline]
+pub(crate) fn offer_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let SendOp::Write { addr, rkey } = wr.op else { return false };
+    let begun = qp.requester.acked != qp.requester.started;
+    if hub.config.offer_looks == 0 || begun || hub.probe.watches() || !is_wanted(qp, hub) {
+        return false;
+    }
+    has_right_of_way(qp, hub, wr) && offer(qp, hub, wr, (addr, rkey))
+}
+
+/// Whether an offer may be taken, and would be a gain.
+#[inline]
+fn is_wanted<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
+    let Path::Channel(path) = &mut qp.path else { return false };
+    let Other::Linked { link, .. } = path.other else { return false };
+    // Where nothing goes directly a write is a message like any other; where memory is mapped it takes less
+    // than to be offered.
+    let gains = |state: &LinkState| {
+        let memory = state.link.peer_memory.as_ref();
+        state.is_looked_at() && memory.is_some_and(|memory| !memory.is_mapped())
+    };
+    hub.links.get(link).is_some_and(gains) && path.offers.is_due()
+}
+
+fn offer<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    wr: &SendWr<'_>,
+    (raddr, rkey): (u64, u32),
+) -> bool {
+    let pd = qp.pd_number();
+    let Qp { path: Path::Channel(path), sq, requester, responder, .. } = qp else { return false };
+    let Other::Linked { link, bell, .. } = path.other else { return false };
+    let Some(length) = small_len(sq, wr.payload).filter(|&length| length > 0) else { return false };
+    let outgoing = &mut path.channel.outgoing;
+    let Ok(slot) = outgoing.requests.reserve() else { return false };
+    if !put_payload(&slot, hub, pd, wr.payload, length) {
+        return false;
+    }
+    let (inline_len, length) = (length as u16, length as u32);
+    let ack = responder.executed;
+    let opcode = request::WRITE;
+    let header = SlotHeader { opcode, inline_len, length, raddr, rkey, ack, ..Default::default() };
+    let offer = slot.offer(&header);
+    // It may not have looked at this channel for long.
+    if outgoing.control.must_ring() {
+        hub.ring(link, bell);
+    }
+    let next = requester.started.wrapping_add(1);
+    let executed = (0..hub.config.offer_looks).any(|_| {
+        std::hint::spin_loop();
+        outgoing.control.executed() == next
+    });
+    if !executed && outgoing.requests.withdraw(offer) {
+        path.offers.left_alone();
+        return false;
+    }
+    path.offers.taken();
+    sq.push_transmitted(wr, length, requester.started..next);
+    requester.started = next;
+    told_along(qp, hub);
+    hub.probe.stage(Stage::GetData, length as usize);
+    if executed {
+        // It is the last one that was asked for.
+        requester::acknowledge(qp, hub, next);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_offers_alone_is_seldom_made_one() {
+        let mut offers = Offers::default();
+        let mut made = 0;
+        for _ in 0..10_000 {
+            if offers.is_due() {
+                made += 1;
+                offers.left_alone();
+            }
+        }
+        assert_eq!(
+            made,
+            8 + (10_000 - 255) / 256 + 1 - 1,
+            "the first after 1, 3, 7 ... 255 others"
+        );
+        for _ in 0..8 {
+            offers.taken();
+        }
+        assert_eq!(offers.skip, 0);
+        while !offers.is_due() {}
+        assert!((0..100).all(|_| offers.is_due()), "all are made to who takes them");
+    }
+}
