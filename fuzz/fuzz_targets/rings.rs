@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
                 let _ = hostile.outgoing.responses.push(&header, payload);
             }
             7 | 8 => consume(&mut honest, &landing, &mut input),
-            9 => produce(&mut honest, &mut input),
+            9 => produce(&mut honest, &segment, &mut input),
             10 => {
                 let control = &honest.outgoing.control;
                 let (executed, _) = (control.executed(), control.must_ring());
@@ -99,7 +99,7 @@ fn consume(channel: &mut Channel, landing: &Segment, input: &mut Input<'_>) {
     }
 }
 
-fn produce(channel: &mut Channel, input: &mut Input<'_>) {
+fn produce(channel: &mut Channel, segment: &Segment, input: &mut Input<'_>) {
     let outgoing = &mut channel.outgoing;
     let payload = input.bytes();
     let header = SlotHeader { length: payload.len() as u32, ..SlotHeader::default() };
@@ -108,6 +108,13 @@ fn produce(channel: &mut Channel, input: &mut Input<'_>) {
         if outgoing.requests.push(&SlotHeader { raddr: at, ..header }, &[]).is_err() {
             outgoing.request_bytes.cancel(at);
         }
+    }
+    if let Ok(slot) = outgoing.requests.reserve() {
+        let offer = slot.offer(&header);
+        if input.flag() {
+            scribble(segment, input);
+        }
+        let _ = outgoing.requests.withdraw(offer);
     }
     if let Ok(free) = outgoing.responses.free() {
         assert!(free <= CONFIG.response_slots);

@@ -166,6 +166,7 @@ impl World {
             max_inline: 64,
             max_half_open: 4,
             copy_limit: 1024,
+            offer_looks: 1,
             crc: if crc { Crc::Always } else { Crc::Never },
             ..Config::default()
         };
