@@ -28,9 +28,10 @@ const WAYS: [(&str, &str); 3] = [
     ),
     (
         "openib",
-        "--mca pml ob1 --mca osc pt2pt --mca btl openib,self --mca btl_openib_allow_ib 1 \
-         --mca btl_openib_if_include quipu0 --mca btl_openib_warn_no_device_params_found 0 \
-         -x QUIPU_LINK_LAYER=infiniband",
+        // With a buffer of the default size, accumulates of its own wait for themselves (docs/clients).
+        "--mca pml ob1 --mca osc rdma --mca osc_rdma_buffer_size 16777216 --mca btl openib,self \
+         --mca btl_openib_allow_ib 1 --mca btl_openib_if_include quipu0 \
+         --mca btl_openib_warn_no_device_params_found 0 -x QUIPU_LINK_LAYER=infiniband",
     ),
 ];
 

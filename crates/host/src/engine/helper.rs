@@ -8,8 +8,8 @@
 //! inside the engine for a completion event (`wait.rs`), that thread does all this, and the helper rests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::Inner;
@@ -45,6 +45,9 @@ const BUSY_DRIVES: u64 = 4;
 /// the adapter is another process's they are of the longest: a program that sleeps for many completions,
 /// some milliseconds long, would have to call the helper after each sleep and send it away before the next.
 const QUIET_DOZES: u32 = 3;
+/// For how long the call that starts the helper waits for it. A program that makes the call while it loads a
+/// library holds a lock that threads need to begin.
+const BEGIN_MAX: Duration = Duration::from_millis(100);
 
 /// The helper as others see it.
 pub(crate) struct Helper {
@@ -75,10 +78,8 @@ impl Helper {
         }
         let shared = Arc::clone(inner);
         let started = with_signals_blocked(|| {
-            std::thread::Builder::new()
-                .name("quipu".into())
-                .stack_size(512 * 1024)
-                .spawn(move || shared.help())
+            let thread = Builder::new().name("quipu".into()).stack_size(512 * 1024);
+            begin(thread, move || shared.help())
         });
         *thread = Some(started.map_err(|e| EngineError::system("the helper thread", e))?);
         Ok(())
@@ -117,6 +118,20 @@ impl Helper {
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
+}
+
+/// Starts a thread, and waits until it runs `run`. To begin it needs memory, for which the C library calls
+/// `mmap` and `munmap`; and those a program may be about to overwrite with jumps to its own functions, as the
+/// registration caches of Open MPI and UCX do, which takes no other thread to be inside.
+fn begin(thread: Builder, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    let (begun, begins) = mpsc::channel();
+    let thread = thread.spawn(move || {
+        // Whoever started it may have lost patience.
+        let _ = begun.send(());
+        run();
+    })?;
+    let _ = begins.recv_timeout(BEGIN_MAX);
+    Ok(thread)
 }
 
 /// Runs `start` with all signals blocked, as threads that it creates inherit that; but those of bad accesses,
@@ -295,6 +310,28 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_has_begun_when_it_is_started() {
+        // A thread writes its name itself, after it has had its memory.
+        let begun = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let names =
+                tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
+            names.filter(|name| name.as_ref().is_ok_and(|name| name == "to-begin\n")).count()
+        };
+        for _ in 0..100 {
+            let (end, ends) = mpsc::channel::<()>();
+            let thread = Builder::new().name("to-begin".into());
+            let thread = begin(thread, move || {
+                let _ = ends.recv();
+            })
+            .unwrap();
+            assert_eq!(begun(), 1);
+            drop(end);
+            thread.join().unwrap();
+        }
+    }
 
     #[test]
     fn a_poller_that_the_helper_keeps_from_its_processor_counts_as_polling() {

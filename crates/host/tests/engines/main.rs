@@ -12,6 +12,7 @@ mod crowd;
 mod datagrams;
 mod deaths;
 mod fallbacks;
+mod hooks;
 mod lost_link;
 mod pages;
 mod plain;
