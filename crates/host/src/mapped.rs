@@ -2,8 +2,9 @@
 //!
 //! An adapter in hardware finds out when it pins the pages. Here nothing is pinned, and the first
 //! access to what is not mapped would end the program: registration asks the kernel's list of
-//! mappings instead. It makes the pages of all but very large registrations, as pinning does: the
-//! kernel would clear each when the first message is put there, in the middle of the connection.
+//! mappings instead. Then it has absent pages made, but for very large registrations, as pinning
+//! does: the kernel would clear each when the first message is put there, in the middle of the
+//! connection.
 //!
 //! Since Linux 6.11 `/proc/self/maps` answers a query for one address (`PROCMAP_QUERY`), in less
 //! than a microsecond. Where it does not, `msync` says whether the range is mapped, since it looks
@@ -59,11 +60,14 @@ pub(crate) fn populate(addr: usize, len: u64, write: bool) {
 }
 
 /// Makes those pages of a range present that are not, as [`populate`] does, which takes fifty times as long
-/// for pages that are.
-pub(crate) fn populate_absent(addr: usize, len: u64, write: bool) {
+/// for pages that are; how many bytes were looked after. What was only read, or is another process's too, is
+/// present, though the kernel may have something to do when it is written.
+pub(crate) fn populate_absent(addr: usize, len: u64, write: bool) -> u64 {
     let page = page_size();
     let start = addr - addr % page;
-    let Some(end) = usize::try_from(len).ok().and_then(|len| addr.checked_add(len)) else { return };
+    let end = usize::try_from(len).ok().and_then(|len| addr.checked_add(len));
+    let Some(end) = end.filter(|&end| end > addr) else { return 0 };
+    let mut made = 0;
     let mut present = [0; 1024];
     for part in (start..end).step_by(present.len() * page) {
         let len = (end - part).min(present.len() * page);
@@ -75,9 +79,11 @@ pub(crate) fn populate_absent(addr: usize, len: u64, write: bool) {
             continue;
         }
         if !populate_pages(part, len, write) {
-            return;
+            break;
         }
+        made += len as u64;
     }
+    made
 }
 
 /// Whether all became present.
@@ -329,13 +335,14 @@ mod tests {
         };
         let start = at.expose_provenance();
         // From the middle of the second page to the first byte of the last but one.
-        populate_absent(start + page + page / 2, ((PAGES - 4) * page + page / 2 + 1) as u64, true);
+        let len = ((PAGES - 4) * page + page / 2 + 1) as u64;
+        assert!(populate_absent(start + page + page / 2, len, true) >= len);
         let there = present(start, PAGES);
         assert_eq!((there[0], there[PAGES - 1]), (false, false), "beyond the range");
         assert!(there[1..PAGES - 1].iter().all(|there| *there));
         // SAFETY: within the mapping.
         assert_eq!(7, unsafe { at.byte_add(2500 * page).cast::<u8>().read() });
-        populate_absent(start, u64::MAX, true);
+        assert_eq!(populate_absent(start, u64::MAX, true) + populate_absent(start + 9, 0, true), 0);
         assert!(!present(start, PAGES)[0], "a range that wraps is refused elsewhere");
     }
 

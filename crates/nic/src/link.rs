@@ -85,7 +85,7 @@ pub trait PeerMemory: Send + Sync {
     fn write(&self, local: &[(usize, usize)], remote: &[(u64, u64)])
     -> Result<(), PeerMemoryFault>;
 
-    /// Whether some of it is mapped here, so that it is accessed without the kernel.
+    /// Whether some of it may be mapped here, so that it is accessed without the kernel.
     fn is_mapped(&self) -> bool {
         false
     }

@@ -30,8 +30,10 @@ const BATCHES_PER_TURN: usize = 4;
 /// Looks in vain after which a socket is no longer tried without asking epoll.
 const PATIENCE: u32 = 4096;
 /// As how many of those a look in vain counts that found something in memory shared with peers: a program
-/// whose two ends have met by datagrams goes on by that.
+/// whose two ends have met by datagrams goes on by that. Not so once a socket has had `STEADY` looks that
+/// found something: then its program goes on by both.
 const MISSES_BESIDE: u32 = 256;
+const STEADY: u32 = 64;
 /// So many sockets are tried without asking epoll.
 const HOT_MAX: usize = 4;
 
@@ -52,11 +54,24 @@ struct Socket {
     held: Option<Box<Outgoing>>,
     /// Looks in vain since the last datagram.
     misses: u32,
+    /// Looks that found something since it was last given up.
+    hits: u32,
     /// What the next look asks for.
     demand: Demand,
 }
 
 impl Socket {
+    /// Behind a look, which may have been in vain, `beside` one that was not at shared memory.
+    #[inline]
+    fn lose_patience(&mut self, beside: bool) {
+        if beside && self.misses > 0 && self.hits < STEADY {
+            self.misses = self.misses.saturating_add(MISSES_BESIDE);
+        }
+        if self.misses >= PATIENCE {
+            self.hits = 0;
+        }
+    }
+
     /// The socket of a port of queue pairs.
     fn open(own: SocketAddr, interface: u32, port: u16) -> io::Result<Self> {
         let fd = sys::udp_socket(own.ip())?;
@@ -79,7 +94,7 @@ impl Socket {
         // The kernel says what it sets aside, for its own needs, too: twice as much.
         let trains = sys::socket_option(&fd, libc::SO_RCVBUF)? >= RECEIVE_BYTES;
         let (held, demand) = (None, Demand::default());
-        Ok(Self { fd, port, of_groups, trains, held, misses: PATIENCE, demand })
+        Ok(Self { fd, port, of_groups, trains, held, misses: PATIENCE, hits: 0, demand })
     }
 
     /// The numbers of the queue pairs that send by this socket.
@@ -307,18 +322,16 @@ impl Datagrams {
         for index in 0..self.sockets.len().min(HOT_MAX) {
             if self.sockets[index].misses < PATIENCE {
                 any |= self.receive(adapter, now, index);
-                if beside && self.sockets[index].misses > 0 {
-                    self.sockets[index].misses += MISSES_BESIDE;
-                }
+                self.sockets[index].lose_patience(beside);
             }
         }
         any
     }
 
-    /// As if something had come.
+    /// As if something had come, for so many looks.
     #[cfg(test)]
-    pub(crate) fn heat(&mut self) {
-        self.sockets.iter_mut().for_each(|socket| socket.misses = 0);
+    pub(crate) fn heat(&mut self, hits: u32) {
+        self.sockets.iter_mut().for_each(|socket| (socket.misses, socket.hits) = (0, hits));
     }
 
     /// Receives a batch. True if there was anything.
@@ -329,6 +342,7 @@ impl Datagrams {
         match incoming.receive(&socket.fd, socket.demand) {
             Ok(messages) if messages > 0 => {
                 socket.misses = 0;
+                socket.hits = socket.hits.saturating_add(1);
                 let mut datagrams = 0;
                 for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
                     datagrams += 1;

@@ -1,5 +1,6 @@
 //! Protection domains, memory regions and windows.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use quipu_fault::{Call, Occasion};
@@ -16,9 +17,10 @@ use crate::{blank, mapped};
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
 /// Whoever takes longer loses its link, so that it holds up one call at most.
 pub(crate) const QUIET_WAIT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
-/// Registrations of up to so many bytes have their pages made. Larger ones may be sparse: a program may
-/// register far more than it will ever use.
+/// Registrations of up to so many bytes have their pages made, and of all so many bytes. What is larger may be
+/// sparse: a program may register far more than it will ever use.
 const PRESENT_MAX: u64 = 64 << 20;
+const PRESENT_MAX_IN_ALL: u64 = 1 << 30;
 /// How long it only yields, before it sleeps for moments.
 const QUIET_YIELDS: Duration = Duration::from_millis(1);
 const QUIET_NAP: Duration = Duration::from_micros(100);
@@ -48,8 +50,8 @@ impl Engine {
         Ok(self.enter_for(Call::DeallocPd)?.adapter.dealloc_pd(pd)?)
     }
 
-    /// Registers memory for which the caller vouches. Nothing is pinned, but its pages are made, unless it is
-    /// on demand or of more than 64 MiB.
+    /// Registers memory for which the caller vouches. Nothing is pinned, but pages that are absent are made,
+    /// unless it is on demand or of more than 64 MiB, up to a gigabyte of all registrations.
     ///
     /// # Errors
     ///
@@ -68,11 +70,12 @@ impl Engine {
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
         let shared = self.share_pages(&memory);
-        make_pages(&memory, memory.access());
+        let wanted = Wanted::of(&memory, memory.access());
         let mut core = self.enter_at(occasion, None)?;
         let region = core.adapter.reg_mr(pd, memory)?;
         core.watch_region(region.id);
         drop(core);
+        self.make_pages(wanted);
         self.inner.shared.keep(region.id, shared);
         Ok(region)
     }
@@ -133,6 +136,20 @@ impl Engine {
         self.inner.shared.share(memory.addr(), memory.len(), possible)
     }
 
+    /// Makes the pages of memory that was registered, where that is to be done: outside of the lock. The kernel
+    /// would make them one by one as messages come.
+    fn make_pages(&self, memory: Wanted) {
+        let Wanted { addr, len, access } = memory;
+        if len > PRESENT_MAX || access.contains(Access::ON_DEMAND) {
+            return;
+        }
+        let made = &self.inner.made_present;
+        if made.load(Ordering::Relaxed) <= PRESENT_MAX_IN_ALL - PRESENT_MAX {
+            let write = access.contains(Access::LOCAL_WRITE);
+            made.fetch_add(mapped::populate_absent(addr, len, write), Ordering::Relaxed);
+        }
+    }
+
     /// Checks that memory is there, and writable if `access` says so. Outside of the lock, since it
     /// asks the kernel; what the program does to its memory afterwards is its own affair.
     fn check_memory(&self, addr: usize, len: u64, access: Access) -> Result<(), EngineError> {
@@ -190,9 +207,8 @@ impl Engine {
             self.check_memory(addr, len, access.unwrap_or(old.access))?;
         }
         let shared = memory.as_ref().map(|memory| self.share_pages(memory));
-        if let Some(memory) = &memory {
-            make_pages(memory, access.unwrap_or(old.access));
-        }
+        let access_now = access.unwrap_or(old.access);
+        let wanted = memory.as_ref().map(|memory| Wanted::of(memory, memory.access() | access_now));
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         core.watch_region(mr);
@@ -200,6 +216,7 @@ impl Engine {
         if let Some(shared) = shared {
             self.inner.shared.keep(mr, shared);
         }
+        wanted.into_iter().for_each(|wanted| self.make_pages(wanted));
         Ok(region)
     }
 
@@ -272,11 +289,15 @@ impl Engine {
     }
 }
 
-/// Makes the pages of memory that is about to be registered, where that is to be done: outside of the lock.
-/// The kernel would make them one by one as messages come.
-fn make_pages(memory: &Vouched, access: Access) {
-    if memory.len() <= PRESENT_MAX && !memory.access().contains(Access::ON_DEMAND) {
-        let write = access.contains(Access::LOCAL_WRITE);
-        mapped::populate_absent(memory.addr(), memory.len(), write);
+/// Memory that was registered, as far as its pages are concerned.
+struct Wanted {
+    addr: usize,
+    len: u64,
+    access: Access,
+}
+
+impl Wanted {
+    fn of(memory: &Vouched, access: Access) -> Self {
+        Self { addr: memory.addr(), len: memory.len(), access }
     }
 }

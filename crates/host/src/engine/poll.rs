@@ -459,8 +459,8 @@ mod tests {
         engine.create_qp(context, &init).unwrap();
         let mut core = engine.inner.core.lock();
         let core = &mut *core;
-        let mut tries = |beside| {
-            core.datagrams.heat();
+        let mut tries = |hits, beside| {
+            core.datagrams.heat(hits);
             let now = core.clock.now();
             let mut tries = 0;
             while core.datagrams.is_hot() {
@@ -469,7 +469,8 @@ mod tests {
             }
             tries
         };
-        assert_eq!((tries(false), tries(true)), (4096, 16));
+        assert_eq!((tries(1, false), tries(1, true)), (4096, 16));
+        assert_eq!(tries(64, true), 4096, "one that is in steady use is not given up sooner");
     }
 
     #[test]

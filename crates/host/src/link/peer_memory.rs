@@ -134,9 +134,7 @@ impl PeerMemory for ProcessMemory {
     }
 
     fn is_mapped(&self) -> bool {
-        self.windows.as_ref().is_some_and(|windows| {
-            !windows.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-        })
+        self.windows.is_some()
     }
 
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {

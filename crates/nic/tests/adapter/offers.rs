@@ -1,8 +1,9 @@
 //! Small writes that a peer is offered: it executes them if it looks, and leaves them to the poster if not.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::pair::{Buffer, Host, Pair, Way};
+use crate::pair::{Buffer, Host, Pair, Way, statuses};
 use quipu_nic::*;
 
 /// So often that whoever looks at all comes first: for seconds.
@@ -13,6 +14,8 @@ struct Met {
     pair: Pair,
     qps: [QpId; 2],
     buffers: [Buffer; 2],
+    /// Where receives of the other one complete.
+    glanced: CqId,
 }
 
 /// Posts a write of `len` bytes at `offset` at once; whether that was done.
@@ -29,14 +32,35 @@ fn post(
     host.adapter.post_at_once(now, qp, &SendWr { wr_id, to: To::Peer, op, flags, payload })
 }
 
+/// Says that it is over, also where an assertion fails meanwhile.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the peer does all the time while writes are posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Nothing,
+    /// It serves all that comes.
+    Looks,
+    /// It takes what it sees, and executes it later.
+    Glances,
+}
+
 impl Met {
     fn new(way: Way, looks: u32) -> Self {
         let offers = move |config: &mut Config| config.offer_looks = looks;
         let mut pair = Pair::with(way, [offers; 2]);
-        let qps = [0, 1].map(|host| pair.hosts[host].qp());
+        let glanced = pair.hosts[1].adapter.create_cq(64, None, 0).unwrap().0;
+        let poster = pair.hosts[0].qp();
+        let qps = [poster, pair.hosts[1].qp_with(|init| init.recv_cq = glanced)];
         pair.connect(qps);
         let buffers = [0, 1].map(|host| pair.buffer(host, 256));
-        let mut met = Self { pair, qps, buffers };
+        let mut met = Self { pair, qps, buffers, glanced };
         met.meet();
         met
     }
@@ -47,32 +71,42 @@ impl Met {
             self.pair.recv(other, self.qps[other], 50, &[]);
             self.pair.send(host, self.qps[host], 51, SendOp::Send, &[]);
             self.pair.run();
-            assert_eq!(self.pair.polled(other), [(50, WcStatus::Success)]);
+            let received = if other == 1 { self.received() } else { self.pair.polled(0) };
+            assert_eq!(received, [(50, WcStatus::Success)]);
             assert_eq!(self.pair.polled(host), [(51, WcStatus::Success)]);
         }
     }
 
-    /// Posts writes of 8 bytes, one for each of `wr_ids`, while the peer looks all the time, or not at all.
-    fn write(&mut self, wr_ids: std::ops::Range<u64>, rkey: u32, peer_looks: bool) -> bool {
-        let over = AtomicBool::new(!peer_looks);
-        let (now, qp) = (self.pair.now, self.qps[0]);
+    /// What has completed of the peer's receives.
+    fn received(&mut self) -> Vec<(u64, WcStatus)> {
+        let mut out = [Completion::default(); 64];
+        let count = self.pair.hosts[1].adapter.poll_cq(self.glanced, &mut out).unwrap();
+        statuses(&out[..count])
+    }
+
+    /// Posts writes of 8 bytes, one for each of `wr_ids`; how many were done at once before one was not.
+    fn write(&mut self, wr_ids: Range<u64>, rkey: u32, does: Peer) -> usize {
+        let over = AtomicBool::new(does == Peer::Nothing);
+        let (now, qp, glanced) = (self.pair.now, self.qps[0], self.glanced);
         let [poster, peer] = &mut self.pair.hosts;
         let [here, there] = &self.buffers;
         std::thread::scope(|scope| {
+            let _over = Over(&over);
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    peer.adapter.progress(now);
+                    match does {
+                        Peer::Glances => drop(peer.adapter.glance(now, glanced, |_| {})),
+                        _ => drop(peer.adapter.progress(now)),
+                    }
                     std::thread::yield_now();
                 }
             });
-            let mut posted = wr_ids.map(|wr_id| {
-                here.fill(8 * (wr_id as usize % 32), &wr_id.to_ne_bytes());
+            let post = |wr_id: u64| {
                 let place = (8 * (wr_id as usize % 32), 8);
+                here.fill(place.0, &wr_id.to_ne_bytes());
                 post(poster, (qp, now), [here, there], (wr_id, rkey), place)
-            });
-            let all = posted.all(|posted| posted);
-            over.store(true, Ordering::Relaxed);
-            all
+            };
+            wr_ids.map(post).take_while(|done| *done).count()
         })
     }
 
@@ -89,15 +123,18 @@ impl Met {
     }
 }
 
+fn successes(wr_ids: Range<u64>) -> Vec<(u64, WcStatus)> {
+    wr_ids.map(|wr_id| (wr_id, WcStatus::Success)).collect()
+}
+
 #[test]
 fn a_peer_that_looks_executes_writes_while_they_are_posted() {
     let mut met = Met::new(Way::Link, LONG);
     let key = met.buffers[1].key();
     for first in [1, 33, 65] {
-        assert!(met.write(first..first + 32, key, true));
+        assert_eq!(met.write(first..first + 32, key, Peer::Looks), 32);
         assert!((first..first + 32).all(|wr_id| met.at_peer(wr_id) == wr_id));
-        let done: Vec<_> = (first..first + 32).map(|wr_id| (wr_id, WcStatus::Success)).collect();
-        assert_eq!(met.pair.polled(0), done, "each is known to be executed, too");
+        assert_eq!(met.pair.polled(0), successes(first..first + 32), "known to be executed, too");
     }
     assert_eq!(met.executed(), 96);
     met.meet();
@@ -107,46 +144,87 @@ fn a_peer_that_looks_executes_writes_while_they_are_posted() {
 fn a_peer_that_does_not_look_leaves_them_to_the_poster() {
     let mut met = Met::new(Way::Link, 3);
     let key = met.buffers[1].key();
-    assert!(met.write(1..33, key, false));
-    assert!((1..33).all(|wr_id| met.at_peer(wr_id) == wr_id));
-    assert_eq!(met.pair.polled(0).len(), 32);
+    for first in (0..512).step_by(32) {
+        assert_eq!(met.write(first..first + 32, key, Peer::Nothing), 32);
+        assert!((first..first + 32).all(|wr_id| met.at_peer(wr_id) == wr_id));
+        assert_eq!(met.pair.polled(0), successes(first..first + 32));
+    }
     let now = met.pair.now;
     assert!(!met.pair.hosts[1].adapter.progress(now), "nothing is left for it");
     assert_eq!(met.executed(), 0);
     met.meet();
-    // It is asked again all the same.
-    met.pair.hosts[1].adapter.progress(now);
-    for first in (100..400).step_by(30) {
-        assert!(met.write(first..first + 30, key, false));
-        assert_eq!(met.pair.polled(0).len(), 30);
+}
+
+#[test]
+fn a_peer_that_looks_again_is_asked_again() {
+    // So few looks that the peer comes first now and then.
+    let mut met = Met::new(Way::Link, 20_000);
+    let key = met.buffers[1].key();
+    met.write(0..32, key, Peer::Nothing);
+    assert_eq!((met.pair.polled(0).len(), met.executed()), (32, 0));
+    let mut posted = 0;
+    while met.executed() == 0 {
+        posted += 32;
+        assert!(posted < 1 << 16, "it is not asked any more");
+        met.write(0..32, key, Peer::Looks);
+        met.pair.run();
+        met.pair.polled(0);
     }
-    assert_eq!(met.executed(), 0);
+}
+
+/// Taken is not executed: what comes behind it waits for it.
+#[test]
+fn behind_what_the_peer_has_taken_everything_goes_its_way() {
+    let mut met = Met::new(Way::Link, 200_000);
+    let key = met.buffers[1].key();
+    // Some may be taken back before the peer has begun; the next one is refused, since one before it is taken.
+    let mut first = 1;
+    let taken = loop {
+        let done = met.write(first..first + 32, key, Peer::Glances);
+        let at_once = met.pair.polled(0);
+        assert!(at_once.iter().all(|(_, status)| *status == WcStatus::Success));
+        if done > at_once.len() {
+            break first + done as u64 - 1;
+        }
+        first += 32;
+        assert!(first < 1 << 16, "nothing is ever taken");
+    };
+    assert_ne!(met.at_peer(taken), taken);
+    assert_eq!(met.write(200..201, key, Peer::Nothing), 0, "it would overtake");
+    let [here, there] = &met.buffers;
+    let (addr, lists) = (there.addr(), [here.sge(64, 8), here.sge(72, 8)]);
+    here.fill(64, b"written2");
+    let qp = met.qps[0];
+    met.pair.send(0, qp, 1001, SendOp::Write { addr: addr + 128, rkey: key }, &lists[..1]);
+    met.pair.send(0, qp, 1002, SendOp::Read { addr: addr + 128, rkey: key }, &lists[1..]);
+    met.pair.run();
+    assert_eq!(met.pair.polled(0), [taken, 1001, 1002].map(|wr_id| (wr_id, WcStatus::Success)));
+    assert_eq!((met.at_peer(taken), met.buffers[0].bytes(72, 8)), (taken, b"written2".to_vec()));
+    met.meet();
 }
 
 #[test]
 fn what_the_peer_has_taken_it_may_refuse() {
     let mut met = Met::new(Way::Link, LONG);
-    assert!(met.write(7..8, 0xdead_0000, true), "it is the peer's");
+    assert_eq!(met.write(7..8, 0xdead_0000, Peer::Looks), 1, "it is the peer's");
     met.pair.run();
     assert_eq!(met.pair.polled(0), [(7, WcStatus::RemAccessErr)]);
     assert_eq!(met.pair.state(0, met.qps[0]), QpState::Err);
 
     let mut met = Met::new(Way::Link, 3);
-    assert!(!met.write(7..8, 0xdead_0000, false), "it is for others to tell of");
+    assert_eq!(met.write(7..8, 0xdead_0000, Peer::Nothing), 0, "it is for others to tell of");
     assert_eq!(met.pair.polled(0), []);
     met.meet();
 }
 
 #[test]
 fn what_is_reached_without_the_kernel_or_not_by_it_is_not_offered() {
-    for (way, at_once) in [(Way::LinkMapped, true), (Way::LinkCopying, false)] {
+    for (way, at_once) in [(Way::LinkMapped, 32), (Way::LinkCopying, 0)] {
         let mut met = Met::new(way, LONG);
         let key = met.buffers[1].key();
-        assert_eq!(
-            met.write(1..2, key, false),
-            at_once,
-            "{way:?}: it would be waited for, for ever"
-        );
+        assert_eq!(met.write(0..32, key, Peer::Looks), at_once, "{way:?}");
+        met.pair.run();
+        assert_eq!(met.executed(), 0, "{way:?}");
     }
 }
 
@@ -154,6 +232,8 @@ fn what_is_reached_without_the_kernel_or_not_by_it_is_not_offered() {
 fn nothing_is_offered_behind_what_is_not_executed() {
     let mut met = Met::new(Way::Link, LONG);
     let key = met.buffers[1].key();
+    // It waits for a receive.
     met.pair.send(0, met.qps[0], 1, SendOp::Send, &[]);
-    assert!(!met.write(2..3, key, false));
+    assert_eq!(met.write(2..3, key, Peer::Looks), 0);
+    assert_eq!((met.executed(), met.at_peer(2)), (0, 0));
 }
