@@ -213,10 +213,10 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Posts a request and rings the doorbell, with one look for the queue pair, if it is one of a reliable
-    /// connection to a peer on this host that is done at once: a small send that is transmitted, a small write
-    /// that the peer has taken, or a write or read that is executed in the peer's memory. `false` if not, whatever the reason: then it is not
-    /// posted, though bytes may be placed already, and [`post_send`](Self::post_send) says what is wrong, if
-    /// anything is.
+    /// connection to a peer on this host that is done at once: a small send that is transmitted, a small
+    /// write that the peer has taken, or a write or read that is executed in the peer's memory. `false` if
+    /// not, whatever the reason: then it is not posted, though bytes may be placed already, and
+    /// [`post_send`](Self::post_send) says what is wrong, if anything is.
     #[inline(always)]
     pub fn post_at_once(&mut self, now: Time, id: QpId, wr: &SendWr<'_>) -> bool {
         let Some(qp) = self.qps.get_mut(id) else { return false };

@@ -17,8 +17,8 @@ use crate::{blank, mapped};
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
 /// Whoever takes longer loses its link, so that it holds up one call at most.
 pub(crate) const QUIET_WAIT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
-/// Registrations of up to so many bytes have their pages made, and of all so many bytes. What is larger may be
-/// sparse: a program may register far more than it will ever use.
+/// Registrations of up to so many bytes have their pages made, and of all together so many bytes. What is
+/// larger may be sparse: a program may register far more than it will ever use.
 const PRESENT_MAX: u64 = 64 << 20;
 const PRESENT_MAX_IN_ALL: u64 = 1 << 30;
 /// How long it only yields, before it sleeps for moments.
@@ -136,8 +136,8 @@ impl Engine {
         self.inner.shared.share(memory.addr(), memory.len(), possible)
     }
 
-    /// Makes the pages of memory that was registered, where that is to be done: outside of the lock. The kernel
-    /// would make them one by one as messages come.
+    /// Makes the pages of memory that was registered, where that is to be done: outside of the lock. The
+    /// kernel would make them one by one as messages come.
     fn make_pages(&self, memory: Wanted) {
         let Wanted { addr, len, access } = memory;
         if len > PRESENT_MAX || access.contains(Access::ON_DEMAND) {

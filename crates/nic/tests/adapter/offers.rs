@@ -177,7 +177,7 @@ fn a_peer_that_looks_again_is_asked_again() {
 fn behind_what_the_peer_has_taken_everything_goes_its_way() {
     let mut met = Met::new(Way::Link, 200_000);
     let key = met.buffers[1].key();
-    // Some may be taken back before the peer has begun; the next one is refused, since one before it is taken.
+    // Some may be taken back before the peer has begun; the one behind that which is taken is not done.
     let mut first = 1;
     let taken = loop {
         let done = met.write(first..first + 32, key, Peer::Glances);
