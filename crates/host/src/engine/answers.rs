@@ -2,11 +2,13 @@
 //! the completion queue, is a completion like any other to the program, and progress to the engine.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use quipu_mem::{Access, Segment, Sge};
 use quipu_nic::{
-    Completion, CqId, Gid, Payload, QpCap, QpId, QpInit, QpNum, QpType, SendFlags, SendOp, SendWr,
-    To,
+    Completion, CqId, Gid, Payload, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpType,
+    SendFlags, SendOp, SendWr, To,
 };
 
 use crate::counters::Calls;
@@ -22,6 +24,7 @@ struct End {
     engine: Arc<Engine>,
     sends: CqId,
     receives: CqId,
+    pd: PdId,
     qp: QpId,
     num: QpNum,
 }
@@ -36,7 +39,7 @@ impl End {
         let (qp_type, sq_sig_all, srq) = (QpType::Rc, true, None);
         let init = QpInit { pd, send_cq: sends, recv_cq: receives, srq, cap, qp_type, sq_sig_all };
         let (qp, num, _) = engine.create_qp(context, &init).unwrap();
-        Self { engine, sends, receives, qp, num }
+        Self { engine, sends, receives, pd, qp, num }
     }
 
     fn connect(&self, gid: Gid, num: QpNum) {
@@ -218,4 +221,39 @@ fn a_conversation_loses_and_doubles_nothing() {
         }
     }
     assert_eq!(polls() - before, polled);
+}
+
+/// A program that polls executes the small writes of a peer before the kernel would.
+#[test]
+fn a_peer_that_polls_is_offered_small_writes() {
+    let (a, b) = met();
+    let (from, to) = (Segment::heap(8), Segment::heap(8));
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let grants = QpAttr { access, ..QpAttr::default() };
+    b.engine.modify_qp(b.qp, &grants, QpAttrMask::ACCESS_FLAGS).unwrap();
+    let here = a.engine.reg_segment(a.pd, &from, None, access).unwrap();
+    let there = b.engine.reg_segment(b.pd, &to, None, access).unwrap();
+    let list = [Sge { addr: from.addr() as u64, len: 8, lkey: here.key }];
+    let op = SendOp::Write { addr: to.addr() as u64, rkey: there.key.0 };
+    let payload = Payload::Sges(&list);
+    let wr = SendWr { wr_id: 5, to: To::Peer, op, flags: SendFlags::empty(), payload };
+    let executed = || {
+        let core = b.engine.inner.core.lock();
+        core.adapter.queue_pairs().map(|qp| qp.counters.responder.writes).sum::<u64>()
+    };
+    let end = Instant::now() + PATIENCE;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) && Instant::now() < end {
+                b.engine.poll_cq_each(b.receives, 1, |_| {}).unwrap();
+            }
+        });
+        while executed() == 0 && Instant::now() < end {
+            a.engine.post_send(a.qp, &wr).unwrap();
+            assert_eq!(a.poll(a.sends), 5);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(executed() > 0, "the kernel writes them all");
 }

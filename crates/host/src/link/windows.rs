@@ -76,6 +76,15 @@ impl Windows {
         Self { list, pid, alive, process: None, windows: Vec::new(), last: 0 }
     }
 
+    /// Whether there is none. Takes note of what the peer lists now.
+    #[inline]
+    pub(super) fn is_empty(&mut self) -> bool {
+        if self.list.has_changed() {
+            self.renew();
+        }
+        self.windows.is_empty()
+    }
+
     /// Whether any of the bytes lie in a window. Takes note of what the peer lists now.
     #[inline]
     pub(super) fn meet(&mut self, ranges: &[(u64, u64)]) -> bool {
