@@ -89,7 +89,7 @@ impl Target {
 /// The link over which the peer's memory is reached, if everything that was asked of the peer is executed, so
 /// that order is kept.
 #[inline]
-fn open_link<'a>(
+pub(super) fn open_link<'a>(
     qp: &'a Qp,
     links: &'a Slab<LinkId, LinkState>,
 ) -> Option<(&'a ChannelPath, &'a LinkState)> {

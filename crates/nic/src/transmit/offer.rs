@@ -7,9 +7,9 @@
 use quipu_mem::ring::{INLINE_MAX, SlotHeader};
 
 use super::channel::{has_right_of_way, put_payload, small_len, told_along};
+use super::direct::open_link;
 use crate::adapter::Hub;
 use crate::channel::{Other, request};
-use crate::link::LinkState;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::requester;
@@ -64,22 +64,14 @@ pub(crate) fn offer_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr
 /// Whether an offer may be taken, and would be a gain.
 #[inline]
 fn is_wanted<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
-    let started = qp.requester.started;
-    let Path::Channel(path) = &mut qp.path else { return false };
-    let Other::Linked { link, .. } = path.other else { return false };
     // Behind what is not executed it would wait for that.
-    let executed =
-        qp.requester.acked == started || path.channel.outgoing.control.executed() == started;
-    if !executed {
-        return false;
-    }
+    let Some((_, state)) = open_link(qp, &hub.links) else { return false };
     // Where nothing goes directly a write is a message like any other; where memory is mapped it takes less
     // than to be offered.
-    let gains = |state: &LinkState| {
-        let memory = state.link.peer_memory.as_ref();
-        state.is_looked_at() && memory.is_some_and(|memory| !memory.is_mapped())
-    };
-    hub.links.get(link).is_some_and(gains) && path.offers.is_due()
+    let memory = state.link.peer_memory.as_ref();
+    let gains = state.is_looked_at() && memory.is_some_and(|memory| !memory.is_mapped());
+    let Path::Channel(path) = &mut qp.path else { return false };
+    gains && path.offers.is_due()
 }
 
 fn offer<P: Probe>(
