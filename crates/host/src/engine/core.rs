@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) drives: u64,
     /// When whoever waits for descriptors will wake by itself; `None` while nobody waits.
     pub(crate) wakes_at: Option<Time>,
+    /// How often a thread of the program has polled since then.
+    pub(super) polls_beside_waiter: u32,
     /// What fails on purpose; `None` without a plan.
     pub(crate) faults: Option<Box<Faults>>,
     /// What the strict mode knows of the program; `None` without it.
@@ -125,6 +127,7 @@ impl Core {
             driver: false,
             drives: 0,
             wakes_at: None,
+            polls_beside_waiter: 0,
             faults: None,
             strict: None,
             watched: false,
@@ -462,6 +465,7 @@ impl Core {
         self.publish(now);
         let deadline = [self.deadline(), self.news_due(), batch].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
+        self.polls_beside_waiter = 0;
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
     }
 

@@ -19,6 +19,8 @@ const POLLS_PER_LOOK_IDLE: u32 = 256;
 /// Polls that find completions at once for each that makes progress all the same: what completes while it is
 /// being posted would keep everything else waiting otherwise, and the end of the peer unknown.
 const HITS_PER_POLL: u32 = 64;
+/// Polls of a program beside a helper that waits for descriptors, after which they are taken for many more.
+const POLLS_BESIDE_HELPER: u32 = 1024;
 
 impl Core {
     /// What a poll does that found its queue empty. Returns how many polls in a row were fruitless.
@@ -63,7 +65,20 @@ impl Core {
             self.adapter.release_acks();
         }
         self.settle(now);
+        if self.wakes_at.is_some() {
+            self.poll_beside_waiter();
+        }
         self.empty_polls
+    }
+
+    /// Has the helper leave its wait to a program that polls steadily. Otherwise, while no bell wakes it,
+    /// peers would hold the program for one that sleeps, and each poll would look at more than memory.
+    fn poll_beside_waiter(&mut self) {
+        self.polls_beside_waiter += 1;
+        if self.polls_beside_waiter == POLLS_BESIDE_HELPER && !self.driver {
+            self.wakes_at = Some(Time(0));
+            self.call_sleeper();
+        }
     }
 
     /// Does what is due without a descriptor that says so.
@@ -303,6 +318,7 @@ mod tests {
 
     use super::*;
     use crate::engine::Engine;
+    use crate::engine::helper::Helper;
     use crate::engine::tests::connect;
     use crate::{Config, SameHost};
 
@@ -471,6 +487,28 @@ mod tests {
         };
         assert_eq!((tries(1, false), tries(1, true)), (4096, 16));
         assert_eq!(tries(64, true), 4096, "one that is in steady use is not given up sooner");
+    }
+
+    /// Nothing comes that would wake it: a peer that reads and writes memory rings nobody.
+    #[test]
+    fn the_helper_does_not_wait_for_long_beside_a_program_that_polls() {
+        let engine = crate::engine::tests::idle();
+        let (context, _) = engine.open_context().unwrap();
+        let (cq, _) = engine.create_cq(context, 4, None, 0).unwrap();
+        Helper::start(&engine.inner).unwrap();
+        let waits = || engine.inner.core.lock().wakes_at.is_some();
+        let end = Instant::now() + Duration::from_secs(20);
+        while !waits() {
+            assert!(Instant::now() < end, "it does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut polls = 0;
+        while waits() {
+            assert!(Instant::now() < end, "it does not end");
+            assert_eq!(engine.poll_cq_each(cq, 1, |_| {}).unwrap(), 0);
+            polls += 1;
+        }
+        assert!(polls >= POLLS_BESIDE_HELPER, "a program that polls seldom is left to it");
     }
 
     #[test]
