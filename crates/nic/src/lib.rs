@@ -31,6 +31,7 @@ mod doorbell;
 mod error;
 mod event;
 mod fate;
+mod linger;
 mod link;
 mod management;
 mod multicast;

@@ -8,11 +8,13 @@ use crate::adapter::Adapter;
 use crate::channel::Other;
 use crate::cq::Cq;
 use crate::error::Fault;
+use crate::linger::{asks_once, is_answered};
 use crate::link::PeerMemory;
 use crate::probe::Probe;
-use crate::qp::Path;
+use crate::qp::{Path, Qp};
 use crate::receive;
 use crate::requester;
+use crate::slab::Slab;
 use crate::types::{Completion, CqId, QpId, Time};
 
 /// Looks in vain after which a channel is no longer looked at unasked, if there are others.
@@ -43,6 +45,14 @@ fn put_last(hot: &mut [QpId]) {
     hot.rotate_left(1);
 }
 
+/// Which of the hot channels has something, or is gone, in so many looks at them.
+#[inline(always)]
+fn first_filled(qps: &mut Slab<QpId, Qp>, hot: &[QpId], looks: u32) -> Option<usize> {
+    let mut is_quiet = |id| qps.get_mut(id).is_some_and(receive::channel::is_quiet);
+    let mut looks = (0..looks).step_by(hot.len().max(1));
+    looks.find_map(|_| hot.iter().position(|&id| !is_quiet(id)))
+}
+
 impl<P: Probe> Adapter<P> {
     /// Publishes remotely accessible regions in `directory`, which same-host peers may read.
     ///
@@ -60,7 +70,8 @@ impl<P: Probe> Adapter<P> {
         self.hub.own_memory = Some(memory);
     }
 
-    /// As quick a look as there is, for a poll of `cq`: most find nothing, or the answer that they wait for.
+    /// As quick a look as there is, for a poll of `cq`: most find nothing, or the answer that they wait for,
+    /// if it comes within [`Config::answer_looks`](crate::Config::answer_looks).
     #[inline(always)]
     pub fn glance(&mut self, now: Time, cq: CqId, taker: impl FnOnce(&Completion)) -> Glance {
         self.settle_taken();
@@ -69,18 +80,23 @@ impl<P: Probe> Adapter<P> {
         if !empty || hub.hot.len() > FEW {
             return Glance::Unsure;
         }
-        for index in 0..hub.hot.len() {
+        let looks = hub.linger.looks(hub.config.answer_looks);
+        if let Some(index) = first_filled(qps, &hub.hot, looks) {
             let id = hub.hot[index];
             let Some(qp) = qps.get_mut(id) else { return Glance::Unsure };
-            if !receive::channel::is_quiet(qp) {
-                hub.now = now;
-                if index + 1 < hub.hot.len() {
-                    put_last(&mut hub.hot[index..]);
-                }
-                let taken = receive::express::take(qp, hub, cq, taker);
-                return if taken { Glance::Taken } else { Glance::Found(id) };
+            hub.now = now;
+            if index + 1 < hub.hot.len() {
+                put_last(&mut hub.hot[index..]);
             }
+            if receive::express::take(qp, hub, cq, taker) {
+                // It is an answer, which completes nothing yet.
+                hub.linger.note(asks_once(qp));
+                return Glance::Taken;
+            }
+            hub.linger.note(is_answered(qp));
+            return Glance::Found(id);
         }
+        hub.linger.in_vain();
         let idle = hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
         if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
             return Glance::Unsure;

@@ -53,6 +53,7 @@ impl Load {
                 copy_limit: self.plan.copy_limit,
                 // Nobody looks in between: all are taken back.
                 offer_looks: 1,
+                answer_looks: 2,
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 setup_timeout_ns: self.plan.setup_timeout_ns,

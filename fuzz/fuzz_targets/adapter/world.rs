@@ -167,6 +167,7 @@ impl World {
             max_half_open: 4,
             copy_limit: 1024,
             offer_looks: 1,
+            answer_looks: 2,
             crc: if crc { Crc::Always } else { Crc::Never },
             ..Config::default()
         };

@@ -68,6 +68,9 @@ const MAX_CONNECTIONS: u32 = 1 << 17;
 /// Looks for a write that a peer was offered, with a rest of the processor's before each: half a microsecond
 /// to three, about as long as the kernel takes for it.
 const OFFER_LOOKS: u32 = 64;
+/// Looks of a poll for the answer that it waits for: some tenths of a microsecond, which is longer than
+/// middleware takes from one poll to the next. Twice as many gain no more.
+const ANSWER_LOOKS: u32 = 100;
 /// How long the end of the process waits for calls that other threads are in the middle of.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -145,6 +148,7 @@ impl Engine {
                 .map_err(|(path, source)| OpenError::Capture { path, source })?,
             None => Tap::default(),
         };
+        let uniprocessor = sys::processors_online() < 2;
         let settings = quipu_nic::Config {
             gid: Gid::from(address.ip),
             link_layer: config.link_layer,
@@ -153,8 +157,9 @@ impl Engine {
             multicast_port: config.multicast_port,
             // A capture shows what a wire between hosts would carry.
             crc: if config.capture.is_some() { Crc::Always } else { config.crc },
-            // On one processor nobody else looks meanwhile.
-            offer_looks: if sys::processors_online() < 2 { 0 } else { OFFER_LOOKS },
+            // On one processor nobody else does anything meanwhile.
+            offer_looks: if uniprocessor { 0 } else { OFFER_LOOKS },
+            answer_looks: if uniprocessor { 1 } else { ANSWER_LOOKS },
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

@@ -24,7 +24,10 @@ impl Met {
     }
 
     fn with(way: Way, shares: bool) -> Self {
-        let mut pair = Pair::new(way);
+        Self::of(Pair::new(way), shares)
+    }
+
+    fn of(mut pair: Pair, shares: bool) -> Self {
         let Host { adapter, pd, .. } = &mut pair.hosts[0];
         let srq = shares.then(|| adapter.create_srq(*pd, 16, 1, 0).unwrap());
         let cqs = [0, 1].map(|host| {
@@ -245,6 +248,35 @@ fn what_an_answer_completes_makes_room() {
     met.send(1, 3, b"and more");
     assert_eq!(met.glance(0).0, Glance::Taken);
     met.pair.hosts[0].adapter.post_send(met.qps[0], &wr(99)).unwrap();
+}
+
+/// The other end does nothing for long after the question, and the poll is the only one.
+#[test]
+fn a_poll_of_a_conversation_waits_for_the_answer() {
+    let patient = |config: &mut Config| config.answer_looks = 100_000_000;
+    let mut met = Met::of(Pair::with(Way::Link, [patient; 2]), false);
+    met.asked();
+    met.send(1, 2, b"answered");
+    assert_eq!(met.glance(0).0, Glance::Taken);
+    met.send(0, 3, b"and now?");
+    let (now, qps, cqs) = (met.pair.now, met.qps, met.cqs);
+    let [waits, answers] = &mut met.pair.hosts;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(answers.adapter.serve(now, qps[1]));
+            let (to, op, flags) = (To::Peer, SendOp::Send, SendFlags::empty());
+            let payload = Payload::Inline(b"answered");
+            answers
+                .adapter
+                .post_send(qps[1], &SendWr { wr_id: 4, to, op, flags, payload })
+                .unwrap();
+            answers.adapter.ring_doorbell(now, qps[1]);
+        });
+        let mut found = None;
+        let glance = waits.adapter.glance(now, cqs[0], |wc| found = Some(wc.wr_id));
+        assert_eq!((glance, found), (Glance::Taken, Some(11)));
+    });
 }
 
 #[test]

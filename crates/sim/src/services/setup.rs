@@ -66,6 +66,7 @@ impl Services {
                 seed,
                 copy_limit: self.plan.copy_limit,
                 offer_looks: 1,
+                answer_looks: 2,
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 // Start-up over a bad link may take longer than the plan's shortest.
