@@ -46,7 +46,7 @@ pub struct Options {
     /// Take the quick part of the plan: less than a minute, rough numbers.
     #[arg(long)]
     quick: bool,
-    /// Write results.json, results.txt and plot.svg into this folder.
+    /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Say who would take part in what, and what is not installed; measure nothing.

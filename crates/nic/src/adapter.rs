@@ -13,7 +13,6 @@ use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
-use crate::linger::Linger;
 use crate::link::{LinkState, PeerMemory};
 use crate::port::LinkLayer;
 use crate::probe::{NoProbe, Probe};
@@ -104,7 +103,7 @@ pub struct Config {
     /// Same host: how often it is looked whether a peer has executed a small write that it was offered,
     /// before the kernel is asked to put it into the peer's memory. 0: none is offered.
     pub offer_looks: u32,
-    /// Same host: how often a poll that waits for an answer looks for it before it finds nothing; at least 1.
+    /// Same host: how often a poll that waits for an answer looks for it before it finds nothing.
     pub answer_looks: u32,
 }
 
@@ -232,7 +231,6 @@ pub(crate) struct Hub<P> {
     pub(crate) now: Time,
     /// What a completion that was handed out has left to be done.
     pub(crate) unsettled: Option<Unsettled>,
-    pub(crate) linger: Linger,
     pub(crate) regions: Regions,
     pub(crate) pds: Slab<PdId, Pd>,
     pub(crate) mrs: Slab<MrId, Mr>,
@@ -412,7 +410,6 @@ impl<P: Probe> Adapter<P> {
                 probe,
                 now: Time::default(),
                 unsettled: None,
-                linger: Linger::default(),
                 regions,
                 pds: Slab::new(slots(config.max_pd)),
                 mrs: Slab::new(slots(config.max_mr)),

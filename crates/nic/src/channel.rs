@@ -6,6 +6,7 @@
 
 use quipu_mem::ring::{Channel, SlotHeader};
 
+use crate::linger::Linger;
 use crate::transmit::offer::Offers;
 use crate::types::{ConnId, Flush, LinkId, QpId};
 
@@ -94,6 +95,7 @@ pub(crate) struct ChannelPath {
     pub(crate) direct_done: u32,
     /// Whether the peer is offered writes.
     pub(crate) offers: Offers,
+    pub(crate) linger: Linger,
     /// Executed requests that the peer was told of.
     pub(crate) told: u32,
     /// It is listed among those that owe the peer word of what they executed.
@@ -124,6 +126,7 @@ impl ChannelPath {
             front_done: 0,
             direct_done: 0,
             offers: Offers::default(),
+            linger: Linger::default(),
             told: 0,
             owes_ack: false,
             unannounced: false,

@@ -6,11 +6,12 @@
 //! times only: what has not come by then is not about to come.
 
 use crate::qp::{Path, Qp};
+use crate::types::CqId;
 
 /// Polls that may wait for an answer.
 const POLLS: u8 = 4;
 
-/// Whether the next glance waits.
+/// Whether polls wait for what a peer may answer.
 #[derive(Debug, Default)]
 pub(crate) struct Linger {
     /// How many more may.
@@ -18,42 +19,50 @@ pub(crate) struct Linger {
 }
 
 impl Linger {
-    /// How often the next one looks, where those that wait look `most` times.
-    #[inline(always)]
-    pub(crate) fn looks(&self, most: u32) -> u32 {
-        if self.polls > 0 { most } else { 1 }
-    }
-
-    /// Something came: `answer` says whether that is the answer to the only request that was under way, so
-    /// that the program may ask again.
-    #[inline(always)]
-    pub(crate) fn note(&mut self, answer: bool) {
-        if answer {
-            self.polls = POLLS;
-        }
-    }
-
-    /// Nothing came.
-    #[inline(always)]
-    pub(crate) fn in_vain(&mut self) {
+    /// Whether the next one may.
+    fn take(&mut self) -> bool {
+        let may = self.polls > 0;
         self.polls = self.polls.saturating_sub(1);
+        may
     }
 }
 
 /// Whether one request is under way. A stream has many, and its polls are not to be held up.
 #[inline(always)]
-pub(crate) fn asks_once(qp: &Qp) -> bool {
+fn asks_once(qp: &Qp) -> bool {
     qp.requester.started.wrapping_sub(qp.requester.acked) == 1
 }
 
-/// Whether that is so, and the message at the front of the ring, if there is one, says that the peer has
-/// executed it.
+/// Whether a poll of `cq` waits for the answer to what `qp` has asked.
 #[inline]
-pub(crate) fn is_answered(qp: &mut Qp) -> bool {
-    let asks = asks_once(qp);
+pub(crate) fn waits(qp: &mut Qp, cq: CqId) -> bool {
+    let awaited = asks_once(qp) && (qp.recv_cq == cq || qp.send_cq == cq);
     let Path::Channel(path) = &mut qp.path else { return false };
+    awaited && path.linger.take()
+}
+
+/// Takes note that an answer was handed out, while the request that it answers still counts as under way.
+#[inline(always)]
+pub(crate) fn was_answered(qp: &mut Qp) {
+    let alone = asks_once(qp);
+    if let Path::Channel(path) = &mut qp.path
+        && alone
+    {
+        path.linger.polls = POLLS;
+    }
+}
+
+/// The same of the message at the front of the ring, if there is one and it is an answer.
+#[inline]
+pub(crate) fn is_answered(qp: &mut Qp) {
+    if !asks_once(qp) {
+        return;
+    }
+    let Path::Channel(path) = &mut qp.path else { return };
     let header = path.channel.incoming.requests.peek();
-    asks && header.is_some_and(|header| header.ack == qp.requester.started)
+    if header.is_some_and(|header| header.ack == qp.requester.started) {
+        path.linger.polls = POLLS;
+    }
 }
 
 #[cfg(test)]
@@ -63,18 +72,10 @@ mod tests {
     #[test]
     fn who_waits_in_vain_is_not_held_up_for_long() {
         let mut linger = Linger::default();
-        assert_eq!(linger.looks(50), 1, "nobody has answered yet");
-        linger.note(true);
-        linger.note(false);
-        for _ in 0..POLLS {
-            assert_eq!(linger.looks(50), 50);
-            linger.in_vain();
-        }
-        assert_eq!(linger.looks(50), 1);
-        linger.in_vain();
-        linger.note(false);
-        assert_eq!(linger.looks(50), 1);
-        linger.note(true);
-        assert_eq!(linger.looks(50), 50);
+        assert!(!linger.take(), "nobody has answered yet");
+        linger.polls = POLLS;
+        assert!((0..POLLS).all(|_| linger.take()));
+        assert!(!linger.take());
+        assert!(!linger.take());
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use quipu_mem::{Directory, Segment};
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, Hub};
 use crate::channel::Other;
 use crate::cq::Cq;
 use crate::error::Fault;
-use crate::linger::{asks_once, is_answered};
+use crate::linger;
 use crate::link::PeerMemory;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
@@ -45,12 +45,20 @@ fn put_last(hot: &mut [QpId]) {
     hot.rotate_left(1);
 }
 
-/// Which of the hot channels has something, or is gone, in so many looks at them.
+/// Which of the hot channels has something, or is gone.
 #[inline(always)]
-fn first_filled(qps: &mut Slab<QpId, Qp>, hot: &[QpId], looks: u32) -> Option<usize> {
+fn first_filled(qps: &mut Slab<QpId, Qp>, hot: &[QpId]) -> Option<usize> {
     let mut is_quiet = |id| qps.get_mut(id).is_some_and(receive::channel::is_quiet);
-    let mut looks = (0..looks).step_by(hot.len().max(1));
-    looks.find_map(|_| hot.iter().position(|&id| !is_quiet(id)))
+    hot.iter().position(|&id| !is_quiet(id))
+}
+
+/// The same, some time later, if a poll of `cq` waits for an answer in one of them.
+#[inline]
+fn await_answer<P>(qps: &mut Slab<QpId, Qp>, hub: &Hub<P>, cq: CqId) -> Option<usize> {
+    let waits = |&id: &QpId| qps.get_mut(id).is_some_and(|qp| linger::waits(qp, cq));
+    hub.hot.iter().any(waits).then_some(())?;
+    let mut looks = (0..hub.config.answer_looks).step_by(hub.hot.len());
+    looks.find_map(|_| first_filled(qps, &hub.hot))
 }
 
 impl<P: Probe> Adapter<P> {
@@ -80,28 +88,27 @@ impl<P: Probe> Adapter<P> {
         if !empty || hub.hot.len() > FEW {
             return Glance::Unsure;
         }
-        let looks = hub.linger.looks(hub.config.answer_looks);
-        if let Some(index) = first_filled(qps, &hub.hot, looks) {
-            let id = hub.hot[index];
-            let Some(qp) = qps.get_mut(id) else { return Glance::Unsure };
-            hub.now = now;
-            if index + 1 < hub.hot.len() {
-                put_last(&mut hub.hot[index..]);
+        let mut filled = first_filled(qps, &hub.hot);
+        if filled.is_none() {
+            let idle = hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
+            if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
+                return Glance::Unsure;
             }
-            if receive::express::take(qp, hub, cq, taker) {
-                // It is an answer, which completes nothing yet.
-                hub.linger.note(asks_once(qp));
-                return Glance::Taken;
-            }
-            hub.linger.note(is_answered(qp));
-            return Glance::Found(id);
+            filled = await_answer(qps, hub, cq);
         }
-        hub.linger.in_vain();
-        let idle = hub.ack_due.is_empty() && hub.nudged.is_empty() && hub.orphans.is_empty();
-        if !idle || !hub.endings.is_empty() || hub.links.iter().any(|(_, link)| link.rung()) {
-            return Glance::Unsure;
+        let Some(index) = filled else { return Glance::Vain };
+        let id = hub.hot[index];
+        let Some(qp) = qps.get_mut(id) else { return Glance::Unsure };
+        hub.now = now;
+        if index + 1 < hub.hot.len() {
+            put_last(&mut hub.hot[index..]);
         }
-        Glance::Vain
+        if receive::express::take(qp, hub, cq, taker) {
+            linger::was_answered(qp);
+            return Glance::Taken;
+        }
+        linger::is_answered(qp);
+        Glance::Found(id)
     }
 
     /// Does what a [`glance`](Self::glance) that has handed out a completion left to be done: until then

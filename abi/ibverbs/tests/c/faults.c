@@ -237,7 +237,6 @@ static void late_receive(const void *argument)
 	double start = seconds();
 	post_send(&p.a, &wr);
 	done(&p.a, 1, IBV_WC_SUCCESS);
-	CHECK(seconds() - start < 0.05 || idle(&p.b) == 0);
 	done(&p.b, 10, IBV_WC_SUCCESS);
 	CHECK(seconds() - start >= 0.05);
 	close_pair(&p);
@@ -254,7 +253,6 @@ static void slow(const void *argument)
 	wr.wr.rdma.rkey = p.b.mr->rkey;
 	double start = seconds();
 	post_send(&p.a, &wr);
-	CHECK(idle(&p.a) || seconds() - start >= 0.05);
 	done(&p.a, 1, IBV_WC_SUCCESS);
 	CHECK(seconds() - start >= 0.05);
 	SAME(memcmp(p.a.buffer, p.b.buffer, 8), 0);

@@ -315,20 +315,22 @@ mod tests {
     #[test]
     fn a_thread_has_begun_when_it_is_started() {
         // A thread writes its name itself, after it has had its memory.
-        let begun = || {
+        let begun = |name: &str| {
             let tasks = std::fs::read_dir("/proc/self/task").unwrap();
             let names =
                 tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
-            names.filter(|name| name.as_ref().is_ok_and(|name| name == "to-begin\n")).count()
+            names.filter(|it| it.as_ref().is_ok_and(|it| it.trim_end() == name)).count()
         };
-        for _ in 0..100 {
+        for round in 0..100 {
+            // One of the round before may be there still, though it has been waited for.
+            let name = format!("to-begin-{round}");
             let (end, ends) = mpsc::channel::<()>();
-            let thread = Builder::new().name("to-begin".into());
+            let thread = Builder::new().name(name.clone());
             let thread = begin(thread, move || {
                 let _ = ends.recv();
             })
             .unwrap();
-            assert_eq!(begun(), 1);
+            assert_eq!(begun(&name), 1);
             drop(end);
             thread.join().unwrap();
         }

@@ -185,15 +185,19 @@ impl Engine {
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
-        let Some(limit) = core.prepare_wait() else { return Ok(None) };
-        core.driver = true;
-        core.drives += 1;
-        attend(&mut core);
+        let limit = core.prepare_wait();
+        if limit.is_some() {
+            core.driver = true;
+            core.drives += 1;
+            attend(&mut core);
+        }
+        // Its wait is over also if there is none: nothing rings for it any more.
         let armed = core.helper == HelperMode::Armed;
         drop(core);
         if armed {
             self.inner.helper.call_off();
         }
+        let Some(limit) = limit else { return Ok(None) };
 
         let mut ready = ReadyList::new();
         let limit = [limit, most].into_iter().flatten().min();

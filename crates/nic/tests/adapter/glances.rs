@@ -8,12 +8,12 @@ use quipu_nic::*;
 
 /// Two connected sides that have met, each with receives from 10 on, whose sends complete in a queue of their
 /// own.
-struct Met {
-    pair: Pair,
-    qps: [QpId; 2],
+pub(crate) struct Met {
+    pub(crate) pair: Pair,
+    pub(crate) qps: [QpId; 2],
     buffers: [Buffer; 2],
     /// Where receives complete.
-    cqs: [CqId; 2],
+    pub(crate) cqs: [CqId; 2],
     /// Where host 0 has them from, if not from its queue pair.
     srq: Option<SrqId>,
 }
@@ -27,7 +27,7 @@ impl Met {
         Self::of(Pair::new(way), shares)
     }
 
-    fn of(mut pair: Pair, shares: bool) -> Self {
+    pub(crate) fn of(mut pair: Pair, shares: bool) -> Self {
         let Host { adapter, pd, .. } = &mut pair.hosts[0];
         let srq = shares.then(|| adapter.create_srq(*pd, 16, 1, 0).unwrap());
         let cqs = [0, 1].map(|host| {
@@ -66,7 +66,7 @@ impl Met {
     }
 
     /// Host 1 is asked something by request 1, and has not answered yet.
-    fn asked(&mut self) {
+    pub(crate) fn asked(&mut self) {
         self.send(0, 1, b"question");
         let answers_nothing = Glance::Found(self.qps[1]);
         assert_eq!(self.glance(1), (answers_nothing, None));
@@ -92,7 +92,7 @@ impl Met {
         }
     }
 
-    fn send(&mut self, host: usize, wr_id: u64, bytes: &[u8; 8]) {
+    pub(crate) fn send(&mut self, host: usize, wr_id: u64, bytes: &[u8; 8]) {
         self.send_as(host, wr_id, SendOp::Send, SendFlags::empty(), bytes);
     }
 
@@ -111,20 +111,20 @@ impl Met {
     }
 
     /// Has `host` do all that is to be done now.
-    fn rest(&mut self, host: usize) {
+    pub(crate) fn rest(&mut self, host: usize) {
         self.look(host);
         self.pair.hosts[host].adapter.release_acks();
     }
 
     /// What completes among the receives of `host`, without a look for more.
-    fn received(&mut self, host: usize) -> Vec<u64> {
+    pub(crate) fn received(&mut self, host: usize) -> Vec<u64> {
         let mut out = [Completion::default(); 16];
         let adapter = &mut self.pair.hosts[host].adapter;
         let count = adapter.poll_cq(self.cqs[host], &mut out).unwrap();
         out[..count].iter().map(|wc| wc.wr_id).collect()
     }
 
-    fn glance(&mut self, host: usize) -> (Glance, Option<Completion>) {
+    pub(crate) fn glance(&mut self, host: usize) -> (Glance, Option<Completion>) {
         let found = Cell::new(None);
         let adapter = &mut self.pair.hosts[host].adapter;
         let glance = adapter.glance(self.pair.now, self.cqs[host], |wc| found.set(Some(*wc)));
@@ -248,35 +248,6 @@ fn what_an_answer_completes_makes_room() {
     met.send(1, 3, b"and more");
     assert_eq!(met.glance(0).0, Glance::Taken);
     met.pair.hosts[0].adapter.post_send(met.qps[0], &wr(99)).unwrap();
-}
-
-/// The other end does nothing for long after the question, and the poll is the only one.
-#[test]
-fn a_poll_of_a_conversation_waits_for_the_answer() {
-    let patient = |config: &mut Config| config.answer_looks = 100_000_000;
-    let mut met = Met::of(Pair::with(Way::Link, [patient; 2]), false);
-    met.asked();
-    met.send(1, 2, b"answered");
-    assert_eq!(met.glance(0).0, Glance::Taken);
-    met.send(0, 3, b"and now?");
-    let (now, qps, cqs) = (met.pair.now, met.qps, met.cqs);
-    let [waits, answers] = &mut met.pair.hosts;
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            assert!(answers.adapter.serve(now, qps[1]));
-            let (to, op, flags) = (To::Peer, SendOp::Send, SendFlags::empty());
-            let payload = Payload::Inline(b"answered");
-            answers
-                .adapter
-                .post_send(qps[1], &SendWr { wr_id: 4, to, op, flags, payload })
-                .unwrap();
-            answers.adapter.ring_doorbell(now, qps[1]);
-        });
-        let mut found = None;
-        let glance = waits.adapter.glance(now, cqs[0], |wc| found = Some(wc.wr_id));
-        assert_eq!((glance, found), (Glance::Taken, Some(11)));
-    });
 }
 
 #[test]

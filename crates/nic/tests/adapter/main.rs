@@ -16,6 +16,7 @@ mod glances;
 mod hostile;
 mod intruders;
 mod lids;
+mod lingering;
 mod mapped;
 mod offers;
 mod operations;

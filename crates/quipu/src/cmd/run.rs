@@ -87,6 +87,12 @@ Variables of the environment:
   QUIPU_LOG            what is logged, as --log
   QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
                        files, as --fault, --fault-log, --fault-replay
+  QUIPU_DEVICES        which devices programs see: some of quipu0,quipu_iw0,quipu_qp0
+  QUIPU_CM_DEVICE      which of them rdma_cm connects from, quipu0 by default
+  QUIPU_QPIP_LINK, QUIPU_QPIP_ADDRESS, QUIPU_QPIP_GATEWAY
+                       packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
+  QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
+  QUIPU_STRICT_HOLD_US for how long --strict holds bytes of writes back, 1000 by default
   QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
   QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
