@@ -103,7 +103,8 @@ pub struct Config {
     /// Same host: how often it is looked whether a peer has executed a small write that it was offered,
     /// before the kernel is asked to put it into the peer's memory. 0: none is offered.
     pub offer_looks: u32,
-    /// Same host: how often a poll that waits for an answer looks for it before it finds nothing.
+    /// Same host: how many more times a poll that waits for an answer looks for it before it finds nothing.
+    /// 0: none waits.
     pub answer_looks: u32,
 }
 
@@ -137,7 +138,7 @@ impl Default for Config {
             crc: Crc::Always,
             copy_limit: 16384,
             offer_looks: 0,
-            answer_looks: 1,
+            answer_looks: 0,
         }
     }
 }

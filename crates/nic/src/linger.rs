@@ -8,7 +8,7 @@
 use crate::qp::{Path, Qp};
 use crate::types::CqId;
 
-/// Polls that may wait for an answer.
+/// Polls that may wait for an answer in one channel.
 const POLLS: u8 = 4;
 
 /// Whether polls wait for what a peer may answer.
@@ -33,9 +33,9 @@ fn asks_once(qp: &Qp) -> bool {
     qp.requester.started.wrapping_sub(qp.requester.acked) == 1
 }
 
-/// Whether a poll of `cq` waits for the answer to what `qp` has asked.
+/// Whether a poll of `cq` waits for the answer to what `qp` has asked; then it is one of those that may.
 #[inline]
-pub(crate) fn waits(qp: &mut Qp, cq: CqId) -> bool {
+pub(crate) fn take_turn(qp: &mut Qp, cq: CqId) -> bool {
     let awaited = asks_once(qp) && (qp.recv_cq == cq || qp.send_cq == cq);
     let Path::Channel(path) = &mut qp.path else { return false };
     awaited && path.linger.take()
@@ -43,7 +43,7 @@ pub(crate) fn waits(qp: &mut Qp, cq: CqId) -> bool {
 
 /// Takes note that an answer was handed out, while the request that it answers still counts as under way.
 #[inline(always)]
-pub(crate) fn was_answered(qp: &mut Qp) {
+pub(crate) fn note_answer(qp: &mut Qp) {
     let alone = asks_once(qp);
     if let Path::Channel(path) = &mut qp.path
         && alone
@@ -54,7 +54,7 @@ pub(crate) fn was_answered(qp: &mut Qp) {
 
 /// The same of the message at the front of the ring, if there is one and it is an answer.
 #[inline]
-pub(crate) fn is_answered(qp: &mut Qp) {
+pub(crate) fn note_front(qp: &mut Qp) {
     if !asks_once(qp) {
         return;
     }

@@ -25,7 +25,7 @@ const FEW: usize = 4;
 /// What a [`glance`](Adapter::glance) has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Glance {
-    /// The queue is empty, and same-host peers have put nothing into shared memory, so that neither
+    /// The queue is empty, and same-host peers had put nothing into shared memory, so that neither
     /// [`progress`](Adapter::progress) nor [`release_acks`](Adapter::release_acks) would do anything. The
     /// program has looked at the queue. Events may be there, of what the look before has left to be done.
     Vain,
@@ -52,10 +52,10 @@ fn first_filled(qps: &mut Slab<QpId, Qp>, hot: &[QpId]) -> Option<usize> {
     hot.iter().position(|&id| !is_quiet(id))
 }
 
-/// The same, some time later, if a poll of `cq` waits for an answer in one of them.
+/// The same, with more looks, if a poll of `cq` waits for an answer in one of them.
 #[inline]
 fn await_answer<P>(qps: &mut Slab<QpId, Qp>, hub: &Hub<P>, cq: CqId) -> Option<usize> {
-    let waits = |&id: &QpId| qps.get_mut(id).is_some_and(|qp| linger::waits(qp, cq));
+    let waits = |&id: &QpId| qps.get_mut(id).is_some_and(|qp| linger::take_turn(qp, cq));
     hub.hot.iter().any(waits).then_some(())?;
     let mut looks = (0..hub.config.answer_looks).step_by(hub.hot.len());
     looks.find_map(|_| first_filled(qps, &hub.hot))
@@ -104,10 +104,10 @@ impl<P: Probe> Adapter<P> {
             put_last(&mut hub.hot[index..]);
         }
         if receive::express::take(qp, hub, cq, taker) {
-            linger::was_answered(qp);
+            linger::note_answer(qp);
             return Glance::Taken;
         }
-        linger::is_answered(qp);
+        linger::note_front(qp);
         Glance::Found(id)
     }
 

@@ -68,9 +68,9 @@ const MAX_CONNECTIONS: u32 = 1 << 17;
 /// Looks for a write that a peer was offered, with a rest of the processor's before each: half a microsecond
 /// to three, about as long as the kernel takes for it.
 const OFFER_LOOKS: u32 = 64;
-/// Looks of a poll for the answer that it waits for: some tenths of a microsecond, as long as the peer does
-/// not write to what is looked at, which is longer than middleware takes from one poll to the next. Twice as
-/// many gain no more.
+/// Looks of a poll for the answer that it waits for: some tenths of a microsecond, unless the peer writes to
+/// what is looked at. That is longer than middleware takes from one poll to the next; twice as many gain no
+/// more.
 const ANSWER_LOOKS: u32 = 100;
 /// How long the end of the process waits for calls that other threads are in the middle of.
 const EXIT_PATIENCE: Duration = Duration::from_millis(200);
@@ -160,7 +160,7 @@ impl Engine {
             crc: if config.capture.is_some() { Crc::Always } else { config.crc },
             // On one processor nobody else does anything meanwhile.
             offer_looks: if uniprocessor { 0 } else { OFFER_LOOKS },
-            answer_looks: if uniprocessor { 1 } else { ANSWER_LOOKS },
+            answer_looks: if uniprocessor { 0 } else { ANSWER_LOOKS },
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

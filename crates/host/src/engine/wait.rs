@@ -191,7 +191,7 @@ impl Engine {
             core.drives += 1;
             attend(&mut core);
         }
-        // Its wait is over also if there is none: nothing rings for it any more.
+        // The helper's wait is over in either case: where there is something to do nobody rings any more.
         let armed = core.helper == HelperMode::Armed;
         drop(core);
         if armed {

@@ -154,7 +154,7 @@ fn what_had_arrived_before_a_queue_pair_left_is_executed() {
                 // The end of the process.
                 _ => b.engine.shutdown_flush(),
             };
-            // It would end otherwise if it were repeated in vain.
+            // The status would be another, had it been repeated in vain.
             assert_eq!(a.poll().status, WcStatus::Success, "{way:?} {round}");
         }
     }

@@ -10,9 +10,9 @@ use quipu_nic::*;
 /// After so long the other end answers.
 const SOON: Duration = Duration::from_millis(20);
 /// After so long it does, unless the poll is over by then, as it is at once where it does not wait.
-const LATE: Duration = Duration::from_secs(2);
+const LATE: Duration = Duration::from_secs(6);
 
-/// Two ends that have met, whose polls wait for ever, if they wait.
+/// Two ends that have met, whose polls wait for longer than that, if they wait.
 fn met() -> Met {
     let patient = |config: &mut Config| config.answer_looks = u32::MAX;
     Met::of(Pair::with(Way::Link, [patient; 2]), false)
