@@ -190,7 +190,7 @@ impl Engine {
         let shared = SharedRegions::new(shared_pages(&config));
         let mappings = Arc::new(Mappings::default());
         adapter.set_mappings(Arc::<Mappings>::clone(&mappings));
-        let (alone, uniprocessor) = (sys::processors() < 2, sys::processors_online() < 2);
+        let alone = sys::processors() < 2;
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let port = watch_port(&address, &epoll);
         let publisher = config.counters.then(|| Publisher::open(&address)).and_then(|opened| {

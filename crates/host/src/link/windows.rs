@@ -76,21 +76,17 @@ impl Windows {
         Self { list, pid, alive, process: None, windows: Vec::new(), last: 0 }
     }
 
-    /// Whether there is none. Takes note of what the peer lists now.
+    /// Whether there is none now.
     #[inline]
     pub(super) fn is_empty(&mut self) -> bool {
-        if self.list.has_changed() {
-            self.renew();
-        }
+        self.keep_up();
         self.windows.is_empty()
     }
 
-    /// Whether any of the bytes lie in a window. Takes note of what the peer lists now.
+    /// Whether any of the bytes lie in a window now.
     #[inline]
     pub(super) fn meet(&mut self, ranges: &[(u64, u64)]) -> bool {
-        if self.list.has_changed() {
-            self.renew();
-        }
+        self.keep_up();
         let meets = |window: &Window| {
             let end = window.range.addr + window.range.len;
             ranges
@@ -130,6 +126,14 @@ impl Windows {
     fn gap(&self, addr: u64) -> u64 {
         let starts = self.windows.iter().map(|window| window.range.addr);
         starts.filter(|&start| start > addr).min().map_or(u64::MAX, |start| start - addr)
+    }
+
+    /// Takes note of what the peer lists now.
+    #[inline]
+    fn keep_up(&mut self) {
+        if self.list.has_changed() {
+            self.renew();
+        }
     }
 
     /// Closes windows that are not listed any more, and learns of new ones.
