@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::pair::{Buffer, Host, Pair, Way, statuses};
 use quipu_nic::*;
 
-/// So often that whoever looks at all comes first: for seconds.
-const LONG: u32 = 50_000_000;
+/// So often that whoever looks at all comes first: for many seconds.
+const LONG: u32 = 1_000_000_000;
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two sides that have met, so that both look for themselves. The first one offers writes.
 struct Met {
@@ -84,9 +87,10 @@ impl Met {
         statuses(&out[..count])
     }
 
-    /// Posts writes of 8 bytes, one for each of `wr_ids`; how many were done at once before one was not.
+    /// Posts writes of 8 bytes, one for each of `wr_ids`, once the peer has begun with what it does; how many
+    /// were done at once before one was not.
     fn write(&mut self, wr_ids: Range<u64>, rkey: u32, does: Peer) -> usize {
-        let over = AtomicBool::new(does == Peer::Nothing);
+        let [over, begun] = [does == Peer::Nothing; 2].map(AtomicBool::new);
         let (now, qp, glanced) = (self.pair.now, self.qps[0], self.glanced);
         let [poster, peer] = &mut self.pair.hosts;
         let [here, there] = &self.buffers;
@@ -98,9 +102,13 @@ impl Met {
                         Peer::Glances => drop(peer.adapter.glance(now, glanced, |_| {})),
                         _ => drop(peer.adapter.progress(now)),
                     }
+                    begun.store(true, Ordering::Relaxed);
                     std::thread::yield_now();
                 }
             });
+            while !begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
             let post = |wr_id: u64| {
                 let place = (8 * (wr_id as usize % 32), 8);
                 here.fill(place.0, &wr_id.to_ne_bytes());
@@ -162,10 +170,9 @@ fn a_peer_that_looks_again_is_asked_again() {
     let key = met.buffers[1].key();
     met.write(0..32, key, Peer::Nothing);
     assert_eq!((met.pair.polled(0).len(), met.executed()), (32, 0));
-    let mut posted = 0;
+    let begun = Instant::now();
     while met.executed() == 0 {
-        posted += 32;
-        assert!(posted < 1 << 16, "it is not asked any more");
+        assert!(begun.elapsed() < PATIENCE, "it is not asked any more");
         met.write(0..32, key, Peer::Looks);
         met.pair.run();
         met.pair.polled(0);
@@ -178,7 +185,7 @@ fn behind_what_the_peer_has_taken_everything_goes_its_way() {
     let mut met = Met::new(Way::Link, 200_000);
     let key = met.buffers[1].key();
     // Some may be taken back before the peer has begun; the one behind that which is taken is not done.
-    let mut first = 1;
+    let (mut first, begun) = (1, Instant::now());
     let taken = loop {
         let done = met.write(first..first + 32, key, Peer::Glances);
         let at_once = met.pair.polled(0);
@@ -187,7 +194,7 @@ fn behind_what_the_peer_has_taken_everything_goes_its_way() {
             break first + done as u64 - 1;
         }
         first += 32;
-        assert!(first < 1 << 16, "nothing is ever taken");
+        assert!(begun.elapsed() < PATIENCE, "nothing is ever taken");
     };
     assert_ne!(met.at_peer(taken), taken);
     assert_eq!(met.write(200..201, key, Peer::Nothing), 0, "it would overtake");
@@ -205,8 +212,11 @@ fn behind_what_the_peer_has_taken_everything_goes_its_way() {
 
 #[test]
 fn what_the_peer_has_taken_it_may_refuse() {
-    let mut met = Met::new(Way::Link, LONG);
-    assert_eq!(met.write(7..8, 0xdead_0000, Peer::Looks), 1, "it is the peer's");
+    // As many looks as there are pass before it is known that it was not executed.
+    let (mut met, begun) = (Met::new(Way::Link, 1_000_000), Instant::now());
+    while met.write(7..8, 0xdead_0000, Peer::Looks) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "it is never the peer's");
+    }
     met.pair.run();
     assert_eq!(met.pair.polled(0), [(7, WcStatus::RemAccessErr)]);
     assert_eq!(met.pair.state(0, met.qps[0]), QpState::Err);
