@@ -57,6 +57,8 @@ mod qpip;
 mod share;
 mod sys;
 mod tap;
+#[cfg(test)]
+mod testing;
 
 pub use quipu_cm as connection;
 pub use quipu_fault as fault;

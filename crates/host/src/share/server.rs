@@ -32,7 +32,7 @@ const TURNS_PER_YIELD: u32 = 16;
 const MAX_TENANTS: usize = 64;
 const MAX_CALLERS: usize = 16;
 /// How long one may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// A program that leaves its completions lying rings when it has taken them. To be sure, it is looked at
 /// once in such a time.
 const BEHIND: Duration = Duration::from_millis(100);

@@ -1,5 +1,6 @@
 //! Datagrams between engines over the kernel's UDP, on the loopback.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -205,10 +206,17 @@ fn strangers_are_dropped() {
 /// Who may send to the port of groups may not for that reason send to any queue pair.
 #[test]
 fn the_port_of_groups_leads_to_groups_only() {
-    const PORT: u16 = 20_911;
+    // Nobody else's, and kept so.
+    let reserved = std::net::UdpSocket::bind("127.0.0.75:0").unwrap();
+    let (multicast_port, yes) = (reserved.local_addr().unwrap().port(), 1i32);
+    let (level, option, len) = (libc::SOL_SOCKET, libc::SO_REUSEADDR, size_of_val(&yes) as u32);
+    // SAFETY: the kernel reads a live integer of that length.
+    let set = unsafe {
+        libc::setsockopt(reserved.as_raw_fd(), level, option, (&raw const yes).cast(), len)
+    };
+    assert_eq!(set, 0);
     let address = Some("127.0.0.1".parse().unwrap());
-    let config =
-        quipu_host::Config { address, multicast_port: PORT, ..quipu_host::Config::default() };
+    let config = quipu_host::Config { address, multicast_port, ..quipu_host::Config::default() };
     let b = node(&Engine::open(config).unwrap());
     let group = Gid::from(std::net::IpAddr::from([239, 77, 1, 3]));
     b.engine.attach_multicast(b.qp, group).unwrap();
@@ -219,7 +227,7 @@ fn the_port_of_groups_leads_to_groups_only() {
     let port = socket.local_addr().unwrap().port();
     let mut header = quipu_wire_header(b.num.0);
     header[9..11].copy_from_slice(&port.to_be_bytes());
-    for (index, to) in [PORT, b.num.port()].into_iter().enumerate() {
+    for (index, to) in [multicast_port, b.num.port()].into_iter().enumerate() {
         header[11] = index as u8;
         socket.send_to(&header, ("127.0.0.1", to)).unwrap();
     }
@@ -284,7 +292,8 @@ fn to_a_group(address_of_all: &str, group: &str) {
 
 #[test]
 fn to_a_group_over_ipv4() {
-    to_a_group("127.0.0.1", "::ffff:239.77.1.2");
+    let [.., high, low] = std::process::id().to_be_bytes();
+    to_a_group("127.0.0.1", &format!("::ffff:239.77.{high}.{low}"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
-use crate::common::{Node, PATIENCE, engine, pair};
+use crate::common::{Node, PATIENCE, TIMEOUT, engine, pair_with};
 use quipu_host::nic::{Completion, QpAttr, QpAttrMask, QpNum, QpState, SendOp, WcStatus};
 use quipu_host::{EngineError, SameHost};
 
@@ -47,8 +47,13 @@ fn write(node: &Node, op: SendOp) -> WcStatus {
     node.poll().status
 }
 
-/// As long as requests are repeated: 4.096 us << 14, 1 + 7 times. No test waits much longer.
-const REPEATS: Duration = Duration::from_nanos((4096 << 14) * 8);
+/// How long requests are repeated with a timeout: 1 + 7 times.
+const fn repeats(timeout: u8) -> Duration {
+    Duration::from_nanos((4096 << timeout) * 8)
+}
+
+/// No test waits much longer.
+const REPEATS: Duration = repeats(TIMEOUT);
 
 /// How long it took to fail is the time of the queue pair, or a little more.
 fn assert_repeated(since: Instant) {
@@ -89,10 +94,15 @@ fn a_killed_peer_is_noticed_over_a_link() {
 
 /// Two connected nodes: in two engines, which reach each other so, or in one.
 fn two(same_host: Option<SameHost>) -> (Node, Node) {
+    two_with(same_host, TIMEOUT)
+}
+
+/// The same with another timeout of requests.
+fn two_with(same_host: Option<SameHost>, timeout: u8) -> (Node, Node) {
     let first = engine("127.0.0.1", same_host.unwrap_or(SameHost::Auto));
     match same_host {
-        Some(same_host) => pair(&first, &engine("127.0.0.1", same_host), 4096),
-        None => pair(&first, &first, 4096),
+        Some(same_host) => pair_with(&first, &engine("127.0.0.1", same_host), 4096, timeout),
+        None => pair_with(&first, &first, 4096, timeout),
     }
 }
 
@@ -163,8 +173,10 @@ fn what_had_arrived_before_a_queue_pair_left_is_executed() {
 /// Nobody waits for a peer that has left but who wants to know.
 #[test]
 fn a_queue_pair_whose_peer_has_left_is_gone_at_once() {
+    // Repeated for longer than any machine stops.
+    const LONG: u8 = 19;
     for way in WAYS {
-        let (a, b) = two(way);
+        let (a, b) = two_with(way, LONG);
         b.receive(50, &[]);
         a.post(1, SendOp::Send, &[]);
         assert_eq!((a.poll().status, b.poll().status), SUCCESSES, "{way:?}");
@@ -173,7 +185,7 @@ fn a_queue_pair_whose_peer_has_left_is_gone_at_once() {
         let since = Instant::now();
         a.engine.destroy_qp(a.qp).unwrap();
         a.engine.destroy_cq(a.cq).unwrap();
-        assert!(since.elapsed() < REPEATS, "{way:?}");
+        assert!(since.elapsed() < repeats(LONG), "{way:?}");
     }
 }
 

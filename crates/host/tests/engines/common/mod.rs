@@ -17,6 +17,9 @@ use quipu_host::{Config, ContextId, Engine, SameHost};
 /// Nothing in these tests takes that long unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Requests are repeated after 4.096 us << this, seven times.
+pub const TIMEOUT: u8 = 14;
+
 /// An engine on a loopback address.
 pub fn engine(address: &str, same_host: SameHost) -> Arc<Engine> {
     if let Ok(filter) = std::env::var("QUIPU_LOG") {
@@ -125,14 +128,23 @@ impl Node {
 
 /// Two connected nodes.
 pub fn pair(a: &Arc<Engine>, b: &Arc<Engine>, bytes: usize) -> (Node, Node) {
+    pair_with(a, b, bytes, TIMEOUT)
+}
+
+/// The same with another timeout of requests.
+pub fn pair_with(a: &Arc<Engine>, b: &Arc<Engine>, bytes: usize, timeout: u8) -> (Node, Node) {
     let (a, b) = (Node::new(a, bytes), Node::new(b, bytes));
-    a.connect(b.engine.gid(), b.num);
-    b.connect(a.engine.gid(), a.num);
+    connect_with(&a.engine, a.qp, b.engine.gid(), b.num, timeout);
+    connect_with(&b.engine, b.qp, a.engine.gid(), a.num, timeout);
     (a, b)
 }
 
 /// Takes a queue pair to RTS, towards a peer.
 pub fn connect(engine: &Engine, qp: QpId, gid: Gid, num: QpNum) {
+    connect_with(engine, qp, gid, num, TIMEOUT);
+}
+
+fn connect_with(engine: &Engine, qp: QpId, gid: Gid, num: QpNum, timeout: u8) {
     let mut attr = QpAttr {
         state: QpState::Init,
         port_num: 1,
@@ -157,7 +169,7 @@ pub fn connect(engine: &Engine, qp: QpId, gid: Gid, num: QpNum) {
         | M::MIN_RNR_TIMER;
     engine.modify_qp(qp, &attr, mask).unwrap();
     attr.state = QpState::Rts;
-    attr.timeout = 14;
+    attr.timeout = timeout;
     attr.retry_cnt = 7;
     attr.rnr_retry = 7;
     attr.max_rd_atomic = 4;
