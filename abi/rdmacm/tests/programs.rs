@@ -42,7 +42,8 @@ fn run_behind(name: &str, front: Option<&Path>) {
         return;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    // Another package has programs of the same names.
+    let program = folder().join(name);
     let arguments = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"];
     let Some(mut compile) = needs::compiler() else { return };
     compile.args(arguments).arg(&program).arg(source).args(["-lrdmacm", "-libverbs", "-lpthread"]);

@@ -167,12 +167,14 @@ fn own_loopback() -> String {
     format!("127.{high}.{low}.77")
 }
 
-/// What could be left of a process that was killed: shared memory by name, sockets by name.
+/// What could be left of a process that was killed: shared memory by name, sockets by name. The folder of
+/// counters, which the first process of a user makes, is there to stay.
 fn traces() -> BTreeSet<String> {
     let mut traces = BTreeSet::new();
     for folder in ["/dev/shm", "/run"] {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = entries.map(|entry| entry.path().display().to_string());
+        let files = entries.map(|entry| entry.path()).filter(|path| !path.is_dir());
+        let names = files.map(|path| path.display().to_string());
         traces.extend(names.filter(|name| name.contains("quipu")));
     }
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();

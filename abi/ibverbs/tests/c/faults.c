@@ -359,7 +359,10 @@ static void port_blinks(const void *argument)
 	SAME(port_state(p.context), IBV_PORT_ACTIVE);
 	double start = seconds();
 	post_send(&p.a, &wr);
-	SAME(port_state(p.context), IBV_PORT_DOWN);
+	enum ibv_port_state meanwhile = port_state(p.context);
+	/* On a machine that has stopped it may be up again. */
+	if (seconds() - start < 0.1)
+		SAME(meanwhile, IBV_PORT_DOWN);
 	struct ibv_async_event event = next_event(p.context);
 	SAME(event.event_type, IBV_EVENT_PORT_ERR);
 	SAME(event.element.port_num, 1);
