@@ -58,7 +58,14 @@ pub(crate) struct Helper {
     stop: AtomicBool,
     /// Ends its wait for descriptors.
     bell: EventFd,
+    /// What a test has it do once, before its next sleep in that wait.
+    #[cfg(test)]
+    pub(super) before_sleep: Step,
 }
+
+/// Something to be done once.
+#[cfg(test)]
+pub(super) type Step = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
 impl Helper {
     /// Not started yet.
@@ -68,6 +75,8 @@ impl Helper {
             call: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             bell: EventFd::new()?,
+            #[cfg(test)]
+            before_sleep: Step::default(),
         })
     }
 
@@ -287,6 +296,10 @@ impl Inner {
             let Some(limit) = core.prepare_wait() else { continue };
             let polls = self.polls.load(Ordering::Relaxed);
             drop(core);
+            #[cfg(test)]
+            if let Some(step) = self.helper.before_sleep.lock().unwrap().take() {
+                step();
+            }
             wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
             self.helper.bell.clear();
             let polling = self.is_busy(polls);
