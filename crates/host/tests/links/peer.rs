@@ -297,7 +297,7 @@ impl Client {
         let options = Options { mss: Some(1400), ..Options::default() };
         client.emit(link, ends, Flags::SYN, options, &[], None);
         client.seq = SeqNumber(1001);
-        let answers = next(link, |frame, checked| ends.read(frame, checked, 6)?.tcp);
+        let answers = next(link, |frame, checked| client.read(ends, frame, checked)?.tcp);
         assert!(answers[0].flags.has(Flags::SYN.with(Flags::ACK, true)), "{answers:?}");
         client.ack = SeqNumber(answers[0].seq.0.wrapping_add(1));
         client.emit(link, ends, Flags::ACK, Options::default(), &[], None);
@@ -328,12 +328,18 @@ impl Client {
         self.seq = SeqNumber(self.seq.0.wrapping_add(payload.len() as u32));
     }
 
+    /// A segment of this connection; those before it may send their ends again.
+    fn read(&self, ends: &Ends, frame: &[u8], checked: bool) -> Option<Arrived> {
+        let arrived = ends.read(frame, checked, 6)?;
+        arrived.tcp.as_ref().is_some_and(|tcp| tcp.source == self.port).then_some(arrived)
+    }
+
     /// Receives and acknowledges `len` octets; with the length of the longest segment.
     fn receive(&mut self, link: &mut dyn PacketLink, ends: &Ends, len: usize) -> (Vec<u8>, usize) {
         let mut got = Vec::new();
         let mut longest = 0;
         while got.len() < len {
-            for arrived in next(link, |frame, checked| ends.read(frame, checked, 6)) {
+            for arrived in next(link, |frame, checked| self.read(ends, frame, checked)) {
                 assert!(arrived.checked || arrived.valid);
                 if arrived.tcp.is_some_and(|tcp| tcp.seq == self.ack) {
                     self.ack = SeqNumber(self.ack.0.wrapping_add(arrived.payload.len() as u32));
