@@ -123,6 +123,7 @@ mod tests {
         let begun = Instant::now();
         for _ in 0..3 {
             let mut visitor = TcpStream::connect(address).unwrap();
+            visitor.set_read_timeout(Some(PATIENCE / 2)).unwrap();
             visitor.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
             let mut text = String::new();
             visitor.read_to_string(&mut text).unwrap();
