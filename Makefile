@@ -3,6 +3,7 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
+PROFILED ?=
 
 .PHONY: help demo check toolchain build install uninstall clean
 
@@ -10,6 +11,7 @@ help:
 	@echo 'make demo                    build, then run RDMA programs of the distribution over Quipu'
 	@echo 'make check                   install what the tests need, and run all of them'
 	@echo 'make build                   build the libraries and the command into target/quipu'
+	@echo 'make build PROFILED=1        the same, built twice: for what a minute of the benchmark does most'
 	@echo 'make install PREFIX=DIR      install them (default /usr/local)'
 	@echo 'make uninstall PREFIX=DIR    remove them again'
 	@echo 'make clean                   remove everything that was built'
@@ -29,7 +31,7 @@ check: toolchain
 	@$(CARGO) xtask ci
 
 build: toolchain
-	@$(CARGO) xtask stage
+	@$(CARGO) xtask stage $(if $(PROFILED),--profiled)
 
 install: build
 	@$(CARGO) xtask install --prefix '$(PREFIX)' $(if $(DESTDIR),--destdir '$(DESTDIR)')

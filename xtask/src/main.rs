@@ -9,6 +9,7 @@ mod install;
 mod man;
 mod matrix;
 mod process;
+mod profile;
 mod report;
 mod stage;
 mod tidy;

@@ -2,12 +2,15 @@
 //! `target/quipu/bin/quipu` and `target/quipu/lib/*.so*`; those for another machine into
 //! `target/TRIPLE/quipu`.
 
+use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+
+use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
 const LIBRARIES: [(&str, &str); 5] = [
@@ -26,13 +29,20 @@ const LINKS: [(&str, &str); 3] = [
 const PACKAGES: [&str; 6] =
     ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
 
-/// For which machine.
+/// What to build, and for which machine.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Build for another machine, which rustc knows by this name, and put it into target/TRIPLE/quipu. The
     /// linker for it is to be set as cargo documents it (`CARGO_TARGET_<TRIPLE>_LINKER`).
     #[arg(long, value_name = "TRIPLE")]
     target: Option<String>,
+    /// Build twice: to count in a minute of the benchmark what runs how often, and then for that. It is some
+    /// tenth faster in small messages.
+    #[arg(long, conflicts_with = "target")]
+    profiled: bool,
+    /// A feature of the command, such as smoltcp, with which the benchmark measures one contender more.
+    #[arg(long, value_name = "NAME")]
+    features: Vec<String>,
 }
 
 /// Where things were put.
@@ -65,32 +75,67 @@ impl Staged {
 
 /// Builds and stages, for this machine.
 pub(crate) fn run() -> Result<Staged> {
-    run_for(&Options { target: None })
+    run_for(&Options { target: None, profiled: false, features: Vec::new() })
 }
 
 /// Builds and stages.
 pub(crate) fn run_for(options: &Options) -> Result<Staged> {
+    let (target_dir, target) = (crate::target_dir(), options.target.as_deref());
+    let built = if options.profiled {
+        profile::build(&options.features)?
+    } else {
+        build(&Build { target_dir: &target_dir, target, features: &options.features, flag: None })?
+    };
+    place(&built, &target.map_or(target_dir.clone(), |triple| target_dir.join(triple)))
+}
+
+/// One run of cargo.
+pub(crate) struct Build<'a> {
+    /// Where it puts what it builds.
+    pub(crate) target_dir: &'a Path,
+    /// For which machine, if that is not taken for granted.
+    pub(crate) target: Option<&'a str>,
+    pub(crate) features: &'a [String],
+    /// One more flag for rustc.
+    pub(crate) flag: Option<String>,
+}
+
+/// Builds everything in release mode; the folder where it is then.
+pub(crate) fn build(what: &Build<'_>) -> Result<PathBuf> {
     let mut build = Command::new(crate::cargo());
     build.args(["build", "--release"]).current_dir(crate::root());
-    let mut target_dir = crate::target_dir();
-    if let Some(triple) = &options.target {
+    build.arg("--target-dir").arg(what.target_dir);
+    let mut built = what.target_dir.to_path_buf();
+    if let Some(triple) = what.target {
         build.args(["--target", triple]);
-        target_dir.push(triple);
+        built.push(triple);
+    }
+    if let Some(flag) = &what.flag {
+        let before = env::var("RUSTFLAGS").unwrap_or_default();
+        let flags: Vec<&str> = before.split_whitespace().chain([flag.as_str()]).collect();
+        build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     }
     for package in PACKAGES {
         build.args(["--package", package]);
     }
+    for feature in what.features {
+        build.arg("--features").arg(format!("quipu/{feature}"));
+    }
     ensure!(build.status().context("cargo")?.success(), "the release build failed");
+    built.push("release");
+    Ok(built)
+}
 
-    let release = target_dir.join("release");
-    let staged = Staged::below(&target_dir);
+/// Puts what was built where the command finds it, below `dir`.
+pub(crate) fn place(built: &Path, dir: &Path) -> Result<Staged> {
+    let staged = Staged::below(dir);
     let bin = staged.quipu.parent().context("no folder")?;
     for dir in [bin, &staged.lib] {
         fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
-    replace(&release.join("quipu"), &staged.quipu)?;
-    for (built, name) in LIBRARIES {
-        replace(&release.join(built), &staged.lib.join(name))?;
+    replace(&built.join("quipu"), &staged.quipu)?;
+    for (library, name) in LIBRARIES {
+        replace(&built.join(library), &staged.lib.join(name))?;
     }
     for (to, name) in LINKS {
         link(to, &staged.lib.join(name))?;
