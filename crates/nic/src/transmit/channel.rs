@@ -210,6 +210,11 @@ pub(super) fn told_along<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         path.channel.incoming.control.set_executed(count);
     }
     path.told = count;
+    // Nothing is due any more; the last of what is due is that of this queue pair, most often.
+    if path.owes_ack && hub.ack_due.last() == Some(&qp.id) {
+        hub.ack_due.pop();
+        path.owes_ack = false;
+    }
     if hub.probe.watches() {
         watch::control(qp, hub, true, Control::Ack { count });
     }
