@@ -31,6 +31,12 @@ const PERFTEST: [(&str, &str, &[&str]); 8] = [
     ("ib_send_bw", "old-post", &["-s", "1024", "--use_old_post_send", "-n", BURST]),
 ];
 
+/// Rows of perftest that meets by rdma_cm, which it does over IPv4 only.
+const CM: [(&str, &str, &[&str]); 2] = [
+    ("ib_send_lat", "cm", &["-R", "-s", "1024", "-n", EXCHANGES]),
+    ("ib_send_bw", "cm", &["-R", "-s", "1024", "-n", BURST]),
+];
+
 /// Rows of perftest with a multicast group.
 const MULTICAST: [(&str, &str, &[&str]); 2] = [
     ("ib_send_lat", "multicast", &["-s", "256", "-g", "-n", EXCHANGES]),
@@ -110,7 +116,8 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         // Linux has no way to IPv6 groups over the loopback.
         let groups = (hosts, family) != (Hosts::One, Family::V6);
         let multicast = MULTICAST.iter().filter(|_| groups);
-        for &(program, name, options) in PERFTEST.iter().chain(multicast) {
+        let cm = CM.iter().filter(|_| family == Family::V4);
+        for &(program, name, options) in PERFTEST.iter().chain(cm).chain(multicast) {
             let mut args = words(&[&["-c", "UD", "-F"], options].concat());
             args.extend(match (family, options.contains(&"-g")) {
                 (Family::V4, false) => Vec::new(),
