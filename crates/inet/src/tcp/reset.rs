@@ -2,6 +2,7 @@
 
 use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
+use super::seq::FIRST;
 use super::{Connection, State};
 
 /// The answer to a segment that belongs to no connection (RFC 9293 3.10.7.1, group 1 of 3.5.2); none to a
@@ -33,17 +34,37 @@ impl Connection {
         }
     }
 
-    /// The peer is to be told that the connection is gone.
+    /// The peer is to be told that the connection is gone. Only the number that it expects resets it: one
+    /// that is within its window is challenged, and one beyond it dropped (RFC 9293 3.10.7.4, RFC 5961 3.2).
+    /// What it expects is not known while anything is on the way: it may have taken all of it, or, behind a
+    /// loss or a closed window, nothing, or what its window had room for. Each of them gets a reset, the last
+    /// first. Who has gone by one of them knows nothing of the others; and a challenge, if the truth lies
+    /// between, might come when the program, and with it this stack, is gone.
     pub(super) fn send_reset(&mut self) {
-        let reset = Repr {
+        self.reset = Some(self.reset_at(self.queue.nxt));
+    }
+
+    /// What is to follow a reset that goes out.
+    pub(super) fn next_reset(&self, reset: &Repr) -> Option<Box<Repr>> {
+        let una = self.queue.una;
+        // The answer to a segment has its number from there; before the SYN is acknowledged one is enough.
+        if !reset.flags.has(Flags::ACK) || una < FIRST {
+            return None;
+        }
+        let last = self.queue.space.position(una, reset.seq)?;
+        let next = if self.window.edge < last { self.window.edge.max(una) } else { una };
+        (next < last).then(|| self.reset_at(next))
+    }
+
+    fn reset_at(&self, position: u64) -> Box<Repr> {
+        Box::new(Repr {
             source: self.source,
             destination: self.destination,
-            seq: self.queue.space.wire(self.queue.nxt),
+            seq: self.queue.space.wire(position),
             ack: self.receive.space.wire(self.receive.nxt),
             flags: Flags::RST | Flags::ACK,
             ..Repr::default()
-        };
-        self.reset = Some(Box::new(reset));
+        })
     }
 
     /// An acknowledgement of something never sent, before the connection stands (group 2 of RFC 9293 3.5.2).

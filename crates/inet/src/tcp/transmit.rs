@@ -22,7 +22,10 @@ impl Connection {
         let quiet = self.is_quiet();
         self.paced = false;
         let segment = match self.reset.take() {
-            Some(reset) => Some(Segment { header: *reset, payload: 0..0, ect: false }),
+            Some(reset) => {
+                self.reset = self.next_reset(&reset);
+                Some(Segment { header: *reset, payload: 0..0, ect: false })
+            }
             None => match self.state {
                 State::Closed => None,
                 State::SynSent | State::SynReceived => self.transmit_syn(now),
