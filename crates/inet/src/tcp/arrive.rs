@@ -254,7 +254,8 @@ impl Connection {
         if segment.flags.has(Flags::RST) {
             return;
         }
-        let payload = numbers > 0;
+        // No octet of a SYN in the middle of a connection is the peer's: there is nothing to report of it.
+        let payload = numbers > 0 && !segment.flags.has(Flags::SYN);
         let ends = position.map(|start| start + numbers) == Some(self.receive.nxt);
         if self.state == State::TimeWait && segment.flags.has(Flags::FIN) && ends {
             // RFC 9293 3.10.7.4: the FIN again restarts the timer; another number is not its.
@@ -265,8 +266,7 @@ impl Connection {
         }
         // Without payload it may be the answer to an answer: those are limited, so that no loop goes on for
         // ever.
-        let data = payload && !segment.flags.has(Flags::SYN);
-        self.owed.ack |= data || self.limiter.allows(now);
+        self.owed.ack |= payload || self.limiter.allows(now);
     }
 
     /// RFC 5961 3.2: only the very next number resets.

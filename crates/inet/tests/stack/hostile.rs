@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use quipu_inet::stack::{Arrival, Config, ConnectError, Counters, DatagramError, Event, Frame};
 use quipu_inet::tcp::{self, Failure, SECOND, State};
-use quipu_wire::tcp::{Flags, Options, Repr, SeqNumber};
+use quipu_wire::tcp::{Flags, Options, Repr, SeqNumber, Timestamps};
 use quipu_wire::{ipv4, ipv6};
 
 use crate::net::{Net, V4, V6};
@@ -287,6 +287,66 @@ fn a_connection_in_time_wait_makes_room_for_a_new_one() {
         net.run(2 * SECOND);
     }
     assert_eq!(counted(&net).tcp_reused, 2);
+}
+
+/// The peer would wait for its timer twice: it has to reset what is there before it can begin (RFC 9293 3.6.1).
+#[test]
+fn a_connection_in_time_wait_gives_way_though_a_new_one_has_to_wait() {
+    for timestamps in [false, true] {
+        let mut net = Net::new(V6, 1_500, stream(), 1);
+        let listener = net.listen(1, 80, 1);
+        let mut says = |net: &mut Net, flags, seq, ack, value| {
+            let timestamps = timestamps.then_some(Timestamps { value, echo: 0 });
+            let sack_permitted = flags == Flags::SYN;
+            let options = Options { timestamps, sack_permitted, ..Options::default() };
+            let segment = Repr { flags, ack, options, ..syn(5_000, seq) };
+            net.arrive(1, &Packet::new(ip(V6[0]), ip(V6[1])).segment(&segment, &[]), false);
+            answers(net)
+        };
+        let none = SeqNumber(0);
+        let ours = says(&mut net, Flags::SYN, 100, none, 1_000)[0].seq + 1;
+        says(&mut net, Flags::ACK, 101, ours, 1_001);
+        net.hosts[1].poll_events();
+        let server = net.hosts[1].accepted[0];
+        net.hosts[1].stack.close(server);
+        assert_eq!(answers(&mut net).len(), 1, "its FIN");
+        says(&mut net, Flags::FIN | Flags::ACK, 101, ours + 1, 1_001);
+        let state = |net: &Net| net.hosts[1].stack.connection(server).map(|it| it.state());
+        assert_eq!(state(&net), Some(State::TimeWait));
+        // RFC 6191 2: one that is not younger changes nothing. No octet of it is reported (RFC 2883).
+        let answer = says(&mut net, Flags::SYN, 101, none, 1_000);
+        assert_eq!((answer.len(), answer[0].flags, answer[0].ack), (1, Flags::ACK, SeqNumber(102)));
+        assert!(answer[0].options.sack.as_slice().is_empty());
+        assert_eq!((state(&net), counted(&net).tcp_reused), (Some(State::TimeWait), 0));
+        // Nobody is there for a younger one: it is not answered, but it finds nothing in its way.
+        assert_eq!(says(&mut net, Flags::SYN, 9_000, none, 1_002), []);
+        assert_eq!((counted(&net).tcp_reused, counted(&net).tcp_waiting), (1, 1));
+        assert_ne!(state(&net), Some(State::TimeWait));
+        net.hosts[1].stack.set_idle(listener, 1);
+        let answer = says(&mut net, Flags::SYN, 9_000, none, 2_002);
+        assert_eq!((answer[0].flags, answer[0].ack), (Flags::SYN | Flags::ACK, SeqNumber(9_001)));
+    }
+}
+
+/// RFC 9293 3.6.1 lets a SYN begin anew only where somebody listens.
+#[test]
+fn a_connection_in_time_wait_stays_where_nobody_watches_any_more() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let [client, server] = net.pair();
+    net.hosts[0].stack.close(client);
+    net.run(SECOND / 10);
+    net.hosts[1].stack.close(server);
+    net.run(SECOND / 10);
+    let stack = &mut net.hosts[0].stack;
+    assert_eq!(stack.connection(client).unwrap().state(), State::TimeWait);
+    let port = stack.flow(client).unwrap().local.port();
+    let younger = Repr { source: 80, destination: port, ..syn(0, 0) };
+    for seq in [0, 1 << 30, 1 << 31, 3 << 30] {
+        let younger = Repr { seq: SeqNumber(seq), ..younger };
+        let frame = Packet::new(ip(V6[1]), ip(V6[0])).segment(&younger, &[]);
+        net.arrive(0, &frame, false);
+    }
+    assert_eq!(net.hosts[0].stack.connection(client).unwrap().state(), State::TimeWait);
 }
 
 #[test]
