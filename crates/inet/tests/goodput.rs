@@ -60,3 +60,39 @@ fn messages() {
 fn peers_without_sack() {
     insta::assert_snapshot!(table(Config { sack: false, ..Config::default() }));
 }
+
+/// Nothing is lost, and of each twenty packets one comes late, by a quarter of the round trip; hosts are
+/// woken late too, so that acknowledgements come in bursts. KB/s, the least and the most of some runs; how
+/// often anything was thought lost, and undone; what was sent again.
+fn late(delay: u64, grain: u64) -> String {
+    let (mut rates, mut recoveries, mut undone, mut again) = (Vec::new(), 0, 0, 0);
+    for seed in [2, 5, 37, 47] {
+        let mut pair = Pair::new(Config::default(), seed);
+        (pair.delay, pair.grain) = (delay * MS / 2, grain * MS);
+        pair.ends[1].room = Some(4_000_000);
+        pair.connect();
+        pair.faults = Faults { reorder: 50, late: delay * MS / 4, ..Faults::default() };
+        let begun = pair.now;
+        pair.send(0, LEN);
+        assert!(pair.run_until(100 * SECOND, |pair| pair.ends[0].acked == LEN), "{delay} {grain}");
+        pair.check(1, LEN);
+        let counters = *pair.ends[0].connection().counters();
+        rates.push(LEN * MS / (pair.now - begun));
+        recoveries += counters.recoveries;
+        undone += counters.undone;
+        again += counters.retransmitted;
+    }
+    let (least, most) = (rates.iter().min().unwrap(), rates.iter().max().unwrap());
+    assert!(least * 2 > *most, "a window has collapsed: {rates:?}");
+    format!("{least:6} to {most:6}  {recoveries:10}  {undone:6}  {again:5}")
+}
+
+#[test]
+fn reordering() {
+    let mut table =
+        String::from("rtt ms  woken each ms              KB/s  recoveries  undone  again");
+    for (delay, grain) in [(20, 1), (20, 2), (20, 4), (10, 2)] {
+        table += &format!("\n{delay:6}  {grain:13}  {}", late(delay, grain));
+    }
+    insta::assert_snapshot!(table);
+}

@@ -239,6 +239,7 @@ fn faults() -> impl Strategy<Value = Faults> {
             repeat,
             reorder,
             jitter: jitter * MS,
+            late: 0,
             mark,
         },
     )

@@ -77,6 +77,7 @@ impl Connection {
 
     pub(super) fn handle_ack(&mut self, ack: &Acknowledgement) {
         let (una, flight) = (self.queue.una, self.queue.outstanding());
+        self.peak.note(una, self.queue.nxt);
         let mut news = self.deliver(ack);
         let closed_before = self.window.usable(una) == 0;
         let changed = ack.ack >= una && self.window.update(ack.position, ack.ack, ack.window);
@@ -152,10 +153,10 @@ impl Connection {
         let within = blocks[1].0 <= left && right <= blocks[1].1 && blocks[1].1 > 0;
         if left < right && right <= nxt && left >= FIRST && (right <= ack.ack || within) {
             news.duplicate = true;
-            self.rack.on_dsack(una, nxt);
-            if self.rack.probe_repeats && self.rack.probe_end == Some(right) {
+            self.rack.was_hasty(una, nxt);
+            if self.rack.probe_repeats && self.rack.probe_end == right {
                 // RFC 8985 7.4.2: the probe was not needed.
-                self.rack.probe_end = None;
+                self.rack.probe_end = 0;
             }
         }
         for block in &mut blocks {
@@ -223,7 +224,10 @@ impl Connection {
 
     /// RFC 8985 7.4.2.
     fn judge_loss_probe(&mut self, ack: &Acknowledgement, is_duplicate: bool) {
-        let Some(end) = self.rack.probe_end.filter(|end| ack.ack >= *end) else { return };
+        let end = self.rack.probe_end;
+        if end == 0 || ack.ack < end {
+            return;
+        }
         let repaired = self.rack.probe_repeats && ack.ack > end;
         let resolved = !self.rack.probe_repeats || repaired || is_duplicate;
         if repaired && self.recovery.is_none() {
@@ -233,7 +237,7 @@ impl Connection {
             self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
         }
         if resolved || ack.ack >= end {
-            self.rack.probe_end = None;
+            self.rack.probe_end = 0;
         }
     }
 
@@ -272,6 +276,9 @@ impl Connection {
         let Some(recovery) = self.recovery.take() else { return };
         if let Some(before) = recovery.before {
             self.congestion.undo(before);
+        }
+        if recovery.cause == Cause::Loss {
+            self.rack.was_hasty(self.queue.una, self.queue.nxt);
         }
         self.queue.unlose();
         self.rtt.clear_backoff();
@@ -339,18 +346,22 @@ impl Connection {
     /// Begins an episode: the congestion window is reduced once for each.
     pub(super) fn begin_recovery(&mut self, cause: Cause, flight: u64) {
         let mss = u64::from(self.mss());
-        let outstanding = self.queue.outstanding();
+        // FlightSize of RFC 5681 (4): a timeout finds it as it was, an acknowledgement may be one of a burst.
+        let used = match cause {
+            Cause::Timeout => self.queue.outstanding(),
+            Cause::Loss | Cause::Ecn => self.peak.octets().max(self.queue.outstanding()),
+        };
         let before = match self.recovery.take().and_then(|earlier| earlier.before) {
             // A timeout within a recovery: what was before both is restored, if anything is.
             Some(earlier) => {
-                self.congestion.reduce(outstanding, mss);
+                self.congestion.reduce(used, mss);
                 earlier
             }
-            None => self.congestion.reduce(outstanding, mss),
+            None => self.congestion.reduce(used, mss),
         };
         let recovery = Recovery::new(cause, self.queue.nxt, flight, before);
         self.recovery = Some(Box::new(recovery));
-        self.rack.probe_end = None;
+        self.rack.probe_end = 0;
         if cause == Cause::Loss {
             self.counters.recoveries += 1;
         }
@@ -358,6 +369,9 @@ impl Connection {
 
     /// What the congestion window becomes.
     fn control(&mut self, ack: &Acknowledgement, news: &News, flight: u64, lost: u64) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.repaired |= news.resent;
+        }
         let ended = self.end_recovery();
         if self.recovery.is_none() {
             let marked = ack.congested && self.agreed.ecn && news.acked > 0;
@@ -409,12 +423,18 @@ impl Connection {
         if self.queue.una < recovery.high {
             return false;
         }
-        if recovery.cause != Cause::Timeout {
+        self.duplicates = 0;
+        match recovery.cause {
+            // Everything has arrived as it was sent first: nothing was lost.
+            Cause::Loss if !recovery.repaired => {
+                self.undo();
+                return true;
+            }
+            Cause::Timeout => {}
             // RFC 9937 6.1: the window ends at the threshold.
-            self.congestion.cwnd = self.congestion.ssthresh;
+            Cause::Loss | Cause::Ecn => self.congestion.cwnd = self.congestion.ssthresh,
         }
         self.recovery = None;
-        self.duplicates = 0;
         self.rack.recovered();
         true
     }

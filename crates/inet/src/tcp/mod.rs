@@ -70,7 +70,7 @@ pub use reset::reset_for;
 pub use state::State;
 
 use challenge::Limiter;
-use congestion::Congestion;
+use congestion::{Congestion, Peak};
 use event::Pending;
 use pacing::Pacer;
 use path::Search;
@@ -197,6 +197,7 @@ pub struct Connection {
     receive: Receive,
     rtt: Rtt,
     congestion: Congestion,
+    peak: Peak,
     pacer: Pacer,
     /// Pacing, and nothing else, holds a segment back.
     paced: bool,
@@ -267,6 +268,7 @@ impl Connection {
             },
             rtt: Rtt::new(&config),
             congestion: Congestion::new(u64::from(peer_mss)),
+            peak: Peak::default(),
             pacer: Pacer::default(),
             paced: false,
             rack: Rack::default(),

@@ -31,9 +31,9 @@ pub(crate) struct Rack {
     multiplier: u8,
     persist: u8,
     /// RACK.dsack_round.
-    dsack_round: Option<u64>,
-    /// TLP.end_seq: the probe's end, while one is out.
-    pub(crate) probe_end: Option<u64>,
+    hasty_round: u64,
+    /// TLP.end_seq: the probe's end, 0 while none is out.
+    pub(crate) probe_end: u64,
     /// TLP.is_retrans.
     pub(crate) probe_repeats: bool,
 }
@@ -47,8 +47,8 @@ impl Default for Rack {
             reordered: false,
             multiplier: 1,
             persist: 0,
-            dsack_round: None,
-            probe_end: None,
+            hasty_round: 0,
+            probe_end: 0,
             probe_repeats: false,
         }
     }
@@ -75,10 +75,11 @@ impl Rack {
         }
     }
 
-    /// A duplicate was reported, step 4: the window was too narrow. Once a round trip.
-    pub(crate) fn on_dsack(&mut self, una: u64, nxt: u64) {
-        if self.dsack_round.is_none_or(|round| una >= round) {
-            self.dsack_round = Some(nxt);
+    /// The window was too narrow: a duplicate was reported (step 4), or a recovery was for nothing, which may
+    /// be found out before the duplicate arrives, or without one. Counts once a round trip.
+    pub(crate) fn was_hasty(&mut self, una: u64, nxt: u64) {
+        if una >= self.hasty_round {
+            self.hasty_round = nxt;
             self.multiplier = self.multiplier.saturating_add(1);
             self.persist = PERSIST_RECOVERIES;
         }

@@ -38,6 +38,8 @@ pub(crate) struct Recovery {
     /// Whether Eifel may still judge.
     pub(crate) undecided: bool,
     pub(crate) frto: Frto,
+    /// Something has arrived that was sent again.
+    pub(crate) repaired: bool,
     prr: Prr,
 }
 
@@ -70,6 +72,7 @@ impl Recovery {
             resent: None,
             undecided: true,
             frto: Frto::Off,
+            repaired: false,
             prr: Prr { flight: flight.max(1), ..Prr::default() },
         }
     }

@@ -44,7 +44,7 @@ impl Connection {
         }
         self.timers.stop(Timer::LossProbe);
         self.timers.stop(Timer::Reorder);
-        self.rack.probe_end = None;
+        self.rack.probe_end = 0;
         self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         let head = self.queue.sent()[0];
         if self.state == State::SynSent || self.state == State::SynReceived {
@@ -205,7 +205,7 @@ impl Connection {
         let suits = self.agreed.sack
             && self.recovery.is_none()
             && self.queue.sacked() == 0
-            && self.rack.probe_end.is_none()
+            && self.rack.probe_end == 0
             && self.queue.nxt <= self.window.edge
             && self.state.is_synchronized();
         let Some(smoothed) = self.rtt.smoothed().filter(|_| suits) else {

@@ -240,7 +240,7 @@ impl Connection {
         if let Some(fresh) = self.fresh(now, false) {
             self.rack.probe_repeats = false;
             let segment = self.send_fresh(now, fresh);
-            self.rack.probe_end = Some(self.queue.nxt);
+            self.rack.probe_end = self.queue.nxt;
             return Some(segment);
         }
         let last = self.queue.sent().len().checked_sub(1)?;
@@ -248,7 +248,7 @@ impl Connection {
         let mss = self.mss();
         let sent = self.queue.resend(last, now, mss);
         self.rack.probe_repeats = true;
-        self.rack.probe_end = Some(self.queue.nxt);
+        self.rack.probe_end = self.queue.nxt;
         self.counters.retransmitted += 1;
         Some(self.segment(now, &sent, false))
     }

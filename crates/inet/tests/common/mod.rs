@@ -20,6 +20,8 @@ pub struct Faults {
     /// Delayed by up to [`Faults::jitter`] more, so that others overtake it.
     pub reorder: u64,
     pub jitter: u64,
+    /// And by so much at least.
+    pub late: u64,
     /// Marked CE, if it may be.
     pub mark: u64,
 }
@@ -66,6 +68,8 @@ pub struct Pair {
     pub delay: u64,
     /// Octets per second; zero is no limit.
     pub rate: u64,
+    /// Packets arrive together, at multiples of it: hosts are woken late.
+    pub grain: u64,
     /// The most packets in the queue before the rate.
     pub queue: u64,
     pub faults: Faults,
@@ -237,6 +241,7 @@ impl Pair {
             link: BTreeMap::new(),
             delay: 5 * MILLISECOND,
             rate: 0,
+            grain: 1,
             queue: u64::MAX,
             faults: Faults::default(),
             mtu: usize::MAX,
@@ -313,8 +318,9 @@ impl Pair {
         }
         at += self.delay;
         if self.chance(self.faults.reorder) {
-            at += self.rng.next_u64() % self.faults.jitter.max(1);
+            at += self.faults.late + self.rng.next_u64() % self.faults.jitter.max(1);
         }
+        at = at.next_multiple_of(self.grain);
         if self.chance(self.faults.repeat) {
             let later = at + self.rng.next_u64() % self.faults.jitter.max(1);
             self.link.insert((later, self.packets << 1), packet.clone());

@@ -295,7 +295,7 @@ fn a_connection_in_time_wait_gives_way_though_a_new_one_has_to_wait() {
     for timestamps in [false, true] {
         let mut net = Net::new(V6, 1_500, stream(), 1);
         let listener = net.listen(1, 80, 1);
-        let mut says = |net: &mut Net, flags, seq, ack, value| {
+        let says = |net: &mut Net, flags, seq, ack, value| {
             let timestamps = timestamps.then_some(Timestamps { value, echo: 0 });
             let sack_permitted = flags == Flags::SYN;
             let options = Options { timestamps, sack_permitted, ..Options::default() };

@@ -32,6 +32,36 @@ pub(crate) struct Progress {
     pub(crate) nxt: u64,
 }
 
+/// How much was on the way at most, in this round trip and in the one before: what of the window is in use. At
+/// any one time it may be much less, though the user has more to send: behind a burst of acknowledgements
+/// pacing has not let anything follow yet (RFC 7661 looks at a whole round trip likewise).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peak {
+    /// Windows have 30 bits (RFC 7323 2.3).
+    current: u32,
+    last: u32,
+    /// The round trip ends when this is acknowledged; the lower half of a position.
+    end: u32,
+}
+
+impl Peak {
+    /// An acknowledgement comes, before which `una..nxt` is on the way.
+    #[inline]
+    pub(crate) fn note(&mut self, una: u64, nxt: u64) {
+        let flight = (nxt - una) as u32;
+        if (una as u32).wrapping_sub(self.end) as i32 >= 0 {
+            *self = Self { current: flight, last: self.current, end: nxt as u32 };
+        } else {
+            self.current = self.current.max(flight);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn octets(&self) -> u64 {
+        u64::from(self.current.max(self.last))
+    }
+}
+
 /// What is restored when a reduction proves wrong.
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
@@ -105,7 +135,7 @@ impl Congestion {
     }
 
     /// A reduction for loss or for ECN: says what slow start's threshold becomes, and what was before.
-    /// `flight` is what is on the way (RFC 9438 4.6).
+    /// `flight` is what was on the way, see [`Peak`] (RFC 9438 4.6).
     pub(crate) fn reduce(&mut self, flight: u64, mss: u64) -> Before {
         let before = Before { cwnd: self.cwnd, ssthresh: self.ssthresh, cubic: self.cubic.clone() };
         self.ssthresh = self.cubic.reduce(self.cwnd.min(flight.max(mss)), mss);
