@@ -10,7 +10,7 @@ use quipu_inet::icmp::{
 use quipu_inet::tcp::Secret;
 use quipu_wire::ipv6_extension::{Refusal, walk};
 use quipu_wire::tcp::SeqNumber;
-use quipu_wire::{icmpv4, icmpv6, ipv4, ipv6};
+use quipu_wire::{WireError, icmpv4, icmpv6, ipv4, ipv6};
 
 const SECOND: u64 = 1_000_000_000;
 const US: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
@@ -307,10 +307,27 @@ fn what_quotes_too_little_or_something_else_is_ignored() {
         assert_eq!(hear4(&mut icmp, &icmpv4::Repr::TimeExceeded { code: 0, packet }), None);
     }
     assert_eq!(icmp.counters().ignored, 5);
-    // Source Quench is of no effect (RFC 9293 3.9.2.2, MUST-55; RFC 6633 3).
-    let quench = [&[4, 0, 0xfb, 0xff, 0, 0, 0, 0][..]].concat();
-    assert_eq!(icmp.handle_v4(0, &header4(THEM4, US4, 1, 8), &quench), None);
-    assert_eq!(icmp.counters().ignored, 6);
+}
+
+/// RFC 9293 3.9.2.2 (MUST-55), RFC 6633 3: whatever it quotes, and whatever other messages say by that.
+#[test]
+fn a_source_quench_is_discarded() {
+    let packet = packet4(&header4(US4, THEM4, 6, 1_480), &segment()[..8]);
+    let message = icmpv4::Repr::TimeExceeded { code: 0, packet: &packet };
+    let mut bytes = vec![0; message.wire_len()];
+    message.emit(&mut bytes);
+    let mut icmp = Icmp::new(Secret([1, 2]));
+    let header = header4(THEM4, US4, 1, bytes.len());
+    assert!(icmp.handle_v4(0, &header, &bytes).is_some(), "it quotes enough");
+    // The sum is of words with the type in their upper octet.
+    let change = (u16::from(bytes[0]) - 4) << 8;
+    bytes[0] = 4;
+    let sum = u16::from_be_bytes([bytes[2], bytes[3]]);
+    let (sum, carry) = sum.overflowing_add(change);
+    bytes[2..4].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
+    assert_ne!(icmpv4::Repr::parse(&bytes), Err(WireError::BadChecksum));
+    assert_eq!(icmp.handle_v4(0, &header, &bytes), None);
+    assert_eq!((icmp.counters().ignored, icmp.wants_transmit()), (1, false));
 }
 
 proptest! {

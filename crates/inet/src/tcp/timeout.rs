@@ -56,6 +56,7 @@ impl Connection {
             // lies within the segment may only have been rounded (RFC 7323 2.4).
             self.queue.set_fate(0, Fate::Lost);
             self.owed.window_probe = true;
+            self.timers.set(Timer::Retransmit, now + self.probe_pause());
             // A peer that has said anything since has said what its window is.
             let heard = self.last_received >= head.at;
             self.unanswered = if heard { 0 } else { self.unanswered.saturating_add(1) };
@@ -111,7 +112,13 @@ impl Connection {
         // RFC 9293 3.8.6.1: from probe to probe the time doubles (SHLD-30).
         self.owed.window_probe = self.queue.has_unsent();
         self.rtt.back_off();
-        self.timers.set(Timer::Persist, now + self.rtt.rto(&self.config));
+        self.timers.set(Timer::Persist, now + self.probe_pause());
+    }
+
+    /// From one probe of a closed window to the next: a peer that answers all of them lives, however short
+    /// the user's patience is (RFC 9293 3.8.6.1, MUST-37).
+    fn probe_pause(&self) -> u64 {
+        self.rtt.rto(&self.config).min(self.patience() / 2).max(super::MILLISECOND)
     }
 
     /// RFC 9293 3.8.4: only an idle connection is probed (MUST-26).

@@ -260,3 +260,39 @@ fn connections_take_turns() {
     let accepted = net.hosts[1].accepted.clone();
     accepted.into_iter().for_each(|id| net.check(1, id, 100_000));
 }
+
+/// RFC 9293 3.9.1.1 (MUST-41): neither connections nor listeners that were there before, nor what has come to
+/// them; also if another has gone, whose place the new one takes.
+#[test]
+fn a_passive_open_disturbs_nobody() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let gone = net.listen(1, 79, 1);
+    let [client, server] = net.pair();
+    net.hosts[1].stack.unlisten(gone);
+    let port = net.hosts[0].stack.flow(client).unwrap().local.port();
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked > 0));
+    let events = net.hosts[1].user(server).events.clone();
+    // One that has come before, and that nobody has heard of yet.
+    let waiting = net.listen(1, 81, 1);
+    let early = net.connect(0, 81);
+    net.listen(1, 82, 1);
+    // At the port of the connection's own end, and at the same one as the peer's.
+    net.listen(0, port, 1);
+    net.listen(1, port, 1);
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 100_000));
+    net.check(1, server, 100_000);
+    assert_eq!(net.hosts[1].user(server).events, events);
+    for to in [81, 82, port] {
+        let id = if to == 81 { early } else { net.connect(0, to) };
+        let connected = |net: &mut Net| net.hosts[0].knows(id, Event::Connected);
+        assert!(net.run_until(LIMIT, connected), "{to}");
+        net.run(SECOND / 10);
+        let accepted = *net.hosts[1].accepted.last().unwrap();
+        assert_eq!(net.hosts[1].stack.flow(accepted).unwrap().local.port(), to);
+    }
+    assert_eq!(net.hosts[1].accepted.len(), 4);
+    net.hosts[1].stack.set_idle(waiting, 1);
+    let again = net.connect(0, 81);
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].knows(again, Event::Connected)));
+}
