@@ -405,9 +405,9 @@ impl Stack {
         Arrival::Segment { connection, received, reassembled: packet.at.is_none() }
     }
 
-    /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if that
-    /// one has to wait until somebody is there for it. Its peer would have to reset the old one otherwise, and
-    /// wait once more.
+    /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if
+    /// that one has to wait until somebody is there for it. Its peer would have to reset the old one
+    /// otherwise, and wait once more.
     fn gives_way(&mut self, index: u32, syn: &Repr) -> bool {
         if self.listeners.ports.get(syn.destination).is_none() {
             return false;

@@ -289,7 +289,7 @@ fn a_connection_in_time_wait_makes_room_for_a_new_one() {
     assert_eq!(counted(&net).tcp_reused, 2);
 }
 
-/// The peer would wait for its timer twice: it has to reset what is there before it can begin (RFC 9293 3.6.1).
+/// RFC 9293 3.6.1: the peer would otherwise wait for its timer twice, and reset what is there in between.
 #[test]
 fn a_connection_in_time_wait_gives_way_though_a_new_one_has_to_wait() {
     for timestamps in [false, true] {

@@ -32,8 +32,8 @@ pub(crate) struct Progress {
     pub(crate) nxt: u64,
 }
 
-/// How much was on the way at most, in this round trip and in the one before: what of the window is in use. At
-/// any one time it may be much less, though the user has more to send: behind a burst of acknowledgements
+/// How much was on the way at most, in this round trip and in the one before: what of the window is in use.
+/// At any one time it may be much less, though the user has more to send: behind a burst of acknowledgements
 /// pacing has not let anything follow yet (RFC 7661 looks at a whole round trip likewise).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peak {
