@@ -295,6 +295,36 @@ fn somebody_else_has_an_own_address() {
 }
 
 #[test]
+fn one_that_begins_tells_all_where_its_addresses_are() {
+    let mut a = end(1, A);
+    find(0, &mut a, 2, B);
+    assert_eq!(a.lookup(0, v4(2)), Lookup::Resolving);
+    let answer = arp::Repr {
+        operation: arp::Operation::Reply,
+        sender_station: B,
+        sender: [10, 0, 0, 2].into(),
+        target_station: A,
+        target: [10, 0, 0, 1].into(),
+    };
+    a.handle_arp(0, &answer);
+    // Another one comes with these addresses, at another station, of which this end has not asked.
+    let mut moved = end(2, EVIL);
+    moved.begin(SECOND);
+    let told = frames(&mut moved);
+    told.iter().for_each(|frame| deliver(SECOND, &mut a, frame));
+    for address in [v6(2).into(), v4(2)] {
+        assert_eq!(a.lookup(SECOND, address), Lookup::Station(EVIL), "{address}");
+    }
+    // RFC 5227 2.3, RFC 4861 7.2.6: to all, whoever they are.
+    let to = |frame: &[u8]| ethernet::Repr::parse(frame).unwrap().0.destination;
+    let all = [ipv6::multicast_station("ff02::1".parse().unwrap()), ethernet::BROADCAST];
+    assert_eq!(told.iter().filter(|frame| all.contains(&to(frame))).count(), 3);
+    // Twice, and then no more: behind it are two more questions for routers.
+    assert_eq!(pass(&mut moved, 4 * SECOND), 3);
+    assert_eq!(pass(&mut moved, 100 * SECOND), 2);
+}
+
+#[test]
 fn arp_between_others_is_not_kept_and_a_known_neighbour_may_move() {
     let mut a = end(1, A);
     let ask = |sender: u8, station, target: u8| arp::Repr {

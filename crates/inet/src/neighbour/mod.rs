@@ -11,9 +11,13 @@
 //! neighbour that talks with this end stays, as from the third the one that was used longest ago goes.
 //! Somebody on the link can still say that he is another (RFC 3756): neither protocol knows better.
 //!
+//! An end that begins tells all others where its addresses are ([`Neighbours::begin`]), as they may know them
+//! from before, at another station.
+//!
 //! Not done: duplicate address detection and making addresses of prefixes (RFC 4862: addresses are given),
 //! redirects, proxies.
 
+mod announce;
 mod entry;
 mod router;
 
@@ -24,6 +28,7 @@ use quipu_wire::ndp::{self, Station};
 use quipu_wire::{arp, ethernet, icmpv6, ipv6};
 
 use crate::tcp::Secret;
+use announce::Announcements;
 use entry::{Claim, Due, Entry};
 use router::Routes;
 pub use router::share_prefix;
@@ -131,6 +136,7 @@ pub struct Neighbours {
     next: u64,
     /// When routers are asked for again, and how often they were.
     routers: (u64, u8),
+    announcements: Announcements,
     waiting: VecDeque<(Station, Message)>,
     events: VecDeque<Event>,
     random: u64,
@@ -148,6 +154,7 @@ impl Neighbours {
             known: BTreeMap::new(),
             next: NEVER,
             routers: (NEVER, 0),
+            announcements: Announcements::NONE,
             waiting: VecDeque::new(),
             events: VecDeque::new(),
             random: secret.0[0] ^ secret.0[1].rotate_left(32),
@@ -168,6 +175,12 @@ impl Neighbours {
     /// The hop limit that a router has recommended.
     pub fn hop_limit(&self) -> Option<u8> {
         self.routes.hop_limit
+    }
+
+    /// This end begins: its neighbours are told where its addresses are, and routers are asked for.
+    pub fn begin(&mut self, now: u64) {
+        self.announcements = Announcements::begin(now);
+        self.solicit_routers(now);
     }
 
     /// Routers are to be asked for (RFC 4861 6.3.7). Advertisements are heard without that as well.
@@ -470,10 +483,12 @@ impl Neighbours {
             self.heard.remove(&address);
             self.tell(Event::Lost(address));
         }
+        self.announce(now);
         self.ask_for_routers(now);
         let sought = self.sought.values().map(|it| it.at);
         let entries = self.known.values().chain(self.heard.values()).map(Entry::deadline);
-        self.next = sought.chain(entries).fold(self.routers.0, u64::min);
+        let begun = self.routers.0.min(self.announcements.at);
+        self.next = sought.chain(entries).fold(begun, u64::min);
     }
 
     /// When [`Neighbours::handle_timeout`] is to be called; none if nothing runs.

@@ -70,6 +70,11 @@ impl Routes {
         }
     }
 
+    /// The addresses of this end.
+    pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> {
+        self.own.iter().map(|(own, _)| *own)
+    }
+
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.own.iter().any(|(own, _)| *own == address)
     }

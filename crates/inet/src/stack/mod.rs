@@ -169,7 +169,7 @@ impl Stack {
     pub fn handle_timeout(&mut self, now: u64) {
         if let Some(neighbours) = &mut self.neighbours {
             if !self.begun {
-                neighbours.solicit_routers(now);
+                neighbours.begin(now);
                 self.groups.begin(now);
             }
             neighbours.handle_timeout(now);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_inet::stack::{Config, ConnectError, DatagramError, Event, Offload};
+use quipu_inet::stack::{Config, ConnectError, DatagramError, Event, Offload, Stack};
 use quipu_inet::tcp::{self, Failure, MILLISECOND as MS, SECOND, Secret, State};
 
 use crate::net::{Faults, Net, V4, V6, station};
@@ -45,6 +45,8 @@ fn joined_segments_over_ethernet() {
 #[test]
 fn a_handshake_takes_no_longer_than_finding_the_neighbour() {
     let mut net = Net::ethernet(V6, stream(), 1);
+    // What they announce at first is over, and was not kept.
+    net.run(10 * SECOND);
     let begun = net.now;
     net.pair();
     // A solicitation, its answer, and a handshake whose SYN and answer wait for nobody.
@@ -60,6 +62,26 @@ fn link_local_addresses_are_there_without_being_given() {
     let [client, _] = net.pair();
     let flow = net.hosts[0].stack.flow(client).unwrap();
     assert_eq!(flow.local.ip(), "fe80::ff:fe00:1".parse::<std::net::IpAddr>().unwrap());
+}
+
+#[test]
+fn a_peer_that_comes_back_at_another_station_is_reached_at_once() {
+    for addresses in [V6, V4] {
+        let mut net = Net::ethernet(addresses, stream(), 1);
+        net.pair();
+        net.run(SECOND);
+        let address = net.hosts[1].address;
+        let again = Config {
+            hardware: Some([2, 0, 0, 0, 0, 9]),
+            ..Config::new(address, 24, Secret([9, 9]))
+        };
+        net.hosts[1].stack = Stack::new(again);
+        net.listen(1, 80, 1);
+        net.run(100 * MS);
+        let client = net.connect(0, 80);
+        let connected = tcp::Event::Connected;
+        assert!(net.run_until(100 * MS, |net| net.hosts[0].knows(client, connected)), "{address}");
+    }
 }
 
 #[test]
