@@ -67,6 +67,8 @@ pub(crate) struct Calls {
     pub(crate) sends: u64,
     pub(crate) receives: u64,
     pub(crate) looks: u64,
+    /// Frames that the packet link had no room for.
+    pub(crate) lost: u64,
     /// How often somebody made progress.
     pub(crate) rounds: u64,
 }
@@ -108,10 +110,16 @@ impl Publisher {
         (activity(adapter, calls) != self.shown).then_some(self.due)
     }
 
+    /// Whether it is time for a sample.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Time) -> bool {
+        now >= self.due
+    }
+
     /// Writes a sample if one is due.
     #[inline]
     pub(crate) fn publish(&mut self, now: Time, adapter: &Adapter, calls: &Calls) {
-        if now >= self.due {
+        if self.is_due(now) {
             self.write(now, adapter, calls);
         }
     }
@@ -151,7 +159,7 @@ impl Publisher {
         sample.work = work(&total);
         sample.statuses = statuses(counters);
         let frames = adapter.inet().map(|stack| *stack.counters()).unwrap_or_default();
-        sample.drops = adapter.inet().map_or([0; REASONS], drops);
+        sample.drops = adapter.inet().map_or([0; REASONS], |stack| drops(stack, calls));
         sample.engine = [
             counters.completions,
             counters.doorbells,
@@ -193,7 +201,7 @@ fn dropped(adapter: &Adapter) -> u64 {
 }
 
 /// In the order of `DROP_REASONS`.
-fn drops(stack: &Stack) -> [u64; REASONS] {
+fn drops(stack: &Stack, calls: &Calls) -> [u64; REASONS] {
     let (frames, parts) = (stack.counters(), stack.fragment_counters());
     [
         frames.other,
@@ -219,6 +227,7 @@ fn drops(stack: &Stack) -> [u64; REASONS] {
         frames.udp_unknown,
         frames.answers_dropped,
         frames.notices_dropped,
+        calls.lost,
     ]
 }
 

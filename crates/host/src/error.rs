@@ -8,6 +8,7 @@ use quipu_cm::CallError;
 use quipu_nic::Fault;
 
 use crate::config::ConfigError;
+use crate::packet::Station;
 
 /// Why an engine cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +73,32 @@ pub enum OpenError {
     KernelsAddress {
         /// The address.
         address: IpAddr,
+        /// The link.
+        link: String,
+    },
+    /// An address is the kernel's own on the interface of the link, where the adapter is another station.
+    #[error(
+        "{address} is the kernel's own address on {interface}, beside which the adapter is another \
+         station, so it cannot have it: give the adapter another address of that network with --address \
+         (or QUIPU_QPIP_ADDRESS), or take it from the kernel (ip address show dev {interface})"
+    )]
+    InterfacesAddress {
+        /// The address.
+        address: IpAddr,
+        /// The interface.
+        interface: String,
+    },
+    /// Another station of the link has an address.
+    #[error(
+        "the address {address} is not free: on the link {link} the station {station} has it already; \
+         give the adapter another address of that network with --address (or QUIPU_QPIP_ADDRESS), or \
+         take it from that station"
+    )]
+    Occupied {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        station: Station,
         /// The link.
         link: String,
     },

@@ -364,6 +364,20 @@ pub(crate) fn socket_option(fd: &OwnedFd, name: c_int) -> io::Result<c_int> {
     Ok(value)
 }
 
+/// An option that is not an integer; how many octets of `into` it is, which may be fewer on an older kernel.
+pub(crate) fn read_option(
+    fd: &OwnedFd,
+    level: c_int,
+    name: c_int,
+    into: &mut [u8],
+) -> io::Result<usize> {
+    let mut len = into.len() as socklen_t;
+    let pointer = into.as_mut_ptr().cast::<c_void>();
+    // SAFETY: the kernel writes at most `len` bytes, to a live slice of that length.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, pointer, &raw mut len) })?;
+    Ok(len as usize)
+}
+
 /// The pending error of a socket, which this clears.
 pub(crate) fn socket_error(fd: &OwnedFd) -> io::Result<()> {
     match socket_option(fd, libc::SO_ERROR)? {

@@ -292,6 +292,7 @@ fn somebody_else_has_an_own_address() {
     };
     a.handle_arp(0, &claim);
     assert_eq!(a.counters().conflicts, 3);
+    assert_eq!(a.counters().first_conflict, Some((v6(1).into(), EVIL)));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use quipu_iwarp::wire::mpa::crc32c;
 
 const MAGIC: &[u8; 8] = b"QUIPUCNT";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const HEADER_LEN: usize = 20;
 /// Longest sample.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -77,7 +77,7 @@ pub const ENGINE_METRICS: [Metric; ENGINE] = [
 ];
 
 /// How many reasons there are to drop a frame.
-pub const REASONS: usize = 23;
+pub const REASONS: usize = 24;
 /// Why frames from the packet link were dropped, in the order of [`Sample::drops`].
 pub const DROP_REASONS: [Metric; REASONS] = [
     metric("other", "Not IP, ARP or discovery, or for another station."),
@@ -103,6 +103,10 @@ pub const DROP_REASONS: [Metric; REASONS] = [
     metric("udp_unknown", "Datagrams to a port that nobody has bound."),
     metric("answers", "Answers that there was no room to keep."),
     metric("notices", "News of neighbours that nobody has fetched in time."),
+    metric(
+        "link_full",
+        "Frames for which the link had no room: they came faster than they were taken.",
+    ),
 ];
 
 /// The statuses of completions that are counted, by their numbers in verbs; the last is all others.

@@ -564,6 +564,9 @@ impl Core {
     pub(super) fn publish(&mut self, now: Time) {
         if let Some(publisher) = &mut self.publisher {
             (self.calls.sends, self.calls.receives) = self.net.calls();
+            if let (Some(qpip), true) = (&mut self.qpip, publisher.is_due(now)) {
+                self.calls.lost = qpip.lost();
+            }
             publisher.publish(now, &self.adapter, &self.calls);
         }
     }

@@ -49,7 +49,7 @@ use crate::lock::{Guard, Lock};
 use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
-use crate::packet;
+use crate::packet::{self, LinkError, Occupant, PacketLink, Station};
 use crate::pages::SharedRegions;
 use crate::port::{self, Port};
 use crate::qpip::{Qpip, QpipConfig};
@@ -438,7 +438,8 @@ fn open_qpip(
     if let Some(address) = wanted.kernels() {
         return Err(OpenError::KernelsAddress { address, link: wanted.link.to_string() });
     }
-    let link = packet::open(&wanted.link)?;
+    let mut link = packet::open(&wanted.link)?;
+    ask_for_addresses(wanted, link.as_mut())?;
     let features = link.features();
     let on_network = |gateway: &IpAddr| wanted.reaches(*gateway, features);
     if let Some(&gateway) = wanted.gateways.iter().find(|gateway| !on_network(gateway)) {
@@ -461,6 +462,23 @@ fn open_qpip(
     name.name_interface(&features.interface);
     let qpip = Qpip::new(link, name.to_string(), Arc::clone(epoll));
     qpip.map(Box::new).map_err(|error| OpenError::system("an epoll entry", error))
+}
+
+/// Makes sure that nobody on the link has an address of the adapter, as far as that can be found out at once.
+fn ask_for_addresses(wanted: &QpipConfig, link: &mut dyn PacketLink) -> Result<(), OpenError> {
+    let addresses: Vec<_> = wanted.addresses.iter().map(|(address, _)| *address).collect();
+    let gone = |error| LinkError::new(&wanted.link, "asking whether the addresses are free", error);
+    match packet::occupied(link, &addresses).map_err(gone)? {
+        None => Ok(()),
+        Some((address, Occupant::Kernel)) => {
+            let interface = link.features().interface.clone();
+            Err(OpenError::InterfacesAddress { address, interface })
+        }
+        Some((address, Occupant::Station(station))) => {
+            let (station, link) = (Station(station), wanted.link.to_string());
+            Err(OpenError::Occupied { address, station, link })
+        }
+    }
 }
 
 #[cfg(test)]

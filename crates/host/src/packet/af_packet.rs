@@ -16,7 +16,7 @@ use super::ring::{Next, Ring};
 use super::vnet::{self, SLOT};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
-use crate::sys::{adopt, check, set_option, set_option_bytes, socket_error};
+use crate::sys::{adopt, check, read_option, set_option, set_option_bytes, socket_error};
 
 /// Frames that wait for the kernel.
 const SLOTS: usize = 32;
@@ -39,6 +39,8 @@ pub(super) struct PacketSocket {
     /// The queue of the interface is full.
     congested: bool,
     ring: Ring,
+    /// Frames that there was no room for.
+    lost: u64,
     /// How many times in a row nothing has come.
     idle: u32,
     /// For frames that are too long for the ring, and for those that go out.
@@ -66,6 +68,7 @@ impl PacketSocket {
             waiting: Queue::new(SLOTS, SLOT),
             congested: false,
             ring,
+            lost: 0,
             idle: 0,
             messages: Messages::bare(),
             inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
@@ -138,7 +141,7 @@ impl PacketLink for PacketSocket {
                 }
                 Some(Next::InSocket) => count += self.receive_long(limit - count, each)?,
                 Some(Next::Lost) => {
-                    tracing::debug!("the packet socket has no room for a frame");
+                    self.lost += 1;
                     self.ring.give_back(1);
                     count += 1;
                 }
@@ -203,6 +206,17 @@ impl PacketLink for PacketSocket {
 
     fn is_down(&self) -> bool {
         self.down
+    }
+
+    fn lost(&mut self) -> u64 {
+        // packet(7): what is told is not told again.
+        let mut told = [0; 8];
+        if read_option(&self.fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut told).is_ok() {
+            // struct tpacket_stats: frames, and how many of them were dropped.
+            let [.., a, b, c, d] = told;
+            self.lost += u64::from(u32::from_ne_bytes([a, b, c, d]));
+        }
+        self.lost
     }
 
     fn take_failure(&mut self) -> io::Result<bool> {

@@ -10,8 +10,9 @@
 //!
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
 //! They differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has
-//! taken stay in it until the kernel takes them. A frame is lost only where a cable would lose it: when its
-//! interface is down, and when the kernel refuses it for good, as malformed or too long.
+//! taken stay in it until the kernel takes them. A frame on its way out is lost only where a cable would lose
+//! it: when its interface is down, and when the kernel refuses it for good, as malformed or too long. What
+//! comes faster than it is taken is lost as on a card ([`PacketLink::lost`]).
 
 mod af_packet;
 mod error;
@@ -20,6 +21,7 @@ mod mapping;
 mod messages;
 mod namespace;
 mod netlink;
+mod occupied;
 mod place;
 mod queue;
 mod ring;
@@ -34,6 +36,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 pub use error::LinkError;
+pub(crate) use occupied::{Occupant, occupied};
 pub use place::{PREFIX, PREFIX_LEN, address_of, place_of};
 pub use quipu_inet::stack::{Checksum, Frame};
 pub use spec::{LinkSpec, Peer, SpecError, Station};
@@ -119,6 +122,12 @@ pub trait PacketLink: Send {
     /// descriptor tells: [`receive`](Self::receive) is to be called now and then.
     fn is_down(&self) -> bool {
         false
+    }
+
+    /// Frames that have come since it was opened and that it had no room for, as far as it knows; a system
+    /// call.
+    fn lost(&mut self) -> u64 {
+        0
     }
 
     /// Takes a failure that the descriptor reports, which it does not report any more then; whether there was

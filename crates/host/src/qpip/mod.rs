@@ -14,7 +14,7 @@ use quipu_nic::{FrameOut, QpNum, Time};
 
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
-use crate::packet::{Outgoing, PacketLink};
+use crate::packet::{Outgoing, PacketLink, Station};
 use crate::sys::Epoll;
 use crate::tap::Adapter;
 
@@ -65,6 +65,8 @@ pub(crate) struct Qpip {
     misses: u32,
     /// Failures of the link since it last worked.
     failures: u32,
+    /// It was said that somebody else has an address of the adapter.
+    warned: bool,
     /// What users call the link.
     name: String,
     state: State,
@@ -93,6 +95,7 @@ impl Qpip {
             has_more: false,
             misses: PATIENCE,
             failures: 0,
+            warned: false,
             name,
             state: State::Usable,
             numbers: Numbers::default(),
@@ -103,6 +106,11 @@ impl Qpip {
     /// The link.
     pub(crate) fn link(&self) -> &dyn PacketLink {
         &*self.link
+    }
+
+    /// Frames that it had no room for since it was opened.
+    pub(crate) fn lost(&mut self) -> u64 {
+        self.link.lost()
     }
 
     /// What users call it.
@@ -190,6 +198,9 @@ impl Qpip {
             }
             Ok(_) => {
                 (self.misses, self.failures) = (0, 0);
+                if !self.warned {
+                    self.warn_of_conflict(adapter);
+                }
                 true
             }
             Err(error) => {
@@ -197,6 +208,17 @@ impl Qpip {
                 false
             }
         }
+    }
+
+    /// Says once that somebody else has an address of the adapter (RFC 5227 2.4, RFC 4862 5.4.4). The adapter
+    /// keeps it: it is for the user to decide who is to have it.
+    #[inline]
+    fn warn_of_conflict(&mut self, adapter: &Adapter) {
+        let counters = adapter.inet().and_then(|stack| stack.neighbour_counters());
+        let Some((address, station)) = counters.and_then(|it| it.first_conflict) else { return };
+        self.warned = true;
+        let (link, station) = (&self.name, Station(station));
+        tracing::warn!(link, %address, %station, "another station has an address of the adapter");
     }
 
     /// Sends what the adapter has to send, as far as the link takes it. True if it took something, or the

@@ -4,12 +4,14 @@
 //!
 //! `sizes`: links, MTUs and lengths; `datagrams`: the same of UDP; `options`: what may be negotiated, and
 //! buffers; `endings`: half closes, resets, and both ends opening or closing at once; `gone`: interfaces that
-//! are deleted; `stalls`: closed windows, and a path that becomes narrower.
+//! are deleted; `occupied`: addresses that somebody else has; `stalls`: closed windows, and a path that
+//! becomes narrower.
 
 mod adapter;
 mod datagrams;
 mod endings;
 mod gone;
+mod occupied;
 mod options;
 mod pairs;
 mod plug;

@@ -1,6 +1,6 @@
 //! Packet sockets, on one end of a veth pair whose other end is the kernel's.
 
-use quipu_host::packet::{self, Outgoing, PacketLink};
+use quipu_host::packet::{self, Frame, Outgoing, PacketLink};
 
 use super::peer;
 use super::space::{Offload, drop_rights, inside, ip, offload, wait_until_up};
@@ -130,6 +130,38 @@ fn a_full_link_takes_nothing_and_loses_nothing() {
         }));
     }
     assert_eq!(marks, (0..taken).collect::<Vec<_>>());
+}
+
+/// Sends more to `link`, whose station ends in 5, than it has room for: what it does not hand over it counts.
+pub fn overflow(link: &mut dyn PacketLink, other: &mut dyn PacketLink) {
+    const SENT: u64 = 10_000;
+    let mut frame = [7; 60];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 6, 0x88, 0xb5]);
+    for _ in 0..SENT {
+        peer::put_as_it_is(other, &frame, None, None);
+    }
+    let (mut came, mut misses) = (0, 0);
+    while misses < 1000 {
+        let each = &mut |frame: &Frame<'_>| came += u64::from(frame.bytes[12..14] == [0x88, 0xb5]);
+        misses = if link.receive(64, each).unwrap() == 0 { misses + 1 } else { 0 };
+    }
+    let missing = SENT - came;
+    assert!(came > 0 && missing > 0, "{came} came");
+    // The kernel speaks too, now and then.
+    let lost = link.lost();
+    assert!((missing..missing + 50).contains(&lost), "{lost} of {missing}");
+    assert_eq!(link.lost(), lost, "they are not forgotten");
+}
+
+#[test]
+fn frames_that_there_is_no_room_for_are_counted() {
+    if !inside("af_packet::frames_that_there_is_no_room_for_are_counted") {
+        return;
+    }
+    pair();
+    let mut link = open("packet:ours,station=02:00:00:00:00:05");
+    let mut other = open("packet:theirs,station=02:00:00:00:00:06");
+    overflow(link.as_mut(), other.as_mut());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use quipu_host::packet::{self, Outgoing, PacketLink};
 
-use super::af_packet::pair;
+use super::af_packet::{overflow, pair};
 use super::peer;
 use super::space::{Offload, drop_rights, inside, ip, offload};
 
@@ -131,6 +131,16 @@ fn a_full_link_takes_nothing_and_loses_nothing() {
         assert_eq!(marks(link.as_mut(), 1), [mark]);
     }
     assert!(!link.wants_writable());
+}
+
+#[test]
+fn frames_that_there_is_no_room_for_are_counted() {
+    if !inside("xdp::frames_that_there_is_no_room_for_are_counted") || !possible() {
+        return;
+    }
+    let mut link = open("xdp:ours,station=02:00:00:00:00:05");
+    let mut other = open("packet:theirs,station=02:00:00:00:00:06");
+    overflow(link.as_mut(), other.as_mut());
 }
 
 #[test]

@@ -14,7 +14,8 @@
 //! An end that begins tells all others where its addresses are ([`Neighbours::begin`]), as they may know them
 //! from before, at another station.
 //!
-//! Not done: duplicate address detection and making addresses of prefixes (RFC 4862: addresses are given),
+//! Not done: asking whether an address is free before it is taken (RFC 4862 5.4, RFC 5227 2.1), which is the
+//! host's part, as it need not begin otherwise; making addresses of prefixes (RFC 4862: addresses are given),
 //! redirects, proxies.
 
 mod announce;
@@ -106,6 +107,8 @@ pub struct Counters {
     pub unanswered: u64,
     /// Somebody else says that he has an address of this end.
     pub conflicts: u64,
+    /// The first of these addresses, and his station.
+    pub first_conflict: Option<(IpAddr, Station)>,
     /// Events that nobody has fetched.
     pub untold: u64,
 }
@@ -352,7 +355,7 @@ impl Neighbours {
             return;
         }
         if self.routes.is_own(sender.into()) {
-            self.counters.conflicts += u64::from(message.sender_station != self.station);
+            self.note_claim(sender.into(), Some(message.sender_station));
             return;
         }
         let for_us = self.routes.is_own(message.target.into());
@@ -388,7 +391,7 @@ impl Neighbours {
     fn handle_claim(&mut self, now: u64, address: IpAddr, claim: &Claim) -> bool {
         let until = self.reachable_until(now);
         if self.routes.is_own(address) {
-            self.counters.conflicts += u64::from(claim.station != Some(self.station));
+            self.note_claim(address, claim.station);
         } else if self.sought.contains_key(&address) {
             // RFC 4861 7.2.5: without a station it is no answer.
             let Some(station) = claim.station else { return false };
@@ -415,10 +418,19 @@ impl Neighbours {
         true
     }
 
+    /// An own address is said to be at a station (RFC 5227 2.4, RFC 4862 5.4.4).
+    fn note_claim(&mut self, address: IpAddr, station: Option<Station>) {
+        if station != Some(self.station) {
+            self.counters.conflicts += 1;
+            let first = &mut self.counters.first_conflict;
+            *first = first.or(station.map(|station| (address, station)));
+        }
+    }
+
     /// A station was named in passing.
     fn hear(&mut self, now: u64, address: IpAddr, station: Station) {
         if self.routes.is_own(address) {
-            self.counters.conflicts += u64::from(station != self.station);
+            self.note_claim(address, Some(station));
         } else if let Some(entry) =
             self.known.get_mut(&address).or_else(|| self.heard.get_mut(&address))
         {

@@ -20,7 +20,7 @@ use super::interface::{self, Name, control};
 use super::{
     ETHERNET, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Refusal, Station,
 };
-use crate::sys::{Epoll, adopt, check, check_len, set_option_bytes};
+use crate::sys::{Epoll, adopt, check, check_len, read_option, set_option_bytes};
 use rings::{Frames, Ring};
 
 /// Frames that come in and frames that go out, each; also the length of every ring.
@@ -233,6 +233,16 @@ impl PacketLink for XdpSocket {
 
     fn is_down(&self) -> bool {
         self.socket.is_down()
+    }
+
+    fn lost(&mut self) -> u64 {
+        // struct xdp_statistics: frames that met no room at all, and those that met a full ring, are its
+        // first and its fourth number. Before Linux 5.9 it has three.
+        let mut told = [[0; 8]; 6];
+        let told_bytes = told.as_flattened_mut();
+        let read = read_option(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS, told_bytes);
+        let own = read.map_or(0, |_| u64::from_ne_bytes(told[0]) + u64::from_ne_bytes(told[3]));
+        own + self.socket.lost()
     }
 }
 

@@ -76,8 +76,8 @@ pub(crate) struct LinkOptions {
     /// or `share:NAME`, the adapter of a `quipu nic --share NAME`.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK")]
     link: Option<LinkSpec>,
-    /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: the
-    /// kernel's own addresses are not the adapter's. May be given several times.
+    /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: no
+    /// other station on the link may have it, nor the kernel. May be given several times.
     ///
     /// Without any the adapter has what the link gives it: on Ethernet a link-local IPv6 address.
     #[arg(long, short, env = "QUIPU_QPIP_ADDRESS", value_name = "ADDRESS/LEN",
