@@ -79,8 +79,8 @@ pub enum OpenError {
     /// An address is the kernel's own on the interface of the link, where the adapter is another station.
     #[error(
         "{address} is the kernel's own address on {interface}, beside which the adapter is another \
-         station, so it cannot have it: give the adapter another address of that network with --address \
-         (or QUIPU_QPIP_ADDRESS), or take it from the kernel (ip address show dev {interface})"
+         station, so it cannot have it: give the adapter another address of that network with \
+         --address (or QUIPU_QPIP_ADDRESS), or take it from the kernel (ip address show dev {interface})"
     )]
     InterfacesAddress {
         /// The address.
@@ -90,9 +90,9 @@ pub enum OpenError {
     },
     /// Another station of the link has an address.
     #[error(
-        "the address {address} is not free: on the link {link} the station {station} has it already; \
-         give the adapter another address of that network with --address (or QUIPU_QPIP_ADDRESS), or \
-         take it from that station"
+        "the address {address} is not free: on the link {link} the station {station} has it; give the \
+         adapter another address of that network with --address (or QUIPU_QPIP_ADDRESS), or take it \
+         from that station"
     )]
     Occupied {
         /// The address.

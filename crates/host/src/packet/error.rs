@@ -46,8 +46,8 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Xdp { .. }, Some(libc::EINVAL)) => {
             format!("name a queue that the interface has (ethtool -l {name}), or use packet:{name}")
         }
-        (LinkSpec::Xdp { .. }, Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => {
-            format!("no XDP here, or no Ethernet; use packet:{name} on an Ethernet interface")
+        (LinkSpec::Xdp { .. }, Some(libc::EOPNOTSUPP)) => {
+            format!("no XDP here; use packet:{name}")
         }
         (LinkSpec::Tap { .. }, Some(libc::EPERM | libc::EACCES)) => format!(
             "have an administrator make the device for you (ip tuntap add dev {name} mode tap \
@@ -78,7 +78,7 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
              device that an administrator makes for you, or a udp: link, which needs no rights"
                 .to_owned()
         }
-        (LinkSpec::Packet { .. }, Some(libc::EAFNOSUPPORT)) => {
+        (LinkSpec::Packet { .. } | LinkSpec::Xdp { .. }, Some(libc::EAFNOSUPPORT)) => {
             format!("{name} is no Ethernet interface; name another, or use a udp: link")
         }
         (LinkSpec::Packet { .. } | LinkSpec::Xdp { .. }, Some(libc::EADDRINUSE)) => {

@@ -173,7 +173,7 @@ fn errors_say_what_to_use_instead() {
     let said = error("xdp:none");
     assert!(said.contains("name an interface that there is"), "{said}");
     let said = error("xdp:lo");
-    assert!(said.contains("no XDP here, or no Ethernet"), "{said}");
+    assert!(said.contains("lo is no Ethernet interface"), "{said}");
     let said = error("xdp:ours,queue=77");
     assert!(said.contains("name a queue that the interface has"), "{said}");
     let link = open("xdp:ours");

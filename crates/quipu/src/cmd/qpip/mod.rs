@@ -217,11 +217,20 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     outcome.map_err(|error| unreachable(to, &error))
 }
 
+/// How the engine says that nothing leads to a peer, before it has sent anything and after.
+const NO_ROUTE: &str = "no route to the peer";
+
 /// Why a peer cannot be reached, and what to do.
 fn unreachable(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
-    let remedy =
-        "is the server running, at that port, and can `ping` reach this adapter from there?";
-    Failure::new(format!("cannot connect to {to}"), error, remedy)
+    let why = error.to_string();
+    // Then the server has no part in it: nothing was sent, or nobody has the address.
+    let remedy = if why.contains(NO_ROUTE) {
+        "does an address of this adapter share the peer's network (--address), or is there a router \
+         (--gateway), and are both ends on one link?"
+    } else {
+        "is the server running, at that port, and can `ping` reach this adapter from there?"
+    };
+    Failure::new(format!("cannot connect to {to}"), why, remedy)
 }
 
 #[cfg(test)]
@@ -242,6 +251,20 @@ mod tests {
         let address = Some([127, 0, 0, 1].into());
         let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
         Adapter::open_with(config).unwrap()
+    }
+
+    #[test]
+    fn where_nothing_leads_the_server_is_not_asked_for() {
+        let adapter = adapter();
+        let (pd, cq) = (adapter.protection_domain().unwrap(), adapter.completion_queue(4).unwrap());
+        let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+        let to = "192.0.2.1:80".parse().unwrap();
+        let said = connect(&qp, to, &TcpSettings::default()).unwrap_err().to_string();
+        assert!(said.contains("--gateway") && !said.contains("server"), "{said}");
+        let said = unreachable(to, &quipu_host::inet::tcp::Failure::Unreachable).to_string();
+        assert!(said.contains("--gateway"), "{said}");
+        let said = unreachable(to, &quipu_host::inet::tcp::Failure::Refused).to_string();
+        assert!(said.contains("is the server running"), "{said}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use quipu::qpip::{Adapter, Event, Mode, TcpChange, TcpListener, TcpQueuePair, TcpSettings};
 use quipu::{
@@ -64,6 +64,11 @@ const SENDS: usize = 8;
 const PIECE: u64 = 1 << 20;
 /// Characters of a path that are told.
 const TOLD: usize = 200;
+/// While nobody is left for the next client: how long a request may take to come, and the client to leave
+/// when it is asked to; how long nothing of an answer may be acknowledged; and how often that is looked at.
+const PATIENCE: Patience =
+    Patience { silent: Duration::from_secs(2), unread: Duration::from_secs(30) };
+const LOOK: Duration = Duration::from_millis(20);
 /// The number of every send.
 const SEND: u64 = u64::MAX;
 
@@ -117,8 +122,15 @@ struct Connection {
     last: bool,
     /// Nothing more is answered.
     closing: bool,
-    /// It has a connection, and that is how it has been for so long, by the server's count of what happens.
-    active: Option<u64>,
+    /// It has a connection, whose client has done nothing that keeps its place since then.
+    since: Option<Instant>,
+}
+
+/// How long clients keep their places while others wait for one.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    silent: Duration,
+    unread: Duration,
 }
 
 /// The server: everything is done by one thread.
@@ -133,8 +145,9 @@ struct Server {
     connections: HashMap<QpNum, Connection>,
     /// Queue pairs without a connection.
     idle: u32,
-    /// Counts completions and events.
-    clock: u64,
+    patience: Patience,
+    /// When it is looked next who is to make room.
+    look_at: Instant,
     quiet: bool,
     requests: u64,
     accepted: u64,
@@ -177,7 +190,8 @@ impl Server {
             source,
             connections: HashMap::new(),
             idle: 0,
-            clock: 0,
+            patience: PATIENCE,
+            look_at: Instant::now(),
             quiet: options.quiet,
             requests: 0,
             accepted: 0,
@@ -211,7 +225,7 @@ impl Server {
             peer_closed: false,
             last: false,
             closing: false,
-            active: None,
+            since: None,
         };
         (0..RECEIVES).try_for_each(|place| connection.post(place))?;
         self.listener.offer(&connection.qp)?;
@@ -240,29 +254,30 @@ impl Server {
             for event in events.drain(..) {
                 self.happened(event)?;
             }
-            if !any {
-                self.adapter.wait(&self.cq)?;
+            self.make_room();
+            match any {
+                true => {}
+                false if self.idle == 0 => self.adapter.wait_timeout(&self.cq, LOOK)?,
+                false => self.adapter.wait(&self.cq)?,
             }
         }
         Ok(())
     }
 
     fn happened(&mut self, event: Event) -> Result<(), Error> {
-        self.clock += 1;
         let Some(connection) = self.connections.get_mut(&event.qp_num) else { return Ok(()) };
         match event.change {
             TcpChange::Connected => {
-                connection.active = Some(self.clock);
+                connection.since = Some(Instant::now());
                 self.accepted += 1;
                 self.idle -= 1;
-                self.make_room(event.qp_num);
             }
             TcpChange::PeerClosed => {
                 connection.peer_closed = true;
                 self.go_on(event.qp_num);
             }
             TcpChange::Closed | TcpChange::Failed(_) | TcpChange::Aborted => {
-                let mated = connection.active.is_some();
+                let mated = connection.since.is_some();
                 self.idle -= u32::from(!mated);
                 self.connections.remove(&event.qp_num);
                 self.add()?;
@@ -271,29 +286,36 @@ impl Server {
         Ok(())
     }
 
-    /// When no queue pair is left for the next client, ends the connection that has been quiet for longest,
-    /// of those that owe their client nothing if there are any. Not the newcomer: it owes nothing yet, so
-    /// clients that never read would keep out all others.
-    fn make_room(&mut self, newcomer: QpNum) {
-        if self.idle > 0 {
+    /// While no queue pair is left for the next client, whose SYN is not answered then, ends the connection
+    /// whose client has kept its place for longest, if that is too long. Who has just connected, and who
+    /// reads its answer, is left alone however many there are. One that is silent is asked to leave first.
+    fn make_room(&mut self) {
+        let now = Instant::now();
+        if self.idle > 0 || now < self.look_at {
             return;
         }
-        let oldest = |busy: bool| {
-            let others = self.connections.values().filter(|it| it.qp.number() != newcomer);
-            others.filter(|it| it.is_busy() == busy).min_by_key(|connection| connection.active)
+        self.look_at = now + LOOK;
+        let Patience { silent, unread } = self.patience;
+        let over = |it: &&mut Connection| {
+            let patience = if it.is_busy() { unread } else { silent };
+            it.since.is_some_and(|since| since + patience <= now)
         };
-        if let Some(connection) = oldest(false).or_else(|| oldest(true)) {
-            // Its end is an event.
+        // Those that owe their clients nothing come first.
+        let oldest = self.connections.values_mut().filter(over);
+        let Some(connection) = oldest.min_by_key(|it| (it.is_busy(), it.since)) else { return };
+        let asked = !connection.is_busy() && !connection.closing;
+        connection.since = Some(now);
+        // Its end is an event.
+        if !asked || connection.finish().is_err() {
             let _ = connection.qp.abort();
         }
     }
 
     fn completed(&mut self, completion: &Completion) {
-        self.clock += 1;
         let Some(connection) = self.connections.get_mut(&completion.qp_num) else { return };
-        connection.active = connection.active.map(|_| self.clock);
         if completion.wr_id == SEND {
             connection.sending.pop_front();
+            connection.keep();
         }
         // What fails ends with an event.
         if completion.status != WcStatus::Success {
@@ -315,9 +337,12 @@ impl Server {
     /// Sends what can be sent now, and answers what can be answered.
     fn go_on(&mut self, number: QpNum) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
+        // Others may be waiting, so this client is to come back as one of them.
+        let crowded = self.idle == 0;
         let outcome = connection.go_on(&self.memory, |request, connection| {
             self.requests += 1;
-            let response = answer(&mut self.source, request);
+            let mut response = answer(&mut self.source, request);
+            response.keep_alive &= !crowded;
             if !self.quiet {
                 connection.tell(request, &response);
             }
@@ -347,6 +372,21 @@ struct Response {
 }
 
 impl Response {
+    /// One that says its status, for people too.
+    fn refusal(status: Status, keep_alive: bool, head_only: bool) -> Self {
+        let line = status.line();
+        let page: Arc<str> =
+            format!("<!DOCTYPE html>\n<title>{line}</title>\n<h1>{line}</h1>\n").into();
+        let len = page.len() as u64;
+        Self {
+            media_type: "text/html; charset=utf-8",
+            len,
+            range: 0..if head_only { 0 } else { len },
+            data: Data::Page(page),
+            ..Self::bare(status, keep_alive)
+        }
+    }
+
     /// One that consists of its status only.
     fn bare(status: Status, keep_alive: bool) -> Self {
         Self {
@@ -367,11 +407,13 @@ impl Response {
 fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
     let request = match request {
         Ok(request) => request,
-        Err(status) => return Response::bare(*status, false),
+        Err(status) => return Response::refusal(*status, false, false),
     };
     let content = match source.find(&request.path) {
         Ok(content) => content,
-        Err(Otherwise::Refused(status)) => return Response::bare(status, request.keep_alive),
+        Err(Otherwise::Refused(status)) => {
+            return Response::refusal(status, request.keep_alive, request.head_only);
+        }
         Err(Otherwise::Moved(to)) => {
             let moved = Response::bare(Status::MovedPermanently, request.keep_alive);
             return Response { location: Some(to), ..moved };
@@ -429,6 +471,11 @@ impl Connection {
         };
         let status = &response.status.line()[..3];
         println!("{} {what} {status} {}", self.name(), response.range.end - response.range.start);
+    }
+
+    /// Its client has done something that keeps its place.
+    fn keep(&mut self) {
+        self.since = self.since.map(|_| Instant::now());
     }
 
     /// Whether a response is under way.
@@ -489,6 +536,7 @@ impl Connection {
     }
 
     fn respond(&mut self, memory: &Memory, response: Response) -> Result<(), Error> {
+        self.keep();
         let keep_alive = response.keep_alive;
         let head = Head {
             media_type: response.media_type,

@@ -88,12 +88,16 @@ impl Client {
     }
 }
 
+/// How long clients of these servers may be silent while others wait.
+const SILENT: Duration = Duration::from_millis(250);
+
 /// Runs a server with these words on its command line while `clients` does what it does.
 fn served(words: &[&str], clients: impl FnOnce(&Adapter, SocketAddr) + Send) {
     let words = [&["serve", "--quiet", "--port", "80"], words].concat();
     let options = Line::try_parse_from(words).unwrap().options;
     let (here, there) = (adapter(), adapter());
     let mut server = Server::new(&there, &options).unwrap();
+    server.patience = Patience { silent: SILENT, unread: 4 * SILENT };
     let (bell, stop) = (server.bell().unwrap(), AtomicBool::new(false));
     let to = SocketAddr::new(there.info().unwrap().addresses[0], 80);
     scope(|scope| {
@@ -120,7 +124,7 @@ fn requests_on_one_connection_are_answered_in_order() {
         client.send(&format!("{GET}GET /x HTTP/1.1\r\nHost: a\r\n\r\nHEAD / HT"));
         let both = client.receive(|got| {
             let text = String::from_utf8_lossy(got);
-            text.contains("knots") && text.contains(" 404 ") && text.ends_with("\r\n\r\n")
+            text.contains("knots") && text.contains(" 404 ") && text.ends_with("</h1>\n")
         });
         assert!(both.find("knots").unwrap() < both.find(" 404 ").unwrap());
         let last = client.ask("TP/1.0\r\n\r\n", "\r\n\r\n");
@@ -141,8 +145,10 @@ fn what_is_no_request_is_refused_and_the_connection_closed() {
             ("GET /%2e%2e/etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", "400"),
         ] {
             let mut client = Client::connect(adapter, to);
-            let answer = client.ask(text, "\r\n\r\n");
+            let answer = client.ask(text, "</h1>\n");
             assert_eq!(&answer[9..12], status, "{text:?}");
+            // People are told too.
+            assert!(answer.contains(&format!("<h1>{status} ")), "{answer}");
             // What is still sent does not disturb the end.
             client.send("and more");
             client.qp.wait_peer_closed().unwrap();
@@ -179,14 +185,32 @@ fn a_client_that_has_closed_its_direction_gets_everything() {
 fn a_new_client_takes_the_place_of_the_one_that_is_quiet_for_longest() {
     served(&["--text", "knots", "--connections", "2"], |adapter, to| {
         let mut clients = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..3 {
             let mut client = Client::connect(adapter, to);
             client.ask(GET, "knots");
             clients.push(client);
         }
+        // It was asked to leave before.
+        clients[0].qp.wait_peer_closed().unwrap();
         assert!(clients[0].qp.wait_closed().is_err());
-        // The last is still served.
-        clients[4].ask(GET, "knots");
+    });
+}
+
+#[test]
+fn a_burst_of_clients_is_served_one_after_the_other_and_none_is_reset() {
+    served(&["--text", "knots", "--connections", "4"], |adapter, to| {
+        scope(|scope| {
+            for _ in 0..12 {
+                scope.spawn(|| {
+                    let mut client = Client::connect(adapter, to);
+                    // All are there before anybody has asked for anything.
+                    std::thread::sleep(SILENT / 4);
+                    client.ask(GET, "knots");
+                    client.qp.close().unwrap();
+                    client.qp.wait_closed().unwrap();
+                });
+            }
+        });
     });
 }
 
@@ -194,11 +218,10 @@ fn a_new_client_takes_the_place_of_the_one_that_is_quiet_for_longest() {
 fn a_silent_client_does_not_keep_the_others_out() {
     assert!(Line::try_parse_from(["serve", "--connections", "1"]).is_err());
     served(&["--text", "knots", "--connections", "2"], |adapter, to| {
-        let silent = Client::connect(adapter, to);
-        for _ in 0..3 {
-            Client::connect(adapter, to).ask(GET, "knots");
-        }
-        assert!(silent.qp.wait_closed().is_err());
+        let silent = [(); 2].map(|()| Client::connect(adapter, to));
+        Client::connect(adapter, to).ask(GET, "knots");
+        let [first, _] = silent;
+        assert!(first.qp.wait_closed().is_err());
     });
 }
 
@@ -207,16 +230,15 @@ fn clients_that_do_not_read_do_not_keep_the_others_out() {
     // More than there are receives for.
     let text = "x".repeat(4 * PLACES * LEN) + "knots";
     served(&["--text", &text, "--connections", "2"], |adapter, to| {
-        let unread = Client::connect(adapter, to);
-        unread.send(GET);
-        while unread.next().is_empty() {}
-        for _ in 0..3 {
-            let mut client = Client::connect(adapter, to);
-            // So that room is made before there is anything to answer.
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            client.ask(GET, "knots");
-        }
-        assert!(unread.qp.wait_closed().is_err());
+        let unread = [(); 2].map(|()| {
+            let unread = Client::connect(adapter, to);
+            unread.send(GET);
+            while unread.next().is_empty() {}
+            unread
+        });
+        // They have all places, and one has to leave it.
+        Client::connect(adapter, to).ask(GET, "knots");
+        drop(unread);
     });
 }
 
