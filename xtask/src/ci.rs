@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::clients::{self, Hosts};
+use crate::heard::Heard;
 use crate::report::{Report, Tally};
 use crate::stage::{self, Staged};
 use crate::{fuzz, man, matrix, tidy, tools};
@@ -126,11 +127,11 @@ fn cross() -> Outcome {
 }
 
 fn tests() -> Outcome {
-    counted(&["test", "--workspace", "--all-targets", "--no-fail-fast"])
+    counted(&["test", "--workspace", "--all-targets", "--no-fail-fast", "--", "--show-output"])
 }
 
 fn doctests() -> Outcome {
-    counted(&["test", "--workspace", "--doc", "--no-fail-fast"])
+    counted(&["test", "--workspace", "--doc", "--no-fail-fast", "--", "--show-output"])
 }
 
 fn docs() -> Outcome {
@@ -176,42 +177,18 @@ fn counted(args: &[&str]) -> Outcome {
     command.env("QUIPU_TEST_ALL", "1").stdout(Stdio::piped());
     let mut child = command.spawn().context("cargo")?;
     let output = child.stdout.take().context("no standard output")?;
-    let mut tally = Tally::default();
+    let mut heard = Heard::default();
     for line in BufReader::new(output).lines() {
         let line = line?;
-        // A line for each of hundreds of tests that pass tells nobody anything.
-        let dull = line.is_empty() || line.ends_with("... ok") || line.starts_with("running ");
-        if let Some(result) = line.strip_prefix("test result:") {
-            tally.add(parse_result(result));
-        } else if !dull {
+        if heard.take(&line) {
             println!("{line}");
         }
     }
+    let (tally, reasons) = heard.finish();
+    reasons.iter().for_each(|reason| println!("{reason}"));
     let status = child.wait()?;
     if !status.success() && tally.failed == 0 {
         bail!("the tests do not build, or one of their programs died; see above");
     }
-    Ok((tally, String::new()))
-}
-
-/// Reads " ok. 12 passed; 0 failed; 1 ignored; ...".
-fn parse_result(text: &str) -> Tally {
-    let of = |what: &str| {
-        let part = text.split([';', '.']).find(|part| part.trim().ends_with(what));
-        part.and_then(|part| part.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-    };
-    Tally { passed: of("passed"), failed: of("failed"), skipped: of("ignored") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_of_test_programs_are_read() {
-        let text = " FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; \
-                    finished in 0.00s";
-        assert_eq!(parse_result(text), Tally { passed: 12, failed: 3, skipped: 1 });
-        assert_eq!(parse_result(" gibberish"), Tally::default());
-    }
+    Ok((tally, reasons.join("; ")))
 }

@@ -5,6 +5,7 @@ mod ci;
 mod clients;
 mod demo;
 mod fuzz;
+mod heard;
 mod install;
 mod man;
 mod matrix;
