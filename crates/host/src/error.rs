@@ -90,9 +90,9 @@ pub enum OpenError {
     },
     /// Another station of the link has an address.
     #[error(
-        "the address {address} is not free: on the link {link} the station {station} has it; give the \
-         adapter another address of that network with --address (or QUIPU_QPIP_ADDRESS), or take it \
-         from that station"
+        "the address {address} is not free: the station {station} on the link {link} has it; give the \
+         adapter another of that network with --address (or QUIPU_QPIP_ADDRESS), or take it from \
+         that station"
     )]
     Occupied {
         /// The address.
