@@ -85,7 +85,13 @@ unsafe fn take_soon(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, 
 /// What a thread waits for.
 enum Wait {
     /// Events of a channel, which is looked at once: it may be gone when the call comes back.
-    In { api: &'static EngineApi, channel: CmChannelHandle, closed: Arc<AtomicBool> },
+    In {
+        api: &'static EngineApi,
+        channel: CmChannelHandle,
+        closed: Arc<AtomicBool>,
+        /// The program's name of it, which identifiers of requests are told.
+        public: *mut rdma_event_channel,
+    },
     /// Nothing.
     ForEver,
 }
@@ -106,13 +112,13 @@ impl Wait {
             channel => channel?,
         };
         let (api, closed) = (channel.api, Arc::clone(&channel.closed));
-        Ok(Self::In { api, channel: channel.handle, closed })
+        Ok(Self::In { api, channel: channel.handle, closed, public: raw })
     }
 }
 
 /// Takes the next event that is for the program, or says ERESTART.
 fn take_from(wait: &Wait) -> Result<*mut rdma_cm_event, Errno> {
-    let Wait::In { api, channel, closed } = wait else { return Err(wait_on()) };
+    let Wait::In { api, channel, closed, public } = wait else { return Err(wait_on()) };
     loop {
         // SAFETY: the structure consists of integers.
         let mut reported: EngineCmEvent = unsafe { std::mem::zeroed() };
@@ -124,7 +130,7 @@ fn take_from(wait: &Wait) -> Result<*mut rdma_cm_event, Errno> {
         got?;
         // SAFETY: the cookies in it are addresses of identifiers, which live until this event is
         // acknowledged.
-        if let Some(event) = unsafe { understand(&reported) } {
+        if let Some(event) = unsafe { understand(&reported, *public) } {
             return Ok(event);
         }
     }
@@ -136,13 +142,16 @@ fn wait_on() -> Errno {
     Errno::ERESTART
 }
 
-/// Makes of the engine's event the program's, doing what is to be done about it; none if the program
-/// need not know.
+/// Makes of the engine's event, which came from `channel`, the program's, doing what is to be done about it;
+/// none if the program need not know.
 ///
 /// # Safety
 ///
 /// The cookies are those of identifiers that live.
-unsafe fn understand(reported: &EngineCmEvent) -> Option<*mut rdma_cm_event> {
+unsafe fn understand(
+    reported: &EngineCmEvent,
+    channel: *mut rdma_event_channel,
+) -> Option<*mut rdma_cm_event> {
     let owner = match (reported.event, reported.cookie) {
         (RDMA_CM_EVENT_CONNECT_REQUEST, _) => reported.listener as *mut rdma_cm_id,
         // Another thread has taken the request and is about to name its identifier.
@@ -165,7 +174,7 @@ unsafe fn understand(reported: &EngineCmEvent) -> Option<*mut rdma_cm_event> {
     let raw = Event::create(public, state);
     // SAFETY: passed on from the caller; `raw` was just made.
     unsafe {
-        if act(raw, reported) {
+        if act(raw, reported, channel) {
             return Some(raw);
         }
         let _ = acknowledge(raw);
@@ -178,7 +187,11 @@ unsafe fn understand(reported: &EngineCmEvent) -> Option<*mut rdma_cm_event> {
 /// # Safety
 ///
 /// As [`understand`]; `raw` is the event made of `reported`.
-unsafe fn act(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
+unsafe fn act(
+    raw: *mut rdma_cm_event,
+    reported: &EngineCmEvent,
+    channel: *mut rdma_event_channel,
+) -> bool {
     // SAFETY: passed on from the caller; nobody else knows the event yet.
     let event = unsafe { &mut *raw };
     let id = event.id;
@@ -191,13 +204,14 @@ unsafe fn act(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
             RDMA_CM_EVENT_ROUTE_RESOLVED => {
                 event.or_else(refresh(id), RDMA_CM_EVENT_ROUTE_ERROR);
             }
-            RDMA_CM_EVENT_CONNECT_REQUEST => return request(raw, reported),
+            RDMA_CM_EVENT_CONNECT_REQUEST => return request(raw, reported, channel),
             RDMA_CM_EVENT_CONNECT_RESPONSE => {
                 ece::learn(id, reported.ece);
                 fill(raw, reported);
                 response(event);
             }
-            RDMA_CM_EVENT_ESTABLISHED => fill(raw, reported),
+            // Unreachable with private data: a look-up of datagrams that the peer refused.
+            RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE => fill(raw, reported),
             RDMA_CM_EVENT_REJECTED => {
                 // An answer to what this library has called off by itself.
                 if has_failed(id) {
@@ -251,12 +265,16 @@ unsafe fn has_failed(raw: *mut rdma_cm_id) -> bool {
 /// # Safety
 ///
 /// As [`act`].
-unsafe fn request(raw: *mut rdma_cm_event, reported: &EngineCmEvent) -> bool {
+unsafe fn request(
+    raw: *mut rdma_cm_event,
+    reported: &EngineCmEvent,
+    channel: *mut rdma_event_channel,
+) -> bool {
     // SAFETY: passed on from the caller.
     unsafe {
         let listener = (*raw).id;
         let Ok(state) = id(listener) else { return false };
-        let Ok(child) = id::adopt(listener, reported.id) else {
+        let Ok(child) = id::adopt(listener, reported.id, channel) else {
             let mut ignored = 0;
             (state.api.cm.destroy_id)(reported.id, &mut ignored);
             return false;

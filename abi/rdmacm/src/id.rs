@@ -147,7 +147,8 @@ pub(crate) unsafe fn create(
     made
 }
 
-/// The identifier of a connect request, on the channel of its listener.
+/// The identifier of a connect request, on the channel that it was taken from: that of its listener may be
+/// changing.
 ///
 /// # Safety
 ///
@@ -155,11 +156,12 @@ pub(crate) unsafe fn create(
 pub(crate) unsafe fn adopt(
     listener: *mut rdma_cm_id,
     handle: CmIdHandle,
+    channel: *mut rdma_event_channel,
 ) -> Result<*mut rdma_cm_id, Errno> {
     // SAFETY: passed on from the caller; a listener's public part is the program's to read.
     let (state, public) = unsafe { (id(listener)?, &*listener) };
     let api = state.api;
-    let public = blank(public.channel, public.context, public.ps, public.qp_type);
+    let public = blank(channel, public.context, public.ps, public.qp_type);
     Id::create_with(public, IdState::new(api, handle, false), |raw, _| {
         // SAFETY: the handle came with the request.
         check(unsafe { (api.cm.set_cookie)(handle, raw as u64) })?;

@@ -1,6 +1,6 @@
 //! Event channels.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::Cm;
 use crate::id::State;
@@ -192,25 +192,51 @@ impl Cm {
         }
     }
 
-    /// Moves an identifier and its events to another channel. How many events of it were taken.
+    /// Moves an identifier and its events to another channel, a listener with the requests that nobody has
+    /// taken (`rdma_migrate_id(3)`). How many events of it were taken.
     ///
     /// # Errors
     ///
     /// There is no such identifier or channel.
     pub fn migrate(&mut self, key: IdKey, to: ChannelKey) -> Result<u32, CallError> {
-        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        let channel = self.channels.get_mut(to).ok_or(CallError::NoSuchObject)?;
-        let (from, events) = (std::mem::replace(&mut id.channel, to), id.events.len());
-        id.epoch = id.epoch.wrapping_add(1);
-        channel.order.extend(std::iter::repeat_n((key, id.epoch), events));
-        channel.waiting += events;
-        channel.users += 1;
-        let reported = id.reported;
+        let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
+        if self.channels.get(to).is_none() {
+            return Err(CallError::NoSuchObject);
+        }
+        let (from, reported) = (id.channel, id.reported);
+        let mut moving = BTreeSet::from([key]);
+        if let State::Listening(listener) = &id.state {
+            moving.extend(&listener.untaken);
+        }
+        let order = self.order_of(from, &moving);
+        for &key in &moving {
+            let Some(id) = self.ids.get_mut(key) else { continue };
+            (id.channel, id.epoch) = (to, id.epoch.wrapping_add(1));
+        }
+        let ids = &self.ids;
+        let renewed = order.iter().filter_map(|&key| Some((key, ids.get(key)?.epoch)));
+        if let Some(channel) = self.channels.get_mut(to) {
+            channel.order.extend(renewed);
+            channel.waiting += order.len();
+            channel.users += moving.len();
+        }
         self.touch(to);
-        self.forget_events(from, events);
+        self.forget_events(from, order.len());
         if let Some(channel) = self.channels.get_mut(from) {
-            channel.users -= 1;
+            channel.users -= moving.len();
         }
         Ok(reported)
+    }
+
+    /// Whose the events of a channel are, one after the other, as far as they are those of `some`.
+    fn order_of(&self, channel: ChannelKey, some: &BTreeSet<IdKey>) -> Vec<IdKey> {
+        let idle = |key: &IdKey| self.ids.get(*key).is_none_or(|id| id.events.is_empty());
+        let Some(channel) = self.channels.get(channel).filter(|_| !some.iter().all(idle)) else {
+            return Vec::new();
+        };
+        let is = |&&(key, epoch): &&(IdKey, u32)| {
+            some.contains(&key) && self.ids.get(key).is_some_and(|id| id.epoch == epoch)
+        };
+        channel.order.iter().filter(is).map(|&(key, _)| key).collect()
     }
 }

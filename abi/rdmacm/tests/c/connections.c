@@ -244,6 +244,62 @@ static void not_taken(void)
 	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(active) == 0);
 }
 
+/* Requests that nobody has taken go with their listener to another channel. */
+static void moved_with_the_listener(void)
+{
+	struct rdma_conn_param param = { .private_data = "mine", .private_data_len = 5, .qp_num = 77 };
+	struct rdma_event_channel *other = rdma_create_event_channel();
+	struct pollfd fds[2] = { { .fd = there->fd, .events = POLLIN }, { .fd = other->fd, .events = POLLIN } };
+	struct rdma_cm_id *id, *active, *passive;
+	struct rdma_cm_event *event;
+	int port;
+
+	id = listener(there, RDMA_PS_TCP, &port);
+	active = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(active, &param) == 0 && poll(fds, 1, 10000) == 1);
+	CHECK(rdma_migrate_id(id, other) == 0 && poll(fds, 1, 0) == 0 && poll(fds + 1, 1, 0) == 1);
+	event = expect(other, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	CHECK(event->listen_id == id && passive->channel == other && rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(rdma_establish(active) == 0);
+	pass(other, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(rdma_destroy_id(active) == 0);
+	pass(other, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_destroy_id(passive) == 0);
+
+	/* To none: a listener that waits for them. */
+	active = resolved(here, RDMA_PS_TCP, port);
+	CHECK(rdma_connect(active, &param) == 0 && poll(fds + 1, 1, 10000) == 1);
+	CHECK(rdma_migrate_id(id, NULL) == 0 && rdma_get_request(id, &passive) == 0);
+	CHECK(rdma_reject(passive, NULL, 0) == 0 && rdma_destroy_id(passive) == 0);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(other);
+}
+
+/* What is said in refusing to tell where datagrams go arrives. */
+static void refused_datagrams(void)
+{
+	struct rdma_conn_param param = { .private_data = "where", .private_data_len = 6 };
+	struct rdma_cm_id *id, *active, *passive;
+	struct rdma_cm_event *event;
+	int port;
+
+	id = listener(there, RDMA_PS_UDP, &port);
+	active = resolved(here, RDMA_PS_UDP, port);
+	CHECK(rdma_connect(active, &param) == 0);
+	event = expect(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	passive = event->id;
+	CHECK(strcmp(event->param.ud.private_data, "where") == 0 && rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_reject(passive, "too busy", 9) == 0);
+	event = expect(here, RDMA_CM_EVENT_UNREACHABLE);
+	CHECK(event->status != 0 && event->param.ud.private_data_len >= 9);
+	CHECK(strcmp(event->param.ud.private_data, "too busy") == 0 && rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(passive) == 0 && rdma_destroy_id(active) == 0 && rdma_destroy_id(id) == 0);
+}
+
 int main(void)
 {
 	struct rdma_cm_id *id;
@@ -259,6 +315,8 @@ int main(void)
 	last_words(port, 1);
 	last_words(port, 0);
 	not_taken();
+	moved_with_the_listener();
+	refused_datagrams();
 	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(here);
 	rdma_destroy_event_channel(there);

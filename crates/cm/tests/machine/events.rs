@@ -32,6 +32,41 @@ fn identifiers_take_their_events_to_another_channel() {
 }
 
 #[test]
+fn requests_that_nobody_took_move_with_their_listener() {
+    let mut pair = Pair::default();
+    let listener = pair.listen(PortSpace::Tcp, 4000, 8);
+    let askers = [(); 3].map(|()| pair.connect(4000, &Param::default()));
+    let (a, cm) = (pair.nodes[1].channel, &mut pair.nodes[1].cm);
+    let b = cm.create_channel();
+    let first = cm.take_event(a).unwrap().unwrap();
+    assert_eq!((cm.waiting(a), cm.migrate(listener, b)), (2, Ok(1)));
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (0, 2));
+    let [second, third] = [(); 2].map(|()| cm.take_event(b).unwrap().unwrap());
+    assert_eq!(cm.destroy_channel(a), Err(CallError::Busy), "of the one that was taken there");
+    // What else comes to a request comes where the request did.
+    let taken = [(first, a), (second, b), (third, b)];
+    for (asker, (request, channel)) in askers.into_iter().zip(taken) {
+        assert_eq!(request.kind, EventKind::ConnectRequest);
+        let now = pair.now;
+        pair.nodes[1].cm.accept(now, request.id, Some(&Param::default())).unwrap();
+        pair.run();
+        assert_eq!(pair.expect(0, EventKind::ConnectResponse).id, asker);
+        pair.nodes[0].cm.accept(now, asker, None).unwrap();
+        pair.run();
+        let cm = &mut pair.nodes[1].cm;
+        let told = cm.take_event(channel).unwrap().unwrap();
+        assert_eq!((told.kind, told.id), (EventKind::Established, request.id));
+        assert_eq!((cm.waiting(a), cm.waiting(b)), (0, 0));
+        cm.destroy_id(request.id).unwrap();
+        pair.run();
+        pair.expect(0, EventKind::Disconnected);
+    }
+    let cm = &mut pair.nodes[1].cm;
+    assert_eq!((cm.destroy_channel(a), cm.destroy_id(listener)), (Ok(()), Ok(3)));
+    assert_eq!(cm.destroy_channel(b), Ok(()));
+}
+
+#[test]
 fn events_of_a_destroyed_identifier_are_not_handed_out() {
     let mut pair = Pair::default();
     let cm = &mut pair.nodes[0].cm;
