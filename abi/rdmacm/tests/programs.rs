@@ -31,19 +31,22 @@ fn folder() -> &'static Path {
     })
 }
 
+/// What programs see but where a test says otherwise.
+const DEVICES: &str = "quipu0,quipu_iw0";
+
 /// Compiles `c/<name>.c` and runs it; it says itself what is wrong.
 fn run(name: &str) {
-    run_behind(name, None);
+    run_behind(name, None, DEVICES);
 }
 
-/// The same with a library in front of all.
-fn run_behind(name: &str, front: Option<&Path>) {
+/// The same with a library in front of all, and other devices.
+fn run_behind(name: &str, front: Option<&Path>, devices: &str) {
     if !needs::met(Path::new("/usr/include/rdma/rdma_verbs.h").exists(), "librdmacm-dev") {
         return;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     // Another package has programs of the same names.
-    let program = folder().join(name);
+    let program = folder().join(format!("{name}-{devices}"));
     let arguments = ["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"];
     let Some(mut compile) = needs::compiler() else { return };
     compile.args(arguments).arg(&program).arg(source).args(["-lrdmacm", "-libverbs", "-lpthread"]);
@@ -55,6 +58,7 @@ fn run_behind(name: &str, front: Option<&Path>) {
         .env("LD_LIBRARY_PATH", folder())
         .env("LD_PRELOAD", preload.join(":"))
         .env("QUIPU_ADDRESS", "127.0.0.1")
+        .env("QUIPU_DEVICES", devices)
         .output()
         .expect("the program starts");
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -87,6 +91,12 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 }
 
 #[test]
+fn streams_go_over_an_rnic_which_has_no_immediate_data() {
+    run_behind("sockets", None, "quipu_iw0");
+    run_behind("epoll", None, "quipu_iw0");
+}
+
+#[test]
 fn sets_of_sockets_and_descriptors_tell_levels_and_edges() {
     run("epoll");
 }
@@ -96,7 +106,7 @@ fn sockets_become_streams_over_queue_pairs() {
     let library = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", env::consts::ARCH);
     let library = Path::new(&library);
     if needs::met(library.exists(), "librdmacm1") {
-        run_behind("preloaded", Some(library));
+        run_behind("preloaded", Some(library), DEVICES);
     }
 }
 

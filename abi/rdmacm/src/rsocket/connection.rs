@@ -18,9 +18,10 @@ use crate::verbs::{number, pointer, verbs};
 const BATCH: usize = 32;
 /// How often that is done before the program gets its turn.
 const BATCHES: usize = 16;
-/// Work request identifiers.
-const RECEIVE: u64 = 1;
-const SEND: u64 = 2;
+/// The work request identifier of sends; those of receives are their numbers.
+const SEND: u64 = u64::MAX;
+/// Bytes of a message where it is a send.
+const WORD: usize = 4;
 
 /// A connection's queue pair, memory and books. The identifier is the socket's, which drops this
 /// first.
@@ -36,6 +37,11 @@ pub(crate) struct Connection {
     buffer_at: usize,
     /// How many sends may be under way.
     sends: usize,
+    /// Whether messages are sends: an RNIC has no immediate data with RDMA writes (RFC 5040).
+    by_sends: bool,
+    /// Where what is received by sends lies, and the number of the next receive.
+    words_at: usize,
+    next_receive: u32,
     /// Why nothing goes any more.
     broken: Option<Errno>,
     /// Whether this end has said that it sends no more.
@@ -60,8 +66,12 @@ impl Connection {
         let Options { ring, buffer, sends, receives, mappings, .. } = *options;
         let mut own = Greeting { addr: 0, rkey: 0, ring, receives, mappings };
         let buffer_at = own.table() as usize + own.table_len() as usize;
+        let words_at = buffer_at + buffer as usize;
+        // SAFETY: passed on from the caller.
+        let by_sends = unsafe { (*(*(*id).verbs).device).transport_type } == IBV_TRANSPORT_IWARP;
+        let words = if by_sends { receives as usize * WORD } else { 0 };
         // SAFETY: passed on from the caller; the domain is that of the device, which outlives it.
-        let memory = unsafe { Memory::new((*id).pd, buffer_at + buffer as usize) }?;
+        let memory = unsafe { Memory::new((*id).pd, words_at + words) }?;
         (own.addr, own.rkey) = (memory.addr(), memory.keys().1);
         // SAFETY: passed on from the caller.
         unsafe { create_queues(id, sends, receives) }?;
@@ -74,6 +84,9 @@ impl Connection {
             buffer: Buffer::new(buffer as usize),
             buffer_at,
             sends: sends as usize,
+            by_sends,
+            words_at,
+            next_receive: 0,
             broken: None,
             end_told: false,
             mapped: Vec::new(),
@@ -138,7 +151,9 @@ impl Connection {
 
     /// Place for a piece of at least so many bytes.
     fn room(&self, least: usize) -> Option<(usize, usize)> {
-        if self.broken.is_some() || self.buffer.pieces() >= self.sends {
+        // A message with bytes is two requests where it is a send.
+        let requests = 1 + usize::from(self.by_sends);
+        if self.broken.is_some() || self.buffer.pieces() + requests > self.sends {
             return None;
         }
         let (at, len) = self.buffer.room(least);
@@ -148,6 +163,10 @@ impl Connection {
     /// Takes completions and does what they say. True if there may be more: a peer that never stops is not
     /// to keep the program here.
     pub(crate) fn progress(&mut self) -> bool {
+        // An RNIC takes what the peer sends before this end has heard that the connection stands.
+        if self.peer.is_none() {
+            return false;
+        }
         // SAFETY: the structure consists of integers.
         let mut done: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
         for _ in 0..BATCHES {
@@ -156,9 +175,9 @@ impl Connection {
             for wc in &done[..count] {
                 if wc.status != IBV_WC_SUCCESS {
                     self.break_with(Errno(libc::ECONNRESET));
-                } else if wc.wr_id == RECEIVE {
+                } else if wc.wr_id != SEND {
                     receives += 1;
-                    self.received(u32::from_be(wc.imm_data));
+                    self.received(self.word(wc));
                 }
                 if wc.wr_id == SEND {
                     self.buffer.free();
@@ -191,11 +210,22 @@ impl Connection {
         usize::try_from(count).unwrap_or(0)
     }
 
-    fn received(&mut self, immediate: u32) {
-        // The peer may send before this end has heard that the connection stands.
-        let result = match &mut self.peer {
-            Some((_, out)) => self.incoming.message(Message::decode(immediate), out),
-            None => Err(super::stream::Violation),
+    /// What a receive has brought; none if that is no message.
+    fn word(&self, wc: &ibv_wc) -> Option<u32> {
+        if !self.by_sends {
+            return Some(u32::from_be(wc.imm_data));
+        }
+        let mut word = [0; WORD];
+        let at = self.words_at + wc.wr_id as usize * WORD;
+        // SAFETY: the array has room.
+        unsafe { self.memory.read(at, word.as_mut_ptr(), WORD) };
+        (wc.byte_len as usize == WORD).then_some(u32::from_be_bytes(word))
+    }
+
+    fn received(&mut self, word: Option<u32>) {
+        let result = match (&mut self.peer, word) {
+            (Some((_, out)), Some(word)) => self.incoming.message(Message::decode(word), out),
+            _ => Err(super::stream::Violation),
         };
         if result.is_err() {
             self.break_with(Errno(libc::EPROTO));
@@ -287,8 +317,25 @@ impl Connection {
         let (peer, out) = self.peer.as_mut().ok_or(Errno::ENOTCONN)?;
         out.sent(message);
         let rkey = peer.rkey;
+        if self.by_sends {
+            if len > 0 {
+                self.post(None, at, len, remote, rkey)?;
+            }
+            return self.post_word(message);
+        }
         let remote = if len == 0 { peer.addr } else { remote };
         self.post(Some(message), at, len, remote, rkey)
+    }
+
+    /// Sends a message as a send, which arrives behind what was written before (RFC 5040).
+    fn post_word(&mut self, message: Message) -> Result<(), Errno> {
+        let word = message.encode().to_be_bytes();
+        let mut sge = ibv_sge { addr: word.as_ptr() as u64, length: WORD as u32, lkey: 0 };
+        // SAFETY: the structure consists of integers, raw pointers and unions of those.
+        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        (wr.opcode, wr.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+        (wr.sg_list, wr.num_sge) = (&mut sge, 1);
+        self.post_request(&mut wr, 0, 0)
     }
 
     fn post(
@@ -306,7 +353,6 @@ impl Connection {
         };
         // SAFETY: the structure consists of integers, raw pointers and unions of those.
         let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-        wr.wr_id = SEND;
         wr.send_flags = IBV_SEND_SIGNALED;
         wr.opcode = IBV_WR_RDMA_WRITE;
         if let Some(message) = message {
@@ -317,12 +363,18 @@ impl Connection {
             (wr.sg_list, wr.num_sge) = (&mut sge, 1);
         }
         wr.wr.rdma = ibv_send_wr_rdma { remote_addr: remote, rkey };
+        self.post_request(&mut wr, at, len)
+    }
+
+    /// Posts a request, for which a piece of the buffer is in use until it ends.
+    fn post_request(&mut self, wr: &mut ibv_send_wr, at: usize, len: usize) -> Result<(), Errno> {
+        wr.wr_id = SEND;
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is the identifier's, the table is filled, the request is copied.
         let posted = unsafe {
             let qp = (*self.id).qp;
             let post = (*(*qp).context).ops.post_send.ok_or(Errno::EOPNOTSUPP)?;
-            number(post(qp, &mut wr, &mut bad))
+            number(post(qp, wr, &mut bad))
         };
         if posted.is_ok() {
             self.buffer.take(at, len);
@@ -333,8 +385,17 @@ impl Connection {
     fn post_receives(&mut self, count: u32) -> Result<(), Errno> {
         // SAFETY: the structure consists of integers and raw pointers.
         let mut wr: ibv_recv_wr = unsafe { std::mem::zeroed() };
-        wr.wr_id = RECEIVE;
         for _ in 0..count {
+            // They end in order, so that a number is free again when its turn comes.
+            let place = self.next_receive;
+            self.next_receive = (place + 1) % self.own.receives;
+            wr.wr_id = place.into();
+            let at = (self.words_at + place as usize * WORD) as u64;
+            let (addr, lkey) = (self.memory.addr() + at, self.memory.keys().0);
+            let mut sge = ibv_sge { addr, length: WORD as u32, lkey };
+            if self.by_sends {
+                (wr.sg_list, wr.num_sge) = (&mut sge, 1);
+            }
             let mut bad = ptr::null_mut();
             // SAFETY: as in `post`.
             unsafe {
@@ -467,6 +528,7 @@ unsafe fn create_queues(id: *mut rdma_cm_id, sends: u32, receives: u32) -> Resul
         init.cap.max_recv_wr = receives;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
+        init.cap.max_inline_data = WORD as u32;
         let made = qp::create_plain(id, ptr::null_mut(), &mut init);
         if made.is_err() {
             qp::destroy_cqs(id);

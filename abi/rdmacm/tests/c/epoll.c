@@ -235,6 +235,7 @@ static void mixed(void)
 	meets(set, EPOLLIN, 1);
 	CHECK(rsendto(dgram, "d", 1, 0, (struct sockaddr *)&in, sizeof in) == 1);
 	CHECK(rwrite(ends[0], "s", 1) == 1);
+	CHECK(rpoll(&(struct pollfd){ ends[1], POLLIN, 0 }, 1, 10000) == 1);
 	for (int i = 0; i < 30; i++) {
 		CHECK(wait_in(set, said, 1, 10000) == 1 && said[0].data.u64 < 3);
 		seen[said[0].data.u64]++;
