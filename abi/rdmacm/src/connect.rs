@@ -14,6 +14,9 @@ use crate::state::{to_error, to_rts};
 /// How often a send is tried again, where the program does not say: as often as there is.
 const RETRIES: u8 = 7;
 
+/// The private data that an answer to a request has room for, in bytes (the REP message of the IBA).
+const REPLY_DATA: usize = 196;
+
 /// Checks the limits that the program asks for against those of the device.
 fn valid(book: &Book, param: Option<&rdma_conn_param>) -> Result<(), Errno> {
     let (Some(param), Some(device)) = (param, book.device) else { return Ok(()) };
@@ -155,17 +158,16 @@ entry! {
                 settle_limits(&mut book, param, true);
                 book.device.is_some_and(|device| device.is_moved)
             };
-            if !datagrams && !of_engine && !(*raw).qp.is_null() {
+            let data = private_data(&state.book(), param);
+            // What the engine will refuse leaves the queue pair as it is.
+            let moves = !datagrams && !of_engine && !(*raw).qp.is_null();
+            let moves = moves && data.len() <= REPLY_DATA;
+            if moves {
                 to_rts(raw)?;
             }
-            let (told, data);
-            {
-                let book = state.book();
-                data = private_data(&book, param);
-                told = parameters(raw, &book, param, &data);
-            }
+            let told = parameters(raw, &state.book(), param, &data);
             let accepted = check((state.api.cm.accept)(state.handle, &told));
-            if accepted.is_err() && !datagrams {
+            if accepted.is_err() && moves {
                 let _ = to_error(raw);
             }
             accepted?;

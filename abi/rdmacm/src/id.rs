@@ -246,7 +246,7 @@ pub(crate) unsafe fn complete(raw: *mut rdma_cm_id) -> Result<c_int, Errno> {
     }
 }
 
-/// Moves an identifier to another channel; to none: makes it synchronous.
+/// Moves an identifier to another channel; to none: makes it synchronous, which it was not before (EINVAL).
 ///
 /// # Safety
 ///
@@ -258,6 +258,9 @@ pub(crate) unsafe fn migrate(
     // SAFETY: passed on from the caller.
     let state = unsafe { id(raw) }?;
     let synchronous = channel.is_null();
+    if synchronous && state.book().synchronous {
+        return Err(Errno::EINVAL);
+    }
     let to = if synchronous { channel::create()? } else { channel };
     let mut reported = 0;
     // SAFETY: passed on from the caller; `reported` is valid for the call.

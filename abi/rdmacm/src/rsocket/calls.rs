@@ -56,7 +56,7 @@ entry! {
         let (flags, kind) = (kind & libc::SOCK_NONBLOCK, kind & 0xf);
         match (kind, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
-                let socket = Socket::new()?;
+                let socket = Socket::new(domain)?;
                 socket.nonblocking.store(flags != 0, Ordering::Relaxed);
                 let fd = socket.fd;
                 insert(fd, Entry::Stream(socket));

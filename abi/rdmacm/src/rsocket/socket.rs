@@ -141,8 +141,8 @@ struct Seen {
 unsafe impl Send for State {}
 
 impl Socket {
-    /// A socket without addresses.
-    pub(crate) fn new() -> Result<Arc<Self>, Errno> {
+    /// A socket without addresses, of a family that addresses of all zeros are told of until there is another.
+    pub(crate) fn new(family: c_int) -> Result<Arc<Self>, Errno> {
         let channel = channel::create()?;
         // SAFETY: the channel was just made.
         let made = unsafe { id::create(channel, std::ptr::null_mut(), RDMA_PS_TCP, None) };
@@ -151,7 +151,10 @@ impl Socket {
             let _ = unsafe { channel::destroy(channel) };
         })?;
         // SAFETY: the identifier was just made, with a channel of its own.
-        unsafe { Self::around(id, Options::default()) }
+        unsafe {
+            (*id).route.addr.src_storage.ss_family = family as libc::sa_family_t;
+            Self::around(id, Options::default())
+        }
     }
 
     /// A socket around an identifier, which is destroyed if that fails.

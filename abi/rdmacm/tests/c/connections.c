@@ -30,6 +30,7 @@ static void both_ways(int port)
 		.responder_resources = 3, .initiator_depth = 2, .retry_count = 7, .rnr_retry_count = 7 };
 	struct rdma_conn_param answer = { .private_data = "welcome", .private_data_len = 8,
 		.responder_resources = RDMA_MAX_RESP_RES, .initiator_depth = RDMA_MAX_INIT_DEPTH };
+	static const char more[256];
 	struct ibv_qp_init_attr init = queues();
 	struct ibv_qp_attr attr;
 	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
@@ -42,6 +43,13 @@ static void both_ways(int port)
 	passive = request("hello");
 	init = queues();
 	CHECK(rdma_create_qp(passive, NULL, &init) == 0);
+	/* More than there is room for is refused, and nothing has changed. */
+	answer.private_data = more;
+	answer.private_data_len = 197;
+	FAILS(rdma_accept(passive, &answer), EINVAL);
+	CHECK(ibv_query_qp(passive->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_INIT);
+	answer.private_data = "welcome";
+	answer.private_data_len = 8;
 	CHECK(rdma_accept(passive, &answer) == 0);
 	event = expect(here, RDMA_CM_EVENT_ESTABLISHED);
 	CHECK(event->id == active && active->context == (void *)0x77);

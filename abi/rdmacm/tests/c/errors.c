@@ -19,6 +19,7 @@ static void identifiers(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in in;
 	struct sockaddr_storage ib = { .ss_family = 27 };
+	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
 	struct rdma_cm_id *id, *other, *child;
 	struct ibv_qp_init_attr init = queues();
 	struct rdma_conn_param param = { 0 };
@@ -51,6 +52,12 @@ static void identifiers(struct rdma_event_channel *channel)
 	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof on) == 0);
 	FAILS(rdma_set_local_ece(id, &ece), EINVAL);
 	CHECK(rdma_get_remote_ece(id, &ece) == 0 && ece.vendor_id == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	/* From one family to the other there is no way; the identifier may try another one. */
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_resolve_addr(id, loopback(&in, 0), (struct sockaddr *)&six, 100), EINVAL);
+	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100) == 0);
+	pass(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0);
 
 	id = listener(channel, RDMA_PS_TCP, &port);

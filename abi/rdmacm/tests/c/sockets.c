@@ -190,11 +190,19 @@ static void strangers(void)
 static void errors(void)
 {
 	struct sockaddr_in in;
+	struct sockaddr_in6 six;
 	int rs, one = 1, number;
 	socklen_t length = sizeof number;
 	char byte;
 	FAILS(rsocket(AF_UNIX, SOCK_STREAM, 0), EAFNOSUPPORT);
 	FAILS(rsocket(AF_INET, SOCK_SEQPACKET, 0), EPROTONOSUPPORT);
+	/* An address of zeros, as long as there is none. */
+	CHECK((rs = rsocket(AF_INET6, SOCK_STREAM, 0)) > 2);
+	length = sizeof six;
+	CHECK(rgetsockname(rs, (struct sockaddr *)&six, &length) == 0 && length == sizeof six);
+	CHECK(six.sin6_family == AF_INET6 && !six.sin6_port && IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr));
+	CHECK(rclose(rs) == 0);
+	length = sizeof number;
 	CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
 	FAILS(rrecv(rs, &byte, 1, 0), ENOTCONN);
 	FAILS(rsend(rs, &byte, 1, 0), ENOTCONN);

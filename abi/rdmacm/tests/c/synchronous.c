@@ -46,6 +46,7 @@ int main(void)
 	CHECK(rdma_listen(listening, 0) == 0);
 	snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listening)));
 	FAILS(rdma_get_request(listening, NULL), EINVAL);
+	FAILS(rdma_migrate_id(listening, NULL), EINVAL);
 	CHECK(pthread_create(&thread, NULL, serve, listening) == 0);
 
 	res = address(port, 0);
