@@ -94,7 +94,7 @@ entries! {
     }
 
     /// [`EngineApi::find_mr`]
-    fn find_mr(context: ContextHandle, low: u32, out: *mut EngineMr) {
+    fn find_mr(context: ContextHandle, low: u32, out: *mut EngineFoundMr) {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
@@ -106,7 +106,8 @@ entries! {
         let mr = found.ok_or(INVALID)?;
         let (_, info) = instance.engine.query_mr(mr)?;
         let (lkey, rkey) = (info.key.0, info.key.0);
-        out.fill(EngineMr { mr: instance.mr_handle(mr), lkey, rkey });
+        let found = EngineMr { mr: instance.mr_handle(mr), lkey, rkey };
+        out.fill(EngineFoundMr { found, length: info.len });
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Completion channels and completion queues.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void};
@@ -12,6 +12,7 @@ use crate::acks::Acks;
 use crate::context::{Context, context};
 use crate::engine::{check, errno_of};
 use crate::object::Blank;
+use crate::wall::Wall;
 
 /// The private part of a completion channel.
 pub(crate) struct ChannelState {
@@ -36,6 +37,8 @@ pub(crate) struct CqState {
     pub(crate) current: UnsafeCell<ibv_wc>,
     /// When it was made, by the clock of the device; guarded by `polling`. None if not asked for.
     pub(crate) stamp: Option<UnsafeCell<u64>>,
+    /// How the clock on the wall goes by it; guarded by `polling`.
+    pub(crate) wall: Cell<Wall>,
     pub(crate) acks: Acks,
 }
 
@@ -111,6 +114,7 @@ pub(crate) unsafe fn create(
         polling: SpinLock::new(),
         current: UnsafeCell::new(ibv_wc::blank()),
         stamp: wanted.stamps.then(UnsafeCell::default),
+        wall: Cell::default(),
         acks: Acks::default(),
     };
     // The engine is told the address of the queue as its cookie, so the queue is there first. It

@@ -3,8 +3,6 @@
 //! One completion is taken from the engine at a time and kept in the queue's private part while the
 //! program reads its fields. The program may poll the same queue by `ibv_poll_cq` too.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use libc::c_uint;
 use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
@@ -83,11 +81,12 @@ fn stamp(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
 /// The same by the clock on the wall, in nanoseconds since 1970.
 fn wallclock(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
     let made = stamp(raw)?;
-    // SAFETY: the context of a live queue is alive.
-    let now = clock(unsafe { context((*raw).cq.context) }?)?;
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Errno::EINVAL)?;
-    let wall = u64::try_from(wall.as_nanos()).map_err(|_| Errno::EINVAL)?;
-    Ok(wall.saturating_sub(now.saturating_sub(made)))
+    // SAFETY: as in `current`; the context of a live queue is alive.
+    let (known, context) = unsafe { (&Cq::get(raw)?.wall, context((*raw).cq.context)?) };
+    let mut wall = known.get();
+    let told = wall.at(made, || clock(context));
+    known.set(wall);
+    told
 }
 
 entry! {
@@ -138,6 +137,10 @@ quick_entry! {
         if taken.is_err() {
             // Only a successful start is followed by an end.
             cq.polling.unlock();
+        } else if cq.stamp.is_some() {
+            let mut wall = cq.wall.get();
+            wall.renew();
+            cq.wall.set(wall);
         }
         taken
     }

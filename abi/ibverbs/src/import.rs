@@ -193,10 +193,12 @@ entry! {
     fn ibv_import_mr(raw: *mut ibv_pd, handle: u32) -> Null<ibv_mr> {
         // SAFETY: the program passes a domain, whose context is alive.
         let (pd, context) = unsafe { (pd(raw)?, context((*raw).context)?) };
-        let mut found = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
-        // SAFETY: `found` is valid for the call.
-        check(unsafe { (pd.api.find_mr)(context.handle, handle, &mut found) })?;
-        Ok(adopt(pd, &found, ptr::null_mut(), 0, Backing::Program))
+        let found = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
+        let mut region = EngineFoundMr { found, length: 0 };
+        // SAFETY: `region` is valid for the call.
+        check(unsafe { (pd.api.find_mr)(context.handle, handle, &mut region) })?;
+        let length = usize::try_from(region.length).unwrap_or(usize::MAX);
+        Ok(adopt(pd, &region.found, ptr::null_mut(), length, Backing::Program))
     }
 
     /// `ibv_unimport_mr(3)`: the region stays.

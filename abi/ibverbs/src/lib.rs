@@ -46,7 +46,8 @@ pub mod srq;
 pub mod stub;
 pub mod sysfs;
 pub mod text;
-pub mod wq;
+pub mod wall;
+mod wq;
 pub mod xrcd;
 
 use quipu_facade as engine;

@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 11;
+pub const ENGINE_API_VERSION: u32 = 12;
 
 /// How `ibv_wr_flush` reaches [`EngineApi::post_batch`]: an opcode that no program knows, since the request
 /// of `ibv_post_send` has no place for what a flush needs. `wr.atomic` has the key, the address, the length
@@ -232,6 +232,14 @@ pub struct EngineMr {
     pub mr: MrHandle,
     pub lkey: u32,
     pub rkey: u32,
+}
+
+/// A region that was looked for, and its length in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EngineFoundMr {
+    pub found: EngineMr,
+    pub length: u64,
 }
 
 /// A window's handle and key. The key's low byte is the tag that the consumer changes for type 2;
@@ -551,7 +559,8 @@ pub struct EngineApi {
     /// The domain of a context whose handle has these lower 32 bits.
     pub find_pd: unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut PdHandle) -> i32,
     /// The region of a context whose handle has these lower 32 bits.
-    pub find_mr: unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut EngineMr) -> i32,
+    pub find_mr:
+        unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut EngineFoundMr) -> i32,
 
     // --- address handles -----------------------------------------------------------------------
     /// Remembers the address of a peer. Without GRH (`is_global` 0), with another port or source

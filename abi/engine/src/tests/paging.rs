@@ -2,7 +2,7 @@
 
 use quipu_abi_types::*;
 
-use super::bench::{Bench, CQ_COOKIE, blank, done, made, registration, send};
+use super::bench::{Bench, CQ_COOKIE, MEMORY, blank, done, made, registration, send};
 
 const ON_DEMAND: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
@@ -243,14 +243,15 @@ fn domains_and_regions_are_found_by_their_numbers_in_their_context() {
     let pd: PdHandle =
         made(|out| unsafe { (bench.api.find_pd)(bench.context, bench.pd.0 as u32, out) }).unwrap();
     assert_eq!(pd, bench.pd);
-    let mr: EngineMr =
+    let mr: EngineFoundMr =
         made(|out| unsafe { (bench.api.find_mr)(bench.context, bench.mr.mr.0 as u32, out) })
             .unwrap();
-    assert_eq!((mr.mr, mr.lkey), (bench.mr.mr, bench.mr.lkey));
+    assert_eq!((mr.found.mr, mr.found.lkey), (bench.mr.mr, bench.mr.lkey));
+    assert_eq!(mr.length, MEMORY as u64);
     let foreign = made::<PdHandle>(|out| unsafe {
         (bench.api.find_pd)(bench.context, other.pd.0 as u32, out)
     });
     assert_eq!(foreign.err(), Some(EngineStatus::Invalid));
-    let none = made::<EngineMr>(|out| unsafe { (bench.api.find_mr)(bench.context, !0, out) });
+    let none = made::<EngineFoundMr>(|out| unsafe { (bench.api.find_mr)(bench.context, !0, out) });
     assert_eq!(none.err(), Some(EngineStatus::Invalid));
 }

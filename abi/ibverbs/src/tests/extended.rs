@@ -80,6 +80,7 @@ fn a_device_is_imported_by_a_copy_of_its_descriptor() {
         assert_eq!((*same_domain).context, second);
         let same_region = import::ibv_import_mr(same_domain, (*region).handle);
         assert!((*same_region).addr.is_null() && (*same_region).lkey != 0);
+        assert_eq!((*same_region).length, 64);
         assert_eq!(pd::ibv_dealloc_pd(same_domain), libc::EBUSY);
         import::ibv_unimport_mr(same_region);
         // A queue pair outlives the structure by which its domain was known.
@@ -235,15 +236,28 @@ fn stamps_are_read_in_ticks_and_by_the_clock_on_the_wall() {
         let mut wr: ibv_send_wr = zeroed();
         (wr.wr_id, wr.opcode) = (4, IBV_WR_SEND);
         let post = (*program.context).ops.post_send.unwrap();
-        assert_eq!(post(qp, &mut wr, &mut ptr::null_mut()), 0);
+        for _ in 0..3 {
+            assert_eq!(post(qp, &mut wr, &mut ptr::null_mut()), 0);
+        }
+        let now = || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            now.as_nanos() as u64
+        };
         let mut poll = ibv_poll_cq_attr { comp_mask: 0 };
         assert_eq!((*queue).start_poll.unwrap()(queue, &mut poll), 0);
         assert_eq!((*queue).wr_id, 4);
         assert_eq!((*queue).read_completion_ts.unwrap()(queue), 1_000);
-        let wall = (*queue).read_completion_wallclock_ns.unwrap()(queue);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let ago = now.as_nanos() as u64 - wall;
-        assert!((2_000..60_000_000_000).contains(&ago), "{ago} ns ago, by a clock 2000 ns later");
+        // By a clock that is 2000 ns later now.
+        let read = (*queue).read_completion_wallclock_ns.unwrap();
+        let (before, wall, after) = (now(), read(queue), now());
+        assert!((before..=after).contains(&(wall + 2_000)), "{before} {wall} {after}");
+        assert_eq!(read(queue), wall, "of one completion");
+        // Completions that were made together, in this poll and the next one.
+        assert_eq!((*queue).next_poll.unwrap()(queue), 0);
+        assert_eq!(read(queue), wall);
+        (*queue).end_poll.unwrap()(queue);
+        assert_eq!((*queue).start_poll.unwrap()(queue, &mut poll), 0);
+        assert_eq!(read(queue), wall);
         (*queue).end_poll.unwrap()(queue);
         // A queue that was not asked to has no stamps to tell.
         let plain = program.cq.cast::<ibv_cq_ex>();

@@ -468,11 +468,12 @@ table! {
         *out = PdHandle(low.into());
         OK
     }
-    look_for_mr: find_mr(context: ContextHandle, low: u32, out: *mut EngineMr) {
+    look_for_mr: find_mr(context: ContextHandle, low: u32, out: *mut EngineFoundMr) {
         if !state().children.contains_key(&u64::from(low)) {
             return INVALID;
         }
-        *out = EngineMr { mr: MrHandle(low.into()), lkey: 11, rkey: 12 };
+        let found = EngineMr { mr: MrHandle(low.into()), lkey: 11, rkey: 12 };
+        *out = EngineFoundMr { found, length: 64 };
         OK
     }
     join_xrcd: open_xrcd(context: ContextHandle, fd: c_int, oflag: c_int, out: *mut XrcdHandle) {

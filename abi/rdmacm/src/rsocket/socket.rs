@@ -141,7 +141,7 @@ struct Seen {
 unsafe impl Send for State {}
 
 impl Socket {
-    /// A socket without addresses, of a family that addresses of all zeros are told of until there is another.
+    /// A socket without addresses; until it has one, an address of zeros of that family is told.
     pub(crate) fn new(family: c_int) -> Result<Arc<Self>, Errno> {
         let channel = channel::create()?;
         // SAFETY: the channel was just made.
