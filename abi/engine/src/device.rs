@@ -387,6 +387,20 @@ entries! {
         Ok(())
     }
 
+    /// [`EngineApi::note_call`]
+    fn note_call(call: u32) {
+        let call = match call {
+            call if call == EngineCall::AllocDm as u32 => Call::AllocDm,
+            call if call == EngineCall::AllocTd as u32 => Call::AllocTd,
+            call if call == EngineCall::AllocParentDomain as u32 => Call::AllocParentDomain,
+            call if call == EngineCall::SetEce as u32 => Call::SetEce,
+            call if call == EngineCall::LeaveMulticast as u32 => Call::LeaveMulticast,
+            _ => return Err(INVALID),
+        };
+        let Some(instance) = for_destructor()? else { return Ok(()) };
+        Ok(instance.engine.note_call(call)?)
+    }
+
     /// [`EngineApi::query_gid`]
     fn query_gid(context: ContextHandle, port: u32, index: u32, out: *mut ibv_gid_entry) {
         // SAFETY: the table demands a valid pointer.

@@ -184,6 +184,7 @@ entries! {
     /// [`EngineApi::destroy_ah`]
     fn destroy_ah(ah: AhHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DestroyAh)?;
         let ah = AhId(ah.0);
         instance.destroyed(instance.engine.destroy_ah(ah).map_err(Failure::from))?;
         instance.registry().remove(Object::Ah(ah), 0);

@@ -1,6 +1,7 @@
 //! On-demand paging, null regions, and objects found by the numbers that programs show each other.
 
 use quipu_abi_types::*;
+use quipu_host::fault::Call;
 use quipu_mem::Access;
 use quipu_nic::PdId;
 
@@ -64,6 +65,7 @@ entries! {
             return Err(INVALID);
         }
         let instance = current()?;
+        instance.engine.note_call(Call::AdviseMr)?;
         let pd = instance.pd(pd);
         instance.registry().context_of(Object::Pd(pd))?;
         // SAFETY: the table demands a list of `count` elements.

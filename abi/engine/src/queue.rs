@@ -257,6 +257,7 @@ entries! {
         // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
         let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
         let instance = current()?;
+        instance.engine.note_call(Call::AttachMcast)?;
         Ok(instance.engine.attach_multicast(instance.qp(qp), Gid(gid))?)
     }
 

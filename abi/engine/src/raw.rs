@@ -5,6 +5,7 @@ use std::{ptr, slice};
 
 use quipu_abi_types::*;
 use quipu_host::Device;
+use quipu_host::fault::Call;
 use quipu_nic::{
     CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, RX_HASH_KEY, RxHash,
     RxHashFields, WqState,
@@ -175,6 +176,7 @@ entries! {
         // SAFETY: the table demands valid pointers, and specifications behind `attr`.
         let (out, (mut rule, counters)) = unsafe { (Out::new(out)?, rule(attr)?) };
         let instance = current()?;
+        instance.engine.note_call(Call::CreateFlow)?;
         let qp = instance.qp(qp);
         let context = instance.registry().context_of(Object::Qp(qp))?;
         if counters != CountersHandle::NONE {
@@ -252,6 +254,7 @@ entries! {
         // SAFETY: the table demands valid pointers.
         let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
         let instance = current()?;
+        instance.engine.note_call(Call::CreateWq)?;
         let (pd, cq) = (instance.pd(pd), instance.cq(init.cq));
         let context = {
             let registry = instance.registry();

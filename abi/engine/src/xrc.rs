@@ -7,6 +7,7 @@ use std::os::linux::fs::MetadataExt;
 
 use libc::{O_CREAT, O_EXCL, c_int};
 use quipu_abi_types::*;
+use quipu_host::fault::Call;
 use quipu_nic::XrcdId;
 
 use crate::entry::{Out, entries};
@@ -120,6 +121,7 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
+        instance.engine.note_call(Call::OpenXrcd)?;
         out.fill(open(instance, instance.context(context), fd, oflag)?);
         Ok(())
     }

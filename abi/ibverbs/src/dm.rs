@@ -12,6 +12,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntErrno, Null, Tagged, Void};
 
 use crate::context::{Context, context};
+use crate::engine::check;
 use crate::object::Blank;
 
 /// All device memory of a process.
@@ -125,6 +126,8 @@ entry! {
     fn alloc_dm(raw: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> Null<ibv_dm> {
         // SAFETY: the program passes a context, and null or a valid pointer.
         let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
+        // SAFETY: it takes a number.
+        check(unsafe { (context.api.note_call)(EngineCall::AllocDm as u32) })?;
         let memory = Arc::new(DmMemory::allocate(attr)?);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|known| known.memory.strong_count() > 0);

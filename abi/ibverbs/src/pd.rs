@@ -126,13 +126,13 @@ entry! {
 
     /// `ibv_alloc_td(3)`
     fn alloc_td(raw: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Null<ibv_td> {
-        // SAFETY: the program passes a context.
-        unsafe { context(raw) }?;
-        // SAFETY: the program passes null or a valid pointer.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        // SAFETY: the program passes a context, and null or a valid pointer.
+        let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
         if attr.comp_mask != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
+        // SAFETY: it takes a number.
+        check(unsafe { (context.api.note_call)(EngineCall::AllocTd as u32) })?;
         let mut public = ibv_td::blank();
         public.context = raw;
         Ok(Td::create(public, TdState(AtomicU32::new(0))))
@@ -171,6 +171,8 @@ entry! {
         if allocators && (attr.alloc.is_none() || attr.free.is_none()) {
             return Err(Errno::EINVAL);
         }
+        // SAFETY: it takes a number.
+        check(unsafe { (context.api.note_call)(EngineCall::AllocParentDomain as u32) })?;
         if !attr.td.is_null() {
             // SAFETY: the program passes null or a thread domain.
             unsafe { Td::get(attr.td) }?.0.fetch_add(1, Ordering::AcqRel);

@@ -364,10 +364,9 @@ entry! {
     /// `ibv_set_ece(3)`: of the options of this vendor, none are accepted; those of others are invalid.
     fn ibv_set_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> IntErrno {
         // SAFETY: the program passes a queue pair, and null or a valid pointer.
-        let ece = unsafe {
-            qp(raw)?;
-            ece.as_mut().ok_or(Errno::EINVAL)?
-        };
+        let (qp, ece) = unsafe { (qp(raw)?, ece.as_mut().ok_or(Errno::EINVAL)?) };
+        // SAFETY: it takes a number.
+        check(unsafe { (qp.api.note_call)(EngineCall::SetEce as u32) })?;
         match (ece.vendor_id, ece.comp_mask) {
             // What a peer without extensions has said.
             (0, _) => Err(Errno::EOPNOTSUPP),

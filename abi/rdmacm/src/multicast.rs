@@ -146,7 +146,9 @@ pub(crate) unsafe fn leave_all(raw: *mut rdma_cm_id) {
 unsafe fn leave(raw: *mut rdma_cm_id, addr: *const sockaddr) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     unsafe {
-        let found = id(raw)?.book().groups.take(&bytes(addr)?);
+        let (state, addr) = (id(raw)?, bytes(addr)?);
+        check((state.api.note_call)(EngineCall::LeaveMulticast as u32))?;
+        let found = state.book().groups.take(&addr);
         end(raw, found.ok_or(Errno::EADDRNOTAVAIL)?)
     }
 }

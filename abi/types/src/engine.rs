@@ -234,6 +234,17 @@ pub struct EngineMr {
     pub rkey: u32,
 }
 
+/// A call of which the engine knows by [`EngineApi::note_call`] alone.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineCall {
+    AllocDm = 1,
+    AllocTd,
+    AllocParentDomain,
+    SetEce,
+    LeaveMulticast,
+}
+
 /// A region that was looked for, and its length in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -561,6 +572,11 @@ pub struct EngineApi {
     /// The region of a context whose handle has these lower 32 bits.
     pub find_mr:
         unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut EngineFoundMr) -> i32,
+
+    // --- plans of faults -----------------------------------------------------------------------
+    /// Tells a plan of faults, if there is one, of a call that needs nothing of the engine: one of
+    /// [`EngineCall`]. The status is what the call is to fail with.
+    pub note_call: unsafe extern "C" fn(call: u32) -> i32,
 
     // --- address handles -----------------------------------------------------------------------
     /// Remembers the address of a peer. Without GRH (`is_global` 0), with another port or source

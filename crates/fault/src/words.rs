@@ -97,6 +97,28 @@ words! {
     DestroyQp = "destroy_qp",
     /// `ibv_create_ah`
     CreateAh = "create_ah",
+    /// `ibv_destroy_ah`
+    DestroyAh = "destroy_ah",
+    /// `ibv_alloc_dm`
+    AllocDm = "alloc_dm",
+    /// `ibv_alloc_td`
+    AllocTd = "alloc_td",
+    /// `ibv_alloc_parent_domain`
+    AllocParentDomain = "alloc_parent_domain",
+    /// `ibv_open_xrcd`
+    OpenXrcd = "open_xrcd",
+    /// `ibv_advise_mr`
+    AdviseMr = "advise_mr",
+    /// `ibv_modify_cq`
+    ModifyCq = "modify_cq",
+    /// `ibv_set_ece`
+    SetEce = "set_ece",
+    /// `ibv_attach_mcast`
+    AttachMcast = "attach_mcast",
+    /// `ibv_create_wq`
+    CreateWq = "create_wq",
+    /// `ibv_create_flow`
+    CreateFlow = "create_flow",
     /// A request of `ibv_post_send` or `ibv_wr_*`
     PostSend = "post_send",
     /// A request of `ibv_post_recv`
@@ -127,6 +149,14 @@ words! {
     Disconnect = "disconnect",
     /// `rdma_join_multicast` and `_ex`
     JoinMulticast = "join_multicast",
+    /// `rdma_leave_multicast`
+    LeaveMulticast = "leave_multicast",
+    /// `rdma_migrate_id`
+    MigrateId = "migrate_id",
+    /// `rdma_set_option`
+    SetOption = "set_option",
+    /// `rdma_establish`, and the same for an identifier with a queue pair
+    Establish = "establish",
 }
 
 impl Call {
@@ -142,6 +172,7 @@ impl Call {
                 | Self::DestroyCq
                 | Self::DestroySrq
                 | Self::DestroyQp
+                | Self::DestroyAh
         )
     }
 
@@ -156,6 +187,9 @@ impl Call {
                     | Self::CreateId
                     | Self::Reject
                     | Self::Disconnect
+                    | Self::LeaveMulticast
+                    | Self::MigrateId
+                    | Self::SetOption
             )
     }
 

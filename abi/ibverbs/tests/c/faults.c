@@ -504,6 +504,8 @@ static void every_event(void)
 
 /* --- calls that are refused ---------------------------------------------------------------------- */
 
+static int expected;
+
 /* 0, or the error number with which the call failed; what it made is destroyed. */
 typedef int (*attempt)(struct pair *);
 
@@ -629,7 +631,97 @@ static int post_a_shared_receive(struct pair *p)
 	return result;
 }
 
+static int alloc_dm(struct pair *p)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 64 };
+	MADE(ibv_alloc_dm(p->context, &attr), ibv_free_dm);
+}
+static int alloc_td(struct pair *p)
+{
+	struct ibv_td_init_attr attr = { 0 };
+	MADE(ibv_alloc_td(p->context, &attr), ibv_dealloc_td);
+}
+static int alloc_parent_domain(struct pair *p)
+{
+	struct ibv_parent_domain_init_attr attr = { .pd = p->pd };
+	MADE(ibv_alloc_parent_domain(p->context, &attr), ibv_dealloc_pd);
+}
+static int open_xrcd(struct pair *p)
+{
+	struct ibv_xrcd_init_attr init = { .fd = -1, .oflags = O_CREAT };
+	init.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+	MADE(ibv_open_xrcd(p->context, &init), ibv_close_xrcd);
+}
+static int advise_mr(struct pair *p)
+{
+	struct ibv_mr *mr = ibv_reg_mr(p->pd, p->a.buffer, 8, IBV_ACCESS_ON_DEMAND);
+	CHECK(mr);
+	struct ibv_sge sge = { (uintptr_t)p->a.buffer, 8, mr->lkey };
+	int result = ibv_advise_mr(p->pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1);
+	SAME(ibv_dereg_mr(mr), 0);
+	return result;
+}
+static int modify_cq(struct pair *p)
+{
+	struct ibv_modify_cq_attr attr = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 1, 0 } };
+	return ibv_modify_cq(p->a.cq, &attr);
+}
+static int set_ece(struct pair *p)
+{
+	struct ibv_ece ece;
+	SAME(ibv_query_ece(p->a.qp, &ece), 0);
+	return ibv_set_ece(p->a.qp, &ece);
+}
+static struct ibv_qp *datagrams(struct pair *p)
+{
+	struct ibv_qp_init_attr init = init_attr(p->a.cq, NULL);
+	init.qp_type = IBV_QPT_UD;
+	return ibv_create_qp(p->pd, &init);
+}
+static int attach_mcast(struct pair *p)
+{
+	static struct ibv_qp *qp;
+	static const union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 1, 2, 3 } };
+	qp = qp ? qp : datagrams(p);
+	int result = ibv_attach_mcast(qp, &group, 0);
+	if (!result) {
+		SAME(ibv_detach_mcast(qp, &group, 0), 0);
+		SAME(ibv_destroy_qp(qp), 0);
+	}
+	return result;
+}
+/* Hosts without a link for raw packets, or without the right to it, say so when the call is not refused. */
+static int create_wq(struct pair *p)
+{
+	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = p->pd, .cq = p->a.cq };
+	errno = 0;
+	struct ibv_wq *wq = ibv_create_wq(p->context, &init);
+	if (wq)
+		SAME(ibv_destroy_wq(wq), 0);
+	return !wq && errno == expected ? errno : 0;
+}
+static int create_flow(struct pair *p)
+{
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth ethernet;
+	} rule = { { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof rule, .num_of_specs = 1, .port = 1 },
+		   { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.ethernet } };
+	errno = 0;
+	struct ibv_flow *flow = ibv_create_flow(p->a.qp, &rule.attr);
+	if (flow)
+		SAME(ibv_destroy_flow(flow), 0);
+	return !flow && errno == expected ? errno : 0;
+}
+
 /* Calls that destroy fail with something made for the purpose. */
+static int destroy_ah(struct pair *p)
+{
+	static struct ibv_ah *ah;
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = p->gid } };
+	ah = ah ? ah : ibv_create_ah(p->pd, &attr);
+	return ibv_destroy_ah(ah);
+}
 static int dealloc_pd(struct pair *p)
 {
 	static struct ibv_pd *pd;
@@ -706,12 +798,21 @@ static const struct refusal {
 	{ "query_qp", query_qp, 0 },
 	{ "destroy_qp", destroy_qp, 0 },
 	{ "create_ah", create_ah, 0 },
+	{ "destroy_ah", destroy_ah, 0 },
+	{ "alloc_dm", alloc_dm, 0 },
+	{ "alloc_td", alloc_td, 0 },
+	{ "alloc_parent_domain", alloc_parent_domain, 0 },
+	{ "open_xrcd", open_xrcd, 0 },
+	{ "advise_mr", advise_mr, 0 },
+	{ "modify_cq", modify_cq, 0 },
+	{ "set_ece", set_ece, 0 },
+	{ "attach_mcast", attach_mcast, 0 },
+	{ "create_wq", create_wq, 0 },
+	{ "create_flow", create_flow, 0 },
 	{ "post_send", post_a_send, 0 },
 	{ "post_recv", post_a_receive, 0 },
 	{ "post_srq_recv", post_a_shared_receive, 0 },
 };
-
-static int expected;
 
 /* The call is refused once, and works when it is made again. */
 static void refused(const void *argument)

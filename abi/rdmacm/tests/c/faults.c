@@ -484,6 +484,61 @@ static void join(const void *argument)
 	ends(id);
 }
 
+static void leave(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	(void)argument;
+	begin();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	CHECK(rdma_join_multicast(id, group(&in), NULL) == 0);
+	pass(here, RDMA_CM_EVENT_MULTICAST_JOIN);
+	FAILS(rdma_leave_multicast(id, group(&in)), ENOMEM);
+	CHECK(rdma_leave_multicast(id, group(&in)) == 0);
+	ends(id);
+}
+
+static void migrate(const void *argument)
+{
+	struct rdma_event_channel *other = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	(void)argument;
+	here = rdma_create_event_channel();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_migrate_id(id, other), ENOMEM);
+	CHECK(id->channel == here && rdma_migrate_id(id, other) == 0 && id->channel == other);
+	ends(id);
+}
+
+static void set_option(const void *argument)
+{
+	struct rdma_cm_id *id;
+	uint8_t tos = 32;
+	(void)argument;
+	here = rdma_create_event_channel();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1), ENOMEM);
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1) == 0);
+	ends(id);
+}
+
+static void establish(const void *argument)
+{
+	int port = begin();
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	(void)argument;
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	FAILS(rdma_establish(active), ENOMEM);
+	CHECK(rdma_establish(active) == 0);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	ends(active);
+	ends(passive);
+}
+
 static void every_refusal(void)
 {
 	static const struct refusal cases[] = {
@@ -500,6 +555,10 @@ static void every_refusal(void)
 		{ "reject", answer },
 		{ "disconnect", refuse_disconnect },
 		{ "join_multicast", join },
+		{ "leave_multicast", leave },
+		{ "migrate_id", migrate },
+		{ "set_option", set_option },
+		{ "establish", establish },
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
 		under(cases[i].run, &cases[i], "inject = 'refuse'\ncall = '%s'\nerrno = 'ENOMEM'\n",

@@ -275,6 +275,7 @@ impl Engine {
     ///
     /// No such identifier or channel.
     pub fn cm_migrate_id(&self, id: IdKey, channel: ChannelKey) -> Result<u32, EngineError> {
+        self.note_call(Call::MigrateId)?;
         self.manage_cm(|cm, _| cm.migrate(id, channel))
     }
 
@@ -359,7 +360,10 @@ impl Engine {
     ///
     /// There is nothing to accept, or too much private data.
     pub fn cm_accept(&self, id: IdKey, param: Option<&Param>) -> Result<(), EngineError> {
-        let Some(param) = param else { return self.manage_cm(|cm, now| cm.accept(now, id, None)) };
+        let Some(param) = param else {
+            self.note_call(Call::Establish)?;
+            return self.manage_cm(|cm, now| cm.accept(now, id, None));
+        };
         self.watch_private_data("rdma_accept", id, param.private_data.len(), REP_DATA)?;
         self.manage_planned(Call::Accept, id, |manager, now| {
             Ok(manager.cm.accept(now, id, Some(param))?)
@@ -413,6 +417,7 @@ impl Engine {
         id: IdKey,
         set: impl FnOnce(&mut quipu_cm::Options),
     ) -> Result<(), EngineError> {
+        self.note_call(Call::SetOption)?;
         self.manage_cm(|cm, _| cm.options(id).map(set))
     }
 
