@@ -359,6 +359,23 @@ impl Checker {
         }
     }
 
+    /// A send was posted where at most `mtu` bytes fit a datagram.
+    pub fn posted_where(&mut self, id: QpId, wr: &SendWr<'_>, mtu: u32) {
+        let length = match wr.payload {
+            Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+            Payload::Inline(bytes) => bytes.len() as u64,
+        };
+        if !matches!(wr.to, To::Datagram { .. }) || length <= u64::from(mtu) {
+            return;
+        }
+        let what = format!(
+            "datagram {:#x} of {} has {length} bytes, of which {mtu} fit the MTU",
+            wr.wr_id,
+            named(self.number_of(id))
+        );
+        self.report(Kind::DatagramTooLong, what, Vec::new());
+    }
+
     /// A receive was posted, or refused; with what is wrong with its elements.
     pub fn posted_recv(
         &mut self,

@@ -107,6 +107,11 @@ kinds! {
         "an adapter may read the address when it sends, not when the request is posted: the datagram \
          goes nowhere, or somewhere else (IBA 11.2.2.4)",
         "poll the completion of what was sent to it before ibv_destroy_ah";
+    /// A datagram does not fit the MTU.
+    DatagramTooLong = "datagram-too-long",
+        "a message of an unreliable datagram is one packet: one that is longer than the MTU is not sent, \
+         and its completion may be a success all the same (IBA C10-93.1.1)",
+        "send at most active_mtu of ibv_query_port(3), in several datagrams if need be";
     /// More private data were given than connection management of InfiniBand carries.
     PrivateData = "private-data",
         "rdma_connect, rdma_accept and rdma_reject fail with EINVAL on InfiniBand and RoCE, where a REQ \

@@ -275,7 +275,7 @@ static void shared_refused(void)
 }
 
 /* A datagram, whose address handle goes before or behind its completion, to a receive or none. */
-static void to_myself(int early, int received)
+static void to_myself(int early, int received, uint32_t length)
 {
 	struct pair p = make_pair(0);
 	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
@@ -297,7 +297,8 @@ static void to_myself(int early, int received)
 	struct ibv_recv_wr recv = { .wr_id = 2, .sg_list = &sge, .num_sge = 1 }, *bad_recv;
 	if (received)
 		SAME(ibv_post_recv(qp, &recv, &bad_recv), 0);
-	struct ibv_send_wr wr = work(1, IBV_WR_SEND, NULL, 0), *bad;
+	struct ibv_sge payload = piece(&p.a, 0, length);
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, &payload, length > 0), *bad;
 	wr.wr.ud.ah = ah;
 	wr.wr.ud.remote_qpn = qp->qp_num;
 	wr.wr.ud.remote_qkey = 5;
@@ -318,17 +319,22 @@ static void to_myself(int early, int received)
 
 static void ah_in_use(void)
 {
-	to_myself(1, 1);
+	to_myself(1, 1, 0);
 }
 
 static void ah_in_time(void)
 {
-	to_myself(0, 1);
+	to_myself(0, 1, 0);
+}
+
+static void datagram_too_long(void)
+{
+	to_myself(0, 0, 4097);
 }
 
 static void missing_receive_of_datagram(void)
 {
-	to_myself(0, 0);
+	to_myself(0, 0, 0);
 }
 
 /* A write of 1000 bytes to end b, of which the last one is not 0. */
@@ -474,6 +480,7 @@ static void every_kind(void)
 	finds("use-after-dereg", shared_after_dereg);
 	finds("refused-post", shared_refused);
 	finds("ah-in-use", ah_in_use);
+	finds("datagram-too-long", datagram_too_long);
 }
 
 /* A report names the functions of the program. */

@@ -119,7 +119,11 @@ impl Core {
             self.adapter.post_send(qp, wr).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
+            let sent = judged.is_ok();
             strict.checker.posted_send(qp, wr, fingerprint, &errors, judged);
+            if sent {
+                strict.checker.posted_where(qp, wr, self.adapter.config().datagram_mtu);
+            }
             strict.give_out();
         }
         outcome
