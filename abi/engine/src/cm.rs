@@ -529,11 +529,11 @@ entries! {
     }
 
     /// [`EngineCmApi::leave`]
-    fn leave(id: CmIdHandle, addr: *const sockaddr, out: *mut u32) {
-        // SAFETY: the table demands a valid address and a valid pointer.
-        let (group, out) = unsafe { (address(addr)?.ip(), Out::new(out)?) };
+    fn leave(id: CmIdHandle, cookie: u64, out: *mut u32) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
         let instance = current()?;
-        out.fill(instance.engine.cm_leave(instance.cm_id(id), group)?);
+        out.fill(instance.engine.cm_leave(instance.cm_id(id), cookie)?);
         Ok(())
     }
 }

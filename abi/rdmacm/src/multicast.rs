@@ -1,5 +1,7 @@
 //! Multicast groups: an identifier's memberships.
 
+use std::sync::OnceLock;
+
 use libc::{c_void, sockaddr};
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
@@ -18,7 +20,7 @@ pub(crate) struct Group {
     context: *mut c_void,
     send_only: bool,
     /// Whether this library has attached the identifier's queue pair, and to what.
-    attached: Option<ibv_gid>,
+    attached: OnceLock<ibv_gid>,
     pub(crate) acks: Acks,
 }
 
@@ -27,10 +29,10 @@ pub(crate) struct Group {
 pub(crate) struct Groups(Vec<*mut Group>);
 
 impl Groups {
-    /// Removes the membership that was joined by an address.
+    /// Removes the membership that was joined last by an address.
     fn take(&mut self, addr: &[u8]) -> Option<*mut Group> {
         // SAFETY: what is in the list is alive.
-        let found = self.0.iter().position(|group| unsafe { (**group).addr == addr })?;
+        let found = self.0.iter().rposition(|group| unsafe { (**group).addr == addr })?;
         Some(self.0.remove(found))
     }
 }
@@ -60,7 +62,8 @@ unsafe fn join(
         let send_only = flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         let addr_bytes = bytes(addr)?;
         let acks = Acks::default();
-        let group = Group { addr: addr_bytes, context, send_only, attached: None, acks };
+        let attached = OnceLock::new();
+        let group = Group { addr: addr_bytes, context, send_only, attached, acks };
         let group = Box::into_raw(Box::new(group));
         // Listed first: its event may come before the call returns.
         state.book().groups.0.push(group);
@@ -83,7 +86,7 @@ unsafe fn join(
 pub(crate) unsafe fn joined(event: &mut rdma_cm_event, group: *mut Group) {
     // SAFETY: passed on from the caller. The events of one membership follow each other.
     unsafe {
-        let Some(group) = group.as_mut() else { return };
+        let Some(group) = group.as_ref() else { return };
         event.param.ud.private_data = group.context;
         let qp = (*event.id).qp;
         let attach = event.event == RDMA_CM_EVENT_MULTICAST_JOIN && !group.send_only;
@@ -94,7 +97,9 @@ pub(crate) unsafe fn joined(event: &mut rdma_cm_event, group: *mut Group) {
         let attached =
             verbs().and_then(|verbs| number((verbs.attach_mcast)(qp, &to.grh.dgid, to.dlid)));
         match attached {
-            Ok(()) => group.attached = Some(to.grh.dgid),
+            Ok(()) => {
+                let _ = group.attached.set(to.grh.dgid);
+            }
             Err(errno) => {
                 event.event = RDMA_CM_EVENT_MULTICAST_ERROR;
                 event.status = -errno.0;
@@ -114,11 +119,15 @@ unsafe fn end(raw: *mut rdma_cm_id, group: *mut Group) -> Result<(), Errno> {
     unsafe {
         let state = id(raw)?;
         let qp = (*raw).qp;
-        if let (Some(gid), false) = ((*group).attached, qp.is_null()) {
-            let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, &gid, 0));
+        // Another membership of the same group keeps the queue pair attached.
+        let shared = state.book().groups.0.iter().any(|&other| {
+            other != group && (*other).attached.get().is_some() && (*other).addr == (*group).addr
+        });
+        if let (Some(gid), false) = ((*group).attached.get(), shared || qp.is_null()) {
+            let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, gid, 0));
         }
-        let (addr, mut reported) = ((*group).addr.as_ptr().cast(), 0);
-        let left = check((state.api.cm.leave)(state.handle, addr, &mut reported));
+        let mut reported = 0;
+        let left = check((state.api.cm.leave)(state.handle, group as u64, &mut reported));
         (*group).acks.wait(reported);
         drop(Box::from_raw(group));
         left
@@ -196,7 +205,8 @@ impl Group {
     #[cfg(test)]
     fn of(addr: &[u8]) -> *mut Self {
         let (addr, context, acks) = (addr.to_vec(), std::ptr::null_mut(), Acks::default());
-        Box::into_raw(Box::new(Self { addr, context, send_only: false, attached: None, acks }))
+        let attached = OnceLock::new();
+        Box::into_raw(Box::new(Self { addr, context, send_only: false, attached, acks }))
     }
 }
 

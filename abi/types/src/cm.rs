@@ -199,11 +199,12 @@ pub struct EngineCmApi {
     /// What `ibv_modify_qp` needs to bring a queue pair into `attr->qp_state` (INIT, RTR or RTS).
     pub init_qp_attr:
         unsafe extern "C" fn(id: CmIdHandle, attr: *mut ibv_qp_attr, mask: *mut u32) -> i32,
-    /// Joins a multicast group; `flags`: `RDMA_MC_JOIN_FLAG_*`.
+    /// Joins a multicast group; `flags`: `RDMA_MC_JOIN_FLAG_*`. The cookie names the membership: no other one
+    /// of the identifier has it.
     pub join:
         unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr, flags: u32, cookie: u64) -> i32,
-    /// Leaves it; `out`: how many events of the membership were handed out.
-    pub leave: unsafe extern "C" fn(id: CmIdHandle, addr: *const sockaddr, out: *mut u32) -> i32,
+    /// Ends a membership; `out`: how many events of it were handed out.
+    pub leave: unsafe extern "C" fn(id: CmIdHandle, cookie: u64, out: *mut u32) -> i32,
 }
 
 unsupported! {
@@ -229,5 +230,5 @@ unsupported! {
     query_route(CmIdHandle, *mut EngineCmRoute);
     init_qp_attr(CmIdHandle, *mut ibv_qp_attr, *mut u32);
     join(CmIdHandle, *const sockaddr, u32, u64);
-    leave(CmIdHandle, *const sockaddr, *mut u32);
+    leave(CmIdHandle, u64, *mut u32);
 }

@@ -58,9 +58,9 @@ impl Cm {
         cookie: u64,
         status: i32,
     ) -> Result<(), CallError> {
-        self.check_join(key, address)?;
+        self.check_join(key, address, cookie)?;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        id.groups.push(Group { address, cookie, reported: 0 });
+        id.groups.push(Group { cookie, reported: 0 });
         self.push(Event {
             kind: EventKind::MulticastError,
             status,

@@ -15,16 +15,17 @@ const GROUP_QPN: u32 = 0x00ff_ffff;
 const MAX_GROUPS: usize = 256;
 
 impl Cm {
-    /// Joins a group: an event tells how to reach it, and brings back `cookie`.
+    /// Joins a group: an event tells how to reach it, and brings back `cookie`, by which the membership is
+    /// known. A group may be joined several times, as with the kernel's rdma_cm.
     ///
     /// # Errors
     ///
     /// The address is not one of a group, the identifier is not for datagrams, belongs to no
-    /// device, or has joined before.
+    /// device, has a membership of that name, or too many.
     pub fn join(&mut self, key: IdKey, address: IpAddr, cookie: u64) -> Result<(), CallError> {
-        self.check_join(key, address)?;
+        self.check_join(key, address, cookie)?;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        id.groups.push(Group { address, cookie, reported: 0 });
+        id.groups.push(Group { cookie, reported: 0 });
         let path = Some(id.path_to(gid_of(address)));
         let peer = Peer { qpn: GROUP_QPN, qkey: UDP_QKEY, path, ..Peer::default() };
         let (kind, status, listener, private_data) =
@@ -45,7 +46,12 @@ impl Cm {
     }
 
     /// Whether a group may be joined.
-    pub(crate) fn check_join(&self, key: IdKey, address: IpAddr) -> Result<(), CallError> {
+    pub(crate) fn check_join(
+        &self,
+        key: IdKey,
+        address: IpAddr,
+        cookie: u64,
+    ) -> Result<(), CallError> {
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         if !address.is_multicast() {
             return Err(CallError::Invalid("the address of the group"));
@@ -53,21 +59,22 @@ impl Cm {
         if !id.is_datagram() || !id.has_device(self.config.gid) {
             return Err(CallError::WrongState);
         }
-        let known = id.groups.iter().any(|group| group.address == address);
+        let known = id.groups.iter().any(|group| group.cookie == cookie);
         if known || id.groups.len() >= MAX_GROUPS {
-            return Err(CallError::Invalid("the address of the group"));
+            return Err(CallError::Invalid("the number of memberships"));
         }
         Ok(())
     }
 
-    /// Leaves a group. How many events of it were taken; one that was not vanishes.
+    /// Ends the membership that was joined as `cookie`. How many events of it were taken; one that was not
+    /// vanishes.
     ///
     /// # Errors
     ///
-    /// The identifier has not joined it.
-    pub fn leave(&mut self, key: IdKey, address: IpAddr) -> Result<u32, CallError> {
+    /// There is none.
+    pub fn leave(&mut self, key: IdKey, cookie: u64) -> Result<u32, CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        let at = id.groups.iter().position(|group| group.address == address);
+        let at = id.groups.iter().position(|group| group.cookie == cookie);
         let group = id.groups.remove(at.ok_or(CallError::NoSuchObject)?);
         let before = id.events.len();
         id.events.retain(|event| !event.kind.is_of_group() || event.multicast != group.cookie);

@@ -82,10 +82,9 @@ pub(crate) struct Question {
     pub(crate) number: u32,
 }
 
-/// A multicast group.
+/// A membership of a multicast group.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    pub(crate) address: std::net::IpAddr,
     pub(crate) cookie: u64,
     pub(crate) reported: u32,
 }

@@ -123,6 +123,11 @@ static void multicast(struct rdma_event_channel *channel)
 	CHECK(event->param.ud.private_data == &in && event->param.ud.qp_num == 0xffffff);
 	CHECK(event->param.ud.qkey == RDMA_UDP_QKEY && event->id == id);
 	CHECK(rdma_ack_cm_event(event) == 0);
+	/* Joined twice, it is left twice. */
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, &attr) == 0);
+	event = expect(channel, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(event->param.ud.private_data == &attr && rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&in) == 0);
 	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&in) == 0);
 	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
 	/* Destroying leaves what was joined. */

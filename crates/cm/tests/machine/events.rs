@@ -138,17 +138,21 @@ fn groups_are_joined_by_datagram_identifiers_with_a_device() {
         assert!(matches!(cm.join(id, wrong, 1), Err(CallError::Invalid(_))));
     }
     cm.join(id, v4, 11).unwrap();
-    assert!(cm.join(id, v4, 12).is_err(), "joined already");
+    assert!(cm.join(id, v4, 11).is_err(), "a membership of that name");
     cm.join(id, v6, 13).unwrap();
     let event: Event = cm.take_event(channel).unwrap().unwrap();
     assert_eq!((event.kind, event.cookie, event.multicast), (EventKind::MulticastJoin, 5, 11));
     assert_eq!((event.peer.qpn, event.peer.qkey), (0xff_ffff, 0x0123_4567));
     let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
     assert_eq!(event.peer.path.unwrap().dgid, mapped);
-    assert_eq!(cm.leave(id, v4), Ok(1));
-    assert_eq!(cm.leave(id, v4), Err(CallError::NoSuchObject));
+    // The same group once more: a membership of its own.
+    cm.join(id, v4, 12).unwrap();
+    assert_eq!(cm.leave(id, 11), Ok(1));
+    assert_eq!(cm.leave(id, 11), Err(CallError::NoSuchObject));
+    assert_eq!(cm.waiting(channel), 2);
+    assert_eq!(cm.leave(id, 12), Ok(0));
     assert_eq!(cm.waiting(channel), 1);
-    assert_eq!(cm.leave(id, v6), Ok(0), "its event was not taken, and vanishes");
+    assert_eq!(cm.leave(id, 13), Ok(0), "its event was not taken, and vanishes");
     assert_eq!(cm.waiting(channel), 0);
     assert_eq!(cm.take_event(channel), Ok(None));
     assert_eq!(cm.destroy_id(id), Ok(0), "events of groups count for groups");

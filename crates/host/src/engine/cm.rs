@@ -452,8 +452,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The address is not one of a group; the identifier is not for datagrams, has no device, or
-    /// has joined before.
+    /// The address is not one of a group; the identifier is not for datagrams, has no device, has a
+    /// membership of that name, or too many.
     pub fn cm_join(&self, id: IdKey, group: IpAddr, cookie: u64) -> Result<(), EngineError> {
         let struck = self.enter_for(Call::JoinMulticast)?.take_cm_event();
         self.manage_cm(|cm, _| match struck {
@@ -462,12 +462,12 @@ impl Engine {
         })
     }
 
-    /// Leaves a multicast group. How many events of it were taken.
+    /// Ends the membership that was joined as `cookie`. How many events of it were taken.
     ///
     /// # Errors
     ///
-    /// The identifier has not joined it.
-    pub fn cm_leave(&self, id: IdKey, group: IpAddr) -> Result<u32, EngineError> {
-        self.manage_cm(|cm, _| cm.leave(id, group))
+    /// There is none.
+    pub fn cm_leave(&self, id: IdKey, cookie: u64) -> Result<u32, EngineError> {
+        self.manage_cm(|cm, _| cm.leave(id, cookie))
     }
 }
