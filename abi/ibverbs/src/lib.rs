@@ -12,7 +12,7 @@
 //! | `device`, `context`, `query` | the device list, opening, what is asked about a device |
 //! | `pd`, `xrcd`, `mr`, `dm`, `cq`, `srq`, `qp`, `ah` | objects |
 //! | `mapping`, `buf`, `import` | regions over files, buffers, objects found by their numbers |
-//! | `cq_ex`, `qp_ex` | polling field by field, posting call by call |
+//! | `cq_ex`, `wall`, `qp_ex` | polling field by field, stamps by the clock on the wall, posting call by call |
 //! | `event`, `acks` | completion and asynchronous events, and waiting for their acknowledgement |
 //! | `text`, `sysfs`, `fork` | names of constants, files, fork |
 //! | `stub`, `private` | symbols that exist so that programs and providers load |
