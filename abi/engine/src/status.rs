@@ -117,8 +117,10 @@ impl From<&OpenError> for Failure {
             OpenError::Config(_)
             | OpenError::Gateway { .. }
             | OpenError::KernelsAddress { .. }
+            | OpenError::InterfacesAddress { .. }
             | OpenError::Faults(_)
             | OpenError::StrictLog(_) => S::Invalid,
+            OpenError::Occupied { .. } => S::AddressInUse,
             OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => {
                 S::AddressNotAvailable
             }

@@ -80,8 +80,10 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
         OpenError::Config(_)
         | OpenError::Gateway { .. }
         | OpenError::KernelsAddress { .. }
+        | OpenError::InterfacesAddress { .. }
         | OpenError::Faults(_)
         | OpenError::StrictLog(_) => Errno::EINVAL,
+        OpenError::Occupied { .. } => Errno::EADDRINUSE,
         OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => Errno::EADDRNOTAVAIL,
         OpenError::Addresses(source)
         | OpenError::Capture { source, .. }
