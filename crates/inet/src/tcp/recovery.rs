@@ -35,7 +35,7 @@ pub(crate) struct Recovery {
     pub(crate) before: Option<Before>,
     /// The timestamp of the first retransmission, and the position behind it; none before.
     pub(crate) resent: Option<(u32, u64)>,
-    /// Whether Eifel may still judge.
+    /// Whether Eifel may still judge; a mark of the network is no mistake, whatever arrives.
     pub(crate) undecided: bool,
     pub(crate) frto: Frto,
     /// Something has arrived that was sent again.
@@ -70,7 +70,7 @@ impl Recovery {
             high,
             before: Some(before),
             resent: None,
-            undecided: true,
+            undecided: cause != Cause::Ecn,
             frto: Frto::Off,
             repaired: false,
             prr: Prr { flight: flight.max(1), ..Prr::default() },
