@@ -24,8 +24,11 @@ const SLOTS: usize = 32;
 const RECEIVED: usize = 16;
 /// So many times in a row that nothing has come, it is asked whether the socket has failed.
 const IDLE: u32 = 256;
-/// What the socket's buffers are to hold, if the system allows it.
-const BUFFER: libc::c_int = 4 << 20;
+/// What the socket's buffer for sending is to hold, if the system allows it.
+const SEND_BUFFER: libc::c_int = 4 << 20;
+/// The same for receiving: trains of segments wait there, of 64 KiB each. With 4 MiB eight streams of a kernel
+/// had to send thousands of segments a second again, with so much some tens. It is taken as it is used.
+const RECEIVE_BUFFER: libc::c_int = 16 << 20;
 
 /// A link over a packet socket.
 pub(super) struct PacketSocket {
@@ -276,9 +279,10 @@ pub(super) fn station_beside(name: Name, wanted: Option<Station>) -> io::Result<
 fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<(Ring, u32)> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
     set_option(fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
-    // Less than asked for will do.
-    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER);
-    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER);
+    // Less than asked for will do, and more than others may have takes CAP_NET_ADMIN.
+    let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER);
+    let receive = |name| set_option(fd, libc::SOL_SOCKET, name, RECEIVE_BUFFER);
+    let _ = receive(libc::SO_RCVBUFFORCE).or_else(|_| receive(libc::SO_RCVBUF));
     let station = features.hardware.unwrap_or_default();
     attach_filter(fd, station)?;
     let ring = Ring::new(fd)?;

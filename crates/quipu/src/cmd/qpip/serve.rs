@@ -38,7 +38,7 @@ pub(crate) struct Options {
     #[arg(long, short, default_value_t = 80, value_name = "PORT")]
     port: u16,
     /// Queue pairs that wait for connections or have one.
-    // At least two: one is always left for the next client (make_room).
+    // At least two: one that is silent keeps nobody waiting then.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     connections: u32,
     /// Do not tell of every request.
