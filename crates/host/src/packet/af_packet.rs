@@ -26,7 +26,7 @@ const RECEIVED: usize = 16;
 const IDLE: u32 = 256;
 /// What the socket's buffer for sending is to hold, if the system allows it.
 const SEND_BUFFER: libc::c_int = 4 << 20;
-/// The same for receiving: trains of segments wait there, of 64 KiB each. With 4 MiB eight streams of a kernel
+/// The same for receiving: trains of segments wait there, of 64 KiB each. With 4 MiB eight streams of kernels
 /// had to send thousands of segments a second again, with so much some tens. It is taken as it is used.
 const RECEIVE_BUFFER: libc::c_int = 16 << 20;
 

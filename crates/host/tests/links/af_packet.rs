@@ -241,13 +241,15 @@ fn what_comes_while_nobody_looks_is_kept_up_to_a_bound() {
     if !inside("af_packet::what_comes_while_nobody_looks_is_kept_up_to_a_bound") {
         return;
     }
+    /// More than there is room for.
+    const MANY: u16 = 5000;
     pair();
     ["ours", "theirs"].into_iter().for_each(|name| ip(&format!("link set {name} mtu 9000")));
     let [mut ours, mut theirs] = open_both();
     for len in [60, 9000] {
         for round in 0..3 {
-            let first = round * 2000;
-            for mark in first..first + 1999 {
+            let first = round * MANY;
+            for mark in first..first + MANY - 1 {
                 peer::put_as_it_is(theirs.as_mut(), &marked(len, mark), None, None);
             }
             // Taken a few at a time; then what comes is heard again.
@@ -261,13 +263,13 @@ fn what_comes_while_nobody_looks_is_kept_up_to_a_bound() {
                 .unwrap()
                 > 0
             {}
-            assert!(marks.len() < 1999 && marks.len() >= 8, "{}", marks.len());
+            assert!(marks.len() < usize::from(MANY) - 1 && marks.len() >= 8, "{}", marks.len());
             assert!(
                 marks.iter().copied().eq(first..first + marks.len() as u16),
                 "the first of them"
             );
-            peer::put_as_it_is(theirs.as_mut(), &marked(len, first + 1999), None, None);
-            assert_eq!(marks_until(ours.as_mut(), first + 1999), [(len, first + 1999)]);
+            peer::put_as_it_is(theirs.as_mut(), &marked(len, first + MANY - 1), None, None);
+            assert_eq!(marks_until(ours.as_mut(), first + MANY - 1), [(len, first + MANY - 1)]);
         }
     }
 }
