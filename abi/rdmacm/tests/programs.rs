@@ -113,6 +113,7 @@ fn sockets_become_streams_over_queue_pairs() {
 #[test]
 fn peers_that_break_the_rules_harm_nobody() {
     run("hostile");
+    run_behind("hostile", None, "quipu_iw0");
 }
 
 #[test]
