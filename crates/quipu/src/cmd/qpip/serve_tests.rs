@@ -88,8 +88,8 @@ impl Client {
     }
 }
 
-/// How long clients of these servers may be silent while others wait: longer than a loaded machine keeps one from
-/// asking.
+/// How long clients of these servers may be silent while others wait: longer than a loaded machine keeps one
+/// from asking.
 const SILENT: Duration = Duration::from_secs(1);
 
 /// Runs a server with these words on its command line while `clients` does what it does.
