@@ -469,14 +469,22 @@ static void refuse_names(const void *argument)
 	names(NULL);
 }
 
-static void join(const void *argument)
+/* An identifier that can join groups. */
+static struct rdma_cm_id *member(void)
 {
 	struct sockaddr_in in;
 	struct rdma_cm_id *id;
-	(void)argument;
 	begin();
 	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
 	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	return id;
+}
+
+static void join(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id = member();
+	(void)argument;
 	FAILS(rdma_join_multicast(id, group(&in), NULL), ENOMEM);
 	CHECK(rdma_join_multicast(id, group(&in), NULL) == 0);
 	pass(here, RDMA_CM_EVENT_MULTICAST_JOIN);
@@ -487,11 +495,8 @@ static void join(const void *argument)
 static void leave(const void *argument)
 {
 	struct sockaddr_in in;
-	struct rdma_cm_id *id;
+	struct rdma_cm_id *id = member();
 	(void)argument;
-	begin();
-	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
-	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
 	CHECK(rdma_join_multicast(id, group(&in), NULL) == 0);
 	pass(here, RDMA_CM_EVENT_MULTICAST_JOIN);
 	FAILS(rdma_leave_multicast(id, group(&in)), ENOMEM);
