@@ -36,39 +36,59 @@ static void *serve(void *listening)
 	return NULL;
 }
 
-/* A peer that takes nothing does not keep a program in rclose. */
-static void takes_nothing(void)
-{
-	static unsigned char ring[4096], greeting[32];
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting,
-		.responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
-	struct ibv_qp_init_attr init = queues();
-	struct sockaddr_in in;
-	socklen_t length = sizeof in;
-	int listening = rsocket(AF_INET, SOCK_STREAM, 0);
+/* A peer that speaks verbs to an r* socket, which `server` accepts. */
+struct peer {
+	struct rdma_event_channel *channel;
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr;
 	pthread_t server;
+	int listening;
+};
 
-	CHECK(rbind(listening, loopback(&in, 0), sizeof in) == 0 && rlisten(listening, 5) == 0);
-	CHECK(rgetsockname(listening, (struct sockaddr *)&in, &length) == 0);
-	CHECK(pthread_create(&server, NULL, serve, &listening) == 0);
-	id = resolved(channel, RDMA_PS_TCP, in.sin_port);
-	CHECK(rdma_create_qp(id, NULL, &init) == 0);
-	mr = rdma_reg_write(id, ring, sizeof ring);
-	CHECK(mr != NULL);
-	greet(greeting, ring, mr->rkey);
-	CHECK(rdma_connect(id, &param) == 0);
-	pass(channel, RDMA_CM_EVENT_ESTABLISHED);
-	/* The server has closed, and this end hears of it. */
-	pass(channel, RDMA_CM_EVENT_DISCONNECTED);
-	CHECK(pthread_join(server, NULL) == 0);
-	CHECK(rdma_dereg_mr(mr) == 0);
-	rdma_destroy_qp(id);
-	CHECK(rdma_destroy_id(id) == 0);
-	rdma_destroy_event_channel(channel);
-	CHECK(rclose(listening) == 0);
+static unsigned char ring[4096];
+
+static struct peer greeted(void *(*server)(void *), int *listening)
+{
+	static unsigned char greeting[32];
+	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting,
+		.responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct peer peer = { .channel = rdma_create_event_channel() };
+	struct ibv_qp_init_attr init = queues();
+	struct sockaddr_in in;
+	socklen_t length = sizeof in;
+
+	peer.listening = *listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(rbind(*listening, loopback(&in, 0), sizeof in) == 0 && rlisten(*listening, 5) == 0);
+	CHECK(rgetsockname(*listening, (struct sockaddr *)&in, &length) == 0);
+	CHECK(pthread_create(&peer.server, NULL, server, listening) == 0);
+	peer.id = resolved(peer.channel, RDMA_PS_TCP, in.sin_port);
+	CHECK(rdma_create_qp(peer.id, NULL, &init) == 0);
+	peer.mr = rdma_reg_write(peer.id, ring, sizeof ring);
+	CHECK(peer.mr != NULL);
+	greet(greeting, ring, peer.mr->rkey);
+	CHECK(rdma_connect(peer.id, &param) == 0);
+	pass(peer.channel, RDMA_CM_EVENT_ESTABLISHED);
+	return peer;
+}
+
+/* The server has closed, and this end hears of it. */
+static void left(const struct peer *peer)
+{
+	pass(peer->channel, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(pthread_join(peer->server, NULL) == 0);
+	CHECK(rdma_dereg_mr(peer->mr) == 0);
+	rdma_destroy_qp(peer->id);
+	CHECK(rdma_destroy_id(peer->id) == 0);
+	rdma_destroy_event_channel(peer->channel);
+	CHECK(rclose(peer->listening) == 0);
+}
+
+/* A peer that takes nothing does not keep a program in rclose. */
+static void takes_nothing(void)
+{
+	int listening;
+	struct peer peer = greeted(serve, &listening);
+	left(&peer);
 }
 
 static void *receive_none(void *listening)
@@ -84,36 +104,11 @@ static void *receive_none(void *listening)
 /* A message of an RNIC's peer has four bytes, no less. */
 static void no_message(void)
 {
-	static unsigned char ring[4096], greeting[32];
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting };
-	struct ibv_qp_init_attr init = queues();
-	struct sockaddr_in in;
-	socklen_t length = sizeof in;
-	int listening = rsocket(AF_INET, SOCK_STREAM, 0);
-	struct rdma_cm_id *id;
-	struct ibv_mr *mr;
-	pthread_t server;
-
-	CHECK(rbind(listening, loopback(&in, 0), sizeof in) == 0 && rlisten(listening, 5) == 0);
-	CHECK(rgetsockname(listening, (struct sockaddr *)&in, &length) == 0);
-	CHECK(pthread_create(&server, NULL, receive_none, &listening) == 0);
-	id = resolved(channel, RDMA_PS_TCP, in.sin_port);
-	CHECK(rdma_create_qp(id, NULL, &init) == 0);
-	CHECK(id->verbs->device->transport_type == IBV_TRANSPORT_IWARP);
-	mr = rdma_reg_write(id, ring, sizeof ring);
-	CHECK(mr != NULL);
-	greet(greeting, ring, mr->rkey);
-	CHECK(rdma_connect(id, &param) == 0);
-	pass(channel, RDMA_CM_EVENT_ESTABLISHED);
-	CHECK(rdma_post_send(id, NULL, ring, 3, mr, 0) == 0);
-	pass(channel, RDMA_CM_EVENT_DISCONNECTED);
-	CHECK(pthread_join(server, NULL) == 0);
-	CHECK(rdma_dereg_mr(mr) == 0);
-	rdma_destroy_qp(id);
-	CHECK(rdma_destroy_id(id) == 0);
-	rdma_destroy_event_channel(channel);
-	CHECK(rclose(listening) == 0);
+	int listening;
+	struct peer peer = greeted(receive_none, &listening);
+	CHECK(peer.id->verbs->device->transport_type == IBV_TRANSPORT_IWARP);
+	CHECK(rdma_post_send(peer.id, NULL, ring, 3, peer.mr, 0) == 0);
+	left(&peer);
 }
 
 /* An MPA request (RFC 5044 7.1.1) may have 512 bytes of private data; a program is told of 255 at most. */
