@@ -29,9 +29,9 @@ const RECEIVE_BYTES: c_int = 8 << 20;
 const BATCHES_PER_TURN: usize = 4;
 /// Looks in vain after which a socket is no longer tried without asking epoll.
 const PATIENCE: u32 = 4096;
-/// As how many of those a look in vain counts that found something in memory shared with peers: a program
-/// whose two ends have met by datagrams goes on by that. Not so once a socket has had `STEADY` looks that
-/// found something: then its program goes on by both.
+/// As how many of those a look in vain counts where something came otherwise, by shared memory or a stream: a
+/// program whose two ends have met by datagrams goes on by that. Not so once a socket has had `STEADY` looks
+/// that found something: then its program goes on by both.
 const MISSES_BESIDE: u32 = 256;
 const STEADY: u32 = 64;
 /// So many sockets are tried without asking epoll.
@@ -61,7 +61,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// Behind a look, which may have been in vain, `beside` one that was not at shared memory.
+    /// Behind a look, which may have been in vain, `beside` one at something else that was not.
     #[inline]
     fn lose_patience(&mut self, beside: bool) {
         if beside && self.misses > 0 && self.hits < STEADY {
@@ -314,8 +314,8 @@ impl Datagrams {
         self.sockets.iter().take(HOT_MAX).any(|socket| socket.misses < PATIENCE)
     }
 
-    /// Tries the sockets that had something lately. True if any had. `beside`: there was something in memory
-    /// shared with peers.
+    /// Tries the sockets that had something lately. True if any had. `beside`: something came by shared memory
+    /// or a stream.
     #[inline]
     pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time, beside: bool) -> bool {
         let mut any = false;

@@ -45,9 +45,9 @@ impl Core {
         let _hold = (looks || elsewhere).then(Hold::new);
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
-        let memory = self.adapter.progress(now);
-        let mut any = memory | self.net.poll_hot(&mut self.adapter, now, self.wakes_at.is_none());
-        any |= self.datagrams.poll_hot(&mut self.adapter, now, memory);
+        let mut any = self.adapter.progress(now);
+        any |= self.net.poll_hot(&mut self.adapter, now, self.wakes_at.is_none());
+        any |= self.datagrams.poll_hot(&mut self.adapter, now, any);
         any |= self.poll_packets(now);
         any |= self.poll_attached(now);
         self.polls_since_look += 1;
@@ -471,11 +471,8 @@ mod tests {
         assert!(core.calls.looks > looks, "descriptors are asked, too");
     }
 
-    /// A program whose ends have met by datagrams and go on by shared memory would wait for a system call in
-    /// each poll.
-    #[test]
-    fn sockets_of_datagrams_are_tried_for_long_only_where_memory_has_nothing() {
-        let engine = crate::engine::tests::idle();
+    /// Gives an engine a socket of datagrams.
+    fn add_datagrams(engine: &Engine) {
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
@@ -483,6 +480,14 @@ mod tests {
         let (qp_type, sq_sig_all, srq) = (QpType::Ud, true, None);
         let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq, cap, qp_type, sq_sig_all };
         engine.create_qp(context, &init).unwrap();
+    }
+
+    /// A program whose ends have met by datagrams and go on by something else would wait for a system call in
+    /// each poll.
+    #[test]
+    fn sockets_of_datagrams_are_tried_for_long_only_where_nothing_else_comes() {
+        let engine = crate::engine::tests::idle();
+        add_datagrams(&engine);
         let mut core = engine.inner.core.lock();
         let core = &mut *core;
         let mut tries = |hits, beside| {
@@ -497,6 +502,30 @@ mod tests {
         };
         assert_eq!((tries(1, false), tries(1, true)), (4096, 16));
         assert_eq!(tries(64, true), 4096, "one that is in steady use is not given up sooner");
+    }
+
+    #[test]
+    fn sockets_of_datagrams_are_given_up_soon_beside_a_stream_that_delivers() {
+        let (a, b) = (End::new(), End::new());
+        a.connect(b.engine.gid(), b.num);
+        b.connect(a.engine.gid(), a.num);
+        add_datagrams(&b.engine);
+        a.send(|| ());
+        b.poll();
+        let end = Instant::now() + Duration::from_secs(20);
+        let mut core = b.engine.inner.core.lock();
+        core.datagrams.heat(1);
+        // As many as it takes, and one that came by a look at all descriptors.
+        for _ in 0..=16 {
+            let now = core.now();
+            core.adapter.post_recv(now, b.qp, 0, &[]).unwrap();
+            a.send(|| _ = core.poll());
+            while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
+                core.poll();
+                assert!(Instant::now() < end, "nothing comes");
+            }
+        }
+        assert!(!core.datagrams.is_hot());
     }
 
     /// Nothing comes that would wake it: a peer that reads and writes memory rings nobody.
