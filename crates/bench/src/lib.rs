@@ -18,6 +18,7 @@
 mod contender;
 mod machine;
 mod model;
+mod nearness;
 mod pair;
 mod peers;
 mod plan;

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::contender::{Contender, Round};
 use crate::machine::Machine;
 use crate::model::{Footprint, Overhead, Path, Role};
+use crate::nearness::Nearness;
 use crate::pair::{Launcher, Pair};
 use crate::plan::{Plan, PlannedTest};
 use crate::qpip::{QPIP, Sender};
@@ -247,6 +248,7 @@ fn all_rounds(
     let settings = Round { slice_ns: plan.slice_ms * 1e6, cpus, depth: plan.depth };
     let budget = Duration::from_secs(plan.budget_s);
     let (mut done, mut longest) = (0, Duration::ZERO);
+    let mut nearness = Nearness::new(cpus);
     for round in 0..plan.rounds {
         let round_began = Instant::now();
         // A round that would end too late does not begin; one is run in any case.
@@ -273,7 +275,12 @@ fn all_rounds(
                 }
                 let (kind, op) = (test.kind, test.op);
                 bar.set_message(format!("round {}: {op} {kind}, {name}", round + 1));
-                let samples = contender.run(&settings, test, &sizes).unwrap_or_else(|error| {
+                let mut run = || contender.run(&settings, test, &sizes);
+                let samples = match Nearness::matters(test, &sizes) {
+                    true => nearness.measure(run),
+                    false => run(),
+                };
+                let samples = samples.unwrap_or_else(|error| {
                     let why = format!("{op} {kind}: {error:#}");
                     field.failures.insert(name, (failed + 1, why));
                     Vec::new()
@@ -285,6 +292,7 @@ fn all_rounds(
         done = round + 1;
         longest = longest.max(round_began.elapsed());
     }
+    field.notes.extend(nearness.note());
     (collector, done)
 }
 

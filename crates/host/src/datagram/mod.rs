@@ -314,8 +314,8 @@ impl Datagrams {
         self.sockets.iter().take(HOT_MAX).any(|socket| socket.misses < PATIENCE)
     }
 
-    /// Tries the sockets that had something lately. True if any had. `beside`: something came by shared memory
-    /// or a stream.
+    /// Tries the sockets that had something lately. True if any had. `beside`: something came by shared
+    /// memory or a stream.
     #[inline]
     pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time, beside: bool) -> bool {
         let mut any = false;
