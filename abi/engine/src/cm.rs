@@ -25,6 +25,7 @@ pub(crate) const API: EngineCmApi = EngineCmApi {
     create_channel,
     destroy_channel,
     get_event,
+    take_event,
     create_id,
     destroy_id,
     set_cookie,
@@ -288,6 +289,16 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let instance = opened()?;
         let event = instance.engine.cm_get_event_within(instance.cm_channel(channel), WAIT)?;
+        out.fill(event_of(instance, &event));
+        Ok(())
+    }
+
+    /// [`EngineCmApi::take_event`]
+    fn take_event(channel: CmChannelHandle, out: *mut EngineCmEvent) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = opened()?;
+        let event = instance.engine.cm_take_event(instance.cm_channel(channel))?;
         out.fill(event_of(instance, &event));
         Ok(())
     }

@@ -106,6 +106,11 @@ impl Connection {
         self.mapped.resize_with(peer.mappings as usize, || None);
     }
 
+    /// Whether [`progress`](Self::progress) polls the completion queue.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.peer.is_some()
+    }
+
     pub(crate) fn break_with(&mut self, errno: Errno) {
         self.broken.get_or_insert(errno);
     }

@@ -450,10 +450,14 @@ impl State {
 
     fn work(&mut self) -> bool {
         let more = self.connection.as_mut().is_some_and(Connection::progress);
+        // A poll of the completion queue makes progress for all. To ask the engine for more costs system
+        // calls, and has its helper get up, who then takes every message for the program, and late.
+        let polls = self.connection.as_ref().is_some_and(Connection::is_polled);
+        let take = if polls { event::take_queued } else { event::take };
         // Those that `raccept` has no time for are left to the listener's backlog.
         while self.requests.len() < MAX_REQUESTS {
             // SAFETY: the channel is the identifier's own and does not block.
-            let Ok(taken) = (unsafe { event::take((*self.id).channel) }) else { break };
+            let Ok(taken) = (unsafe { take((*self.id).channel) }) else { break };
             // SAFETY: it was just taken.
             unsafe { self.act(taken) };
         }
