@@ -93,6 +93,8 @@ pub(crate) struct Inner {
     /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
     polls: AtomicU64,
     spared: Spared,
+    /// How many there had been when a program asked for an event that it will hear of by a descriptor.
+    asked_at: AtomicU64,
     /// The processor on which a program's thread polled, looked up now and then.
     place: AtomicU32,
     /// Since when a thread that polls in vain lets others have its processor, in nanoseconds of the kernel's
@@ -220,6 +222,7 @@ impl Engine {
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
             spared: Spared::new(),
+            asked_at: AtomicU64::new(u64::MAX / 2),
             place: AtomicU32::new(u32::MAX),
             yields_since: AtomicU64::new(0),
             alone,
@@ -327,6 +330,11 @@ impl Inner {
         core.calm = 0;
         core.settle_taken();
         core
+    }
+
+    /// A program has asked for an event, and will sleep at the descriptor that tells of it.
+    fn note_asked(&self) {
+        self.asked_at.store(self.polls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Counts a poll. The lock is held, so no other thread writes.

@@ -282,7 +282,11 @@ impl Engine {
         core.collect_events();
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.
-        let call = core.helper == HelperMode::Dozing && core.events.waits_outside(cq);
+        let outside = core.events.waits_outside(cq);
+        if outside {
+            self.inner.note_asked();
+        }
+        let call = core.helper == HelperMode::Dozing && outside;
         drop(core);
         if call {
             self.inner.helper.call();
