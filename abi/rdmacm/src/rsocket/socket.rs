@@ -15,6 +15,7 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::repoll::Set;
+use super::spin::Spin;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -269,6 +270,7 @@ impl Socket {
         mut done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         let mut state = self.lock();
+        let mut spin = Spin::default();
         loop {
             state.progress();
             if let Some(result) = done(&mut state) {
@@ -280,6 +282,12 @@ impl Socket {
             }
             if state.led {
                 state = self.wait_turn(state, left);
+                continue;
+            }
+            if state.is_polled() && spin.goes_on() {
+                // Others who use the socket get their turn.
+                drop(state);
+                state = self.lock();
                 continue;
             }
             state.led = true;
@@ -294,6 +302,7 @@ impl Socket {
                 slept = system(unsafe { libc::poll(&mut fds, 1, millis(left)) });
                 state = self.lock();
                 state.drain_events();
+                spin = Spin::default();
             }
             state.led = false;
             self.turn.notify_all();
@@ -415,6 +424,11 @@ impl State {
         more
     }
 
+    /// Whether progress is a poll of the completion queue, which costs little.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_polled)
+    }
+
     /// Whether somebody else may take the events that would wake a thread.
     pub(crate) fn is_shared(&self) -> bool {
         self.pollers as usize + self.watchers.len() > 1
@@ -452,8 +466,7 @@ impl State {
         let more = self.connection.as_mut().is_some_and(Connection::progress);
         // A poll of the completion queue makes progress for all. To ask the engine for more costs system
         // calls, and has its helper get up, who then takes every message for the program, and late.
-        let polls = self.connection.as_ref().is_some_and(Connection::is_polled);
-        let take = if polls { event::take_queued } else { event::take };
+        let take = if self.is_polled() { event::take_queued } else { event::take };
         // Those that `raccept` has no time for are left to the listener's backlog.
         while self.requests.len() < MAX_REQUESTS {
             // SAFETY: the channel is the identifier's own and does not block.
