@@ -7,6 +7,7 @@ use quipu_abi_types::*;
 use quipu_host::connection::{
     Ece, Event, EventKind, Param, Path, PortSpace, Protocol, QpParams, Refusal,
 };
+use quipu_host::fault::Call;
 use quipu_host::{Device, EngineError};
 use quipu_nic::Gid;
 
@@ -26,6 +27,7 @@ pub(crate) const API: EngineCmApi = EngineCmApi {
     destroy_channel,
     get_event,
     take_event,
+    note_getaddrinfo,
     create_id,
     destroy_id,
     set_cookie,
@@ -300,6 +302,15 @@ entries! {
         let instance = opened()?;
         let event = instance.engine.cm_take_event(instance.cm_channel(channel))?;
         out.fill(event_of(instance, &event));
+        Ok(())
+    }
+
+    /// [`EngineCmApi::note_getaddrinfo`]
+    fn note_getaddrinfo() {
+        // Names can be asked for where no device can be opened.
+        if instance::has_plan() && let Ok(instance) = instance::open() {
+            instance.engine.note_call(Call::Getaddrinfo)?;
+        }
         Ok(())
     }
 

@@ -469,6 +469,15 @@ static void refuse_names(const void *argument)
 	names(NULL);
 }
 
+static void get_names(const void *argument)
+{
+	struct rdma_addrinfo *found = NULL;
+	(void)argument;
+	FAILS(rdma_getaddrinfo("127.0.0.1", "7471", NULL, &found), ENOMEM);
+	CHECK(!found && rdma_getaddrinfo("127.0.0.1", "7471", NULL, &found) == 0 && found);
+	rdma_freeaddrinfo(found);
+}
+
 /* An identifier that can join groups. */
 static struct rdma_cm_id *member(void)
 {
@@ -552,6 +561,7 @@ static void every_refusal(void)
 		{ "bind_addr", bind_addr },
 		{ "resolve_addr", resolve_addr },
 		{ "resolve_route", resolve_route },
+		{ "getaddrinfo", get_names },
 		{ "resolve_addrinfo", refuse_names },
 		{ "listen", refuse_listen },
 		{ "connect", refuse_connect },
