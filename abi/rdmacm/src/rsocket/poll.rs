@@ -7,7 +7,7 @@ use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
 use quipu_abi_trace::entry;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, Socket, entry};
+use super::socket::{Socket, entry};
 use super::spin::Spin;
 use super::system;
 
@@ -27,10 +27,7 @@ struct Watched {
 
 impl Watched {
     fn new(fds: &[pollfd]) -> Self {
-        let stream = |(at, fd): (usize, &pollfd)| match entry(fd.fd)? {
-            Entry::Stream(socket) => Some((at, socket)),
-            Entry::Datagram | Entry::Set(_) => None,
-        };
+        let stream = |(at, fd): (usize, &pollfd)| Some((at, entry(fd.fd)?.stream()?));
         let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
         let mut shared = false;
         for (_, socket) in &sockets {

@@ -44,6 +44,16 @@ pub(crate) enum Entry {
     Set(Arc<Set>),
 }
 
+impl Entry {
+    /// The stream. Calls for anything else are the system's.
+    pub(crate) fn stream(self) -> Option<Arc<Socket>> {
+        match self {
+            Self::Stream(socket) => Some(socket),
+            Self::Datagram | Self::Set(_) => None,
+        }
+    }
+}
+
 static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
 
 /// What a descriptor stands for, if it is one of this library's.
@@ -62,10 +72,7 @@ pub(crate) fn known(fd: c_int) -> Result<Entry, Errno> {
 ///
 /// EBADF if it is none of this library's, EOPNOTSUPP for datagrams.
 pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
-    match known(fd)? {
-        Entry::Stream(socket) => Ok(socket),
-        Entry::Datagram | Entry::Set(_) => Err(Errno::EOPNOTSUPP),
-    }
+    known(fd)?.stream().ok_or(Errno::EOPNOTSUPP)
 }
 
 pub(crate) fn insert(fd: c_int, entry: Entry) {
