@@ -7,6 +7,7 @@ use quipu_abi_types::*;
 use quipu_host::connection::{
     Ece, Event, EventKind, Param, Path, PortSpace, Protocol, QpParams, Refusal,
 };
+use quipu_host::fault::Call;
 use quipu_host::{Device, EngineError};
 use quipu_nic::Gid;
 
@@ -25,6 +26,8 @@ pub(crate) const API: EngineCmApi = EngineCmApi {
     create_channel,
     destroy_channel,
     get_event,
+    take_event,
+    note_getaddrinfo,
     create_id,
     destroy_id,
     set_cookie,
@@ -289,6 +292,25 @@ entries! {
         let instance = opened()?;
         let event = instance.engine.cm_get_event_within(instance.cm_channel(channel), WAIT)?;
         out.fill(event_of(instance, &event));
+        Ok(())
+    }
+
+    /// [`EngineCmApi::take_event`]
+    fn take_event(channel: CmChannelHandle, out: *mut EngineCmEvent) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let instance = opened()?;
+        let event = instance.engine.cm_take_event(instance.cm_channel(channel))?;
+        out.fill(event_of(instance, &event));
+        Ok(())
+    }
+
+    /// [`EngineCmApi::note_getaddrinfo`]
+    fn note_getaddrinfo() {
+        // Names can be asked for where no device can be opened.
+        if instance::has_plan() && let Ok(instance) = instance::open() {
+            instance.engine.note_call(Call::Getaddrinfo)?;
+        }
         Ok(())
     }
 

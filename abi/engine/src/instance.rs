@@ -105,6 +105,15 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
     current()
 }
 
+/// Whether the engine of this process has a plan of faults, or would have one.
+pub(crate) fn has_plan() -> bool {
+    let planned = |config: &Config| config.faults.is_some() || config.fault_replay.is_some();
+    match current() {
+        Ok(instance) => planned(instance.engine.config()),
+        Err(_) => Config::from_env().is_ok_and(|config| planned(&config)),
+    }
+}
+
 /// The process of which a thread opens an engine now; 0: none does.
 static OPENING: AtomicU32 = AtomicU32::new(0);
 

@@ -1,6 +1,6 @@
 //! Completion channels and completion queues.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void};
@@ -38,7 +38,7 @@ pub(crate) struct CqState {
     /// When it was made, by the clock of the device; guarded by `polling`. None if not asked for.
     pub(crate) stamp: Option<UnsafeCell<u64>>,
     /// How the clock on the wall goes by it; guarded by `polling`.
-    pub(crate) wall: Cell<Wall>,
+    pub(crate) wall: Wall,
     pub(crate) acks: Acks,
 }
 
@@ -114,7 +114,7 @@ pub(crate) unsafe fn create(
         polling: SpinLock::new(),
         current: UnsafeCell::new(ibv_wc::blank()),
         stamp: wanted.stamps.then(UnsafeCell::default),
-        wall: Cell::default(),
+        wall: Wall::default(),
         acks: Acks::default(),
     };
     // The engine is told the address of the queue as its cookie, so the queue is there first. It

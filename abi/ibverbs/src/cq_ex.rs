@@ -82,11 +82,8 @@ fn stamp(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
 fn wallclock(raw: *mut ibv_cq_ex) -> Result<u64, Errno> {
     let made = stamp(raw)?;
     // SAFETY: as in `current`; the context of a live queue is alive.
-    let (known, context) = unsafe { (&Cq::get(raw)?.wall, context((*raw).cq.context)?) };
-    let mut wall = known.get();
-    let told = wall.at(made, || clock(context));
-    known.set(wall);
-    told
+    let (wall, context) = unsafe { (&Cq::get(raw)?.wall, context((*raw).cq.context)?) };
+    wall.at(made, || clock(context))
 }
 
 entry! {
@@ -138,9 +135,7 @@ quick_entry! {
             // Only a successful start is followed by an end.
             cq.polling.unlock();
         } else if cq.stamp.is_some() {
-            let mut wall = cq.wall.get();
-            wall.renew();
-            cq.wall.set(wall);
+            cq.wall.renew();
         }
         taken
     }

@@ -1,17 +1,18 @@
 //! The clock on the wall by that of a device.
 
+use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How far the clock on the wall is ahead of the device's, and when that was found out. Stamps of one poll
 /// are told by one such difference: they keep their order, and each is the same whenever it is read.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Wall {
     /// In nanoseconds; wraps.
-    ahead: u64,
+    ahead: Cell<u64>,
     /// By the device's clock.
-    fitted: u64,
+    fitted: Cell<u64>,
     /// Whether stamps may be told by another difference from now on.
-    due: bool,
+    due: Cell<bool>,
 }
 
 /// How long a difference is used, in nanoseconds: clocks that are set are followed within that time.
@@ -21,8 +22,8 @@ const COMPARISONS: usize = 4;
 
 impl Wall {
     /// A new poll begins.
-    pub(crate) fn renew(&mut self) {
-        self.due = true;
+    pub(crate) fn renew(&self) {
+        self.due.set(true);
     }
 
     /// The time on the wall, in nanoseconds since 1970, at the time `made` of the clock that `clock` reads.
@@ -30,19 +31,15 @@ impl Wall {
     /// # Errors
     ///
     /// Those of `clock`.
-    pub(crate) fn at<E>(
-        &mut self,
-        made: u64,
-        clock: impl Fn() -> Result<u64, E>,
-    ) -> Result<u64, E> {
-        let unknown = self.fitted == 0;
-        if unknown || std::mem::take(&mut self.due) && made.saturating_sub(self.fitted) >= LIFE {
+    pub(crate) fn at<E>(&self, made: u64, clock: impl Fn() -> Result<u64, E>) -> Result<u64, E> {
+        let fitted = self.fitted.get();
+        if fitted == 0 || self.due.take() && made.saturating_sub(fitted) >= LIFE {
             self.fit(clock)?;
         }
-        Ok(made.wrapping_add(self.ahead))
+        Ok(made.wrapping_add(self.ahead.get()))
     }
 
-    fn fit<E>(&mut self, clock: impl Fn() -> Result<u64, E>) -> Result<(), E> {
+    fn fit<E>(&self, clock: impl Fn() -> Result<u64, E>) -> Result<(), E> {
         let mut quickest = u64::MAX;
         for _ in 0..COMPARISONS {
             let before = clock()?;
@@ -51,8 +48,8 @@ impl Wall {
             let took = after.saturating_sub(before);
             if took < quickest {
                 quickest = took;
-                self.ahead = (wall.as_nanos() as u64).wrapping_sub(before + took / 2);
-                self.fitted = after.max(1);
+                self.ahead.set((wall.as_nanos() as u64).wrapping_sub(before + took / 2));
+                self.fitted.set(after.max(1));
             }
         }
         Ok(())
@@ -65,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_kept_for_a_poll_and_a_second() {
-        let fits = std::cell::Cell::new(0);
+        let fits = Cell::new(0);
         let clock = |now: u64| {
             let fits = &fits;
             move || {
@@ -73,7 +70,7 @@ mod tests {
                 Ok::<_, ()>(now)
             }
         };
-        let mut wall = Wall::default();
+        let wall = Wall::default();
         let first = wall.at(5_000, clock(7_000)).unwrap();
         assert_eq!(fits.take(), 2 * COMPARISONS);
         assert_eq!(wall.at(6_000, clock(0)), Ok(first + 1_000));

@@ -9,6 +9,7 @@ use libc::{sockaddr, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Void};
+use quipu_facade::{check, engine};
 
 const AF_IB: c_int = 27;
 /// `EAI_QPTYPE` of the manual page, for which there is no number but that of its like.
@@ -234,6 +235,9 @@ entry! {
         // SAFETY: the program passes null or valid pointers, texts among them.
         unsafe {
             let out = out.as_mut().ok_or(Errno::EINVAL)?;
+            if let Ok(api) = engine() {
+                check((api.cm.note_getaddrinfo)())?;
+            }
             match look_up_all(node, service, hints.as_ref()) {
                 Ok(list) => {
                     *out = list;

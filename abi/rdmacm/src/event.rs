@@ -119,18 +119,43 @@ impl Wait {
 /// Takes the next event that is for the program, or says ERESTART.
 fn take_from(wait: &Wait) -> Result<*mut rdma_cm_event, Errno> {
     let Wait::In { api, channel, closed, public } = wait else { return Err(wait_on()) };
+    match next(api.cm.get_event, *channel, *public) {
+        Err(_) if closed.load(Ordering::Acquire) => Err(wait_on()),
+        taken => taken,
+    }
+}
+
+/// Takes the next event that is for the program and queued already. Makes no progress.
+///
+/// # Errors
+///
+/// EAGAIN if there is none.
+///
+/// # Safety
+///
+/// `raw` is a channel that no other thread destroys.
+pub(crate) unsafe fn take_queued(
+    raw: *mut rdma_event_channel,
+) -> Result<*mut rdma_cm_event, Errno> {
+    // SAFETY: passed on from the caller.
+    let channel = unsafe { Channel::get(raw) }?;
+    next(channel.api.cm.take_event, channel.handle, raw)
+}
+
+/// Asks the engine for events until one is for the program.
+fn next(
+    ask: unsafe extern "C" fn(CmChannelHandle, *mut EngineCmEvent) -> i32,
+    channel: CmChannelHandle,
+    public: *mut rdma_event_channel,
+) -> Result<*mut rdma_cm_event, Errno> {
     loop {
         // SAFETY: the structure consists of integers.
         let mut reported: EngineCmEvent = unsafe { std::mem::zeroed() };
         // SAFETY: `reported` is valid for the call.
-        let got = check(unsafe { (api.cm.get_event)(*channel, &mut reported) });
-        if got.is_err() && closed.load(Ordering::Acquire) {
-            return Err(wait_on());
-        }
-        got?;
+        check(unsafe { ask(channel, &mut reported) })?;
         // SAFETY: the cookies in it are addresses of identifiers, which live until this event is
         // acknowledged.
-        if let Some(event) = unsafe { understand(&reported, *public) } {
+        if let Some(event) = unsafe { understand(&reported, public) } {
             return Ok(event);
         }
     }

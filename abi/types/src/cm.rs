@@ -145,6 +145,11 @@ pub struct EngineCmApi {
     pub destroy_channel: unsafe extern "C" fn(channel: CmChannelHandle) -> i32,
     /// Takes the next event. Blocks, or not, as [`EngineApi::get_async_event`] does.
     pub get_event: unsafe extern "C" fn(channel: CmChannelHandle, out: *mut EngineCmEvent) -> i32,
+    /// Takes the next event that is queued already; WouldBlock if there is none. Makes no progress: to poll
+    /// a completion queue does.
+    pub take_event: unsafe extern "C" fn(channel: CmChannelHandle, out: *mut EngineCmEvent) -> i32,
+    /// Tells a plan of faults, if there is one, that names are asked for; only then is the device opened.
+    pub note_getaddrinfo: unsafe extern "C" fn() -> i32,
     pub create_id: unsafe extern "C" fn(init: *const EngineCmIdInit, out: *mut CmIdHandle) -> i32,
     /// Destroys an identifier in any state; its peer, if connected, is told. From its return on, no
     /// event of it is handed out; `out` says how many were in its life, where a connect request counts
@@ -212,6 +217,8 @@ unsupported! {
     create_channel(*mut EngineCmChannel);
     destroy_channel(CmChannelHandle);
     get_event(CmChannelHandle, *mut EngineCmEvent);
+    take_event(CmChannelHandle, *mut EngineCmEvent);
+    note_getaddrinfo();
     create_id(*const EngineCmIdInit, *mut CmIdHandle);
     destroy_id(CmIdHandle, *mut u32);
     set_cookie(CmIdHandle, u64);

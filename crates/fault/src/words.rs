@@ -135,6 +135,8 @@ words! {
     ResolveAddr = "resolve_addr",
     /// `rdma_resolve_route`
     ResolveRoute = "resolve_route",
+    /// `rdma_getaddrinfo`
+    Getaddrinfo = "getaddrinfo",
     /// `rdma_resolve_addrinfo`
     ResolveAddrinfo = "resolve_addrinfo",
     /// `rdma_listen`
@@ -185,6 +187,7 @@ impl Call {
                 Self::PollCq
                     | Self::CreateEventChannel
                     | Self::CreateId
+                    | Self::Getaddrinfo
                     | Self::Reject
                     | Self::Disconnect
                     | Self::LeaveMulticast

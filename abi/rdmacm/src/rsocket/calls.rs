@@ -77,9 +77,9 @@ entry! {
     fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> IntMinusOne {
         // SAFETY: the program passes an address of that length.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::bind(fd, addr, len)),
-                Entry::Stream(socket) => {
+            match known(fd)?.stream() {
+                None => system(libc::bind(fd, addr, len)),
+                Some(socket) => {
                     if length(addr)? > len as usize {
                         return Err(Errno::EINVAL);
                     }
@@ -137,9 +137,9 @@ entry! {
     fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> IntMinusOne {
         // SAFETY: the program passes an address of that length.
         unsafe {
-            let socket = match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => return system(libc::connect(fd, addr, len)),
-                Entry::Stream(socket) => socket,
+            let socket = match known(fd)?.stream() {
+                None => return system(libc::connect(fd, addr, len)),
+                Some(socket) => socket,
             };
             if length(addr)? > len as usize {
                 return Err(Errno::EINVAL);
@@ -159,10 +159,10 @@ entry! {
 
     /// `rshutdown`: as shutdown(2).
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
-        let socket = match known(fd)? {
+        let socket = match known(fd)?.stream() {
             // SAFETY: shutdown(2).
-            Entry::Datagram | Entry::Set(_) => return system(unsafe { libc::shutdown(fd, how) }),
-            Entry::Stream(socket) => socket,
+            None => return system(unsafe { libc::shutdown(fd, how) }),
+            Some(socket) => socket,
         };
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             return Err(Errno::EINVAL);
@@ -206,9 +206,9 @@ entry! {
     fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> IntMinusOne {
         // SAFETY: the program passes room for an address.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::getpeername(fd, addr, len)),
-                Entry::Stream(socket) => {
+            match known(fd)?.stream() {
+                None => system(libc::getpeername(fd, addr, len)),
+                Some(socket) => {
                     let mut state = socket.lock();
                     state.connected().map_err(|_| Errno::ENOTCONN)?;
                     tell_address(&(*state.id).route.addr.dst_storage, addr, len)?;
@@ -222,9 +222,9 @@ entry! {
     fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> IntMinusOne {
         // SAFETY: the program passes room for an address.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::getsockname(fd, addr, len)),
-                Entry::Stream(socket) => {
+            match known(fd)?.stream() {
+                None => system(libc::getsockname(fd, addr, len)),
+                Some(socket) => {
                     let state = socket.lock();
                     tell_address(&(*state.id).route.addr.src_storage, addr, len)?;
                     Ok(0)
@@ -235,16 +235,16 @@ entry! {
 
     /// `rfcntl`: as fcntl(2), `F_GETFL` and `F_SETFL`, `F_GETFD` and `F_SETFD`.
     fn rfcntl(fd: c_int, command: c_int, argument: libc::c_long) -> IntMinusOne {
-        match (known(fd)?, command) {
-            (Entry::Datagram | Entry::Set(_), _) | (_, libc::F_GETFD | libc::F_SETFD) => {
+        match (known(fd)?.stream(), command) {
+            (None, _) | (_, libc::F_GETFD | libc::F_SETFD) => {
                 // SAFETY: fcntl(2), with the argument as the program gave it.
                 system(unsafe { libc::fcntl(fd, command, argument) })
             }
-            (Entry::Stream(socket), libc::F_GETFL) => {
+            (Some(socket), libc::F_GETFL) => {
                 let nonblocking = socket.nonblocking.load(Ordering::Relaxed);
                 Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
             }
-            (Entry::Stream(socket), libc::F_SETFL) => {
+            (Some(socket), libc::F_SETFL) => {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
                 socket.nonblocking.store(nonblocking, Ordering::Relaxed);
                 Ok(0)

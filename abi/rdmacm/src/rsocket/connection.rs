@@ -106,6 +106,11 @@ impl Connection {
         self.mapped.resize_with(peer.mappings as usize, || None);
     }
 
+    /// Whether [`progress`](Self::progress) polls the completion queue.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.peer.is_some()
+    }
+
     pub(crate) fn break_with(&mut self, errno: Errno) {
         self.broken.get_or_insert(errno);
     }
@@ -314,28 +319,42 @@ impl Connection {
         len: usize,
         remote: u64,
     ) -> Result<(), Errno> {
-        let (peer, out) = self.peer.as_mut().ok_or(Errno::ENOTCONN)?;
-        out.sent(message);
-        let rkey = peer.rkey;
+        let (Greeting { addr, rkey, .. }, _) = *self.peer.as_ref().ok_or(Errno::ENOTCONN)?;
         if self.by_sends {
-            if len > 0 {
-                self.post(None, at, len, remote, rkey)?;
-            }
-            return self.post_word(message);
+            self.post_sends(message, at, len, remote, rkey)?;
+        } else {
+            let remote = if len == 0 { addr } else { remote };
+            self.post(Some(message), at, len, remote, rkey)?;
         }
-        let remote = if len == 0 { peer.addr } else { remote };
-        self.post(Some(message), at, len, remote, rkey)
+        // What could not be posted was not sent, and what is sent next takes its place.
+        if let Some((_, out)) = &mut self.peer {
+            out.sent(message);
+        }
+        Ok(())
     }
 
-    /// Sends a message as a send, which arrives behind what was written before (RFC 5040).
-    fn post_word(&mut self, message: Message) -> Result<(), Errno> {
+    /// Sends a message as a send, which arrives behind its bytes (RFC 5040). Both are posted together, and so
+    /// are one segment.
+    fn post_sends(
+        &mut self,
+        message: Message,
+        at: usize,
+        len: usize,
+        remote: u64,
+        rkey: u32,
+    ) -> Result<(), Errno> {
         let word = message.encode().to_be_bytes();
         let mut sge = ibv_sge { addr: word.as_ptr() as u64, length: WORD as u32, lkey: 0 };
-        // SAFETY: the structure consists of integers, raw pointers and unions of those.
-        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-        (wr.opcode, wr.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
-        (wr.sg_list, wr.num_sge) = (&mut sge, 1);
-        self.post_request(&mut wr, 0, 0)
+        let mut send = request(IBV_WR_SEND, &mut sge);
+        send.send_flags |= IBV_SEND_INLINE;
+        if len == 0 {
+            return self.post_list(&mut send, &[(0, 0)]);
+        }
+        let mut sge = self.piece(at, len);
+        let mut write = request(IBV_WR_RDMA_WRITE, &mut sge);
+        write.wr.rdma = ibv_send_wr_rdma { remote_addr: remote, rkey };
+        write.next = &mut send;
+        self.post_list(&mut write, &[(at, len), (0, 0)])
     }
 
     fn post(
@@ -346,40 +365,48 @@ impl Connection {
         remote: u64,
         rkey: u32,
     ) -> Result<(), Errno> {
-        let mut sge = ibv_sge {
-            addr: self.memory.addr() + (self.buffer_at + at) as u64,
-            length: len as u32,
-            lkey: self.memory.keys().0,
-        };
-        // SAFETY: the structure consists of integers, raw pointers and unions of those.
-        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-        wr.send_flags = IBV_SEND_SIGNALED;
-        wr.opcode = IBV_WR_RDMA_WRITE;
+        let mut sge = self.piece(at, len);
+        let mut wr = request(IBV_WR_RDMA_WRITE, &mut sge);
         if let Some(message) = message {
             wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
             wr.imm_data = message.encode().to_be();
         }
-        if len > 0 {
-            (wr.sg_list, wr.num_sge) = (&mut sge, 1);
-        }
         wr.wr.rdma = ibv_send_wr_rdma { remote_addr: remote, rkey };
-        self.post_request(&mut wr, at, len)
+        self.post_list(&mut wr, &[(at, len)])
     }
 
-    /// Posts a request, for which a piece of the buffer is in use until it ends.
-    fn post_request(&mut self, wr: &mut ibv_send_wr, at: usize, len: usize) -> Result<(), Errno> {
-        wr.wr_id = SEND;
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is the identifier's, the table is filled, the request is copied.
-        let posted = unsafe {
+    /// A piece of the buffer.
+    fn piece(&self, at: usize, len: usize) -> ibv_sge {
+        ibv_sge {
+            addr: self.memory.addr() + (self.buffer_at + at) as u64,
+            length: len as u32,
+            lkey: self.memory.keys().0,
+        }
+    }
+
+    /// Posts requests, for each of which a piece of the buffer is in use until it ends.
+    fn post_list(
+        &mut self,
+        first: &mut ibv_send_wr,
+        pieces: &[(usize, usize)],
+    ) -> Result<(), Errno> {
+        let mut next: *mut ibv_send_wr = first;
+        let mut bad = next;
+        // SAFETY: the queue pair is the identifier's, the table is filled, the requests, a list of as many as
+        // there are pieces, are copied.
+        unsafe {
             let qp = (*self.id).qp;
             let post = (*(*qp).context).ops.post_send.ok_or(Errno::EOPNOTSUPP)?;
-            number(post(qp, wr, &mut bad))
-        };
-        if posted.is_ok() {
-            self.buffer.take(at, len);
+            let posted = number(post(qp, next, &mut bad));
+            for &(at, len) in pieces {
+                if posted.is_err() && next == bad {
+                    break;
+                }
+                self.buffer.take(at, len);
+                next = (*next).next;
+            }
+            posted
         }
-        posted
     }
 
     fn post_receives(&mut self, count: u32) -> Result<(), Errno> {
@@ -507,6 +534,17 @@ impl Drop for Connection {
             }
         }
     }
+}
+
+/// A request of one piece, which may be empty.
+fn request(opcode: u32, sge: &mut ibv_sge) -> ibv_send_wr {
+    // SAFETY: the structure consists of integers, raw pointers and unions of those.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    (wr.wr_id, wr.opcode, wr.send_flags) = (SEND, opcode, IBV_SEND_SIGNALED);
+    if sge.length > 0 {
+        (wr.sg_list, wr.num_sge) = (sge, 1);
+    }
+    wr
 }
 
 /// A queue pair with one completion queue for both directions, whose channel does not block.

@@ -7,7 +7,7 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, Phase, State, known};
+use super::socket::{Phase, State, known};
 use super::system;
 use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
 use crate::address::rdma_set_option;
@@ -132,13 +132,13 @@ entry! {
         let int = size_of::<c_int>();
         // SAFETY: the program passes that many bytes.
         unsafe {
-            match known(fd)? {
+            match known(fd)?.stream() {
                 // Sizes of queues that there are not.
-                Entry::Datagram | Entry::Set(_) if level == SOL_RDMA => Ok(0),
-                Entry::Datagram | Entry::Set(_) => {
+                None if level == SOL_RDMA => Ok(0),
+                None => {
                     system(libc::setsockopt(fd, level, name, value, len))
                 }
-                Entry::Stream(socket) => {
+                Some(socket) => {
                     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
                         if value.is_null() || (len as usize) < size_of::<libc::linger>() {
                             return Err(Errno::EINVAL);
@@ -168,11 +168,11 @@ entry! {
     ) -> IntMinusOne {
         // SAFETY: the program passes room for as many bytes as it says.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => {
+            match known(fd)?.stream() {
+                None => {
                     system(libc::getsockopt(fd, level, name, value, len))
                 }
-                Entry::Stream(socket) => {
+                Some(socket) => {
                     let room = len.as_mut().ok_or(Errno::EFAULT)?;
                     if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
                         if value.is_null() || (*room as usize) < size_of::<libc::linger>() {

@@ -7,7 +7,8 @@ use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
 use quipu_abi_trace::entry;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, Socket, entry};
+use super::socket::{Socket, entry};
+use super::spin::Spin;
 use super::system;
 
 /// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
@@ -20,14 +21,13 @@ struct Watched {
     shared: bool,
     /// Not everything was looked at.
     more: bool,
+    /// A look at all that is polled makes no system call.
+    quick: bool,
 }
 
 impl Watched {
     fn new(fds: &[pollfd]) -> Self {
-        let stream = |(at, fd): (usize, &pollfd)| match entry(fd.fd)? {
-            Entry::Stream(socket) => Some((at, socket)),
-            Entry::Datagram | Entry::Set(_) => None,
-        };
+        let stream = |(at, fd): (usize, &pollfd)| Some((at, entry(fd.fd)?.stream()?));
         let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
         let mut shared = false;
         for (_, socket) in &sockets {
@@ -35,13 +35,14 @@ impl Watched {
             state.pollers += 1;
             shared |= state.is_shared();
         }
-        Self { sockets, shared, more: false }
+        Self { sockets, shared, more: false, quick: false }
     }
 
     /// Looks at each socket; how many have something to say.
     fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
         let mut ready = 0;
         self.more = false;
+        self.quick = self.sockets.len() == fds.len();
         for (at, socket) in &self.sockets {
             let mut state = socket.lock();
             if arm {
@@ -49,6 +50,7 @@ impl Watched {
             }
             self.more |= state.progress();
             self.shared |= state.is_shared();
+            self.quick &= state.is_polled();
             let always = libc::POLLERR | libc::POLLHUP;
             fds[*at].revents = state.events() & (fds[*at].events | always);
             ready += usize::from(fds[*at].revents != 0);
@@ -103,7 +105,7 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     fds.iter_mut().for_each(|fd| fd.revents = 0);
     let mut watched = Watched::new(fds);
-    let mut arm = false;
+    let (mut arm, mut spin) = (false, Spin::default());
     loop {
         let ready = watched.look(fds, arm);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -114,11 +116,15 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
             (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
             _ => left,
         };
-        let others = system_poll(fds, &watched, pause)?;
+        let others = match (pause, watched.sockets.len() == fds.len()) {
+            // The system has nothing to say.
+            (Some(Duration::ZERO), true) => 0,
+            _ => system_poll(fds, &watched, pause)?,
+        };
         if ready + others > 0 || over {
             return Ok(ready + others);
         }
-        arm = true;
+        arm = arm || !watched.quick || !spin.goes_on();
     }
 }
 

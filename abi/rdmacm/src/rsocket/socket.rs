@@ -15,6 +15,7 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::repoll::Set;
+use super::spin::Spin;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -43,6 +44,16 @@ pub(crate) enum Entry {
     Set(Arc<Set>),
 }
 
+impl Entry {
+    /// The stream. Calls for anything else are the system's.
+    pub(crate) fn stream(self) -> Option<Arc<Socket>> {
+        match self {
+            Self::Stream(socket) => Some(socket),
+            Self::Datagram | Self::Set(_) => None,
+        }
+    }
+}
+
 static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
 
 /// What a descriptor stands for, if it is one of this library's.
@@ -61,10 +72,7 @@ pub(crate) fn known(fd: c_int) -> Result<Entry, Errno> {
 ///
 /// EBADF if it is none of this library's, EOPNOTSUPP for datagrams.
 pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
-    match known(fd)? {
-        Entry::Stream(socket) => Ok(socket),
-        Entry::Datagram | Entry::Set(_) => Err(Errno::EOPNOTSUPP),
-    }
+    known(fd)?.stream().ok_or(Errno::EOPNOTSUPP)
 }
 
 pub(crate) fn insert(fd: c_int, entry: Entry) {
@@ -269,6 +277,7 @@ impl Socket {
         mut done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         let mut state = self.lock();
+        let mut spin = Spin::default();
         loop {
             state.progress();
             if let Some(result) = done(&mut state) {
@@ -280,6 +289,12 @@ impl Socket {
             }
             if state.led {
                 state = self.wait_turn(state, left);
+                continue;
+            }
+            if state.is_polled() && spin.goes_on() {
+                // Others who use the socket get their turn.
+                drop(state);
+                state = self.lock();
                 continue;
             }
             state.led = true;
@@ -294,6 +309,7 @@ impl Socket {
                 slept = system(unsafe { libc::poll(&mut fds, 1, millis(left)) });
                 state = self.lock();
                 state.drain_events();
+                spin = Spin::default();
             }
             state.led = false;
             self.turn.notify_all();
@@ -415,6 +431,11 @@ impl State {
         more
     }
 
+    /// Whether progress is a poll of the completion queue, which costs little.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_polled)
+    }
+
     /// Whether somebody else may take the events that would wake a thread.
     pub(crate) fn is_shared(&self) -> bool {
         self.pollers as usize + self.watchers.len() > 1
@@ -450,10 +471,13 @@ impl State {
 
     fn work(&mut self) -> bool {
         let more = self.connection.as_mut().is_some_and(Connection::progress);
+        // A poll of the completion queue makes progress for all. To ask the engine for more costs system
+        // calls, and has its helper get up, who then takes every message for the program, and late.
+        let take = if self.is_polled() { event::take_queued } else { event::take };
         // Those that `raccept` has no time for are left to the listener's backlog.
         while self.requests.len() < MAX_REQUESTS {
             // SAFETY: the channel is the identifier's own and does not block.
-            let Ok(taken) = (unsafe { event::take((*self.id).channel) }) else { break };
+            let Ok(taken) = (unsafe { take((*self.id).channel) }) else { break };
             // SAFETY: it was just taken.
             unsafe { self.act(taken) };
         }

@@ -5,7 +5,7 @@ use quipu_abi_trace::entry;
 use quipu_cabi::Errno;
 
 use super::calls::tell_address;
-use super::socket::{Entry, Socket, State, known};
+use super::socket::{Socket, State, known};
 use super::{Wide, system};
 
 /// The pieces of memory of a call.
@@ -150,9 +150,9 @@ entry! {
     fn rrecv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Wide {
         // SAFETY: the program passes memory of that length.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::recv(fd, buf, len, flags)),
-                Entry::Stream(socket) => receive(&socket, &piece(buf, len), flags),
+            match known(fd)?.stream() {
+                None => system(libc::recv(fd, buf, len, flags)),
+                Some(socket) => receive(&socket, &piece(buf, len), flags),
             }
         }
     }
@@ -168,11 +168,11 @@ entry! {
     ) -> Wide {
         // SAFETY: the program passes memory of that length, and room for an address or null.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => {
+            match known(fd)?.stream() {
+                None => {
                     system(libc::recvfrom(fd, buf, len, flags, addr, addr_len))
                 }
-                Entry::Stream(socket) => {
+                Some(socket) => {
                     let got = receive(&socket, &piece(buf, len), flags)?;
                     let state = socket.lock();
                     tell_address(&(*state.id).route.addr.dst_storage, addr, addr_len)?;
@@ -187,9 +187,9 @@ entry! {
         // SAFETY: the program passes null or a valid message.
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::recvmsg(fd, msg, flags)),
-                Entry::Stream(socket) => {
+            match known(fd)?.stream() {
+                None => system(libc::recvmsg(fd, msg, flags)),
+                Some(socket) => {
                     (msg.msg_controllen, msg.msg_flags) = (0, 0);
                     receive(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
                 }
@@ -201,9 +201,9 @@ entry! {
     fn rsend(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> Wide {
         // SAFETY: the program passes memory of that length.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::send(fd, buf, len, flags)),
-                Entry::Stream(socket) => send(&socket, &piece(buf, len), flags),
+            match known(fd)?.stream() {
+                None => system(libc::send(fd, buf, len, flags)),
+                Some(socket) => send(&socket, &piece(buf, len), flags),
             }
         }
     }
@@ -219,12 +219,12 @@ entry! {
     ) -> Wide {
         // SAFETY: the program passes memory of that length, and an address or null.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => {
+            match known(fd)?.stream() {
+                None => {
                     system(libc::sendto(fd, buf, len, flags, addr, addr_len))
                 }
-                Entry::Stream(_) if !addr.is_null() || addr_len != 0 => Err(Errno::EISCONN),
-                Entry::Stream(socket) => send(&socket, &piece(buf, len), flags),
+                Some(_) if !addr.is_null() || addr_len != 0 => Err(Errno::EISCONN),
+                Some(socket) => send(&socket, &piece(buf, len), flags),
             }
         }
     }
@@ -234,10 +234,10 @@ entry! {
         // SAFETY: the program passes null or a valid message.
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::sendmsg(fd, msg, flags)),
-                Entry::Stream(_) if msg.msg_controllen > 0 => Err(Errno::EOPNOTSUPP),
-                Entry::Stream(socket) => {
+            match known(fd)?.stream() {
+                None => system(libc::sendmsg(fd, msg, flags)),
+                Some(_) if msg.msg_controllen > 0 => Err(Errno::EOPNOTSUPP),
+                Some(socket) => {
                     send(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
                 }
             }
@@ -254,9 +254,9 @@ entry! {
     fn rreadv(fd: c_int, iov: *const iovec, count: c_int) -> Wide {
         // SAFETY: the program passes so many pieces.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::readv(fd, iov, count)),
-                Entry::Stream(socket) => receive(&socket, pieces(iov, checked(count)?)?, 0),
+            match known(fd)?.stream() {
+                None => system(libc::readv(fd, iov, count)),
+                Some(socket) => receive(&socket, pieces(iov, checked(count)?)?, 0),
             }
         }
     }
@@ -271,9 +271,9 @@ entry! {
     fn rwritev(fd: c_int, iov: *const iovec, count: c_int) -> Wide {
         // SAFETY: the program passes so many pieces.
         unsafe {
-            match known(fd)? {
-                Entry::Datagram | Entry::Set(_) => system(libc::writev(fd, iov, count)),
-                Entry::Stream(socket) => send(&socket, pieces(iov, checked(count)?)?, 0),
+            match known(fd)?.stream() {
+                None => system(libc::writev(fd, iov, count)),
+                Some(socket) => send(&socket, pieces(iov, checked(count)?)?, 0),
             }
         }
     }

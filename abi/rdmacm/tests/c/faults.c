@@ -469,6 +469,15 @@ static void refuse_names(const void *argument)
 	names(NULL);
 }
 
+static void get_names(const void *argument)
+{
+	struct rdma_addrinfo *found = NULL;
+	(void)argument;
+	FAILS(rdma_getaddrinfo("127.0.0.1", "7471", NULL, &found), ENOMEM);
+	CHECK(!found && rdma_getaddrinfo("127.0.0.1", "7471", NULL, &found) == 0 && found);
+	rdma_freeaddrinfo(found);
+}
+
 /* An identifier that can join groups. */
 static struct rdma_cm_id *member(void)
 {
@@ -552,6 +561,7 @@ static void every_refusal(void)
 		{ "bind_addr", bind_addr },
 		{ "resolve_addr", resolve_addr },
 		{ "resolve_route", resolve_route },
+		{ "getaddrinfo", get_names },
 		{ "resolve_addrinfo", refuse_names },
 		{ "listen", refuse_listen },
 		{ "connect", refuse_connect },
@@ -570,12 +580,34 @@ static void every_refusal(void)
 		      cases[i].call);
 }
 
+/* A stream goes on behind what was sent when something could not be. */
+static void stream(const void *argument)
+{
+	struct sockaddr_in in;
+	socklen_t length = sizeof in;
+	int listens = rsocket(AF_INET, SOCK_STREAM, 0), rs = rsocket(AF_INET, SOCK_STREAM, 0), peer;
+	char text[8] = "";
+	(void)argument;
+	CHECK(rbind(listens, loopback(&in, 0), sizeof in) == 0 && rlisten(listens, 1) == 0);
+	CHECK(rgetsockname(listens, (struct sockaddr *)&in, &length) == 0);
+	CHECK(rfcntl(rs, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(rconnect(rs, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	CHECK((peer = raccept(listens, NULL, NULL)) > 2);
+	CHECK(rfcntl(rs, F_SETFL, 0) == 0);
+	CHECK(rsend(rs, "one", 3, 0) == 3);
+	FAILS(rsend(rs, "two", 3, 0), ENOMEM);
+	CHECK(rsend(rs, "six", 3, 0) == 3);
+	CHECK(rrecv(peer, text, 6, MSG_WAITALL) == 6 && strcmp(text, "onesix") == 0);
+	CHECK(rclose(rs) == 0 && rclose(peer) == 0 && rclose(listens) == 0);
+}
+
 int main(void)
 {
 	snprintf(plan_file, sizeof plan_file, "/tmp/quipu-cm-plan-%d.toml", (int)getpid());
 	every_event();
 	under(removed, NULL, "inject = 'device_removal'\ncall = 'bind_addr'\nnth = 3\n");
 	every_refusal();
+	under(stream, NULL, "inject = 'refuse'\ncall = 'post_send'\nnth = 2\nerrno = 'ENOMEM'\n");
 	unlink(plan_file);
 	return 0;
 }

@@ -126,6 +126,12 @@ impl Manager {
         Ok(signal.ok_or(CallError::NoSuchObject)?.as_raw_fd())
     }
 
+    /// Whether no event of a channel is queued.
+    pub(crate) fn has_none(&self, key: ChannelKey) -> Result<bool, EngineError> {
+        let known = self.cm.has_channel(key);
+        known.then(|| self.cm.waiting(key) == 0).ok_or(CallError::NoSuchObject.into())
+    }
+
     /// See [`Cm::next_end`].
     pub(crate) fn next_end(&self, key: ChannelKey) -> Option<(IdKey, u32)> {
         self.cm.next_end(key)

@@ -40,6 +40,8 @@ const YIELD_NS: u64 = 1_000_000;
 /// So many polls since the helper looked last are those of a program that polls busily; and so many pass
 /// before its processor is looked up again.
 pub(super) const POLLS_PER_PLACE: u64 = 64;
+/// So many polls are the look of a program that has asked for an event and is about to sleep, or does.
+const POLLS_BEFORE_SLEEP: u64 = 2;
 /// A program that waits inside the engine at least so often in a doze will come back soon.
 const BUSY_DRIVES: u64 = 4;
 /// Dozes without any sign of life after which the helper rests, while a thread of the program waits. Where
@@ -199,6 +201,9 @@ impl Inner {
             return true;
         }
         let before = self.polls.load(Ordering::Relaxed);
+        if before.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) <= POLLS_BEFORE_SLEEP {
+            return false;
+        }
         if before == polls || self.alone {
             // On one processor a poller does not run while this looks.
             return before != polls;
@@ -324,6 +329,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::tests::idle;
 
     #[test]
     fn a_thread_has_begun_when_it_is_started() {
@@ -385,6 +391,30 @@ mod tests {
         let long = rests_after(true);
         assert!((3 * DOZE_MAX_ELSEWHERE..6 * DOZE_MAX_ELSEWHERE).contains(&long), "{long:?}");
         assert_eq!(quiet_dozes(2, true, DOZE_MAX_ELSEWHERE, true), 0);
+    }
+
+    #[test]
+    fn who_asks_for_an_event_and_looks_again_does_not_count_as_polling() {
+        let engine = idle();
+        let (context, _) = engine.open_context().unwrap();
+        let (channel, _) = engine.create_channel().unwrap();
+        let (cq, _) = engine.create_cq(context, 8, Some(channel), 0).unwrap();
+        let before = engine.polls();
+        let poll = |times| {
+            (0..times).for_each(|_| assert_eq!(engine.poll_cq_each(cq, 1, |_| {}).unwrap(), 0));
+        };
+        // As if it had kept this thread from its processor.
+        let is_busy = || {
+            engine.inner.place.store(sys::processor(), Ordering::Relaxed);
+            engine.inner.is_busy(before)
+        };
+        poll(1000);
+        assert!((0..100).any(|_| is_busy()));
+        engine.req_notify_cq(cq, false).unwrap();
+        poll(1);
+        assert!((0..100).any(|_| !is_busy()));
+        poll(1000);
+        assert!((0..100).any(|_| is_busy()), "it does not sleep");
     }
 
     #[test]

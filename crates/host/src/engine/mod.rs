@@ -93,6 +93,8 @@ pub(crate) struct Inner {
     /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
     polls: AtomicU64,
     spared: Spared,
+    /// How many there had been when a program asked for an event that it will hear of by a descriptor.
+    asked_at: AtomicU64,
     /// The processor on which a program's thread polled, looked up now and then.
     place: AtomicU32,
     /// Since when a thread that polls in vain lets others have its processor, in nanoseconds of the kernel's
@@ -220,6 +222,7 @@ impl Engine {
             helper: Helper::new().map_err(system("an eventfd"))?,
             polls: AtomicU64::new(0),
             spared: Spared::new(),
+            asked_at: AtomicU64::new(u64::MAX / 2),
             place: AtomicU32::new(u32::MAX),
             yields_since: AtomicU64::new(0),
             alone,
@@ -327,6 +330,11 @@ impl Inner {
         core.calm = 0;
         core.settle_taken();
         core
+    }
+
+    /// A program has asked for an event, and will sleep at the descriptor that tells of it.
+    fn note_asked(&self) {
+        self.asked_at.store(self.polls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Counts a poll. The lock is held, so no other thread writes.
@@ -483,7 +491,12 @@ fn ask_for_addresses(wanted: &QpipConfig, link: &mut dyn PacketLink) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use quipu_nic::{AddressVector, QpAttr, QpAttrMask, QpId, QpNum, QpState};
+    use std::time::Instant;
+
+    use quipu_nic::{
+        AddressVector, ChannelId, CqId, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum,
+        QpState, QpType, SendFlags, SendOp, SendWr, To,
+    };
 
     use super::*;
 
@@ -506,6 +519,64 @@ mod tests {
         ] {
             let attr = QpAttr { state, timeout: 18, ..attr };
             engine.modify_qp(qp, &attr, M::STATE | mask).unwrap();
+        }
+    }
+
+    /// A message without bytes, and without a completion.
+    pub(super) const EMPTY: SendWr<'static> = SendWr {
+        wr_id: 0,
+        to: To::Peer,
+        op: SendOp::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Sges(&[]),
+    };
+
+    /// One of two that send each other messages without bytes, with a channel for the events of that.
+    pub(super) struct End {
+        pub(super) engine: Arc<Engine>,
+        pub(super) channel: ChannelId,
+        pub(super) cq: CqId,
+        pub(super) qp: QpId,
+        pub(super) num: QpNum,
+    }
+
+    impl End {
+        fn new(same_host: SameHost) -> Self {
+            let address = Some([127, 0, 0, 1].into());
+            let config = Config { address, same_host, counters: false, ..Config::default() };
+            let engine = Engine::open(config).unwrap();
+            let (context, _) = engine.open_context().unwrap();
+            let pd = engine.alloc_pd().unwrap();
+            let (channel, _) = engine.create_channel().unwrap();
+            let (cq, _) = engine.create_cq(context, 8, Some(channel), 0).unwrap();
+            let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+            let (qp_type, sq_sig_all) = (QpType::Rc, false);
+            let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all };
+            let (qp, num, _) = engine.create_qp(context, &init).unwrap();
+            Self { engine, channel, cq, qp, num }
+        }
+
+        /// Two that are connected, each with four receives.
+        pub(super) fn pair(same_host: SameHost) -> [Self; 2] {
+            let ends = [Self::new(same_host), Self::new(same_host)];
+            for (end, other) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
+                connect(&end.engine, end.qp, other.engine.gid(), other.num);
+                (0..4).for_each(|_| end.engine.post_recv(end.qp, 0, &[]).unwrap());
+            }
+            ends
+        }
+
+        pub(super) fn send(&self) {
+            self.engine.post_send(self.qp, &EMPTY).unwrap();
+        }
+
+        /// Takes the completion of one.
+        pub(super) fn receive(&self) {
+            let end = Instant::now() + Duration::from_secs(20);
+            while self.engine.poll_cq_each(self.cq, 1, |_| {}).unwrap() == 0 {
+                assert!(Instant::now() < end, "nothing comes");
+                std::thread::yield_now();
+            }
         }
     }
 

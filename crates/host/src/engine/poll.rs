@@ -309,87 +309,34 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use quipu_nic::{
-        Gid, Payload, QpCap, QpId, QpInit, QpNum, QpType, SendFlags, SendOp, SendWr, Time, To,
-    };
+    use quipu_nic::{QpCap, QpInit, QpType, SendFlags, SendWr, Time};
 
     use super::*;
-    use crate::engine::Engine;
+    use crate::SameHost;
     use crate::engine::helper::Helper;
-    use crate::engine::tests::connect;
-    use crate::{Config, SameHost};
+    use crate::engine::tests::{EMPTY, End};
 
-    /// Sends and receives nothing, which is all that it takes.
-    struct End {
-        engine: Arc<Engine>,
-        cq: CqId,
-        qp: QpId,
-        num: QpNum,
-    }
-
-    impl End {
-        fn new() -> Self {
-            let address = Some([127, 0, 0, 1].into());
-            let config = Config { address, same_host: SameHost::Never, ..Config::default() };
-            let engine = Engine::open(config).unwrap();
-            let (context, _) = engine.open_context().unwrap();
-            let pd = engine.alloc_pd().unwrap();
-            let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
-            let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
-            let (qp_type, sq_sig_all) = (QpType::Rc, false);
-            let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all };
-            let (qp, num, _) = engine.create_qp(context, &init).unwrap();
-            Self { engine, cq, qp, num }
-        }
-
-        fn connect(&self, gid: Gid, num: QpNum) {
-            connect(&self.engine, self.qp, gid, num);
-            for _ in 0..4 {
-                self.engine.post_recv(self.qp, 0, &[]).unwrap();
-            }
-        }
-
-        /// Sends one, for which there may be room only when earlier ones are acknowledged.
-        fn send(&self, mut meanwhile: impl FnMut()) {
-            let end = Instant::now() + Duration::from_secs(20);
-            while self.engine.post_send(self.qp, &EMPTY).is_err() {
-                self.engine.progress().unwrap();
-                meanwhile();
-                assert!(Instant::now() < end, "nothing is acknowledged");
-            }
-        }
-
-        fn poll(&self) {
-            let end = Instant::now() + Duration::from_secs(20);
-            while self.engine.poll_cq_each(self.cq, 1, |_| {}).unwrap() == 0 {
-                assert!(Instant::now() < end, "nothing comes");
-            }
+    /// Sends one, for which there may be room only when earlier ones are acknowledged.
+    fn send(from: &End, mut meanwhile: impl FnMut()) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while from.engine.post_send(from.qp, &EMPTY).is_err() {
+            from.engine.progress().unwrap();
+            meanwhile();
+            assert!(Instant::now() < end, "nothing is acknowledged");
         }
     }
-
-    /// A message without bytes, and without a completion.
-    const EMPTY: SendWr<'static> = SendWr {
-        wr_id: 0,
-        to: To::Peer,
-        op: SendOp::Send,
-        flags: SendFlags::empty(),
-        payload: Payload::Sges(&[]),
-    };
 
     /// Where one thread polls and another waits for descriptors, the acknowledgement of a message travels
     /// with the answer to it, too; and whoever waits is called, in case that there is none.
     #[test]
     fn acknowledgements_wait_for_the_answer_while_somebody_waits_for_descriptors() {
-        let (a, b) = (End::new(), End::new());
-        a.connect(b.engine.gid(), b.num);
-        b.connect(a.engine.gid(), a.num);
-        a.engine.post_send(a.qp, &EMPTY).unwrap();
-        b.poll();
-        b.engine.post_send(b.qp, &EMPTY).unwrap();
-        a.poll();
+        let [a, b] = End::pair(SameHost::Never);
+        a.send();
+        b.receive();
+        b.send();
+        a.receive();
 
         let mut core = b.engine.inner.core.lock();
         core.adapter.release_acks();
@@ -399,7 +346,7 @@ mod tests {
         core.wakes_at = Some(now);
         core.polls_beside_waiter = POLLS_BESIDE_HELPER;
         let (sends, _) = core.net.calls();
-        a.engine.post_send(a.qp, &EMPTY).unwrap();
+        a.send();
         let end = Instant::now() + Duration::from_secs(20);
         while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
             core.poll();
@@ -420,15 +367,13 @@ mod tests {
     /// again leaves it; and comes back before anybody waits, so that what arrives then wakes him.
     #[test]
     fn a_stream_that_is_polled_steadily_is_watched_only_while_somebody_waits() {
-        let (a, b) = (End::new(), End::new());
-        a.connect(b.engine.gid(), b.num);
-        b.connect(a.engine.gid(), a.num);
+        let [a, b] = End::pair(SameHost::Never);
         let end = Instant::now() + Duration::from_secs(20);
         // The helper does not wait in between, which would have it watched.
         let mut core = b.engine.inner.core.lock();
         core.stop_waiting();
         while core.net.unwatched() == 0 {
-            a.send(|| _ = core.poll());
+            send(&a, || _ = core.poll());
             while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
                 core.poll();
                 assert!(Instant::now() < end, "it stays in the set");
@@ -442,7 +387,7 @@ mod tests {
         core.stop_waiting();
         drop(core);
         // Nobody polls: the helper takes it.
-        a.send(|| ());
+        send(&a, || ());
         while b.engine.inner.core.lock().adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
             assert!(Instant::now() < end, "nobody notices");
             std::thread::yield_now();
@@ -452,11 +397,9 @@ mod tests {
     /// A program whose requests complete while they are being posted never finds its queue empty.
     #[test]
     fn progress_is_made_although_every_poll_finds_a_completion() {
-        let (a, b) = (End::new(), End::new());
-        a.connect(b.engine.gid(), b.num);
-        b.connect(a.engine.gid(), a.num);
-        a.engine.post_send(a.qp, &EMPTY).unwrap();
-        b.poll();
+        let [a, b] = End::pair(SameHost::Never);
+        a.send();
+        b.receive();
         // The helper is kept out.
         let mut core = b.engine.inner.core.lock();
         let looks = core.calls.looks;

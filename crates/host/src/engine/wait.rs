@@ -282,7 +282,11 @@ impl Engine {
         core.collect_events();
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.
-        let call = core.helper == HelperMode::Dozing && core.events.waits_outside(cq);
+        let outside = core.events.waits_outside(cq);
+        if outside {
+            self.inner.note_asked();
+        }
+        let call = core.helper == HelperMode::Dozing && outside;
         drop(core);
         if call {
             self.inner.helper.call();
@@ -296,11 +300,9 @@ mod tests {
     use std::cell::Cell;
     use std::sync::{Arc, mpsc};
 
-    use quipu_nic::*;
-
     use super::*;
-    use crate::Config;
-    use crate::engine::tests::connect;
+    use crate::SameHost;
+    use crate::engine::tests::End;
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -309,62 +311,11 @@ mod tests {
         pub(super) static BEFORE_ARMING: Cell<Option<Box<dyn FnOnce()>>> = Cell::default();
     }
 
-    /// A queue pair with a channel for its events.
-    struct End {
-        engine: Arc<Engine>,
-        channel: ChannelId,
-        cq: CqId,
-        qp: QpId,
-        num: QpNum,
-    }
-
-    impl End {
-        fn new() -> Self {
-            let address = Some([127, 0, 0, 1].into());
-            let engine = Engine::open(Config { address, counters: false, ..Config::default() });
-            let engine = engine.unwrap();
-            let (context, _) = engine.open_context().unwrap();
-            let pd = engine.alloc_pd().unwrap();
-            let (channel, _) = engine.create_channel().unwrap();
-            let (cq, _) = engine.create_cq(context, 8, Some(channel), 0).unwrap();
-            let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
-            let (qp_type, sq_sig_all) = (QpType::Rc, false);
-            let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all };
-            let (qp, num, _) = engine.create_qp(context, &init).unwrap();
-            Self { engine, channel, cq, qp, num }
-        }
-
-        fn pair() -> [Self; 2] {
-            let ends = [Self::new(), Self::new()];
-            for (end, other) in [(0, 1), (1, 0)] {
-                connect(&ends[end].engine, ends[end].qp, ends[other].engine.gid(), ends[other].num);
-                (0..4).for_each(|_| ends[end].engine.post_recv(ends[end].qp, 0, &[]).unwrap());
-            }
-            ends
-        }
-
-        /// A message without bytes, and without a completion.
-        fn send(&self) {
-            let (op, flags, payload) = (SendOp::Send, SendFlags::empty(), Payload::Sges(&[]));
-            let wr = SendWr { wr_id: 0, to: To::Peer, op, flags, payload };
-            self.engine.post_send(self.qp, &wr).unwrap();
-        }
-
-        /// Takes the completion of one.
-        fn receive(&self) {
-            let end = Instant::now() + PATIENCE;
-            while self.engine.poll_cq_each(self.cq, 1, |_| {}).unwrap() == 0 {
-                assert!(Instant::now() < end, "nothing comes");
-                std::thread::yield_now();
-            }
-        }
-    }
-
     /// The helper has been about to sleep for long, and is late for what would have woken it; a thread that
     /// is about to wait in its place then finds what it wants. Nobody rings from then on.
     #[test]
     fn who_finds_an_event_instead_of_waiting_for_it_wakes_the_helper() {
-        let [here, there] = End::pair();
+        let [here, there] = End::pair(SameHost::Auto);
         there.send();
         here.receive();
         here.send();
