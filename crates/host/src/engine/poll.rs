@@ -315,6 +315,7 @@ mod tests {
 
     use super::*;
     use crate::SameHost;
+    use crate::engine::Engine;
     use crate::engine::helper::Helper;
     use crate::engine::tests::{EMPTY, End};
 
@@ -449,12 +450,10 @@ mod tests {
 
     #[test]
     fn sockets_of_datagrams_are_given_up_soon_beside_a_stream_that_delivers() {
-        let (a, b) = (End::new(), End::new());
-        a.connect(b.engine.gid(), b.num);
-        b.connect(a.engine.gid(), a.num);
+        let [a, b] = End::pair(SameHost::Never);
         add_datagrams(&b.engine);
-        a.send(|| ());
-        b.poll();
+        a.send();
+        b.receive();
         let end = Instant::now() + Duration::from_secs(20);
         let mut core = b.engine.inner.core.lock();
         core.datagrams.heat(1);
@@ -462,7 +461,7 @@ mod tests {
         for _ in 0..=16 {
             let now = core.now();
             core.adapter.post_recv(now, b.qp, 0, &[]).unwrap();
-            a.send(|| _ = core.poll());
+            send(&a, || _ = core.poll());
             while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
                 core.poll();
                 assert!(Instant::now() < end, "nothing comes");
