@@ -11,13 +11,18 @@ type Words = &'static [&'static str];
 /// Name, program, what both get; what the server gets before it, and the client before the address.
 type Case = (&'static str, &'static str, Words, Words, Words);
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 11] = [
     ("rping", "rping", &["-C", "10", "-V"], &["-s"], &["-c", "-a"]),
     ("rping-large", "rping", &["-C", "3", "-V", "-S", "65000"], &["-s"], &["-c", "-a"]),
     ("send_bw", "ib_send_bw", &["-R", "-d", "quipu_iw0", "-n", "200", "-s", "4096"], &[], &[]),
     ("write_bw", "ib_write_bw", &["-R", "-d", "quipu_iw0", "-n", "200", "-s", "65536"], &[], &[]),
     ("read_bw", "ib_read_bw", &["-R", "-d", "quipu_iw0", "-n", "200", "-s", "65536"], &[], &[]),
     ("send_lat", "ib_send_lat", &["-R", "-d", "quipu_iw0", "-n", "200", "-s", "64"], &[], &[]),
+    ("ucmatose", "ucmatose", &["-c", "5", "-C", "20"], &[], &["-s"]),
+    ("rstream", "rstream", &["-I", "100", "-C", "20", "-S", "64", "-T", "v"], &[], &["-s"]),
+    ("rstream-blocking", "rstream", &["-I", "10", "-C", "20", "-T", "b"], &[], &["-s"]),
+    ("rstream-nonblocking", "rstream", &["-I", "10", "-C", "20", "-T", "n"], &[], &["-s"]),
+    ("riostream", "riostream", &["-I", "10", "-C", "20", "-T", "v"], &[], &["-s"]),
 ];
 
 /// The rows for two processes on one host.
