@@ -21,7 +21,8 @@
 //! | `ingress`, `egress` | the way of a frame up and down, between link and transport |
 //! | `link`, `groups` | frames, stations, groups of stations |
 //! | `addresses` | own addresses, martians |
-//! | `tcp`, `connections` | connections and listeners; where they are kept |
+//! | `tcp`, `connections` | connections; where they are kept |
+//! | `listeners` | ports that are watched, and who comes to them |
 //! | `udp`, `parts`, `identification` | datagrams; those that are longer than a packet; their numbers |
 //! | `icmp` | answers, refusals, reports |
 //! | `demux` | from addresses and ports to connections |
@@ -41,6 +42,7 @@ mod icmp;
 mod identification;
 mod ingress;
 mod link;
+mod listeners;
 mod parts;
 mod ports;
 mod tcp;
@@ -73,8 +75,8 @@ use connections::Connections;
 use egress::Answer;
 use groups::Groups;
 use identification::Identifications;
+use listeners::Listeners;
 use ports::Ephemeral;
-use tcp::Listeners;
 use udp::Sockets;
 
 /// The stack of an adapter.
