@@ -10,6 +10,8 @@ use super::connections::Marks;
 use super::demux::Key;
 use super::egress::Answer;
 use super::ports::PortMap;
+use super::syns::Line;
+use super::wheel::Wheel;
 use super::{ListenError, ListenerId, Stack};
 use crate::tcp::{Config, Flow, Listener, Opening, reset_for};
 
@@ -23,6 +25,8 @@ pub(super) struct Watched {
     pub(super) idle: u32,
     /// Connections that the user has not heard of yet.
     pub(super) unheard: u32,
+    /// Who waits until somebody is there.
+    pub(super) line: Line,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -30,6 +34,10 @@ pub(super) struct Listeners {
     places: Vec<(u32, Option<Watched>)>,
     free: Vec<u32>,
     pub(super) ports: PortMap,
+    /// How many wait in all lines,
+    pub(super) waiting: usize,
+    /// and until when the first of each does.
+    pub(super) patience: Wheel,
 }
 
 impl Listeners {
@@ -79,24 +87,29 @@ impl Stack {
             listeners.places.push((0, None));
             (listeners.places.len() - 1) as u32
         });
-        let watched = Watched { port, families, idle: 0, unheard: 0 };
+        let line = Line::new(backlog);
+        let watched = Watched { port, families, idle: 0, unheard: 0, line };
         listeners.places[index as usize].1 = Some(watched);
         listeners.ports.insert(port, index);
         Ok((listeners.id(index), port))
     }
 
     /// How many more connections somebody is there for, not counting those of which [`Event::Incoming`] was
-    /// read. 0: peers are kept waiting, their SYNs are not answered.
+    /// read. 0: peers are kept waiting, their SYNs are not answered. Those that have come a moment ago are
+    /// answered now, so events are to be polled afterwards.
     pub fn set_idle(&mut self, listener: ListenerId, idle: u32) {
         if let Some(watched) = self.listeners.get(listener) {
             watched.idle = idle;
+            self.answer_held(self.now, listener.index);
         }
     }
 
-    /// Does not watch any more. Connections that exist go on.
+    /// Does not watch any more. Connections that exist go on. SYNs that wait are forgotten: whoever watches
+    /// the port next, or nobody, answers them when they come again.
     pub fn unlisten(&mut self, listener: ListenerId) {
         let Some(port) = self.listeners.get(listener).map(|watched| watched.port) else { return };
         let listeners = &mut self.listeners;
+        self.counters.tcp_given_up += listeners.dismiss(listener.index) as u64;
         listeners.ports.remove(port);
         let (generation, watched) = &mut listeners.places[listener.index as usize];
         (*generation, *watched) = (generation.wrapping_add(1), None);
@@ -119,10 +132,9 @@ impl Stack {
         true
     }
 
-    /// Whether one more connection to `port` may be opened by a peer.
-    fn may_open(&self, port: u16) -> bool {
-        let watched = self.listeners.ports.get(port);
-        let watched = watched.and_then(|index| self.listeners.places[index as usize].1.as_ref());
+    /// Whether one more connection to a port may be opened by a peer.
+    pub(super) fn may_open(&self, at: u32) -> bool {
+        let watched = self.listeners.places[at as usize].1.as_ref();
         watched.is_some_and(|it| it.idle > it.unheard) && self.connections.has_room()
     }
 
@@ -135,21 +147,37 @@ impl Stack {
         payload: usize,
         station: Option<Station>,
     ) {
-        let flow = self.flow_of(key);
-        let may_open = self.may_open(segment.destination);
-        let found = self.listeners.ports.get(segment.destination);
-        let watched = found.and_then(|at| self.listeners.at(at));
-        let (Some(at), Some(watched)) = (found, watched) else {
+        let Some(at) = self.listeners.ports.get(segment.destination) else {
             self.counters.tcp_unknown += 1;
             if let Some(header) = reset_for(segment, payload) {
                 self.reply(key, station, header);
             }
             return;
         };
-        if !may_open && !segment.flags.has(Flags::ACK) {
-            self.counters.tcp_waiting += 1;
-            return;
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            self.withdraw(at, key, segment.seq);
+        } else if flags.has(Flags::SYN) && !flags.has(Flags::ACK) && !flags.has(Flags::FIN) {
+            self.answer_held(now, at);
+            if !self.may_open(at) {
+                return self.hold(now, at, key, segment, station);
+            }
         }
+        self.meet(now, at, key, segment, payload, station);
+    }
+
+    /// The listener takes a segment.
+    pub(super) fn meet(
+        &mut self,
+        now: u64,
+        at: u32,
+        key: &Key,
+        segment: &Repr,
+        payload: usize,
+        station: Option<Station>,
+    ) {
+        let (flow, may_open) = (self.flow_of(key), self.may_open(at));
+        let Some(watched) = self.listeners.at(at) else { return };
         let listener = &mut watched.families[usize::from(flow.remote.is_ipv6())];
         let (connection, half_open) =
             match listener.handle_segment(now, &flow, segment, payload, may_open) {

@@ -101,6 +101,7 @@ impl<P: Probe> Adapter<P> {
         inet.set_owner(connection, Some(Owner::Qp(id)));
         hub.decided(listener);
         begin(qp, hub, connection, &settings);
+        self.take_inet_events();
         Ok(())
     }
 
@@ -114,6 +115,7 @@ impl<P: Probe> Adapter<P> {
         let listener = inet.request(connection).ok_or(Fault::NoSuchObject)?;
         inet.forget(connection);
         self.hub.decided(listener);
+        self.take_inet_events();
         Ok(())
     }
 
@@ -153,11 +155,12 @@ impl<P: Probe> Adapter<P> {
         if let Some(path) = tcp_path(qp) {
             path.listener = Some(listener);
         }
-        let waiting = watch.waiting.pop_front();
-        inet.say_idle(listener);
-        if let Some(connection) = waiting {
-            self.mate(listener, connection);
+        match watch.waiting.pop_front() {
+            Some(connection) => self.mate(listener, connection),
+            None => inet.say_idle(listener),
         }
+        // Peers that have come too early, a moment ago, are answered now.
+        self.take_inet_events();
         Ok(())
     }
 
