@@ -104,6 +104,14 @@ impl Stack {
         }
     }
 
+    /// How many connections to a port are half open.
+    pub fn half_open(&self, listener: ListenerId) -> u32 {
+        let place = self.listeners.places.get(listener.index as usize);
+        let place = place.filter(|(generation, _)| *generation == listener.generation);
+        let watched = place.and_then(|(_, watched)| watched.as_ref());
+        watched.map_or(0, |it| it.families.iter().map(Listener::half_open).sum())
+    }
+
     /// Does not watch any more. Connections that exist go on. SYNs that wait are forgotten: whoever watches
     /// the port next, or nobody, answers them when they come again.
     pub fn unlisten(&mut self, listener: ListenerId) {

@@ -52,3 +52,28 @@ fn a_queue_pair_that_is_offered_meets_who_has_just_come() {
         assert_eq!((counted.tcp_held, counted.tcp_late), (3, 3));
     }
 }
+
+/// Where more are answered than queue pairs are idle, those beyond have a closed window: what they sent
+/// would be dropped, and come again when a timer runs out.
+#[test]
+fn who_is_not_the_next_sends_when_its_turn_has_come() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let listener = net.listen(1, 9000, &settings(mode));
+        let (mut clients, servers) = pairs(&mut net, 4, mode);
+        for (n, &server) in servers.iter().enumerate() {
+            net.offer(1, listener, server).unwrap();
+            // All are answered when the first is offered. Each sends as soon as it may.
+            for _ in 0..SOON / net.delay {
+                let may = |client: &QpId| net.state(0, *client) == QpState::Rts;
+                for client in clients.extract_if(.., |client| may(client)).collect::<Vec<_>>() {
+                    net.send_bytes(0, client, n as u64, &pattern(n as u64, 64));
+                }
+                net.run_for(net.delay);
+            }
+            assert_eq!(brief(&net.poll(0)), [(n as u64, WcStatus::Success, 64)]);
+            assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 64)]);
+        }
+        assert_eq!(net.adapter(1).inet().unwrap().counters().tcp_late, 4);
+    }
+}
