@@ -31,7 +31,7 @@ pub struct Counters {
     pub tcp_resets: u64,
     /// SYNs answered by a cookie.
     pub tcp_cookies: u64,
-    /// SYNs that met nobody to talk to, and were dropped;
+    /// SYNs, and acknowledgements of cookies, that met nobody to talk to, and were dropped;
     pub tcp_waiting: u64,
     /// that were held until somebody would be there,
     pub tcp_held: u64,

@@ -195,6 +195,7 @@ impl Stack {
                     self.reply(key, station, header);
                     return;
                 }
+                Opening::Early => return self.hold(now, at, key, segment, station),
                 Opening::Ignored => {
                     self.counters.tcp_unknown += 1;
                     return;

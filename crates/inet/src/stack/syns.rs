@@ -3,14 +3,15 @@
 //! Their senders would repeat them after a second (RFC 6298 (2.1)). What waits is what a SYN says, a hundred
 //! octets, and it is promised nothing: in its turn it is answered as if it came then, by a connection or,
 //! beyond the backlog, by a cookie. So a flood gets no more than by coming later, and takes nothing from who
-//! brings a cookie back. While any waits nobody is there, or there is no room, so nobody is overtaken. Where
+//! brings a cookie back; if that comes too early, it waits in the same line, since its sender would wait for
+//! a timer. While any waits nobody is there, or there is no room, so nobody is overtaken by a SYN. Where
 //! a line is full the newest is dropped, as all were if there were no lines: if the oldest gave way, those
 //! that had waited for longest would have waited in vain, and a flood would push everybody out.
 
 use std::collections::VecDeque;
 
 use quipu_wire::ndp::Station;
-use quipu_wire::tcp::{Repr, SeqNumber};
+use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
 use super::Stack;
 use super::demux::{Demux, Key};
@@ -26,7 +27,7 @@ const MOST_OF_PORT: usize = 128;
 /// The most that wait in all.
 const MOST_IN_ALL: usize = 1_024;
 
-/// A SYN that waits.
+/// A SYN that waits, or an acknowledgement that has brought a cookie back.
 #[derive(Clone, Debug)]
 pub(super) struct Syn {
     key: Key,
@@ -140,7 +141,8 @@ impl Stack {
     pub(super) fn withdraw(&mut self, at: u32, key: &Key, seq: SeqNumber) {
         let (secret, watched) = (self.secret, self.listeners.at(at));
         if let Some(syn) = watched.and_then(|watched| watched.line.find(secret, key)) {
-            syn.withdrawn |= syn.header.seq + 1 == seq;
+            let len = u32::from(syn.header.flags.has(Flags::SYN));
+            syn.withdrawn |= syn.header.seq + len == seq;
         }
     }
 

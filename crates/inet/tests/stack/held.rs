@@ -18,11 +18,16 @@ fn from_peer(net: &mut Net, segment: &Repr) {
 
 /// Somebody is there for so many; what is said to peers then: to which port, and which SYN it acknowledges.
 fn offer(net: &mut Net, listener: ListenerId, idle: u32) -> Vec<(u16, u32)> {
-    net.hosts[1].stack.set_idle(listener, idle);
-    net.hosts[1].poll_events();
-    let said = answers(net);
+    let said = hear(net, listener, idle);
     assert!(said.iter().all(|it| it.flags == Flags::SYN | Flags::ACK), "{said:?}");
     said.iter().map(|it| (it.destination, it.ack.0.wrapping_sub(1))).collect()
+}
+
+/// The same, whatever is said.
+fn hear(net: &mut Net, listener: ListenerId, idle: u32) -> Vec<Repr> {
+    net.hosts[1].stack.set_idle(listener, idle);
+    net.hosts[1].poll_events();
+    answers(net)
 }
 
 /// Held, answered late, given up, dropped at once.
@@ -93,9 +98,7 @@ fn what_a_syn_said_is_known_when_it_is_answered() {
         Options { mss: Some(1_000), window_scale: Some(3), timestamps, ..syn(9, 0).options };
     from_peer(&mut net, &Repr { options, ..syn(9, 100) });
     net.now += PATIENCE / 2;
-    net.hosts[1].stack.set_idle(listener, 1);
-    net.hosts[1].poll_events();
-    let answer = answers(&mut net)[0];
+    let answer = hear(&mut net, listener, 1)[0];
     assert_eq!(answer.ack, SeqNumber(101));
     assert_eq!(answer.options.timestamps.map(|it| it.echo), Some(777));
     assert!(answer.options.window_scale.is_some() && !answer.options.sack_permitted);
@@ -214,6 +217,54 @@ fn a_flood_that_waits_meets_cookies_and_takes_nothing_from_those_who_have_one() 
     from_peer(&mut net, &ack);
     assert_eq!(net.hosts[1].accepted.len(), 65);
     assert_eq!(peer(&net, net.hosts[1].accepted[64]), 1);
+}
+
+/// What its peer would do next, behind a closed window, is to wait for a timer.
+#[test]
+fn who_brings_a_cookie_back_too_early_need_not_come_again() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let config = net.config.clone();
+    let (listener, _) = net.hosts[1].stack.listen(80, &config, 2).unwrap();
+    offer(&mut net, listener, 100);
+    let cookies: Vec<Repr> = (1..=5)
+        .map(|port| {
+            from_peer(&mut net, &syn(port, 100));
+            answers(&mut net)[0]
+        })
+        .collect();
+    assert_eq!(counted(&net).tcp_cookies, 3, "two are half open");
+    offer(&mut net, listener, 0);
+    let ack = |of: &Repr| Repr {
+        flags: Flags::ACK,
+        seq: of.ack,
+        ack: of.seq + 1,
+        ..syn(of.destination, 0)
+    };
+    // One that is made up is not held: it would keep others out.
+    from_peer(&mut net, &Repr { ack: SeqNumber(7), ..ack(&cookies[3]) });
+    assert_eq!(fates(&net), [0; 4]);
+    from_peer(&mut net, &ack(&cookies[4]));
+    // Its acknowledgement is lost, and it asks by a probe.
+    from_peer(&mut net, &Repr { seq: SeqNumber(100), ..ack(&cookies[2]) });
+    // There is room for no more.
+    from_peer(&mut net, &ack(&cookies[3]));
+    assert_eq!(fates(&net), [2, 0, 0, 1]);
+    for (idle, port) in [(1, 5), (5, 3)] {
+        let said = hear(&mut net, listener, idle);
+        // Its window is open now.
+        assert_eq!((said.len(), said[0].destination, said[0].flags), (1, port, Flags::ACK));
+    }
+    let ends: Vec<u16> = net.hosts[1].accepted.iter().map(|id| peer(&net, *id)).collect();
+    assert_eq!((ends, fates(&net)), (vec![1, 2, 5, 3], [2, 2, 0, 1]));
+    for id in &net.hosts[1].accepted[2..] {
+        assert!(net.hosts[1].knows(*id, tcp::Event::Connected));
+    }
+    // Whoever has reset the connection meanwhile has none.
+    offer(&mut net, listener, 0);
+    from_peer(&mut net, &ack(&cookies[3]));
+    from_peer(&mut net, &Repr { flags: Flags::RST, seq: SeqNumber(101), ..syn(4, 0) });
+    offer(&mut net, listener, 5);
+    assert_eq!((net.hosts[1].accepted.len(), fates(&net)), (4, [3, 2, 1, 1]));
 }
 
 #[test]
