@@ -175,6 +175,8 @@ impl Publisher {
             sample.drops.iter().sum(),
             frames.tcp_accepted,
             frames.tcp_resets,
+            frames.tcp_held,
+            frames.tcp_late,
         ];
     }
 }
@@ -216,7 +218,7 @@ fn drops(stack: &Stack, calls: &Calls) -> [u64; REASONS] {
         parts.evicted,
         frames.tcp_malformed,
         frames.tcp_unknown,
-        frames.tcp_waiting,
+        frames.tcp_waiting + frames.tcp_given_up,
         frames.tcp_full,
         frames.tcp_outside,
         frames.tcp_old,

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use quipu_iwarp::wire::mpa::crc32c;
 
 const MAGIC: &[u8; 8] = b"QUIPUCNT";
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const HEADER_LEN: usize = 20;
 /// Longest sample.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -57,7 +57,7 @@ pub const WORK_METRICS: [Metric; WORK] = [
 ];
 
 /// How many values there are of each engine.
-pub const ENGINE: usize = 14;
+pub const ENGINE: usize = 16;
 /// What is counted of each engine beside that, in the order of [`Sample::engine`].
 pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("completions", "Completions, those in error among them."),
@@ -74,6 +74,8 @@ pub const ENGINE_METRICS: [Metric; ENGINE] = [
     metric("frames_dropped", "Frames from the packet link that were dropped, or a part of them."),
     metric("tcp_accepted", "Connections of the adapter's own TCP that peers have opened."),
     metric("tcp_resets_sent", "Resets for segments that belong to no connection."),
+    metric("tcp_held", "SYNs that met nobody, and waited for somebody to be there."),
+    metric("tcp_late", "SYNs that waited, and were answered then."),
 ];
 
 /// How many reasons there are to drop a frame.
@@ -92,7 +94,7 @@ pub const DROP_REASONS: [Metric; REASONS] = [
     metric("fragment_evicted", "Packets in parts that had to give way to younger ones."),
     metric("tcp_malformed", "A TCP header that is not legal."),
     metric("tcp_unknown", "Segments that belong to no connection."),
-    metric("tcp_waiting", "SYNs to a port where nobody is there for one more connection."),
+    metric("tcp_waiting", "SYNs to a port where nobody was there for one more connection in time."),
     metric("tcp_full", "SYNs for which there was no room for a connection."),
     metric("tcp_outside", "Segments that came again, or outside of the window."),
     metric("tcp_old", "Segments older than the last timestamp."),

@@ -31,8 +31,14 @@ pub struct Counters {
     pub tcp_resets: u64,
     /// SYNs answered by a cookie.
     pub tcp_cookies: u64,
-    /// SYNs without an answer, for want of somebody to talk to.
+    /// SYNs, and acknowledgements of cookies, that met nobody to talk to, and were dropped;
     pub tcp_waiting: u64,
+    /// that were held until somebody would be there,
+    pub tcp_held: u64,
+    /// and of those, that were answered,
+    pub tcp_late: u64,
+    /// or were not: nobody came in time, or they were reset or replaced by their senders. The others wait.
+    pub tcp_given_up: u64,
     /// SYNs, and acknowledgements of cookies, for which there was no room for a connection.
     pub tcp_full: u64,
     /// Segments of connections that were dropped, or a part of them. They came again, or were outside of the

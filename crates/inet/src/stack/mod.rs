@@ -21,7 +21,8 @@
 //! | `ingress`, `egress` | the way of a frame up and down, between link and transport |
 //! | `link`, `groups` | frames, stations, groups of stations |
 //! | `addresses` | own addresses, martians |
-//! | `tcp`, `connections` | connections and listeners; where they are kept |
+//! | `tcp`, `connections` | connections; where they are kept |
+//! | `listeners`, `syns` | ports that are watched, and who comes to them; who comes too early |
 //! | `udp`, `parts`, `identification` | datagrams; those that are longer than a packet; their numbers |
 //! | `icmp` | answers, refusals, reports |
 //! | `demux` | from addresses and ports to connections |
@@ -41,8 +42,10 @@ mod icmp;
 mod identification;
 mod ingress;
 mod link;
+mod listeners;
 mod parts;
 mod ports;
+mod syns;
 mod tcp;
 mod udp;
 mod wheel;
@@ -73,8 +76,8 @@ use connections::Connections;
 use egress::Answer;
 use groups::Groups;
 use identification::Identifications;
+use listeners::Listeners;
 use ports::Ephemeral;
-use tcp::Listeners;
 use udp::Sockets;
 
 /// The stack of an adapter.
@@ -178,6 +181,7 @@ impl Stack {
         (self.now, self.begun) = (now, true);
         self.fragments.handle_timeout(now);
         self.groups.handle_timeout(now);
+        self.expire_held(now);
         self.expire_tcp(now);
     }
 
@@ -191,6 +195,7 @@ impl Stack {
         let neighbours = self.neighbours.as_ref().and_then(|it| it.poll_timeout());
         let others = neighbours.into_iter().chain(self.fragments.poll_timeout());
         let others = others.chain(self.groups.poll_timeout());
+        let others = others.chain(self.listeners.patience.next());
         others.chain(self.connections.wheel.next()).min()
     }
 

@@ -1,61 +1,25 @@
-//! TCP: connections and listeners of the stack.
+//! TCP: the connections of the stack.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use quipu_wire::ndp::Station;
 use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
 use super::connections::Marks;
 use super::demux::Key;
-use super::egress::{Answer, Envelope, ip_header};
+use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, TCP};
 use super::link::Hop;
-use super::ports::PortMap;
-use super::{Arrival, ConnectError, Departure, Event, ListenError, ListenerId, Stack, TcpId};
+use super::{Arrival, ConnectError, Departure, Event, Stack, TcpId};
 use crate::icmp::{Report, Trouble};
 use crate::tcp::hash::{Purpose, of_flow};
-use crate::tcp::{Config, Connection, Flow, Held, Listener, Opening, SendError, State, reset_for};
+use crate::tcp::{Config, Connection, Flow, Held, SendError, State};
 use crate::{pmtu, tcp};
 
 /// Octets of a TCP header without options.
 const HEADER: u32 = 20;
 /// The most octets in front of payload: Ethernet, IPv6, TCP with options.
 const HEADERS: u64 = 14 + 40 + 60;
-
-/// A watched port.
-#[derive(Clone, Debug)]
-pub(super) struct Watched {
-    port: u16,
-    /// For IPv4 and for IPv6, whose segments are of different size.
-    pub(super) families: [Listener; 2],
-    /// How many more connections somebody is there for.
-    idle: u32,
-    /// Connections that the user has not heard of yet.
-    unheard: u32,
-}
-
-#[derive(Clone, Debug, Default)]
-pub(super) struct Listeners {
-    places: Vec<(u32, Option<Watched>)>,
-    free: Vec<u32>,
-    ports: PortMap,
-}
-
-impl Listeners {
-    pub(super) fn at(&mut self, index: u32) -> Option<&mut Watched> {
-        self.places.get_mut(index as usize)?.1.as_mut()
-    }
-
-    fn get(&mut self, listener: ListenerId) -> Option<&mut Watched> {
-        let (generation, watched) = self.places.get_mut(listener.index as usize)?;
-        (*generation == listener.generation).then_some(watched.as_mut())?
-    }
-
-    fn id(&self, index: u32) -> ListenerId {
-        ListenerId { index, generation: self.places[index as usize].0 }
-    }
-}
 
 impl Stack {
     /// Opens a connection to `remote`, from `local_port` or an ephemeral one. The segment sizes of `config`
@@ -134,7 +98,7 @@ impl Stack {
     }
 
     /// The configuration with segments that fit the link, for peers of the family of `ip`.
-    fn fitted(&mut self, config: &Arc<Config>, ip: IpAddr) -> Arc<Config> {
+    pub(super) fn fitted(&mut self, config: &Arc<Config>, ip: IpAddr) -> Arc<Config> {
         let link = (self.mtu - ip_header(ip) - HEADER) as u16;
         let (receive_mss, path_mss) = (config.receive_mss.min(link), config.path_mss.min(link));
         if (receive_mss, path_mss) == (config.receive_mss, config.path_mss) {
@@ -156,7 +120,13 @@ impl Stack {
         fitted
     }
 
-    fn keep(&mut self, now: u64, mut connection: Box<Connection>, key: Key, flow: &Flow) -> u32 {
+    pub(super) fn keep(
+        &mut self,
+        now: u64,
+        mut connection: Box<Connection>,
+        key: Key,
+        flow: &Flow,
+    ) -> u32 {
         let to = flow.remote.ip();
         let path = self.paths.get(now, to).min(self.link_mtu());
         if path < self.mtu {
@@ -170,61 +140,6 @@ impl Stack {
         }
         self.connections.touch(index);
         index
-    }
-
-    /// Watches a port, a free one if `port` is 0, on all own addresses; says which. At most `backlog`
-    /// connections are half open at a time; beyond it peers get cookies (RFC 4987). Until
-    /// [`Stack::set_idle`] says that somebody is there, peers are kept waiting.
-    ///
-    /// # Errors
-    /// The port is in use, or all are.
-    pub fn listen(
-        &mut self,
-        port: u16,
-        config: &Arc<Config>,
-        backlog: u32,
-    ) -> Result<(ListenerId, u16), ListenError> {
-        let port = if port == 0 {
-            let flow = Flow { local: ([0; 4], 0).into(), remote: ([0; 4], 0).into() };
-            let watched = &self.listeners.ports;
-            self.ephemeral
-                .choose(&flow, |port| watched.get(port).is_none())
-                .ok_or(ListenError::NoPort)?
-        } else {
-            port
-        };
-        if self.listeners.ports.get(port).is_some() {
-            return Err(ListenError::InUse);
-        }
-        let families = [IpAddr::from([0; 4]), IpAddr::from([0; 16])]
-            .map(|any| Listener::new(self.fitted(config, any), self.secret, backlog));
-        let listeners = &mut self.listeners;
-        let index = listeners.free.pop().unwrap_or_else(|| {
-            listeners.places.push((0, None));
-            (listeners.places.len() - 1) as u32
-        });
-        let watched = Watched { port, families, idle: 0, unheard: 0 };
-        listeners.places[index as usize].1 = Some(watched);
-        listeners.ports.insert(port, index);
-        Ok((listeners.id(index), port))
-    }
-
-    /// How many more connections somebody is there for, not counting those of which [`Event::Incoming`] was
-    /// read. 0: peers are kept waiting, their SYNs are not answered.
-    pub fn set_idle(&mut self, listener: ListenerId, idle: u32) {
-        if let Some(watched) = self.listeners.get(listener) {
-            watched.idle = idle;
-        }
-    }
-
-    /// Does not watch any more. Connections that exist go on.
-    pub fn unlisten(&mut self, listener: ListenerId) {
-        let Some(port) = self.listeners.get(listener).map(|watched| watched.port) else { return };
-        let listeners = &mut self.listeners;
-        listeners.ports.remove(port);
-        let (generation, watched) = &mut listeners.places[listener.index as usize];
-        (*generation, *watched) = (generation.wrapping_add(1), None);
-        listeners.free.push(listener.index);
     }
 
     /// See [`Connection::send`].
@@ -340,7 +255,7 @@ impl Stack {
         self.connections.get_mut(id)?.connection.as_deref_mut()
     }
 
-    fn flow_of(&self, key: &Key) -> Flow {
+    pub(super) fn flow_of(&self, key: &Key) -> Flow {
         let local = SocketAddr::new(self.addresses.get(key.local), key.local_port);
         Flow { local, remote: key.remote() }
     }
@@ -405,98 +320,6 @@ impl Stack {
         Arrival::Segment { connection, received, reassembled: packet.at.is_none() }
     }
 
-    /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if
-    /// that one has to wait until somebody is there for it. Its peer would have to reset the old one
-    /// otherwise, and wait once more.
-    fn gives_way(&mut self, index: u32, syn: &Repr) -> bool {
-        if self.listeners.ports.get(syn.destination).is_none() {
-            return false;
-        }
-        let old = self.connections.slot(index).connection.as_mut();
-        let Some(old) = old.filter(|old| old.gives_way_to(syn)) else { return false };
-        old.abort();
-        self.counters.tcp_reused += 1;
-        self.after(index);
-        self.connections.unlist(index);
-        true
-    }
-
-    /// Whether one more connection to `port` may be opened by a peer.
-    fn may_open(&self, port: u16) -> bool {
-        let watched = self.listeners.ports.get(port);
-        let watched = watched.and_then(|index| self.listeners.places[index as usize].1.as_ref());
-        watched.is_some_and(|it| it.idle > it.unheard) && self.connections.has_room()
-    }
-
-    /// A segment of no connection.
-    fn arrive_new(
-        &mut self,
-        now: u64,
-        key: &Key,
-        segment: &Repr,
-        payload: usize,
-        station: Option<Station>,
-    ) {
-        let flow = self.flow_of(key);
-        let may_open = self.may_open(segment.destination);
-        let found = self.listeners.ports.get(segment.destination);
-        let watched = found.and_then(|at| self.listeners.at(at));
-        let (Some(at), Some(watched)) = (found, watched) else {
-            self.counters.tcp_unknown += 1;
-            if let Some(header) = reset_for(segment, payload) {
-                self.reply(key, station, header);
-            }
-            return;
-        };
-        if !may_open && !segment.flags.has(Flags::ACK) {
-            self.counters.tcp_waiting += 1;
-            return;
-        }
-        let listener = &mut watched.families[usize::from(flow.remote.is_ipv6())];
-        let (connection, half_open) =
-            match listener.handle_segment(now, &flow, segment, payload, may_open) {
-                Opening::HalfOpen(connection) => (connection, true),
-                Opening::Open(connection) => (connection, false),
-                Opening::Reply(header) => {
-                    self.reply(key, station, header);
-                    return;
-                }
-                Opening::Ignored => {
-                    self.counters.tcp_unknown += 1;
-                    return;
-                }
-            };
-        if !self.connections.make_room() {
-            self.counters.tcp_full += 1;
-            return;
-        }
-        watched.unheard += 1;
-        self.counters.tcp_accepted += 1;
-        let index = self.keep(now, connection, *key, &flow);
-        let slot = self.connections.slot(index);
-        slot.listener = at;
-        slot.marks.set(Marks::INCOMING);
-        if half_open {
-            slot.marks.set(Marks::HALF_OPEN);
-        }
-        // The segment that brought a cookie back may have data, but nobody has posted a receive yet: it
-        // comes again.
-    }
-
-    fn reply(&mut self, key: &Key, station: Option<Station>, header: Repr) {
-        if header.flags.has(Flags::RST) {
-            self.counters.tcp_resets += 1;
-        } else {
-            self.counters.tcp_cookies += 1;
-        }
-        self.keep_answer(Answer::Segment {
-            local: key.local,
-            to: key.remote().ip(),
-            station,
-            header,
-        });
-    }
-
     /// Something has happened to a connection.
     pub(super) fn after(&mut self, index: u32) {
         let slot = self.connections.slot(index);
@@ -508,13 +331,6 @@ impl Stack {
             }
         }
         self.connections.touch(index);
-    }
-
-    /// The listener that a connection came to, if it still watches the port.
-    pub(super) fn watched(&mut self, index: u32) -> Option<&mut Watched> {
-        let slot = self.connections.slot(index);
-        let watched = self.listeners.places[slot.listener as usize].1.as_mut();
-        watched.filter(|watched| watched.port == slot.key.local_port)
     }
 
     /// The next event of a connection.

@@ -22,6 +22,8 @@ pub enum Opening {
     HalfOpen(Box<Connection>),
     /// A connection that stands; the segment that made it is to be given to it.
     Open(Box<Connection>),
+    /// A cookie that has come back while there is no room for a connection.
+    Early,
     /// An answer, and nothing to be remembered.
     Reply(Repr),
     /// Nothing.
@@ -71,9 +73,10 @@ impl Listener {
             return Opening::Ignored;
         }
         if flags.has(Flags::ACK) {
-            let connection = self.by_cookie(now, flow, segment, payload).filter(|_| may_open);
+            let connection = self.by_cookie(now, flow, segment, payload);
             return match (connection, reset_for(segment, payload)) {
-                (Some(connection), _) => Opening::Open(Box::new(connection)),
+                (Some(connection), _) if may_open => Opening::Open(Box::new(connection)),
+                (Some(_), _) => Opening::Early,
                 (None, Some(reset)) if may_open => Opening::Reply(reset),
                 _ => Opening::Ignored,
             };

@@ -364,7 +364,7 @@ impl Pair {
             Opening::Reply(header) => {
                 self.transmit(1, &Segment { header, payload: 0..0, ect: false });
             }
-            Opening::Ignored => {}
+            Opening::Early | Opening::Ignored => {}
         }
     }
 

@@ -335,7 +335,7 @@ impl Run {
                     self.connection = Some(*connection);
                 }
                 Opening::Reply(header) => self.reply(Some(header)),
-                Opening::Ignored => {}
+                Opening::Early | Opening::Ignored => {}
             }
             return Ok(());
         };

@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod groups;
+mod held;
 mod hostile;
 mod icmp;
 mod link;

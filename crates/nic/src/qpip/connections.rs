@@ -2,8 +2,8 @@
 //!
 //! A connection that comes to a port is mated with an idle queue pair when it stands, not when its SYN comes:
 //! a SYN costs a stranger nothing, and must not take a queue pair from anybody. One that finds no idle queue
-//! pair waits for one, with a closed window. While queue pairs are idle, the window of a SYN-ACK is what the
-//! next of them has posted, so that the peer may send at once.
+//! pair waits for one, with a closed window. While more queue pairs are idle than connections half open, the
+//! window of a SYN-ACK is what the next of them has posted, so that the peer may send at once.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -101,6 +101,7 @@ impl<P: Probe> Adapter<P> {
         inet.set_owner(connection, Some(Owner::Qp(id)));
         hub.decided(listener);
         begin(qp, hub, connection, &settings);
+        self.take_inet_events();
         Ok(())
     }
 
@@ -114,6 +115,7 @@ impl<P: Probe> Adapter<P> {
         let listener = inet.request(connection).ok_or(Fault::NoSuchObject)?;
         inet.forget(connection);
         self.hub.decided(listener);
+        self.take_inet_events();
         Ok(())
     }
 
@@ -153,11 +155,12 @@ impl<P: Probe> Adapter<P> {
         if let Some(path) = tcp_path(qp) {
             path.listener = Some(listener);
         }
-        let waiting = watch.waiting.pop_front();
-        inet.say_idle(listener);
-        if let Some(connection) = waiting {
-            self.mate(listener, connection);
+        match watch.waiting.pop_front() {
+            Some(connection) => self.mate(listener, connection),
+            None => inet.say_idle(listener),
         }
+        // Peers that have come too early, a moment ago, are answered now.
+        self.take_inet_events();
         Ok(())
     }
 
@@ -555,9 +558,11 @@ impl<P> Hub<P> {
         inet.set_owner(connection, Some(Owner::Listener(listener)));
         inet.say_idle(listener);
         let Some(watch) = inet.watches.get(&listener) else { return inet.forget(connection) };
-        // That of a program which is to decide stays closed: nothing is idle there.
+        // One queue pair for each that is half open; the window of those beyond stays closed, since what they
+        // sent would be dropped. That of a program which is to decide, too: nothing is idle there.
+        let before = inet.stack.half_open(listener).saturating_sub(1) as usize;
         if let Some(Path::Tcp(path)) =
-            watch.idle.front().and_then(|&id| qps.get(id)).map(|qp| &qp.path)
+            watch.idle.get(before).and_then(|&id| qps.get(id)).map(|qp| &qp.path)
         {
             let room = path.receives.room(receiving::MOST_ROOM);
             inet.stack.set_receive_space(connection, room);

@@ -248,6 +248,33 @@ fn a_flood_of_made_up_peers_is_heard_of_by_nobody() {
 }
 
 #[test]
+fn who_has_just_come_is_heard_of_when_the_program_has_decided_about_another() {
+    for refused in [false, true] {
+        let mut net = Net::new();
+        listen(&mut net, 1);
+        let (_, first, _) = asking(&mut net);
+        let second = net.qp(0, QpType::Tcp);
+        connect(&mut net, second);
+        net.run_for(100 * MILLISECOND);
+        assert_eq!(requests(&mut net, 1), [], "the backlog is one");
+        match refused {
+            true => refuse(&mut net, first).unwrap(),
+            false => {
+                let server = net.qp(1, QpType::Tcp);
+                accept(&mut net, first, server).unwrap();
+            }
+        }
+        // Long before its SYN comes again.
+        net.run_for(5 * MILLISECOND);
+        let local = net.adapter(0).tcp_flow(second).unwrap().local;
+        match requests(&mut net, 1)[..] {
+            [(_, _, Some(flow))] => assert_eq!(flow.remote, local),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn who_stops_listening_refuses_those_who_wait() {
     let mut net = Net::new();
     let listener = listen(&mut net, 4);

@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod deferred;
+mod early;
 mod ends;
 mod hostile;
 mod kept;
