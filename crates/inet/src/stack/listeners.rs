@@ -94,9 +94,9 @@ impl Stack {
         Ok((listeners.id(index), port))
     }
 
-    /// How many more connections somebody is there for, not counting those of which [`Event::Incoming`] was
-    /// read. 0: peers are kept waiting, their SYNs are not answered. Those that have come a moment ago are
-    /// answered now, so events are to be polled afterwards.
+    /// How many more connections somebody is there for, not counting those of which
+    /// [`Event::Incoming`](super::Event::Incoming) was read. 0: peers are kept waiting, their SYNs are not
+    /// answered. Those that have come a moment ago are answered now, so events are to be polled afterwards.
     pub fn set_idle(&mut self, listener: ListenerId, idle: u32) {
         if let Some(watched) = self.listeners.get(listener) {
             watched.idle = idle;
