@@ -14,8 +14,9 @@ use crate::icmp::{Message, PROTOCOL_V4};
 
 /// What hosts give packets (RFC 1700, RFC 6540).
 const HOP_LIMIT: u8 = 64;
-/// Answers that wait at a time: beyond it they are dropped, as the link would do.
-const MAX_ANSWERS: usize = 64;
+/// Answers that wait at a time: beyond it they are dropped, as the link would do. All who have waited for a
+/// port may get theirs at once.
+const MAX_ANSWERS: usize = 256;
 
 /// What the stack says itself, and the station from which the cause came: the answer goes back there; none:
 /// to this stack.

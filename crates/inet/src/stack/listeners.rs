@@ -104,12 +104,16 @@ impl Stack {
         }
     }
 
-    /// How many connections to a port are half open.
+    /// How many connections to a port are half open of which [`Event::Incoming`](super::Event::Incoming) was
+    /// read.
     pub fn half_open(&self, listener: ListenerId) -> u32 {
         let place = self.listeners.places.get(listener.index as usize);
         let place = place.filter(|(generation, _)| *generation == listener.generation);
         let watched = place.and_then(|(_, watched)| watched.as_ref());
-        watched.map_or(0, |it| it.families.iter().map(Listener::half_open).sum())
+        watched.map_or(0, |it| {
+            let half_open: u32 = it.families.iter().map(Listener::half_open).sum();
+            half_open.saturating_sub(it.unheard)
+        })
     }
 
     /// Does not watch any more. Connections that exist go on. SYNs that wait are forgotten: whoever watches
@@ -166,7 +170,15 @@ impl Stack {
         if flags.has(Flags::RST) {
             self.withdraw(at, key, segment.seq);
         } else if flags.has(Flags::SYN) && !flags.has(Flags::ACK) && !flags.has(Flags::FIN) {
+            // Who waits is told what it says now, in its turn, which may have come.
+            let waits = self.waits(at, key);
+            if waits {
+                self.hold(now, at, key, segment, station);
+            }
             self.answer_held(now, at);
+            if waits {
+                return;
+            }
             if !self.may_open(at) {
                 return self.hold(now, at, key, segment, station);
             }

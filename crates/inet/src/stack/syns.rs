@@ -39,6 +39,19 @@ pub(super) struct Syn {
     withdrawn: bool,
 }
 
+impl Syn {
+    /// Whether it has brought a cookie back.
+    fn has_cookie(&self) -> bool {
+        !self.withdrawn && !self.header.flags.has(Flags::SYN)
+    }
+
+    /// Whether a reset of this number is its sender's, who may have asked by a probe, of the number before.
+    fn is_reset_by(&self, seq: SeqNumber) -> bool {
+        let next = self.header.seq + 1;
+        seq == next || (seq == self.header.seq && self.has_cookie())
+    }
+}
+
 /// Those that wait for one port, in the order in which they came; one of each peer.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
@@ -106,7 +119,14 @@ impl Listeners {
 }
 
 impl Stack {
-    /// A SYN waits, if there is room. One that its sender repeats, or has replaced, keeps its place.
+    /// Whether a SYN of this peer, or its acknowledgement, waits for a port.
+    pub(super) fn waits(&mut self, at: u32, key: &Key) -> bool {
+        let (secret, watched) = (self.secret, self.listeners.at(at));
+        watched.is_some_and(|watched| watched.line.find(secret, key).is_some())
+    }
+
+    /// A SYN waits, if there is room. One that its sender repeats, or has replaced, keeps its place; but one
+    /// that comes behind the acknowledgement of a cookie is late, or somebody else's.
     pub(super) fn hold(
         &mut self,
         now: u64,
@@ -121,6 +141,10 @@ impl Stack {
         let until = now + PATIENCE;
         let syn = Syn { key: *key, station, header: *header, until, withdrawn: false };
         if let Some(older) = watched.line.find(secret, key) {
+            if header.flags.has(Flags::SYN) && older.has_cookie() {
+                self.counters.tcp_waiting += 1;
+                return;
+            }
             *older = Syn { until: older.until, ..syn };
             self.counters.tcp_given_up += 1;
         } else if full || watched.line.syns.len() >= watched.line.most {
@@ -141,8 +165,7 @@ impl Stack {
     pub(super) fn withdraw(&mut self, at: u32, key: &Key, seq: SeqNumber) {
         let (secret, watched) = (self.secret, self.listeners.at(at));
         if let Some(syn) = watched.and_then(|watched| watched.line.find(secret, key)) {
-            let len = u32::from(syn.header.flags.has(Flags::SYN));
-            syn.withdrawn |= syn.header.seq + len == seq;
+            syn.withdrawn |= syn.is_reset_by(seq);
         }
     }
 

@@ -259,12 +259,21 @@ fn who_brings_a_cookie_back_too_early_need_not_come_again() {
     for id in &net.hosts[1].accepted[2..] {
         assert!(net.hosts[1].knows(*id, tcp::Event::Connected));
     }
-    // Whoever has reset the connection meanwhile has none.
+    // Whoever has reset the connection meanwhile has none, also if it had asked by a probe.
     offer(&mut net, listener, 0);
+    for (turn, seq) in (1..).zip([101, 100]) {
+        from_peer(&mut net, &Repr { seq: SeqNumber(seq), ..ack(&cookies[3]) });
+        from_peer(&mut net, &Repr { flags: Flags::RST, seq: SeqNumber(101), ..syn(4, 0) });
+        offer(&mut net, listener, 5);
+        let fates = fates(&net);
+        assert_eq!((net.hosts[1].accepted.len(), fates), (4, [2 + turn, 2, turn, 1]));
+        offer(&mut net, listener, 0);
+    }
+    // A SYN that comes behind its acknowledgement changes nothing.
     from_peer(&mut net, &ack(&cookies[3]));
-    from_peer(&mut net, &Repr { flags: Flags::RST, seq: SeqNumber(101), ..syn(4, 0) });
-    offer(&mut net, listener, 5);
-    assert_eq!((net.hosts[1].accepted.len(), fates(&net)), (4, [3, 2, 1, 1]));
+    from_peer(&mut net, &syn(4, 100));
+    assert_eq!(hear(&mut net, listener, 5)[0].flags, Flags::ACK);
+    assert_eq!((net.hosts[1].accepted.len(), fates(&net)), (5, [5, 3, 2, 2]));
 }
 
 #[test]
@@ -297,10 +306,7 @@ fn a_connection_that_this_end_has_opened_meanwhile_is_left_alone() {
 
 #[test]
 fn without_room_for_a_connection_a_syn_waits_too() {
-    let mut net = Net::with(1_500, stream(), 1, |host| {
-        let config = quipu_inet::stack::Config::new(ip(V6[host]), 64, tcp::Secret([1, 2]));
-        quipu_inet::stack::Config { max_connections: 1, ..config }
-    });
+    let mut net = with_room_for(1);
     let [_, server] = net.pair();
     from_peer(&mut net, &syn(9, 100));
     let listener = net.listen(1, 81, 5);
@@ -313,4 +319,36 @@ fn without_room_for_a_connection_a_syn_waits_too() {
     assert_eq!(answers(&mut net).last().map(|it| it.destination), Some(9));
     assert_eq!(fates(&net), [3, 1, 0, 0]);
     assert_eq!(offer(&mut net, listener, 5), []);
+}
+
+fn with_room_for(max_connections: u32) -> Net {
+    Net::with(1_500, stream(), 1, |host| {
+        let config = quipu_inet::stack::Config::new(ip(V6[host]), 64, tcp::Secret([1, 2]));
+        quipu_inet::stack::Config { max_connections, ..config }
+    })
+}
+
+/// Room may come back without a word of the user's.
+#[test]
+fn a_syn_that_is_repeated_when_its_turn_has_come_is_answered_once() {
+    let mut net = with_room_for(2);
+    net.listen(1, 80, 9);
+    for _ in 0..2 {
+        net.connect(0, 80);
+        net.run(SECOND / 10);
+    }
+    let servers = net.hosts[1].accepted.clone();
+    assert_eq!(servers.len(), 2);
+    from_peer(&mut net, &syn(9, 100));
+    assert_eq!(fates(&net), [1, 0, 0, 0]);
+    for server in servers {
+        net.hosts[1].stack.release(server);
+    }
+    net.run(SECOND / 100);
+    from_peer(&mut net, &syn(9, 200));
+    let said = answers(&mut net);
+    let said: Vec<_> = said.iter().filter(|it| it.destination == 9).map(|it| it.ack).collect();
+    assert_eq!(said, [SeqNumber(201)], "what it says now");
+    net.hosts[1].poll_events();
+    assert_eq!((net.hosts[1].accepted.len(), fates(&net)), (3, [2, 1, 1, 0]));
 }

@@ -77,3 +77,16 @@ fn who_is_not_the_next_sends_when_its_turn_has_come() {
         assert_eq!(net.adapter(1).inet().unwrap().counters().tcp_late, 4);
     }
 }
+
+/// Not so the one for whom the queue pair is: it may send with its first acknowledgement.
+#[test]
+fn who_is_the_next_has_room_from_the_first_word_on() {
+    let mut net = Net::new();
+    let listener = net.listen(1, 9000, &settings(Mode::Message));
+    let (clients, servers) = pairs(&mut net, 5, Mode::Message);
+    net.offer(1, listener, servers[0]).unwrap();
+    // Less than there and back: who has a closed window has to ask, or to be told.
+    net.run_for(net.delay + net.delay / 2);
+    let stands = |client: &&QpId| net.state(0, **client) == QpState::Rts;
+    assert_eq!(clients.iter().filter(stands).collect::<Vec<_>>(), [&clients[0]]);
+}
