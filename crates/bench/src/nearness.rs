@@ -1,4 +1,4 @@
-//! Measures while the two processors share a cache.
+//! Measures while the two processors are as near to each other as they mostly are.
 //!
 //! A virtual machine's processors are at times on cores of one cache and at times not, and change that every
 //! few seconds: a cache line then takes several times as long from one to the other, and so does each short
@@ -14,10 +14,11 @@ use crate::{stats, sys};
 /// Round trips of a line that are timed together, and how often.
 const ROUND_TRIPS: u32 = 200;
 const TIMES: usize = 5;
-/// A line that takes longer than so many times the least comes from another cache.
-const FAR: f64 = 1.5;
-/// Looks for the least, and the pause between two looks.
-const LOOKS: u32 = 32;
+/// A line that takes so many times what is usual, or so little a part of it, comes another way: from another
+/// cache, or from one that both processors have for themselves.
+const OTHER: f64 = 1.5;
+/// Looks for what is usual, which a quarter of them do not exceed, and the pause between two looks.
+const LOOKS: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(20);
 /// For how long the processors may stay apart before a contender is measured all the same.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -34,21 +35,23 @@ struct Line(AtomicU32);
 /// How near the two processors are, and what was measured while they were.
 pub(crate) struct Nearness {
     cpus: [usize; 2],
-    /// Nanoseconds of a line there and back: the least, and the most.
+    /// Nanoseconds of a line there and back: what is usual, and all that was seen.
+    usual: f64,
     range: [f64; 2],
     runs: u32,
     near: u32,
 }
 
 impl Nearness {
-    /// Finds out how near they may be, which takes a second.
+    /// Finds out how near they mostly are, which takes two seconds.
     pub(crate) fn new(cpus: [usize; 2]) -> Self {
-        let mut this = Self { cpus, range: [f64::INFINITY, 0.0], runs: 0, near: 0 };
-        for _ in 0..LOOKS {
-            this.are_near();
+        let look = |_| {
             std::thread::sleep(PAUSE);
-        }
-        this
+            there_and_back(cpus)
+        };
+        let looks: Vec<f64> = (0..LOOKS).map(look).collect();
+        let usual = stats::quantile(&looks, 0.25);
+        Self { cpus, usual, range: [usual; 2], runs: 0, near: 0 }
     }
 
     /// Whether it matters to a test of these sizes.
@@ -77,13 +80,11 @@ impl Nearness {
     /// What was measured, for people; `None` if that was nothing, or the machine has one such state only.
     pub(crate) fn note(&self) -> Option<String> {
         let [least, most] = self.range;
-        (self.runs > 0 && most > FAR * least).then(|| {
+        (self.runs > 0 && most > OTHER * least).then(|| {
             format!(
                 "A cache line took {least:.0} to {most:.0} ns from one processor to the other and back. Short \
-                 sends were measured while that was less than {:.0}: in {} of {} turns.",
-                FAR * least,
-                self.near,
-                self.runs,
+                 sends were measured while that was about {:.0}: in {} of {} turns.",
+                self.usual, self.near, self.runs,
             )
         })
     }
@@ -99,7 +100,7 @@ impl Nearness {
         let ns = there_and_back(self.cpus);
         let [least, most] = &mut self.range;
         (*least, *most) = (least.min(ns), most.max(ns));
-        ns <= FAR * *least
+        (self.usual / OTHER..=self.usual * OTHER).contains(&ns)
     }
 }
 
@@ -148,19 +149,19 @@ mod tests {
     #[test]
     fn what_is_measured_apart_is_measured_again_but_not_for_ever() {
         // Both ends on one processor are always as near as can be.
-        let mut near = Nearness { cpus: [0, 0], range: [0.0, 0.0], runs: 0, near: 0 };
+        let mut near = Nearness { cpus: [0, 0], usual: 0.0, range: [0.0; 2], runs: 0, near: 0 };
         let mut count = 0;
         near.measure(|| count += 1);
         assert_eq!((count, near.runs, near.near), (1, 1, 1));
         assert_eq!(near.note(), None);
 
-        // Nothing is as near as this, so that every look finds them apart.
-        let mut apart = Nearness { range: [-1.0, 300.0], ..near };
+        // Here they are nearer than usual, at every look.
+        let mut apart = Nearness { usual: 130.0, range: [50.0, 300.0], ..near };
         let began = Instant::now();
         apart.measure(|| count += 1);
         assert_eq!((count, apart.runs, apart.near), (1 + TRIES, 2, 1));
         assert!(began.elapsed() >= PATIENCE * TRIES);
-        assert!(apart.note().is_some_and(|note| note.contains("in 1 of 2 turns")));
+        assert!(apart.note().is_some_and(|note| note.contains("about 130: in 1 of 2 turns")));
     }
 
     #[test]
