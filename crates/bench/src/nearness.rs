@@ -22,7 +22,7 @@ const LOOKS: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(20);
 /// For how long the processors may stay apart before a contender is measured all the same.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So often it is measured until they share a cache behind it, too.
+/// So often it is measured until they are as near as usual behind it, too.
 const TRIES: u32 = 3;
 /// Octets of a message that is little more than a line.
 const SHORT: u64 = 64;
@@ -60,27 +60,27 @@ impl Nearness {
         compared && sizes.iter().any(|&size| size <= SHORT)
     }
 
-    /// Measures something while the processors share a cache, or a few times in vain; what came of the last.
+    /// Measures something while the processors are as near as usual, or a few times in vain; what came of the
+    /// last.
     pub(crate) fn measure<T>(&mut self, mut act: impl FnMut() -> T) -> T {
         self.runs += 1;
-        for _ in 1..TRIES {
+        let mut tries = 0;
+        loop {
             self.wait();
             let done = act();
-            if self.are_near() {
-                self.near += 1;
+            tries += 1;
+            let near = self.are_near();
+            if near || tries == TRIES {
+                self.near += u32::from(near);
                 return done;
             }
         }
-        self.wait();
-        let done = act();
-        self.near += u32::from(self.are_near());
-        done
     }
 
-    /// What was measured, for people; `None` if that was nothing, or the machine has one such state only.
+    /// What was measured, for people; `None` if the machine has one such state only.
     pub(crate) fn note(&self) -> Option<String> {
         let [least, most] = self.range;
-        (self.runs > 0 && most > OTHER * least).then(|| {
+        (most > OTHER * least).then(|| {
             format!(
                 "A cache line took {least:.0} to {most:.0} ns from one processor to the other and back. Short \
                  sends were measured while that was about {:.0}: in {} of {} turns.",

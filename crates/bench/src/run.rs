@@ -248,7 +248,8 @@ fn all_rounds(
     let settings = Round { slice_ns: plan.slice_ms * 1e6, cpus, depth: plan.depth };
     let budget = Duration::from_secs(plan.budget_s);
     let (mut done, mut longest) = (0, Duration::ZERO);
-    let mut nearness = Nearness::new(cpus);
+    // Found out only where it matters.
+    let mut nearness = None;
     for round in 0..plan.rounds {
         let round_began = Instant::now();
         // A round that would end too late does not begin; one is run in any case.
@@ -277,7 +278,7 @@ fn all_rounds(
                 bar.set_message(format!("round {}: {op} {kind}, {name}", round + 1));
                 let mut run = || contender.run(&settings, test, &sizes);
                 let samples = match Nearness::matters(test, &sizes) {
-                    true => nearness.measure(run),
+                    true => nearness.get_or_insert_with(|| Nearness::new(cpus)).measure(run),
                     false => run(),
                 };
                 let samples = samples.unwrap_or_else(|error| {
@@ -292,7 +293,7 @@ fn all_rounds(
         done = round + 1;
         longest = longest.max(round_began.elapsed());
     }
-    field.notes.extend(nearness.note());
+    field.notes.extend(nearness.as_ref().and_then(Nearness::note));
     (collector, done)
 }
 

@@ -171,14 +171,11 @@ impl Stack {
             self.withdraw(at, key, segment.seq);
         } else if flags.has(Flags::SYN) && !flags.has(Flags::ACK) && !flags.has(Flags::FIN) {
             // Who waits is told what it says now, in its turn, which may have come.
-            let waits = self.waits(at, key);
-            if waits {
+            if self.waits(at, key) {
                 self.hold(now, at, key, segment, station);
+                return self.answer_held(now, at);
             }
             self.answer_held(now, at);
-            if waits {
-                return;
-            }
             if !self.may_open(at) {
                 return self.hold(now, at, key, segment, station);
             }
