@@ -100,8 +100,8 @@ pub struct Config {
     /// reference where the host allows it. Two copies on two processors take less time than one by a system
     /// call up to about this length; fragments of middleware (UCX: 8 KB and its header) are below it.
     pub copy_limit: u32,
-    /// Same host: how often it is looked whether a peer has executed a small write that it was offered,
-    /// before the kernel is asked to put it into the peer's memory. 0: none is offered.
+    /// Same host: how often it is looked whether a peer has executed a small write or read that it was
+    /// offered, before the kernel is asked to move the bytes. 0: none is offered.
     pub offer_looks: u32,
     /// Same host: how many more times a poll that waits for an answer looks for it before it finds nothing.
     /// 0: none waits.

@@ -93,7 +93,7 @@ pub(crate) struct ChannelPath {
     pub(crate) front_done: u32,
     /// Bytes of the request at `sq.next` that were moved directly.
     pub(crate) direct_done: u32,
-    /// Whether the peer is offered writes.
+    /// Whether the peer is offered requests.
     pub(crate) offers: Offers,
     pub(crate) linger: Linger,
     /// Executed requests that the peer was told of.

@@ -65,8 +65,8 @@ pub use self::qpip::{QpipInfo, TcpEvent};
 
 /// The most connections of QPIP.
 const MAX_CONNECTIONS: u32 = 1 << 17;
-/// Looks for a write that a peer was offered, with a rest of the processor's before each: half a microsecond
-/// to three, about as long as the kernel takes for it.
+/// Looks for a request that a peer was offered, with a rest of the processor's before each: half a
+/// microsecond to three, about as long as the kernel takes for it.
 const OFFER_LOOKS: u32 = 64;
 /// Looks of a poll for the answer that it waits for: some tenths of a microsecond, unless the peer writes to
 /// what is looked at. That is longer than middleware takes from one poll to the next; twice as many gain no

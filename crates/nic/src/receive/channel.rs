@@ -95,6 +95,13 @@ pub(super) fn end_reception<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, end: End) -
     true
 }
 
+/// Takes the answers that are there already to what was just asked.
+pub(crate) fn take_answers<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if let Err(end) = answers::responses(qp, hub) {
+        end_reception(qp, hub, end);
+    }
+}
+
 /// Serves what a peer that let go of the channel has left in the rings: no more than fits into them, since it
 /// may still fill them.
 pub(crate) fn run_out<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {

@@ -323,16 +323,16 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         }
         SendOp::Flush(flush) => {
             let (header, bytes) = flush_slot(flush, qp.responder.executed);
-            push_whole(qp, hub, &wqe, &header, &bytes)
+            push_whole(qp, hub, &header, &bytes)
         }
         _ => data(qp, hub, &wqe),
     }
 }
 
 /// Counts the request at `sq.next` as begun.
-fn count(qp: &mut Qp, wqe: &SendWqe) {
-    let reads = wqe.wants_answer();
+pub(super) fn count(qp: &mut Qp) {
     let state = qp.sq.wqe_mut(qp.sq.next);
+    let reads = state.wants_answer();
     state.first_request = qp.requester.started;
     state.end_request = qp.requester.started.wrapping_add(1);
     state.answered = !reads;
@@ -456,7 +456,7 @@ fn end_slot<P: Probe>(
     carried: u32,
 ) -> Step {
     if qp.requester.offset == 0 {
-        count(qp, wqe);
+        count(qp);
     }
     told_along(qp, hub);
     let done = offset + carried;
@@ -479,7 +479,6 @@ fn ask_atomic<P: Probe>(
     rkey: u32,
     operands: &[u8],
 ) -> Step {
-    let wqe = *qp.sq.wqe(qp.sq.next);
     if hub.regions.check_list(qp.pd_number(), qp.sq.sges(qp.sq.next), 0, 8, true).is_err() {
         return Step::Failed(WcStatus::LocProtErr);
     }
@@ -491,13 +490,12 @@ fn ask_atomic<P: Probe>(
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
-    push_whole(qp, hub, &wqe, &header, operands)
+    push_whole(qp, hub, &header, operands)
 }
 
 fn push_whole<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
-    wqe: &SendWqe,
     header: &SlotHeader,
     payload: &[u8],
 ) -> Step {
@@ -505,7 +503,7 @@ fn push_whole<P: Probe>(
     if let Err(error) = path.channel.outgoing.requests.push(header, payload) {
         return error.into();
     }
-    count(qp, wqe);
+    count(qp);
     told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted(qp, hub);
@@ -536,7 +534,7 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
-    push_whole(qp, hub, wqe, &header, if refer { &bytes[..len] } else { &[] })
+    push_whole(qp, hub, &header, if refer { &bytes[..len] } else { &[] })
 }
 
 /// Whether the peer can reach this process's memory. Access is probed in both directions and agreed on, so

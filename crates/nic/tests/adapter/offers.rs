@@ -1,4 +1,4 @@
-//! Small writes that a peer is offered: it executes them if it looks, and leaves them to the poster if not.
+//! Small requests that a peer is offered: it executes them if it looks, and leaves them to the poster if not.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ const LONG: u32 = 1_000_000_000;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two sides that have met, so that both look for themselves. The first one offers writes.
+/// Two sides that have met, so that both look for themselves. The first one offers requests.
 struct Met {
     pair: Pair,
     qps: [QpId; 2],
@@ -21,18 +21,32 @@ struct Met {
     glanced: CqId,
 }
 
-/// Posts a write of `len` bytes at `offset` at once; whether that was done.
+/// A request, of the peer's place and key.
+type Op = fn(u64, u32) -> SendOp;
+
+const WRITE: Op = |addr, rkey| SendOp::Write { addr, rkey };
+const READ: Op = |addr, rkey| SendOp::Read { addr, rkey };
+/// Where the 8 bytes are that a request is about.
+fn place_of(wr_id: u64) -> usize {
+    8 * (wr_id as usize % 32)
+}
+
+/// Posts a request at once; whether that was done.
 fn post(
     host: &mut Host,
     (qp, now): (QpId, Time),
     [here, there]: [&Buffer; 2],
-    (wr_id, rkey): (u64, u32),
-    (offset, len): (usize, usize),
+    (op, rkey): (Op, u32),
+    wr_id: u64,
 ) -> bool {
-    let list = [here.sge(offset, len)];
-    let op = SendOp::Write { addr: there.addr() + offset as u64, rkey };
+    let list = [here.sge(place_of(wr_id), 8)];
+    let op = op(there.addr() + place_of(wr_id) as u64, rkey);
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&list));
     host.adapter.post_at_once(now, qp, &SendWr { wr_id, to: To::Peer, op, flags, payload })
+}
+
+fn word(buffer: &Buffer, wr_id: u64) -> u64 {
+    u64::from_ne_bytes(buffer.bytes(place_of(wr_id), 8).try_into().unwrap())
 }
 
 /// Says that it is over, also where an assertion fails meanwhile.
@@ -44,7 +58,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What the peer does all the time while writes are posted.
+/// What the peer does all the time while requests are posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Nothing,
@@ -87,9 +101,17 @@ impl Met {
         statuses(&out[..count])
     }
 
-    /// Posts writes of 8 bytes, one for each of `wr_ids`, once the peer has begun with what it does; how many
-    /// were done at once before one was not.
+    /// Posts writes of 8 bytes, each of its number, as [`post`](Self::post).
     fn write(&mut self, wr_ids: Range<u64>, rkey: u32, does: Peer) -> usize {
+        wr_ids
+            .clone()
+            .for_each(|wr_id| self.buffers[0].fill(place_of(wr_id), &wr_id.to_ne_bytes()));
+        self.post(WRITE, wr_ids, rkey, does)
+    }
+
+    /// Posts a request for each of `wr_ids`, of 32 at most, once the peer has begun with what it does; how
+    /// many were done at once before one was not.
+    fn post(&mut self, op: Op, wr_ids: Range<u64>, rkey: u32, does: Peer) -> usize {
         let [over, begun] = [does == Peer::Nothing; 2].map(AtomicBool::new);
         let (now, qp, glanced) = (self.pair.now, self.qps[0], self.glanced);
         let [poster, peer] = &mut self.pair.hosts;
@@ -109,25 +131,21 @@ impl Met {
             while !begun.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
-            let post = |wr_id: u64| {
-                let place = (8 * (wr_id as usize % 32), 8);
-                here.fill(place.0, &wr_id.to_ne_bytes());
-                post(poster, (qp, now), [here, there], (wr_id, rkey), place)
-            };
+            let post = |wr_id| post(poster, (qp, now), [here, there], (op, rkey), wr_id);
             wr_ids.map(post).take_while(|done| *done).count()
         })
     }
 
     fn at_peer(&self, wr_id: u64) -> u64 {
-        let bytes = self.buffers[1].bytes(8 * (wr_id as usize % 32), 8);
-        u64::from_ne_bytes(bytes.try_into().unwrap())
+        word(&self.buffers[1], wr_id)
     }
 
-    /// How many writes the peer has executed itself.
+    /// How many writes and reads the peer has executed itself.
     fn executed(&self) -> u64 {
         let num = self.pair.hosts[1].adapter.query_qp(self.qps[1]).unwrap().num;
         let mut pairs = self.pair.hosts[1].adapter.queue_pairs();
-        pairs.find(|pair| pair.num == num).unwrap().counters.responder.writes
+        let done = pairs.find(|pair| pair.num == num).unwrap().counters.responder;
+        done.writes + done.reads
     }
 }
 
@@ -149,6 +167,18 @@ fn a_peer_that_looks_executes_writes_while_they_are_posted() {
 }
 
 #[test]
+fn a_peer_that_looks_answers_while_it_is_asked() {
+    let mut met = Met::new(Way::Link, LONG);
+    let key = met.buffers[1].key();
+    (0..32).for_each(|wr_id| met.buffers[1].fill(place_of(wr_id), &(70 + wr_id).to_ne_bytes()));
+    assert_eq!(met.post(READ, 0..32, key, Peer::Looks), 32);
+    assert_eq!(met.pair.polled(0), successes(0..32));
+    assert!((0..32).all(|wr_id| word(&met.buffers[0], wr_id) == 70 + wr_id));
+    assert_eq!(met.executed(), 32);
+    met.meet();
+}
+
+#[test]
 fn a_peer_that_does_not_look_leaves_them_to_the_poster() {
     let mut met = Met::new(Way::Link, 3);
     let key = met.buffers[1].key();
@@ -156,6 +186,8 @@ fn a_peer_that_does_not_look_leaves_them_to_the_poster() {
         assert_eq!(met.write(first..first + 32, key, Peer::Nothing), 32);
         assert!((first..first + 32).all(|wr_id| met.at_peer(wr_id) == wr_id));
         assert_eq!(met.pair.polled(0), successes(first..first + 32));
+        assert_eq!(met.post(READ, first + 1..first + 32, key, Peer::Nothing), 31);
+        assert_eq!(met.pair.polled(0), successes(first + 1..first + 32));
     }
     let now = met.pair.now;
     assert!(!met.pair.hosts[1].adapter.progress(now), "nothing is left for it");
@@ -224,6 +256,31 @@ fn what_the_peer_has_taken_it_may_refuse() {
     let mut met = Met::new(Way::Link, 3);
     assert_eq!(met.write(7..8, 0xdead_0000, Peer::Nothing), 0, "it is for others to tell of");
     assert_eq!(met.pair.polled(0), []);
+    met.meet();
+}
+
+#[test]
+fn what_the_peer_is_asked_it_may_refuse_too() {
+    let mut met = Met::new(Way::Link, LONG);
+    assert_eq!(met.post(READ, 7..8, 0xdead_0000, Peer::Looks), 1);
+    assert_eq!(met.pair.polled(0), [(7, WcStatus::RemAccessErr)], "it is known at once");
+    assert_eq!(met.pair.state(0, met.qps[0]), QpState::Err);
+}
+
+/// What it answers has to wait for nothing else, nor to be told from other answers.
+#[test]
+fn nobody_is_asked_twice_at_once() {
+    let (mut met, begun) = (Met::new(Way::Link, 200_000), Instant::now());
+    let key = met.buffers[1].key();
+    met.buffers[1].fill(8, b"answered");
+    // Until one was taken that is not answered.
+    while met.post(READ, 1..2, key, Peer::Glances) == 1 && !met.pair.polled(0).is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "nothing is ever taken");
+    }
+    assert_eq!(met.post(READ, 2..3, key, Peer::Nothing), 0);
+    met.pair.run();
+    assert_eq!(met.pair.polled(0), successes(1..2));
+    assert_eq!(met.buffers[0].bytes(8, 8), b"answered");
     met.meet();
 }
 
