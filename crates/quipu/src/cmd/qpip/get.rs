@@ -12,7 +12,7 @@ use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, WcStatus};
 
 use super::response::Response;
-use super::{LinkOptions, connect, failed, unless_gone};
+use super::{LinkOptions, connect, failed, unless_gone, with_port};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -135,10 +135,11 @@ fn fetch_all(
 }
 
 fn server(url: &Url) -> Result<SocketAddr, Failure> {
-    url.server().map_err(|error| {
+    let server = url.server().map_err(|error| {
         let what = format!("cannot find {}", url.host);
         Failure::new(what, error, "give the address as numbers")
-    })
+    })?;
+    with_port(server)
 }
 
 /// A connection to a server.
