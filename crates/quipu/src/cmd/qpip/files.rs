@@ -37,6 +37,18 @@ pub(super) struct Opened {
     stamp: Stamp,
 }
 
+impl Opened {
+    /// What there is to say when it could not be read.
+    fn blame(&self, error: io::Error) -> io::Error {
+        let name = self.place.display();
+        let said = match error.kind() {
+            io::ErrorKind::UnexpectedEof => format!("{name} has become shorter while it was sent"),
+            _ => format!("cannot read {name}: {error}"),
+        };
+        io::Error::new(error.kind(), said)
+    }
+}
+
 /// Something that can be asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
@@ -130,6 +142,8 @@ impl Source {
                         io::ErrorKind::PermissionDenied => Status::Forbidden,
                         // A name longer than any file has.
                         io::ErrorKind::InvalidFilename => Status::NotFound,
+                        // A link that leads to itself leads nowhere.
+                        _ if error.raw_os_error() == Some(libc::ELOOP) => Status::NotFound,
                         _ => Status::InternalError,
                     }),
                 })
@@ -284,7 +298,7 @@ impl Data {
             Self::Memory(region) => return Ok((Arc::clone(region), at as usize, most as usize)),
             Self::File(opened) => {
                 let mut bytes = vec![0; len];
-                opened.file.read_exact_at(&mut bytes, at)?;
+                opened.file.read_exact_at(&mut bytes, at).map_err(|error| opened.blame(error))?;
                 memory.hold(&bytes)
             }
             Self::Page(text) => {

@@ -257,11 +257,11 @@ fn part(value: &str) -> Option<Part> {
 
 /// The path of a target (RFC 9112 section 3.2), decoded and made plain.
 fn path(target: &str) -> Result<String, Refusal> {
-    let target = match target.strip_prefix("http://") {
+    let target = target.split(['?', '#']).next().unwrap_or_default();
+    let encoded = match after_scheme(target) {
         Some(rest) => rest.find('/').map_or("/", |slash| &rest[slash..]),
         None => target,
     };
-    let encoded = target.split(['?', '#']).next().unwrap_or_default();
     if !encoded.starts_with('/') {
         return Err(Status::BadRequest);
     }
@@ -277,6 +277,13 @@ fn path(target: &str) -> Result<String, Refusal> {
         plain.push('/');
     }
     Ok(plain)
+}
+
+/// What follows "http://", in whatever case (RFC 3986 section 3.1).
+pub(super) fn after_scheme(url: &str) -> Option<&str> {
+    const SCHEME: &str = "http://";
+    let begins = url.get(..SCHEME.len())?.eq_ignore_ascii_case(SCHEME);
+    begins.then(|| &url[SCHEME.len()..])
 }
 
 /// Undoes percent-encoding.

@@ -119,6 +119,7 @@ fn no_path_leads_out_of_the_folder() {
     assert_eq!(get("//a/./b//").unwrap(), "/a/b/");
     assert_eq!(get("http://host:80/a").unwrap(), "/a");
     assert_eq!(get("http://host").unwrap(), "/");
+    assert_eq!(get("HTTP://host?a=/b").unwrap(), "/");
     assert_eq!(get("/%E2%82%AC?q#f").unwrap(), "/€");
     for bad in [
         "a",
