@@ -58,12 +58,15 @@ fn files_are_found_and_found_again_when_they_change() {
         (text(&content, &memory).as_str(), content.media_type),
         ("first", http::media_type(".txt"))
     );
-    assert!(content.changed.is_some());
+    let tag = content.tag.clone().unwrap();
+    assert!(content.changed.is_some() && tag.starts_with('"') && tag.ends_with("-5\""), "{tag}");
     let Data::Memory(region) = source.keep(content.data) else { panic!() };
     let Data::Memory(again) = source.find("/a b.txt").unwrap().data else { panic!() };
     assert!(Arc::ptr_eq(&region, &again));
     fs::write(&name, "and second").unwrap();
-    assert_eq!(text(&source.find("/a b.txt").unwrap(), &memory), "and second");
+    let content = source.find("/a b.txt").unwrap();
+    assert_eq!(text(&content, &memory), "and second");
+    assert_ne!(content.tag.unwrap(), tag);
     drop((region, again));
     assert_eq!((source.kept.len(), memory.held()), (0, 0), "what has changed is let go");
     assert_eq!(source.find("/empty").unwrap().len, 0);

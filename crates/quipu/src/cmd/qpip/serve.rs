@@ -16,6 +16,7 @@ use quipu::{
 };
 use quipu_host::Interrupts;
 
+use super::conditions::Version;
 use super::files::{Content, Data, Otherwise, Source};
 use super::http::{Head, Parser, Request, Status};
 use super::memory::{Held, Memory, PIECE, SMALL_PIECE};
@@ -380,6 +381,7 @@ struct Response {
     status: Status,
     media_type: &'static str,
     changed: Option<u64>,
+    tag: Option<String>,
     location: Option<String>,
     part: Option<(std::ops::Range<u64>, u64)>,
     len: u64,
@@ -411,6 +413,7 @@ impl Response {
             status,
             media_type: "text/plain; charset=utf-8",
             changed: None,
+            tag: None,
             location: None,
             part: None,
             len: 0,
@@ -446,13 +449,20 @@ fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
 }
 
 fn present(content: Content, request: &Request) -> Response {
-    let Content { media_type, changed, len, data } = content;
-    let base = Response { media_type, changed, ..Response::bare(Status::Ok, request.keep_alive) };
-    let known = request.unless_newer.zip(changed);
-    if request.part.is_none() && known.is_some_and(|(known, changed)| changed <= known) {
-        return Response { status: Status::NotModified, ..base };
+    let Content { media_type, changed, tag, len, data } = content;
+    let version = Version { tag: tag.as_deref(), changed };
+    let judged = request.conditions.judge(version);
+    if judged == Some(Status::PreconditionFailed) {
+        let Request { keep_alive, head_only, .. } = *request;
+        return Response::refusal(Status::PreconditionFailed, keep_alive, head_only);
     }
-    let (status, range) = match request.part.filter(|_| !request.head_only) {
+    let wants_part = !request.head_only && request.conditions.allows_part(version);
+    let base =
+        Response { media_type, changed, tag, ..Response::bare(Status::Ok, request.keep_alive) };
+    if let Some(status) = judged {
+        return Response { status, ..base };
+    }
+    let (status, range) = match request.part.filter(|_| wants_part) {
         None => (Status::Ok, 0..len),
         Some(part) => match part.of(len) {
             Some(range) => (Status::PartialContent, range),
@@ -568,7 +578,7 @@ impl Connection {
             media_type: response.media_type,
             length: response.len,
             part: response.part,
-            changed: response.changed,
+            version: Version { tag: response.tag.as_deref(), changed: response.changed },
             location: response.location.as_deref(),
             keep_alive,
         };

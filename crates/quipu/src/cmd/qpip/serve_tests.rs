@@ -326,7 +326,21 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     assert_eq!(ask("GET", "Range: bytes=0-0\r\n"), (Status::PartialContent, 1, 0));
     let late = "If-Modified-Since: Fri, 31 Dec 9999 23:59:59 GMT\r\n";
     assert_eq!(ask("GET", late).0, Status::NotModified);
+    // A part is one of the version that is meant, or there is all, or nothing.
+    let part = |condition: &str| format!("Range: bytes=1-2\r\n{condition}\r\n");
+    let changed = std::fs::metadata(name.join("file")).unwrap().modified().unwrap();
+    let ns = changed.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
+    let tag = format!("\"{ns:x}-{:x}\"", 100_000);
+    assert_eq!(ask("GET", &part(&format!("If-Range: {tag}"))), (Status::PartialContent, 2, 0));
+    assert_eq!(ask("HEAD", &part(&format!("If-Range: {tag}"))), (Status::Ok, 100_000, 0));
+    assert_eq!(ask("GET", &part(&format!("If-Match: {tag}"))), (Status::PartialContent, 2, 0));
+    assert_eq!(ask("GET", &part("If-Match: \"x\"")).0, Status::PreconditionFailed);
+    let early = "If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT";
+    assert_eq!(ask("GET", &part(early)).0, Status::PreconditionFailed);
+    assert_eq!(ask("GET", &part(&format!("If-None-Match: {tag}"))).0, Status::NotModified);
+    assert_eq!(ask("HEAD", "If-Range: \"x\"\r\nRange: bytes=1-2\r\n"), (Status::Ok, 100_000, 0));
     assert_eq!(memory.held(), 0);
+    assert_eq!(ask("GET", &part("If-Range: \"x\"")).1, 100_000);
     let (status, len, held) = ask("GET", "");
     assert!(status == Status::Ok && len == 100_000 && held >= 100_000);
     std::fs::remove_dir_all(&name).unwrap();
