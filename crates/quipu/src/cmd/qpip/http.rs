@@ -404,17 +404,26 @@ fn date(seconds: u64) -> String {
     format!("{weekday}, {:02} {month} {year} {hours:02}:{minutes:02}:{seconds:02} GMT", day + 1)
 }
 
-/// Reads what [`date`] writes. The two obsolete formats are taken for no date.
+/// Reads a date in any of the three formats of HTTP (RFC 9110 section 5.6.7), of which [`date`] writes one:
+/// "Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT" and "Sun Nov  6 08:49:37 1994".
 pub(super) fn parse_date(text: &str) -> Option<u64> {
-    let mut words = text.split_once(", ")?.1.split(' ');
-    let day: u64 = words.next()?.parse().ok()?;
-    let name = words.next()?;
+    let words: Vec<_> = text.split([' ', ',', '-']).filter(|word| !word.is_empty()).collect();
+    let (day, name, year, clock) = match words[..] {
+        [_, day, month, year, clock, "GMT"] => (day, month, year, clock),
+        [_, month, day, clock, year] => (day, month, year, clock),
+        _ => return None,
+    };
     let month = MONTHS.iter().position(|month| *month == name)?;
-    let year: u64 = words.next()?.parse().ok()?;
-    let mut clock = words.next()?.split(':').map(|part| part.parse::<u64>().ok());
+    let day: u64 = day.parse().ok()?;
+    // Of a year of two digits: no file is older than 1970.
+    let year = match (year.len(), year.parse::<u64>().ok()?) {
+        (2, year) => year + if year < 70 { 2000 } else { 1900 },
+        (_, year) => year,
+    };
+    let mut clock = clock.split(':').map(|part| part.parse::<u64>().ok());
     let (hours, minutes, seconds) = (clock.next()??, clock.next()??, clock.next()??);
     let fits = (1970..=9999).contains(&year) && (1..=days_of(year, month)).contains(&day);
-    if !fits || hours > 23 || minutes > 59 || seconds > 60 || words.next() != Some("GMT") {
+    if !fits || hours > 23 || minutes > 59 || seconds > 60 || clock.next().is_some() {
         return None;
     }
     let years: u64 = (1970..year).map(|year| if is_leap(year) { 366 } else { 365 }).sum();

@@ -164,7 +164,22 @@ fn dates_are_those_of_the_calendar() {
     for seconds in (0..5_000_000_000).step_by(86_399 * 37) {
         assert_eq!(parse_date(&date(seconds)), Some(seconds));
     }
-    for bad in ["", "Sun, 31 Feb 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "x, 1 Jan"] {
+    // The old ones, too, and years of two digits.
+    for old in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+        assert_eq!(parse_date(old), Some(784_111_777), "{old}");
+    }
+    assert_eq!(
+        parse_date("Friday, 06-Nov-26 08:49:37 GMT").map(date).unwrap(),
+        date(1_793_954_977)
+    );
+    for bad in [
+        "",
+        "Sun, 31 Feb 1994 08:49:37 GMT",
+        "Sun, 06 Nov 1994 08:49:37",
+        "Sun, 06 Nov 1994 08:49:37:00 GMT",
+        "Sun Nov 1994",
+        "x, 1 Jan",
+    ] {
         assert_eq!(parse_date(bad), None, "{bad}");
     }
 }

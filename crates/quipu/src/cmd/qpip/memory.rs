@@ -10,7 +10,7 @@ use quipu::{Access, Error, MemoryRegion, ProtectionDomain, Sge};
 const PLENTY: u64 = 256 << 20;
 /// What the shortest region takes: a page.
 const LEAST: u64 = 4096;
-/// How much is sent, and of what is not kept copied, at once; and how much when memory or places are scarce.
+/// How much is sent at once, and copied if it is not kept; and how much at first, and while memory is scarce.
 pub(super) const PIECE: u64 = 256 << 10;
 pub(super) const SMALL_PIECE: u64 = 16 << 10;
 

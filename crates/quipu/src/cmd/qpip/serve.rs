@@ -66,6 +66,8 @@ const SENDS: usize = 8;
 const TOLD: usize = 200;
 /// How long clients keep their places while nobody is left for the next; and how often that is looked at.
 const PATIENCE: Patience = Patience { silent: Duration::from_secs(2), rate: 8 << 10 };
+/// The longest piece while nobody is left: one that is not read is noticed the sooner.
+const CROWDED_PIECE: u64 = 64 << 10;
 const LOOK: Duration = Duration::from_millis(20);
 /// The number of every send.
 const SEND: u64 = u64::MAX;
@@ -356,7 +358,7 @@ impl Server {
         // Others may be waiting, so this client is to come back as one of them.
         let crowded = self.idle == 0;
         if crowded {
-            connection.piece = SMALL_PIECE;
+            connection.piece = connection.piece.min(CROWDED_PIECE);
         }
         let outcome = connection.go_on(&self.memory, |request, connection| {
             self.requests += 1;
