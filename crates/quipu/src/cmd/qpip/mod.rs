@@ -1,5 +1,6 @@
 //! `quipu qpip`: tools whose queue pairs are connections of the adapter's own TCP.
 
+mod answer;
 mod conditions;
 mod cpu;
 mod echo;
