@@ -18,6 +18,8 @@ const SHARED: Duration = Duration::from_millis(10);
 /// The sockets among polled descriptors, by their place.
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
+    /// There is nothing else.
+    all: bool,
     shared: bool,
     /// Not everything was looked at.
     more: bool,
@@ -35,24 +37,31 @@ impl Watched {
             state.pollers += 1;
             shared |= state.is_shared();
         }
-        Self { sockets, shared, more: false, quick: false }
+        let all = sockets.len() == fds.len();
+        Self { sockets, all, shared, more: false, quick: false }
     }
 
     /// Looks at each socket; how many have something to say.
     fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
         let mut ready = 0;
         self.more = false;
-        self.quick = self.sockets.len() == fds.len();
+        self.quick = self.all;
         for (at, socket) in &self.sockets {
             let mut state = socket.lock();
+            let asked = fds[*at].events;
             if arm {
                 state.arm();
             }
-            self.more |= state.progress();
+            // What is asked for is mostly there for a call that comes next, and a look would send
+            // acknowledgements before it. Who does nothing but ask is told of the peer's end all the same.
+            let known = asked != 0 && state.events() & asked == asked;
+            if !known || !state.may_skip() {
+                self.more |= state.progress();
+            }
             self.shared |= state.is_shared();
             self.quick &= state.is_polled();
             let always = libc::POLLERR | libc::POLLHUP;
-            fds[*at].revents = state.events() & (fds[*at].events | always);
+            fds[*at].revents = state.events() & (asked | always);
             ready += usize::from(fds[*at].revents != 0);
         }
         ready
@@ -116,7 +125,7 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
             (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
             _ => left,
         };
-        let others = match (pause, watched.sockets.len() == fds.len()) {
+        let others = match (pause, watched.all) {
             // The system has nothing to say.
             (Some(Duration::ZERO), true) => 0,
             _ => system_poll(fds, &watched, pause)?,

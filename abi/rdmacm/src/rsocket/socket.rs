@@ -133,6 +133,8 @@ pub(crate) struct State {
     seen: Seen,
     /// Completion events were taken, of which a set may have been about to hear.
     disturbed: bool,
+    /// A call has done without a look at what came since the last one.
+    skipped: bool,
 }
 
 /// What those who wait for a socket want to hear of.
@@ -199,6 +201,7 @@ impl Socket {
             edge: 0,
             seen: Seen { phase: Phase::Idle, events: 0, arrived: 0, requests: 0 },
             disturbed: false,
+            skipped: false,
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
@@ -278,6 +281,11 @@ impl Socket {
     ) -> Result<T, Errno> {
         let mut state = self.lock();
         let mut spin = Spin::default();
+        // What can be done at once is done before there is a look at what came: that would send
+        // acknowledgements alone which travel with the answer otherwise.
+        if let Some(result) = done(&mut state) {
+            return result;
+        }
         loop {
             state.progress();
             if let Some(result) = done(&mut state) {
@@ -469,7 +477,13 @@ impl State {
         }
     }
 
+    /// Whether a call may do without [`progress`](Self::progress): one in a row.
+    pub(crate) fn may_skip(&mut self) -> bool {
+        !std::mem::replace(&mut self.skipped, true)
+    }
+
     fn work(&mut self) -> bool {
+        self.skipped = false;
         let more = self.connection.as_mut().is_some_and(Connection::progress);
         // A poll of the completion queue makes progress for all. To ask the engine for more costs system
         // calls, and has its helper get up, who then takes every message for the program, and late.
