@@ -10,6 +10,7 @@ use quipu_cabi::{Errno, IntMinusOne};
 use super::socket::{Socket, entry};
 use super::spin::Spin;
 use super::system;
+use super::wait::{readable, sleep};
 
 /// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
 /// the other.
@@ -84,30 +85,43 @@ fn system_poll(
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
     let mut all = fds.to_vec();
-    for (at, _) in &watched.sockets {
-        all[*at].events = libc::POLLIN;
-    }
-    let limit = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
-    // SAFETY: ppoll(2) with as many entries as there are.
-    system(unsafe { libc::ppoll(all.as_mut_ptr(), all.len() as nfds_t, limit, std::ptr::null()) })?;
+    // A socket has two descriptors: one in its place, and one behind all places.
     for (at, socket) in &watched.sockets {
-        if all[*at].revents != 0 {
+        let [events, completions] = socket.lock().descriptors();
+        all[*at] = readable(events);
+        all.push(readable(completions));
+    }
+    if watched.sockets.is_empty() || timeout == Some(Duration::ZERO) {
+        ask(&mut all, timeout)?;
+    } else {
+        sleep(&mut all, timeout)?;
+    }
+    let (all, completions) = all.split_at_mut(fds.len());
+    for ((at, socket), completions) in watched.sockets.iter().zip(completions) {
+        if all[*at].revents | completions.revents != 0 {
             socket.woken(&mut socket.lock());
         }
         all[*at].revents = 0;
     }
     let mut ready = 0;
-    for (fd, seen) in fds.iter_mut().zip(&all) {
+    for (fd, seen) in fds.iter_mut().zip(&*all) {
         if seen.revents != 0 {
             fd.revents = seen.revents;
             ready += 1;
         }
     }
     Ok(ready)
+}
+
+/// poll(2)
+fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+    let limit = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
+    // SAFETY: ppoll(2) with as many entries as there are.
+    system(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) })
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
