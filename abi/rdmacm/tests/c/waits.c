@@ -86,6 +86,7 @@ static void *wait_in(void *argument)
 	waiter->result = waiter->call(waiter->pair);
 	waiter->number = errno;
 	waiter->over = 1;
+	pthread_testcancel();
 	return NULL;
 }
 
@@ -193,6 +194,26 @@ static void several(struct pair *pair)
 	closed(other);
 }
 
+/* A thread that is cancelled while it waits ends there or when it has what it waits for, and holds nothing that
+ * others need. */
+static void cancelled(struct pair *pair)
+{
+	for (int call = 0; call < COUNT; call++) {
+		struct waiter waiter;
+		void *result;
+		char byte = 0;
+		if (call == ACCEPTS || call == SENDS)
+			continue;
+		begin(&waiter, pair, call);
+		CHECK(pthread_cancel(waiter.thread) == 0);
+		CHECK(rsend(pair->there, "c", 1, 0) == 1);
+		CHECK(pthread_join(waiter.thread, &result) == 0 && result == PTHREAD_CANCELED);
+		CHECK(rsend(pair->there, "d", 1, 0) == 1);
+		while (byte != 'd')
+			CHECK(rrecv(pair->here, &byte, 1, 0) == 1);
+	}
+}
+
 /* A child has its parent's descriptors and none of its connections: its calls fail, and the parent's go on. */
 static void forked(struct pair *pair)
 {
@@ -278,6 +299,7 @@ int main(void)
 	pair = connected();
 	times(&pair);
 	several(&pair);
+	cancelled(&pair);
 	forked(&pair);
 	closed(pair);
 	closing();
