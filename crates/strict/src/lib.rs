@@ -12,12 +12,14 @@
 mod checker;
 mod ignore;
 mod keys;
+mod memory;
 mod objects;
 mod report;
 mod trace;
 
-pub use checker::{Checker, Posted, Wanted};
+pub use checker::Checker;
 pub use ignore::Ignored;
 pub use keys::Errors;
+pub use memory::{Memory, Request, Wanted};
 pub use report::{Kind, Report, Tally};
 pub use trace::Trace;

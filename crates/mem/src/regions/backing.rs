@@ -1,5 +1,5 @@
-//! Regions behind which there is not simply memory: those whose pages may be absent, those of which is kept in
-//! mind what is lent, and the null region.
+//! Regions behind which there is not simply memory: those whose pages may be absent, those of which is kept
+//! in mind what is lent, and the null region.
 //!
 //! Their length in the table is zero, so that every access to them leaves the short way and comes here.
 
@@ -155,7 +155,8 @@ impl Regions {
         };
         let ptr = core::ptr::with_exposed_provenance_mut(addr);
         // SAFETY: for a null region whoever made the `Nothing` vouches for both places, of which the
-        // access fits either. Memory of which is kept in mind what is lent is memory. Address space lies inside a live region, whose maker promised what
+        // access fits either. Memory of which is kept in mind what is lent is a region like any other, inside
+        // of which the access is. Address space lies inside a live region, whose maker promised what
         // `register` asks for of the pages that are there, and these are, with the right to write if
         // that is asked for. As elsewhere the region cannot be removed while `self` is borrowed.
         Ok(unsafe { Span::new(ptr, len as usize, write) })

@@ -237,8 +237,8 @@ struct Piece {
     len: usize,
 }
 
-/// Has the kernel keep the pages of a range, which it could throw away, and with them what they are like, if a
-/// program has given them back (`MADV_FREE`) and not touched them since. An adapter that pins memory does so.
+/// Has the kernel keep the pages of a range, which it could throw away, and what is in them, if a program has
+/// given them back (`MADV_FREE`) and not touched them since. An adapter that pins memory does so.
 fn hold(at: usize, len: usize) {
     let pages = (at / PAGE * PAGE..at + len).step_by(PAGE);
     for byte in pages.map(|page| page.max(at)) {
@@ -251,8 +251,8 @@ fn hold(at: usize, len: usize) {
 }
 
 impl Regions {
-    /// From now on keeps in mind what [`lend`](Self::lend) is told, of regions that are made from now on. Every
-    /// access takes longer then, and peers are not shown what they could reach themselves.
+    /// From now on keeps in mind what [`lend`](Self::lend) is told, of regions that are made from now on.
+    /// Every access takes longer then, and peers are not shown what they could reach themselves.
     pub fn watch_lent(&mut self) {
         self.lent.get_or_insert_with(|| Box::new(RefCell::new(Ledger::new())));
     }
@@ -293,8 +293,8 @@ impl Regions {
         pieces
     }
 
-    /// A request of protection domain `pd` lends the memory of a list. Its first 64 KB are looked at, as long as
-    /// it is 64 MB together; `None` if that is nothing.
+    /// A request of protection domain `pd` lends the memory of a list. Its first 64 KB are looked at, as long
+    /// as it is 64 MB together; `None` if that is nothing.
     pub fn lend(&mut self, pd: u32, list: &[Sge]) -> Option<Loan> {
         self.renew_lent();
         let left = MOST_TOGETHER.saturating_sub(self.lent.as_ref()?.borrow().bytes);
