@@ -44,8 +44,7 @@ impl Checker {
     }
 
     /// Remembers where a receive was posted, by the regions that it names.
-    pub(crate) fn note_receive(&mut self, whose: Whose, sges: &[Sge]) {
-        let here = Trace::here();
+    pub(crate) fn note_receive(&mut self, whose: Whose, sges: &[Sge], here: &Trace) {
         for key in sges.iter().filter(|sge| sge.len > 0).map(|sge| sge.lkey.0) {
             if self.regions.get(&key).is_some_and(|region| region.ended.is_none()) {
                 self.receives.insert((key, whose), here.clone());

@@ -465,6 +465,7 @@ impl Core {
             return None;
         };
         self.settle(now);
+        self.watch_sleep();
         self.publish(now);
         let deadline = [self.deadline(), self.news_due(), batch].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
