@@ -53,7 +53,7 @@ pub enum Error {
     Tcp(quipu_host::inet::tcp::Failure),
     /// Endpoints could not be exchanged.
     #[error("the endpoints could not be exchanged: {0}")]
-    Exchange(#[from] std::io::Error),
+    Exchange(#[source] std::io::Error),
 }
 
 impl Error {

@@ -300,7 +300,7 @@ impl QueuePair {
     ///
     /// [`Error::Exchange`], and as [`connect`](Self::connect).
     pub fn connect_over(&self, stream: &mut (impl Read + Write)) -> Result<(), Error> {
-        let peer = self.endpoint.exchange(stream)?;
+        let peer = self.endpoint.exchange(stream).map_err(Error::Exchange)?;
         self.connect(&peer)
     }
 

@@ -37,12 +37,26 @@ pub(super) struct Opened {
     stamp: Stamp,
 }
 
+impl Opened {
+    /// What there is to say when it could not be read.
+    fn blame(&self, error: io::Error) -> io::Error {
+        let name = self.place.display();
+        let said = match error.kind() {
+            io::ErrorKind::UnexpectedEof => format!("{name} has become shorter while it was sent"),
+            _ => format!("cannot read {name}: {error}"),
+        };
+        io::Error::new(error.kind(), said)
+    }
+}
+
 /// Something that can be asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     pub(super) media_type: &'static str,
     /// When it was changed, in seconds since 1970.
     pub(super) changed: Option<u64>,
+    /// What tells this version from others: an entity tag.
+    pub(super) tag: Option<String>,
     pub(super) len: u64,
     pub(super) data: Data,
 }
@@ -88,6 +102,14 @@ struct Stamp {
     changed_ns: Option<u128>,
 }
 
+impl Stamp {
+    /// As an entity tag, which is strong: of two versions of one length that were changed within a tick of the
+    /// file system's clock, nobody knows more.
+    fn tag(&self) -> Option<String> {
+        self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
+    }
+}
+
 fn stamp(metadata: &Metadata) -> Stamp {
     let changed = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     Stamp { len: metadata.len(), changed_ns: changed.map(|since| since.as_nanos()) }
@@ -118,7 +140,7 @@ impl Source {
                 let html = text.trim_start().starts_with('<');
                 let media_type = http::media_type(if html { ".html" } else { ".txt" });
                 let (data, len) = (Data::Page(Arc::clone(text)), text.len() as u64);
-                Ok(Content { media_type, changed: None, len, data })
+                Ok(Content { media_type, changed: None, tag: None, len, data })
             }
             What::Page(_) => Err(Otherwise::Refused(Status::NotFound)),
             What::Folder(root) => {
@@ -130,6 +152,8 @@ impl Source {
                         io::ErrorKind::PermissionDenied => Status::Forbidden,
                         // A name longer than any file has.
                         io::ErrorKind::InvalidFilename => Status::NotFound,
+                        // A link that leads to itself leads nowhere.
+                        _ if error.raw_os_error() == Some(libc::ELOOP) => Status::NotFound,
                         _ => Status::InternalError,
                     }),
                 })
@@ -181,7 +205,7 @@ impl Source {
             }
             None => Data::File(Arc::new(Opened { file, place, stamp })),
         };
-        Ok(Content { media_type, changed, len, data })
+        Ok(Content { media_type, changed, tag: stamp.tag(), len, data })
     }
 
     /// The same octets from memory, where they are kept, if they are a file's that is worth it: for those
@@ -237,7 +261,8 @@ impl Source {
         }
         page += "</ul>\n";
         let (media_type, len) = (http::media_type(".html"), page.len() as u64);
-        Ok(Content { media_type, changed: None, len, data: Data::Page(page.into()) })
+        let data = Data::Page(page.into());
+        Ok(Content { media_type, changed: None, tag: None, len, data })
     }
 }
 
@@ -284,7 +309,7 @@ impl Data {
             Self::Memory(region) => return Ok((Arc::clone(region), at as usize, most as usize)),
             Self::File(opened) => {
                 let mut bytes = vec![0; len];
-                opened.file.read_exact_at(&mut bytes, at)?;
+                opened.file.read_exact_at(&mut bytes, at).map_err(|error| opened.blame(error))?;
                 memory.hold(&bytes)
             }
             Self::Page(text) => {

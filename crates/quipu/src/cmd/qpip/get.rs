@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, WcStatus};
 
+use super::http::after_scheme;
 use super::response::Response;
-use super::{LinkOptions, connect, failed, unless_gone};
+use super::{LinkOptions, connect, failed, unless_gone, with_port};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -46,7 +47,7 @@ struct Url {
 }
 
 fn url(text: &str) -> Result<Url, String> {
-    let rest = text.strip_prefix("http://").ok_or("only http:// is spoken here")?;
+    let rest = after_scheme(text).ok_or("only http:// is spoken here")?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
     // What cannot be in a URL must not come into the request.
     if host.is_empty() || text.bytes().any(|byte| byte <= b' ' || byte >= 0x7f) {
@@ -135,10 +136,11 @@ fn fetch_all(
 }
 
 fn server(url: &Url) -> Result<SocketAddr, Failure> {
-    url.server().map_err(|error| {
+    let server = url.server().map_err(|error| {
         let what = format!("cannot find {}", url.host);
         Failure::new(what, error, "give the address as numbers")
-    })
+    })?;
+    with_port(server)
 }
 
 /// A connection to a server.
@@ -254,7 +256,7 @@ mod tests {
         assert!(!page.request(false).contains("close") && page.request(true).contains("close"));
         assert_eq!(url("http://[::1]").unwrap().server().unwrap(), "[::1]:80".parse().unwrap());
         assert_eq!(url("http://10.0.0.1").unwrap().server().unwrap().port(), 80);
-        assert_eq!(url("http://10.0.0.1").unwrap().path, "/");
+        assert_eq!(url("HTTP://10.0.0.1").unwrap().path, "/");
         for bad in ["https://a/", "10.0.0.1", "http:///x", "http://a/b c", "http://a/\r\nX: y"] {
             assert!(url(bad).is_err(), "{bad:?}");
         }

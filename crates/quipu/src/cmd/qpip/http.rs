@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::conditions::{Conditions, Version};
+
 /// Longest head of a request.
 const MAX_HEAD: usize = 16 * 1024;
 /// Longest body of a request that is read, and thrown away, in order to go on with the next one.
@@ -21,6 +23,7 @@ pub(crate) enum Status {
     Forbidden,
     NotFound,
     MethodNotAllowed,
+    PreconditionFailed,
     ContentTooLarge,
     RangeNotSatisfiable,
     HeadTooLarge,
@@ -41,6 +44,7 @@ impl Status {
             Self::Forbidden => "403 Forbidden",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed",
+            Self::PreconditionFailed => "412 Precondition Failed",
             Self::ContentTooLarge => "413 Content Too Large",
             Self::RangeNotSatisfiable => "416 Range Not Satisfiable",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
@@ -62,8 +66,8 @@ pub(crate) struct Request {
     pub(crate) keep_alive: bool,
     /// Which part is asked for.
     pub(crate) part: Option<Part>,
-    /// The file is wanted only if it has changed since then (seconds since 1970).
-    pub(crate) unless_newer: Option<u64>,
+    /// Of which version.
+    pub(crate) conditions: Conditions,
 }
 
 /// One range of octets (RFC 9110 section 14.1.2). Several at once are not served: then all is sent.
@@ -144,13 +148,14 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
 }
 
 /// What the fields of a head say.
+#[derive(Default)]
 struct Fields {
     close: bool,
     keep: bool,
     hosts: u32,
     body: Option<u64>,
     part: Option<Part>,
-    unless_newer: Option<u64>,
+    conditions: Conditions,
 }
 
 /// Reads a head; the request, and the length of its body.
@@ -192,14 +197,13 @@ fn parse(head: &[u8]) -> Result<(Request, u64), Refusal> {
         return Err(Status::ContentTooLarge);
     }
     let keep_alive = !fields.close && (newer || fields.keep);
-    let (part, unless_newer) = (fields.part, fields.unless_newer);
-    let request = Request { head_only, path: path(target)?, keep_alive, part, unless_newer };
+    let Fields { part, conditions, .. } = fields;
+    let request = Request { head_only, path: path(target)?, keep_alive, part, conditions };
     Ok((request, body))
 }
 
 fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
-    let mut out =
-        Fields { close: false, keep: false, hosts: 0, body: None, part: None, unless_newer: None };
+    let mut out = Fields::default();
     for line in lines.take_while(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':').ok_or(Status::BadRequest)?;
         if !is_token(name) || !is_plain(value) {
@@ -223,8 +227,8 @@ fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
             // What has a body of unknown length is none of the methods served here.
             "transfer-encoding" => return Err(Status::NotImplemented),
             "range" => out.part = part(value),
-            "if-modified-since" => out.unless_newer = parse_date(value),
-            _ => {}
+            // Others mean nothing here.
+            name => drop(out.conditions.take(name, value)),
         }
     }
     Ok(out)
@@ -257,11 +261,11 @@ fn part(value: &str) -> Option<Part> {
 
 /// The path of a target (RFC 9112 section 3.2), decoded and made plain.
 fn path(target: &str) -> Result<String, Refusal> {
-    let target = match target.strip_prefix("http://") {
+    let target = target.split(['?', '#']).next().unwrap_or_default();
+    let encoded = match after_scheme(target) {
         Some(rest) => rest.find('/').map_or("/", |slash| &rest[slash..]),
         None => target,
     };
-    let encoded = target.split(['?', '#']).next().unwrap_or_default();
     if !encoded.starts_with('/') {
         return Err(Status::BadRequest);
     }
@@ -277,6 +281,13 @@ fn path(target: &str) -> Result<String, Refusal> {
         plain.push('/');
     }
     Ok(plain)
+}
+
+/// What follows "http://", in whatever case (RFC 3986 section 3.1).
+pub(super) fn after_scheme(url: &str) -> Option<&str> {
+    const SCHEME: &str = "http://";
+    let begins = url.get(..SCHEME.len())?.eq_ignore_ascii_case(SCHEME);
+    begins.then(|| &url[SCHEME.len()..])
 }
 
 /// Undoes percent-encoding.
@@ -302,8 +313,8 @@ pub(crate) struct Head<'a> {
     pub(crate) length: u64,
     /// Of a part: which, and of how many octets.
     pub(crate) part: Option<(Range<u64>, u64)>,
-    /// When the file was changed, in seconds since 1970.
-    pub(crate) changed: Option<u64>,
+    /// When the file was changed, and the tag of this version.
+    pub(crate) version: Version<'a>,
     /// Where it has moved to.
     pub(crate) location: Option<&'a str>,
     /// Whether the connection stays.
@@ -335,8 +346,11 @@ impl Head<'_> {
             }
             _ => {}
         }
-        if let Some(changed) = self.changed {
+        if let Some(changed) = self.version.changed {
             field("Last-Modified", &date(changed));
+        }
+        if let Some(tag) = self.version.tag {
+            field("ETag", &tag);
         }
         if let Some(location) = self.location {
             field("Location", &location);
@@ -391,7 +405,7 @@ fn date(seconds: u64) -> String {
 }
 
 /// Reads what [`date`] writes. The two obsolete formats are taken for no date.
-fn parse_date(text: &str) -> Option<u64> {
+pub(super) fn parse_date(text: &str) -> Option<u64> {
     let mut words = text.split_once(", ")?.1.split(' ');
     let day: u64 = words.next()?.parse().ok()?;
     let name = words.next()?;

@@ -119,6 +119,7 @@ fn no_path_leads_out_of_the_folder() {
     assert_eq!(get("//a/./b//").unwrap(), "/a/b/");
     assert_eq!(get("http://host:80/a").unwrap(), "/a");
     assert_eq!(get("http://host").unwrap(), "/");
+    assert_eq!(get("HTTP://host?a=/b").unwrap(), "/");
     assert_eq!(get("/%E2%82%AC?q#f").unwrap(), "/€");
     for bad in [
         "a",
@@ -187,6 +188,10 @@ fn a_head_says_what_follows() {
     );
     let unmet = text(&head, Status::RangeNotSatisfiable);
     assert!(unmet.contains("\r\nContent-Range: bytes */10\r\n"));
+    let version = Version { tag: Some("\"a\""), changed: Some(784_111_777) };
+    let known = text(&Head { version, ..head.clone() }, Status::NotModified);
+    let tagged = "\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\nETag: \"a\"\r\n";
+    assert!(known.contains(tagged), "{known}");
     let closing = Head { keep_alive: false, ..head };
     let refused = text(&closing, Status::MethodNotAllowed);
     assert!(refused.contains("\r\nAllow: GET, HEAD\r\nConnection: close\r\n\r\n"));

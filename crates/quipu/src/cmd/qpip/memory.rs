@@ -10,9 +10,9 @@ use quipu::{Access, Error, MemoryRegion, ProtectionDomain, Sge};
 const PLENTY: u64 = 256 << 20;
 /// What the shortest region takes: a page.
 const LEAST: u64 = 4096;
-/// How much of what is not kept is copied at once, and how much when memory is scarce.
+/// How much is sent, and of what is not kept copied, at once; and how much when memory or places are scarce.
 pub(super) const PIECE: u64 = 256 << 10;
-const SMALL_PIECE: u64 = 16 << 10;
+pub(super) const SMALL_PIECE: u64 = 16 << 10;
 
 /// Gives out regions, and knows how much of them there is.
 #[derive(Clone, Debug)]

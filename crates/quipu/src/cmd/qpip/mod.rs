@@ -1,5 +1,6 @@
 //! `quipu qpip`: tools whose queue pairs are connections of the adapter's own TCP.
 
+mod conditions;
 mod cpu;
 mod echo;
 mod files;
@@ -217,6 +218,15 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     outcome.map_err(|error| unreachable(to, &error))
 }
 
+/// The same, if it names a port: 0 is none that a server can have.
+fn with_port(to: SocketAddr) -> Result<SocketAddr, Failure> {
+    if to.port() != 0 {
+        return Ok(to);
+    }
+    let why = "port 0 is no port of a server";
+    Err(Failure::new(format!("cannot connect to {}", to.ip()), why, "name the server's port"))
+}
+
 /// How the engine says that nothing leads to a peer, before it has sent anything and after.
 const NO_ROUTE: &str = "no route to the peer";
 
@@ -265,6 +275,13 @@ mod tests {
         assert!(said.contains("--gateway"), "{said}");
         let said = unreachable(to, &quipu_host::inet::tcp::Failure::Refused).to_string();
         assert!(said.contains("is the server running"), "{said}");
+    }
+
+    #[test]
+    fn a_server_has_a_port() {
+        assert!(with_port("[::1]:1".parse().unwrap()).is_ok());
+        let said = with_port("[::1]:0".parse().unwrap()).unwrap_err().to_string();
+        assert!(said.contains("cannot connect to ::1: port 0"), "{said}");
     }
 
     #[test]

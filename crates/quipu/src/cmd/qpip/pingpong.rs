@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// The server's address; without one, be the server, which sends everything back.
     #[arg(value_name = "SERVER")]
     server: Option<IpAddr>,
-    /// The port, of TCP and of UDP.
+    /// The port, of TCP and of UDP; a server takes one that is free in place of 0.
     #[arg(long, short, default_value_t = 5002, value_name = "PORT")]
     pub(super) port: u16,
     /// Bytes of a message.
@@ -60,7 +60,9 @@ Examples:
   quipu qpip pingpong --socket --udp 10.9.0.2              its client: a socket of the kernel
   nc 10.9.0.2 5002                                         or any other
 
-The server answers TCP and UDP, one client of TCP after another. Ctrl-C ends it.";
+The server answers TCP and UDP. Of many clients of TCP the one gives way that is silent for longest.
+Datagrams from the port that it serves at, and from ports below 1024, are not answered: another
+server could have sent them, and would answer in turn. Ctrl-C ends it.";
 
 /// Receives that are posted, and their least length: a window that a message fills to the last octet makes
 /// senders hesitate (RFC 9293 3.8.6.2).
@@ -72,7 +74,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let Some(server) = options.server else { return echo::run(options) };
-    let to = SocketAddr::new(server, options.port);
+    let to = super::with_port(SocketAddr::new(server, options.port))?;
     let (samples, lost) = match (options.socket, options.udp) {
         (true, false) => (socket_tcp(options, to)?, 0),
         (true, true) => socket_udp(options, to)?,

@@ -16,9 +16,10 @@ use quipu::{
 };
 use quipu_host::Interrupts;
 
+use super::conditions::Version;
 use super::files::{Content, Data, Otherwise, Source};
 use super::http::{Head, Parser, Request, Status};
-use super::memory::{Held, Memory};
+use super::memory::{Held, Memory, PIECE, SMALL_PIECE};
 use super::{LinkOptions, describe, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
@@ -59,15 +60,12 @@ GET and HEAD are answered, one range at a time; folders are listed. Ctrl-C ends 
 const RECEIVES: usize = 4;
 const RECEIVE_LEN: usize = 4096;
 const HEAD_LEN: usize = 4096;
-/// Sends that a connection has under way at once, and their length.
+/// Sends that a connection has under way at once.
 const SENDS: usize = 8;
-const PIECE: u64 = 1 << 20;
 /// Characters of a path that are told.
 const TOLD: usize = 200;
-/// While nobody is left for the next client: how long a request may take to come, and the client to leave
-/// when it is asked to; how long nothing of an answer may be acknowledged; and how often that is looked at.
-const PATIENCE: Patience =
-    Patience { silent: Duration::from_secs(2), unread: Duration::from_secs(30) };
+/// How long clients keep their places while nobody is left for the next; and how often that is looked at.
+const PATIENCE: Patience = Patience { silent: Duration::from_secs(2), rate: 8 << 10 };
 const LOOK: Duration = Duration::from_millis(20);
 /// The number of every send.
 const SEND: u64 = u64::MAX;
@@ -99,6 +97,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Why an answer ends too early: a file cannot be read, or nothing more be sent.
+type Trouble = Box<dyn std::error::Error>;
+
 /// Octets that are being sent.
 struct Body {
     data: Data,
@@ -113,8 +114,11 @@ struct Connection {
     parser: Parser,
     /// Receives whose octets are with the parser; they are posted again when it has read them.
     taken: Vec<usize>,
-    /// What the sends under way send, in order, so that it stays.
-    sending: VecDeque<Option<Arc<Held>>>,
+    /// What the sends under way send, in order, so that it stays, and how many octets each has.
+    sending: VecDeque<(u64, Option<Arc<Held>>)>,
+    /// The longest piece that is sent now. Who reads gets longer ones: it is when a piece has been
+    /// acknowledged that one knows.
+    piece: u64,
     body: Option<Body>,
     peer: Option<SocketAddr>,
     peer_closed: bool,
@@ -129,8 +133,20 @@ struct Connection {
 /// How long clients keep their places while others wait for one.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
+    /// How long a request may take to come, the client to leave when it is asked to, and an answer to be
+    /// acknowledged at all.
     silent: Duration,
-    unread: Duration,
+    /// Octets of an answer that are to be acknowledged in a second, beyond that.
+    rate: u64,
+}
+
+impl Patience {
+    /// How long the client of a connection may do nothing that keeps its place. Of an answer whole pieces
+    /// are seen to be acknowledged: the longer they are, the longer it may take.
+    fn with(self, connection: &Connection) -> Duration {
+        let awaited = connection.sending.front().map_or(0, |(len, _)| *len);
+        self.silent + Duration::from_millis(awaited * 1000 / self.rate)
+    }
 }
 
 /// The server: everything is done by one thread.
@@ -220,6 +236,7 @@ impl Server {
             parser: Parser::default(),
             taken: Vec::new(),
             sending: VecDeque::new(),
+            piece: SMALL_PIECE,
             body: None,
             peer: None,
             peer_closed: false,
@@ -287,19 +304,17 @@ impl Server {
     }
 
     /// While no queue pair is left for the next client, whose SYN is not answered then, ends the connection
-    /// whose client has kept its place for longest, if that is too long. Who has just connected, and who
-    /// reads its answer, is left alone however many there are. One that is silent is asked to leave first.
+    /// whose client has done nothing for longest, if that is too long. Who has just connected, and who reads
+    /// its answer, is left alone however many there are. One that is silent is asked to leave first.
     fn make_room(&mut self) {
         let now = Instant::now();
         if self.idle > 0 || now < self.look_at {
             return;
         }
         self.look_at = now + LOOK;
-        let Patience { silent, unread } = self.patience;
-        let over = |it: &&mut Connection| {
-            let patience = if it.is_busy() { unread } else { silent };
-            it.since.is_some_and(|since| since + patience <= now)
-        };
+        let patience = self.patience;
+        let over =
+            |it: &&mut Connection| it.since.is_some_and(|since| since + patience.with(it) <= now);
         // Those that owe their clients nothing come first.
         let oldest = self.connections.values_mut().filter(over);
         let Some(connection) = oldest.min_by_key(|it| (it.is_busy(), it.since)) else { return };
@@ -315,6 +330,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&completion.qp_num) else { return };
         if completion.wr_id == SEND {
             connection.sending.pop_front();
+            connection.piece = (2 * connection.piece).min(PIECE);
             connection.keep();
         }
         // What fails ends with an event.
@@ -339,6 +355,9 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         // Others may be waiting, so this client is to come back as one of them.
         let crowded = self.idle == 0;
+        if crowded {
+            connection.piece = SMALL_PIECE;
+        }
         let outcome = connection.go_on(&self.memory, |request, connection| {
             self.requests += 1;
             let mut response = answer(&mut self.source, request);
@@ -352,7 +371,7 @@ impl Server {
             if !self.quiet {
                 eprintln!("{}: {error}", connection.name());
             }
-            let _ = connection.qp.abort();
+            connection.give_up();
         }
     }
 }
@@ -362,6 +381,7 @@ struct Response {
     status: Status,
     media_type: &'static str,
     changed: Option<u64>,
+    tag: Option<String>,
     location: Option<String>,
     part: Option<(std::ops::Range<u64>, u64)>,
     len: u64,
@@ -393,6 +413,7 @@ impl Response {
             status,
             media_type: "text/plain; charset=utf-8",
             changed: None,
+            tag: None,
             location: None,
             part: None,
             len: 0,
@@ -428,13 +449,20 @@ fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
 }
 
 fn present(content: Content, request: &Request) -> Response {
-    let Content { media_type, changed, len, data } = content;
-    let base = Response { media_type, changed, ..Response::bare(Status::Ok, request.keep_alive) };
-    let known = request.unless_newer.zip(changed);
-    if request.part.is_none() && known.is_some_and(|(known, changed)| changed <= known) {
-        return Response { status: Status::NotModified, ..base };
+    let Content { media_type, changed, tag, len, data } = content;
+    let version = Version { tag: tag.as_deref(), changed };
+    let judged = request.conditions.judge(version);
+    if judged == Some(Status::PreconditionFailed) {
+        let Request { keep_alive, head_only, .. } = *request;
+        return Response::refusal(Status::PreconditionFailed, keep_alive, head_only);
     }
-    let (status, range) = match request.part.filter(|_| !request.head_only) {
+    let wants_part = !request.head_only && request.conditions.allows_part(version);
+    let base =
+        Response { media_type, changed, tag, ..Response::bare(Status::Ok, request.keep_alive) };
+    if let Some(status) = judged {
+        return Response { status, ..base };
+    }
+    let (status, range) = match request.part.filter(|_| wants_part) {
         None => (Status::Ok, 0..len),
         Some(part) => match part.of(len) {
             Some(range) => (Status::PartialContent, range),
@@ -504,11 +532,11 @@ impl Connection {
         &mut self,
         memory: &Memory,
         mut answer: impl FnMut(&Result<Request, Status>, &Self) -> Response,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Trouble> {
         loop {
             self.send_body(memory)?;
             if self.last && self.body.is_none() && !self.closing {
-                return self.finish();
+                return Ok(self.finish()?);
             }
             if self.closing || self.is_busy() {
                 return Ok(());
@@ -535,6 +563,14 @@ impl Connection {
         self.qp.close()
     }
 
+    /// Sends nothing more, and tells the peer so by a reset, as what it has got is not all.
+    fn give_up(&mut self) {
+        self.closing = true;
+        self.body = None;
+        // If it is gone already, that is an event too.
+        let _ = self.qp.abort();
+    }
+
     fn respond(&mut self, memory: &Memory, response: Response) -> Result<(), Error> {
         self.keep();
         let keep_alive = response.keep_alive;
@@ -542,7 +578,7 @@ impl Connection {
             media_type: response.media_type,
             length: response.len,
             part: response.part,
-            changed: response.changed,
+            version: Version { tag: response.tag.as_deref(), changed: response.changed },
             location: response.location.as_deref(),
             keep_alive,
         };
@@ -551,11 +587,11 @@ impl Connection {
             self.memory.write(RECEIVES * RECEIVE_LEN, &head)?;
             let piece = [self.memory.sge(RECEIVES * RECEIVE_LEN, head.len())?];
             self.qp.post_send(&Work::send(&piece).id(SEND))?;
-            self.sending.push_back(None);
+            self.sending.push_back((head.len() as u64, None));
         } else {
             let held = memory.hold(&head)?;
             self.qp.post_send(&Work::send(&[held.sge(0, head.len())?]).id(SEND))?;
-            self.sending.push_back(Some(Arc::new(held)));
+            self.sending.push_back((head.len() as u64, Some(Arc::new(held))));
         }
         let std::ops::Range { start: at, end } = response.range;
         self.body = (at < end).then_some(Body { data: response.data, at, end });
@@ -564,14 +600,14 @@ impl Connection {
     }
 
     /// Posts pieces of the response as long as there is room: one at a time while memory is scarce.
-    fn send_body(&mut self, memory: &Memory) -> Result<(), Error> {
+    fn send_body(&mut self, memory: &Memory) -> Result<(), Trouble> {
         while (self.sending.is_empty() || self.sending.len() < memory.sends(SENDS))
             && let Some(body) = &mut self.body
         {
-            let most = (body.end - body.at).min(PIECE);
+            let most = (body.end - body.at).min(self.piece);
             let (region, at, len) = body.data.piece(memory, body.at, most)?;
             self.qp.post_send(&Work::send(&[region.sge(at, len)?]).id(SEND))?;
-            self.sending.push_back(Some(region));
+            self.sending.push_back((len as u64, Some(region)));
             body.at += len as u64;
             if body.at == body.end {
                 self.body = None;

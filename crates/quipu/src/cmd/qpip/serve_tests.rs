@@ -107,7 +107,7 @@ fn served_patiently(
     let options = Line::try_parse_from(words).unwrap().options;
     let (here, there) = (adapter(), adapter());
     let mut server = Server::new(&there, &options).unwrap();
-    server.patience = Patience { silent, unread: 4 * silent };
+    server.patience = Patience { silent, ..PATIENCE };
     let (bell, stop) = (server.bell().unwrap(), AtomicBool::new(false));
     let to = SocketAddr::new(there.info().unwrap().addresses[0], 80);
     scope(|scope| {
@@ -255,6 +255,53 @@ fn clients_that_do_not_read_do_not_keep_the_others_out() {
 }
 
 #[test]
+fn who_reads_keeps_its_place_however_slowly() {
+    // At twice the least rate, for longer than anybody may do nothing.
+    let text = "x".repeat(4 * PLACES * LEN) + "knots";
+    served(&["--text", &text, "--connections", "2"], |adapter, to| {
+        let mut reader = Client::connect(adapter, to);
+        reader.send(GET);
+        let silent = Client::connect(adapter, to);
+        // It waits for the place of the silent one, who is there for as long as nobody may be.
+        let (begun, mut got) = (Instant::now(), 0);
+        scope(|scope| {
+            scope.spawn(|| Client::connect(adapter, to).ask(GET, "knots"));
+            while begun.elapsed() < 6 * SILENT {
+                got += reader.next().len();
+                let due = Duration::from_millis(got as u64 * 1000 / (2 * PATIENCE.rate));
+                std::thread::sleep(due.saturating_sub(begun.elapsed()).min(SILENT));
+            }
+        });
+        assert!(silent.qp.wait_closed().is_err());
+        reader.receive(|got| got.ends_with(b"knots"));
+    });
+}
+
+#[test]
+fn what_is_not_all_of_a_file_ends_with_a_reset() {
+    let name = std::env::temp_dir().join(format!("quipu-serve-short-{}", std::process::id()));
+    std::fs::create_dir(&name).unwrap();
+    let file = std::fs::File::create(name.join("file")).unwrap();
+    file.set_len(8 << 20).unwrap();
+    served(&[name.to_str().unwrap()], |adapter, to| {
+        let client = Client::connect(adapter, to);
+        client.send("GET /file HTTP/1.1\r\nHost: a\r\n\r\n");
+        while client.next().is_empty() {}
+        file.set_len(1).unwrap();
+        let mut out = [Completion::default()];
+        loop {
+            client.cq.wait(&mut out).unwrap();
+            if out[0].status != WcStatus::Success {
+                break;
+            }
+            client.post(out[0].wr_id as usize);
+        }
+        assert!(client.qp.wait_closed().is_err(), "it was not all");
+    });
+    std::fs::remove_dir_all(&name).unwrap();
+}
+
+#[test]
 fn a_long_path_is_told_in_part() {
     assert_eq!(shortened("/a\nb"), "/a\\nb");
     assert_eq!(shortened(&"x".repeat(TOLD)).len(), TOLD);
@@ -279,7 +326,21 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     assert_eq!(ask("GET", "Range: bytes=0-0\r\n"), (Status::PartialContent, 1, 0));
     let late = "If-Modified-Since: Fri, 31 Dec 9999 23:59:59 GMT\r\n";
     assert_eq!(ask("GET", late).0, Status::NotModified);
+    // A part is one of the version that is meant, or there is all, or nothing.
+    let part = |condition: &str| format!("Range: bytes=1-2\r\n{condition}\r\n");
+    let changed = std::fs::metadata(name.join("file")).unwrap().modified().unwrap();
+    let ns = changed.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
+    let tag = format!("\"{ns:x}-{:x}\"", 100_000);
+    assert_eq!(ask("GET", &part(&format!("If-Range: {tag}"))), (Status::PartialContent, 2, 0));
+    assert_eq!(ask("HEAD", &part(&format!("If-Range: {tag}"))), (Status::Ok, 100_000, 0));
+    assert_eq!(ask("GET", &part(&format!("If-Match: {tag}"))), (Status::PartialContent, 2, 0));
+    assert_eq!(ask("GET", &part("If-Match: \"x\"")).0, Status::PreconditionFailed);
+    let early = "If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT";
+    assert_eq!(ask("GET", &part(early)).0, Status::PreconditionFailed);
+    assert_eq!(ask("GET", &part(&format!("If-None-Match: {tag}"))).0, Status::NotModified);
+    assert_eq!(ask("HEAD", "If-Range: \"x\"\r\nRange: bytes=1-2\r\n"), (Status::Ok, 100_000, 0));
     assert_eq!(memory.held(), 0);
+    assert_eq!(ask("GET", &part("If-Range: \"x\"")).1, 100_000);
     let (status, len, held) = ask("GET", "");
     assert!(status == Status::Ok && len == 100_000 && held >= 100_000);
     std::fs::remove_dir_all(&name).unwrap();

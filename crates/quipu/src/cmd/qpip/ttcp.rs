@@ -82,8 +82,9 @@ struct Outcome {
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let outcome = match (options.socket, options.transmit) {
-        (true, Some(to)) => socket_sends(options, SocketAddr::new(to, options.port)),
+    let to = options.transmit.map(|to| super::with_port(SocketAddr::new(to, options.port)));
+    let outcome = match (options.socket, to.transpose()?) {
+        (true, Some(to)) => socket_sends(options, to),
         (true, None) => socket_receives(options),
         (false, to) => {
             let adapter = options.link.open_until_signal()?;
@@ -92,7 +93,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
             }
             let end = End::new(&adapter, options)?;
             let outcome = match to {
-                Some(to) => end.sends(SocketAddr::new(to, options.port)),
+                Some(to) => end.sends(to),
                 None => end.receives(),
             };
             super::unless_gone(&adapter, outcome)

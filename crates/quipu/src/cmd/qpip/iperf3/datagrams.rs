@@ -260,6 +260,10 @@ impl Port {
     }
 
     fn arrived(&mut self, from: SocketAddr, header: &[u8], len: u64) {
+        // RFC 768: who has no port wants no answer, and gets none.
+        if from.port() == 0 {
+            return;
+        }
         let known = self.by_peer.get(&from).copied();
         let wanted = self.admits.filter(|(ip, count)| {
             *ip == from.ip() && (known.is_some() || self.flows.len() < *count)

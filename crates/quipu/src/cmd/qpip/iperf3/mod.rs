@@ -170,15 +170,15 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut report = Report::new(options.json);
     let interval = Duration::from_secs_f64(options.interval);
     if let Some(server) = options.client {
-        let to = SocketAddr::new(server, options.port);
+        let to = super::with_port(SocketAddr::new(server, options.port))?;
         let params = options.params(adapter.info().map_err(failed)?.mtu);
         let outcome = test::ask(&mut network, to, params, &mut report, interval);
         return super::unless_gone(&adapter, outcome.map(|()| ExitCode::SUCCESS));
     }
-    network.listen(options.port)?;
+    let port = network.listen(options.port)?;
     if !options.json {
         println!("{}", describe(&adapter)?);
-        println!("waiting at port {}; Ctrl-C ends it", options.port);
+        println!("waiting at port {port}; Ctrl-C ends it");
     }
     loop {
         let outcome = test::serve(&mut network, &mut report, interval);

@@ -126,14 +126,16 @@ impl Network {
         Ok(qp)
     }
 
-    /// Takes connections from now on.
-    pub(super) fn listen(&mut self, port: u16) -> Result<(), Failure> {
+    /// Takes connections from now on; the port, which was chosen if that is 0.
+    pub(super) fn listen(&mut self, port: u16) -> Result<u16, Failure> {
         let listener = self.adapter.listen(port, &settings(), 128).map_err(|error| {
             let what = format!("cannot listen at port {port}");
             Failure::new(what, error, "choose another with --port")
         })?;
+        let port = listener.port();
         self.listener = Some(listener);
-        self.replenish().map_err(failed)
+        self.replenish().map_err(failed)?;
+        Ok(port)
     }
 
     /// An idle queue pair.
@@ -484,7 +486,9 @@ impl Connection {
                     None => self.inbox.extend(self.places.read(place, len)?),
                 }
                 if self.inbox.len() > MAX_TEXT + COOKIE {
-                    return self.qp.abort();
+                    // It may be gone already.
+                    let _ = self.qp.abort();
+                    return Ok(());
                 }
                 let room = match &self.sink {
                     Some(sink) if place == IS_SINK => (IS_SINK, sink.room(0)?),
