@@ -452,11 +452,14 @@ impl Checker {
             return wanted;
         }
         let failed = completion.status != WcStatus::Success;
-        let mut refused = None;
+        let (mut refused, mut unbound) = (None, None);
         while let Some(posted) = qp.sends.pop_front() {
             let last = posted.wr_id == completion.wr_id && (posted.signaled || failed);
             if last && completion.status == WcStatus::RemAccessErr && !planned {
                 refused = posted.rkey.map(|rkey| (rkey, posted.trace.clone()));
+            }
+            if last && completion.status == WcStatus::MwBindErr && !planned {
+                unbound = Some(posted.trace.clone());
             }
             if !failed {
                 let Posted { wr_id, sges, memory, trace, .. } = posted;
@@ -469,6 +472,9 @@ impl Checker {
         }
         if let Some((rkey, trace)) = refused {
             self.refused(completion, rkey, trace);
+        }
+        if let Some(trace) = unbound {
+            self.not_bound(completion, trace);
         }
         wanted
     }

@@ -101,6 +101,17 @@ impl Checker {
         self.report(Kind::WrongKey, what, vec![("the request was posted here", posted)]);
     }
 
+    /// A window was not bound.
+    pub(crate) fn not_bound(&mut self, completion: &Completion, posted: Trace) {
+        let what = format!(
+            "binding {:#x} of {} failed: its region does not allow windows (IBV_ACCESS_MW_BIND), has not the \
+             rights or the bytes that the window is to have, or is of another protection domain",
+            completion.wr_id,
+            named(completion.qp_num.0)
+        );
+        self.report(Kind::WrongKey, what, vec![("the request was posted here", posted)]);
+    }
+
     /// A peer was refused an access by a key. One that was never known here is its affair alone.
     pub fn denied(&mut self, denied: &Denied) {
         let key = denied.rkey.0;
