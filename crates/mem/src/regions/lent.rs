@@ -194,15 +194,20 @@ impl Ledger {
         let id = self.number();
         self.loans.insert(id, Lent::default());
         for &Piece { region, offset, at, len } in pieces {
-            let others = self.parts.range((at.saturating_sub(MOST), 0)..(at + len, 0));
-            let others = others.filter(|(place, part)| place.0 + part.len > at);
-            let others: Vec<u64> = others.map(|(_, part)| part.loan).collect();
+            let (mut alone, mut others) = (true, Vec::new());
+            for (place, part) in self.parts.range((at.saturating_sub(MOST), 0)..(at + len, 0)) {
+                if place.0 + part.len > at {
+                    alone = false;
+                    // Of the others that is known already.
+                    others.extend((!part.copy.is_empty()).then_some(part.loan));
+                }
+            }
             let place = (at, self.number());
             let (copy, written) = (Vec::new(), 0..0);
             self.parts.insert(place, Part { loan: id, region, offset, len, copy, written });
             let lent = self.loans.entry(id).or_default();
             lent.parts.push(place);
-            if !others.is_empty() {
+            if !alone {
                 others.into_iter().chain([id]).for_each(|loan| self.share(loan));
             } else if !lent.shared
                 && let Some(part) = self.parts.get_mut(&place)
