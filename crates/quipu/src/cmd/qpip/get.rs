@@ -13,7 +13,7 @@ use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, W
 
 use super::http::after_scheme;
 use super::response::Response;
-use super::{LinkOptions, connect, failed, unless_gone, with_port};
+use super::{LinkOptions, broken, connect, failed, unless_gone, with_port};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -82,6 +82,8 @@ impl Url {
 const RECEIVES: usize = 32;
 const LEN: usize = 64 << 10;
 const SEND: u64 = u64::MAX;
+/// What to do if the server ends a connection before it has answered.
+const NO_ANSWER: &str = "does the server say why?";
 /// How long the server may take to close when this end has.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -176,7 +178,8 @@ impl<'a> Connection<'a> {
     fn fetch(&mut self, request: &str, response: &mut Response<'_>) -> Result<(), Failure> {
         self.memory.write(RECEIVES * LEN, request.as_bytes()).map_err(failed)?;
         let message = [self.memory.sge(RECEIVES * LEN, request.len()).map_err(failed)?];
-        self.qp.post_send(&Request::send(&message).id(SEND)).map_err(failed)?;
+        let posted = self.qp.post_send(&Request::send(&message).id(SEND));
+        posted.map_err(|error| broken(&self.qp, error, NO_ANSWER))?;
         let (mut sent, mut out) = (false, [Completion::default(); RECEIVES]);
         // The memory of the request is the next one's only when it is sent.
         while !(sent && response.is_whole()) {
@@ -187,7 +190,7 @@ impl<'a> Connection<'a> {
                     WcStatus::Success => self.received(completion, response)?,
                     // What a reset flushes is not missed if all is there.
                     _ if response.is_whole() => {}
-                    _ => return Err(Failure::new("the transfer", Error::Work(*completion), "")),
+                    _ => return Err(broken(&self.qp, Error::Work(*completion), NO_ANSWER)),
                 }
             }
             if found > 0 {
@@ -246,6 +249,26 @@ impl<'a> Connection<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cmd::qpip::tests::adapter;
+
+    #[test]
+    fn a_server_that_resets_is_told_of_as_one() {
+        let (here, there) = (adapter(), adapter());
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = there.listen(80, &settings, 1).unwrap();
+        let (pd, cq) = (there.protection_domain().unwrap(), there.completion_queue(4).unwrap());
+        let server = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+        listener.offer(&server).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+        let mut connection = Connection::open(&here, to).unwrap();
+        server.wait_connected().unwrap();
+        server.abort().unwrap();
+        connection.qp.wait_closed().unwrap_err();
+        let mut out = Vec::new();
+        let fetched = connection.fetch("GET / HTTP/1.1\r\n\r\n", &mut Response::new(&mut out));
+        let said = fetched.unwrap_err().to_string();
+        assert!(said.contains("reset by the peer"), "{said}");
+    }
 
     #[test]
     fn a_page_has_a_server_and_a_path() {

@@ -218,6 +218,16 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     outcome.map_err(|error| unreachable(to, &error))
 }
 
+/// What there is to say when a request of a connection was refused, or has not succeeded: the connection may
+/// have failed, of which an event tells.
+fn broken(qp: &TcpQueuePair, error: Error, remedy: &str) -> Failure {
+    let cause = match qp.flow() {
+        Ok(None) => qp.wait_closed().err(),
+        _ => None,
+    };
+    Failure::new("the transfer", cause.unwrap_or(error), remedy)
+}
+
 /// The same, if it names a port: 0 is none that a server can have.
 fn with_port(to: SocketAddr) -> Result<SocketAddr, Failure> {
     if to.port() != 0 {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use quipu::qpip::{Adapter, TcpQueuePair, UdpQueuePair};
 use quipu::{
-    Access, Completion, CompletionQueue, MemoryRegion, ProtectionDomain, Request, WcStatus,
+    Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, Request, WcStatus,
 };
 use serde_json::json;
 
 use super::sample::{Samples, micros};
-use super::{LinkOptions, ModeOption, connect, echo, failed, unreachable};
+use super::{LinkOptions, ModeOption, broken, connect, echo, failed, unreachable};
 use crate::cmd::failure::Failure;
 
 /// With whom, and what.
@@ -68,6 +68,8 @@ server could have sent them, and would answer in turn. Ctrl-C ends it.";
 /// senders hesitate (RFC 9293 3.8.6.2).
 const PLACES: usize = 4;
 const LEN: usize = 16 << 10;
+/// What to look at when it does not answer.
+const STILL_THERE: &str = "is the server still there?";
 /// How long a datagram is waited for before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -138,7 +140,7 @@ struct End<'a> {
     memory: MemoryRegion,
 }
 
-/// What completes: the one thing, or nothing in time.
+/// What completes, well or badly: the one thing, or nothing in time.
 fn next(
     cq: &CompletionQueue,
     wait: bool,
@@ -154,13 +156,19 @@ fn next(
             return Ok(None);
         }
     }
-    match out[0].status {
-        WcStatus::Success => Ok(Some(out[0])),
-        _ => Err(Failure::new(
-            "the round trips",
-            quipu::Error::Work(out[0]),
-            "is the server still there?",
-        )),
+    Ok(Some(out[0]))
+}
+
+/// The same of a queue pair of UDP.
+fn next_by_udp(
+    cq: &CompletionQueue,
+    wait: bool,
+    deadline: Option<Instant>,
+) -> Result<Option<Completion>, Failure> {
+    let done = next(cq, wait, deadline)?;
+    match done.filter(|done| done.status != WcStatus::Success) {
+        None => Ok(done),
+        Some(bad) => Err(Failure::new("the round trips", Error::Work(bad), STILL_THERE)),
     }
 }
 
@@ -204,17 +212,26 @@ impl<'a> End<'a> {
     /// One round trip, in nanoseconds.
     fn round_by_tcp(&self, qp: &TcpQueuePair) -> Result<u64, Failure> {
         let begun = Instant::now();
-        qp.post_send(&Request::send(&self.message()?)).map_err(failed)?;
+        let over = |error| broken(qp, error, STILL_THERE);
+        let good = |done: &Completion| match done.status {
+            WcStatus::Success => Ok(()),
+            _ => Err(over(Error::Work(*done))),
+        };
+        qp.post_send(&Request::send(&self.message()?)).map_err(over)?;
         let (mut got, mut took) = (0, 0);
         // A stream may come in pieces.
         while got < self.options.size
             && let Some(done) = next(&self.receives, self.options.wait, None)?
         {
             took = begun.elapsed().as_nanos() as u64;
+            good(&done)?;
+            if done.byte_len == 0 {
+                return Err(Failure::new("the round trips", "the server has closed", STILL_THERE));
+            }
             got += done.byte_len;
-            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
+            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(over)?;
         }
-        next(&self.sends, self.options.wait, None)?;
+        next(&self.sends, self.options.wait, None)?.as_ref().map_or(Ok(()), good)?;
         Ok(took)
     }
 
@@ -240,8 +257,8 @@ impl<'a> End<'a> {
         let begun = Instant::now();
         qp.send_to(&Request::send(&self.message()?), to)
             .map_err(|error| unreachable(to, &error))?;
-        next(&self.sends, self.options.wait, None)?;
-        let done = next(&self.receives, self.options.wait, Some(begun + PATIENCE))?;
+        next_by_udp(&self.sends, self.options.wait, None)?;
+        let done = next_by_udp(&self.receives, self.options.wait, Some(begun + PATIENCE))?;
         let took = begun.elapsed().as_nanos() as u64;
         if let Some(done) = done {
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;

@@ -12,7 +12,7 @@ use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, Sge, WcS
 use serde_json::json;
 
 use super::cpu::Cpu;
-use super::{LinkOptions, ModeOption, connect, failed, unreachable};
+use super::{LinkOptions, ModeOption, broken, connect, failed, unreachable};
 use crate::cmd::failure::Failure;
 
 /// Who does what.
@@ -172,7 +172,7 @@ impl<'a> End<'a> {
     fn receive(&self, numbers: impl Iterator<Item = u64>) -> Result<(), Failure> {
         let receive = |number: u64| (number, &self.places[number as usize][..]);
         let receives: Vec<_> = numbers.map(receive).collect();
-        self.qp.post_recvs(&receives).map_err(|(_, error)| failed(error))
+        self.qp.post_recvs(&receives).map_err(|(_, error)| self.broken(error))
     }
 
     /// Posts sends; the last says when they are done.
@@ -183,7 +183,7 @@ impl<'a> End<'a> {
             if number == last { send } else { send.unsignaled() }
         };
         let sends: Vec<_> = numbers.map(send).collect();
-        self.qp.post_sends(&sends).map_err(|(_, error)| failed(error))
+        self.qp.post_sends(&sends).map_err(|(_, error)| self.broken(error))
     }
 
     /// Posts a receive of one octet.
@@ -201,6 +201,24 @@ impl<'a> End<'a> {
             0 => self.adapter.wait(&self.cq).map(|()| 0),
             found => Ok(found),
         }
+    }
+
+    fn check(&self, completion: &Completion) -> Result<(), Failure> {
+        match completion.status {
+            WcStatus::Success => Ok(()),
+            _ => Err(self.broken(quipu::Error::Work(*completion))),
+        }
+    }
+
+    fn broken(&self, error: quipu::Error) -> Failure {
+        let remedy = match self.options.mode {
+            // A message that does not fit is answered by a reset.
+            ModeOption::Message => {
+                "do both ends have the same --mode and --length? Sockets need --mode stream"
+            }
+            ModeOption::Stream => "is the other end still there?",
+        };
+        broken(&self.qp, error, remedy)
     }
 
     fn sends(&self, to: SocketAddr) -> Result<Outcome, Failure> {
@@ -225,7 +243,7 @@ impl<'a> End<'a> {
             }
             let found = self.completions(&mut out).map_err(failed)?;
             for completion in &out[..found] {
-                check(completion)?;
+                self.check(completion)?;
                 match completion.wr_id {
                     // What a socket sends back is nothing to us, but its end comes behind it.
                     OCTET if completion.byte_len > 0 => self.receive_octet()?,
@@ -234,7 +252,7 @@ impl<'a> End<'a> {
                     last => done = last + 1,
                 }
             }
-            // Ends of the connection are told by the completions; here they are only taken.
+            // Ends of the connection are seen by what they flush; here they are only taken.
             while found == 0 && self.adapter.poll_event().map_err(failed)?.is_some() {}
         }
         let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
@@ -262,7 +280,7 @@ impl<'a> End<'a> {
             let found = if ended { self.cq.poll(&mut out) } else { self.completions(&mut out) };
             let found = found.map_err(failed)?;
             for completion in &out[..found] {
-                check(completion)?;
+                self.check(completion)?;
                 bytes += u64::from(completion.byte_len);
                 messages += u64::from(completion.byte_len > 0);
             }
@@ -282,14 +300,6 @@ impl<'a> End<'a> {
         let _ = self.qp.close().and_then(|()| self.qp.wait_closed());
         Ok(Outcome { bytes, messages, took, cpu })
     }
-}
-
-fn check(completion: &Completion) -> Result<(), Failure> {
-    if completion.status == WcStatus::Success {
-        return Ok(());
-    }
-    let remedy = "do both ends have the same --mode and --length? Sockets need --mode stream";
-    Err(Failure::new("the transfer", quipu::Error::Work(*completion), remedy))
 }
 
 fn socket_failed(error: std::io::Error) -> Failure {
@@ -417,6 +427,28 @@ mod tests {
             sent.join().unwrap()
         });
         assert_eq!((outcome.bytes, outcome.messages), (100_000, 100));
+    }
+
+    #[test]
+    fn a_reset_is_told_as_one() {
+        let (here, there) = (adapter(), adapter());
+        for (mode, remedy) in [("stream", "still there"), ("message", "--mode stream")] {
+            let words = ["--mode", mode, "-l", "1000", "-n", "100"];
+            let receiver = line(&[&words[..], &["-r"]].concat()).unwrap();
+            let sender = line(&[&words[..], &["-t", "::1"]].concat()).unwrap();
+            let (receiver, sender) =
+                (End::new(&there, &receiver).unwrap(), End::new(&here, &sender).unwrap());
+            let listener = there.listen(0, &receiver.options.mode.settings(), 1).unwrap();
+            listener.offer(&receiver.qp).unwrap();
+            let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+            let failure = std::thread::scope(|scope| {
+                let sent = scope.spawn(|| sender.sends(to).map(|_| ()).unwrap_err());
+                receiver.qp.wait_connected().unwrap();
+                receiver.qp.abort().unwrap();
+                sent.join().unwrap().to_string()
+            });
+            assert!(failure.contains("reset by the peer") && failure.contains(remedy), "{failure}");
+        }
     }
 
     #[test]
