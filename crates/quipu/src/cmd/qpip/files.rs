@@ -103,8 +103,8 @@ struct Stamp {
 }
 
 impl Stamp {
-    /// As an entity tag, which is strong: of two versions of one length that were changed within a tick of the
-    /// file system's clock, nobody knows more.
+    /// As an entity tag, which is strong: of two versions of one length that were changed within a tick of
+    /// the file system's clock, nobody knows more.
     fn tag(&self) -> Option<String> {
         self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
     }
