@@ -1,5 +1,9 @@
 //! Completion channels, completion queues, and events of both kinds.
 
+use std::slice;
+use std::time::Duration;
+
+use libc::pollfd;
 use quipu_abi_types::*;
 use quipu_host::EventsReported;
 use quipu_host::fault::Call;
@@ -93,6 +97,20 @@ entries! {
         let instance = opened()?;
         let channel = instance.channel(channel);
         cookie.fill(instance.engine.wait_channel_within(channel, WAIT)?.context);
+        Ok(())
+    }
+
+    /// [`EngineApi::poll`]
+    fn poll(fds: *mut pollfd, count: usize, timeout_ns: i64, ready: *mut usize) {
+        // SAFETY: the table demands a valid pointer.
+        let ready = unsafe { Out::new(ready) }?;
+        if fds.is_null() || count > isize::MAX as usize / size_of::<pollfd>() {
+            return Err(INVALID);
+        }
+        // SAFETY: the table demands so many descriptors, which nobody else uses during the call.
+        let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
+        let most = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
+        ready.fill(opened()?.engine.poll_within(fds, most)?);
         Ok(())
     }
 

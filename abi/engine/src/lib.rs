@@ -65,6 +65,7 @@ static API: EngineApi = EngineApi {
     create_channel: completion::create_channel,
     destroy_channel: completion::destroy_channel,
     get_comp_event: completion::get_comp_event,
+    poll: completion::poll,
     create_cq: completion::create_cq,
     resize_cq: completion::resize_cq,
     destroy_cq: completion::destroy_cq,

@@ -14,7 +14,7 @@ use crate::status::{INVALID, Outcome};
 /// with the right to write, should that be needed.
 fn range(instance: &Instance, pd: PdId, sge: &ibv_sge, write: bool) -> Outcome<(usize, u64)> {
     let named = instance.registry().region(sge.lkey);
-    let mr = named.map_err(|_| EngineStatus::NotFound)?;
+    let mr = named.map_err(|_| EngineStatus::BadAddress)?;
     let (domain, info) = instance.engine.query_mr(mr)?;
     if !info.access.contains(Access::ON_DEMAND) {
         return Err(EngineStatus::NotFound.into());

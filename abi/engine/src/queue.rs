@@ -15,6 +15,9 @@ use crate::instance::{Instance, current, for_destructor};
 use crate::registry::{ContextNumber, Object};
 use crate::status::{Failure, INVALID, Outcome, unsupported};
 
+/// In the number of a shared receive queue that no peer can name.
+const NAMELESS: u32 = 1 << 24;
+
 /// The service that a program asks for.
 fn qp_type(kind: u32, device: Device, xrcd: Option<XrcdId>) -> Outcome<QpType> {
     let all = match kind {
@@ -88,8 +91,9 @@ entries! {
         let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
         let (srq, srq_num) = if init.xrcd == XrcdHandle::NONE {
             let srq = engine.create_srq(id, pd, max_wr, max_sge)?;
-            // The slot of its handle: no two live ones share it.
-            (srq, srq.0 as u32)
+            // The slot of its handle, which no two live ones share; beyond the 24 bits of those that peers
+            // name.
+            (srq, NAMELESS | srq.0 as u32)
         } else {
             let (xrcd, cq) = (xrcd_of(instance, init.xrcd, context)?, instance.cq(init.cq));
             instance.registry().expect(Object::Cq(cq), context)?;

@@ -158,6 +158,8 @@ unsafe fn leave(raw: *mut rdma_cm_id, addr: *const sockaddr) -> Result<(), Errno
         let (state, addr) = (id(raw)?, bytes(addr)?);
         check((state.api.note_call)(EngineCall::LeaveMulticast as u32))?;
         let found = state.book().groups.take(&addr);
+        // A synchronous identifier has the event of the joining still.
+        crate::id::drop_event(raw);
         end(raw, found.ok_or(Errno::EADDRNOTAVAIL)?)
     }
 }

@@ -102,6 +102,12 @@ fn sets_of_sockets_and_descriptors_tell_levels_and_edges() {
 }
 
 #[test]
+fn waits_of_sockets_end_by_signals_times_and_ends() {
+    run("waits");
+    run_behind("waits", None, "quipu_iw0");
+}
+
+#[test]
 fn sockets_become_streams_over_queue_pairs() {
     let library = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", env::consts::ARCH);
     let library = Path::new(&library);

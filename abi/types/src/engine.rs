@@ -34,7 +34,7 @@
 //!   inherited objects return success after freeing what is private to the child.
 use core::mem::size_of;
 
-use libc::{c_char, c_int};
+use libc::{c_char, c_int, pollfd};
 
 use crate::*;
 
@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 15;
+pub const ENGINE_API_VERSION: u32 = 16;
 
 /// How `ibv_wr_flush` reaches [`EngineApi::post_batch`]: an opcode that no program knows, since the request
 /// of `ibv_post_send` has no place for what a flush needs. `wr.atomic` has the key, the address, the length
@@ -468,6 +468,17 @@ pub struct EngineApi {
     /// event into its channel for each arming by `req_notify_cq`. Events of a CQ that were not yet
     /// taken vanish when it is destroyed.
     pub get_comp_event: unsafe extern "C" fn(channel: ChannelHandle, cookie: *mut u64) -> i32,
+    /// poll(2) of `count` descriptors for `timeout_ns` at most (negative: without end), those of channels
+    /// and of identifiers among them. The thread makes the engine's progress meanwhile, so that what comes
+    /// wakes it and no other, and a `req_notify_cq` calls nobody else. Fills in `revents`, and how many
+    /// have something to say: 0 after that time, or sooner where something has been done. A signal handler
+    /// that ran gives Interrupted.
+    pub poll: unsafe extern "C" fn(
+        fds: *mut pollfd,
+        count: usize,
+        timeout_ns: i64,
+        ready: *mut usize,
+    ) -> i32,
     pub create_cq: unsafe extern "C" fn(
         context: ContextHandle,
         init: *const EngineCqInit,

@@ -225,7 +225,7 @@ impl Cm {
     /// It may not in this state, or there is no such identifier.
     pub fn check_resolvable(&self, key: IdKey) -> Result<(), CallError> {
         match self.ids.get(key).ok_or(CallError::NoSuchObject)?.state {
-            State::Idle | State::AddressResolved => Ok(()),
+            State::Idle => Ok(()),
             _ => Err(CallError::WrongState),
         }
     }

@@ -14,8 +14,8 @@ use libc::{c_int, c_void, socklen_t};
 #[cfg(test)]
 pub(crate) use self::wait::is_readable;
 pub(crate) use self::wait::{
-    Epoll, EventFd, QueueFd, ReadyList, wait_either, wait_readable, wait_readable_within,
-    wait_writable,
+    Epoll, EventFd, QueueFd, ReadyList, poll, poll_entry, wait_beside, wait_either, wait_readable,
+    wait_readable_within, wait_writable,
 };
 
 mod wait;

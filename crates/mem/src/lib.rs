@@ -63,8 +63,8 @@ pub use pages::{
     MAX_SHARED, SHARED_PAGES_BYTES, SharedPages, SharedPagesReader, SharedPagesWriter,
 };
 pub use regions::{
-    ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Mappings, NULL_LEN, Nothing, Pieces,
-    RegionInfo, Regions, RegionsConfig, RegisterError, Registration, ReregisterError,
+    ANY_QP, Bind, BindError, DeregisterError, InvalidateError, Loan, Mappings, NULL_LEN, Nothing,
+    Pieces, RegionInfo, Regions, RegionsConfig, RegisterError, Registration, ReregisterError,
     Reregistration, Sge, Vouched, WindowType, Withdrawn, list_len,
 };
 pub use segment::{Segment, SegmentError, Shared};

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use quipu_mem::{AccessError, Key, RegionInfo, Sge};
+use quipu_mem::{AccessError, Key, Loan, RegionInfo, Sge};
 
 use crate::adapter::Adapter;
 use crate::probe::Probe;
@@ -76,13 +76,46 @@ impl<P: Probe> Adapter<P> {
     /// Why an element may not be read, or with `written` may not be written to. Empty ones are not looked at.
     #[must_use]
     pub fn element_error(&self, whose: Whose, sge: &Sge, written: bool) -> Option<AccessError> {
-        let pd = match whose {
+        let (list, len) = (std::slice::from_ref(sge), u64::from(sge.len));
+        self.hub.regions.check_list(self.domain_of(whose)?, list, 0, len, written).err()
+    }
+
+    /// The protection domain of what a request may name.
+    fn domain_of(&self, whose: Whose) -> Option<u32> {
+        match whose {
             Whose::Sends(id) => self.qps.get(id).map(Qp::pd_number),
             Whose::Receives(id) => self.qps.get(id).map(Qp::recv_pd_number),
             Whose::Shared(id) => self.hub.srqs.get(id).map(|srq| pd_number(srq.pd)),
-        };
-        let (list, len) = (std::slice::from_ref(sge), u64::from(sge.len));
-        self.hub.regions.check_list(pd?, list, 0, len, written).err()
+        }
+    }
+
+    /// Keeps in mind from now on what [`lend`](Self::lend) is told, of regions that are made from now on.
+    /// Peers must have no access of their own to this process's memory.
+    pub fn watch_lent(&mut self) {
+        self.hub.regions.watch_lent();
+    }
+
+    /// The memory of a request, which is about to be posted, is lent to the adapter to write to: nobody else
+    /// is to change it. `None` where that is not looked at, as for shared queues of XRC, where a completion
+    /// does not tell of which of them it is.
+    pub fn lend(&mut self, whose: Whose, sges: &[Sge]) -> Option<Loan> {
+        if let Whose::Shared(id) = whose
+            && self.hub.srqs.get(id)?.xrc.is_some()
+        {
+            return None;
+        }
+        self.hub.regions.lend(self.domain_of(whose)?, sges)
+    }
+
+    /// Says that whatever was to be written by the calls so far is written.
+    pub fn renew_lent(&mut self) {
+        self.hub.regions.renew_lent();
+    }
+
+    /// A request is done that lent memory, of which the adapter has written to the first `len` bytes: the
+    /// first byte of these that somebody else has changed before.
+    pub fn give_back(&mut self, loan: Loan, len: u64) -> Option<u64> {
+        self.hub.regions.give_back(loan, len)
     }
 
     /// The queues with a receive that names a region, where a message may still be placed into it, each with

@@ -194,9 +194,17 @@ impl Qp {
         pd_number(self.recv_pd)
     }
 
+    /// What the peer may ask for. A responder without resources answers nothing (IBA 9.7).
+    pub(crate) fn grants(&self) -> Access {
+        match self.attr.max_dest_rd_atomic {
+            0 => self.attr.access - (Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            _ => self.attr.access,
+        }
+    }
+
     /// Whether the peer may ask for operations that need `right`.
     pub(crate) fn allows(&self, right: Access) -> bool {
-        self.attr.access.contains(right)
+        self.grants().contains(right)
     }
 
     /// Whether requests of the peer are served.

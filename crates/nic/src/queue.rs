@@ -428,6 +428,11 @@ impl SendQueue {
         position as usize & (self.wqes.len() - 1)
     }
 
+    /// Requests that it has room for.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
     pub(crate) fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }

@@ -143,7 +143,7 @@ impl<P: Probe> Adapter<P> {
         }
         // What is owed to a stay in SQD ends with it.
         qp.drain_owed &= to == QpState::Sqd;
-        if mask.contains(QpAttrMask::ACCESS_FLAGS) {
+        if mask.intersects(QpAttrMask::ACCESS_FLAGS | QpAttrMask::MAX_DEST_RD_ATOMIC) {
             connect::show_grants(qp, hub);
         }
         if mask.intersects(QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT) {

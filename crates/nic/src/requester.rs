@@ -257,13 +257,6 @@ pub(crate) fn send_queue_error<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: 
     stop_sending(qp, hub, qp.sq.next, status);
 }
 
-/// The request at `sq.next` of a queue pair without a peer fails, and the next one's turn has come.
-pub(crate) fn fail_one<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, status: WcStatus) {
-    let position = qp.sq.next;
-    transmitted(qp);
-    conclude(qp, hub, position, status);
-}
-
 /// The request of an unreliable queue pair at `position` failed on this side: its send queue stops until
 /// the program restarts it; what arrives is still received (IBA 10.3.1.6, SQE).
 fn stop_sending<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
@@ -319,7 +312,7 @@ pub(crate) fn end<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 }
 
 /// Completes the requests up to the one at `position`, which failed with `status`.
-fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+pub(crate) fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
     while qp.sq.head != qp.sq.tail {
         let at_position = qp.sq.head == position;
         let wqe = qp.sq.wqe(qp.sq.head);

@@ -9,6 +9,7 @@ use quipu_nic::{
 
 use crate::ignore::Ignored;
 use crate::keys::Errors;
+use crate::memory::{Memory, Received, Request, Wanted};
 use crate::report::{Kind, Report, Tally};
 use crate::trace::Trace;
 
@@ -24,44 +25,28 @@ pub(crate) struct Region {
 }
 
 /// A send that no polled completion has shown to be done.
-pub struct Posted {
+struct Posted {
     wr_id: u64,
     signaled: bool,
     sges: Vec<Sge>,
     /// The key of the peer that it names.
     rkey: Option<u32>,
-    /// Of the payload that the adapter reads; `None` where it reads none.
-    fingerprint: Option<u64>,
+    memory: Memory,
     /// Where a datagram goes.
     ah: Option<AhId>,
     trace: Trace,
 }
 
-/// A fingerprint that is to be compared: of whose memory, and what it was.
-pub struct Wanted {
-    /// The queue pair.
-    pub qp: QpId,
-    /// The request.
-    pub posted: Posted,
-}
-
-impl Wanted {
-    /// The memory.
-    #[must_use]
-    pub fn sges(&self) -> &[Sge] {
-        &self.posted.sges
-    }
-}
-
-struct Qp {
+pub(crate) struct Qp {
     num: QpNum,
     cap: QpCap,
     send_cq: CqId,
     recv_cq: CqId,
-    own_receives: bool,
+    /// The queue of its receives, if it has none of its own.
+    pub(crate) srq: Option<SrqId>,
     sq_sig_all: bool,
     sends: VecDeque<Posted>,
-    receives: u32,
+    pub(crate) receives: VecDeque<Received>,
     made: Trace,
 }
 
@@ -77,11 +62,13 @@ pub struct Checker {
     pub(crate) regions: HashMap<u32, Region>,
     /// The keys of those that have ended, the oldest first.
     pub(crate) ended: VecDeque<u32>,
-    qps: BTreeMap<QpId, Qp>,
+    pub(crate) qps: BTreeMap<QpId, Qp>,
     numbers: HashMap<QpNum, QpId>,
     cqs: HashMap<CqId, Cq>,
     /// Where a receive of a queue that names a key was posted last.
     pub(crate) receives: HashMap<(u32, Whose), Trace>,
+    /// Receives of shared queues that lend memory, by their numbers.
+    pub(crate) shared: HashMap<SrqId, HashMap<u64, Received>>,
     /// What was reported of an object, and is not again.
     told: HashSet<(Kind, u64)>,
     tally: Tally,
@@ -217,10 +204,10 @@ impl Checker {
             cap,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
-            own_receives: init.srq.is_none(),
+            srq: init.srq,
             sq_sig_all: init.sq_sig_all,
             sends: VecDeque::new(),
-            receives: 0,
+            receives: VecDeque::new(),
             made: Trace::here(),
         };
         self.qps.insert(id, qp);
@@ -258,11 +245,12 @@ impl Checker {
             self.report(kind, what, related);
         }
         qp.sends.clear();
-        qp.receives = 0;
+        qp.receives.clear();
     }
 
     /// A shared receive queue was destroyed.
     pub fn srq_destroyed(&mut self, id: SrqId) {
+        self.shared.remove(&id);
         self.receives.retain(|&(_, whose), _| whose != Whose::Shared(id));
     }
 
@@ -276,7 +264,8 @@ impl Checker {
 
     fn forget_due(&mut self, qp: &Qp) {
         let signaled = qp.sends.iter().filter(|posted| posted.signaled).count() as u32;
-        for (cq, count) in [(qp.send_cq, signaled), (qp.recv_cq, qp.receives)] {
+        let receives = qp.receives.len() as u32;
+        for (cq, count) in [(qp.send_cq, signaled), (qp.recv_cq, receives)] {
             if let Some(cq) = self.cqs.get_mut(&cq) {
                 cq.due = cq.due.saturating_sub(count);
             }
@@ -306,13 +295,14 @@ impl Checker {
         (sges, writes_to(wr.op))
     }
 
-    /// A send was posted, or refused. `fingerprint` is of the memory that [`to_read`](Self::to_read) names,
-    /// `errors` are of the elements that [`to_access`](Self::to_access) names.
+    /// A send was posted, or refused. `memory` is what is known of the elements that
+    /// [`to_read`](Self::to_read) names, or of those that [`to_access`](Self::to_access) says are written to;
+    /// `errors` are of all that the latter names.
     pub fn posted_send(
         &mut self,
         id: QpId,
         wr: &SendWr<'_>,
-        fingerprint: Option<u64>,
+        memory: Memory,
         errors: &Errors,
         outcome: Result<(), &Fault>,
     ) {
@@ -332,7 +322,7 @@ impl Checker {
             signaled,
             sges: sges.to_vec(),
             rkey: rkey_of(wr.op),
-            fingerprint: fingerprint.filter(|_| !read_from(wr).is_empty()),
+            memory,
             ah: match wr.to {
                 To::Datagram { ah, .. } => Some(ah),
                 _ => None,
@@ -376,12 +366,13 @@ impl Checker {
         self.report(Kind::DatagramTooLong, what, Vec::new());
     }
 
-    /// A receive was posted, or refused; with what is wrong with its elements.
+    /// A receive was posted, or refused; with what is wrong with its elements, and known of their memory.
     pub fn posted_recv(
         &mut self,
         id: QpId,
         wr_id: u64,
         (sges, errors): (&[Sge], &Errors),
+        memory: Memory,
         outcome: Result<(), &Fault>,
     ) {
         let Some(qp) = self.qps.get_mut(&id) else { return };
@@ -391,19 +382,21 @@ impl Checker {
             self.report(Kind::RefusedPost, what, Vec::new());
             return;
         }
-        qp.receives += 1;
+        let here = Trace::here();
+        qp.receives.push_back(Received::new(wr_id, memory, here.clone()));
         let cq = qp.recv_cq;
         self.count_due(cq);
-        self.note_receive(Whose::Receives(id), sges);
+        self.note_receive(Whose::Receives(id), sges, &here);
         self.check_keys("receive", wr_id, &named(num), sges, errors);
     }
 
-    /// A receive was posted to a shared queue, or refused; with what is wrong with its elements.
+    /// The same, to a shared queue.
     pub fn posted_srq_recv(
         &mut self,
         id: SrqId,
         wr_id: u64,
         (sges, errors): (&[Sge], &Errors),
+        memory: Memory,
         outcome: Result<(), &Fault>,
     ) {
         let whose = "a shared receive queue";
@@ -413,7 +406,9 @@ impl Checker {
             return;
         }
         // Its completion may go to any of the queue pairs' queues, so none is counted.
-        self.note_receive(Whose::Shared(id), sges);
+        let here = Trace::here();
+        self.note_receive(Whose::Shared(id), sges, &here);
+        self.note_shared(id, Received::new(wr_id, memory, here));
         self.check_keys("receive", wr_id, whose, sges, errors);
     }
 
@@ -443,8 +438,8 @@ impl Checker {
         }
     }
 
-    /// A completion was polled: the payloads that are to be compared with what they were. `planned`: it may
-    /// have failed on purpose.
+    /// A completion was polled: the requests whose memory is to be looked at, for which see
+    /// [`changed`](Self::changed). `planned`: it may have failed on purpose.
     pub fn polled(&mut self, cq: CqId, completion: &Completion, planned: bool) -> Vec<Wanted> {
         if let Some(cq) = self.cqs.get_mut(&cq) {
             cq.due = cq.due.saturating_sub(1);
@@ -453,18 +448,23 @@ impl Checker {
         let Some(&id) = self.numbers.get(&completion.qp_num) else { return wanted };
         let Some(qp) = self.qps.get_mut(&id) else { return wanted };
         if matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
-            qp.receives -= u32::from(qp.own_receives && qp.receives > 0);
+            wanted.extend(self.received(id, completion));
             return wanted;
         }
         let failed = completion.status != WcStatus::Success;
-        let mut refused = None;
+        let (mut refused, mut unbound) = (None, None);
         while let Some(posted) = qp.sends.pop_front() {
             let last = posted.wr_id == completion.wr_id && (posted.signaled || failed);
             if last && completion.status == WcStatus::RemAccessErr && !planned {
                 refused = posted.rkey.map(|rkey| (rkey, posted.trace.clone()));
             }
-            if posted.fingerprint.is_some() && !failed {
-                wanted.push(Wanted { qp: id, posted });
+            if last && completion.status == WcStatus::MwBindErr && !planned {
+                unbound = Some(posted.trace.clone());
+            }
+            if !failed {
+                let Posted { wr_id, sges, memory, trace, .. } = posted;
+                let request = Request { qp: id, what: "send", wr_id, posted: trace };
+                wanted.push(Wanted { request, sges, memory, len: u64::MAX });
             }
             if last {
                 break;
@@ -473,22 +473,10 @@ impl Checker {
         if let Some((rkey, trace)) = refused {
             self.refused(completion, rkey, trace);
         }
-        wanted
-    }
-
-    /// What the memory of a request is like at its completion.
-    pub fn compare(&mut self, wanted: Wanted, fingerprint: Option<u64>) {
-        let posted = wanted.posted;
-        if fingerprint.is_none() || fingerprint == posted.fingerprint {
-            return;
+        if let Some(trace) = unbound {
+            self.not_bound(completion, trace);
         }
-        let num = self.number_of(wanted.qp);
-        let what = format!(
-            "the payload of send {:#x} of queue pair {num:#08x} was changed before its completion \
-             was polled",
-            posted.wr_id
-        );
-        self.report(Kind::BufferChanged, what, vec![("the request was posted here", posted.trace)]);
+        wanted
     }
 
     /// The program changed memory that a peer was in the middle of a write to, through a queue pair.

@@ -44,8 +44,7 @@ impl Checker {
     }
 
     /// Remembers where a receive was posted, by the regions that it names.
-    pub(crate) fn note_receive(&mut self, whose: Whose, sges: &[Sge]) {
-        let here = Trace::here();
+    pub(crate) fn note_receive(&mut self, whose: Whose, sges: &[Sge], here: &Trace) {
         for key in sges.iter().filter(|sge| sge.len > 0).map(|sge| sge.lkey.0) {
             if self.regions.get(&key).is_some_and(|region| region.ended.is_none()) {
                 self.receives.insert((key, whose), here.clone());
@@ -96,6 +95,17 @@ impl Checker {
     pub(crate) fn refused(&mut self, completion: &Completion, rkey: u32, posted: Trace) {
         let what = format!(
             "request {:#x} of {} names rkey {rkey:#x}, and the peer refused it",
+            completion.wr_id,
+            named(completion.qp_num.0)
+        );
+        self.report(Kind::WrongKey, what, vec![("the request was posted here", posted)]);
+    }
+
+    /// A window was not bound.
+    pub(crate) fn not_bound(&mut self, completion: &Completion, posted: Trace) {
+        let what = format!(
+            "binding {:#x} of {} failed: its region does not allow windows (IBV_ACCESS_MW_BIND), has not the \
+             rights or the bytes that the window is to have, or is of another protection domain",
             completion.wr_id,
             named(completion.qp_num.0)
         );

@@ -64,6 +64,13 @@ kinds! {
         "an adapter reads the buffer any time until the request completes, and again when it \
          retransmits: the peer gets a mixture of old and new bytes (IBA 10.7.2.2)",
         "write to a buffer only after the completion of its request was polled, or post it inline";
+    /// Memory that a request has lent to the adapter to write to was changed meanwhile.
+    TargetChanged = "target-changed",
+        "an adapter writes to the memory of a receive or a read any time until the request completes: \
+         what the program puts there before is lost, or ruins what has come (ibv_post_recv(3), \
+         ibv_post_send(3))",
+        "write to the memory of a receive, a read or an atomic before it is posted, or after its \
+         completion was polled; give it memory of its own, no part of which is used for anything else";
     /// More requests are outstanding than the send queue holds.
     SendQueueOverflow = "send-queue-overflow",
         "an entry of the send queue is free only once a completion of it, or of one behind it, was \

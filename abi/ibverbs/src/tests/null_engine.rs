@@ -297,6 +297,9 @@ table! {
         *cookie = cq.cookie;
         OK
     }
+    watch: poll(fds: *mut libc::pollfd, count: usize, timeout_ns: i64, ready: *mut usize) {
+        INVALID
+    }
     new_cq: create_cq(context: ContextHandle, init: *const EngineCqInit, out: *mut EngineCq) {
         let mut state = state();
         let handle = state.handle();

@@ -65,6 +65,26 @@ static void wrong_domain(void)
 	close_pair(&p);
 }
 
+/* Its region does not allow windows. */
+static void window_without_right(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mw *mw = ibv_alloc_mw(p.pd, IBV_MW_TYPE_2);
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mw && mr);
+	struct ibv_send_wr wr = {
+		.wr_id = 1, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = { .mw = mw, .rkey = ibv_inc_rkey(mw->rkey),
+			     .bind_info = { .mr = mr, .addr = (uintptr_t)p.a.buffer, .length = 8,
+					    .mw_access_flags = IBV_ACCESS_REMOTE_WRITE } },
+	};
+	post_send(&p.a, &wr);
+	done(&p.a, 1, IBV_WC_MW_BIND_ERR);
+	SAME(ibv_dealloc_mw(mw), 0);
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
 /* To be written to by the adapter, which has no right to: by a receive, and by a read. */
 static void right_to_write(int receives)
 {
@@ -460,6 +480,7 @@ static void every_kind(void)
 	finds("wrong-key", wrong_domain);
 	finds("wrong-key", receive_without_right);
 	finds("wrong-key", read_without_right);
+	finds("wrong-key", window_without_right);
 	finds_both("use-after-dereg", "wrong-key", stale_rkey);
 	finds("wrong-key", unknown_rkey);
 	/* Both ends know that key. */

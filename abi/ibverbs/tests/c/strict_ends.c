@@ -156,12 +156,6 @@ static void reset_in_time(void)
 	close_pair(&p);
 }
 
-static void innocent(void (*run)(void))
-{
-	SAME(strictly("fail", run), 0);
-	SAME(lines_with("\"kind\""), 0);
-}
-
 static void memory_of_receives(void)
 {
 	finds("dereg-in-use", own_receive);

@@ -38,3 +38,9 @@ fn the_strict_mode_finds_what_ends_too_early() {
     let Some(program) = compiled("strict_ends") else { return };
     printed(over_engine().run(program, &[]));
 }
+
+#[test]
+fn the_strict_mode_finds_memory_that_is_changed_while_the_adapter_has_it() {
+    let Some(program) = compiled("strict_targets") else { return };
+    printed(over_engine().run(program, &[]));
+}

@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     /// Where what is received by sends lies, and the number of the next receive.
     words_at: usize,
     next_receive: u32,
+    /// An event was asked for and not taken.
+    armed: bool,
     /// Why nothing goes any more.
     broken: Option<Errno>,
     /// Whether this end has said that it sends no more.
@@ -87,6 +89,7 @@ impl Connection {
             by_sends,
             words_at,
             next_receive: 0,
+            armed: false,
             broken: None,
             end_told: false,
             mapped: Vec::new(),
@@ -434,32 +437,42 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for an event with the next completion.
+    /// Asks for an event with the next completion, unless one has been asked for that was not taken.
     pub(crate) fn arm(&mut self) {
+        if self.armed {
+            return;
+        }
         // SAFETY: the queue is the identifier's.
         unsafe {
             let cq = (*self.id).recv_cq;
             if let Some(arm) = (*(*cq).context).ops.req_notify_cq {
-                arm(cq, 0);
+                self.armed = arm(cq, 0) == 0;
             }
         }
     }
 
-    /// Takes the events that came; whether there were any.
-    pub(crate) fn drain_events(&mut self) -> bool {
+    /// Takes the event, if it has come; whether it has.
+    pub(crate) fn take_event(&mut self) -> bool {
         let Ok(verbs) = verbs() else { return false };
-        let (mut cq, mut context, mut count) = (ptr::null_mut(), ptr::null_mut(), 0);
+        if !self.armed {
+            return false;
+        }
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is the identifier's and does not block.
         unsafe {
-            let channel = (*self.id).recv_cq_channel;
-            while (verbs.get_cq_event)(channel, &mut cq, &mut context) == 0 {
-                count += 1;
+            if (verbs.get_cq_event)((*self.id).recv_cq_channel, &mut cq, &mut context) != 0 {
+                return false;
             }
-            if count > 0 {
-                (verbs.ack_cq_events)((*self.id).recv_cq, count);
-            }
+            (verbs.ack_cq_events)((*self.id).recv_cq, 1);
         }
-        count > 0
+        self.armed = false;
+        true
+    }
+
+    /// What is readable while there is an event.
+    pub(crate) fn descriptor(&self) -> c_int {
+        // SAFETY: the channel is the identifier's.
+        unsafe { (*(*self.id).recv_cq_channel).fd }
     }
 
     /// Writes an entry of the peer's table; false: not now.

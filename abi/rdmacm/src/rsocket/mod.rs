@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `wire`, `stream`, `buffer` | the protocol and its books: numbers alone |
 //! | `memory`, `connection` | one connection: registered memory, a queue pair, completions |
-//! | `socket`, `spin` | sockets by descriptor, their states, waiting |
+//! | `socket` | sockets by descriptor, their states |
+//! | `wait`, `spin` | waiting |
 //! | `calls` | from `rsocket` to `rclose` |
 //! | `repoll` | sets of sockets, as epoll(7) |
 //! | `transfer`, `poll`, `options`, `iomap` | the other calls |
@@ -25,6 +26,7 @@ mod socket;
 mod spin;
 mod stream;
 pub mod transfer;
+mod wait;
 mod wire;
 
 use libc::c_int;

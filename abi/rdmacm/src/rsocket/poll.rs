@@ -10,6 +10,7 @@ use quipu_cabi::{Errno, IntMinusOne};
 use super::socket::{Socket, entry};
 use super::spin::Spin;
 use super::system;
+use super::wait::{readable, sleep};
 
 /// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
 /// the other.
@@ -18,6 +19,8 @@ const SHARED: Duration = Duration::from_millis(10);
 /// The sockets among polled descriptors, by their place.
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
+    /// There is nothing else.
+    all: bool,
     shared: bool,
     /// Not everything was looked at.
     more: bool,
@@ -35,24 +38,31 @@ impl Watched {
             state.pollers += 1;
             shared |= state.is_shared();
         }
-        Self { sockets, shared, more: false, quick: false }
+        let all = sockets.len() == fds.len();
+        Self { sockets, all, shared, more: false, quick: false }
     }
 
     /// Looks at each socket; how many have something to say.
     fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
         let mut ready = 0;
         self.more = false;
-        self.quick = self.sockets.len() == fds.len();
+        self.quick = self.all;
         for (at, socket) in &self.sockets {
             let mut state = socket.lock();
+            let asked = fds[*at].events;
             if arm {
                 state.arm();
             }
-            self.more |= state.progress();
+            // What is asked for is mostly there for a call that comes next, and a look would send
+            // acknowledgements before it. Who does nothing but ask is told of the peer's end all the same.
+            let known = asked != 0 && state.events() & asked == asked;
+            if !known || !state.may_skip() {
+                self.more |= state.progress();
+            }
             self.shared |= state.is_shared();
             self.quick &= state.is_polled();
             let always = libc::POLLERR | libc::POLLHUP;
-            fds[*at].revents = state.events() & (fds[*at].events | always);
+            fds[*at].revents = state.events() & (asked | always);
             ready += usize::from(fds[*at].revents != 0);
         }
         ready
@@ -75,30 +85,43 @@ fn system_poll(
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
     let mut all = fds.to_vec();
-    for (at, _) in &watched.sockets {
-        all[*at].events = libc::POLLIN;
-    }
-    let limit = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
-    // SAFETY: ppoll(2) with as many entries as there are.
-    system(unsafe { libc::ppoll(all.as_mut_ptr(), all.len() as nfds_t, limit, std::ptr::null()) })?;
+    // A socket has two descriptors: one in its place, and one behind all places.
     for (at, socket) in &watched.sockets {
-        if all[*at].revents != 0 {
+        let [events, completions] = socket.lock().descriptors();
+        all[*at] = readable(events);
+        all.push(readable(completions));
+    }
+    if watched.sockets.is_empty() || timeout == Some(Duration::ZERO) {
+        ask(&mut all, timeout)?;
+    } else {
+        sleep(&mut all, timeout)?;
+    }
+    let (all, completions) = all.split_at_mut(fds.len());
+    for ((at, socket), completions) in watched.sockets.iter().zip(completions) {
+        if all[*at].revents | completions.revents != 0 {
             socket.woken(&mut socket.lock());
         }
         all[*at].revents = 0;
     }
     let mut ready = 0;
-    for (fd, seen) in fds.iter_mut().zip(&all) {
+    for (fd, seen) in fds.iter_mut().zip(&*all) {
         if seen.revents != 0 {
             fd.revents = seen.revents;
             ready += 1;
         }
     }
     Ok(ready)
+}
+
+/// poll(2)
+fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+    let limit = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
+    // SAFETY: ppoll(2) with as many entries as there are.
+    system(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) })
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
@@ -116,7 +139,7 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
             (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
             _ => left,
         };
-        let others = match (pause, watched.sockets.len() == fds.len()) {
+        let others = match (pause, watched.all) {
             // The system has nothing to say.
             (Some(Duration::ZERO), true) => 0,
             _ => system_poll(fds, &watched, pause)?,

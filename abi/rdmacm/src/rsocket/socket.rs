@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::c_int;
 use quipu_abi_types::*;
@@ -15,7 +15,6 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::repoll::Set;
-use super::spin::Spin;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -101,7 +100,7 @@ pub(crate) struct Socket {
     pub(crate) nonblocking: AtomicBool,
     state: Mutex<State>,
     /// Told when a waiting thread has looked at what came.
-    turn: Condvar,
+    pub(super) turn: Condvar,
 }
 
 /// What changes in a socket.
@@ -122,7 +121,7 @@ pub(crate) struct State {
     /// Settings that are told as they were set.
     pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
     /// A thread waits at the descriptor and will take the events.
-    led: bool,
+    pub(super) led: bool,
     /// Threads in `rpoll` with this socket.
     pub(crate) pollers: u32,
     /// The sets that it is in.
@@ -133,6 +132,8 @@ pub(crate) struct State {
     seen: Seen,
     /// Completion events were taken, of which a set may have been about to hear.
     disturbed: bool,
+    /// A call has done without a look at what came since the last one.
+    skipped: bool,
 }
 
 /// What those who wait for a socket want to hear of.
@@ -199,6 +200,7 @@ impl Socket {
             edge: 0,
             seen: Seen { phase: Phase::Idle, events: 0, arrived: 0, requests: 0 },
             disturbed: false,
+            skipped: false,
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
@@ -250,103 +252,6 @@ impl Socket {
 
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT != 0 || self.nonblocking.load(Ordering::Relaxed)
-    }
-
-    /// Makes progress until `done` has an answer.
-    ///
-    /// # Errors
-    ///
-    /// EAGAIN where `patient` is false and there is none yet; EINTR.
-    pub(crate) fn wait<T>(
-        &self,
-        patient: bool,
-        done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
-    ) -> Result<T, Errno> {
-        self.wait_until(patient, None, done)
-    }
-
-    /// As [`wait`](Self::wait); not beyond `deadline`, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait); EAGAIN also at the deadline.
-    pub(crate) fn wait_until<T>(
-        &self,
-        patient: bool,
-        deadline: Option<Instant>,
-        mut done: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
-    ) -> Result<T, Errno> {
-        let mut state = self.lock();
-        let mut spin = Spin::default();
-        loop {
-            state.progress();
-            if let Some(result) = done(&mut state) {
-                return result;
-            }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if !patient || left == Some(Duration::ZERO) {
-                return Err(Errno::EAGAIN);
-            }
-            if state.led {
-                state = self.wait_turn(state, left);
-                continue;
-            }
-            if state.is_polled() && spin.goes_on() {
-                // Others who use the socket get their turn.
-                drop(state);
-                state = self.lock();
-                continue;
-            }
-            state.led = true;
-            state.arm();
-            let more = state.progress();
-            let result = done(&mut state);
-            let mut slept = Ok(0);
-            if result.is_none() && !more {
-                drop(state);
-                let mut fds = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
-                // SAFETY: poll(2) with one entry.
-                slept = system(unsafe { libc::poll(&mut fds, 1, millis(left)) });
-                state = self.lock();
-                state.drain_events();
-                spin = Spin::default();
-            }
-            state.led = false;
-            self.turn.notify_all();
-            if let Some(result) = result {
-                return result;
-            }
-            slept?;
-        }
-    }
-
-    /// Waits until a thread that waits at the descriptor has looked at what came, at most for the time left.
-    fn wait_turn<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        left: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
-        match left {
-            None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => {
-                self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
-    }
-
-    /// Takes the completion events after waiting at the descriptor, unless another thread waits there
-    /// and will.
-    pub(crate) fn woken(&self, state: &mut State) {
-        self.heard(state);
-        state.progress();
-        self.turn.notify_all();
-    }
-
-    /// As [`woken`](Self::woken), for one that makes the progress itself.
-    pub(crate) fn heard(&self, state: &mut State) {
-        if !state.led {
-            state.drain_events();
-        }
     }
 }
 
@@ -469,7 +374,13 @@ impl State {
         }
     }
 
+    /// Whether a call may do without [`progress`](Self::progress): one in a row.
+    pub(crate) fn may_skip(&mut self) -> bool {
+        !std::mem::replace(&mut self.skipped, true)
+    }
+
     fn work(&mut self) -> bool {
+        self.skipped = false;
         let more = self.connection.as_mut().is_some_and(Connection::progress);
         // A poll of the completion queue makes progress for all. To ask the engine for more costs system
         // calls, and has its helper get up, who then takes every message for the program, and late.
@@ -595,10 +506,18 @@ impl State {
         }
     }
 
-    fn drain_events(&mut self) {
+    /// Takes the event that has been asked for, if it has come.
+    pub(super) fn take_event(&mut self) {
         if let Some(connection) = &mut self.connection {
-            self.disturbed |= connection.drain_events();
+            self.disturbed |= connection.take_event();
         }
+    }
+
+    /// The descriptors that tell of something to look at; -1 stands for none.
+    pub(crate) fn descriptors(&self) -> [c_int; 2] {
+        // SAFETY: the identifier is this socket's, and so is its channel.
+        let events = unsafe { (*(*self.id).channel).fd };
+        [events, self.connection.as_ref().map_or(-1, Connection::descriptor)]
     }
 
     /// Begins to connect.

@@ -57,6 +57,7 @@ static void identifiers(struct rdma_event_channel *channel)
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	FAILS(rdma_resolve_addr(id, loopback(&in, 0), (struct sockaddr *)&six, 100), EINVAL);
 	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100) == 0);
+	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100), EINVAL);
 	pass(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0);
 
@@ -132,6 +133,15 @@ static void multicast(struct rdma_event_channel *channel)
 	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
 	/* Destroying leaves what was joined. */
 	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, &in) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	/* A synchronous identifier keeps the event itself. */
+	CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_UDP) == 0);
+	loopback(&in, 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&in) == 0);
+	in.sin_addr.s_addr = htonl(0xefc00001);
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, NULL) == 0);
+	CHECK(id->event->event == RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&in) == 0 && id->event == NULL);
 	CHECK(rdma_destroy_id(id) == 0);
 }
 

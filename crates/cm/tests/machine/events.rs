@@ -10,10 +10,11 @@ fn identifiers_take_their_events_to_another_channel() {
     let [a, b] = [pair.nodes[0].channel, cm.create_channel()];
     let [first, second] = [1, 2].map(|cookie| cm.create_id(a, PortSpace::Tcp, 2, cookie).unwrap());
     let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
-    for id in [first, second, first] {
-        // Resolving twice is allowed until the route is.
+    for id in [first, second] {
         cm.resolved(id, at(1), Ok(at(2))).unwrap();
+        assert_eq!(cm.resolved(id, at(1), Ok(at(2))), Err(CallError::WrongState), "it is");
     }
+    cm.resolve_route(first).unwrap();
     assert_eq!((cm.waiting(a), cm.waiting(b)), (3, 0));
     assert_eq!(cm.take_event(a).unwrap().unwrap().cookie, 1);
     assert_eq!(cm.migrate(first, b), Ok(1));

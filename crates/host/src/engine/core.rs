@@ -12,6 +12,7 @@ use super::faults::Faults;
 use super::qpip::TcpEvent;
 use super::strict::Strict;
 use super::turn::LastLook;
+use super::wait::Sleepers;
 use crate::clock::Clock;
 use crate::cm::Manager;
 use crate::config::Device;
@@ -67,6 +68,7 @@ pub(crate) struct Core {
     pub(crate) driver: bool,
     /// How often a thread of the program has begun to do so.
     pub(crate) drives: u64,
+    pub(super) sleepers: Sleepers,
     /// When whoever waits for descriptors will wake by itself; `None` while nobody waits.
     pub(crate) wakes_at: Option<Time>,
     /// How often a thread of the program has polled since then.
@@ -126,6 +128,7 @@ impl Core {
             helper: HelperMode::Absent,
             driver: false,
             drives: 0,
+            sleepers: Sleepers::default(),
             wakes_at: None,
             polls_beside_waiter: 0,
             faults: None,
@@ -462,6 +465,7 @@ impl Core {
             return None;
         };
         self.settle(now);
+        self.watch_sleep();
         self.publish(now);
         let deadline = [self.deadline(), self.news_due(), batch].into_iter().flatten().min();
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));

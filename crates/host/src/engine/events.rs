@@ -128,6 +128,8 @@ struct ObjectState {
 /// All events of an engine.
 pub(crate) struct Events {
     channels: Table<Channel>,
+    /// Which channel's a descriptor is.
+    by_fd: HandleMap<RawFd, ChannelId>,
     contexts: Table<Context>,
     objects: HandleMap<Object, ObjectState>,
     /// Queue pairs that several have open.
@@ -158,6 +160,7 @@ impl Events {
     pub(crate) fn new() -> Self {
         Self {
             channels: Table::new(),
+            by_fd: HandleMap::default(),
             contexts: Table::new(),
             objects: HandleMap::default(),
             openings: Openings::default(),
@@ -210,14 +213,18 @@ impl Events {
         }
         let channel = Channel { queue, users: 0, driven: false };
         let slot = self.channels.insert_with(|_| Ok::<_, EngineError>(channel))?;
-        Ok((ChannelId(bits_of(slot)), raw))
+        let id = ChannelId(bits_of(slot));
+        self.by_fd.insert(raw, id);
+        Ok((id, raw))
     }
 
     pub(crate) fn destroy_channel(&mut self, id: ChannelId) -> Result<(), EngineError> {
         if self.channel(id)?.users > 0 {
             return Err(quipu_nic::Fault::Busy.into());
         }
-        self.channels.remove(slot_of(id.0));
+        if let Some(channel) = self.channels.remove(slot_of(id.0)) {
+            self.by_fd.remove(&channel.queue.fd.as_raw_fd());
+        }
         Ok(())
     }
 
@@ -429,6 +436,16 @@ impl Events {
         }
         let channel = self.attended.map(|id| self.channel(id));
         channel.is_some_and(|channel| channel.is_ok_and(|it| !it.queue.events.is_empty()))
+    }
+
+    /// The program waits for these descriptors by calling in: nobody else need be called when it asks for an
+    /// event of a channel among them.
+    pub(crate) fn drive(&mut self, fds: impl Iterator<Item = RawFd>) {
+        for fd in fds {
+            if let Some(Ok(channel)) = self.by_fd.get(&fd).copied().map(|id| self.channel(id)) {
+                channel.driven = true;
+            }
+        }
     }
 
     /// The program waits for a channel by its descriptor: others must make the progress.

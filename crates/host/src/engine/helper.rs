@@ -5,8 +5,8 @@
 //! that moment, it waits for descriptors itself, without end if there is no deadline: an idle process costs
 //! nothing. It goes on with that until it wakes, called after a thousand polls if not before, and finds the
 //! program polling at that moment; a program that polls and, in between, looks at its memory only is served
-//! meanwhile. While a thread of the program waits inside the engine for a completion event (`wait.rs`), that
-//! thread does all this, and the helper rests.
+//! meanwhile. While a thread of the program waits inside the engine for a completion event, or alone at its
+//! descriptors (`wait.rs`), that thread does all this, and the helper rests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

@@ -126,8 +126,8 @@ impl Engine {
     /// The address is not usable, or the kernel refuses descriptors.
     pub fn open(mut config: Config) -> Result<Arc<Self>, OpenError> {
         let order = config.strict.and(config.strict_order);
-        if order.is_some() {
-            // So that no peer places its writes itself.
+        if config.strict.is_some() {
+            // So that it is known here what is written to memory, and when.
             config.peer_memory = PeerMemoryPolicy::Never;
         }
         let birthplace = Birthplace::here();

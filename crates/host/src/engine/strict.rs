@@ -9,7 +9,7 @@ use quipu_nic::mem::{AccessError, Key};
 use quipu_nic::{
     AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId, Time, Whose,
 };
-use quipu_strict::{Checker, Report};
+use quipu_strict::{Checker, Memory, Report, Wanted};
 
 use super::core::Core;
 use crate::config::{Config, StrictMode};
@@ -85,6 +85,7 @@ impl Core {
     pub(crate) fn watch_by(&mut self, strict: Option<Box<Strict>>) {
         if strict.is_some() {
             self.adapter.watch_peers();
+            self.adapter.watch_lent();
         }
         self.strict = strict;
         self.watched = self.strict.is_some() || self.faults.is_some();
@@ -101,17 +102,20 @@ impl Core {
         qp: QpId,
         wr: &SendWr<'_>,
     ) -> Result<(), EngineError> {
-        let mut fingerprint = None;
+        let mut memory = Memory::Unknown;
         let mut errors = Vec::new();
         if let Some(strict) = &mut self.strict {
             let to_read = strict.checker.to_read(wr);
-            fingerprint = self.adapter.fingerprint(qp, to_read);
+            memory = self.adapter.fingerprint(qp, to_read).map_or(memory, Memory::Source);
             if self.adapter.is_in_progress(qp, to_read) {
                 strict.checker.sent_in_progress(qp, wr.wr_id);
             }
             let (sges, written) = strict.checker.to_access(wr);
             self.learn_keys(sges);
             errors = self.element_errors(Whose::Sends(qp), sges, written);
+            if written {
+                memory = self.lend(Whose::Sends(qp), sges);
+            }
         }
         let outcome = if self.faults.is_some() {
             self.post_send_planned(qp, wr)
@@ -120,13 +124,27 @@ impl Core {
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
             let sent = judged.is_ok();
-            strict.checker.posted_send(qp, wr, fingerprint, &errors, judged);
+            strict.checker.posted_send(qp, wr, memory, &errors, judged);
             if sent {
                 strict.checker.posted_where(qp, wr, self.adapter.config().datagram_mtu);
             }
             strict.give_out();
+            self.ring_watched(qp);
         }
         outcome
+    }
+
+    /// Rings at once, so that what happens to memory from now on is the program's doing.
+    fn ring_watched(&mut self, qp: QpId) {
+        let now = self.now();
+        self.adapter.ring_doorbell(now, qp);
+        self.settle_posts(now);
+        self.adapter.renew_lent();
+    }
+
+    /// What is to be known of memory that the adapter is to write to.
+    fn lend(&mut self, whose: Whose, sges: &[Sge]) -> Memory {
+        self.adapter.lend(whose, sges).map_or(Memory::Unknown, Memory::Target)
     }
 
     /// Posts a receive while faults are planned or the program is watched.
@@ -143,6 +161,7 @@ impl Core {
     ) -> Result<(), EngineError> {
         self.learn_keys(sges);
         let errors = self.element_errors(Whose::Receives(qp), sges, true);
+        let memory = self.lend(Whose::Receives(qp), sges);
         let outcome = if self.faults.is_some() {
             self.post_recv_planned(qp, wr_id, sges)
         } else {
@@ -150,7 +169,7 @@ impl Core {
             self.adapter.post_recv(now, qp, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_recv(qp, wr_id, (sges, &errors), judged);
+            strict.checker.posted_recv(qp, wr_id, (sges, &errors), memory, judged);
             strict.give_out();
         }
         outcome
@@ -170,13 +189,14 @@ impl Core {
     ) -> Result<(), EngineError> {
         self.learn_keys(sges);
         let errors = self.element_errors(Whose::Shared(srq), sges, true);
+        let memory = self.lend(Whose::Shared(srq), sges);
         let outcome = if self.faults.is_some() {
             self.post_srq_recv_planned(srq, wr_id, sges)
         } else {
             self.adapter.post_srq_recv(srq, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
-            strict.checker.posted_srq_recv(srq, wr_id, (sges, &errors), judged);
+            strict.checker.posted_srq_recv(srq, wr_id, (sges, &errors), memory, judged);
             strict.give_out();
         }
         outcome
@@ -306,11 +326,30 @@ impl Core {
         let planned = self.faults.is_some();
         for completion in completions {
             for wanted in strict.checker.polled(cq, completion, planned) {
-                let now = self.adapter.fingerprint(wanted.qp, wanted.sges());
-                strict.checker.compare(wanted, now);
+                let Wanted { request, sges, memory, len } = wanted;
+                let change = match memory {
+                    Memory::Unknown => None,
+                    Memory::Source(was) => {
+                        let now = self.adapter.fingerprint(request.qp, &sges);
+                        now.filter(|&now| now != was).map(|_| None)
+                    }
+                    Memory::Target(loan) => self.adapter.give_back(loan, len).map(Some),
+                };
+                if let Some(byte) = change {
+                    strict.checker.changed(request, byte);
+                }
             }
         }
         strict.give_out();
+        self.adapter.renew_lent();
+    }
+
+    /// Notes that a thread is about to sleep, after which the program alone changes memory.
+    #[inline]
+    pub(crate) fn watch_sleep(&mut self) {
+        if self.strict.is_some() {
+            self.adapter.renew_lent();
+        }
     }
 }
 

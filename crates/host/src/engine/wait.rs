@@ -30,6 +30,45 @@ pub(super) fn wait_readable(fd: RawFd, most: Option<Duration>) -> Result<(), Eng
     }
 }
 
+/// How many of these descriptors have something to say, waiting for `most` at most.
+fn look(fds: &mut [libc::pollfd], most: Option<Duration>) -> Result<usize, EngineError> {
+    match sys::poll(fds, most) {
+        Ok(ready) => ready.ok_or(EngineError::Interrupted),
+        Err(error) => Err(EngineError::system("a wait", error)),
+    }
+}
+
+/// After so many sleeps of one thread alone it is taken for the only one that sleeps.
+const ALONE: u32 = 16;
+
+/// Threads of the program that sleep in [`Engine::poll_within`]. One alone makes the engine's progress
+/// itself. Of several, the one that did would leave the others without any while it does something else;
+/// then the helper does that for all.
+#[derive(Default)]
+pub(crate) struct Sleepers {
+    asleep: u32,
+    /// How many sleeps ago it was of several, counted backwards.
+    company: u32,
+}
+
+impl Sleepers {
+    /// A thread is about to sleep; whether it has been the only one of late.
+    fn lies_down(&mut self) -> bool {
+        self.company = if self.asleep > 0 { ALONE } else { self.company.saturating_sub(1) };
+        self.asleep += 1;
+        self.company == 0
+    }
+
+    fn gets_up(&mut self) {
+        self.asleep -= 1;
+    }
+
+    /// Whether there are others than the one that is about to get up.
+    fn others_sleep(&self) -> bool {
+        self.asleep > 1
+    }
+}
+
 /// How long a call may wait, in all its waits together.
 pub(super) struct Patience {
     most: Option<Duration>,
@@ -158,10 +197,61 @@ impl Engine {
             wait_either(&fd, &other.as_raw_fd(), most);
             return Ok(None);
         }
-        match self.drive_beside(core, Some(other), most, attend(channel), leave(channel)) {
+        let others = [sys::poll_entry(other, libc::POLLIN)];
+        match self.drive_beside(core, &others, most, attend(channel), leave(channel)) {
             Err(EngineError::Interrupted) => Ok(None),
             waited => waited,
         }
+    }
+
+    /// poll(2) by a thread that makes the engine's progress meanwhile, where no other sleeps so: what comes
+    /// wakes it, and not the helper first. Descriptors of channels and identifiers may be among them. How
+    /// many have something to say; 0 after `most`, or sooner where something has been done.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Interrupted`], or what the system says.
+    pub fn poll_within(
+        &self,
+        fds: &mut [libc::pollfd],
+        most: Option<Duration>,
+    ) -> Result<usize, EngineError> {
+        let mut core = self.enter()?;
+        core.events.drive(fds.iter().map(|entry| entry.fd));
+        let alone = core.sleepers.lies_down();
+        let slept = if core.driver || !alone {
+            self.sleep_beside(core, fds, most)
+        } else if core.run_before_wait() {
+            drop(core);
+            Ok(None)
+        } else {
+            self.drive_beside(core, fds, most, |_| (), |_| Ok(None::<usize>))
+        };
+        self.enter()?.sleepers.gets_up();
+        // Of what came its descriptors tell by now.
+        match slept {
+            Ok(Some(ready)) => Ok(ready),
+            slept => match look(fds, Some(Duration::ZERO))? {
+                0 => slept.map(|_| 0),
+                ready => Ok(ready),
+            },
+        }
+    }
+
+    /// Sleeps at descriptors alone: another thread makes the progress, or the helper.
+    fn sleep_beside(
+        &self,
+        core: Guard<'_, Core>,
+        fds: &mut [libc::pollfd],
+        most: Option<Duration>,
+    ) -> Result<Option<usize>, EngineError> {
+        self.inner.note_asked();
+        let call = !core.driver && core.helper == HelperMode::Dozing;
+        drop(core);
+        if call {
+            self.inner.helper.call();
+        }
+        look(fds, most).map(Some)
     }
 
     /// Waits for descriptors on behalf of the whole engine, once, for `most` at most. `attend` says what for,
@@ -173,14 +263,14 @@ impl Engine {
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
-        self.drive_beside(core, None, most, attend, leave)
+        self.drive_beside(core, &[], most, attend, leave)
     }
 
-    /// The same, or until a descriptor of somebody else's is readable.
+    /// The same, or until one of these descriptors of somebody else's has something to say.
     fn drive_beside<T>(
         &self,
         mut core: Guard<'_, Core>,
-        other: Option<&OwnedFd>,
+        others: &[libc::pollfd],
         most: Option<Duration>,
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
@@ -206,17 +296,21 @@ impl Engine {
         let mut ready = ReadyList::new();
         let limit = [limit, most].into_iter().flatten().min();
         let epoll = &self.inner.epoll;
-        let limit = other.map_or(limit, |other| {
-            wait_either(epoll.fd(), other, limit);
-            Some(Duration::ZERO)
-        });
-        let waited = epoll.wait(&mut ready, limit);
+        let waited = if others.is_empty() {
+            epoll.wait(&mut ready, limit)
+        } else {
+            let waited = sys::wait_beside(epoll.fd(), others, limit);
+            // The set and the list are valid, so this cannot fail.
+            let _ = epoll.wait(&mut ready, Some(Duration::ZERO));
+            waited
+        };
 
         let mut core = self.enter()?;
         core.driver = false;
         core.finish_wait(&ready);
         let event = leave(&mut core);
-        let call = core.helper == HelperMode::Resting;
+        let left = core.sleepers.others_sleep() && core.helper == HelperMode::Dozing;
+        let call = left || core.helper == HelperMode::Resting;
         drop(core);
         if call {
             self.inner.helper.call();
@@ -344,5 +438,96 @@ mod tests {
         there.send();
         let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
         assert!(sys::wait_readable_within(&fd, PATIENCE), "nobody makes progress");
+    }
+
+    fn entry(fd: RawFd) -> libc::pollfd {
+        sys::poll_entry(&fd, libc::POLLIN)
+    }
+
+    /// Polls until a descriptor is readable; false if it is not in time.
+    fn is_told(engine: &Engine, fd: RawFd) -> bool {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if engine.poll_within(&mut [entry(fd)], Some(PATIENCE)).unwrap() == 1 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Waits until so many threads sleep, the first of which makes the engine's progress.
+    fn wait_for_sleepers(engine: &Engine, count: u32) {
+        let end = Instant::now() + PATIENCE;
+        let asleep = || {
+            let core = engine.inner.core.lock();
+            core.sleepers.asleep == count && (core.driver || count > 1)
+        };
+        while !asleep() {
+            assert!(Instant::now() < end, "they do not sleep");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn who_polls_alone_makes_the_progress_that_wakes_it() {
+        for same_host in [SameHost::Auto, SameHost::Never] {
+            let [here, there] = End::pair(same_host);
+            here.engine.req_notify_cq(here.cq, false).unwrap();
+            let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
+            std::thread::scope(|scope| {
+                let sleeper = scope.spawn(|| is_told(&here.engine, fd));
+                wait_for_sleepers(&here.engine, 1);
+                there.send();
+                assert!(sleeper.join().unwrap());
+            });
+            here.receive();
+        }
+    }
+
+    #[test]
+    fn who_polls_is_served_when_the_one_that_made_the_progress_has_left() {
+        let [here, there] = End::pair(SameHost::Never);
+        here.engine.req_notify_cq(here.cq, false).unwrap();
+        let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
+        let mine = sys::EventFd::new().unwrap();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| is_told(&here.engine, mine.fd().as_raw_fd()));
+            wait_for_sleepers(&here.engine, 1);
+            let second = scope.spawn(|| is_told(&here.engine, fd));
+            wait_for_sleepers(&here.engine, 2);
+            mine.set();
+            assert!(first.join().unwrap());
+            there.send();
+            assert!(second.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_poll_ends_when_its_time_is_over() {
+        let engine = crate::engine::tests::idle();
+        let (_, fd) = engine.create_channel().unwrap();
+        let (begun, most) = (Instant::now(), Duration::from_millis(30));
+        while begun.elapsed() < most {
+            let left = most.saturating_sub(begun.elapsed());
+            assert_eq!(engine.poll_within(&mut [entry(fd)], Some(left)).unwrap(), 0);
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        assert_eq!(engine.poll_within(&mut [], Some(Duration::ZERO)).unwrap(), 0);
+    }
+
+    #[test]
+    fn one_of_several_sleepers_is_alone_again_after_some_sleeps() {
+        let mut sleepers = Sleepers::default();
+        assert!(sleepers.lies_down());
+        assert!(!sleepers.lies_down() && sleepers.others_sleep());
+        sleepers.gets_up();
+        assert!(!sleepers.others_sleep());
+        sleepers.gets_up();
+        let alone = (0..ALONE).filter(|_| {
+            let alone = sleepers.lies_down();
+            sleepers.gets_up();
+            alone
+        });
+        assert_eq!(alone.count(), 1);
     }
 }

@@ -237,7 +237,7 @@ impl Epoll {
     }
 }
 
-fn poll_entry(fd: &impl AsRawFd, events: c_short) -> libc::pollfd {
+pub(crate) fn poll_entry(fd: &impl AsRawFd, events: c_short) -> libc::pollfd {
     libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
 }
 
@@ -260,6 +260,31 @@ pub(crate) fn wait_either<F: AsRawFd>(first: &F, second: &F, timeout: Option<Dur
     poll_all(&mut [first, second].map(|fd| poll_entry(fd, libc::POLLIN)), timeout);
 }
 
+/// poll(2): how many of these descriptors have something to say, for which this waits at most `timeout`.
+/// `Ok(None)` if a signal handler ran instead.
+pub(crate) fn poll(
+    polls: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+) -> io::Result<Option<usize>> {
+    match check(poll_all(polls, timeout)) {
+        Ok(ready) => Ok(Some(ready as usize)),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Waits until `first` is readable or one of `others` has something to say, at most `timeout` (`None`:
+/// without end). `Ok(true)` if a signal handler ran instead.
+pub(crate) fn wait_beside(
+    first: &OwnedFd,
+    others: &[libc::pollfd],
+    timeout: Option<Duration>,
+) -> io::Result<bool> {
+    let first = [poll_entry(first, libc::POLLIN)];
+    let mut polls: Vec<_> = first.iter().chain(others).copied().collect();
+    Ok(poll(&mut polls, timeout)?.is_none())
+}
+
 /// Waits until one of these descriptors is writable or broken. `false` if none is for so long.
 pub(crate) fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, timeout: Duration) -> bool {
     let mut polls: Vec<_> = fds.map(|fd| poll_entry(fd, libc::POLLOUT)).collect();
@@ -269,12 +294,8 @@ pub(crate) fn wait_writable<'a>(fds: impl Iterator<Item = &'a OwnedFd>, timeout:
 /// Waits until `fd` is readable, at most `timeout` (`None`: without end). `Ok(false)` if a signal handler ran
 /// instead.
 pub(crate) fn wait_readable(fd: RawFd, timeout: Option<Duration>) -> io::Result<bool> {
-    let poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    match check(poll_all(&mut [poll], timeout)) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
-        Err(e) => Err(e),
-    }
+    let entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    Ok(poll(&mut [entry], timeout)?.is_some())
 }
 
 /// Waits until `fd` is readable or broken. `false` if it is neither for so long.

@@ -34,8 +34,8 @@ fn exercise(a: &Node, b: &Node) {
     assert_eq!(a.poll().status, WcStatus::Success);
     assert!(a.bytes(64, LARGE as usize) == pattern);
 
-    b.receive(5, &[b.sge(64, LARGE)]);
     b.fill(64, &vec![0; LARGE as usize]);
+    b.receive(5, &[b.sge(64, LARGE)]);
     a.post(6, SendOp::Send, &[a.sge(64, LARGE)]);
     assert_eq!(b.poll().byte_len, LARGE);
     assert_eq!(a.poll().status, WcStatus::Success);

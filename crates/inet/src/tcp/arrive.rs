@@ -265,8 +265,9 @@ impl Connection {
             self.receive.duplicate = Some((start, start + numbers));
         }
         // Without payload it may be the answer to an answer: those are limited, so that no loop goes on for
-        // ever.
-        self.owed.ack |= payload || self.limiter.allows(now);
+        // ever. So is all that goes to an address that nobody has shown to be his.
+        let free = payload && self.state != State::SynReceived;
+        self.owed.ack |= free || self.limiter.allows(now);
     }
 
     /// RFC 5961 3.2: only the very next number resets.

@@ -28,7 +28,9 @@ impl Connection {
             }
             None => match self.state {
                 State::Closed => None,
-                State::SynSent | State::SynReceived => self.transmit_syn(now),
+                State::SynSent | State::SynReceived => {
+                    self.transmit_syn(now).or_else(|| self.answer_half_open(now))
+                }
                 _ if self.undecided => None,
                 _ => self.transmit_synchronized(now),
             },
@@ -92,6 +94,13 @@ impl Connection {
         }
         self.arm_after_send(now);
         Some(self.syn(now))
+    }
+
+    /// What SYN-RECEIVED owes to a segment that is not acceptable, or to be challenged (RFC 9293 3.10.7.4). A
+    /// peer that waits for the user's decision would take it for the word.
+    fn answer_half_open(&mut self, now: u64) -> Option<Segment> {
+        let due = self.owed.ack && !self.undecided;
+        due.then(|| self.acknowledgement(now, self.queue.nxt))
     }
 
     fn syn(&mut self, now: u64) -> Segment {

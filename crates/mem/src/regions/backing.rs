@@ -1,4 +1,5 @@
-//! Regions behind which there is not simply memory: those whose pages may be absent, and the null region.
+//! Regions behind which there is not simply memory: those whose pages may be absent, those of which is kept
+//! in mind what is lent, and the null region.
 //!
 //! Their length in the table is zero, so that every access to them leaves the short way and comes here.
 
@@ -24,6 +25,8 @@ pub(crate) enum Backing {
     Memory,
     /// `len` bytes of address space, in which pages come and go: asked for at each access.
     OnDemand { len: u64 },
+    /// `len` bytes of memory, of which is kept in mind what is lent (see [`Regions::lend`]).
+    Watched { len: u64 },
     /// Reads find zeros at the entry's address, writes go to `sink`. Both have [`NULL_LEN`] bytes.
     Null { sink: usize },
 }
@@ -55,9 +58,16 @@ impl Entry {
     pub(crate) fn true_len(&self) -> u64 {
         match self.backing {
             Backing::Memory => self.len,
-            Backing::OnDemand { len } => len,
+            Backing::OnDemand { len } | Backing::Watched { len } => len,
             Backing::Null { .. } => u64::MAX,
         }
+    }
+
+    /// Where a range is, if it is inside of `all` bytes.
+    fn place(&self, all: u64, iova: u64, len: u64) -> Option<usize> {
+        let offset = iova.wrapping_sub(self.iova);
+        let inside = offset <= all && len <= all - offset && len <= isize::MAX as u64;
+        inside.then(|| self.addr + offset as usize)
     }
 
     /// Checks a registration of address space and gives its table entry, without a key.
@@ -127,12 +137,15 @@ impl Regions {
                 }
             }
             Backing::Null { .. } => return Err(refused),
-            Backing::OnDemand { len: all } => {
-                let offset = iova.wrapping_sub(entry.iova);
-                if offset > all || len > all - offset || len > isize::MAX as u64 {
-                    return Err(refused);
+            Backing::Watched { len: all } => {
+                let addr = entry.place(all, iova, len).ok_or(refused)?;
+                if let Some(lent) = self.lent.as_ref().filter(|_| write) {
+                    lent.borrow_mut().about_to_write(addr, len as usize);
                 }
-                let addr = entry.addr + offset as usize;
+                addr
+            }
+            Backing::OnDemand { len: all } => {
+                let addr = entry.place(all, iova, len).ok_or(refused)?;
                 let there = |mappings: &Arc<dyn Mappings>| mappings.allow(addr, len, write);
                 if !self.mappings.as_ref().is_some_and(there) {
                     return Err(refused);
@@ -142,7 +155,8 @@ impl Regions {
         };
         let ptr = core::ptr::with_exposed_provenance_mut(addr);
         // SAFETY: for a null region whoever made the `Nothing` vouches for both places, of which the
-        // access fits either. Address space lies inside a live region, whose maker promised what
+        // access fits either. Memory of which is kept in mind what is lent is a region like any other, inside
+        // of which the access is. Address space lies inside a live region, whose maker promised what
         // `register` asks for of the pages that are there, and these are, with the right to write if
         // that is asked for. As elsewhere the region cannot be removed while `self` is borrowed.
         Ok(unsafe { Span::new(ptr, len as usize, write) })

@@ -1,11 +1,13 @@
 //! The translation and protection table: from a key and an address to checked memory.
 
 mod backing;
+mod lent;
 mod sge;
 pub(crate) mod table;
 mod vouched;
 mod windows;
 
+use core::cell::RefCell;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -20,6 +22,8 @@ use crate::span::Span;
 
 use backing::Backing;
 pub use backing::{Mappings, NULL_LEN, Nothing};
+use lent::Ledger;
+pub use lent::Loan;
 pub use sge::{Pieces, Sge, list_len};
 pub use table::ANY_QP;
 use table::{Entry, LOCAL, Role, Table};
@@ -162,13 +166,16 @@ pub struct Regions {
     table: Table,
     directory: Option<Directory>,
     mappings: Option<Arc<dyn Mappings>>,
+    /// What requests have lent to the adapter, if that is kept in mind.
+    lent: Option<Box<RefCell<Ledger>>>,
 }
 
 impl Regions {
     /// An empty table.
     pub fn new(config: RegionsConfig) -> Regions {
         let rng = ChaCha20Rng::from_seed(config.seed);
-        Regions { table: Table::new(rng, config.max_entries), directory: None, mappings: None }
+        let table = Table::new(rng, config.max_entries);
+        Regions { table, directory: None, mappings: None, lent: None }
     }
 
     /// From now on publishes remotely accessible regions in `directory`. Those
@@ -242,7 +249,7 @@ impl Regions {
             return Err(ReregisterError::UnknownKey);
         }
         let stays = change.memory.is_none();
-        let on_demand = stays && entry.backing != Backing::Memory;
+        let on_demand = stays && matches!(entry.backing, Backing::OnDemand { .. });
         let (addr, len, iova) = change.memory.unwrap_or((entry.addr, entry.true_len(), entry.iova));
         let access = change.access.unwrap_or_else(|| entry.rights());
         let pd = change.pd.unwrap_or(entry.pd);
@@ -253,6 +260,7 @@ impl Regions {
         let registration = Registration { pd, addr, len, iova, access };
         let shape =
             if on_demand { Entry::on_demand(registration)? } else { Self::shape(registration)? };
+        let shape = self.watched(shape);
         let mut withdrawn = self.remove(key);
         let key = if stays {
             self.table.put_back(key, Entry { owner: withdrawn.owner.take(), ..shape })
@@ -413,6 +421,7 @@ impl Regions {
     }
 
     fn insert_entry(&mut self, entry: Entry) -> Result<Key, RegisterError> {
+        let entry = self.watched(entry);
         let key = self.table.insert(entry).map_err(|_| RegisterError::Full)?;
         self.publish(key);
         Ok(key)
@@ -439,6 +448,9 @@ impl Regions {
     }
 
     fn remove(&mut self, key: Key) -> Withdrawn {
+        if let Some(lent) = &mut self.lent {
+            lent.get_mut().forget(key);
+        }
         let published = self.withdraw(key);
         let entry = self.table.remove(key);
         Withdrawn { published, owner: entry.owner }

@@ -7,6 +7,7 @@
 
 use thiserror::Error;
 
+use super::backing::Backing;
 use super::table::{ANY_QP, Entry, Role};
 use super::{DeregisterError, Regions, RegisterError, Withdrawn};
 use crate::access::{Access, AccessFlagsError};
@@ -104,6 +105,8 @@ pub enum InvalidateError {
 struct Target {
     addr: usize,
     region: Key,
+    /// The length in the table, and what stands behind it.
+    shape: (u64, Backing),
 }
 
 impl Regions {
@@ -137,7 +140,7 @@ impl Regions {
             entry.access = (bind.access & Access::all()).bits();
             entry.qp_num = if kind == WindowType::Two { bind.qp_num } else { ANY_QP };
             entry.iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-            entry.len = bind.len;
+            (entry.len, entry.backing) = target.shape;
             entry.addr = target.addr;
             entry.role = Role::Window { kind, region: Some(target.region) };
         }
@@ -226,10 +229,15 @@ impl Regions {
             return Err(BindError::NeedsLocalWrite);
         }
         let offset = bind.addr.wrapping_sub(region.iova);
-        if offset > region.len || bind.len > region.len - offset {
+        // A region behind which there is not simply memory has none that could be bound.
+        let (all, shape) = match region.backing {
+            Backing::Watched { len } => (len, (0, Backing::Watched { len: bind.len })),
+            _ => (region.len, (bind.len, Backing::Memory)),
+        };
+        if offset > all || bind.len > all - offset {
             return Err(BindError::OutOfBounds);
         }
-        Ok(Target { addr: region.addr + offset as usize, region: bind.region })
+        Ok(Target { addr: region.addr + offset as usize, region: bind.region, shape })
     }
 
     /// Shuts a window's slot.
@@ -240,7 +248,7 @@ impl Regions {
             entry.key = 0;
             entry.access = 0;
             entry.qp_num = ANY_QP;
-            entry.len = 0;
+            (entry.len, entry.backing) = (0, Backing::Memory);
             if let Role::Window { region, .. } = &mut entry.role {
                 was = region.take();
             }

@@ -41,7 +41,6 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
         }
     };
     let bell = state.take_bell(qp.id);
-    channel.incoming.control.set_grants(qp.attr.access.bits());
     let end = LinkEnd { bell, pd: pd_number(qp.pd) };
     hub.link_send(link, LinkMessage::Request { tag: conn.0, hello, offset, end });
     if let Some(state) = hub.conns.get_mut(conn) {
@@ -140,7 +139,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        path.channel.incoming.control.set_grants(qp.attr.access.bits());
+        path.channel.incoming.control.set_grants(qp.grants().bits());
         path.channel.incoming.control.arm();
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
@@ -201,7 +200,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = own_tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        path.channel.incoming.control.set_grants(qp.attr.access.bits());
+        path.channel.incoming.control.set_grants(qp.grants().bits());
         path.channel.incoming.control.arm();
         qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));

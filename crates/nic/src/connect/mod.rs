@@ -194,7 +194,7 @@ pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
     if let Path::Channel(path) = &qp.path
         && let Other::Linked { link, .. } = path.other
     {
-        path.channel.incoming.control.set_grants(qp.attr.access.bits());
+        path.channel.incoming.control.set_grants(qp.grants().bits());
         hub.begin_link_wait(link);
     }
 }

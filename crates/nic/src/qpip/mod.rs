@@ -66,7 +66,7 @@ pub(crate) struct Inet {
     watches: BTreeMap<ListenerId, Watch>,
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams: VecDeque<QpId>,
-    /// Those whose next datagram waits for the station of its next hop.
+    /// Those with datagrams that wait for the station of their next hop.
     unresolved: Vec<QpId>,
     /// Whether datagrams were served last.
     pub(crate) datagrams_turn: bool,

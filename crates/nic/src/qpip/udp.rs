@@ -1,12 +1,13 @@
 //! UDP queue pairs: bound to a port, each message one datagram to whomever its request names.
 //!
-//! A send completes when its datagram is written. One to a neighbour that is not known yet waits with those
-//! behind it in the same queue, and holds nobody else up; if the neighbour cannot be found it is lost, as
-//! datagrams may be, and completes.
+//! A send is done when its datagram is written. One to a neighbour that is not known yet waits for it (RFC
+//! 4861 7.2.2), and those behind it go on; if the neighbour cannot be found it is lost, as datagrams may be.
+//! Requests complete in their order all the same, so one that waits gives way before it holds up many.
 //!
 //! One that is longer than a packet of its path goes in parts, each made of the request's memory when the
 //! link has room for it. No other datagram begins before it ends: a receiver keeps the parts of few.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use quipu_inet::stack::{
@@ -28,16 +29,62 @@ use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 /// Octets that are summed at a time: they are read again soon, and are to be in a cache then. Even.
 const SUMMED: usize = 8 << 10;
 
+/// Requests of a queue pair, half of its queue at most, that may be without a completion because the oldest
+/// of them waits for a neighbour: with one more that is lost. Strangers make a program that answers send to
+/// neighbours that nobody is, and it needs its requests back to answer others.
+const MOST_IN_PROGRESS: u32 = 8;
+
 /// What a queue pair of type UDP has beside its queues.
 #[derive(Debug, Default)]
 pub(crate) struct UdpPath {
     socket: Option<UdpId>,
     /// Whether it stands among those with something to send.
     listed: bool,
-    /// The next hop that its next datagram waits for.
-    unresolved: Option<IpAddr>,
-    /// How far its next datagram has got, if that goes in parts.
-    parts: Option<Parts>,
+    /// Whether it stands among those that wait for a neighbour.
+    awaits: bool,
+    /// Its requests in progress that are not done.
+    held: VecDeque<Held>,
+}
+
+/// A request in progress that is not done.
+#[derive(Debug)]
+struct Held {
+    position: u32,
+    what: Hold,
+}
+
+#[derive(Debug)]
+enum Hold {
+    /// It waits for this next hop.
+    For(IpAddr),
+    /// It waits for its turn; with how far it has got, if it goes in parts.
+    Turn(Option<Parts>),
+    /// It fails with this when those before it are complete.
+    Failed(WcStatus),
+}
+
+impl UdpPath {
+    fn is_due(&self) -> bool {
+        self.held.iter().any(|held| matches!(held.what, Hold::Turn(_)))
+    }
+
+    /// The request whose turn it is of those that had to wait.
+    fn take_due(&mut self) -> Option<(u32, Option<Parts>)> {
+        let index = self.held.iter().position(|held| matches!(held.what, Hold::Turn(_)))?;
+        match self.held.remove(index)? {
+            Held { position, what: Hold::Turn(parts) } => Some((position, parts)),
+            _ => None,
+        }
+    }
+
+    /// Takes the request at `position` out, if it waits for a neighbour that `is` true of.
+    fn take_waiting(&mut self, position: u32, is: impl Fn(IpAddr) -> bool) -> bool {
+        let waits = |held: &Held| {
+            held.position == position && matches!(held.what, Hold::For(hop) if is(hop))
+        };
+        let index = self.held.iter().position(waits);
+        index.and_then(|index| self.held.remove(index)).is_some()
+    }
 }
 
 impl<P: Probe> Adapter<P> {
@@ -71,38 +118,53 @@ impl<P: Probe> Adapter<P> {
 
     /// A next hop has become known, or cannot be found.
     pub(super) fn neighbour(&mut self, next_hop: IpAddr, found: bool) {
+        self.neighbours_like(|hop| hop == next_hop, found);
+    }
+
+    /// Something has become of more next hops than could be told of: whoever waits for one asks anew.
+    pub(super) fn neighbours(&mut self) {
+        self.neighbours_like(|_| true, true);
+    }
+
+    fn neighbours_like(&mut self, is: impl Fn(IpAddr) -> bool, found: bool) {
         let Some(inet) = &mut self.hub.inet else { return };
-        let waiting = std::mem::take(&mut inet.unresolved);
-        for id in waiting {
+        for id in std::mem::take(&mut inet.unresolved) {
             let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
-            let Path::Udp(path) = &mut qp.path else { continue };
-            if path.unresolved != Some(next_hop) {
-                if let (Some(_), Some(inet)) = (path.unresolved, &mut hub.inet) {
-                    inet.unresolved.push(id);
-                }
-                continue;
+            if found {
+                release(qp, &is)
+            } else {
+                lose(qp, hub, &is)
             }
-            path.unresolved = None;
-            if !found {
-                lose_next(qp, hub);
+            let (Path::Udp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { continue };
+            path.awaits = path.held.iter().any(|held| matches!(held.what, Hold::For(_)));
+            if path.awaits {
+                inet.unresolved.push(id);
             }
             kick(qp, hub);
         }
     }
 }
 
-impl<P: Probe> Adapter<P> {
-    /// Something has become of more next hops than could be told of: whoever waits for one asks anew.
-    pub(super) fn neighbours(&mut self) {
-        let Some(inet) = &mut self.hub.inet else { return };
-        for id in std::mem::take(&mut inet.unresolved) {
-            let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
-            if let Path::Udp(path) = &mut qp.path {
-                path.unresolved = None;
-            }
-            kick(qp, hub);
+/// Those that wait for such a neighbour have their turn.
+fn release(qp: &mut Qp, is: impl Fn(IpAddr) -> bool) {
+    let Path::Udp(path) = &mut qp.path else { return };
+    for held in &mut path.held {
+        if matches!(held.what, Hold::For(hop) if is(hop)) {
+            held.what = Hold::Turn(None);
         }
     }
+}
+
+/// Those that wait for such a neighbour are lost.
+fn lose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, is: impl Fn(IpAddr) -> bool) {
+    for position in qp.sq.in_progress() {
+        if let Path::Udp(path) = &mut qp.path
+            && path.take_waiting(position, &is)
+        {
+            qp.sq.wqe_mut(position).answered = true;
+        }
+    }
+    settle(qp, hub);
 }
 
 /// Whether a request of a UDP queue pair can be sent at all.
@@ -124,16 +186,15 @@ pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fau
     Ok(())
 }
 
-/// Puts a queue pair among those with something to send, unless it waits for a neighbour.
+/// Puts a queue pair among those with something to send.
 #[inline]
 pub(crate) fn kick<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     if let (Path::Udp(path), Some(inet)) = (&mut qp.path, &mut hub.inet)
-        && path.unresolved.is_none()
         && !std::mem::replace(&mut path.listed, true)
     {
-        match path.parts {
-            Some(_) => inet.datagrams.push_front(qp.id),
-            None => inet.datagrams.push_back(qp.id),
+        match path.held.front() {
+            Some(Held { what: Hold::Turn(Some(_)), .. }) => inet.datagrams.push_front(qp.id),
+            _ => inet.datagrams.push_back(qp.id),
         }
     }
 }
@@ -143,29 +204,73 @@ pub(crate) fn transmit<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) 
     let Path::Udp(path) = &mut qp.path else { return Turn::Again };
     path.listed = false;
     let Some(socket) = path.socket else { return Turn::Again };
-    let begun = path.parts.take();
-    if !requester::may_begin(qp) {
+    let due = path.take_due();
+    let Some((position, begun)) = due.or_else(|| Some((begin(qp, hub)?, None))) else {
         return Turn::Again;
-    }
-    if begun.is_none() {
-        let flags = qp.sq.wqe(qp.sq.next).flags;
-        match fate::meet(qp, hub, flags) {
-            Met::Nothing => {}
-            Met::Wait => return Turn::Again,
-            Met::Failure(status) => {
-                requester::send_queue_error(qp, hub, status);
-                return Turn::Again;
-            }
-        }
-    }
-    let turn = compose(qp, hub, (socket, begun), out).unwrap_or_else(|error| {
-        refuse(qp, hub, error);
+    };
+    let turn = compose(qp, hub, (socket, position, begun), out).unwrap_or_else(|stop| {
+        refuse(qp, hub, position, stop);
         Turn::Again
     });
-    if requester::may_begin(qp) {
+    give_way(qp, hub);
+    let is_due = matches!(&qp.path, Path::Udp(path) if path.is_due());
+    if is_due || requester::may_begin(qp) {
         kick(qp, hub);
     }
     turn
+}
+
+/// The next request is in progress from now on, if it may begin.
+fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Option<u32> {
+    if !requester::may_begin(qp) {
+        return None;
+    }
+    let position = qp.sq.next;
+    match fate::meet(qp, hub, qp.sq.wqe(position).flags) {
+        Met::Nothing => {}
+        Met::Wait => return None,
+        Met::Failure(status) => {
+            stop(qp, hub, position, status);
+            return None;
+        }
+    }
+    let started = qp.requester.started;
+    let wqe = qp.sq.wqe_mut(position);
+    (wqe.first_request, wqe.end_request) = (started, started);
+    requester::transmitted(qp);
+    Some(position)
+}
+
+/// The request at `position` is written, or lost.
+fn done<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32) {
+    qp.sq.wqe_mut(position).answered = true;
+    settle(qp, hub);
+}
+
+/// Completes the oldest requests that are done or have failed.
+fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    loop {
+        requester::complete_done(qp, hub);
+        let Path::Udp(path) = &mut qp.path else { return };
+        let oldest = path.held.iter().position(|held| held.position == qp.sq.head);
+        let Some(index) = oldest else { return };
+        let Hold::Failed(status) = path.held[index].what else { return };
+        path.held.remove(index);
+        requester::conclude(qp, hub, qp.sq.head, status);
+    }
+}
+
+/// The oldest request is lost if it waits for a neighbour, and too many are in progress for that.
+fn give_way<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let most = MOST_IN_PROGRESS.min(qp.sq.capacity() / 2).max(1);
+    while qp.sq.next.wrapping_sub(qp.sq.head) > most {
+        let oldest = qp.sq.head;
+        let Path::Udp(path) = &mut qp.path else { return };
+        if !path.take_waiting(oldest, |_| true) {
+            return;
+        }
+        done(qp, hub, oldest);
+    }
 }
 
 /// Why nothing is written.
@@ -181,26 +286,25 @@ impl From<DatagramError> for Stop {
     }
 }
 
-/// Writes the datagram of the request at `sq.next`, or the next part of it.
+/// Writes the datagram of the request at `position`, or the next part of it.
 fn compose<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
-    (socket, begun): (UdpId, Option<Parts>),
+    (socket, position, begun): (UdpId, u32, Option<Parts>),
     out: &mut [u8],
 ) -> Result<Turn, Stop> {
-    let position = qp.sq.next;
     let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
     let now = hub.now.0;
     let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
     let (departure, parts) = match begun {
-        Some(parts) => compose_part(qp, inet, now, parts, out)?,
+        Some(parts) => compose_part(inet, now, parts, out)?,
         None => match inet.stack.compose_datagram(now, socket, to, 0, len, out) {
             Ok(departure) => (departure, None),
             Err(DatagramError::Long { .. }) => {
-                let sum = sum_of(qp, hub, len, out)?;
+                let sum = sum_of(qp, hub, (position, len), out)?;
                 let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
                 let parts = inet.stack.cut_datagram(now, socket, to, 0, len, sum)?;
-                compose_part(qp, inet, now, parts, out)?
+                compose_part(inet, now, parts, out)?
             }
             Err(error) => return Err(error.into()),
         },
@@ -209,40 +313,36 @@ fn compose<P: Probe>(
     hub.probe.stage(Stage::GetWr, 0);
     let from = departure.payload.start as usize;
     let payload = out.get_mut(departure.headers..departure.len()).ok_or(Stop::Memory)?;
-    gather(qp, hub, from, payload)?;
+    gather(qp, hub, (position, from), payload)?;
     hub.probe.stage(Stage::GetData, departure.len() - departure.headers);
     let turn = hub.dispatch(&departure, out);
     match (&mut qp.path, parts) {
-        (Path::Udp(path), Some(parts)) => path.parts = Some(parts),
-        _ => requester::skip_local(qp, hub),
+        (Path::Udp(path), Some(parts)) => {
+            path.held.push_front(Held { position, what: Hold::Turn(Some(parts)) });
+        }
+        _ => done(qp, hub, position),
     }
     Ok(turn)
 }
 
 /// Writes the headers of the next part of a datagram; what is left of it then, if anything is.
 fn compose_part(
-    qp: &mut Qp,
     inet: &mut Inet,
     now: u64,
     mut parts: Parts,
     out: &mut [u8],
 ) -> Result<(Departure, Option<Parts>), DatagramError> {
-    let composed = inet.stack.compose_part(now, &mut parts, out);
-    // It has begun, and is finished even where nothing new may begin.
-    qp.requester.stage = 1;
-    match (composed, &mut qp.path) {
-        (Ok(departure), _) => Ok((departure, (!parts.is_done()).then_some(parts))),
-        (Err(error), Path::Udp(path)) => {
-            path.parts = matches!(error, DatagramError::Unresolved { .. }).then_some(parts);
-            Err(error)
-        }
-        (Err(error), _) => Err(error),
-    }
+    let departure = inet.stack.compose_part(now, &mut parts, out)?;
+    Ok((departure, (!parts.is_done()).then_some(parts)))
 }
 
-/// Copies octets of the request at `sq.next`, from the one at `from` on.
-fn gather<P>(qp: &Qp, hub: &mut Hub<P>, from: usize, out: &mut [u8]) -> Result<(), Stop> {
-    let position = qp.sq.next;
+/// Copies octets of the request at `position`, from the one at `from` on.
+fn gather<P>(
+    qp: &Qp,
+    hub: &mut Hub<P>,
+    (position, from): (u32, usize),
+    out: &mut [u8],
+) -> Result<(), Stop> {
     let Some(bytes) = qp.sq.inline(position) else {
         let list = qp.sq.sges(position);
         let gathered = hub.regions.gather(qp.pd_number(), list, from as u64, out);
@@ -252,58 +352,56 @@ fn gather<P>(qp: &Qp, hub: &mut Hub<P>, from: usize, out: &mut [u8]) -> Result<(
     Ok(())
 }
 
-/// The sum of the `len` octets of the request at `sq.next`; `out` is where they are read to.
-fn sum_of<P>(qp: &Qp, hub: &mut Hub<P>, len: usize, out: &mut [u8]) -> Result<Sum, Stop> {
+/// The sum of the `len` octets of the request at `position`; `out` is where they are read to.
+fn sum_of<P>(
+    qp: &Qp,
+    hub: &mut Hub<P>,
+    (position, len): (u32, usize),
+    out: &mut [u8],
+) -> Result<Sum, Stop> {
     let room = out.len().min(SUMMED) & !1;
     let mut whole = Sum::default();
     for from in (0..len).step_by(room.max(2)) {
         let piece = &mut out[..room.min(len - from)];
-        gather(qp, hub, from, piece)?;
+        gather(qp, hub, (position, from), piece)?;
         whole = whole.and(sum(piece));
     }
     Ok(whole)
 }
 
-/// The datagram of the request at `sq.next` cannot be written, or not now.
-fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stop: Stop) {
-    let status = match stop {
-        Stop::Refused(DatagramError::Unresolved { next_hop }) => {
-            if let Some(inet) = &mut hub.inet {
-                wait(qp, inet, next_hop);
-            }
-            return;
-        }
+/// The datagram of the request at `position` cannot be written, or not now. One that had begun to go in parts
+/// is to begin again then.
+fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, why: Stop) {
+    let what = match why {
+        Stop::Refused(DatagramError::Unresolved { next_hop }) => Hold::For(next_hop),
         // Those behind it may be shorter, or go elsewhere.
         Stop::Refused(DatagramError::TooLong { .. } | DatagramError::Long { .. }) => {
-            return requester::fail_one(qp, hub, WcStatus::LocLenErr);
+            Hold::Failed(WcStatus::LocLenErr)
         }
         Stop::Refused(DatagramError::NoRoute | DatagramError::BadAddress) => {
-            return requester::fail_one(qp, hub, WcStatus::LocQpOpErr);
+            Hold::Failed(WcStatus::LocQpOpErr)
         }
-        Stop::Refused(DatagramError::Closed) => WcStatus::LocQpOpErr,
-        Stop::Memory => WcStatus::LocProtErr,
+        Stop::Refused(DatagramError::Closed) => {
+            return stop(qp, hub, position, WcStatus::LocQpOpErr);
+        }
+        Stop::Memory => return stop(qp, hub, position, WcStatus::LocProtErr),
     };
-    requester::send_queue_error(qp, hub, status);
-}
-
-/// The next datagram waits for its next hop.
-fn wait(qp: &mut Qp, inet: &mut Inet, next_hop: IpAddr) {
-    if let Path::Udp(path) = &mut qp.path {
-        path.unresolved = Some(next_hop);
+    let (Path::Udp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
+    if matches!(what, Hold::For(_)) && !std::mem::replace(&mut path.awaits, true) {
         inet.unresolved.push(qp.id);
     }
+    path.held.push_back(Held { position, what });
+    settle(qp, hub);
 }
 
-/// The next datagram cannot be delivered, and is lost with those behind it to the same place.
-fn lose_next<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if let Path::Udp(path) = &mut qp.path {
-        path.parts = None;
+/// The request at `position` fails and stops the send queue. Those that wait are lost.
+fn stop<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
+    let Path::Udp(path) = &mut qp.path else { return };
+    for held in std::mem::take(&mut path.held) {
+        qp.sq.wqe_mut(held.position).answered = true;
     }
-    let place = |qp: &Qp| qp.sq.destination(qp.sq.next).address();
-    let lost = place(qp);
-    while requester::may_begin(qp) && place(qp) == lost {
-        requester::skip_local(qp, hub);
-    }
+    requester::complete_done(qp, hub);
+    requester::fail_at(qp, hub, position, status);
 }
 
 /// Gives a datagram to the queue pair that is bound to its port, if that has a receive for it.
@@ -353,12 +451,12 @@ pub(crate) fn deliver<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, datagram: &Datagr
 /// Gives the port of a queue pair back.
 pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let (Path::Udp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
-    path.parts = None;
+    path.held.clear();
     if let Some(socket) = path.socket.take() {
         set(&mut inet.bound, socket.index(), None);
         inet.stack.unbind(socket);
     }
-    if path.unresolved.take().is_some() {
+    if std::mem::take(&mut path.awaits) {
         inet.unresolved.retain(|&id| id != qp.id);
     }
 }

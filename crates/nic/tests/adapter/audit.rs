@@ -1,6 +1,7 @@
-//! What the strict mode asks of the adapter: which receives name a region.
+//! What the strict mode asks of the adapter: which receives name a region, and who has changed memory that is
+//! lent.
 
-use crate::pair::{Pair, WAYS, Way, connected, statuses};
+use crate::pair::{Buffer, Pair, WAYS, Way, connected, statuses};
 use quipu_nic::mem::Key;
 use quipu_nic::*;
 
@@ -81,4 +82,73 @@ fn receives_of_a_shared_queue_are_its_own_while_somebody_takes_them() {
     assert_eq!(naming(&pair, to.key()), [(Whose::Shared(srq), 5)]);
     modify(&mut pair, qps[1], QpState::Err);
     assert_eq!(naming(&pair, to.key()), []);
+}
+
+/// The ways on which only the adapter of a host writes to its memory.
+const OWN_WAYS: [Way; 3] = [Way::Stream(usize::MAX), Way::Stream(97), Way::LinkCopying];
+
+/// A connected pair, of which both keep in mind what is lent, and a buffer at each.
+fn lending(way: Way) -> (Pair, [QpId; 2], [Buffer; 2]) {
+    let (mut pair, qps) = connected(way);
+    pair.hosts.iter_mut().for_each(|host| host.adapter.watch_lent());
+    let buffers = [0, 1].map(|host| pair.buffer(host, 1 << 17));
+    (pair, qps, buffers)
+}
+
+/// Messages of every length, and writes of the peer to the same place, are no change; what the program does
+/// there before they come, or behind them, is.
+#[test]
+fn memory_of_a_receive_is_changed_by_the_program_alone() {
+    for way in OWN_WAYS {
+        let (mut pair, [qp, theirs], [from, to]) = lending(way);
+        let write = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        from.fill(0, &[7; 1 << 17]);
+        for len in [1, 8, 64, 1000, 10_000, 65_536, 1 << 17] {
+            for (before, behind) in [(false, false), (true, false), (false, true)] {
+                let list = [to.sge(0, len)];
+                let loan = pair.hosts[1].adapter.lend(Whose::Receives(theirs), &list).unwrap();
+                pair.recv(1, theirs, 1, &list);
+                to.fill(len / 2, &[if before { 5 } else { to.bytes(len / 2, 1)[0] }]);
+                pair.send(0, qp, 8, write, &[from.sge(0, len)]);
+                pair.send(0, qp, 9, SendOp::Send, &[from.sge(0, len)]);
+                pair.run();
+                pair.hosts[1].adapter.renew_lent();
+                assert_eq!(to.bytes(0, len), vec![7; len], "{way:?}");
+                to.fill(len - 1, &[if behind { 6 } else { 7 }]);
+                let changed = pair.hosts[1].adapter.give_back(loan, len as u64);
+                let seen = |at| (at < 1 << 16).then_some(at as u64);
+                let expected = match (before, behind) {
+                    (true, _) => seen(len / 2),
+                    (_, true) => seen(len - 1),
+                    _ => None,
+                };
+                assert_eq!(changed, expected, "{way:?}, {len} bytes");
+                assert_eq!(statuses(&pair.hosts[1].poll()), [(1, WcStatus::Success)]);
+            }
+        }
+        assert_eq!(pair.polled(0).len(), 42, "{way:?}");
+    }
+}
+
+#[test]
+fn what_a_read_or_an_atomic_fetches_is_changed_by_the_program_alone() {
+    for way in OWN_WAYS {
+        let (mut pair, [qp, _], [to, from]) = lending(way);
+        let (addr, rkey) = (from.addr(), from.key());
+        let read = SendOp::Read { addr, rkey };
+        for (op, len) in [(read, 8), (read, 60_000), (SendOp::FetchAdd { addr, rkey, add: 1 }, 8)] {
+            for change in [false, true] {
+                let list = [to.sge(100, len)];
+                let loan = pair.hosts[0].adapter.lend(Whose::Sends(qp), &list).unwrap();
+                pair.send(0, qp, 1, op, &list);
+                pair.hosts[0].adapter.renew_lent();
+                let last = to.bytes(100 + len - 1, 1)[0];
+                to.fill(100 + len - 1, &[last ^ u8::from(change)]);
+                pair.run();
+                let changed = pair.hosts[0].adapter.give_back(loan, u64::MAX);
+                assert_eq!(changed, change.then_some(len as u64 - 1), "{way:?}, {op:?}");
+                assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}, {op:?}");
+            }
+        }
+    }
 }

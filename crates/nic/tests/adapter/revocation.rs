@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::pair::{ALL_ACCESS, Pair, Way, connected};
+use crate::pair::{ALL_ACCESS, Pair, WAYS, Way, connected, connected_with};
 use quipu_nic::*;
 
 /// Where the guard word of a segment's owner is (`specs/quipu-channel.md`).
@@ -80,6 +80,60 @@ fn rights_end_when_they_are_withdrawn() {
         pair.later(1_000_000_000);
         assert_eq!(pair.polled(0), [(2, expected)]);
         assert_eq!(there.bytes(100, LARGE - 100), vec![0; LARGE - 100]);
+    }
+}
+
+/// However far the connection is, which one of them asks for and the other one grants.
+#[test]
+fn rights_end_when_they_are_withdrawn_before_the_connection_is_made() {
+    for (owner, other) in [(0, 1), (1, 0)] {
+        for steps in 0.. {
+            let mut pair = Pair::new(Way::Link);
+            let qps = [0, 1].map(|host| pair.hosts[host].qp());
+            let same = |_: &mut QpAttr| {};
+            (0..2).for_each(|host| pair.to_rtr(host, qps, &same));
+            (0..2).for_each(|host| pair.to_rts(host, qps[host], &same));
+            let there = pair.buffer_with(owner, LARGE, ALL_ACCESS);
+            let here = pair.buffer(other, LARGE);
+            here.fill(0, &[5; LARGE]);
+            let over = (0..steps).any(|_| !pair.step());
+            let attr = QpAttr { access: quipu_nic::mem::Access::empty(), ..QpAttr::default() };
+            let mask = QpAttrMask::ACCESS_FLAGS;
+            pair.hosts[owner].adapter.modify_qp(pair.now, qps[owner], &attr, mask).unwrap();
+            let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
+            pair.send(other, qps[other], 1, write, &[here.sge(0, LARGE)]);
+            pair.later(10_000_000_000);
+            let refused = [(1, WcStatus::RemInvReqErr)];
+            assert_eq!(pair.polled(other), refused, "of host {owner}, after {steps} steps");
+            assert_eq!(there.bytes(0, LARGE), vec![0; LARGE]);
+            if over {
+                break;
+            }
+        }
+    }
+}
+
+/// A responder that was given no resources has no answers, nor may it be read without being asked.
+#[test]
+fn who_owes_no_answers_is_asked_for_none() {
+    for way in [WAYS.as_slice(), &[Way::LinkMapped]].concat() {
+        for read in [true, false] {
+            let (mut pair, qps) = connected_with(way, |attr| attr.max_dest_rd_atomic = 0);
+            let (here, there) = (pair.buffer(0, 64), pair.buffer_with(1, 64, ALL_ACCESS));
+            there.fill(0, &[7; 64]);
+            let (addr, rkey) = (there.addr(), there.key());
+            let write = SendOp::Write { addr: addr + 8, rkey };
+            pair.send(0, qps[0], 1, write, &[here.sge(8, 8)]);
+            let op = match read {
+                true => SendOp::Read { addr, rkey },
+                false => SendOp::FetchAdd { addr, rkey, add: 1 },
+            };
+            pair.send(0, qps[0], 2, op, &[here.sge(0, 8)]);
+            pair.later(1_000_000_000);
+            let expected = [(1, WcStatus::Success), (2, WcStatus::RemInvReqErr)];
+            assert_eq!(pair.polled(0), expected, "{way:?}");
+            assert_eq!((here.bytes(0, 8), there.bytes(0, 8)), (vec![0; 8], vec![7; 8]));
+        }
     }
 }
 

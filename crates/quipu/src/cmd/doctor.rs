@@ -29,6 +29,8 @@ Exit codes: 0 programs run, perhaps slower or fewer than they could; 1 they do n
 
 /// The programs of the distribution that the demo and the tests use: stage, program, package.
 const PROGRAMS: &str = include_str!("../../../../tests/clients/packages.txt");
+/// The same, in a tree of the sources.
+const PROGRAMS_FILE: &str = "tests/clients/packages.txt";
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,8 +79,10 @@ impl From<doctor::Check> for Finding {
 /// Looks at everything.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let mut findings = host(&options.device);
-    findings.push(libraries());
-    findings.extend(programs());
+    let libraries = Libraries::find();
+    let built_here = libraries.as_ref().is_ok_and(|found| is_in_sources(found.folder()));
+    findings.push(judge(libraries));
+    findings.extend(programs(built_here));
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
     if options.json {
         let text = serde_json::to_string_pretty(&findings);
@@ -137,8 +141,8 @@ fn host(options: &DeviceOptions) -> Vec<Finding> {
     findings
 }
 
-fn libraries() -> Finding {
-    match Libraries::find() {
+fn judge(libraries: Result<Libraries, Failure>) -> Finding {
+    match libraries {
         Ok(libraries) => Finding::ok("libraries", libraries.folder().display().to_string()),
         Err(failure) => {
             let text = failure.to_string().replace("quipu: ", "");
@@ -147,15 +151,26 @@ fn libraries() -> Finding {
     }
 }
 
-/// Whether the programs are there that people try first. Others need none of them.
-fn programs() -> Vec<Finding> {
-    let wanted = rows().filter(|(stage, ..)| *stage != "build");
-    wanted
+/// Whether libraries lie where they were built, as `target/quipu/lib` of a tree of the sources.
+fn is_in_sources(libraries: &Path) -> bool {
+    let sources = libraries.ancestors().nth(3);
+    sources.is_some_and(|folder| folder.join(PROGRAMS_FILE).is_file())
+}
+
+/// Whether the programs are there that people try first; where Quipu was built also those that its demo and
+/// its tests run. Others need none of them.
+fn programs(built_here: bool) -> Vec<Finding> {
+    let first = |stage: &str, program: &str| stage == "demo" && program.starts_with("ib");
+    rows()
+        .filter(|(stage, program, _)| *stage != "build" && (built_here || first(stage, program)))
         .map(|(stage, program, package)| match find(program) {
             Some(file) => Finding::ok(program, file.display().to_string()),
             None => {
-                let remedy =
-                    format!("apt-get install {package} (as root), needed by `make {stage}`");
+                let purpose = match built_here {
+                    true => format!("needed by `make {stage}`"),
+                    false => "to try Quipu with it".into(),
+                };
+                let remedy = format!("apt-get install {package} (as root), {purpose}");
                 Finding::bad(program, Verdict::Warn, "is not installed", &remedy)
             }
         })
@@ -203,5 +218,15 @@ mod tests {
         assert_eq!(package_of("rdma_server"), Some("rdmacm-utils"));
         assert_eq!(package_of("vi"), None);
         assert!(rows().count() >= 8);
+    }
+
+    #[test]
+    fn what_the_tests_need_is_looked_for_only_where_they_are() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        assert!(is_in_sources(&sources.join("target/quipu/lib")));
+        assert!(!is_in_sources(Path::new("/opt/quipu/lib")));
+        let names = |built_here| programs(built_here).into_iter().map(|finding| finding.name);
+        assert!(names(true).any(|name| name == "tshark"));
+        assert!(names(false).eq(["ib_write_bw", "ib_send_lat", "ibv_rc_pingpong"]));
     }
 }

@@ -159,6 +159,8 @@ pub struct Pair {
     pub placed: usize,
     /// Connections with more to transmit than their sockets took.
     blocked: Vec<(usize, ConnId)>,
+    /// Messages of links on their way, and the hosts they go to: they arrive with the next step.
+    messages: Vec<(usize, LinkMessage)>,
 }
 
 pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
@@ -199,6 +201,7 @@ impl Pair {
             places: true,
             placed: 0,
             blocked: Vec::new(),
+            messages: Vec::new(),
         }
     }
 
@@ -369,6 +372,13 @@ impl Pair {
             busy = true;
             self.transmit(host, conn);
         }
+        for (to, message) in std::mem::take(&mut self.messages) {
+            busy = true;
+            if !self.cut {
+                let link = self.link()[to];
+                self.hosts[to].adapter.handle_link_message(self.now, link, message);
+            }
+        }
         for host in 0..2 {
             busy |= self.hosts[host].adapter.progress(self.now);
             while let Some(action) = self.hosts[host].adapter.poll_action() {
@@ -450,10 +460,7 @@ impl Pair {
                 let mut bytes = Vec::new();
                 message.encode(&mut bytes);
                 let message = LinkMessage::decode(&bytes).expect("a message survives the way");
-                if !self.cut {
-                    let link = self.link()[other];
-                    self.hosts[other].adapter.handle_link_message(self.now, link, message);
-                }
+                self.messages.push((other, message));
             }
             Action::RingBell { .. } => {}
             Action::Cut { .. } => {

@@ -181,7 +181,7 @@ fn stations() -> Net {
 }
 
 #[test]
-fn a_datagram_waits_for_its_neighbour_and_holds_up_nobody_else() {
+fn a_datagram_waits_for_its_neighbour_and_holds_up_nobody() {
     for v4 in [false, true] {
         let mut net = stations();
         net.v4 = v4;
@@ -206,18 +206,108 @@ fn a_datagram_waits_for_its_neighbour_and_holds_up_nobody_else() {
         post(&mut net, other, to, &[4]).unwrap();
         net.send_bytes(0, tcp[0], 8, &[5]);
         net.run_for(10 * MILLISECOND);
-        assert_eq!(brief(&net.poll(1)), [(0, WcStatus::Success, 1), (7, WcStatus::Success, 1)]);
-        assert_eq!((sink.bytes(0, 1), sink.bytes(50, 1)), (vec![4], vec![5]));
+        assert_eq!(net.poll(1).len(), 3);
+        assert_eq!(sink.bytes(50, 1), [5]);
+        let mut got = [sink.bytes(0, 1), sink.bytes(10, 1)].concat();
+        got.sort_unstable();
+        assert_eq!(got, [3, 4]);
         let done: Vec<u64> = net.poll(0).iter().map(|done| done.wr_id).collect();
-        assert_eq!(done, [5, 8], "not those that wait");
-        // Nobody answers: what waited is lost, and what was behind it goes.
+        assert_eq!(done, [5, 8], "not those that wait, nor the one behind them");
+        // Nobody answers: what waited is lost, and what was behind it is complete.
         net.run_for(5 * SECOND);
-        assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 1)]);
-        assert_eq!(sink.bytes(10, 1), [3]);
+        assert_eq!(net.poll(1), []);
         let done = net.poll(0);
         assert_eq!(done.len(), 3);
         assert!(done.iter().all(|done| done.status == WcStatus::Success));
     }
+}
+
+/// Two queue pairs whose hosts know each other; the port of host 1, and the number of nobody's addresses.
+fn acquainted() -> (Net, [QpId; 2], SocketAddr, impl Fn(u16) -> SocketAddr) {
+    let mut net = stations();
+    let (udp, to) = bound(&mut net);
+    post(&mut net, udp[0], to, &[0]).unwrap();
+    net.run_for(100 * MILLISECOND);
+    net.poll(0);
+    (net, udp, to, |n| format!("[fd00::7:{n:x}]:9").parse().unwrap())
+}
+
+#[test]
+fn whoever_is_nobody_silences_no_queue_pair() {
+    let (mut net, udp, to, nobody) = acquainted();
+    let sink = net.buffer(1, 10);
+    // As of a program that answers to addresses that were made up: more than its queue has room for.
+    let mut posted = 0;
+    for n in 0..100 {
+        while post(&mut net, udp[0], nobody(n % 40), &[1]).is_err() {
+            net.run_for(100_000);
+            assert!(!net.poll(0).is_empty(), "{n}: no request comes back");
+        }
+        posted += 1;
+    }
+    assert_eq!(posted, 100);
+    // Somebody who is there is answered at once.
+    net.run_for(100_000);
+    net.poll(0);
+    net.recv(1, udp[1], 7, &[sink.sge(0, 10)]);
+    post(&mut net, udp[0], to, &[2]).unwrap();
+    net.run_for(200_000);
+    assert_eq!(brief(&net.poll(1)), [(7, WcStatus::Success, 1)]);
+    // What waits no longer than a neighbour may take: all at once, not one after the other.
+    net.run_for(4 * SECOND);
+    let rest = net.poll(0);
+    assert!((1..=9).contains(&rest.len()), "{}", rest.len());
+    assert!(rest.iter().all(|done| done.status == WcStatus::Success));
+}
+
+#[test]
+fn all_neighbours_are_looked_for_at_once_and_each_gets_what_waited_for_it() {
+    let mut net = stations();
+    let (udp, to) = bound(&mut net);
+    let sink = net.buffer(1, 100);
+    for n in 0..3 {
+        net.recv(1, udp[1], n, &[sink.sge(n as usize * 10, 10)]);
+    }
+    let nobody: SocketAddr = "[fd00::77]:9".parse().unwrap();
+    for (n, to) in [nobody, to, nobody, to, to].into_iter().enumerate() {
+        post(&mut net, udp[0], to, &[n as u8]).unwrap();
+    }
+    net.run_for(100 * MILLISECOND);
+    assert_eq!(net.poll(1).len(), 3);
+    assert_eq!([0, 10, 20].map(|at| sink.bytes(at, 1)[0]), [1, 3, 4]);
+    assert_eq!(net.poll(0), [], "the oldest waits");
+    net.run_for(4 * SECOND);
+    assert_eq!(net.poll(0).len(), 5);
+}
+
+#[test]
+fn a_request_that_fails_does_so_in_its_turn() {
+    let (mut net, udp, to, nobody) = acquainted();
+    post(&mut net, udp[0], nobody(1), &[1]).unwrap();
+    // Nothing leads there.
+    post(&mut net, udp[0], "[2001:db8::1]:9".parse().unwrap(), &[2]).unwrap();
+    post(&mut net, udp[0], nobody(1), &[3]).unwrap();
+    net.run_for(MILLISECOND);
+    assert_eq!(net.poll(0), []);
+    net.run_for(4 * SECOND);
+    let statuses: Vec<_> = net.poll(0).iter().map(|done| done.status).collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::LocQpOpErr, WcStatus::Success]);
+    assert_eq!(net.state(0, udp[0]), QpState::Rts);
+    // What stops the queue does not wait, and what waits before it is lost.
+    let beyond = [mem::Sge { len: 11, ..net.buffer(0, 10).sge(0, 10) }];
+    post(&mut net, udp[0], nobody(2), &[4]).unwrap();
+    let (to, flags, payload) = (To::Address(to), SendFlags::SIGNALED, Payload::Sges(&beyond));
+    net.post(0, udp[0], &SendWr { wr_id: 6, to, op: SendOp::Send, flags, payload }).unwrap();
+    post(&mut net, udp[0], nobody(2), &[5]).unwrap();
+    net.run_for(MILLISECOND);
+    let done =
+        [(5, WcStatus::Success, 1), (6, WcStatus::LocProtErr, 0), (5, WcStatus::WrFlushErr, 0)];
+    assert_eq!(brief(&net.poll(0)), done);
+    // Nothing is left of them when the queue goes on.
+    net.to(0, udp[0], QpState::Rts).unwrap();
+    post(&mut net, udp[0], nobody(2), &[6]).unwrap();
+    net.run_for(4 * SECOND);
+    assert_eq!(brief(&net.poll(0)), [(5, WcStatus::Success, 1)]);
 }
 
 #[test]

@@ -1,0 +1,308 @@
+/* What ends the waits of r* sockets but what they wait for: signals, times, closing, the peer's end; and what a
+ * forked child has of them. */
+#include "common.h"
+#include <signal.h>
+#include <sys/select.h>
+#include <sys/wait.h>
+#include <time.h>
+
+struct pair {
+	int listening, here, there;
+};
+
+static struct pair connected(void)
+{
+	struct sockaddr_in in;
+	socklen_t length = sizeof in;
+	struct pair pair = { .listening = rsocket(AF_INET, SOCK_STREAM, 0) };
+	struct pollfd fds = { .events = POLLOUT };
+
+	CHECK(rbind(pair.listening, loopback(&in, 0), sizeof in) == 0 && rlisten(pair.listening, 5) == 0);
+	CHECK(rgetsockname(pair.listening, (struct sockaddr *)&in, &length) == 0);
+	CHECK((fds.fd = pair.here = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+	CHECK(rfcntl(pair.here, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(rconnect(pair.here, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	CHECK((pair.there = raccept(pair.listening, NULL, NULL)) > 2);
+	CHECK(rpoll(&fds, 1, 10000) == 1 && fds.revents == POLLOUT);
+	CHECK(rfcntl(pair.here, F_SETFL, 0) == 0);
+	return pair;
+}
+
+static void closed(struct pair pair)
+{
+	CHECK(rclose(pair.here) == 0 && rclose(pair.there) == 0 && rclose(pair.listening) == 0);
+}
+
+/* The calls that wait, of which none finds what it waits for. */
+static ssize_t receives(struct pair *pair)
+{
+	char byte;
+	return rrecv(pair->here, &byte, 1, 0);
+}
+
+static ssize_t accepts(struct pair *pair)
+{
+	return raccept(pair->listening, NULL, NULL);
+}
+
+static ssize_t polls(struct pair *pair)
+{
+	struct pollfd fds[2] = { { .fd = pair->here, .events = POLLIN }, { .fd = pair->there, .events = POLLIN } };
+	return rpoll(fds, 2, -1);
+}
+
+static ssize_t selects(struct pair *pair)
+{
+	fd_set read;
+	FD_ZERO(&read);
+	FD_SET(pair->here, &read);
+	return rselect(pair->here + 1, &read, NULL, NULL, NULL);
+}
+
+/* More than the peer, which takes nothing, has room for. */
+static ssize_t sends(struct pair *pair)
+{
+	static char bytes[1 << 20];
+	for (;;)
+		if (rsend(pair->here, bytes, sizeof bytes, 0) < 0)
+			return -1;
+}
+
+static ssize_t (*const CALLS[])(struct pair *) = { receives, accepts, polls, selects, sends };
+enum { RECEIVES, ACCEPTS, POLLS, SELECTS, SENDS, COUNT };
+
+struct waiter {
+	pthread_t thread;
+	struct pair *pair;
+	ssize_t (*call)(struct pair *);
+	volatile ssize_t result;
+	volatile int number, over;
+};
+
+static void *wait_in(void *argument)
+{
+	struct waiter *waiter = argument;
+	errno = 0;
+	waiter->result = waiter->call(waiter->pair);
+	waiter->number = errno;
+	waiter->over = 1;
+	pthread_testcancel();
+	return NULL;
+}
+
+/* A thread that waits, and has begun to sleep by now. */
+static void begin(struct waiter *waiter, struct pair *pair, int call)
+{
+	*waiter = (struct waiter){ .pair = pair, .call = CALLS[call] };
+	CHECK(pthread_create(&waiter->thread, NULL, wait_in, waiter) == 0);
+	usleep(50000);
+	CHECK(!waiter->over);
+}
+
+static void ended(struct waiter *waiter)
+{
+	CHECK(pthread_join(waiter->thread, NULL) == 0);
+}
+
+static volatile int handled;
+
+static void handle(int number)
+{
+	handled += number == SIGUSR1;
+}
+
+static void signals(struct pair *pair)
+{
+	struct sigaction action = { .sa_handler = handle };
+	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+	for (int call = 0; call < COUNT; call++) {
+		struct waiter waiter;
+		int before = handled;
+		begin(&waiter, pair, call);
+		CHECK(pthread_kill(waiter.thread, SIGUSR1) == 0);
+		/* What was sent before is told by the result, and the next call is interrupted. */
+		for (int again = 0; call == SENDS && !waiter.over && again < 100; again++) {
+			usleep(20000);
+			pthread_kill(waiter.thread, SIGUSR1);
+		}
+		ended(&waiter);
+		CHECK(handled > before && waiter.result == -1 && waiter.number == EINTR);
+	}
+}
+
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+static void times(struct pair *pair)
+{
+	struct pollfd fds[2] = { { .fd = pair->here, .events = POLLIN }, { .fd = pair->listening, .events = POLLIN } };
+	struct timeval soon = { .tv_usec = 30000 };
+	fd_set read;
+	double begun = now();
+	CHECK(rpoll(fds, 2, 0) == 0 && now() - begun < 5);
+	begun = now();
+	CHECK(rpoll(fds, 2, 400) == 0);
+	CHECK(now() - begun >= 0.4 && now() - begun < 10);
+	FD_ZERO(&read);
+	FD_SET(pair->here, &read);
+	begun = now();
+	CHECK(rselect(pair->here + 1, &read, NULL, NULL, &soon) == 0);
+	CHECK(now() - begun >= 0.03 && now() - begun < 10);
+}
+
+/* Each of several threads hears of what is its own, whichever of them waits on behalf of all. */
+static void several(struct pair *pair)
+{
+	struct pair other = connected();
+	struct waiter waiters[4];
+	char byte = 0;
+	for (int round = 0; round < 3; round++) {
+		begin(&waiters[0], pair, RECEIVES);
+		begin(&waiters[1], &other, RECEIVES);
+		begin(&waiters[2], pair, ACCEPTS);
+		CHECK(rsend(other.there, "o", 1, 0) == 1);
+		ended(&waiters[1]);
+		CHECK(waiters[1].result == 1 && !waiters[0].over && !waiters[2].over);
+		CHECK(rsend(pair->there, "p", 1, 0) == 1);
+		ended(&waiters[0]);
+		CHECK(waiters[0].result == 1 && !waiters[2].over);
+		begin(&waiters[3], pair, POLLS);
+		CHECK(rsend(pair->here, "q", 1, 0) == 1);
+		ended(&waiters[3]);
+		CHECK(waiters[3].result == 1 && rrecv(pair->there, &byte, 1, 0) == 1 && byte == 'q');
+		pthread_kill(waiters[2].thread, SIGUSR1);
+		ended(&waiters[2]);
+		CHECK(waiters[2].number == EINTR);
+	}
+	/* One polls the socket that another receives from. */
+	for (int round = 0; round < 6; round++) {
+		begin(&waiters[0], pair, round % 2 ? POLLS : RECEIVES);
+		begin(&waiters[1], pair, round % 2 ? RECEIVES : POLLS);
+		CHECK(rsend(pair->there, "r", 1, 0) == 1);
+		ended(&waiters[round % 2]);
+		CHECK(waiters[round % 2].result == 1);
+		if (!waiters[!(round % 2)].over)
+			CHECK(rsend(pair->there, "s", 1, 0) == 1);
+		ended(&waiters[!(round % 2)]);
+		while (rrecv(pair->here, &byte, 1, MSG_DONTWAIT) == 1)
+			;
+	}
+	closed(other);
+}
+
+/* A thread that is cancelled while it waits ends there or when it has what it waits for, and holds nothing that
+ * others need. */
+static void cancelled(struct pair *pair)
+{
+	for (int call = 0; call < COUNT; call++) {
+		struct waiter waiter;
+		void *result;
+		char byte = 0;
+		if (call == ACCEPTS || call == SENDS)
+			continue;
+		begin(&waiter, pair, call);
+		CHECK(pthread_cancel(waiter.thread) == 0);
+		CHECK(rsend(pair->there, "c", 1, 0) == 1);
+		CHECK(pthread_join(waiter.thread, &result) == 0 && result == PTHREAD_CANCELED);
+		CHECK(rsend(pair->there, "d", 1, 0) == 1);
+		while (byte != 'd')
+			CHECK(rrecv(pair->here, &byte, 1, 0) == 1);
+	}
+}
+
+/* A child has its parent's descriptors and none of its connections: its calls fail, and the parent's go on. */
+static void forked(struct pair *pair)
+{
+	struct waiter waiter;
+	int status;
+	pid_t child;
+	begin(&waiter, pair, RECEIVES);
+	CHECK((child = fork()) >= 0);
+	if (child == 0) {
+		char byte;
+		struct pollfd fds = { .fd = pair->there, .events = POLLIN };
+		alarm(20);
+		if (rrecv(pair->there, &byte, 1, 0) >= 0)
+			_exit(2);
+		rpoll(&fds, 1, 100);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(rsend(pair->there, "f", 1, 0) == 1);
+	ended(&waiter);
+	CHECK(waiter.result == 1);
+}
+
+/* Another thread closes a socket in which threads wait; and the peer ends while they do. */
+static void closing(void)
+{
+	for (int call = 0; call < COUNT; call++) {
+		struct pair pair = connected();
+		struct waiter waiter;
+		if (call == ACCEPTS)
+			continue;
+		begin(&waiter, &pair, call);
+		if (call == SENDS) {
+			struct linger linger = { .l_onoff = 1, .l_linger = 0 };
+			CHECK(rsetsockopt(pair.here, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+		}
+		CHECK(rclose(pair.here) == 0);
+		ended(&waiter);
+		CHECK(rclose(pair.there) == 0 && rclose(pair.listening) == 0);
+	}
+	for (int call = 0; call < COUNT; call++) {
+		struct pair pair = connected();
+		struct waiter waiter;
+		if (call == ACCEPTS)
+			continue;
+		begin(&waiter, &pair, call);
+		CHECK(rclose(pair.there) == 0);
+		ended(&waiter);
+		CHECK(call != RECEIVES || waiter.result == 0);
+		CHECK(rclose(pair.here) == 0 && rclose(pair.listening) == 0);
+	}
+}
+
+/* Calls that find at once what they want may do without a look at what came, but not for ever. */
+static void repeated(void)
+{
+	struct pair pair = connected();
+	struct pollfd fds = { .fd = pair.here, .events = POLLOUT };
+	double begun = now();
+	char bytes[2] = "";
+
+	CHECK(rsend(pair.there, "1", 1, 0) == 1);
+	CHECK(rrecv(pair.here, bytes, 2, MSG_PEEK) == 1);
+	CHECK(rsend(pair.there, "2", 1, 0) == 1);
+	while (rrecv(pair.here, bytes, 2, MSG_PEEK) < 2)
+		CHECK(now() - begun < 20);
+	CHECK(rrecv(pair.here, bytes, 2, 0) == 2 && bytes[0] == '1' && bytes[1] == '2');
+	CHECK(rclose(pair.there) == 0);
+	while (rpoll(&fds, 1, 0) == 1 && !(fds.revents & POLLHUP))
+		CHECK(now() - begun < 20);
+	CHECK(fds.revents & POLLHUP);
+	while (rsend(pair.here, "3", 1, 0) == 1)
+		CHECK(now() - begun < 20);
+	CHECK(errno == EPIPE || errno == ECONNRESET);
+	CHECK(rclose(pair.here) == 0 && rclose(pair.listening) == 0);
+}
+
+int main(void)
+{
+	struct pair pair = connected();
+	signals(&pair);
+	closed(pair);
+	pair = connected();
+	times(&pair);
+	several(&pair);
+	cancelled(&pair);
+	forked(&pair);
+	closed(pair);
+	closing();
+	repeated();
+	return 0;
+}
