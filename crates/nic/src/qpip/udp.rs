@@ -31,11 +31,11 @@ use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 const SUMMED: usize = 8 << 10;
 
 /// Requests of a queue pair in [doubt](UdpPath::doubt), half of its queue at most, that may be without a
-/// completion because the oldest of them waits for a neighbour: with one more that is lost. Strangers make a
-/// program that answers send to neighbours that nobody is, and it needs its requests back to answer others.
+/// completion because the oldest of them waits for a neighbour: with one more that is lost. Strangers make
+/// a program that answers send to neighbours that nobody is, and it needs its requests back for others.
 const MOST_IN_PROGRESS: u32 = 8;
-/// What a neighbour that was looked for in vain adds to the doubt, and the most of it. One that is found takes
-/// one away.
+/// What a neighbour that was looked for in vain adds to the doubt, and the most of it. One that is found
+/// takes one away.
 const LOST_COUNTS: u8 = 4;
 const MOST_DOUBT: u8 = 64;
 
