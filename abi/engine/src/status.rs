@@ -116,6 +116,8 @@ impl From<&OpenError> for Failure {
         Self(match error {
             OpenError::Config(_)
             | OpenError::Gateway { .. }
+            | OpenError::NoRouter { .. }
+            | OpenError::Unusable { .. }
             | OpenError::KernelsAddress { .. }
             | OpenError::InterfacesAddress { .. }
             | OpenError::Faults(_)

@@ -14,6 +14,7 @@ use quipu_mem::Segment;
 
 use crate::address::storage;
 use crate::error::{Outcome, fail, no_object, not_opened, refused};
+use crate::exit::Listed;
 
 /// What C knows of an object: its address, and nothing of what is there.
 #[repr(C)]
@@ -41,6 +42,8 @@ pub(crate) struct Adapter {
     pub(crate) found: Mutex<Option<TcpEvent>>,
     /// Memory that the program has from it, by address.
     pub(crate) allocated: Mutex<BTreeMap<usize, Segment>>,
+    /// Its peers are told when the process exits.
+    _listed: Listed,
 }
 
 /// What a program knows a queue pair by: addresses, kept as numbers.
@@ -126,7 +129,8 @@ fn open(config: Config) -> Outcome<Arc<Adapter>> {
     let made = engine.alloc_pd().and_then(|pd| Ok((pd, engine.tcp_events(context)?)));
     let (pd, events_fd) = made.map_err(refused("the adapter cannot be opened"))?;
     let (qps, found, allocated) = Default::default();
-    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found, allocated }))
+    let _listed = Listed::new(&engine);
+    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found, allocated, _listed }))
 }
 
 entry! {

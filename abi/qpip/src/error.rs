@@ -79,6 +79,8 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
     let errno = match error {
         OpenError::Config(_)
         | OpenError::Gateway { .. }
+        | OpenError::NoRouter { .. }
+        | OpenError::Unusable { .. }
         | OpenError::KernelsAddress { .. }
         | OpenError::InterfacesAddress { .. }
         | OpenError::Faults(_)

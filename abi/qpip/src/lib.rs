@@ -12,6 +12,7 @@
 //! | `event` | what happens to connections |
 //! | `work` | posting |
 //! | `error` | what failed, as a number and in words |
+//! | `exit` | the end of the process |
 //! | `address` | addresses of the C library |
 //!
 //! What is exported is in `symbols.txt`; crate `quipu-abi-exports` says how.
@@ -23,6 +24,7 @@ pub mod connection;
 pub mod cq;
 pub mod error;
 pub mod event;
+mod exit;
 pub mod memory;
 pub mod qp;
 pub mod work;

@@ -55,6 +55,30 @@ pub enum OpenError {
     /// The link of QPIP.
     #[error(transparent)]
     Link(#[from] crate::packet::LinkError),
+    /// No station can have an address.
+    #[error(
+        "the adapter cannot have the address {address}/{len}: {why}; give it one that a single station \
+         can have, with the length of its network's prefix, with --address (or QUIPU_QPIP_ADDRESS)"
+    )]
+    Unusable {
+        /// The address.
+        address: IpAddr,
+        /// The length of its prefix.
+        len: u8,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A gateway is no router.
+    #[error(
+        "the gateway {gateway} is {why}, and leads nowhere: name the router's address with --gateway (or \
+         QUIPU_QPIP_GATEWAY), or none"
+    )]
+    NoRouter {
+        /// The gateway.
+        gateway: IpAddr,
+        /// What it is.
+        why: &'static str,
+    },
     /// Nobody can reach a gateway.
     #[error(
         "no address of the adapter is on the network of the gateway {gateway}: give it one with --address (or \

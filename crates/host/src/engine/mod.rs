@@ -446,9 +446,15 @@ fn open_qpip(
     if let Some(address) = wanted.kernels() {
         return Err(OpenError::KernelsAddress { address, link: wanted.link.to_string() });
     }
+    wanted.check()?;
     let mut link = packet::open(&wanted.link)?;
     ask_for_addresses(wanted, link.as_mut())?;
     let features = link.features();
+    let given = |(own, _): &(IpAddr, u8)| features.address.is_some_and(|(ip, _)| ip == *own);
+    if let Some(&(address, len)) = wanted.addresses.iter().find(|own| given(own)) {
+        let why = "the link gives it to the adapter already";
+        return Err(OpenError::Unusable { address, len, why });
+    }
     let on_network = |gateway: &IpAddr| wanted.reaches(*gateway, features);
     if let Some(&gateway) = wanted.gateways.iter().find(|gateway| !on_network(gateway)) {
         return Err(OpenError::Gateway { gateway });

@@ -34,6 +34,11 @@ impl LinkError {
 /// What to do about an error of the kernel.
 fn remedy(link: &LinkSpec, error: &io::Error) -> String {
     let name = link.interface().unwrap_or_default();
+    if let LinkSpec::Share { name } = link
+        && let Some(remedy) = remedy_of_share(name, error.kind())
+    {
+        return remedy;
+    }
     match (link, error.raw_os_error()) {
         (LinkSpec::Xdp { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) => format!(
             "grant the rights to XDP (setcap cap_net_raw,cap_net_admin,cap_bpf+ep on the program, \
@@ -90,13 +95,31 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
         (LinkSpec::Udp { .. }, Some(libc::EADDRINUSE)) => {
             "choose another port, or 0 for any".to_owned()
         }
-        (LinkSpec::Share { name }, Some(libc::ENOENT | libc::ECONNREFUSED)) => {
-            format!("share one first, as this user: quipu nic --share {name} --link ...")
-        }
         (_, Some(libc::ENODEV | libc::ENXIO)) => {
             "name an interface that there is (ip link)".to_owned()
         }
         (_, Some(libc::EMFILE)) => "raise the limit of open descriptors (ulimit -n)".to_owned(),
         _ => "see `quipu doctor`".to_owned(),
     }
+}
+
+/// What to do about an adapter that another process shares under this name.
+fn remedy_of_share(name: &str, kind: io::ErrorKind) -> Option<String> {
+    Some(match kind {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            format!("share one first, as this user: quipu nic --share {name} --link ...")
+        }
+        io::ErrorKind::ResourceBusy => "end one of them, or share another adapter under another \
+                                        name: quipu nic --share NAME --link ..."
+            .to_owned(),
+        io::ErrorKind::TimedOut => format!(
+            "look whether it was stopped (kill -CONT lets it go on), or end it and share the adapter anew: \
+             quipu nic --share {name} --link ..."
+        ),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
+            "it has ended, or cannot serve one more program: see what it has said, and share the adapter \
+             anew if it is gone: quipu nic --share {name} --link ..."
+        ),
+        _ => return None,
+    })
 }

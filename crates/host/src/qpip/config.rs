@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use quipu_inet::neighbour::share_prefix;
 
+use super::addresses::{broadcast, flaw};
 use crate::config::ConfigError;
+use crate::error::OpenError;
 use crate::packet::{Features, LinkSpec};
 
 /// The link and the addresses of the stack of QPIP.
@@ -24,6 +26,33 @@ impl QpipConfig {
     #[must_use]
     pub fn new(link: LinkSpec) -> Self {
         Self { link, addresses: Vec::new(), gateways: Vec::new() }
+    }
+
+    /// Whether one station can have the addresses, over a link of this kind.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Unusable`], [`OpenError::NoRouter`].
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let mut before: Vec<IpAddr> = Vec::new();
+        for &(address, len) in &self.addresses {
+            let twice = before.contains(&address).then_some("it is given twice");
+            let carried = !(address.is_ipv4() && matches!(self.link, LinkSpec::Udp { .. }));
+            let alien = (!carried).then_some("the link carries IPv6 only");
+            if let Some(why) = flaw(address, len).or(twice).or(alien) {
+                return Err(OpenError::Unusable { address, len, why });
+            }
+            before.push(address);
+        }
+        for &gateway in &self.gateways {
+            let own = before.contains(&gateway).then_some("the adapter's own address");
+            let is_broadcast = |&(own, len): &(IpAddr, u8)| broadcast(own, len) == Some(gateway);
+            let all = self.addresses.iter().any(is_broadcast);
+            if let Some(why) = own.or(all.then_some("the broadcast address of its network")) {
+                return Err(OpenError::NoRouter { gateway, why });
+            }
+        }
+        Ok(())
     }
 
     /// Whether a gateway is a neighbour of one of the addresses, on a link with these features.
@@ -99,6 +128,30 @@ mod tests {
         }
         for bad in ["127.0.0.1/8", "0.0.0.0/8", "224.0.0.1/4", "10.9.0.2/0", "x/24"] {
             assert_eq!(parse_address(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_no_station_can_have_are_refused_with_a_reason() {
+        let said = |link: &str, own: &[&str], gateways: &[&str]| {
+            let mut config = QpipConfig::new(link.parse().unwrap());
+            config.addresses = own.iter().map(|it| parse_address(it).unwrap()).collect();
+            config.gateways = gateways.iter().map(|it| it.parse().unwrap()).collect();
+            config.check().map_err(|error| error.to_string())
+        };
+        let own = ["10.9.0.2/24", "fd09::2/64"];
+        assert_eq!(said("tap:qp0", &own, &["10.9.0.1", "fd09::"]), Ok(()));
+        let link = "udp:127.0.0.1:0";
+        assert_eq!(said(link, &["fd09::2/64"], &[]), Ok(()));
+        for (link, own, gateways, words) in [
+            ("tap:qp0", &["10.9.0.255/24"][..], &[][..], ["10.9.0.255/24", "broadcast"]),
+            ("tap:qp0", &["10.9.0.2/24", "10.9.0.2/16"], &[], ["10.9.0.2/16", "twice"]),
+            ("tap:qp0", &own, &["10.9.0.2"], ["gateway 10.9.0.2", "own"]),
+            ("tap:qp0", &own, &["10.9.0.255"], ["gateway 10.9.0.255", "broadcast"]),
+            (link, &["10.0.0.1/24"], &[], ["10.0.0.1/24", "IPv6 only"]),
+        ] {
+            let said = said(link, own, gateways).unwrap_err();
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
         }
     }
 

@@ -3,6 +3,7 @@
 //! A link that takes no more frames holds up the adapter, which keeps what it has to send as work requests;
 //! nothing is queued here.
 
+mod addresses;
 mod config;
 
 use std::io;

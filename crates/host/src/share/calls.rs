@@ -57,6 +57,13 @@ pub(crate) struct Welcome {
     pub(crate) bell: OwnedFd,
 }
 
+/// The process that shares the adapter has not answered in time.
+fn silent(process: libc::pid_t) -> io::Error {
+    let number = if process > 0 { format!(" ({process})") } else { String::new() };
+    let why = format!("the process that shares it{number} does not answer");
+    io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
 fn nonsense() -> io::Error {
     io::Error::other("the process that shares the adapter speaks another language")
 }
@@ -105,27 +112,37 @@ impl Calls {
     ///
     /// # Errors
     ///
-    /// Nobody shares one under this name, or somebody else's process does; no memory or descriptors.
+    /// Nobody shares one under this name, or somebody else's process does; it has no room
+    /// ([`io::ErrorKind::ResourceBusy`]), does not answer ([`io::ErrorKind::TimedOut`]), or ends; no memory
+    /// or descriptors.
     pub(crate) fn attach(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
         let socket = reach(name)?;
-        let (_, user) = socket::peer_credentials(&socket)?;
+        let (process, user) = socket::peer_credentials(&socket)?;
         if !socket::is_own_user(user) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let hello = Writer::default().word(HELLO).word(arena_bytes as u64);
         socket::send(&socket, &hello.bytes(), &[])?;
         if !sys::wait_readable_within(&socket, PATIENCE) {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(silent(process));
         }
+        Self::read_welcome(link, socket)
+    }
+
+    fn read_welcome(link: &LinkSpec, socket: OwnedFd) -> io::Result<Welcome> {
         let mut buffer = [0; MAX_MESSAGE];
         let mut received = socket::receive(&socket, &mut buffer)?;
         if received.len == 0 {
-            return Err(io::Error::other("it takes no more programs"));
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
         let mut answer = Reader::new(&buffer[..received.len]);
         let (Some(HELLO), Some(rings)) = (answer.word(), answer.short::<usize>()) else {
             return Err(nonsense());
         };
+        if rings == 0 {
+            let why = answer.text().ok_or_else(nonsense)?;
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+        }
         let info = read_info(link, &mut answer).ok_or_else(nonsense)?;
         let (Some(bell), Some(file)) = (received.fds.pop(), received.fds.pop()) else {
             return Err(nonsense());
@@ -267,10 +284,10 @@ fn reach_at(path: &Path) -> io::Result<OwnedFd> {
     let begun = Instant::now();
     loop {
         match connect(path) {
-            Err(error) if sys::would_block(&error) && begun.elapsed() < PATIENCE => {
-                std::thread::sleep(GLANCE);
-            }
-            outcome => return outcome,
+            Err(error) if !sys::would_block(&error) => return Err(error),
+            Err(_) if begun.elapsed() > PATIENCE => return Err(silent(0)),
+            Err(_) => std::thread::sleep(GLANCE),
+            reached => return reached,
         }
     }
 }
@@ -319,6 +336,14 @@ mod tests {
         let kind = |paths: &[&PathBuf]| reach(paths).unwrap_err().kind();
         assert_eq!(kind(&[&stale, &none]), io::ErrorKind::ConnectionRefused);
         assert_eq!(kind(&[&none]), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn who_does_not_answer_is_named() {
+        let said = silent(4711);
+        assert_eq!(said.kind(), io::ErrorKind::TimedOut);
+        assert!(said.to_string().contains("(4711) does not answer"), "{said}");
+        assert!(!silent(0).to_string().contains('('));
     }
 
     #[test]

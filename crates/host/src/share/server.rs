@@ -315,7 +315,7 @@ impl Server {
         }
     }
 
-    /// Takes a caller, if it is of this user and there is room.
+    /// Takes a caller, if it is of this user.
     fn accept(&mut self) {
         let take = || unix::accept(&self.listener).map(|socket| (socket, ()));
         let Accepted::Connection(socket, ()) = self.acceptor.accept_by(take) else { return };
@@ -324,11 +324,10 @@ impl Server {
             self.epoll.remove(&self.callers.remove(0).socket);
         }
         let own = unix::peer_credentials(&socket).is_ok_and(|(_, user)| unix::is_own_user(user));
-        let room = self.tenants.len() < MAX_TENANTS;
         self.next = self.next.wrapping_add(1);
         let number = self.next;
         let watched = || self.epoll.add(&socket, libc::EPOLLIN, CALLER | u64::from(number));
-        if own && room && watched().is_ok() {
+        if own && watched().is_ok() {
             self.callers.push(Caller { number, socket, since: Instant::now() });
         }
     }
@@ -356,6 +355,12 @@ impl Server {
         let (Some(HELLO), Some(wanted)) = (hello.word(), hello.word()) else {
             return Err(io::Error::other("it speaks another language"));
         };
+        if self.tenants.len() >= MAX_TENANTS {
+            let why =
+                format!("it takes {MAX_TENANTS} programs at a time, and as many are attached");
+            unix::send(&socket, &Writer::default().word(HELLO).word(0u64).text(&why).bytes(), &[])?;
+            return Err(io::Error::other(why));
+        }
         let rings = rings_len();
         let len = wanted.clamp(*ARENA.start(), *ARENA.end()) as usize + rings;
         let (file, memory) = segment::create(c"quipu-share", len, Writers::Both)?;

@@ -22,6 +22,7 @@ use super::slots::{self, News, Request, Tag};
 use super::words::{Call, HELLO, Writer};
 use super::{RINGS, Sharer, connect, own_place};
 use crate::link::socket;
+use crate::packet::LinkSpec;
 use crate::testing::is_alone;
 use crate::{Config, Engine, EngineError, QpipConfig};
 
@@ -388,6 +389,24 @@ fn silent_callers_keep_nobody_away() {
     let begun = Instant::now();
     drop(shared.attach());
     assert!(begun.elapsed() < super::server::PATIENCE / 2, "they were waited for");
+}
+
+#[test]
+fn one_program_too_many_is_told_so() {
+    let shared = Shared::new();
+    let mut programs: Vec<_> = (0..64).map(|_| shared.raw()).collect();
+    let link: LinkSpec = format!("share:{}", shared.name).parse().unwrap();
+    let qpip = Some(QpipConfig::new(link));
+    let config = Config { counters: false, qpip, ..Config::default() };
+    let said = Engine::open(config).err().expect("it is full").to_string();
+    assert!(said.contains("64 programs") && said.contains("end one of them"), "{said}");
+    // It goes by who is there.
+    programs.pop();
+    let begun = Instant::now();
+    let link = format!("share:{}", shared.name).parse().unwrap();
+    while Calls::attach(&link, &shared.name, 1 << 20).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "no place is free again");
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! A send is done when its datagram is written. One to a neighbour that is not known yet waits for it (RFC
 //! 4861 7.2.2), and those behind it go on; if the neighbour cannot be found it is lost, as datagrams may be.
-//! Requests complete in their order all the same, so one that waits gives way before it holds up many.
+//! Requests complete in their order all the same, so one that waits in vain, as far as can be told, gives way
+//! before it holds up many.
 //!
 //! One that is longer than a packet of its path goes in parts, each made of the request's memory when the
 //! link has room for it. No other datagram begins before it ends: a receiver keeps the parts of few.
@@ -29,10 +30,14 @@ use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 /// Octets that are summed at a time: they are read again soon, and are to be in a cache then. Even.
 const SUMMED: usize = 8 << 10;
 
-/// Requests of a queue pair, half of its queue at most, that may be without a completion because the oldest
-/// of them waits for a neighbour: with one more that is lost. Strangers make a program that answers send to
-/// neighbours that nobody is, and it needs its requests back to answer others.
+/// Requests of a queue pair in [doubt](UdpPath::doubt), half of its queue at most, that may be without a
+/// completion because the oldest of them waits for a neighbour: with one more that is lost. Strangers make
+/// a program that answers send to neighbours that nobody is, and it needs its requests back for others.
 const MOST_IN_PROGRESS: u32 = 8;
+/// What a neighbour that was looked for in vain adds to the doubt, and the most of it. One that is found
+/// takes one away.
+const LOST_COUNTS: u8 = 4;
+const MOST_DOUBT: u8 = 64;
 
 /// What a queue pair of type UDP has beside its queues.
 #[derive(Debug, Default)]
@@ -42,6 +47,8 @@ pub(crate) struct UdpPath {
     listed: bool,
     /// Whether it stands among those that wait for a neighbour.
     awaits: bool,
+    /// Above zero while its neighbours have mostly been nobody of late.
+    doubt: u8,
     /// Its requests in progress that are not done.
     held: VecDeque<Held>,
 }
@@ -130,6 +137,7 @@ impl<P: Probe> Adapter<P> {
         let Some(inet) = &mut self.hub.inet else { return };
         for id in std::mem::take(&mut inet.unresolved) {
             let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
+            note(qp, &is, found);
             if found {
                 release(qp, &is)
             } else {
@@ -142,6 +150,17 @@ impl<P: Probe> Adapter<P> {
             }
             kick(qp, hub);
         }
+    }
+}
+
+/// What has become of a neighbour says what is to be expected of the next.
+fn note(qp: &mut Qp, is: impl Fn(IpAddr) -> bool, found: bool) {
+    let Path::Udp(path) = &mut qp.path else { return };
+    if path.held.iter().any(|held| matches!(held.what, Hold::For(hop) if is(hop))) {
+        path.doubt = match found {
+            true => path.doubt.saturating_sub(1),
+            false => path.doubt.saturating_add(LOST_COUNTS).min(MOST_DOUBT),
+        };
     }
 }
 
@@ -260,8 +279,11 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// The oldest request is lost if it waits for a neighbour, and too many are in progress for that.
+/// The oldest request is lost if it waits for a neighbour, which is in doubt, and too many are in progress.
 fn give_way<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if !matches!(&qp.path, Path::Udp(path) if path.doubt > 0) {
+        return;
+    }
     let most = MOST_IN_PROGRESS.min(qp.sq.capacity() / 2).max(1);
     while qp.sq.next.wrapping_sub(qp.sq.head) > most {
         let oldest = qp.sq.head;
