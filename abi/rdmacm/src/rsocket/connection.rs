@@ -453,11 +453,15 @@ impl Connection {
 
     /// Takes the event, if it has come; whether it has.
     pub(crate) fn take_event(&mut self) -> bool {
+        self.armed && self.ask_event()
+    }
+
+    /// Takes an event, if there is one; none is asked for then. If there is none the engine takes it that nobody
+    /// waits inside of it.
+    pub(crate) fn ask_event(&mut self) -> bool {
         let Ok(verbs) = verbs() else { return false };
-        if !self.armed {
-            return false;
-        }
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        self.armed = false;
         // SAFETY: the channel is the identifier's and does not block.
         unsafe {
             if (verbs.get_cq_event)((*self.id).recv_cq_channel, &mut cq, &mut context) != 0 {
@@ -465,7 +469,6 @@ impl Connection {
             }
             (verbs.ack_cq_events)((*self.id).recv_cq, 1);
         }
-        self.armed = false;
         true
     }
 

@@ -87,7 +87,7 @@ fn system_poll(
     let mut all = fds.to_vec();
     // A socket has two descriptors: one in its place, and one behind all places.
     for (at, socket) in &watched.sockets {
-        let [events, completions] = socket.lock().descriptors();
+        let [events, completions] = socket.descriptors(&mut socket.lock());
         all[*at] = readable(events);
         all.push(readable(completions));
     }

@@ -321,6 +321,7 @@ impl Item {
         let mut ready = fresh(state.events(), state.edge, self.told);
         if ready == 0 || !stays {
             // Armed and looked again: only now it may leave the queue.
+            state.sleeps_outside();
             state.arm();
             more |= state.progress_for(set);
             ready = fresh(state.events(), state.edge, self.told);

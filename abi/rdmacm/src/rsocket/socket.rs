@@ -122,6 +122,10 @@ pub(crate) struct State {
     pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
     /// A thread waits at the descriptor and will take the events.
     pub(super) led: bool,
+    /// Another one has heard of an event, and left it to that thread.
+    pub(super) left_behind: bool,
+    /// A thread has slept inside the engine.
+    pub(super) slept_inside: bool,
     /// Threads in `rpoll` with this socket.
     pub(crate) pollers: u32,
     /// The sets that it is in.
@@ -201,6 +205,8 @@ impl Socket {
             seen: Seen { phase: Phase::Idle, events: 0, arrived: 0, requests: 0 },
             disturbed: false,
             skipped: false,
+            left_behind: false,
+            slept_inside: false,
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
@@ -513,11 +519,14 @@ impl State {
         }
     }
 
-    /// The descriptors that tell of something to look at; -1 stands for none.
-    pub(crate) fn descriptors(&self) -> [c_int; 2] {
-        // SAFETY: the identifier is this socket's, and so is its channel.
-        let events = unsafe { (*(*self.id).channel).fd };
-        [events, self.connection.as_ref().map_or(-1, Connection::descriptor)]
+    /// A thread is about to sleep outside of the engine. Where others have slept inside, the engine may think
+    /// that they still do, and that nobody has to be called.
+    pub(crate) fn sleeps_outside(&mut self) {
+        if std::mem::take(&mut self.slept_inside)
+            && let Some(connection) = &mut self.connection
+        {
+            self.disturbed |= connection.ask_event();
+        }
     }
 
     /// Begins to connect.

@@ -7,6 +7,7 @@ use libc::{c_int, pollfd};
 use quipu_cabi::Errno;
 use quipu_facade::{check, engine};
 
+use super::connection::Connection;
 use super::socket::{Socket, State};
 use super::spin::Spin;
 
@@ -86,11 +87,12 @@ impl Socket {
             let result = done(&mut state);
             let mut slept = Ok(0);
             if result.is_none() && !more {
-                let mut fds = state.descriptors().map(readable);
+                let mut fds = self.descriptors(&mut state).map(readable);
                 drop(state);
                 slept = sleep(&mut fds, left);
                 state = self.lock();
-                if fds[1].revents != 0 {
+                // Others that heard of the event may have come to the lock first.
+                if std::mem::take(&mut state.left_behind) || fds[1].revents != 0 {
                     state.take_event();
                 }
                 spin = Spin::default();
@@ -127,8 +129,19 @@ impl Socket {
 
     /// As [`woken`](Self::woken), for one that makes the progress itself.
     pub(crate) fn heard(&self, state: &mut State) {
-        if !state.led {
+        if state.led {
+            state.left_behind = true;
+        } else {
             state.take_event();
         }
+    }
+
+    /// What a thread sleeps at, inside the engine: the descriptor of connection events and that of
+    /// completions; until there is a queue pair, the one that will tell of both.
+    pub(super) fn descriptors(&self, state: &mut State) -> [c_int; 2] {
+        state.slept_inside = true;
+        // SAFETY: the identifier is this socket's, and so is its channel.
+        let events = unsafe { (*(*state.id).channel).fd };
+        [events, state.connection.as_ref().map_or(self.fd, Connection::descriptor)]
     }
 }

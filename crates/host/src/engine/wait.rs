@@ -63,9 +63,9 @@ impl Sleepers {
         self.asleep -= 1;
     }
 
-    /// Whether there are others than the one that is about to get up.
-    fn others_sleep(&self) -> bool {
-        self.asleep > 1
+    /// Whether there are more than `own`.
+    fn others_sleep(&self, own: u32) -> bool {
+        self.asleep > own
     }
 }
 
@@ -198,7 +198,7 @@ impl Engine {
             return Ok(None);
         }
         let others = [sys::poll_entry(other, libc::POLLIN)];
-        match self.drive_beside(core, &others, most, attend(channel), leave(channel)) {
+        match self.drive_beside(core, (&others, 0), most, attend(channel), leave(channel)) {
             Err(EngineError::Interrupted) => Ok(None),
             waited => waited,
         }
@@ -225,7 +225,7 @@ impl Engine {
             drop(core);
             Ok(None)
         } else {
-            self.drive_beside(core, fds, most, |_| (), |_| Ok(None::<usize>))
+            self.drive_beside(core, (fds, 1), most, |_| (), |_| Ok(None::<usize>))
         };
         self.enter()?.sleepers.gets_up();
         // Of what came its descriptors tell by now.
@@ -263,14 +263,15 @@ impl Engine {
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
-        self.drive_beside(core, &[], most, attend, leave)
+        self.drive_beside(core, (&[], 0), most, attend, leave)
     }
 
-    /// The same, or until one of these descriptors of somebody else's has something to say.
+    /// The same, or until one of these descriptors of somebody else's has something to say. `own` is how many
+    /// of the [`Sleepers`] this thread is.
     fn drive_beside<T>(
         &self,
         mut core: Guard<'_, Core>,
-        others: &[libc::pollfd],
+        (others, own): (&[libc::pollfd], u32),
         most: Option<Duration>,
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
@@ -309,7 +310,7 @@ impl Engine {
         core.driver = false;
         core.finish_wait(&ready);
         let event = leave(&mut core);
-        let left = core.sleepers.others_sleep() && core.helper == HelperMode::Dozing;
+        let left = core.sleepers.others_sleep(own) && core.helper == HelperMode::Dozing;
         let call = left || core.helper == HelperMode::Resting;
         drop(core);
         if call {
@@ -519,9 +520,9 @@ mod tests {
     fn one_of_several_sleepers_is_alone_again_after_some_sleeps() {
         let mut sleepers = Sleepers::default();
         assert!(sleepers.lies_down());
-        assert!(!sleepers.lies_down() && sleepers.others_sleep());
+        assert!(!sleepers.lies_down() && sleepers.others_sleep(1));
         sleepers.gets_up();
-        assert!(!sleepers.others_sleep());
+        assert!(!sleepers.others_sleep(1));
         sleepers.gets_up();
         let alone = (0..ALONE).filter(|_| {
             let alone = sleepers.lies_down();

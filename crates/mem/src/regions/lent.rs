@@ -122,6 +122,8 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct Ledger {
     parts: BTreeMap<Place, Part>,
+    /// How many there are of each region that has any.
+    of_regions: HashMap<Key, usize>,
     loans: HashMap<u64, Lent>,
     /// The number of the next loan, or part.
     next: u64,
@@ -135,8 +137,15 @@ pub(super) struct Ledger {
 
 impl Ledger {
     fn new() -> Ledger {
-        let (parts, loans) = (BTreeMap::new(), HashMap::new());
-        Ledger { parts, loans, next: 0, written: Vec::new(), bytes: 0, over: channel() }
+        Ledger {
+            parts: BTreeMap::new(),
+            of_regions: HashMap::new(),
+            loans: HashMap::new(),
+            next: 0,
+            written: Vec::new(),
+            bytes: 0,
+            over: channel(),
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -146,6 +155,9 @@ impl Ledger {
 
     /// The adapter is about to write to a range.
     pub(super) fn about_to_write(&mut self, at: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
         let end = at.saturating_add(len);
         for (&place, part) in self.parts.range_mut((at.saturating_sub(MOST), 0)..(end, 0)) {
             let start = place.0;
@@ -159,8 +171,10 @@ impl Ledger {
                 let change = part.offset + change as u64;
                 lent.changed = Some(lent.changed.map_or(change, |first| first.min(change)));
             }
+            if part.written.is_empty() {
+                self.written.push(place);
+            }
             part.leave(range);
-            self.written.push(place);
         }
     }
 
@@ -178,13 +192,21 @@ impl Ledger {
     }
 
     fn remove(&mut self, place: &Place) {
-        if let Some(part) = self.parts.remove(place) {
-            self.bytes -= part.copy.len();
+        let Some(part) = self.parts.remove(place) else { return };
+        self.bytes -= part.copy.len();
+        if let Some(left) = self.of_regions.get_mut(&part.region) {
+            *left -= 1;
+            if *left == 0 {
+                self.of_regions.remove(&part.region);
+            }
         }
     }
 
     /// A region is about to go.
     pub(super) fn forget(&mut self, region: Key) {
+        if !self.of_regions.contains_key(&region) {
+            return;
+        }
         let parts = self.parts.iter().filter(|(_, part)| part.region == region);
         let places: Vec<Place> = parts.map(|(&place, _)| place).collect();
         places.iter().for_each(|place| self.remove(place));
@@ -204,6 +226,7 @@ impl Ledger {
             }
             let place = (at, self.number());
             let (copy, written) = (Vec::new(), 0..0);
+            *self.of_regions.entry(region).or_default() += 1;
             self.parts.insert(place, Part { loan: id, region, offset, len, copy, written });
             let lent = self.loans.entry(id).or_default();
             lent.parts.push(place);

@@ -416,13 +416,19 @@ fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, why: Stop) {
     settle(qp, hub);
 }
 
-/// The request at `position` fails and stops the send queue. Those that wait are lost.
+/// The request at `position` fails and stops the send queue. Those that wait are lost, those that have failed
+/// say so.
 fn stop<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, status: WcStatus) {
     let Path::Udp(path) = &mut qp.path else { return };
-    for held in std::mem::take(&mut path.held) {
-        qp.sq.wqe_mut(held.position).answered = true;
+    path.held.retain(|held| {
+        let failed = matches!(held.what, Hold::Failed(_));
+        qp.sq.wqe_mut(held.position).answered |= !failed;
+        failed
+    });
+    settle(qp, hub);
+    if let Path::Udp(path) = &mut qp.path {
+        path.held.clear();
     }
-    requester::complete_done(qp, hub);
     requester::fail_at(qp, hub, position, status);
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::http::{self, Status};
 use super::memory::{Held, Memory};
@@ -108,6 +108,14 @@ impl Stamp {
     fn tag(&self) -> Option<String> {
         self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
     }
+
+    /// When it was changed, in seconds since 1970. Not told before that second is over, in which it may change
+    /// again (RFC 9110 8.8.2.2).
+    fn changed(&self, now: SystemTime) -> Option<u64> {
+        let seconds = u64::try_from(self.changed_ns? / 1_000_000_000).ok()?;
+        let now = now.duration_since(UNIX_EPOCH).ok()?;
+        (seconds < now.as_secs()).then_some(seconds)
+    }
 }
 
 fn stamp(metadata: &Metadata) -> Stamp {
@@ -192,7 +200,7 @@ impl Source {
         self.clock += 1;
         let file = open_within(root, &place)?;
         let stamp = stamp(&file.metadata()?);
-        let changed = stamp.changed_ns.map(|ns| (ns / 1_000_000_000) as u64);
+        let changed = stamp.changed(SystemTime::now());
         let media_type = http::media_type(&place.to_string_lossy());
         let len = stamp.len;
         if self.kept.get(&place).is_some_and(|kept| kept.stamp != stamp) {

@@ -53,6 +53,9 @@ fn files_are_found_and_found_again_when_they_change() {
     fs::write(&name, "first").unwrap();
     fs::write(folder.0.join("empty"), "").unwrap();
     let mut source = Source::folder(&memory, &folder.0).unwrap();
+    assert_eq!(source.find("/a b.txt").unwrap().changed, None, "it may change again");
+    let file = fs::File::options().write(true).open(&name).unwrap();
+    file.set_modified(SystemTime::now() - std::time::Duration::from_secs(10)).unwrap();
     let content = source.find("/a b.txt").unwrap();
     assert_eq!(
         (text(&content, &memory).as_str(), content.media_type),

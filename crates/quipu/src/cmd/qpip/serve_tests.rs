@@ -313,6 +313,8 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     let name = std::env::temp_dir().join(format!("quipu-serve-lazy-{}", std::process::id()));
     std::fs::create_dir(&name).unwrap();
     std::fs::write(name.join("file"), vec![b'x'; 100_000]).unwrap();
+    let file = std::fs::File::options().write(true).open(name.join("file")).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(10)).unwrap();
     let adapter = adapter();
     let memory = Memory::new(&adapter.protection_domain().unwrap());
     let mut source = Source::folder(&memory, &name).unwrap();
