@@ -26,7 +26,10 @@ pub(crate) fn build(features: &[String]) -> Result<PathBuf> {
     };
     println!("profile: building with counters");
     let counting = build("counting", "-Cprofile-generate".to_owned())?;
-    let counts = count(&stage::place(&counting, &dir)?, &dir.join("counts"))?;
+    // Gone once it has counted: it is slow, and nobody is to take it for what was built.
+    let counter = dir.join("counter");
+    let counts = count(&stage::place(&counting, &counter)?, &dir.join("counts"))?;
+    fs::remove_dir_all(&counter).with_context(|| format!("cannot remove {}", counter.display()))?;
     let profile = dir.join("profile.profdata");
     let mut merge = Command::new(merger);
     merge.arg("merge").arg("-o").arg(&profile).arg(&counts);

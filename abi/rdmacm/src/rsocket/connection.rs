@@ -456,8 +456,8 @@ impl Connection {
         self.armed && self.ask_event()
     }
 
-    /// Takes an event, if there is one; none is asked for then. If there is none the engine takes it that nobody
-    /// waits inside of it.
+    /// Takes an event, if there is one; none is asked for then. If there is none the engine takes it that
+    /// nobody waits inside of it.
     pub(crate) fn ask_event(&mut self) -> bool {
         let Ok(verbs) = verbs() else { return false };
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());

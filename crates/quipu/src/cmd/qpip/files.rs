@@ -109,8 +109,8 @@ impl Stamp {
         self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
     }
 
-    /// When it was changed, in seconds since 1970. Not told before that second is over, in which it may change
-    /// again (RFC 9110 8.8.2.2).
+    /// When it was changed, in seconds since 1970. Not told before that second is over, in which it may
+    /// change again (RFC 9110 8.8.2.2).
     fn changed(&self, now: SystemTime) -> Option<u64> {
         let seconds = u64::try_from(self.changed_ns? / 1_000_000_000).ok()?;
         let now = now.duration_since(UNIX_EPOCH).ok()?;
