@@ -24,6 +24,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So often it is measured until they are as near as usual behind it, too.
 const TRIES: u32 = 3;
+/// The part of all the time there is that may be spent so: a short benchmark is to have its rounds.
+const SHARE: u32 = 4;
 /// Octets of a message that is little more than a line.
 const SHORT: u64 = 64;
 
@@ -40,18 +42,20 @@ pub(crate) struct Nearness {
     range: [f64; 2],
     runs: u32,
     near: u32,
+    /// How long it may still wait, and measure again.
+    left: Duration,
 }
 
 impl Nearness {
-    /// Finds out how near they mostly are, which takes two seconds.
-    pub(crate) fn new(cpus: [usize; 2]) -> Self {
+    /// Finds out how near they mostly are, which takes two seconds. All is to take `budget`.
+    pub(crate) fn new(cpus: [usize; 2], budget: Duration) -> Self {
         let look = |_| {
             std::thread::sleep(PAUSE);
             there_and_back(cpus)
         };
         let looks: Vec<f64> = (0..LOOKS).map(look).collect();
         let usual = stats::quantile(&looks, 0.25);
-        Self { cpus, usual, range: [usual; 2], runs: 0, near: 0 }
+        Self { cpus, usual, range: [usual; 2], runs: 0, near: 0, left: budget / SHARE }
     }
 
     /// Whether it matters to a test of these sizes.
@@ -66,14 +70,18 @@ impl Nearness {
         self.runs += 1;
         let mut tries = 0;
         loop {
+            let waits = Instant::now();
             self.wait();
+            self.left = self.left.saturating_sub(waits.elapsed());
+            let begun = Instant::now();
             let done = act();
             tries += 1;
             let near = self.are_near();
-            if near || tries == TRIES {
+            if near || tries == TRIES || self.left.is_zero() {
                 self.near += u32::from(near);
                 return done;
             }
+            self.left = self.left.saturating_sub(begun.elapsed());
         }
     }
 
@@ -90,7 +98,7 @@ impl Nearness {
     }
 
     fn wait(&mut self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE.min(self.left);
         while !self.are_near() && Instant::now() < end {
             std::thread::sleep(PAUSE);
         }
@@ -149,7 +157,9 @@ mod tests {
     #[test]
     fn what_is_measured_apart_is_measured_again_but_not_for_ever() {
         // Both ends on one processor are always as near as can be.
-        let mut near = Nearness { cpus: [0, 0], usual: 0.0, range: [0.0; 2], runs: 0, near: 0 };
+        let left = PATIENCE * (TRIES + 1);
+        let mut near =
+            Nearness { cpus: [0, 0], usual: 0.0, range: [0.0; 2], runs: 0, near: 0, left };
         let mut count = 0;
         near.measure(|| count += 1);
         assert_eq!((count, near.runs, near.near), (1, 1, 1));
@@ -162,6 +172,12 @@ mod tests {
         assert_eq!((count, apart.runs, apart.near), (1 + TRIES, 2, 1));
         assert!(began.elapsed() >= PATIENCE * TRIES);
         assert!(apart.note().is_some_and(|note| note.contains("about 130: in 1 of 2 turns")));
+
+        // Of what is left it spends no more than that, and nothing once it is gone.
+        count = 0;
+        (0..2).for_each(|_| apart.measure(|| count += 1));
+        assert!(apart.left.is_zero() && began.elapsed() < PATIENCE * (TRIES + 2));
+        assert_eq!(count, 2);
     }
 
     #[test]

@@ -278,7 +278,9 @@ fn all_rounds(
                 bar.set_message(format!("round {}: {op} {kind}, {name}", round + 1));
                 let mut run = || contender.run(&settings, test, &sizes);
                 let samples = match Nearness::matters(test, &sizes) {
-                    true => nearness.get_or_insert_with(|| Nearness::new(cpus)).measure(run),
+                    true => {
+                        nearness.get_or_insert_with(|| Nearness::new(cpus, budget)).measure(run)
+                    }
                     false => run(),
                 };
                 let samples = samples.unwrap_or_else(|error| {
