@@ -49,21 +49,21 @@ impl Offers {
 /// not done, has it as a request like any other, which completes later.
 #[inline]
 pub(crate) fn offer_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let asks = match wr.op {
+        SendOp::Write { .. } => false,
+        SendOp::Read { .. } => true,
+        _ => return false,
+    };
     if hub.config.offer_looks == 0 || hub.probe.watches() {
         return false;
     }
     let longest = INLINE_MAX.min(hub.config.max_message as usize);
     let length = small_len(&qp.sq, wr.payload).filter(|length| (1..=longest).contains(length));
     let Some(length) = length else { return false };
-    if !has_right_of_way(qp, hub, wr) || !is_wanted(qp, hub) {
-        return false;
-    }
-    match wr.op {
-        SendOp::Write { .. } => {}
-        SendOp::Read { .. } if may_ask(qp, hub, wr, length) => {}
-        _ => return false,
-    }
-    offer(qp, hub, wr, length)
+    has_right_of_way(qp, hub, wr)
+        && (!asks || may_ask(qp, hub, wr, length))
+        && is_wanted(qp, hub)
+        && offer(qp, hub, wr, length)
 }
 
 /// Whether an offer may be taken, and would be a gain.
