@@ -45,8 +45,7 @@ pub(crate) fn nothing() -> io::Result<Nothing> {
     // SAFETY: the name is a zero-terminated string that outlives the call.
     let file = unsafe { libc::memfd_create(c"quipu-null".as_ptr(), libc::MFD_CLOEXEC) };
     let file = sys::adopt(file)?;
-    // SAFETY: takes integers only.
-    sys::check(unsafe { libc::ftruncate(file.as_raw_fd(), SINK_BYTES as libc::off_t) })?;
+    sys::set_length(&file, SINK_BYTES as u64)?;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     for offset in (0..LEN).step_by(SINK_BYTES) {

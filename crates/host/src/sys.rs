@@ -63,6 +63,16 @@ pub(crate) fn file_size_limit() -> u64 {
     if asked == 0 { limit.rlim_cur } else { 0 }
 }
 
+/// Makes a file `len` bytes long. Who asks for more than he may have ([`file_size_limit`]) gets a signal that
+/// ends the process; here it is an error like a want of memory.
+pub(crate) fn set_length(fd: &OwnedFd, len: u64) -> io::Result<()> {
+    let len = libc::off_t::try_from(len).ok().filter(|_| len <= file_size_limit());
+    let len = len.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len) })?;
+    Ok(())
+}
+
 /// A descriptor for a process (Linux 5.3).
 pub(crate) fn process(pid: libc::pid_t) -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.

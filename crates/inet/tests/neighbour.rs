@@ -458,6 +458,9 @@ fn a_router_that_answers_is_preferred_and_one_that_resigns_is_forgotten() {
     a.handle_discovery(0, &header(ROUTER, group), &router(1800, 1500));
     a.handle_discovery(0, &header(second, group), &router(1800, 1500));
     assert_eq!(a.next_hop(0, far), Some(ROUTER.into()));
+    // That it is heard of again puts it behind nobody.
+    a.handle_discovery(0, &header(ROUTER, group), &router(1800, 1500));
+    assert_eq!(a.next_hop(0, far), Some(ROUTER.into()));
     // It does not answer when it is used.
     a.lookup(0, ROUTER.into());
     pass(&mut a, 20 * SECOND);

@@ -384,6 +384,10 @@ impl Checker {
         }
         let here = Trace::here();
         qp.receives.push_back(Received::new(wr_id, memory, here.clone()));
+        // As for sends.
+        if qp.receives.len() > 2 * qp.cap.max_recv_wr as usize + 1 {
+            qp.receives.pop_front();
+        }
         let cq = qp.recv_cq;
         self.count_due(cq);
         self.note_receive(Whose::Receives(id), sges, &here);

@@ -228,7 +228,9 @@ impl Engine {
         let mut core = self.enter_for(Call::DestroySrq)?;
         core.adapter.destroy_srq(srq)?;
         core.watch_destroy_srq(srq);
-        core.collect_events();
+        // Peers whose messages were in the making are refused, and told.
+        let now = core.now();
+        core.settle(now);
         Ok(core.events.remove_object(Object::Srq(srq)))
     }
 

@@ -372,9 +372,15 @@ impl Engine {
     /// No such queue.
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
         let mut core = self.enter_for(Call::ReqNotifyCq)?;
+        let alarm = core.adapter.poll_timeout();
         core.adapter.req_notify_cq(cq, solicited_only)?;
         core.hasten_sleep(cq);
+        // What is there already gives the event at once, or, where events are held back, in a while.
+        let gives = core.adapter.has_events() || core.adapter.poll_timeout() != alarm;
         core.collect_events();
+        if gives {
+            core.call_waiter();
+        }
         // A program that sleeps on the descriptor itself needs the helper to watch for it, and at
         // once; one that waits inside the engine does not.
         let outside = core.events.waits_outside(cq);
@@ -439,6 +445,49 @@ mod tests {
         there.send();
         let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
         assert!(sys::wait_readable_within(&fd, PATIENCE), "nobody makes progress");
+    }
+
+    /// A completion of `here` that nobody had asked for, while somebody waits for descriptors.
+    fn complete_silently([here, there]: &[End; 2], waits: impl Fn(&Core) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        let until = |what: &dyn Fn(&Core) -> bool| {
+            while !what(&here.engine.inner.core.lock()) {
+                assert!(Instant::now() < end, "it does not come to that");
+                std::thread::yield_now();
+            }
+        };
+        until(&waits);
+        there.send();
+        until(&|core| core.adapter.has_completions(here.cq).unwrap());
+        until(&waits);
+    }
+
+    #[test]
+    fn an_event_that_is_given_at_once_wakes_who_waits_for_it_inside() {
+        for same_host in [SameHost::Auto, SameHost::Never] {
+            let ends = End::pair(same_host);
+            let here = &ends[0];
+            std::thread::scope(|scope| {
+                let waits =
+                    scope.spawn(|| here.engine.wait_channel_within(here.channel, Some(PATIENCE)));
+                complete_silently(&ends, |core| core.driver);
+                here.engine.req_notify_cq(here.cq, false).unwrap();
+                waits.join().unwrap().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_held_back_comes_in_time_though_the_helper_sleeps() {
+        let ends = End::pair(SameHost::Auto);
+        let here = &ends[0];
+        here.engine.moderate_cq(here.cq, 16, 1_000_000).unwrap();
+        // The helper watches for who sleeps at the descriptor.
+        let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
+        here.engine.req_notify_cq(here.cq, true).unwrap();
+        complete_silently(&ends, |core| core.wakes_at.is_some());
+        here.engine.req_notify_cq(here.cq, false).unwrap();
+        assert!(sys::wait_readable_within(&fd, PATIENCE), "nobody knows of the deadline");
     }
 
     fn entry(fd: RawFd) -> libc::pollfd {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use libc::{c_int, c_uint};
 use quipu_mem::Segment;
 
-use crate::sys::{adopt, check, with_more_descriptors};
+use crate::sys::{self, adopt, check, with_more_descriptors};
 
 /// Neither side may change the size: an access behind the end of a file is a fatal signal.
 const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -108,8 +108,7 @@ fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(Owne
 /// A memory file of `len` zeros, which keeps that size.
 pub(crate) fn file(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let fd = with_more_descriptors(|| memfd(name))?;
-    // SAFETY: takes integers only.
-    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) })?;
+    sys::set_length(&fd, len as u64)?;
     seal(&fd, SIZE_SEALS)?;
     Ok(fd)
 }
@@ -211,6 +210,22 @@ mod tests {
         // SAFETY: takes integers only.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
         assert!(attach(&memfd(c"open").unwrap(), Writers::Both, MAX_BYTES).is_err());
+    }
+
+    /// The kernel ends a process that asks for more.
+    #[test]
+    fn a_limit_of_file_sizes_makes_segments_smaller() {
+        const TEST: &str = "link::segment::tests::a_limit_of_file_sizes_makes_segments_smaller";
+        if !crate::testing::is_alone(TEST) {
+            return;
+        }
+        let limit = libc::rlimit { rlim_cur: 3 << 20, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the kernel reads one struct. Only this process is concerned, which runs this test alone.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let (_, segment) = create(c"test", 8 << 20, Writers::Both).unwrap();
+        assert_eq!(segment.len(), 2 << 20);
+        let error = crate::sys::set_length(&memfd(c"test").unwrap(), 4 << 20).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
     }
 
     #[test]

@@ -50,8 +50,10 @@ pub fn share_prefix(a: IpAddr, b: IpAddr, len: u8) -> bool {
 
 /// Notes something for a while; forgets it if the while is none.
 fn learn<T: PartialEq>(list: &mut Vec<Learnt<T>>, now: u64, what: T, until: u64) {
-    list.retain(|it| it.until > now && it.what != what);
-    if until > now && list.len() < MAX_LEARNT {
+    // What is known keeps its place: of several routers the first is used (RFC 4861 6.3.6).
+    let known = list.iter_mut().find(|it| it.what == what).map(|it| it.until = until);
+    list.retain(|it| it.until > now);
+    if known.is_none() && until > now && list.len() < MAX_LEARNT {
         list.push(Learnt { what, until });
     }
 }

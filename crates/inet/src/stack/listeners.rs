@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_wire::ndp::Station;
-use quipu_wire::tcp::{Flags, Repr};
+use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 
 use super::connections::Marks;
 use super::demux::Key;
@@ -13,7 +13,7 @@ use super::ports::PortMap;
 use super::syns::Line;
 use super::wheel::Wheel;
 use super::{ListenError, ListenerId, Stack};
-use crate::tcp::{Config, Flow, Listener, Opening, reset_for};
+use crate::tcp::{Config, Flow, Listener, Opening, initial_number, reset_for};
 
 /// A watched port.
 #[derive(Clone, Debug)]
@@ -130,18 +130,40 @@ impl Stack {
 
     /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if
     /// that one has to wait until somebody is there for it. Its peer would have to reset the old one
-    /// otherwise, and wait once more.
-    pub(super) fn gives_way(&mut self, index: u32, syn: &Repr) -> bool {
-        if self.listeners.ports.get(syn.destination).is_none() {
-            return false;
-        }
+    /// otherwise, and wait once more. Says above which number the new one has to begin; where nobody would
+    /// see to that, and no timestamps tell old segments from new ones, the clock must have passed it.
+    pub(super) fn gives_way(
+        &mut self,
+        now: u64,
+        index: u32,
+        key: &Key,
+        syn: &Repr,
+    ) -> Option<SeqNumber> {
+        let at = self.listeners.ports.get(syn.destination)?;
+        let (secret, flow) = (self.secret, self.flow_of(key));
+        let waits = !self.may_open(at) || self.waits(at, key);
+        let watched = self.listeners.at(at)?;
+        let waits = waits || watched.families[usize::from(flow.remote.is_ipv6())].is_full();
         let old = self.connections.slot(index).connection.as_mut();
-        let Some(old) = old.filter(|old| old.gives_way_to(syn)) else { return false };
+        let old = old.filter(|old| old.gives_way_to(syn))?;
+        let end = old.end_number();
+        if waits && !old.is_told_from(syn) && initial_number(now, secret, &flow).distance(end) < 0 {
+            return None;
+        }
         old.abort();
         self.counters.tcp_reused += 1;
         self.after(index);
         self.connections.unlist(index);
-        true
+        Some(end)
+    }
+
+    /// Has a connection that was just opened begin at `end`, which the one before it has come to, or above.
+    pub(super) fn begin_above(&mut self, key: &Key, end: SeqNumber) {
+        if let Some(index) = self.connections.find(key)
+            && let Some(connection) = self.connections.slot(index).connection.as_mut()
+        {
+            connection.begin_above(end);
+        }
     }
 
     /// Whether one more connection to a port may be opened by a peer.

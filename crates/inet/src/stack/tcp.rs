@@ -284,8 +284,11 @@ impl Stack {
             self.arrive_new(now, &key, &segment, bytes.len() - header, station);
             return Arrival::Nothing;
         };
-        if segment.flags.has(Flags::SYN) && self.gives_way(index, &segment) {
+        if segment.flags.has(Flags::SYN)
+            && let Some(end) = self.gives_way(now, index, &key, &segment)
+        {
             self.arrive_new(now, &key, &segment, bytes.len() - header, station);
+            self.begin_above(&key, end);
             return Arrival::Nothing;
         }
         let Some(connection) = self.connections.slot(index).connection.as_mut() else {

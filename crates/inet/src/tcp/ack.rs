@@ -83,8 +83,8 @@ impl Connection {
         let changed = ack.ack >= una && self.window.update(ack.position, ack.ack, ack.window);
         if ack.ack >= una {
             // RFC 9293 3.8.6.1 (MUST-37): as long as it answers, the peer lives, however long its window is
-            // closed.
-            if news.acked > 0 || closed_before {
+            // closed. Not where nobody is there any more, or it could hold on for ever.
+            if news.acked > 0 || closed_before && !self.orphaned {
                 self.progress_at = ack.now;
             }
             self.react_to_window(closed_before && changed);
@@ -102,7 +102,7 @@ impl Connection {
         let lost = self.find_losses(ack, &news);
         let lost = self.judge_probe(ack.now, lost);
         self.control(ack, &news, flight, lost);
-        self.arm_after_ack(ack.now, news.acked > 0);
+        self.arm_after_ack(ack.now, news.acked > 0, news.delivered > 0);
         self.finish_close(ack.now);
     }
 
@@ -219,6 +219,8 @@ impl Connection {
         if probe && self.queue.sent().front().is_some_and(|head| head.fate == Fate::Flying) {
             self.rtt.clear_backoff();
             self.queue.set_fate(0, Fate::Lost);
+            // It runs for as long as the probes' pauses have become.
+            self.timers.stop(Timer::Retransmit);
         }
     }
 
@@ -232,11 +234,12 @@ impl Connection {
         let resolved = !self.rack.probe_repeats || repaired || is_duplicate;
         if repaired && self.recovery.is_none() {
             // A loss that the probe has repaired is a loss.
+            self.owed.cwr = self.agreed.ecn;
             let mss = u64::from(self.mss());
             self.congestion.reduce(self.congestion.cwnd, mss);
             self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
         }
-        if resolved || ack.ack >= end {
+        if resolved {
             self.rack.probe_end = 0;
         }
     }
@@ -321,9 +324,14 @@ impl Connection {
         !third || self.recovery.is_none()
     }
 
+    /// Whether something was lost; a reduction for ECN repairs nothing.
+    pub(super) fn repairs(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.cause != Cause::Ecn)
+    }
+
     /// A round of RACK.
     fn detect(&mut self, now: u64) -> u64 {
-        let recovering = self.recovery.is_some();
+        let recovering = self.repairs();
         let mss = u64::from(self.mss());
         let found = self.rack.detect(now, &mut self.queue, &self.rtt, recovering, mss);
         match found.again_at {
@@ -361,6 +369,8 @@ impl Connection {
         };
         let recovery = Recovery::new(cause, self.queue.nxt, flight, before);
         self.recovery = Some(Box::new(recovery));
+        // RFC 3168 6.1.2: CWR says that the window was reduced, whatever for.
+        self.owed.cwr = self.agreed.ecn;
         self.rack.probe_end = 0;
         if cause == Cause::Loss {
             self.counters.recoveries += 1;
@@ -378,8 +388,6 @@ impl Connection {
             if lost > 0 || marked {
                 self.counters.marks += u32::from(marked);
                 let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };
-                // RFC 3168 6.1.2: CWR says that the window was reduced, whatever for.
-                self.owed.cwr = self.agreed.ecn;
                 // RFC 9937 6.1: RecoverFS has what is on the way, and what this acknowledgement brought.
                 let sacked = self.queue.sacked() - news.sacked;
                 self.begin_recovery(cause, self.queue.outstanding() - sacked + news.acked);

@@ -261,7 +261,9 @@ impl Connection {
             // RFC 9293 3.10.7.4: the FIN again restarts the timer; another number is not its.
             self.timers.set(Timer::End, now + self.config.time_wait);
         }
-        if let Some(start) = position.filter(|start| payload && *start >= FIRST) {
+        // What is above the window has not been received: a block of it would say so (RFC 2018 3).
+        let known = |start: &u64| *start >= FIRST && start + numbers <= self.receive.nxt;
+        if let Some(start) = position.filter(|start| payload && known(start)) {
             self.receive.duplicate = Some((start, start + numbers));
         }
         // Without payload it may be the answer to an answer: those are limited, so that no loop goes on for

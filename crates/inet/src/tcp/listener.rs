@@ -53,6 +53,11 @@ impl Listener {
         self.half_open = self.half_open.saturating_sub(1);
     }
 
+    /// Whether so many connections are half open that a peer gets a cookie.
+    pub(crate) fn is_full(&self) -> bool {
+        self.half_open >= self.backlog
+    }
+
     /// How many connections are half open.
     pub fn half_open(&self) -> u32 {
         self.half_open
@@ -84,7 +89,7 @@ impl Listener {
         if !flags.has(Flags::SYN) || flags.has(Flags::FIN) {
             return Opening::Ignored;
         }
-        if self.half_open < self.backlog && may_open {
+        if !self.is_full() && may_open {
             self.half_open += 1;
             let connection =
                 Connection::accept(now, Arc::clone(&self.config), self.secret, flow, segment);

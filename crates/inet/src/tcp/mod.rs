@@ -62,6 +62,7 @@ use quipu_wire::tcp::{Flags, Repr, SeqNumber, Timestamps};
 pub use config::{Config, KeepAlive, MILLISECOND, Mode, SECOND};
 pub use event::{Counters, Event, Failure, SendError};
 pub use hash::{Flow, Secret};
+pub(crate) use isn::initial_number;
 pub use listener::{Listener, Opening};
 pub use options::Negotiated;
 pub use path::Report;
@@ -214,7 +215,8 @@ pub struct Connection {
     timestamp_offset: u32,
     /// When the peer last made progress, or showed that it lives.
     progress_at: u64,
-    last_sent: u64,
+    /// When data was last sent.
+    last_data: u64,
     last_received: u64,
     keep_alives: u8,
     /// Probes of a closed window in a row after which nothing has come.
@@ -281,7 +283,7 @@ impl Connection {
             reset: None,
             timestamp_offset: isn::timestamp_offset(secret, flow),
             progress_at: now,
-            last_sent: now,
+            last_data: now,
             last_received: now,
             keep_alives: 0,
             unanswered: 0,
@@ -484,8 +486,8 @@ impl Connection {
     /// Whether a new SYN may take the place of this connection, which is in TIME-WAIT (RFC 9293 3.6.1,
     /// MAY-2; RFC 6191 2): it must be younger in its timestamp, or else in its number.
     pub fn gives_way_to(&self, syn: &Repr) -> bool {
-        if self.state != State::TimeWait || !syn.flags.has(Flags::SYN) || syn.flags.has(Flags::ACK)
-        {
+        let opens = [Flags::ACK, Flags::FIN].iter().all(|flag| !syn.flags.has(*flag));
+        if self.state != State::TimeWait || !syn.flags.has(Flags::SYN) || !opens {
             return false;
         }
         let younger = syn.seq.distance(self.receive.space.wire(self.receive.nxt)) > 0;
@@ -495,6 +497,24 @@ impl Connection {
                 ahead > 0 || (ahead == 0 && younger)
             }
             _ => younger,
+        }
+    }
+
+    /// Whether timestamps tell its segments from those of the connection that `syn` begins (RFC 7323 5).
+    pub(crate) fn is_told_from(&self, syn: &Repr) -> bool {
+        self.agreed.timestamps && syn.options.timestamps.is_some()
+    }
+
+    /// SND.NXT.
+    pub(crate) fn end_number(&self) -> SeqNumber {
+        self.queue.space.wire(self.queue.nxt)
+    }
+
+    /// Begins at `end`, or above, as long as nothing was sent: the connection of the same flow before it has
+    /// used what is below (RFC 9293 3.6.1).
+    pub(crate) fn begin_above(&mut self, end: SeqNumber) {
+        if self.queue.nxt == 0 && self.queue.space.initial.distance(end) < 0 {
+            self.queue.space.initial = end;
         }
     }
 

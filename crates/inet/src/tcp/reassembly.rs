@@ -85,6 +85,18 @@ impl Reassembly {
         self.ranges.first().map(|range| range.start)
     }
 
+    /// Where the last range ends.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.ranges.last().map(|range| range.end)
+    }
+
+    /// The stream ends at `end`, up to where it has arrived: what has come besides is none of it.
+    pub(crate) fn end_at(&mut self, end: u64) {
+        self.ranges.clear();
+        let behind = self.held.split_off(&end);
+        self.held_bytes -= behind.values().map(cost).sum::<u64>();
+    }
+
     /// Notes `start..end`, for which there is room.
     pub(crate) fn insert(&mut self, start: u64, end: u64) {
         let first = self.at(start);

@@ -74,6 +74,15 @@ impl Connection {
             cut.len = arrival.end().saturating_sub(nxt);
             cut.start = nxt;
         }
+        // The end of the stream may be known, by a FIN behind a gap: nothing is behind it, and it does not move.
+        if let Some(fin) = self.receive.fin.filter(|fin| *fin != cut.end()) {
+            cut.fin = false;
+            if cut.end() > fin {
+                cut.len = fin.saturating_sub(cut.start);
+                cut.push = false;
+                self.owed.ack = true;
+            }
+        }
         // What was offered, as far as the user still takes it.
         let due = self.receive.reassembly.as_ref().is_some_and(|kept| kept.is_due(nxt));
         let limit = self.receive.window.limit(cut.start == nxt);
@@ -83,8 +92,10 @@ impl Connection {
         if cut.end() > room {
             self.counters.no_room += 1;
             self.owed.ack = true;
-            if self.config.mode == Mode::Message {
-                // A message is not torn apart for want of room.
+            let begun = cut.start == nxt && room > cut.start;
+            if self.config.mode == Mode::Message && !begun {
+                // A message is not torn apart for want of room. But where there is some, and windows are of whole
+                // units, it is longer than its receive: to be told of that takes what there is room for.
                 return None;
             }
             cut.len = room.saturating_sub(cut.start);
@@ -103,6 +114,9 @@ impl Connection {
         }
         if arrival.fin {
             self.receive.fin = Some(arrival.end());
+            if let Some(reassembly) = &mut self.receive.reassembly {
+                reassembly.end_at(arrival.end());
+            }
         }
         self.receive.nxt = arrival.end();
         match &mut self.receive.reassembly {
@@ -166,7 +180,7 @@ impl Connection {
             return;
         }
         reassembly.insert(start, end);
-        if arrival.fin {
+        if arrival.fin && reassembly.end() == Some(end) {
             self.receive.fin = Some(end);
         }
         if !message {

@@ -93,7 +93,7 @@ impl Connection {
     }
 
     fn on_probe_timeout(&mut self, now: u64) {
-        if !self.queue.sent().is_empty() && self.recovery.is_none() {
+        if !self.queue.sent().is_empty() && !self.repairs() {
             self.owed.loss_probe = true;
             self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         }
@@ -193,8 +193,9 @@ impl Connection {
         self.arm_loss_probe(now);
     }
 
-    /// RFC 6298 5.2 and 5.3: `progress` says that new data was acknowledged.
-    pub(super) fn arm_after_ack(&mut self, now: u64, progress: bool) {
+    /// RFC 6298 5.2 and 5.3: `progress` says that new data was acknowledged, `delivered` that, or that some was
+    /// selectively. What comes besides puts no probe off, or a peer that sends much would do so for ever.
+    pub(super) fn arm_after_ack(&mut self, now: u64, progress: bool, delivered: bool) {
         if self.queue.sent().is_empty() {
             self.timers.stop(Timer::Retransmit);
             self.timers.stop(Timer::LossProbe);
@@ -204,18 +205,26 @@ impl Connection {
         if progress {
             self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         }
-        self.arm_loss_probe(now);
+        if delivered {
+            self.arm_loss_probe(now);
+        } else if !self.suits_loss_probe() {
+            self.timers.stop(Timer::LossProbe);
+        }
+    }
+
+    fn suits_loss_probe(&self) -> bool {
+        self.agreed.sack
+            && !self.repairs()
+            && self.queue.sacked() == 0
+            && self.rack.probe_end == 0
+            && self.queue.nxt <= self.window.edge
+            && self.state.is_synchronized()
     }
 
     /// RFC 8985 7.2.
     fn arm_loss_probe(&mut self, now: u64) {
-        let suits = self.agreed.sack
-            && self.recovery.is_none()
-            && self.queue.sacked() == 0
-            && self.rack.probe_end == 0
-            && self.queue.nxt <= self.window.edge
-            && self.state.is_synchronized();
-        let Some(smoothed) = self.rtt.smoothed().filter(|_| suits) else {
+        let smoothed = self.rtt.smoothed().filter(|_| self.suits_loss_probe());
+        let Some(smoothed) = smoothed else {
             self.timers.stop(Timer::LossProbe);
             return;
         };

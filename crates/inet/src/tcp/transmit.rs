@@ -119,7 +119,6 @@ impl Connection {
         let window = self.receive.window.offer(FIRST, mss, true);
         self.receive.acked = self.receive.nxt;
         self.owed.ack = false;
-        self.last_sent = now;
         let header = Repr {
             source: self.source,
             destination: self.destination,
@@ -204,7 +203,7 @@ impl Connection {
     }
 
     fn retransmit(&mut self, now: u64) -> Option<Segment> {
-        if self.waits_with_retransmissions() {
+        if self.waits_with_retransmissions(now) {
             return None;
         }
         let index = self.queue.next_lost()?;
@@ -229,18 +228,17 @@ impl Connection {
     }
 
     /// F-RTO: after the first acknowledgement new data goes out instead (RFC 5682 3.1, step 2b).
-    fn waits_with_retransmissions(&mut self) -> bool {
-        let Some(recovery) = &mut self.recovery else { return false };
-        if recovery.frto != Frto::Second {
-            return false;
+    fn waits_with_retransmissions(&mut self, now: u64) -> bool {
+        let second = self.recovery.as_ref().filter(|recovery| recovery.frto == Frto::Second);
+        let Some(high) = second.map(|recovery| recovery.high) else { return false };
+        if self.queue.nxt > high || self.fresh(now, false).is_some() {
+            return true;
         }
-        let usable = self.queue.has_unsent() && self.window.usable(self.queue.nxt) > 0;
-        if !usable && self.queue.nxt <= recovery.high {
-            // There is none: conventional recovery.
+        // There is none that may go: conventional recovery.
+        if let Some(recovery) = &mut self.recovery {
             recovery.frto = Frto::Off;
-            return false;
         }
-        true
+        false
     }
 
     /// RFC 8985 7.3: new data if there is some, otherwise the last segment again.
@@ -342,7 +340,8 @@ impl Connection {
 
     fn send_fresh(&mut self, now: u64, fresh: Fresh) -> Segment {
         if self.queue.sent().is_empty() {
-            let idle = now.saturating_sub(self.last_sent);
+            // RFC 5681 4.1: what counts is data, and not what the peer's was answered with.
+            let idle = now.saturating_sub(self.last_data);
             if idle > self.rtt.rto(&self.config) {
                 self.congestion.restart_after_idle(u64::from(self.mss()));
             }
@@ -366,7 +365,11 @@ impl Connection {
     /// The segment of a record, and everything that sending it entails.
     fn segment(&mut self, now: u64, sent: &Sent, new: bool) -> Segment {
         let payload = u64::from(sent.len) - u64::from(sent.fin);
-        let cwr = new && payload > 0 && std::mem::take(&mut self.owed.cwr);
+        self.last_data = now;
+        // RFC 3168 6.1.6: a probe beyond the window neither is ECN-capable nor has CWR, and 6.1.5: nor is a
+        // retransmission.
+        let capable = self.agreed.ecn && new && payload > 0 && sent.end() <= self.window.edge;
+        let cwr = capable && std::mem::take(&mut self.owed.cwr);
         let flags = Flags::NONE
             .with(Flags::PSH, sent.push)
             .with(Flags::FIN, sent.fin)
@@ -378,9 +381,7 @@ impl Connection {
         }
         self.arm_after_send(now);
         let start = sent.start.max(FIRST) - FIRST;
-        // RFC 3168 6.1.5: no retransmission is ECN-capable.
-        let ect = self.agreed.ecn && new && payload > 0;
-        Segment { header, payload: start..start + payload, ect }
+        Segment { header, payload: start..start + payload, ect: capable }
     }
 
     /// The number of a segment without payload. A probe may have gone beyond the window, where the peer takes
@@ -413,7 +414,6 @@ impl Connection {
         self.owed.ack = false;
         self.owed.segments = 0;
         self.timers.stop(Timer::Ack);
-        self.last_sent = now;
         Repr {
             source: self.source,
             destination: self.destination,

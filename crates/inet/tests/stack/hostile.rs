@@ -319,6 +319,7 @@ fn a_connection_in_time_wait_gives_way_though_a_new_one_has_to_wait() {
         assert!(answer[0].options.sack.as_slice().is_empty());
         assert_eq!((state(&net), counted(&net).tcp_reused), (Some(State::TimeWait), 0));
         // Nobody is there for a younger one: it is not answered, but it finds nothing in its way.
+        net.run(SECOND / 100);
         assert_eq!(says(&mut net, Flags::SYN, 9_000, none, 1_002), []);
         assert_eq!((counted(&net).tcp_reused, counted(&net).tcp_held), (1, 1));
         assert_ne!(state(&net), Some(State::TimeWait));
@@ -327,6 +328,66 @@ fn a_connection_in_time_wait_gives_way_though_a_new_one_has_to_wait() {
         let answer = answers(&mut net);
         assert_eq!((answer[0].flags, answer[0].ack), (Flags::SYN | Flags::ACK, SeqNumber(9_001)));
     }
+}
+
+/// RFC 9293 3.6.1: the number that a connection begins with is above all that the one before it has used,
+/// however far that has outrun the clock of initial numbers.
+#[test]
+fn what_follows_a_connection_in_time_wait_begins_above_it() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let listener = net.listen(1, 80, 1);
+    let says = |net: &mut Net, flags, seq, ack| {
+        let segment = Repr { flags, ack, ..syn(5_000, seq) };
+        net.arrive(1, &Packet::new(ip(V6[0]), ip(V6[1])).segment(&segment, &[]), false);
+        answers(net)
+    };
+    let none = SeqNumber(0);
+    let ours = says(&mut net, Flags::SYN, 100, none)[0].seq + 1;
+    says(&mut net, Flags::ACK, 101, ours);
+    net.hosts[1].poll_events();
+    let server = net.hosts[1].accepted[0];
+    net.hosts[1].stack.send(server, 900, true).unwrap();
+    assert_eq!(answers(&mut net).len(), 1);
+    net.hosts[1].stack.close(server);
+    says(&mut net, Flags::ACK, 101, ours + 900);
+    says(&mut net, Flags::FIN | Flags::ACK, 101, ours + 901);
+    let state = |net: &Net| net.hosts[1].stack.connection(server).map(|it| it.state());
+    assert_eq!(state(&net), Some(State::TimeWait));
+    // One that is to be answered later would get a number of which nobody knows what it follows.
+    let answer = says(&mut net, Flags::SYN, 9_000, none);
+    assert_eq!((answer.len(), answer[0].flags), (1, Flags::ACK));
+    assert_eq!(state(&net), Some(State::TimeWait));
+    net.hosts[1].stack.set_idle(listener, 1);
+    let answer = says(&mut net, Flags::SYN, 9_000, none);
+    assert_eq!((answer[0].flags, answer[0].ack), (Flags::SYN | Flags::ACK, SeqNumber(9_001)));
+    assert_eq!(answer[0].seq, ours + 901);
+}
+
+/// RFC 9293 3.8.6.1 keeps a connection whose peer answers, however long its window is closed; but only for a
+/// user who wants it.
+#[test]
+fn a_peer_that_takes_nothing_does_not_keep_what_nobody_wants() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.listen(1, 80, 1);
+    let says = |net: &mut Net, flags, seq, ack| {
+        let segment = Repr { flags, ack, window: 0, ..syn(5_000, seq) };
+        net.arrive(1, &Packet::new(ip(V6[0]), ip(V6[1])).segment(&segment, &[]), false);
+        answers(net)
+    };
+    let ours = says(&mut net, Flags::SYN, 100, SeqNumber(0))[0].seq + 1;
+    says(&mut net, Flags::ACK, 101, ours);
+    net.hosts[1].poll_events();
+    let server = net.hosts[1].accepted[0];
+    net.hosts[1].stack.close(server);
+    net.hosts[1].stack.release(server);
+    let seconds = (1..60).find(|_| {
+        net.now += SECOND;
+        net.hosts[1].stack.handle_timeout(net.now);
+        let given_up = answers(&mut net).iter().any(|it| it.flags.has(Flags::RST));
+        says(&mut net, Flags::ACK, 101, ours);
+        given_up
+    });
+    assert!(seconds.is_some_and(|seconds| seconds > 10), "{seconds:?}");
 }
 
 /// RFC 9293 3.6.1 lets a SYN begin anew only where somebody listens.

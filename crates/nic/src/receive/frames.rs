@@ -93,7 +93,7 @@ fn take<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, received: &Received, frame: &[u
         Mode::Message => take_held(qp, hub),
         Mode::Stream => {
             let kept = connections::tcp_path(qp).map_or(0, |path| path.kept());
-            complete_stream(qp, hub, received.contiguous - kept, received.push)
+            complete_stream(qp, hub, received.contiguous.saturating_sub(kept), received.push)
         }
     });
     settle(qp, hub, done);

@@ -100,8 +100,9 @@ pub(super) fn open_link<'a>(
         return None;
     }
     let started = qp.requester.started;
-    let executed =
-        qp.requester.acked == started || path.channel.outgoing.control.executed() == started;
+    // What an unreliable queue pair has sent counts as acknowledged, whether it is executed or not.
+    let known = qp.qp_type.is_reliable() && qp.requester.acked == started;
+    let executed = known || path.channel.outgoing.control.executed() == started;
     executed.then_some(())?;
     Some((path, links.get(link)?))
 }

@@ -92,6 +92,30 @@ fn operations_that_need_an_answer_cannot_be_posted() {
     }
 }
 
+/// IBA 9.8.2: what arrives is executed in order. A write does not go directly while messages before it wait to
+/// be executed.
+#[test]
+fn a_write_stays_behind_what_was_posted_before_it() {
+    for way in WAYS {
+        let (mut pair, qps) = unreliable(way);
+        let (from, to) = (pair.buffer(0, 128), pair.buffer(1, 128));
+        let (addr, rkey) = (to.addr(), to.key());
+        for round in 0..3 {
+            pair.recv(1, qps[1], 90, &[]);
+            for (first, len) in [(true, 120), (false, 128)] {
+                from.fill(0, &[2 * round + u8::from(!first); 128]);
+                let imm = SendOp::WriteImm { addr, rkey, imm: 1 };
+                let op = if first { imm } else { SendOp::Write { addr, rkey } };
+                pair.send(0, qps[0], 1, op, &[from.sge(0, len)]);
+            }
+            pair.run();
+            assert_eq!(to.bytes(0, 128), [2 * round + 1; 128], "{way:?}");
+            pair.hosts[1].poll();
+            pair.hosts[0].poll();
+        }
+    }
+}
+
 /// A message without a receive, one that does not fit, and one with a wrong key or without the right vanish.
 /// The receive that was not filled is there for the next message.
 #[test]

@@ -133,8 +133,7 @@ fn an_abort_flushes_both_ends() {
         let mut net = Net::new();
         let qps = net.connected(mode);
         let sinks = [0, 1].map(|host| net.buffer(host, 1000));
-        // Host 0 has posted a receive too small for host 1 to send anything more than once.
-        net.recv(0, qps[0], 1, &[sinks[0].sge(0, 10)]);
+        // Host 0 has posted no receive.
         net.send_bytes(1, qps[1], 2, &pattern(1, 200));
         net.send_bytes(1, qps[1], 3, &pattern(1, 200));
         net.run_for(100_000);
@@ -249,6 +248,22 @@ fn a_message_longer_than_its_receive_ends_the_connection() {
         assert_eq!(brief(&net.poll(0)), [(1, WcStatus::RemOpErr, 0)]);
         assert_eq!(net.changes(0), [(qps[0], TcpChange::Failed(Failure::Reset))]);
         assert_eq!(sink.bytes(room, 100), vec![0; 100], "nothing beside the receive");
+    }
+}
+
+/// The same where it is the only receive: the sender keeps to the window, which is of whole units.
+#[test]
+fn a_message_longer_than_all_receives_ends_the_connection() {
+    for (room, len) in [(1_500, 2_000), (199, 200), (1_430, 1_441), (10_000, 20_000)] {
+        let mut net = Net::new();
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let (source, sink) = (net.buffer(0, 1 << 16), net.buffer(1, 1 << 16));
+        net.recv(1, qps[1], 1, &[sink.sge(0, room)]);
+        net.join(qps, Mode::Message);
+        net.send(0, qps[0], 1, &[source.sge(0, len)]);
+        net.run_for(5 * SECOND);
+        assert_eq!(brief(&net.poll(1)), [(1, WcStatus::LocLenErr, 0)], "{len} to {room}");
+        assert_eq!(brief(&net.poll(0)), [(1, WcStatus::RemOpErr, 0)]);
     }
 }
 

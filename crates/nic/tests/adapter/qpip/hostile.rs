@@ -1,11 +1,12 @@
 //! Frames of strangers and of peers that lie.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::ipv6;
+use quipu_wire::tcp::{Flags, Options, Repr};
 
-use super::net::{Net, SECOND, pattern};
+use super::net::{Net, SECOND, pattern, segment_to_host_1, v6};
 use super::*;
 
 /// Plays a conversation with every frame spoilt in some way as well: what was said arrives, and nothing else
@@ -54,6 +55,41 @@ fn spoil(net: &mut Net, mut frame: Vec<u8>) -> Vec<u8> {
         _ => frame = (0..net.draw(200)).map(|_| net.draw(256) as u8).collect(),
     }
     frame
+}
+
+/// A FIN that comes before its turn, and data that spans it: the end of the stream is where the FIN is, and no
+/// receive is complete with what did not come (RFC 9293 3.10.7.4).
+#[test]
+fn data_behind_a_fin_completes_nothing() {
+    let mut net = Net::new();
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let sink = net.buffer(1, 4000);
+    sink.fill(0, &[7; 4000]);
+    for n in 0..2 {
+        net.recv(1, qps[1], n, &[sink.sge(n as usize * 1000, 1000)]);
+    }
+    net.keep = true;
+    net.join(qps, Mode::Stream);
+    let (last, _) = Repr::parse(&net.sent[0].last().unwrap()[40..]).unwrap();
+    let IpAddr::V6(source) = v6(0) else { unreachable!() };
+    let say = |net: &mut Net, flags, from: u32, len| {
+        let options = Options { timestamps: last.options.timestamps, ..Options::default() };
+        let flags = flags | Flags::ACK;
+        let segment = Repr { seq: last.seq + from, flags, options, ..last };
+        net.inject(1, &segment_to_host_1(source, &segment, &pattern(from.into(), len)));
+        net.poll(1)
+    };
+    let done = say(&mut net, Flags::PSH, 0, 1);
+    assert_eq!(brief(&done), [(0, WcStatus::Success, 1)]);
+    assert_eq!(say(&mut net, Flags::FIN, 2, 1), []);
+    let done = say(&mut net, Flags::NONE, 1, 1460);
+    assert_eq!(brief(&done), [(1, WcStatus::Success, 2)], "what is before the FIN");
+    assert_eq!(net.changes(1).last(), Some(&(qps[1], TcpChange::PeerClosed)));
+    // What is posted from now on is told of the end, and not of octets.
+    net.recv(1, qps[1], 2, &[sink.sge(2000, 1000)]);
+    say(&mut net, Flags::NONE, 1461, 100);
+    assert!(net.poll(1).iter().all(|done| done.byte_len == 0), "nothing else came");
+    assert_eq!(sink.bytes(2000, 1000), [7; 1000]);
 }
 
 /// A peer that acknowledges what was never sent, and in the middle of requests.

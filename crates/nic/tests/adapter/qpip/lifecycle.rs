@@ -1,6 +1,6 @@
 //! Listening, connecting, mating, and what is refused on the way.
 
-use super::net::{MILLISECOND, Net, SECOND, pattern, v6};
+use super::net::{MILLISECOND, Net, SECOND, pattern, segment_to_host_1, v6};
 use super::*;
 
 fn settings(mode: Mode) -> TcpSettings {
@@ -167,10 +167,8 @@ fn an_end_that_stands_in_for_the_last_word_of_the_handshake_is_told_once() {
 
 /// A frame with a SYN to port 9000 of host 1, from an address that may be anybody's.
 fn syn(from: u16, port: u16) -> Vec<u8> {
-    use quipu_wire::checksum::{Sum, sum};
-    use quipu_wire::{ipv6, tcp};
+    use quipu_wire::tcp;
     let source = std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 7, from);
-    let std::net::IpAddr::V6(destination) = v6(1) else { unreachable!() };
     let segment = tcp::Repr {
         source: port,
         destination: 9000,
@@ -178,23 +176,7 @@ fn syn(from: u16, port: u16) -> Vec<u8> {
         window: 1000,
         ..tcp::Repr::default()
     };
-    let mut frame = vec![0; 40 + segment.header_len()];
-    let at = ipv6::Repr {
-        source,
-        destination,
-        next_header: 6,
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        payload_len: segment.header_len() as u16,
-    }
-    .emit(&mut frame);
-    segment.emit(&mut frame[at..]);
-    let pseudo = Sum::of_pseudo_header(source.into(), destination.into(), 6, frame.len() - at);
-    let field = at + tcp::CHECKSUM_AT;
-    let checksum = pseudo.and(sum(&frame[at..])).checksum();
-    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
-    frame
+    segment_to_host_1(source, &segment, &[])
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use quipu_nic::inet::stack::{self, Frame, ListenerId};
 use quipu_nic::inet::tcp::{Mode, Secret};
 use quipu_nic::*;
+use quipu_wire::checksum::{Sum, sum};
+use quipu_wire::{ipv6, tcp};
 
 use crate::pair::{Buffer, Host, Pair, Way};
 
@@ -375,6 +377,30 @@ impl Net {
         }
         self.pair.now = end;
     }
+}
+
+/// The frame of a segment to host 1.
+pub fn segment_to_host_1(source: Ipv6Addr, segment: &tcp::Repr, payload: &[u8]) -> Vec<u8> {
+    let IpAddr::V6(destination) = v6(1) else { unreachable!() };
+    let len = segment.header_len() + payload.len();
+    let mut frame = vec![0; 40 + segment.header_len()];
+    let at = ipv6::Repr {
+        source,
+        destination,
+        next_header: 6,
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        payload_len: len as u16,
+    }
+    .emit(&mut frame);
+    segment.emit(&mut frame[at..]);
+    frame.extend(payload);
+    let pseudo = Sum::of_pseudo_header(source.into(), destination.into(), 6, len);
+    let field = at + tcp::CHECKSUM_AT;
+    let checksum = pseudo.and(sum(&frame[at..])).checksum();
+    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
+    frame
 }
 
 pub fn v6(host: usize) -> IpAddr {

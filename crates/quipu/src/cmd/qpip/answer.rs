@@ -11,7 +11,8 @@ use super::http::{Request, Status};
 pub(super) struct Response {
     pub(super) status: Status,
     pub(super) media_type: &'static str,
-    pub(super) changed: Option<u64>,
+    /// Of what there is to show, without its tag.
+    pub(super) version: Version<'static>,
     pub(super) tag: Option<String>,
     pub(super) location: Option<String>,
     pub(super) part: Option<(Range<u64>, u64)>,
@@ -43,7 +44,7 @@ impl Response {
         Self {
             status,
             media_type: "text/plain; charset=utf-8",
-            changed: None,
+            version: Version::default(),
             tag: None,
             location: None,
             part: None,
@@ -80,16 +81,16 @@ pub(super) fn answer(source: &mut Source, request: &Result<Request, Status>) -> 
 }
 
 fn present(content: Content, request: &Request) -> Response {
-    let Content { media_type, changed, tag, len, data } = content;
-    let version = Version { tag: tag.as_deref(), changed };
-    let judged = request.conditions.judge(version);
+    let Content { media_type, version, tag, len, data } = content;
+    let tagged = Version { tag: tag.as_deref(), ..version };
+    let judged = request.conditions.judge(tagged);
     if judged == Some(Status::PreconditionFailed) {
         let Request { keep_alive, head_only, .. } = *request;
         return Response::refusal(Status::PreconditionFailed, keep_alive, head_only);
     }
-    let wants_part = !request.head_only && request.conditions.allows_part(version);
+    let wants_part = !request.head_only && request.conditions.allows_part(tagged);
     let base =
-        Response { media_type, changed, tag, ..Response::bare(Status::Ok, request.keep_alive) };
+        Response { media_type, version, tag, ..Response::bare(Status::Ok, request.keep_alive) };
     if let Some(status) = judged {
         return Response { status, ..base };
     }

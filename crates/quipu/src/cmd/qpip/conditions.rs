@@ -25,6 +25,16 @@ pub(crate) struct Version<'a> {
     pub(crate) tag: Option<&'a str>,
     /// When it was changed, in seconds since 1970.
     pub(crate) changed: Option<u64>,
+    /// That second is not over: it may change again, so that the date does not tell it from others (section
+    /// 8.8.2.2).
+    pub(crate) may_change: bool,
+}
+
+impl Version<'_> {
+    /// The date that tells it from others.
+    pub(crate) fn date(&self) -> Option<u64> {
+        self.changed.filter(|_| !self.may_change)
+    }
 }
 
 impl Conditions {
@@ -59,7 +69,7 @@ impl Conditions {
     /// How a version is to be answered other than by itself; in the order of section 13.2.2, for GET and
     /// HEAD.
     pub(crate) fn judge(&self, version: Version<'_>) -> Option<Status> {
-        let Version { tag, changed } = version;
+        let Version { tag, changed, .. } = version;
         let since = |date: Option<u64>| changed.zip(date).map(|(changed, date)| changed > date);
         let is_other = match &self.is_one_of {
             Some(list) => !names(list, tag, false),
@@ -70,7 +80,7 @@ impl Conditions {
         }
         let is_known = match &self.is_none_of {
             Some(list) => names(list, tag, true),
-            None => since(self.changed_since) == Some(false),
+            None => since(self.changed_since) == Some(false) && !version.may_change,
         };
         is_known.then_some(Status::NotModified)
     }
@@ -79,7 +89,7 @@ impl Conditions {
     pub(crate) fn allows_part(&self, version: Version<'_>) -> bool {
         self.part_of.as_deref().is_none_or(|wanted| {
             // A date that is later was not told of this version, nor was one that is earlier.
-            let date = || parse_date(wanted).is_some_and(|date| version.changed == Some(date));
+            let date = || parse_date(wanted).is_some_and(|date| version.date() == Some(date));
             version.tag == Some(wanted) || date()
         })
     }
@@ -99,7 +109,8 @@ mod tests {
     const OLD: &str = "Sun, 06 Nov 1994 08:49:36 GMT";
     const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
     const NEW: &str = "Sun, 06 Nov 1994 08:49:38 GMT";
-    const VERSION: Version<'_> = Version { tag: Some("\"a\""), changed: Some(784_111_777) };
+    const VERSION: Version<'_> =
+        Version { tag: Some("\"a\""), changed: Some(784_111_777), may_change: false };
 
     fn conditions(fields: &[(&str, &str)]) -> Conditions {
         let mut out = Conditions::default();
@@ -134,6 +145,18 @@ mod tests {
             assert_eq!(conditions(&[(name, value)]).judge(VERSION), judged, "{name}: {value}");
         }
         assert!(!Conditions::default().take("range", "bytes=0-"));
+    }
+
+    #[test]
+    fn what_may_change_again_is_not_known_by_its_date() {
+        let version = Version { may_change: true, ..VERSION };
+        let judge = |name, value| conditions(&[(name, value)]).judge(version);
+        assert_eq!(judge("if-unmodified-since", OLD), Some(Status::PreconditionFailed));
+        assert_eq!(judge("if-unmodified-since", NOW), None);
+        assert_eq!(judge("if-modified-since", NOW), None);
+        assert!(!conditions(&[("if-range", NOW)]).allows_part(version));
+        assert!(conditions(&[("if-range", "\"a\"")]).allows_part(version));
+        assert_eq!(version.date(), None, "nor is it told");
     }
 
     #[test]

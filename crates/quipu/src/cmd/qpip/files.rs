@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::conditions::Version;
 use super::http::{self, Status};
 use super::memory::{Held, Memory};
 
@@ -53,8 +54,8 @@ impl Opened {
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     pub(super) media_type: &'static str,
-    /// When it was changed, in seconds since 1970.
-    pub(super) changed: Option<u64>,
+    /// When it was changed.
+    pub(super) version: Version<'static>,
     /// What tells this version from others: an entity tag.
     pub(super) tag: Option<String>,
     pub(super) len: u64,
@@ -109,12 +110,12 @@ impl Stamp {
         self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
     }
 
-    /// When it was changed, in seconds since 1970. Not told before that second is over, in which it may
-    /// change again (RFC 9110 8.8.2.2).
-    fn changed(&self, now: SystemTime) -> Option<u64> {
-        let seconds = u64::try_from(self.changed_ns? / 1_000_000_000).ok()?;
-        let now = now.duration_since(UNIX_EPOCH).ok()?;
-        (seconds < now.as_secs()).then_some(seconds)
+    /// When it was changed, as of now.
+    fn version(&self, now: SystemTime) -> Version<'static> {
+        let seconds = |ns| u64::try_from(ns / 1_000_000_000).ok();
+        let changed = self.changed_ns.and_then(seconds);
+        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Version { tag: None, changed, may_change: changed.is_some_and(|changed| changed >= now) }
     }
 }
 
@@ -148,7 +149,7 @@ impl Source {
                 let html = text.trim_start().starts_with('<');
                 let media_type = http::media_type(if html { ".html" } else { ".txt" });
                 let (data, len) = (Data::Page(Arc::clone(text)), text.len() as u64);
-                Ok(Content { media_type, changed: None, tag: None, len, data })
+                Ok(Content { media_type, version: Version::default(), tag: None, len, data })
             }
             What::Page(_) => Err(Otherwise::Refused(Status::NotFound)),
             What::Folder(root) => {
@@ -200,7 +201,7 @@ impl Source {
         self.clock += 1;
         let file = open_within(root, &place)?;
         let stamp = stamp(&file.metadata()?);
-        let changed = stamp.changed(SystemTime::now());
+        let version = stamp.version(SystemTime::now());
         let media_type = http::media_type(&place.to_string_lossy());
         let len = stamp.len;
         if self.kept.get(&place).is_some_and(|kept| kept.stamp != stamp) {
@@ -213,7 +214,7 @@ impl Source {
             }
             None => Data::File(Arc::new(Opened { file, place, stamp })),
         };
-        Ok(Content { media_type, changed, tag: stamp.tag(), len, data })
+        Ok(Content { media_type, version, tag: stamp.tag(), len, data })
     }
 
     /// The same octets from memory, where they are kept, if they are a file's that is worth it: for those
@@ -270,7 +271,7 @@ impl Source {
         page += "</ul>\n";
         let (media_type, len) = (http::media_type(".html"), page.len() as u64);
         let data = Data::Page(page.into());
-        Ok(Content { media_type, changed: None, tag: None, len, data })
+        Ok(Content { media_type, version: Version::default(), tag: None, len, data })
     }
 }
 

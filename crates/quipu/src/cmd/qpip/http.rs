@@ -346,7 +346,7 @@ impl Head<'_> {
             }
             _ => {}
         }
-        if let Some(changed) = self.version.changed {
+        if let Some(changed) = self.version.date() {
             field("Last-Modified", &date(changed));
         }
         if let Some(tag) = self.version.tag {

@@ -483,7 +483,7 @@ impl Connection {
             media_type: response.media_type,
             length: response.len,
             part: response.part,
-            version: Version { tag: response.tag.as_deref(), changed: response.changed },
+            version: Version { tag: response.tag.as_deref(), ..response.version },
             location: response.location.as_deref(),
             keep_alive,
         };
