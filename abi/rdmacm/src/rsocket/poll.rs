@@ -12,16 +12,11 @@ use super::spin::Spin;
 use super::system;
 use super::wait::{readable, sleep};
 
-/// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
-/// the other.
-const SHARED: Duration = Duration::from_millis(10);
-
 /// The sockets among polled descriptors, by their place.
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
     /// There is nothing else.
     all: bool,
-    shared: bool,
     /// Not everything was looked at.
     more: bool,
     /// A look at all that is polled makes no system call.
@@ -32,23 +27,17 @@ impl Watched {
     fn new(fds: &[pollfd]) -> Self {
         let stream = |(at, fd): (usize, &pollfd)| Some((at, entry(fd.fd)?.stream()?));
         let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
-        let mut shared = false;
-        for (_, socket) in &sockets {
-            let mut state = socket.lock();
-            state.pollers += 1;
-            shared |= state.is_shared();
-        }
         let all = sockets.len() == fds.len();
-        Self { sockets, all, shared, more: false, quick: false }
+        Self { sockets, all, more: false, quick: false }
     }
 
-    /// Looks at each socket; how many have something to say.
+    /// Looks at each socket, before a sleep with `arm`; how many have something to say.
     fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
         let mut ready = 0;
         self.more = false;
         self.quick = self.all;
         for (at, socket) in &self.sockets {
-            let mut state = socket.lock();
+            let mut state = if arm { socket.lock_to_sleep() } else { socket.lock() };
             let asked = fds[*at].events;
             if arm {
                 state.arm();
@@ -59,7 +48,6 @@ impl Watched {
             if !known || !state.may_skip() {
                 self.more |= state.progress();
             }
-            self.shared |= state.is_shared();
             self.quick &= state.is_polled();
             let always = libc::POLLERR | libc::POLLHUP;
             fds[*at].revents = state.events() & (asked | always);
@@ -67,13 +55,23 @@ impl Watched {
         }
         ready
     }
-}
 
-impl Drop for Watched {
-    fn drop(&mut self) {
-        for (_, socket) in &self.sockets {
-            socket.lock().pollers -= 1;
+    /// Sleeps until one of all, in which the sockets have their places, has something to say.
+    fn sleep(&self, all: &mut Vec<pollfd>, timeout: Option<Duration>) -> Result<(), Errno> {
+        let behind = all.len();
+        // A socket has two descriptors: one in its place, and one behind all places.
+        for (at, socket) in &self.sockets {
+            let [events, completions] = socket.lies_down(&mut socket.lock());
+            all[*at] = readable(events);
+            all.push(readable(completions));
         }
+        let slept = sleep(all, timeout);
+        let (all, completions) = all.split_at_mut(behind);
+        for ((at, socket), completions) in self.sockets.iter().zip(completions) {
+            let said = std::mem::take(&mut all[*at].revents) | completions.revents;
+            socket.gets_up(&mut socket.lock(), said != 0);
+        }
+        slept.map(|_| ())
     }
 }
 
@@ -85,26 +83,15 @@ fn system_poll(
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
     let mut all = fds.to_vec();
-    // A socket has two descriptors: one in its place, and one behind all places.
-    for (at, socket) in &watched.sockets {
-        let [events, completions] = socket.descriptors(&mut socket.lock());
-        all[*at] = readable(events);
-        all.push(readable(completions));
-    }
     if watched.sockets.is_empty() || timeout == Some(Duration::ZERO) {
+        // What the sockets have to say is known.
+        watched.sockets.iter().for_each(|(at, _)| all[*at].fd = -1);
         ask(&mut all, timeout)?;
     } else {
-        sleep(&mut all, timeout)?;
-    }
-    let (all, completions) = all.split_at_mut(fds.len());
-    for ((at, socket), completions) in watched.sockets.iter().zip(completions) {
-        if all[*at].revents | completions.revents != 0 {
-            socket.woken(&mut socket.lock());
-        }
-        all[*at].revents = 0;
+        watched.sleep(&mut all, timeout)?;
     }
     let mut ready = 0;
-    for (fd, seen) in fds.iter_mut().zip(&*all) {
+    for (fd, seen) in fds.iter_mut().zip(&all) {
         if seen.revents != 0 {
             fd.revents = seen.revents;
             ready += 1;
@@ -134,11 +121,8 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let over = left.is_some_and(|left| left.is_zero());
         // Armed and looked again: only now it is safe to sleep.
-        let pause = match (ready > 0 || over || !arm || watched.more, watched.shared) {
-            (true, _) => Some(Duration::ZERO),
-            (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
-            _ => left,
-        };
+        let pause =
+            if ready > 0 || over || !arm || watched.more { Some(Duration::ZERO) } else { left };
         let others = match (pause, watched.all) {
             // The system has nothing to say.
             (Some(Duration::ZERO), true) => 0,

@@ -71,7 +71,7 @@ impl Socket {
             if !patient || left == Some(Duration::ZERO) {
                 return Err(Errno::EAGAIN);
             }
-            if state.led {
+            if state.led || state.sleepers.are_called() {
                 state = self.wait_turn(state, left);
                 continue;
             }
@@ -81,67 +81,104 @@ impl Socket {
                 state = self.lock();
                 continue;
             }
-            state.led = true;
             state.arm();
             let more = state.progress();
-            let result = done(&mut state);
-            let mut slept = Ok(0);
-            if result.is_none() && !more {
-                let mut fds = self.descriptors(&mut state).map(readable);
-                drop(state);
-                slept = sleep(&mut fds, left);
-                state = self.lock();
-                // Others that heard of the event may have come to the lock first.
-                if std::mem::take(&mut state.left_behind) || fds[1].revents != 0 {
-                    state.take_event();
-                }
-                spin = Spin::default();
-            }
-            state.led = false;
-            self.turn.notify_all();
-            if let Some(result) = result {
+            if let Some(result) = done(&mut state) {
                 return result;
             }
+            if more {
+                continue;
+            }
+            state.led = true;
+            let mut fds = self.lies_down(&mut state).map(readable);
+            drop(state);
+            let slept = sleep(&mut fds, left);
+            state = self.lock();
+            state.led = false;
+            self.gets_up(&mut state, fds[0].revents | fds[1].revents != 0);
             slept?;
+            spin = Spin::default();
         }
     }
 
-    /// Waits until a thread that waits at the descriptor has looked at what came, at most for the time left.
+    /// Waits until a thread that sleeps at the descriptors is back, at most for the time left.
     fn wait_turn<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
         left: Option<Duration>,
     ) -> MutexGuard<'a, State> {
-        match left {
+        state.waiting += 1;
+        let mut state = match left {
             None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(left) => {
                 self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
             }
+        };
+        state.waiting -= 1;
+        state
+    }
+
+    /// As [`lock`](Self::lock), for one that is about to sleep and sleeps nowhere yet.
+    pub(crate) fn lock_to_sleep(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while state.sleepers.are_called() {
+            state = self.wait_turn(state, None);
         }
+        state
     }
 
-    /// Takes the completion event after waiting for it, unless another thread waits, too, and will.
-    pub(crate) fn woken(&self, state: &mut State) {
-        self.heard(state);
-        state.progress();
-        self.turn.notify_all();
-    }
-
-    /// As [`woken`](Self::woken), for one that makes the progress itself.
-    pub(crate) fn heard(&self, state: &mut State) {
-        if state.led {
-            state.left_behind = true;
-        } else {
-            state.take_event();
-        }
-    }
-
-    /// What a thread sleeps at, inside the engine: the descriptor of connection events and that of
+    /// Begins to sleep inside the engine. At what: the descriptor of connection events and that of
     /// completions; until there is a queue pair, the one that will tell of both.
-    pub(super) fn descriptors(&self, state: &mut State) -> [c_int; 2] {
+    pub(super) fn lies_down(&self, state: &mut State) -> [c_int; 2] {
         state.slept_inside = true;
+        state.sleepers.lies_down();
         // SAFETY: the identifier is this socket's, and so is its channel.
         let events = unsafe { (*(*state.id).channel).fd };
         [events, state.connection.as_ref().map_or(self.fd, Connection::descriptor)]
+    }
+
+    /// Is back from there; whether one of the descriptors was `readable`.
+    pub(super) fn gets_up(&self, state: &mut State, readable: bool) {
+        if state.sleepers.gets_up(readable) {
+            state.take_event();
+        }
+        if !state.watchers.is_empty() && !state.sleepers.any() {
+            state.disturbed = true;
+            state.progress();
+        }
+        if state.waiting > 0 {
+            self.turn.notify_all();
+        }
+    }
+}
+
+impl State {
+    /// Asks to be woken by the next completion.
+    pub(crate) fn arm(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.arm();
+        }
+    }
+
+    /// Takes the event that has been asked for, if it has come; or leaves it to those who sleep at it.
+    pub(super) fn take_event(&mut self) {
+        if !self.sleepers.leave()
+            && let Some(connection) = &mut self.connection
+        {
+            self.disturbed |= connection.take_event();
+        }
+    }
+
+    /// A thread is about to sleep outside of the engine. Where others have slept inside, the engine may think
+    /// that they still do, and that nobody has to be called. While they do, nobody has to.
+    pub(crate) fn sleeps_outside(&mut self) {
+        if !self.sleepers.any()
+            && std::mem::take(&mut self.slept_inside)
+            && let Some(connection) = &mut self.connection
+        {
+            while connection.ask_event() {
+                self.disturbed = true;
+            }
+        }
     }
 }
