@@ -135,8 +135,8 @@ pub(crate) struct State {
     pub(crate) edge: u64,
     /// What it was last seen as.
     seen: Seen,
-    /// Completion events were taken of which a set may have been about to hear, or those who slept are back, to
-    /// whom a set has left what came.
+    /// Completion events were taken of which a set may have been about to hear, or those who slept are back,
+    /// to whom a set has left what came.
     pub(super) disturbed: bool,
     /// A call has done without a look at what came since the last one.
     skipped: bool,
