@@ -12,6 +12,18 @@ use super::spin::Spin;
 use super::system;
 use super::wait::{readable, sleep};
 
+/// So many descriptors may be polled whatever the limit of open ones: no program has fewer.
+const FEW: usize = 32;
+
+/// Whether poll(2) takes so many entries (`RLIMIT_NOFILE`).
+fn is_within_limit(count: usize) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit(2); `limit` is valid for the call.
+    count <= FEW
+        || unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0
+        || count as u64 <= limit.rlim_cur
+}
+
 /// The sockets among polled descriptors, by their place.
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
@@ -58,17 +70,21 @@ impl Watched {
 
     /// Sleeps until one of all, in which the sockets have their places, has something to say.
     fn sleep(&self, all: &mut Vec<pollfd>, timeout: Option<Duration>) -> Result<(), Errno> {
-        let behind = all.len();
-        // A socket has two descriptors: one in its place, and one behind all places.
+        let places = all.len();
+        // A socket has two descriptors: one in its place, and one behind all places. The engine has one, too.
+        // Where these are too many the socket's own tells of both, and the engine's helper wakes this thread.
+        let inside = is_within_limit(places + self.sockets.len() + 1);
         for (at, socket) in &self.sockets {
             let [events, completions] = socket.lies_down(&mut socket.lock());
-            all[*at] = readable(events);
-            all.push(readable(completions));
+            all[*at] = readable(if inside { events } else { socket.fd });
+            if inside {
+                all.push(readable(completions));
+            }
         }
-        let slept = sleep(all, timeout);
-        let (all, completions) = all.split_at_mut(behind);
-        for ((at, socket), completions) in self.sockets.iter().zip(completions) {
-            let said = std::mem::take(&mut all[*at].revents) | completions.revents;
+        let slept = if inside { sleep(all, timeout) } else { ask(all, timeout) };
+        for (index, (at, socket)) in self.sockets.iter().enumerate() {
+            let behind = all.get(places + index).map_or(0, |completions| completions.revents);
+            let said = std::mem::take(&mut all[*at].revents) | behind;
             socket.gets_up(&mut socket.lock(), said != 0);
         }
         slept.map(|_| ())
@@ -101,14 +117,16 @@ fn system_poll(
 }
 
 /// poll(2)
-fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
     let limit = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
     // SAFETY: ppoll(2) with as many entries as there are.
-    system(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) })
+    let ready =
+        unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) };
+    system(ready).map(|ready| ready as usize)
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
@@ -149,6 +167,9 @@ entry! {
     /// `rpoll`: as poll(2), also of descriptors that are not of this library.
     fn rpoll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> IntMinusOne {
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        if !is_within_limit(count) {
+            return Err(Errno::EINVAL);
+        }
         if fds.is_null() && count > 0 {
             return Err(Errno::EFAULT);
         }

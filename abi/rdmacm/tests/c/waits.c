@@ -2,6 +2,7 @@
  * forked child has of them. */
 #include "pair.h"
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/wait.h>
 
@@ -256,6 +257,47 @@ static void repeated(void)
 	CHECK(rclose(pair.here) == 0 && rclose(pair.listening) == 0);
 }
 
+static void *sends_late(void *fd)
+{
+	usleep(50000);
+	CHECK(rsend(*(int *)fd, "l", 1, 0) == 1);
+	return NULL;
+}
+
+/* As many entries may be polled as descriptors may be open, and no more, whatever a socket takes. */
+static void crowded(struct pair *pair)
+{
+	enum { MOST = 300, PLACE = 7 };
+	struct pollfd fds[MOST + 1];
+	struct rlimit limit, less;
+	pthread_t sending;
+	int pipes[2];
+	double begun;
+	char byte;
+
+	CHECK(pipe(pipes) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int i = 0; i <= MOST; i++)
+		fds[i] = (struct pollfd){ i % 2 ? pipes[0] : -1, POLLIN, 0 };
+	fds[PLACE].fd = pair->here;
+	fds[MOST - 1].fd = pair->there;
+	less = limit;
+	less.rlim_cur = MOST;
+	CHECK(setrlimit(RLIMIT_NOFILE, &less) == 0);
+	FAILS(rpoll(fds, MOST + 1, 0), EINVAL);
+	begun = now();
+	CHECK(rpoll(fds, MOST, 100) == 0 && now() - begun >= 0.1);
+	for (int i = 0; i < 3; i++) {
+		CHECK(pthread_create(&sending, NULL, sends_late, &pair->there) == 0);
+		begun = now();
+		CHECK(rpoll(fds, MOST, 20000) == 1 && fds[PLACE].revents == POLLIN && now() - begun < 10);
+		CHECK(pthread_join(sending, NULL) == 0 && rrecv(pair->here, &byte, 1, 0) == 1);
+	}
+	CHECK(write(pipes[1], "p", 1) == 1);
+	CHECK(rpoll(fds, MOST, 20000) == MOST / 2 - 2 && fds[1].revents == POLLIN);
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+}
+
 int main(void)
 {
 	struct pair pair = connected();
@@ -266,6 +308,7 @@ int main(void)
 	several(&pair);
 	cancelled(&pair);
 	forked(&pair);
+	crowded(&pair);
 	closed(pair);
 	closing();
 	repeated();
