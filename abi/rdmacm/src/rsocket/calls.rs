@@ -171,7 +171,8 @@ entry! {
             let mut state = socket.lock();
             state.connected()?;
             state.shut_read |= how != libc::SHUT_WR;
-            // Sets hear of it.
+            // Who sleeps hears of it, and sets do.
+            state.ring();
             state.progress();
         }
         if how != libc::SHUT_RD {

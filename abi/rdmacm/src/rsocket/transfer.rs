@@ -62,6 +62,10 @@ unsafe fn fill(
             break;
         }
     }
+    if copied > 0 && state.sleepers.any() && state.events() & libc::POLLHUP != 0 {
+        // These were the last bytes before the end.
+        state.ring();
+    }
     Ok(copied)
 }
 

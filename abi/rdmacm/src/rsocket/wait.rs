@@ -4,12 +4,14 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, pollfd};
+use quipu_abi_types::RDMA_CM_EVENT_USER;
 use quipu_cabi::Errno;
 use quipu_facade::{check, engine};
 
 use super::connection::Connection;
 use super::socket::{Socket, State};
 use super::spin::Spin;
+use crate::event::rdma_write_cm_event;
 
 /// What waits until a descriptor is readable.
 pub(crate) fn readable(fd: c_int) -> pollfd {
@@ -166,6 +168,15 @@ impl State {
             && let Some(connection) = &mut self.connection
         {
             self.disturbed |= connection.take_event();
+        }
+    }
+
+    /// Wakes those who sleep at the descriptors, for a change of which nothing that comes tells: by an event
+    /// of the identifier that means nothing.
+    pub(crate) fn ring(&mut self) {
+        if self.sleepers.any() {
+            // SAFETY: the identifier is this socket's.
+            unsafe { rdma_write_cm_event(self.id, RDMA_CM_EVENT_USER, 0, 0) };
         }
     }
 

@@ -294,6 +294,39 @@ static void sets(int pollers)
 	CHECK(rclose(other.here) == 0 && rclose(other.listening) == 0);
 }
 
+/* A change that one thread makes is heard of by the others, though nothing comes. */
+static void changes(void)
+{
+	struct pair pair = connected();
+	struct reader readers[2];
+	struct poller poller;
+	struct pollfd fds = { pair.here, POLLRDHUP, 0 };
+	double begun;
+	char byte;
+
+	/* That these were the last bytes. */
+	ask(&poller, polls, pair.here, 0, LIMIT);
+	CHECK(rsend(pair.there, "x", 1, 0) == 1 && rshutdown(pair.there, SHUT_WR) == 0);
+	CHECK(rshutdown(pair.here, SHUT_WR) == 0 && rpoll(&fds, 1, LIMIT) == 1);
+	usleep(20000);
+	CHECK(rrecv(pair.here, &byte, 1, 0) == 1);
+	told(&poller, POLLHUP);
+	closed(pair);
+	/* That nothing more is read. */
+	pair = connected();
+	begin(&readers[0], pair.here);
+	begin(&readers[1], pair.here);
+	ask(&poller, polls, pair.here, POLLIN, LIMIT);
+	usleep(20000);
+	begun = now();
+	CHECK(rshutdown(pair.here, SHUT_RD) == 0);
+	ended(&readers[0]);
+	ended(&readers[1]);
+	CHECK(now() - begun < SOON);
+	told(&poller, POLLIN);
+	closed(pair);
+}
+
 int main(void)
 {
 	alarm(180);
@@ -306,6 +339,7 @@ int main(void)
 	bytes_beside_room(1);
 	connections();
 	requests();
+	changes();
 	sets(0);
 	sets(1);
 	return 0;
