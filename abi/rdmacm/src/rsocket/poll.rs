@@ -44,12 +44,16 @@ impl Watched {
     }
 
     /// Looks at each socket, before a sleep with `arm`; how many have something to say.
-    fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child.
+    fn look(&mut self, fds: &mut [pollfd], arm: bool) -> Result<usize, Errno> {
         let mut ready = 0;
         self.more = false;
         self.quick = self.all;
         for (at, socket) in &self.sockets {
-            let mut state = if arm { socket.lock_to_sleep() } else { socket.lock() };
+            let mut state = if arm { socket.lock_to_sleep()? } else { socket.lock() };
             let asked = fds[*at].events;
             if arm {
                 state.arm();
@@ -65,7 +69,7 @@ impl Watched {
             fds[*at].revents = state.events() & (asked | always);
             ready += usize::from(fds[*at].revents != 0);
         }
-        ready
+        Ok(ready)
     }
 
     /// Sleeps until one of all, in which the sockets have their places, has something to say.
@@ -135,7 +139,7 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
     let mut watched = Watched::new(fds);
     let (mut arm, mut spin) = (false, Spin::default());
     loop {
-        let ready = watched.look(fds, arm);
+        let ready = watched.look(fds, arm)?;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let over = left.is_some_and(|left| left.is_zero());
         // Armed and looked again: only now it is safe to sleep.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use libc::c_int;
@@ -16,6 +16,7 @@ use quipu_cabi::Errno;
 use super::connection::Connection;
 use super::repoll::Set;
 use super::sleepers::Sleepers;
+use super::turn::Turn;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -100,8 +101,8 @@ pub(crate) struct Socket {
     pub(crate) fd: c_int,
     pub(crate) nonblocking: AtomicBool,
     state: Mutex<State>,
-    /// Told when a waiting thread has looked at what came.
-    pub(super) turn: Condvar,
+    /// Comes when a thread that slept at the descriptors is back.
+    pub(super) turn: Turn,
 }
 
 /// What changes in a socket.
@@ -212,7 +213,7 @@ impl Socket {
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
-        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Condvar::new() };
+        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Turn::new() };
         Ok(Arc::new(socket))
     }
 

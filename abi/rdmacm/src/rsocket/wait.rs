@@ -1,6 +1,6 @@
 //! Waiting: for one socket, and for many descriptors.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, pollfd};
@@ -74,7 +74,7 @@ impl Socket {
                 return Err(Errno::EAGAIN);
             }
             if state.led || state.sleepers.are_called() {
-                state = self.wait_turn(state, left);
+                state = self.wait_turn(state, left)?;
                 continue;
             }
             if state.is_polled() && spin.goes_on() {
@@ -104,29 +104,35 @@ impl Socket {
     }
 
     /// Waits until a thread that sleeps at the descriptors is back, at most for the time left.
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child, which has no such thread.
     fn wait_turn<'a>(
-        &self,
+        &'a self,
         mut state: MutexGuard<'a, State>,
         left: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    ) -> Result<MutexGuard<'a, State>, Errno> {
+        let next = self.turn.next();
         state.waiting += 1;
-        let mut state = match left {
-            None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => {
-                self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
+        drop(state);
+        let waited = self.turn.wait(next, left);
+        state = self.lock();
         state.waiting -= 1;
-        state
+        waited.map(|()| state)
     }
 
     /// As [`lock`](Self::lock), for one that is about to sleep and sleeps nowhere yet.
-    pub(crate) fn lock_to_sleep(&self) -> MutexGuard<'_, State> {
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child.
+    pub(crate) fn lock_to_sleep(&self) -> Result<MutexGuard<'_, State>, Errno> {
         let mut state = self.lock();
         while state.sleepers.are_called() {
-            state = self.wait_turn(state, None);
+            state = self.wait_turn(state, None)?;
         }
-        state
+        Ok(state)
     }
 
     /// Begins to sleep inside the engine. At what: the descriptor of connection events and that of
@@ -149,7 +155,7 @@ impl Socket {
             state.progress();
         }
         if state.waiting > 0 {
-            self.turn.notify_all();
+            self.turn.comes();
         }
     }
 }

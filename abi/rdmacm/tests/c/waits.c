@@ -84,22 +84,30 @@ static void handle(int number)
 	handled += number == SIGUSR1;
 }
 
+static void interrupted(struct waiter *waiter)
+{
+	int before = handled;
+	CHECK(pthread_kill(waiter->thread, SIGUSR1) == 0);
+	/* What was sent before is told by the result, and the next call is interrupted. */
+	for (int again = 0; waiter->call == sends && !waiter->over && again < 100; again++) {
+		usleep(20000);
+		pthread_kill(waiter->thread, SIGUSR1);
+	}
+	ended(waiter);
+	CHECK(handled > before && waiter->result == -1 && waiter->number == EINTR);
+}
+
+/* Whether a thread waits alone, or on behalf of another, or another does so for it. */
 static void signals(struct pair *pair)
 {
 	struct sigaction action = { .sa_handler = handle };
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	for (int call = 0; call < COUNT; call++) {
-		struct waiter waiter;
-		int before = handled;
+		struct waiter waiter, other;
 		begin(&waiter, pair, call);
-		CHECK(pthread_kill(waiter.thread, SIGUSR1) == 0);
-		/* What was sent before is told by the result, and the next call is interrupted. */
-		for (int again = 0; call == SENDS && !waiter.over && again < 100; again++) {
-			usleep(20000);
-			pthread_kill(waiter.thread, SIGUSR1);
-		}
-		ended(&waiter);
-		CHECK(handled > before && waiter.result == -1 && waiter.number == EINTR);
+		begin(&other, pair, call);
+		interrupted(&other);
+		interrupted(&waiter);
 	}
 }
 
@@ -183,17 +191,20 @@ static void cancelled(struct pair *pair)
 /* A child has its parent's descriptors and none of its connections: its calls fail, and the parent's go on. */
 static void forked(struct pair *pair)
 {
-	struct waiter waiter;
+	struct waiter waiter, accepting;
 	int status;
 	pid_t child;
 	begin(&waiter, pair, RECEIVES);
+	begin(&accepting, pair, ACCEPTS);
 	CHECK((child = fork()) >= 0);
 	if (child == 0) {
 		char byte;
 		struct pollfd fds = { .fd = pair->there, .events = POLLIN };
 		alarm(20);
-		if (rrecv(pair->there, &byte, 1, 0) >= 0)
+		if (rrecv(pair->there, &byte, 1, 0) >= 0 || rrecv(pair->here, &byte, 1, 0) >= 0)
 			_exit(2);
+		if (raccept(pair->listening, NULL, NULL) >= 0)
+			_exit(3);
 		rpoll(&fds, 1, 100);
 		_exit(0);
 	}
@@ -201,6 +212,7 @@ static void forked(struct pair *pair)
 	CHECK(rsend(pair->there, "f", 1, 0) == 1);
 	ended(&waiter);
 	CHECK(waiter.result == 1);
+	interrupted(&accepting);
 }
 
 /* Another thread closes a socket in which threads wait; and the peer ends while they do. */
@@ -300,7 +312,9 @@ static void crowded(struct pair *pair)
 
 int main(void)
 {
-	struct pair pair = connected();
+	struct pair pair;
+	alarm(120);
+	pair = connected();
 	signals(&pair);
 	closed(pair);
 	pair = connected();
