@@ -1,4 +1,5 @@
-//! Where threads wait that do not sleep at the descriptors of a socket themselves: until one that does is back.
+//! Where threads wait that do not sleep at the descriptors of a socket themselves: until one who does is
+//! back.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -269,6 +269,33 @@ static void repeated(void)
 	CHECK(rclose(pair.here) == 0 && rclose(pair.listening) == 0);
 }
 
+/* What was sent before an end arrives, and is received; who does not block does not wait for that. */
+static void halves(void)
+{
+	struct pair pair = connected();
+	struct pollfd fds = { .fd = pair.here, .events = POLLIN };
+	int unconnected = rsocket(AF_INET, SOCK_STREAM, 0);
+	size_t sent = 0;
+	ssize_t length;
+	char bytes[100];
+
+	FAILS(rshutdown(unconnected, SHUT_WR), ENOTCONN);
+	CHECK(rclose(unconnected) == 0);
+	CHECK(rsend(pair.there, "ab", 2, 0) == 2 && rpoll(&fds, 1, 20000) == 1);
+	CHECK(rshutdown(pair.here, SHUT_RD) == 0);
+	CHECK(rrecv(pair.here, bytes, 1, 0) == 1 && rrecv(pair.here, bytes, sizeof bytes, 0) == 1);
+	CHECK(rrecv(pair.here, bytes, sizeof bytes, 0) == 0);
+	for (; (length = rsend(pair.here, bytes, sizeof bytes, MSG_DONTWAIT)) > 0; sent += length)
+		;
+	CHECK(errno == EAGAIN && rfcntl(pair.here, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(rshutdown(pair.here, SHUT_WR) == 0);
+	FAILS(rsend(pair.here, bytes, 1, 0), EPIPE);
+	for (; (length = rrecv(pair.there, bytes, sizeof bytes, 0)) > 0; sent -= length)
+		rpoll(&fds, 1, 0);
+	CHECK(length == 0 && sent == 0);
+	closed(pair);
+}
+
 static void *sends_late(void *fd)
 {
 	usleep(50000);
@@ -325,6 +352,7 @@ int main(void)
 	crowded(&pair);
 	closed(pair);
 	closing();
+	halves();
 	repeated();
 	return 0;
 }
