@@ -108,6 +108,12 @@ fn waits_of_sockets_end_by_signals_times_and_ends() {
 }
 
 #[test]
+fn whoever_waits_for_a_socket_is_woken_beside_others_who_do() {
+    run("shared");
+    run_behind("shared", None, "quipu_iw0");
+}
+
+#[test]
 fn sockets_become_streams_over_queue_pairs() {
     let library = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", env::consts::ARCH);
     let library = Path::new(&library);

@@ -38,10 +38,9 @@ pub(crate) unsafe fn tell_address(
     Ok(())
 }
 
-/// Sends the end of the stream and waits until everything has arrived, at most until `deadline`; a socket
-/// that does not block does not wait.
-fn finish(socket: &Socket, patient: bool, deadline: Option<Instant>) -> Result<(), Errno> {
-    socket.wait_until(patient, deadline, |state| {
+/// Sends the end of the stream and waits until everything has arrived, at most until `deadline`.
+fn finish(socket: &Socket, deadline: Option<Instant>) -> Result<(), Errno> {
+    socket.wait_until(true, deadline, |state| {
         let Ok(connection) = state.connected() else { return Some(Ok(())) };
         (connection.end() && connection.is_flushed()).then_some(Ok(()))
     })
@@ -157,7 +156,8 @@ entry! {
         }
     }
 
-    /// `rshutdown`: as shutdown(2).
+    /// `rshutdown`: as shutdown(2). Where the socket blocks, everything that was sent has arrived when it
+    /// returns.
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
         let socket = match known(fd)?.stream() {
             // SAFETY: shutdown(2).
@@ -169,13 +169,17 @@ entry! {
         }
         {
             let mut state = socket.lock();
-            state.connected()?;
+            let connection = state.connected().map_err(|_| Errno::ENOTCONN)?;
+            if how != libc::SHUT_RD {
+                connection.end();
+            }
             state.shut_read |= how != libc::SHUT_WR;
-            // Sets hear of it.
+            // Who sleeps hears of it, and sets do.
+            state.ring();
             state.progress();
         }
-        if how != libc::SHUT_RD {
-            finish(&socket, !socket.is_nonblocking(0), None)?;
+        if how != libc::SHUT_RD && !socket.is_nonblocking(0) {
+            finish(&socket, None)?;
         }
         Ok(0)
     }
@@ -191,7 +195,7 @@ entry! {
                 // A closed descriptor is in no set.
                 socket.lock().watchers.clear();
                 let deadline = Instant::now().checked_add(socket.lock().linger.unwrap_or(LINGER));
-                while finish(&socket, true, deadline) == Err(Errno::EINTR) {}
+                while finish(&socket, deadline) == Err(Errno::EINTR) {}
                 let state = socket.lock();
                 if state.phase == Phase::Connected {
                     // SAFETY: the identifier is the socket's.

@@ -46,7 +46,8 @@ pub(crate) struct Connection {
     armed: bool,
     /// Why nothing goes any more.
     broken: Option<Errno>,
-    /// Whether this end has said that it sends no more.
+    /// Whether this end sends no more, and whether it has said so.
+    pub(crate) ending: bool,
     pub(crate) end_told: bool,
     /// Local regions that the peer writes to, by their place in its table.
     pub(crate) mapped: Vec<Option<(*mut ibv_mr, Mapping)>>,
@@ -91,6 +92,7 @@ impl Connection {
             next_receive: 0,
             armed: false,
             broken: None,
+            ending: false,
             end_told: false,
             mapped: Vec::new(),
             private: Vec::new(),
@@ -240,7 +242,7 @@ impl Connection {
         }
     }
 
-    /// Tells the peer what was taken, if that is due.
+    /// Tells the peer what is due: what was taken, and the end.
     pub(crate) fn tell(&mut self) {
         while let Some(message) = self.incoming.due()
             && self.may_tell()
@@ -250,21 +252,19 @@ impl Connection {
                 self.break_with(errno);
             }
         }
+        if self.ending && !self.end_told && self.broken.is_none() && self.may_tell() {
+            self.end_told = true;
+            if let Err(errno) = self.post_message(Message::End, 0, 0, 0) {
+                self.break_with(errno);
+            }
+        }
     }
 
-    /// Says that this end sends no more; false: not now.
+    /// Sends no more, and says so as soon as that may be; whether it is done.
     pub(crate) fn end(&mut self) -> bool {
-        if self.end_told || self.broken.is_some() {
-            return true;
-        }
-        if !self.may_tell() {
-            return false;
-        }
-        self.end_told = true;
-        if let Err(errno) = self.post_message(Message::End, 0, 0, 0) {
-            self.break_with(errno);
-        }
-        true
+        self.ending = true;
+        self.tell();
+        self.end_told || self.broken.is_some()
     }
 
     /// Copies what is there to the program's memory, from `skip` bytes on, at most `len`; how much.

@@ -6,7 +6,7 @@
 //! | `wire`, `stream`, `buffer` | the protocol and its books: numbers alone |
 //! | `memory`, `connection` | one connection: registered memory, a queue pair, completions |
 //! | `socket` | sockets by descriptor, their states |
-//! | `wait`, `spin` | waiting |
+//! | `wait`, `sleepers`, `turn`, `spin` | waiting |
 //! | `calls` | from `rsocket` to `rclose` |
 //! | `repoll` | sets of sockets, as epoll(7) |
 //! | `transfer`, `poll`, `options`, `iomap` | the other calls |
@@ -22,10 +22,12 @@ mod memory;
 pub mod options;
 pub mod poll;
 pub mod repoll;
+mod sleepers;
 mod socket;
 mod spin;
 mod stream;
 pub mod transfer;
+mod turn;
 mod wait;
 mod wire;
 

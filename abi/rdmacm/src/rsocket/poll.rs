@@ -12,16 +12,23 @@ use super::spin::Spin;
 use super::system;
 use super::wait::{readable, sleep};
 
-/// How long two threads that poll one socket sleep at a time: the events that wake one may have been taken by
-/// the other.
-const SHARED: Duration = Duration::from_millis(10);
+/// So many descriptors may be polled whatever the limit of open ones: no program has fewer.
+const FEW: usize = 32;
+
+/// Whether poll(2) takes so many entries (`RLIMIT_NOFILE`).
+fn is_within_limit(count: usize) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit(2); `limit` is valid for the call.
+    count <= FEW
+        || unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0
+        || count as u64 <= limit.rlim_cur
+}
 
 /// The sockets among polled descriptors, by their place.
 struct Watched {
     sockets: Vec<(usize, Arc<Socket>)>,
     /// There is nothing else.
     all: bool,
-    shared: bool,
     /// Not everything was looked at.
     more: bool,
     /// A look at all that is polled makes no system call.
@@ -32,23 +39,21 @@ impl Watched {
     fn new(fds: &[pollfd]) -> Self {
         let stream = |(at, fd): (usize, &pollfd)| Some((at, entry(fd.fd)?.stream()?));
         let sockets: Vec<_> = fds.iter().enumerate().filter_map(stream).collect();
-        let mut shared = false;
-        for (_, socket) in &sockets {
-            let mut state = socket.lock();
-            state.pollers += 1;
-            shared |= state.is_shared();
-        }
         let all = sockets.len() == fds.len();
-        Self { sockets, all, shared, more: false, quick: false }
+        Self { sockets, all, more: false, quick: false }
     }
 
-    /// Looks at each socket; how many have something to say.
-    fn look(&mut self, fds: &mut [pollfd], arm: bool) -> usize {
+    /// Looks at each socket, before a sleep with `arm`; how many have something to say.
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child.
+    fn look(&mut self, fds: &mut [pollfd], arm: bool) -> Result<usize, Errno> {
         let mut ready = 0;
         self.more = false;
         self.quick = self.all;
         for (at, socket) in &self.sockets {
-            let mut state = socket.lock();
+            let mut state = if arm { socket.lock_to_sleep()? } else { socket.lock() };
             let asked = fds[*at].events;
             if arm {
                 state.arm();
@@ -59,21 +64,34 @@ impl Watched {
             if !known || !state.may_skip() {
                 self.more |= state.progress();
             }
-            self.shared |= state.is_shared();
             self.quick &= state.is_polled();
             let always = libc::POLLERR | libc::POLLHUP;
             fds[*at].revents = state.events() & (asked | always);
             ready += usize::from(fds[*at].revents != 0);
         }
-        ready
+        Ok(ready)
     }
-}
 
-impl Drop for Watched {
-    fn drop(&mut self) {
-        for (_, socket) in &self.sockets {
-            socket.lock().pollers -= 1;
+    /// Sleeps until one of all, in which the sockets have their places, has something to say.
+    fn sleep(&self, all: &mut Vec<pollfd>, timeout: Option<Duration>) -> Result<(), Errno> {
+        let places = all.len();
+        // A socket has two descriptors: one in its place, and one behind all places. The engine has one, too.
+        // Where these are too many the socket's own tells of both, and the engine's helper wakes this thread.
+        let inside = is_within_limit(places + self.sockets.len() + 1);
+        for (at, socket) in &self.sockets {
+            let [events, completions] = socket.lies_down(&mut socket.lock());
+            all[*at] = readable(if inside { events } else { socket.fd });
+            if inside {
+                all.push(readable(completions));
+            }
         }
+        let slept = if inside { sleep(all, timeout) } else { ask(all, timeout) };
+        for (index, (at, socket)) in self.sockets.iter().enumerate() {
+            let behind = all.get(places + index).map_or(0, |completions| completions.revents);
+            let said = std::mem::take(&mut all[*at].revents) | behind;
+            socket.gets_up(&mut socket.lock(), said != 0);
+        }
+        slept.map(|_| ())
     }
 }
 
@@ -85,26 +103,15 @@ fn system_poll(
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
     let mut all = fds.to_vec();
-    // A socket has two descriptors: one in its place, and one behind all places.
-    for (at, socket) in &watched.sockets {
-        let [events, completions] = socket.descriptors(&mut socket.lock());
-        all[*at] = readable(events);
-        all.push(readable(completions));
-    }
     if watched.sockets.is_empty() || timeout == Some(Duration::ZERO) {
+        // What the sockets have to say is known.
+        watched.sockets.iter().for_each(|(at, _)| all[*at].fd = -1);
         ask(&mut all, timeout)?;
     } else {
-        sleep(&mut all, timeout)?;
-    }
-    let (all, completions) = all.split_at_mut(fds.len());
-    for ((at, socket), completions) in watched.sockets.iter().zip(completions) {
-        if all[*at].revents | completions.revents != 0 {
-            socket.woken(&mut socket.lock());
-        }
-        all[*at].revents = 0;
+        watched.sleep(&mut all, timeout)?;
     }
     let mut ready = 0;
-    for (fd, seen) in fds.iter_mut().zip(&*all) {
+    for (fd, seen) in fds.iter_mut().zip(&all) {
         if seen.revents != 0 {
             fd.revents = seen.revents;
             ready += 1;
@@ -114,14 +121,16 @@ fn system_poll(
 }
 
 /// poll(2)
-fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+fn ask(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
     let limit = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const libc::timespec);
     // SAFETY: ppoll(2) with as many entries as there are.
-    system(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) })
+    let ready =
+        unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, limit, std::ptr::null()) };
+    system(ready).map(|ready| ready as usize)
 }
 
 fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
@@ -130,15 +139,12 @@ fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
     let mut watched = Watched::new(fds);
     let (mut arm, mut spin) = (false, Spin::default());
     loop {
-        let ready = watched.look(fds, arm);
+        let ready = watched.look(fds, arm)?;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let over = left.is_some_and(|left| left.is_zero());
         // Armed and looked again: only now it is safe to sleep.
-        let pause = match (ready > 0 || over || !arm || watched.more, watched.shared) {
-            (true, _) => Some(Duration::ZERO),
-            (_, true) => Some(left.map_or(SHARED, |left| left.min(SHARED))),
-            _ => left,
-        };
+        let pause =
+            if ready > 0 || over || !arm || watched.more { Some(Duration::ZERO) } else { left };
         let others = match (pause, watched.all) {
             // The system has nothing to say.
             (Some(Duration::ZERO), true) => 0,
@@ -165,6 +171,9 @@ entry! {
     /// `rpoll`: as poll(2), also of descriptors that are not of this library.
     fn rpoll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> IntMinusOne {
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+        if !is_within_limit(count) {
+            return Err(Errno::EINVAL);
+        }
         if fds.is_null() && count > 0 {
             return Err(Errno::EFAULT);
         }

@@ -307,7 +307,7 @@ impl Item {
             return None;
         }
         if std::mem::take(&mut self.heard) {
-            socket.heard(&mut state);
+            state.take_event();
         }
         if self.spent {
             return Some((0, false));

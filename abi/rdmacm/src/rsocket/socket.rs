@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use libc::c_int;
@@ -15,6 +15,8 @@ use quipu_cabi::Errno;
 
 use super::connection::Connection;
 use super::repoll::Set;
+use super::sleepers::Sleepers;
+use super::turn::Turn;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
 use crate::channel;
@@ -99,8 +101,8 @@ pub(crate) struct Socket {
     pub(crate) fd: c_int,
     pub(crate) nonblocking: AtomicBool,
     state: Mutex<State>,
-    /// Told when a waiting thread has looked at what came.
-    pub(super) turn: Condvar,
+    /// Comes when a thread that slept at the descriptors is back.
+    pub(super) turn: Turn,
 }
 
 /// What changes in a socket.
@@ -120,22 +122,23 @@ pub(crate) struct State {
     pub(crate) linger: Option<Duration>,
     /// Settings that are told as they were set.
     pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
-    /// A thread waits at the descriptor and will take the events.
+    /// Those who sleep at its descriptors.
+    pub(super) sleepers: Sleepers,
+    /// One of them does so in a call that waits for this socket alone, and on behalf of all such calls.
     pub(super) led: bool,
-    /// Another one has heard of an event, and left it to that thread.
-    pub(super) left_behind: bool,
+    /// Threads that wait at `turn`.
+    pub(super) waiting: u32,
     /// A thread has slept inside the engine.
     pub(super) slept_inside: bool,
-    /// Threads in `rpoll` with this socket.
-    pub(crate) pollers: u32,
     /// The sets that it is in.
     pub(crate) watchers: Vec<Weak<Set>>,
     /// How often it has become ready for something, or more has come; counted while sets watch.
     pub(crate) edge: u64,
     /// What it was last seen as.
     seen: Seen,
-    /// Completion events were taken, of which a set may have been about to hear.
-    disturbed: bool,
+    /// Completion events were taken of which a set may have been about to hear, or those who slept are back,
+    /// to whom a set has left what came.
+    pub(super) disturbed: bool,
     /// A call has done without a look at what came since the last one.
     skipped: bool,
 }
@@ -198,19 +201,19 @@ impl Socket {
             shut_read: false,
             linger: None,
             settings: BTreeMap::new(),
+            sleepers: Sleepers::default(),
             led: false,
-            pollers: 0,
+            waiting: 0,
             watchers: Vec::new(),
             edge: 0,
             seen: Seen { phase: Phase::Idle, events: 0, arrived: 0, requests: 0 },
             disturbed: false,
             skipped: false,
-            left_behind: false,
             slept_inside: false,
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
-        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Condvar::new() };
+        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Turn::new() };
         Ok(Arc::new(socket))
     }
 
@@ -347,11 +350,6 @@ impl State {
         self.connection.as_ref().is_some_and(Connection::is_polled)
     }
 
-    /// Whether somebody else may take the events that would wake a thread.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.pollers as usize + self.watchers.len() > 1
-    }
-
     /// Has the sets, but for one, look at the socket if there is a reason to.
     fn note(&mut self, by: *const Set) {
         if self.watchers.is_empty() {
@@ -388,6 +386,10 @@ impl State {
     fn work(&mut self) -> bool {
         self.skipped = false;
         let more = self.connection.as_mut().is_some_and(Connection::progress);
+        if self.sleepers.any() {
+            // They are about to take these.
+            return more;
+        }
         // A poll of the completion queue makes progress for all. To ask the engine for more costs system
         // calls, and has its helper get up, who then takes every message for the program, and late.
         let take = if self.is_polled() { event::take_queued } else { event::take };
@@ -503,30 +505,6 @@ impl State {
         };
         // SAFETY: the identifier is this socket's; `param` and what it names are valid for the call.
         system(unsafe { call(self.id, &mut param) }).map(|_| ())
-    }
-
-    /// Asks to be woken by the next completion.
-    pub(crate) fn arm(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            connection.arm();
-        }
-    }
-
-    /// Takes the event that has been asked for, if it has come.
-    pub(super) fn take_event(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            self.disturbed |= connection.take_event();
-        }
-    }
-
-    /// A thread is about to sleep outside of the engine. Where others have slept inside, the engine may think
-    /// that they still do, and that nobody has to be called.
-    pub(crate) fn sleeps_outside(&mut self) {
-        if std::mem::take(&mut self.slept_inside)
-            && let Some(connection) = &mut self.connection
-        {
-            self.disturbed |= connection.ask_event();
-        }
     }
 
     /// Begins to connect.

@@ -62,6 +62,10 @@ unsafe fn fill(
             break;
         }
     }
+    if copied > 0 && state.sleepers.any() && state.events() & libc::POLLHUP != 0 {
+        // These were the last bytes before the end.
+        state.ring();
+    }
     Ok(copied)
 }
 
@@ -78,9 +82,6 @@ unsafe fn receive(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isi
         socket.lock().progress();
     }
     let result = socket.wait(!socket.is_nonblocking(flags), |state| {
-        if state.shut_read {
-            return Some(Ok(()));
-        }
         if peek {
             done = 0;
         }
@@ -90,7 +91,7 @@ unsafe fn receive(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isi
             Err(Errno::EAGAIN) => return None,
             Err(errno) => return Some(Err(errno)),
         }
-        if done >= least {
+        if done >= least || state.shut_read {
             return Some(Ok(()));
         }
         let connection = state.connected().ok()?;
@@ -119,7 +120,7 @@ unsafe fn send(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isize,
             Err(Errno::EAGAIN) => return None,
             Err(errno) => return Some(Err(errno)),
         };
-        if connection.end_told || connection.broken().is_some() {
+        if connection.ending || connection.broken().is_some() {
             return Some(Err(Errno(libc::EPIPE)));
         }
         let mut skip = done;

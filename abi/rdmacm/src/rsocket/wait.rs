@@ -1,15 +1,17 @@
 //! Waiting: for one socket, and for many descriptors.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, pollfd};
+use quipu_abi_types::RDMA_CM_EVENT_USER;
 use quipu_cabi::Errno;
 use quipu_facade::{check, engine};
 
 use super::connection::Connection;
 use super::socket::{Socket, State};
 use super::spin::Spin;
+use crate::event::rdma_write_cm_event;
 
 /// What waits until a descriptor is readable.
 pub(crate) fn readable(fd: c_int) -> pollfd {
@@ -71,8 +73,8 @@ impl Socket {
             if !patient || left == Some(Duration::ZERO) {
                 return Err(Errno::EAGAIN);
             }
-            if state.led {
-                state = self.wait_turn(state, left);
+            if state.led || state.sleepers.are_called() {
+                state = self.wait_turn(state, left)?;
                 continue;
             }
             if state.is_polled() && spin.goes_on() {
@@ -81,67 +83,119 @@ impl Socket {
                 state = self.lock();
                 continue;
             }
-            state.led = true;
             state.arm();
             let more = state.progress();
-            let result = done(&mut state);
-            let mut slept = Ok(0);
-            if result.is_none() && !more {
-                let mut fds = self.descriptors(&mut state).map(readable);
-                drop(state);
-                slept = sleep(&mut fds, left);
-                state = self.lock();
-                // Others that heard of the event may have come to the lock first.
-                if std::mem::take(&mut state.left_behind) || fds[1].revents != 0 {
-                    state.take_event();
-                }
-                spin = Spin::default();
-            }
-            state.led = false;
-            self.turn.notify_all();
-            if let Some(result) = result {
+            if let Some(result) = done(&mut state) {
                 return result;
             }
-            slept?;
-        }
-    }
-
-    /// Waits until a thread that waits at the descriptor has looked at what came, at most for the time left.
-    fn wait_turn<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        left: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
-        match left {
-            None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => {
-                self.turn.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+            if more {
+                continue;
             }
+            state.led = true;
+            let mut fds = self.lies_down(&mut state).map(readable);
+            drop(state);
+            let slept = sleep(&mut fds, left);
+            state = self.lock();
+            state.led = false;
+            self.gets_up(&mut state, fds[0].revents | fds[1].revents != 0);
+            slept?;
+            spin = Spin::default();
         }
     }
 
-    /// Takes the completion event after waiting for it, unless another thread waits, too, and will.
-    pub(crate) fn woken(&self, state: &mut State) {
-        self.heard(state);
-        state.progress();
-        self.turn.notify_all();
+    /// Waits until a thread that sleeps at the descriptors is back, at most for the time left.
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child, which has no such thread.
+    fn wait_turn<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        left: Option<Duration>,
+    ) -> Result<MutexGuard<'a, State>, Errno> {
+        let next = self.turn.next();
+        state.waiting += 1;
+        drop(state);
+        let waited = self.turn.wait(next, left);
+        state = self.lock();
+        state.waiting -= 1;
+        waited.map(|()| state)
     }
 
-    /// As [`woken`](Self::woken), for one that makes the progress itself.
-    pub(crate) fn heard(&self, state: &mut State) {
-        if state.led {
-            state.left_behind = true;
-        } else {
-            state.take_event();
+    /// As [`lock`](Self::lock), for one that is about to sleep and sleeps nowhere yet.
+    ///
+    /// # Errors
+    ///
+    /// EINTR; ENODEV in a forked child.
+    pub(crate) fn lock_to_sleep(&self) -> Result<MutexGuard<'_, State>, Errno> {
+        let mut state = self.lock();
+        while state.sleepers.are_called() {
+            state = self.wait_turn(state, None)?;
         }
+        Ok(state)
     }
 
-    /// What a thread sleeps at, inside the engine: the descriptor of connection events and that of
+    /// Begins to sleep inside the engine. At what: the descriptor of connection events and that of
     /// completions; until there is a queue pair, the one that will tell of both.
-    pub(super) fn descriptors(&self, state: &mut State) -> [c_int; 2] {
+    pub(super) fn lies_down(&self, state: &mut State) -> [c_int; 2] {
         state.slept_inside = true;
+        state.sleepers.lies_down();
         // SAFETY: the identifier is this socket's, and so is its channel.
         let events = unsafe { (*(*state.id).channel).fd };
         [events, state.connection.as_ref().map_or(self.fd, Connection::descriptor)]
+    }
+
+    /// Is back from there; whether one of the descriptors was `readable`.
+    pub(super) fn gets_up(&self, state: &mut State, readable: bool) {
+        if state.sleepers.gets_up(readable) {
+            state.take_event();
+        }
+        if !state.watchers.is_empty() && !state.sleepers.any() {
+            state.disturbed = true;
+            state.progress();
+        }
+        if state.waiting > 0 {
+            self.turn.comes();
+        }
+    }
+}
+
+impl State {
+    /// Asks to be woken by the next completion.
+    pub(crate) fn arm(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.arm();
+        }
+    }
+
+    /// Takes the event that has been asked for, if it has come; or leaves it to those who sleep at it.
+    pub(super) fn take_event(&mut self) {
+        if !self.sleepers.leave()
+            && let Some(connection) = &mut self.connection
+        {
+            self.disturbed |= connection.take_event();
+        }
+    }
+
+    /// Wakes those who sleep at the descriptors, for a change of which nothing that comes tells: by an event
+    /// of the identifier that means nothing.
+    pub(crate) fn ring(&mut self) {
+        if self.sleepers.any() {
+            // SAFETY: the identifier is this socket's.
+            unsafe { rdma_write_cm_event(self.id, RDMA_CM_EVENT_USER, 0, 0) };
+        }
+    }
+
+    /// A thread is about to sleep outside of the engine. Where others have slept inside, the engine may think
+    /// that they still do, and that nobody has to be called. While they do, nobody has to.
+    pub(crate) fn sleeps_outside(&mut self) {
+        if !self.sleepers.any()
+            && std::mem::take(&mut self.slept_inside)
+            && let Some(connection) = &mut self.connection
+        {
+            while connection.ask_event() {
+                self.disturbed = true;
+            }
+        }
     }
 }

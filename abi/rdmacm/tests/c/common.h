@@ -1,4 +1,6 @@
 /* What the programs share: checks that say where they failed, and addresses of the loopback. */
+#pragma once
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

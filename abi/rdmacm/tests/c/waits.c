@@ -1,37 +1,10 @@
 /* What ends the waits of r* sockets but what they wait for: signals, times, closing, the peer's end; and what a
  * forked child has of them. */
-#include "common.h"
+#include "pair.h"
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/wait.h>
-#include <time.h>
-
-struct pair {
-	int listening, here, there;
-};
-
-static struct pair connected(void)
-{
-	struct sockaddr_in in;
-	socklen_t length = sizeof in;
-	struct pair pair = { .listening = rsocket(AF_INET, SOCK_STREAM, 0) };
-	struct pollfd fds = { .events = POLLOUT };
-
-	CHECK(rbind(pair.listening, loopback(&in, 0), sizeof in) == 0 && rlisten(pair.listening, 5) == 0);
-	CHECK(rgetsockname(pair.listening, (struct sockaddr *)&in, &length) == 0);
-	CHECK((fds.fd = pair.here = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
-	CHECK(rfcntl(pair.here, F_SETFL, O_NONBLOCK) == 0);
-	FAILS(rconnect(pair.here, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
-	CHECK((pair.there = raccept(pair.listening, NULL, NULL)) > 2);
-	CHECK(rpoll(&fds, 1, 10000) == 1 && fds.revents == POLLOUT);
-	CHECK(rfcntl(pair.here, F_SETFL, 0) == 0);
-	return pair;
-}
-
-static void closed(struct pair pair)
-{
-	CHECK(rclose(pair.here) == 0 && rclose(pair.there) == 0 && rclose(pair.listening) == 0);
-}
 
 /* The calls that wait, of which none finds what it waits for. */
 static ssize_t receives(struct pair *pair)
@@ -111,30 +84,31 @@ static void handle(int number)
 	handled += number == SIGUSR1;
 }
 
+static void interrupted(struct waiter *waiter)
+{
+	int before = handled;
+	CHECK(pthread_kill(waiter->thread, SIGUSR1) == 0);
+	/* What was sent before is told by the result, and the next call is interrupted. */
+	for (int again = 0; waiter->call == sends && !waiter->over && again < 100; again++) {
+		usleep(20000);
+		pthread_kill(waiter->thread, SIGUSR1);
+	}
+	ended(waiter);
+	CHECK(handled > before && waiter->result == -1 && waiter->number == EINTR);
+}
+
+/* Whether a thread waits alone, or on behalf of another, or another does so for it. */
 static void signals(struct pair *pair)
 {
 	struct sigaction action = { .sa_handler = handle };
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	for (int call = 0; call < COUNT; call++) {
-		struct waiter waiter;
-		int before = handled;
+		struct waiter waiter, other;
 		begin(&waiter, pair, call);
-		CHECK(pthread_kill(waiter.thread, SIGUSR1) == 0);
-		/* What was sent before is told by the result, and the next call is interrupted. */
-		for (int again = 0; call == SENDS && !waiter.over && again < 100; again++) {
-			usleep(20000);
-			pthread_kill(waiter.thread, SIGUSR1);
-		}
-		ended(&waiter);
-		CHECK(handled > before && waiter.result == -1 && waiter.number == EINTR);
+		begin(&other, pair, call);
+		interrupted(&other);
+		interrupted(&waiter);
 	}
-}
-
-static double now(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
 static void times(struct pair *pair)
@@ -217,17 +191,20 @@ static void cancelled(struct pair *pair)
 /* A child has its parent's descriptors and none of its connections: its calls fail, and the parent's go on. */
 static void forked(struct pair *pair)
 {
-	struct waiter waiter;
+	struct waiter waiter, accepting;
 	int status;
 	pid_t child;
 	begin(&waiter, pair, RECEIVES);
+	begin(&accepting, pair, ACCEPTS);
 	CHECK((child = fork()) >= 0);
 	if (child == 0) {
 		char byte;
 		struct pollfd fds = { .fd = pair->there, .events = POLLIN };
 		alarm(20);
-		if (rrecv(pair->there, &byte, 1, 0) >= 0)
+		if (rrecv(pair->there, &byte, 1, 0) >= 0 || rrecv(pair->here, &byte, 1, 0) >= 0)
 			_exit(2);
+		if (raccept(pair->listening, NULL, NULL) >= 0)
+			_exit(3);
 		rpoll(&fds, 1, 100);
 		_exit(0);
 	}
@@ -235,6 +212,7 @@ static void forked(struct pair *pair)
 	CHECK(rsend(pair->there, "f", 1, 0) == 1);
 	ended(&waiter);
 	CHECK(waiter.result == 1);
+	interrupted(&accepting);
 }
 
 /* Another thread closes a socket in which threads wait; and the peer ends while they do. */
@@ -291,9 +269,79 @@ static void repeated(void)
 	CHECK(rclose(pair.here) == 0 && rclose(pair.listening) == 0);
 }
 
-int main(void)
+/* What was sent before an end arrives, and is received; who does not block does not wait for that. */
+static void halves(void)
 {
 	struct pair pair = connected();
+	struct pollfd fds = { .fd = pair.here, .events = POLLIN };
+	int unconnected = rsocket(AF_INET, SOCK_STREAM, 0);
+	size_t sent = 0;
+	ssize_t length;
+	char bytes[100];
+
+	FAILS(rshutdown(unconnected, SHUT_WR), ENOTCONN);
+	CHECK(rclose(unconnected) == 0);
+	CHECK(rsend(pair.there, "ab", 2, 0) == 2 && rpoll(&fds, 1, 20000) == 1);
+	CHECK(rshutdown(pair.here, SHUT_RD) == 0);
+	CHECK(rrecv(pair.here, bytes, 1, 0) == 1 && rrecv(pair.here, bytes, sizeof bytes, 0) == 1);
+	CHECK(rrecv(pair.here, bytes, sizeof bytes, 0) == 0);
+	for (; (length = rsend(pair.here, bytes, sizeof bytes, MSG_DONTWAIT)) > 0; sent += length)
+		;
+	CHECK(errno == EAGAIN && rfcntl(pair.here, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(rshutdown(pair.here, SHUT_WR) == 0);
+	FAILS(rsend(pair.here, bytes, 1, 0), EPIPE);
+	for (; (length = rrecv(pair.there, bytes, sizeof bytes, 0)) > 0; sent -= length)
+		rpoll(&fds, 1, 0);
+	CHECK(length == 0 && sent == 0);
+	closed(pair);
+}
+
+static void *sends_late(void *fd)
+{
+	usleep(50000);
+	CHECK(rsend(*(int *)fd, "l", 1, 0) == 1);
+	return NULL;
+}
+
+/* As many entries may be polled as descriptors may be open, and no more, whatever a socket takes. */
+static void crowded(struct pair *pair)
+{
+	enum { MOST = 300, PLACE = 7 };
+	struct pollfd fds[MOST + 1];
+	struct rlimit limit, less;
+	pthread_t sending;
+	int pipes[2];
+	double begun;
+	char byte;
+
+	CHECK(pipe(pipes) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int i = 0; i <= MOST; i++)
+		fds[i] = (struct pollfd){ i % 2 ? pipes[0] : -1, POLLIN, 0 };
+	fds[PLACE].fd = pair->here;
+	fds[MOST - 1].fd = pair->there;
+	less = limit;
+	less.rlim_cur = MOST;
+	CHECK(setrlimit(RLIMIT_NOFILE, &less) == 0);
+	FAILS(rpoll(fds, MOST + 1, 0), EINVAL);
+	begun = now();
+	CHECK(rpoll(fds, MOST, 100) == 0 && now() - begun >= 0.1);
+	for (int i = 0; i < 3; i++) {
+		CHECK(pthread_create(&sending, NULL, sends_late, &pair->there) == 0);
+		begun = now();
+		CHECK(rpoll(fds, MOST, 20000) == 1 && fds[PLACE].revents == POLLIN && now() - begun < 10);
+		CHECK(pthread_join(sending, NULL) == 0 && rrecv(pair->here, &byte, 1, 0) == 1);
+	}
+	CHECK(write(pipes[1], "p", 1) == 1);
+	CHECK(rpoll(fds, MOST, 20000) == MOST / 2 - 2 && fds[1].revents == POLLIN);
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+}
+
+int main(void)
+{
+	struct pair pair;
+	alarm(120);
+	pair = connected();
 	signals(&pair);
 	closed(pair);
 	pair = connected();
@@ -301,8 +349,10 @@ int main(void)
 	several(&pair);
 	cancelled(&pair);
 	forked(&pair);
+	crowded(&pair);
 	closed(pair);
 	closing();
+	halves();
 	repeated();
 	return 0;
 }
