@@ -378,13 +378,14 @@ fn a_peer_that_takes_nothing_does_not_keep_what_nobody_wants() {
     says(&mut net, Flags::ACK, 101, ours);
     net.hosts[1].poll_events();
     let server = net.hosts[1].accepted[0];
+    says(&mut net, Flags::FIN | Flags::ACK, 101, ours);
     net.hosts[1].stack.close(server);
     net.hosts[1].stack.release(server);
     let seconds = (1..60).find(|_| {
         net.now += SECOND;
         net.hosts[1].stack.handle_timeout(net.now);
         let given_up = answers(&mut net).iter().any(|it| it.flags.has(Flags::RST));
-        says(&mut net, Flags::ACK, 101, ours);
+        says(&mut net, Flags::ACK, 102, ours);
         given_up
     });
     assert!(seconds.is_some_and(|seconds| seconds > 10), "{seconds:?}");
