@@ -1,5 +1,6 @@
 //! What happens to an engine when processes die or fork.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
@@ -22,7 +23,10 @@ fn mode(part: &str) -> SameHost {
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
     let engine = engine("127.0.0.1", mode(&part));
-    let node = Node::new(&engine, 1 << 20);
+    let node = match part.contains("mapped") {
+        true => Node::mapped(&engine, 1 << 20),
+        false => Node::new(&engine, 1 << 20),
+    };
     println!("QUIPU {} {} {}", node.num.0, node.addr(0), node.rkey());
     let parent = listen_to_parent();
     node.connect(engine.gid(), QpNum(parent[0] as u32));
@@ -90,6 +94,43 @@ fn a_killed_peer_is_noticed_over_tcp() {
 #[test]
 fn a_killed_peer_is_noticed_over_a_link() {
     killed("link");
+}
+
+/// A program that always finds completions, as its writes are executed while it posts them, does not get on
+/// with them for long, however much each of its polls stands for.
+#[test]
+fn a_killed_peer_is_noticed_by_who_writes_to_memory_that_is_mapped() {
+    const AT_ONCE: usize = 16;
+    let (node, mut actor, op) = with_target("link, mapped");
+    let write = || {
+        (0..AT_ONCE).for_each(|_| node.post(1, op, &[node.sge(0, 1 << 20)]));
+        let (mut done, mut out) = (Vec::new(), [Completion::default(); AT_ONCE]);
+        let end = Instant::now() + PATIENCE;
+        while done.len() < AT_ONCE {
+            assert!(Instant::now() < end, "no completions");
+            let found = node.engine.poll_cq(node.cq, &mut out).unwrap();
+            done.extend(out[..found].iter().map(|completion| completion.status));
+        }
+        done.into_iter().find(|&status| status != WcStatus::Success)
+    };
+    assert!((0..100).all(|_| write().is_none()));
+    let dead = AtomicBool::new(false);
+    let failed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            actor.child.kill().unwrap();
+            actor.child.wait().unwrap();
+            dead.store(true, Ordering::Relaxed);
+        });
+        // Meanwhile too: the engine would look for itself while nobody polls.
+        while !dead.load(Ordering::Relaxed) {
+            if let Some(failed) = write() {
+                return Some(failed);
+            }
+        }
+        // The descriptors are asked behind 64 polls that find something.
+        (0..3 * 64).find_map(|_| write())
+    });
+    assert_eq!(failed, Some(WcStatus::RetryExcErr));
 }
 
 /// Two connected nodes: in two engines, which reach each other so, or in one.
