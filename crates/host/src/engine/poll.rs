@@ -1,5 +1,7 @@
 //! What a poll does that finds its queue empty.
 
+use std::sync::atomic::Ordering;
+
 use quipu_cabi::Hold;
 use quipu_nic::{Completion, CqId, Glance, QpId, Time};
 
@@ -77,7 +79,7 @@ impl Core {
     /// Whether the last question to epoll was long ago.
     #[inline]
     fn has_not_looked(&self, now: Time) -> bool {
-        now.since(self.looked_at) >= LOOK_NS
+        now.since(Time(self.looked_at.load(Ordering::Relaxed))) >= LOOK_NS
     }
 
     /// Has the helper leave its wait to a program that polls steadily. Otherwise, while no bell wakes it,

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
 use crate::common::{Node, PATIENCE, TIMEOUT, engine, pair_with};
-use quipu_host::nic::{Completion, QpAttr, QpAttrMask, QpNum, QpState, SendOp, WcStatus};
+use quipu_host::nic::{
+    Completion, Fault, Payload, QpAttr, QpAttrMask, QpNum, QpState, SendFlags, SendOp, SendWr, To,
+    WcStatus,
+};
 use quipu_host::{EngineError, SameHost};
 
 fn listen_to_parent() -> Vec<u64> {
@@ -96,6 +99,30 @@ fn a_killed_peer_is_noticed_over_a_link() {
     killed("link");
 }
 
+/// Kills a target while this thread works, since the engine would look for itself while nobody does; what
+/// comes of the work, which is to come within so many times after the death.
+fn kill_beside<T>(
+    actor: &mut Actor,
+    times: usize,
+    mut work: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    let dead = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            actor.child.kill().unwrap();
+            actor.child.wait().unwrap();
+            dead.store(true, Ordering::Relaxed);
+        });
+        while !dead.load(Ordering::Relaxed) {
+            let come = work();
+            if come.is_some() {
+                return come;
+            }
+        }
+        (0..times).find_map(|_| work())
+    })
+}
+
 /// A program that always finds completions, as its writes are executed while it posts them, does not get on
 /// with them for long, however much each of its polls stands for.
 #[test]
@@ -114,23 +141,26 @@ fn a_killed_peer_is_noticed_by_who_writes_to_memory_that_is_mapped() {
         done.into_iter().find(|&status| status != WcStatus::Success)
     };
     assert!((0..100).all(|_| write().is_none()));
-    let dead = AtomicBool::new(false);
-    let failed = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            actor.child.kill().unwrap();
-            actor.child.wait().unwrap();
-            dead.store(true, Ordering::Relaxed);
-        });
-        // Meanwhile too: the engine would look for itself while nobody polls.
-        while !dead.load(Ordering::Relaxed) {
-            if let Some(failed) = write() {
-                return Some(failed);
-            }
-        }
-        // The descriptors are asked behind 64 polls that find something.
-        (0..3 * 64).find_map(|_| write())
-    });
+    // The descriptors are asked behind 64 polls that find something.
+    let failed = kill_beside(&mut actor, 3 * 64, write);
     assert_eq!(failed, Some(WcStatus::RetryExcErr));
+}
+
+/// Nor does one that does not even poll.
+#[test]
+fn a_killed_peer_is_noticed_by_who_writes_and_never_polls() {
+    let (node, mut actor, op) = with_target("link, mapped");
+    let list = [node.sge(0, 1 << 20)];
+    let payload = Payload::Sges(&list);
+    let request = SendWr { wr_id: 1, to: To::Peer, op, flags: SendFlags::empty(), payload };
+    assert_eq!(write(&node, op), WcStatus::Success);
+    let end = Instant::now() + PATIENCE;
+    let full = kill_beside(&mut actor, usize::MAX, || {
+        assert!(Instant::now() < end, "it goes on");
+        node.engine.post_send(node.qp, &request).err()
+    });
+    assert!(matches!(full, Some(EngineError::Fault(Fault::QueueFull))), "{full:?}");
+    assert_eq!(node.poll().status, WcStatus::RetryExcErr);
 }
 
 /// Two connected nodes: in two engines, which reach each other so, or in one.
