@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quipu_cabi::Hold;
@@ -89,6 +90,8 @@ pub(crate) struct Core {
     /// Polls that found completions at once.
     pub(super) hits: u32,
     pub(super) polls_since_look: u32,
+    /// When epoll was asked last, in nanoseconds. The helper reads it without the lock.
+    pub(super) looked_at: Arc<AtomicU64>,
     pub(super) polls_since_reading: u32,
     pub(super) last_look: LastLook,
     /// So many polls more need not ask whether memory that is shared with peers is all there is to look at:
@@ -141,6 +144,7 @@ impl Core {
             empty_polls: 0,
             hits: 0,
             polls_since_look: 0,
+            looked_at: Arc::default(),
             polls_since_reading: 0,
             last_look: LastLook::default(),
             calm: 0,
@@ -175,6 +179,7 @@ impl Core {
     /// Asks epoll, without waiting.
     pub(super) fn look(&mut self, now: Time) -> bool {
         self.polls_since_look = 0;
+        self.looked_at.store(now.0, Ordering::Relaxed);
         self.calls.looks += 1;
         let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
         // The set and the list are valid, so this cannot fail.

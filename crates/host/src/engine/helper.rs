@@ -5,7 +5,8 @@
 //! that moment, it waits for descriptors itself, without end if there is no deadline: an idle process costs
 //! nothing. It goes on with that until it wakes, called after a thousand polls if not before, and finds the
 //! program polling at that moment; a program that polls and, in between, looks at its memory only is served
-//! meanwhile. While a thread of the program waits inside the engine for a completion event, or alone at its
+//! meanwhile. Beside one that is busy for long and does not ask for descriptors itself, it does so now and
+//! then. While a thread of the program waits inside the engine for a completion event, or alone at its
 //! descriptors (`wait.rs`), that thread does all this, and the helper rests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -37,6 +38,9 @@ const BUSY_NS: u64 = 2_000;
 /// So does one that has let others have its processor for no longer than this, in the middle of a poll: its
 /// peer, most often. After that there is somebody who does not give it back soon.
 const YIELD_NS: u64 = 1_000_000;
+/// What a program that is busy has to do with descriptors it does itself, but not if it did not for so long:
+/// one that posts much and polls seldom would not hear of the end of a peer.
+const LOOK_NS: u64 = 100_000_000;
 /// So many polls since the helper looked last are those of a program that polls busily; and so many pass
 /// before its processor is looked up again.
 pub(super) const POLLS_PER_PLACE: u64 = 64;
@@ -256,6 +260,7 @@ impl Inner {
             // While the program polls, its lock is left alone.
             if self.is_busy(polls) {
                 quiet = 0;
+                self.look_if_due();
                 continue;
             }
             polled_for = Duration::ZERO;
@@ -273,6 +278,18 @@ impl Inner {
                 return;
             }
             (drives, rest) = self.lie_down(quiet);
+        }
+    }
+
+    /// Makes progress once beside a program that is busy, if nobody has asked epoll for long.
+    fn look_if_due(&self) {
+        if kernel_ns().saturating_sub(self.looked_at.load(Ordering::Relaxed)) < LOOK_NS {
+            return;
+        }
+        let mut core = self.lock();
+        // Else somebody waits for descriptors, and hears of them.
+        if core.wakes_at.is_none() {
+            core.run();
         }
     }
 
@@ -362,6 +379,28 @@ mod tests {
         assert!(!was_interrupted(5_000, 0, 1));
         // It polls now and then, and wants help in between.
         assert!(!was_interrupted(3, 1, 1));
+    }
+
+    /// It keeps the lock but for moments, as one that posts writes of megabytes does.
+    #[test]
+    fn descriptors_are_asked_beside_a_program_that_is_busy_with_calls_and_polls_seldom() {
+        let engine = idle();
+        Helper::start(&engine.inner).unwrap();
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        let (mut before, mut looks) = (None, 0);
+        while looks < 10 {
+            let core = engine.inner.core.lock();
+            looks = core.calls.looks - *before.get_or_insert(core.calls.looks);
+            if core.wakes_at.is_some() {
+                // Something has come, which is left to a program that is busy.
+                core.call_sleeper();
+            }
+            let over = kernel_ns() + 50_000;
+            while kernel_ns() < over {
+                std::hint::spin_loop();
+            }
+            assert!(std::time::Instant::now() < end, "{looks}");
+        }
     }
 
     #[test]

@@ -93,7 +93,9 @@ pub(crate) struct Inner {
     /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
     polls: AtomicU64,
     spared: Spared,
-    /// How many there had been when a program asked for an event that it will hear of by a descriptor.
+    /// See [`Core`].
+    looked_at: Arc<AtomicU64>,
+    /// How many polls there had been when a program asked for an event that it will hear of by a descriptor.
     asked_at: AtomicU64,
     /// The processor on which a program's thread polled, looked up now and then.
     place: AtomicU32,
@@ -217,6 +219,7 @@ impl Engine {
         core.watch_by(Strict::open(&config)?);
         let inner = Inner {
             birthplace,
+            looked_at: Arc::clone(&core.looked_at),
             core: Lock::new(core, !uniprocessor),
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,

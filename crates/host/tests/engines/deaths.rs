@@ -1,10 +1,14 @@
 //! What happens to an engine when processes die or fork.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
 use crate::common::{Node, PATIENCE, TIMEOUT, engine, pair_with};
-use quipu_host::nic::{Completion, QpAttr, QpAttrMask, QpNum, QpState, SendOp, WcStatus};
+use quipu_host::nic::{
+    Completion, Fault, Payload, QpAttr, QpAttrMask, QpNum, QpState, SendFlags, SendOp, SendWr, To,
+    WcStatus,
+};
 use quipu_host::{EngineError, SameHost};
 
 fn listen_to_parent() -> Vec<u64> {
@@ -22,7 +26,10 @@ fn mode(part: &str) -> SameHost {
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
     let engine = engine("127.0.0.1", mode(&part));
-    let node = Node::new(&engine, 1 << 20);
+    let node = match part.contains("mapped") {
+        true => Node::mapped(&engine, 1 << 20),
+        false => Node::new(&engine, 1 << 20),
+    };
     println!("QUIPU {} {} {}", node.num.0, node.addr(0), node.rkey());
     let parent = listen_to_parent();
     node.connect(engine.gid(), QpNum(parent[0] as u32));
@@ -90,6 +97,70 @@ fn a_killed_peer_is_noticed_over_tcp() {
 #[test]
 fn a_killed_peer_is_noticed_over_a_link() {
     killed("link");
+}
+
+/// Kills a target while this thread works, since the engine would look for itself while nobody does; what
+/// comes of the work, which is to come within so many times after the death.
+fn kill_beside<T>(
+    actor: &mut Actor,
+    times: usize,
+    mut work: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    let dead = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            actor.child.kill().unwrap();
+            actor.child.wait().unwrap();
+            dead.store(true, Ordering::Relaxed);
+        });
+        while !dead.load(Ordering::Relaxed) {
+            let come = work();
+            if come.is_some() {
+                return come;
+            }
+        }
+        (0..times).find_map(|_| work())
+    })
+}
+
+/// A program that always finds completions, as its writes are executed while it posts them, does not get on
+/// with them for long, however much each of its polls stands for.
+#[test]
+fn a_killed_peer_is_noticed_by_who_writes_to_memory_that_is_mapped() {
+    const AT_ONCE: usize = 16;
+    let (node, mut actor, op) = with_target("link, mapped");
+    let write = || {
+        (0..AT_ONCE).for_each(|_| node.post(1, op, &[node.sge(0, 1 << 20)]));
+        let (mut done, mut out) = (Vec::new(), [Completion::default(); AT_ONCE]);
+        let end = Instant::now() + PATIENCE;
+        while done.len() < AT_ONCE {
+            assert!(Instant::now() < end, "no completions");
+            let found = node.engine.poll_cq(node.cq, &mut out).unwrap();
+            done.extend(out[..found].iter().map(|completion| completion.status));
+        }
+        done.into_iter().find(|&status| status != WcStatus::Success)
+    };
+    assert!((0..100).all(|_| write().is_none()));
+    // The descriptors are asked behind 64 polls that find something.
+    let failed = kill_beside(&mut actor, 3 * 64, write);
+    assert_eq!(failed, Some(WcStatus::RetryExcErr));
+}
+
+/// Nor does one that does not even poll.
+#[test]
+fn a_killed_peer_is_noticed_by_who_writes_and_never_polls() {
+    let (node, mut actor, op) = with_target("link, mapped");
+    let list = [node.sge(0, 1 << 20)];
+    let payload = Payload::Sges(&list);
+    let request = SendWr { wr_id: 1, to: To::Peer, op, flags: SendFlags::empty(), payload };
+    assert_eq!(write(&node, op), WcStatus::Success);
+    let end = Instant::now() + PATIENCE;
+    let full = kill_beside(&mut actor, usize::MAX, || {
+        assert!(Instant::now() < end, "it goes on");
+        node.engine.post_send(node.qp, &request).err()
+    });
+    assert!(matches!(full, Some(EngineError::Fault(Fault::QueueFull))), "{full:?}");
+    assert_eq!(node.poll().status, WcStatus::RetryExcErr);
 }
 
 /// Two connected nodes: in two engines, which reach each other so, or in one.

@@ -55,11 +55,19 @@ impl Node {
     }
 
     pub fn with_service(engine: &Arc<Engine>, bytes: usize, qp_type: QpType) -> Self {
+        Self::over(engine, Segment::heap(bytes), qp_type)
+    }
+
+    /// One of which peers on the same host map the memory.
+    pub fn mapped(engine: &Arc<Engine>, bytes: usize) -> Self {
+        Self::over(engine, engine.allocate(bytes).unwrap(), QpType::Rc)
+    }
+
+    fn over(engine: &Arc<Engine>, memory: Segment, qp_type: QpType) -> Self {
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (channel, _) = engine.create_channel().unwrap();
         let (cq, _) = engine.create_cq(context, 1024, Some(channel), 7).unwrap();
-        let memory = Segment::heap(bytes);
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
