@@ -13,11 +13,14 @@ use std::time::Duration;
 use quipu_abi_types::*;
 use quipu_host::connection::{ChannelKey, IdKey};
 use quipu_host::{Config, Engine, OpenError};
-use quipu_nic::{ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
+use quipu_nic::{
+    AhId, ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId,
+};
 use tracing_subscriber::EnvFilter;
 
 use crate::registry::{ContextNumber, Registry};
 use crate::status::{Failure, INVALID, Outcome};
+use crate::xrc::XrcdNumber;
 
 /// An engine and what the facades know of it.
 pub(crate) struct Instance {
@@ -225,9 +228,21 @@ handles! {
     table, table_handle: TableHandle <-> TableId;
     cm_channel, cm_channel_handle: CmChannelHandle <-> ChannelKey;
     cm_id, cm_id_handle: CmIdHandle <-> IdKey;
+    xrcd, xrcd_handle: XrcdHandle <-> XrcdNumber;
 }
 
 impl Instance {
+    /// Handles of this kind have half the size; the tag is in their upper byte as well.
+    #[inline]
+    pub(crate) fn ah(&self, handle: AhHandle) -> AhId {
+        AhId(handle.0 ^ (self.tag >> 32) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn ah_handle(&self, id: AhId) -> AhHandle {
+        AhHandle(id.0 ^ (self.tag >> 32) as u32)
+    }
+
     /// The registry. Nothing else is locked or waited for while it is held.
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
         // Its maps are consistent between any two statements that could panic.

@@ -18,10 +18,14 @@ use crate::status::{INVALID, Outcome};
 /// Device and number of an inode.
 type Inode = (u64, u64);
 
+/// What one call opened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct XrcdNumber(pub(crate) u64);
+
 /// The XRC domains of all contexts.
 #[derive(Default)]
 pub(crate) struct Domains {
-    opened: HashMap<u64, Opened>,
+    opened: HashMap<XrcdNumber, Opened>,
     last: u64,
 }
 
@@ -39,22 +43,23 @@ impl Domains {
         self.opened.values().find(|opened| opened.inode == Some(inode)).map(|opened| opened.domain)
     }
 
-    fn add(&mut self, opened: Opened) -> XrcdHandle {
+    fn add(&mut self, opened: Opened) -> XrcdNumber {
         self.last += 1;
-        self.opened.insert(self.last, opened);
-        XrcdHandle(self.last)
+        let number = XrcdNumber(self.last);
+        self.opened.insert(number, opened);
+        number
     }
 
-    /// The domain behind a handle, and the context that opened it.
-    pub(crate) fn find(&self, handle: XrcdHandle) -> Outcome<(XrcdId, ContextNumber)> {
-        let opened = self.opened.get(&handle.0).ok_or(INVALID)?;
+    /// The domain that a call opened, and the context that it did so for.
+    pub(crate) fn find(&self, number: XrcdNumber) -> Outcome<(XrcdId, ContextNumber)> {
+        let opened = self.opened.get(&number).ok_or(INVALID)?;
         Ok((opened.domain, opened.context))
     }
 
     /// What a context has open.
-    fn of_context(&self, context: ContextNumber) -> Vec<XrcdHandle> {
+    fn of_context(&self, context: ContextNumber) -> Vec<XrcdNumber> {
         let own = self.opened.iter().filter(|(_, opened)| opened.context == context);
-        own.map(|(number, _)| XrcdHandle(*number)).collect()
+        own.map(|(number, _)| *number).collect()
     }
 }
 
@@ -69,7 +74,7 @@ fn open(
     context: ContextNumber,
     fd: c_int,
     oflag: c_int,
-) -> Outcome<XrcdHandle> {
+) -> Outcome<XrcdNumber> {
     let inode = if fd == -1 { None } else { Some(inode_of(fd)?) };
     let known = |registry: &crate::registry::Registry| {
         registry.context(context)?;
@@ -90,17 +95,17 @@ fn open(
     Ok(instance.registry().xrc.add(Opened { domain, context, inode }))
 }
 
-fn close(instance: &Instance, handle: XrcdHandle) -> Outcome {
+fn close(instance: &Instance, number: XrcdNumber) -> Outcome {
     let (opened, last) = {
         let domains = &mut instance.registry().xrc;
-        let opened = domains.opened.remove(&handle.0).ok_or(INVALID)?;
+        let opened = domains.opened.remove(&number).ok_or(INVALID)?;
         (opened, !domains.opened.values().any(|other| other.domain == opened.domain))
     };
     if !last {
         return Ok(());
     }
     instance.engine.dealloc_xrcd(opened.domain).map_err(|error| {
-        instance.registry().xrc.opened.insert(handle.0, opened);
+        instance.registry().xrc.opened.insert(number, opened);
         error.into()
     })
 }
@@ -108,8 +113,8 @@ fn close(instance: &Instance, handle: XrcdHandle) -> Outcome {
 /// Closes what a context has left open.
 pub(crate) fn close_left(instance: &Instance, context: ContextNumber) {
     let left = instance.registry().xrc.of_context(context);
-    for handle in left {
-        if close(instance, handle).is_err() {
+    for number in left {
+        if close(instance, number).is_err() {
             tracing::warn!("an XRC domain outlives its context");
         }
     }
@@ -122,13 +127,14 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
         instance.engine.note_call(Call::OpenXrcd)?;
-        out.fill(open(instance, instance.context(context), fd, oflag)?);
+        let opened = open(instance, instance.context(context), fd, oflag)?;
+        out.fill(instance.xrcd_handle(opened));
         Ok(())
     }
 
     /// [`EngineApi::close_xrcd`]
     fn close_xrcd(xrcd: XrcdHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
-        instance.destroyed(close(instance, xrcd))
+        instance.destroyed(close(instance, instance.xrcd(xrcd)))
     }
 }
