@@ -2,10 +2,12 @@
 //! process only.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 
-use libc::{O_CREAT, O_EXCL, c_int};
+use libc::{O_CREAT, O_EXCL, O_PATH, c_int};
 use quipu_abi_types::*;
 use quipu_host::fault::Call;
 use quipu_nic::XrcdId;
@@ -15,8 +17,29 @@ use crate::instance::{Instance, current, for_destructor};
 use crate::registry::ContextNumber;
 use crate::status::{INVALID, Outcome};
 
-/// Device and number of an inode.
-type Inode = (u64, u64);
+/// An inode, which stays while this lives: the number of one that is gone is another file's soon.
+struct Inode {
+    device: u64,
+    number: u64,
+    /// A descriptor of the inode alone. A copy of the program's would keep locks of flock(2), and closing it
+    /// would give up those of fcntl(2).
+    _kept: File,
+}
+
+impl Inode {
+    /// That behind a descriptor of the program.
+    fn of(fd: c_int) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{fd}");
+        // A copy is numbered 3 or above, where no program takes it for its standard output.
+        let kept = OpenOptions::new().read(true).custom_flags(O_PATH).open(path)?.try_clone()?;
+        let found = kept.metadata()?;
+        Ok(Self { device: found.st_dev(), number: found.st_ino(), _kept: kept })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        (self.device, self.number) == (other.device, other.number)
+    }
+}
 
 /// What one call opened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,7 +53,6 @@ pub(crate) struct Domains {
 }
 
 /// A domain as one call opened it.
-#[derive(Clone, Copy)]
 struct Opened {
     domain: XrcdId,
     context: ContextNumber,
@@ -39,8 +61,9 @@ struct Opened {
 
 impl Domains {
     /// The domain of an inode.
-    fn of_inode(&self, inode: Inode) -> Option<XrcdId> {
-        self.opened.values().find(|opened| opened.inode == Some(inode)).map(|opened| opened.domain)
+    fn of_inode(&self, inode: &Inode) -> Option<XrcdId> {
+        let is = |opened: &&Opened| opened.inode.as_ref().is_some_and(|known| known.is(inode));
+        self.opened.values().find(is).map(|opened| opened.domain)
     }
 
     fn add(&mut self, opened: Opened) -> XrcdNumber {
@@ -63,22 +86,16 @@ impl Domains {
     }
 }
 
-/// The inode behind a descriptor of the program.
-fn inode_of(fd: c_int) -> Outcome<Inode> {
-    let found = fs::metadata(format!("/proc/self/fd/{fd}")).map_err(|_| INVALID)?;
-    Ok((found.st_dev(), found.st_ino()))
-}
-
 fn open(
     instance: &Instance,
     context: ContextNumber,
     fd: c_int,
     oflag: c_int,
 ) -> Outcome<XrcdNumber> {
-    let inode = if fd == -1 { None } else { Some(inode_of(fd)?) };
+    let inode = if fd == -1 { None } else { Some(Inode::of(fd).map_err(|_| INVALID)?) };
     let known = |registry: &crate::registry::Registry| {
         registry.context(context)?;
-        match inode.and_then(|inode| registry.xrc.of_inode(inode)) {
+        match inode.as_ref().and_then(|inode| registry.xrc.of_inode(inode)) {
             Some(_) if oflag & O_EXCL != 0 => Err(INVALID),
             known => Ok(known),
         }
@@ -99,7 +116,8 @@ fn close(instance: &Instance, number: XrcdNumber) -> Outcome {
     let (opened, last) = {
         let domains = &mut instance.registry().xrc;
         let opened = domains.opened.remove(&number).ok_or(INVALID)?;
-        (opened, !domains.opened.values().any(|other| other.domain == opened.domain))
+        let shared = domains.opened.values().any(|other| other.domain == opened.domain);
+        (opened, !shared)
     };
     if !last {
         return Ok(());

@@ -1,7 +1,8 @@
 //! XRC domains, and messages to the shared receive queues in them.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use libc::{O_CREAT, O_EXCL, c_int};
 use quipu_abi_types::*;
@@ -39,6 +40,37 @@ fn domains_belong_to_inodes() {
     for xrcd in [different, nameless[0], nameless[1]] {
         close(&bench, xrcd).unwrap();
     }
+}
+
+#[test]
+fn the_number_of_a_file_that_is_gone_names_no_other_file() {
+    let bench = Bench::new();
+    let path = std::env::temp_dir().join(format!("quipu-xrcd-{}", std::process::id()));
+    let create = || {
+        let file = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file
+    };
+    // Many file systems give the number of the first to the second at once.
+    let open_for = |file: &File| open(&bench, file.as_raw_fd(), O_CREAT | O_EXCL);
+    let opened = [(); 2].map(|()| open_for(&create()).unwrap());
+    // It is kept for as long as the domain is open, also where numbers are not given again.
+    let file = create();
+    let domain = open_for(&file).unwrap();
+    let kept = || {
+        let inode = |of: Metadata| (of.dev(), of.ino());
+        let wanted = inode(file.metadata().unwrap());
+        let own = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+            let at = entry.ok()?.path();
+            (inode(std::fs::metadata(&at).ok()?) == wanted).then_some(at)
+        });
+        own.count() - 1
+    };
+    assert_eq!(kept(), 1);
+    for xrcd in opened.into_iter().chain([domain]) {
+        close(&bench, xrcd).unwrap();
+    }
+    assert_eq!(kept(), 0);
 }
 
 fn xrc_srq(bench: &Bench, xrcd: XrcdHandle) -> EngineSrq {
