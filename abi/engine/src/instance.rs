@@ -26,6 +26,8 @@ use crate::xrc::XrcdNumber;
 pub(crate) struct Instance {
     pub(crate) engine: Arc<Engine>,
     registry: Mutex<Registry>,
+    /// Held by a thread that opens or closes an XRC domain, above all other locks.
+    xrcd_turn: Mutex<()>,
     /// Mixed into every handle. An engine that a child of fork opened has another one than its
     /// parent's, so that an inherited handle does not happen to name an object of the child. 0 in a
     /// process that has inherited none.
@@ -102,9 +104,10 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
         complain(&error);
         Failure::from(&error)
     })?;
-    let registry = Mutex::new(Registry::default());
     let tag = newest().map_or(0, |inherited| next_tag(inherited.tag));
-    CURRENT.store(Box::into_raw(Box::new(Instance { engine, registry, tag })), Ordering::Release);
+    let (registry, xrcd_turn) = (Mutex::default(), Mutex::default());
+    let instance = Box::new(Instance { engine, registry, xrcd_turn, tag });
+    CURRENT.store(Box::into_raw(instance), Ordering::Release);
     current()
 }
 
@@ -247,6 +250,11 @@ impl Instance {
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
         // Its maps are consistent between any two statements that could panic.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The turn of one thread to open or close an XRC domain.
+    pub(crate) fn xrcd_turn(&self) -> MutexGuard<'_, ()> {
+        self.xrcd_turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome of a destructor. In a process that was forked from one with an engine, an

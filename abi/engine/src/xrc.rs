@@ -93,26 +93,25 @@ fn open(
     oflag: c_int,
 ) -> Outcome<XrcdNumber> {
     let inode = if fd == -1 { None } else { Some(Inode::of(fd).map_err(|_| INVALID)?) };
-    let known = |registry: &crate::registry::Registry| {
+    // What is looked for below stays there, or away.
+    let _turn = instance.xrcd_turn();
+    let existing = {
+        let registry = instance.registry();
         registry.context(context)?;
-        match inode.as_ref().and_then(|inode| registry.xrc.of_inode(inode)) {
-            Some(_) if oflag & O_EXCL != 0 => Err(INVALID),
-            known => Ok(known),
-        }
+        inode.as_ref().and_then(|inode| registry.xrc.of_inode(inode))
     };
-    let existing = known(&instance.registry())?;
-    if let Some(domain) = existing {
-        return Ok(instance.registry().xrc.add(Opened { domain, context, inode }));
-    }
-    if oflag & O_CREAT == 0 {
-        return Err(EngineStatus::WouldBlock.into());
-    }
-    // Not under the registry's lock, which is taken under the engine's.
-    let domain = instance.engine.alloc_xrcd()?;
+    let domain = match existing {
+        Some(_) if oflag & O_EXCL != 0 => return Err(INVALID),
+        Some(domain) => domain,
+        None if oflag & O_CREAT == 0 => return Err(EngineStatus::WouldBlock.into()),
+        // Not under the registry's lock, which is taken under the engine's.
+        None => instance.engine.alloc_xrcd()?,
+    };
     Ok(instance.registry().xrc.add(Opened { domain, context, inode }))
 }
 
 fn close(instance: &Instance, number: XrcdNumber) -> Outcome {
+    let _turn = instance.xrcd_turn();
     let (opened, last) = {
         let domains = &mut instance.registry().xrc;
         let opened = domains.opened.remove(&number).ok_or(INVALID)?;

@@ -3,6 +3,7 @@
 use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Barrier;
 
 use libc::{O_CREAT, O_EXCL, c_int};
 use quipu_abi_types::*;
@@ -10,7 +11,11 @@ use quipu_abi_types::*;
 use super::bench::{Bench, Said, done, made, receive, send};
 
 fn open(bench: &Bench, fd: c_int, oflag: c_int) -> Said<XrcdHandle> {
-    made(|out| unsafe { (bench.api.open_xrcd)(bench.context, fd, oflag, out) })
+    open_in(bench.api, bench.context, fd, oflag)
+}
+
+fn open_in(api: &EngineApi, context: ContextHandle, fd: c_int, oflag: c_int) -> Said<XrcdHandle> {
+    made(|out| unsafe { (api.open_xrcd)(context, fd, oflag, out) })
 }
 
 fn close(bench: &Bench, xrcd: XrcdHandle) -> Said {
@@ -39,6 +44,37 @@ fn domains_belong_to_inodes() {
     assert_eq!(open(&bench, fd, 0), Err(EngineStatus::WouldBlock), "it is gone");
     for xrcd in [different, nameless[0], nameless[1]] {
         close(&bench, xrcd).unwrap();
+    }
+}
+
+#[test]
+fn one_of_two_threads_that_open_at_once_is_the_first() {
+    let bench = Bench::new();
+    let (api, context) = (bench.api, bench.context);
+    let (file, together) = (File::open("/proc/self/exe").unwrap(), Barrier::new(2));
+    let open_both = |oflag| {
+        let open = || {
+            together.wait();
+            open_in(api, context, file.as_raw_fd(), oflag)
+        };
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(open));
+            threads.map(|thread| thread.join().unwrap())
+        })
+    };
+    for _ in 0..500 {
+        let opened = open_both(O_CREAT | O_EXCL);
+        let refused = opened.iter().filter(|one| **one == Err(EngineStatus::Invalid));
+        assert_eq!(refused.count(), 1);
+        opened.iter().flatten().for_each(|xrcd| close(&bench, *xrcd).unwrap());
+        // One domain, which lives while one of the two has it open.
+        let [one, other] = open_both(O_CREAT).map(Result::unwrap);
+        let queue = xrc_srq(&bench, one);
+        close(&bench, one).unwrap();
+        assert_eq!(close(&bench, other), Err(EngineStatus::Busy));
+        made::<EngineEventsReported>(|out| unsafe { (bench.api.destroy_srq)(queue.srq, out) })
+            .unwrap();
+        close(&bench, other).unwrap();
     }
 }
 
