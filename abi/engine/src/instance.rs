@@ -13,16 +13,21 @@ use std::time::Duration;
 use quipu_abi_types::*;
 use quipu_host::connection::{ChannelKey, IdKey};
 use quipu_host::{Config, Engine, OpenError};
-use quipu_nic::{ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId};
+use quipu_nic::{
+    AhId, ChannelId, CountersId, CqId, FlowId, MrId, MwId, PdId, QpId, SrqId, TableId,
+};
 use tracing_subscriber::EnvFilter;
 
 use crate::registry::{ContextNumber, Registry};
 use crate::status::{Failure, INVALID, Outcome};
+use crate::xrc::XrcdNumber;
 
 /// An engine and what the facades know of it.
 pub(crate) struct Instance {
     pub(crate) engine: Arc<Engine>,
     registry: Mutex<Registry>,
+    /// Held by a thread that opens or closes an XRC domain, above all other locks.
+    xrcd_turn: Mutex<()>,
     /// Mixed into every handle. An engine that a child of fork opened has another one than its
     /// parent's, so that an inherited handle does not happen to name an object of the child. 0 in a
     /// process that has inherited none.
@@ -99,9 +104,10 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
         complain(&error);
         Failure::from(&error)
     })?;
-    let registry = Mutex::new(Registry::default());
     let tag = newest().map_or(0, |inherited| next_tag(inherited.tag));
-    CURRENT.store(Box::into_raw(Box::new(Instance { engine, registry, tag })), Ordering::Release);
+    let (registry, xrcd_turn) = (Mutex::default(), Mutex::default());
+    let instance = Box::new(Instance { engine, registry, xrcd_turn, tag });
+    CURRENT.store(Box::into_raw(instance), Ordering::Release);
     current()
 }
 
@@ -225,13 +231,30 @@ handles! {
     table, table_handle: TableHandle <-> TableId;
     cm_channel, cm_channel_handle: CmChannelHandle <-> ChannelKey;
     cm_id, cm_id_handle: CmIdHandle <-> IdKey;
+    xrcd, xrcd_handle: XrcdHandle <-> XrcdNumber;
 }
 
 impl Instance {
+    /// Handles of this kind have half the size; the tag is in their upper byte as well.
+    #[inline]
+    pub(crate) fn ah(&self, handle: AhHandle) -> AhId {
+        AhId(handle.0 ^ (self.tag >> 32) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn ah_handle(&self, id: AhId) -> AhHandle {
+        AhHandle(id.0 ^ (self.tag >> 32) as u32)
+    }
+
     /// The registry. Nothing else is locked or waited for while it is held.
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
         // Its maps are consistent between any two statements that could panic.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The turn of one thread to open or close an XRC domain.
+    pub(crate) fn xrcd_turn(&self) -> MutexGuard<'_, ()> {
+        self.xrcd_turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome of a destructor. In a process that was forked from one with an engine, an

@@ -4,7 +4,7 @@ use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_mem::{Access, Vouched};
-use quipu_nic::{AhId, WindowType};
+use quipu_nic::WindowType;
 
 use crate::attr;
 use crate::entry::{Out, entries};
@@ -177,7 +177,7 @@ entries! {
         };
         let ah = instance.engine.create_ah(pd, &av)?;
         instance.registry().add(Object::Ah(ah), context, 0);
-        out.fill(AhHandle(ah.0));
+        out.fill(instance.ah_handle(ah));
         Ok(())
     }
 
@@ -185,7 +185,7 @@ entries! {
     fn destroy_ah(ah: AhHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
         instance.engine.note_call(Call::DestroyAh)?;
-        let ah = AhId(ah.0);
+        let ah = instance.ah(ah);
         instance.destroyed(instance.engine.destroy_ah(ah).map_err(Failure::from))?;
         instance.registry().remove(Object::Ah(ah), 0);
         Ok(())

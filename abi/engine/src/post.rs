@@ -11,8 +11,7 @@ use quipu_cabi::{MAX_ELEMENTS, wall};
 use quipu_host::Doorbell;
 use quipu_mem::{Access, Sge};
 use quipu_nic::{
-    AhId, BindMw, Completion, Flush, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To,
-    WcExtra,
+    BindMw, Completion, Flush, MrId, Payload, QpId, QpType, SendFlags, SendOp, SendWr, To, WcExtra,
 };
 
 use crate::entry::{Count, entries};
@@ -129,7 +128,7 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
 ///
 /// The pointers in `wr` are valid for the service.
 #[inline]
-unsafe fn addressee(service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
+unsafe fn addressee(instance: &Instance, service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
     match service {
         Some(QpType::Ud) => {}
         // SAFETY: the service says that this part of the union is in use; it consists of an integer.
@@ -139,7 +138,7 @@ unsafe fn addressee(service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
     // SAFETY: the service says that this part of the union is in use, and that its pointer is null or
     // valid.
     let (ud, ah) = unsafe { (&wr.wr.ud, wr.wr.ud.ah.as_ref()) };
-    let ah = AhId(ah.ok_or(INVALID)?.handle);
+    let ah = instance.ah(AhHandle(ah.ok_or(INVALID)?.handle));
     Ok(To::Datagram { ah, qpn: ud.remote_qpn, qkey: ud.remote_qkey })
 }
 
@@ -168,7 +167,7 @@ unsafe fn with_request(
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
     // SAFETY: passed on from the caller.
-    let to = unsafe { addressee(service, wr) }?;
+    let to = unsafe { addressee(instance, service, wr) }?;
     let request = SendWr { wr_id: wr.wr_id, to, op, flags, payload: Payload::Sges(&list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.

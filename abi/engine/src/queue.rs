@@ -71,7 +71,7 @@ fn offers(service: QpType, send_ops: u64) -> bool {
 
 /// The XRC domain that a context has open.
 fn xrcd_of(instance: &Instance, handle: XrcdHandle, context: ContextNumber) -> Outcome<XrcdId> {
-    let (xrcd, opener) = instance.registry().xrc.find(handle)?;
+    let (xrcd, opener) = instance.registry().xrc.find(instance.xrcd(handle))?;
     if opener == context { Ok(xrcd) } else { Err(INVALID) }
 }
 
@@ -168,7 +168,7 @@ entries! {
             let (xrcd, context) = if sends {
                 (None, registry.context_of(Object::Pd(pd))?)
             } else {
-                let (xrcd, context) = registry.xrc.find(init.xrcd)?;
+                let (xrcd, context) = registry.xrc.find(instance.xrcd(init.xrcd))?;
                 (Some(xrcd), context)
             };
             if sends {

@@ -2,10 +2,12 @@
 //! process only.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 
-use libc::{O_CREAT, O_EXCL, c_int};
+use libc::{O_CREAT, O_EXCL, O_PATH, c_int};
 use quipu_abi_types::*;
 use quipu_host::fault::Call;
 use quipu_nic::XrcdId;
@@ -15,18 +17,42 @@ use crate::instance::{Instance, current, for_destructor};
 use crate::registry::ContextNumber;
 use crate::status::{INVALID, Outcome};
 
-/// Device and number of an inode.
-type Inode = (u64, u64);
+/// An inode, which stays while this lives: the number of one that is gone is another file's soon.
+struct Inode {
+    device: u64,
+    number: u64,
+    /// A descriptor of the inode alone. A copy of the program's would keep locks of flock(2), and closing it
+    /// would give up those of fcntl(2).
+    _kept: File,
+}
+
+impl Inode {
+    /// That behind a descriptor of the program.
+    fn of(fd: c_int) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{fd}");
+        // A copy is numbered 3 or above, where no program takes it for its standard output.
+        let kept = OpenOptions::new().read(true).custom_flags(O_PATH).open(path)?.try_clone()?;
+        let found = kept.metadata()?;
+        Ok(Self { device: found.st_dev(), number: found.st_ino(), _kept: kept })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        (self.device, self.number) == (other.device, other.number)
+    }
+}
+
+/// What one call opened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct XrcdNumber(pub(crate) u64);
 
 /// The XRC domains of all contexts.
 #[derive(Default)]
 pub(crate) struct Domains {
-    opened: HashMap<u64, Opened>,
+    opened: HashMap<XrcdNumber, Opened>,
     last: u64,
 }
 
 /// A domain as one call opened it.
-#[derive(Clone, Copy)]
 struct Opened {
     domain: XrcdId,
     context: ContextNumber,
@@ -35,33 +61,29 @@ struct Opened {
 
 impl Domains {
     /// The domain of an inode.
-    fn of_inode(&self, inode: Inode) -> Option<XrcdId> {
-        self.opened.values().find(|opened| opened.inode == Some(inode)).map(|opened| opened.domain)
+    fn of_inode(&self, inode: &Inode) -> Option<XrcdId> {
+        let is = |opened: &&Opened| opened.inode.as_ref().is_some_and(|known| known.is(inode));
+        self.opened.values().find(is).map(|opened| opened.domain)
     }
 
-    fn add(&mut self, opened: Opened) -> XrcdHandle {
+    fn add(&mut self, opened: Opened) -> XrcdNumber {
         self.last += 1;
-        self.opened.insert(self.last, opened);
-        XrcdHandle(self.last)
+        let number = XrcdNumber(self.last);
+        self.opened.insert(number, opened);
+        number
     }
 
-    /// The domain behind a handle, and the context that opened it.
-    pub(crate) fn find(&self, handle: XrcdHandle) -> Outcome<(XrcdId, ContextNumber)> {
-        let opened = self.opened.get(&handle.0).ok_or(INVALID)?;
+    /// The domain that a call opened, and the context that it did so for.
+    pub(crate) fn find(&self, number: XrcdNumber) -> Outcome<(XrcdId, ContextNumber)> {
+        let opened = self.opened.get(&number).ok_or(INVALID)?;
         Ok((opened.domain, opened.context))
     }
 
     /// What a context has open.
-    fn of_context(&self, context: ContextNumber) -> Vec<XrcdHandle> {
+    fn of_context(&self, context: ContextNumber) -> Vec<XrcdNumber> {
         let own = self.opened.iter().filter(|(_, opened)| opened.context == context);
-        own.map(|(number, _)| XrcdHandle(*number)).collect()
+        own.map(|(number, _)| *number).collect()
     }
-}
-
-/// The inode behind a descriptor of the program.
-fn inode_of(fd: c_int) -> Outcome<Inode> {
-    let found = fs::metadata(format!("/proc/self/fd/{fd}")).map_err(|_| INVALID)?;
-    Ok((found.st_dev(), found.st_ino()))
 }
 
 fn open(
@@ -69,38 +91,38 @@ fn open(
     context: ContextNumber,
     fd: c_int,
     oflag: c_int,
-) -> Outcome<XrcdHandle> {
-    let inode = if fd == -1 { None } else { Some(inode_of(fd)?) };
-    let known = |registry: &crate::registry::Registry| {
+) -> Outcome<XrcdNumber> {
+    let inode = if fd == -1 { None } else { Some(Inode::of(fd).map_err(|_| INVALID)?) };
+    // What is looked for below stays there, or away.
+    let _turn = instance.xrcd_turn();
+    let existing = {
+        let registry = instance.registry();
         registry.context(context)?;
-        match inode.and_then(|inode| registry.xrc.of_inode(inode)) {
-            Some(_) if oflag & O_EXCL != 0 => Err(INVALID),
-            known => Ok(known),
-        }
+        inode.as_ref().and_then(|inode| registry.xrc.of_inode(inode))
     };
-    let existing = known(&instance.registry())?;
-    if let Some(domain) = existing {
-        return Ok(instance.registry().xrc.add(Opened { domain, context, inode }));
-    }
-    if oflag & O_CREAT == 0 {
-        return Err(EngineStatus::WouldBlock.into());
-    }
-    // Not under the registry's lock, which is taken under the engine's.
-    let domain = instance.engine.alloc_xrcd()?;
+    let domain = match existing {
+        Some(_) if oflag & O_EXCL != 0 => return Err(INVALID),
+        Some(domain) => domain,
+        None if oflag & O_CREAT == 0 => return Err(EngineStatus::WouldBlock.into()),
+        // Not under the registry's lock, which is taken under the engine's.
+        None => instance.engine.alloc_xrcd()?,
+    };
     Ok(instance.registry().xrc.add(Opened { domain, context, inode }))
 }
 
-fn close(instance: &Instance, handle: XrcdHandle) -> Outcome {
+fn close(instance: &Instance, number: XrcdNumber) -> Outcome {
+    let _turn = instance.xrcd_turn();
     let (opened, last) = {
         let domains = &mut instance.registry().xrc;
-        let opened = domains.opened.remove(&handle.0).ok_or(INVALID)?;
-        (opened, !domains.opened.values().any(|other| other.domain == opened.domain))
+        let opened = domains.opened.remove(&number).ok_or(INVALID)?;
+        let shared = domains.opened.values().any(|other| other.domain == opened.domain);
+        (opened, !shared)
     };
     if !last {
         return Ok(());
     }
     instance.engine.dealloc_xrcd(opened.domain).map_err(|error| {
-        instance.registry().xrc.opened.insert(handle.0, opened);
+        instance.registry().xrc.opened.insert(number, opened);
         error.into()
     })
 }
@@ -108,8 +130,8 @@ fn close(instance: &Instance, handle: XrcdHandle) -> Outcome {
 /// Closes what a context has left open.
 pub(crate) fn close_left(instance: &Instance, context: ContextNumber) {
     let left = instance.registry().xrc.of_context(context);
-    for handle in left {
-        if close(instance, handle).is_err() {
+    for number in left {
+        if close(instance, number).is_err() {
             tracing::warn!("an XRC domain outlives its context");
         }
     }
@@ -122,13 +144,14 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
         instance.engine.note_call(Call::OpenXrcd)?;
-        out.fill(open(instance, instance.context(context), fd, oflag)?);
+        let opened = open(instance, instance.context(context), fd, oflag)?;
+        out.fill(instance.xrcd_handle(opened));
         Ok(())
     }
 
     /// [`EngineApi::close_xrcd`]
     fn close_xrcd(xrcd: XrcdHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
-        instance.destroyed(close(instance, xrcd))
+        instance.destroyed(close(instance, instance.xrcd(xrcd)))
     }
 }

@@ -163,6 +163,10 @@ entry! {
         // SAFETY: the program passes a channel and uses it no more.
         unsafe {
             let channel = Channel::get(raw)?;
+            // The engine no longer knows a queue whose destruction waits for acknowledgements.
+            if AtomicI32::from_ptr(&raw mut (*raw).refcnt).load(Ordering::Acquire) != 0 {
+                return Err(Errno::EBUSY);
+            }
             check((channel.api.destroy_channel)(channel.handle))?;
             drop(Channel::take(raw)?);
         }

@@ -108,6 +108,9 @@ impl Batch {
         self.sges.truncate(pending.first_sge);
         self.sges.extend_from_slice(sges);
         pending.wr.num_sge = sges.len() as c_int;
+        if pending.inline.take().is_some() {
+            pending.wr.send_flags &= !IBV_SEND_INLINE;
+        }
     }
 
     /// Copies payload into the last work request.
@@ -541,6 +544,24 @@ mod tests {
             assert_eq!((seen[1].1, seen[1].2[0].length), (IBV_SEND_INLINE, 3));
             assert_eq!(bytes(seen[1].2[0].addr as *const c_void, 3), b"abc");
             assert_eq!(seen[2], (3, 0, vec![sge(400)]));
+        }
+    }
+
+    #[test]
+    fn elements_replace_inline_payload() {
+        let mut batch = Batch::default();
+        for (id, sges) in [(1, &[sge(100)][..]), (2, &[])] {
+            batch.begin(IBV_WR_SEND, id, IBV_SEND_SIGNALED);
+            batch.set_inline(std::iter::once(&b"abc"[..]));
+            batch.set_sges(sges);
+        }
+        // SAFETY: `link` gives a list whose pointers are into `batch`, which lives on.
+        unsafe {
+            let first = &*batch.link();
+            assert_eq!((first.num_sge, *first.sg_list), (1, sge(100)));
+            let second = &*first.next;
+            assert_eq!((second.wr_id, second.num_sge), (2, 0));
+            assert_eq!([first, second].map(|wr| wr.send_flags), [IBV_SEND_SIGNALED; 2]);
         }
     }
 

@@ -142,3 +142,8 @@ fn the_strict_mode_looks_at_private_data() {
 fn threads_that_wait_can_be_cancelled() {
     run("cancelled");
 }
+
+#[test]
+fn threads_that_wait_go_on_after_signals_that_restart_calls() {
+    run("interrupted");
+}

@@ -423,8 +423,9 @@ pub struct EngineApi {
     /// `async_fd` is readable (poll, select, epoll) exactly while events are queued, and nobody
     /// but the engine reads it. With none queued the call blocks, unless the program has set
     /// `O_NONBLOCK` on the descriptor (looked up at each call): WouldBlock. A signal handler that
-    /// ran gives Interrupted; a quarter of a second without an event, WaitOn. Each event goes to one
-    /// caller. Events of an object that were not yet taken vanish when it is destroyed.
+    /// ran and may be one without `SA_RESTART` gives Interrupted; a quarter of a second without an
+    /// event, WaitOn. Each event goes to one caller. Events of an object that were not yet taken
+    /// vanish when it is destroyed.
     pub get_async_event:
         unsafe extern "C" fn(context: ContextHandle, out: *mut EngineAsyncEvent) -> i32,
 

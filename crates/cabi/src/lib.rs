@@ -11,6 +11,7 @@
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
 //! * [`list`] is an array of the program, wherever it lies.
+//! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
 //!
 //! No verbs here, and nothing of the engine.
@@ -22,6 +23,7 @@ mod handle;
 mod library;
 mod list;
 mod lock;
+mod signals;
 
 pub use cancel::{Hold, end_if_cancelled};
 pub use entry::{
@@ -32,3 +34,4 @@ pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;
 pub use list::{MAX_ELEMENTS, list};
 pub use lock::SpinLock;
+pub use signals::interrupted_call_goes_on;

@@ -1,6 +1,6 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use libc::{c_int, c_void};
 
@@ -12,7 +12,7 @@ use libc::{c_int, c_void};
 ///
 /// What the loader says.
 pub fn symbol_beside(own: *const c_void, file: &str, symbol: &str) -> Result<*mut c_void, String> {
-    let path = folder_of(own).map_or_else(|| PathBuf::from(file), |folder| folder.join(file));
+    let path = beside(own, file);
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
     let symbol = CString::new(symbol).map_err(|error| error.to_string())?;
     // SAFETY: dlopen(3) and dlsym(3) want zero-terminated strings, which these are. What the
@@ -40,12 +40,31 @@ fn scope() -> c_int {
     }
 }
 
-/// The folder of the file that an address was loaded from.
-fn folder_of(address: *const c_void) -> Option<PathBuf> {
-    file_of(address)?.parent().map(Path::to_owned)
+/// A file in the folder that an address was loaded from: by the name that the loader knows or, where that is
+/// relative to a folder that the program may have left, or of a link, by the file's own name.
+fn beside(own: *const c_void, file: &str) -> PathBuf {
+    let named = file_of(own).filter(|path| path.is_absolute());
+    let candidates = [named, mapped_from(own)].into_iter().flatten();
+    let mut candidates = candidates.map(|path| path.with_file_name(file));
+    let first = candidates.next().unwrap_or_else(|| PathBuf::from(file));
+    if first.exists() { first } else { candidates.find(|path| path.exists()).unwrap_or(first) }
 }
 
-/// The file that an address was loaded from.
+/// The file that an address is mapped from, as the kernel knows it.
+fn mapped_from(address: *const c_void) -> Option<PathBuf> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    lines.find_map(|line| {
+        let range = str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?;
+        let (start, end) = range.split_once('-')?;
+        let number = |hex| usize::from_str_radix(hex, 16).ok();
+        let path = line.iter().position(|byte| *byte == b'/')?;
+        let is_here = (number(start)?..number(end)?).contains(&address.addr());
+        is_here.then(|| PathBuf::from(OsStr::from_bytes(&line[path..])))
+    })
+}
+
+/// The file that an address was loaded from, as the loader knows it.
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     // SAFETY: an all-zero Dl_info is valid (null pointers).
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -73,6 +92,14 @@ mod tests {
         static HERE: u8 = 0;
         let error = symbol_beside((&raw const HERE).cast(), "libnot-there.so", "x").unwrap_err();
         assert!(error.contains("/libnot-there.so"), "{error}");
+    }
+
+    #[test]
+    fn the_kernel_knows_the_file_too() {
+        let own = libc::strlen as *const c_void;
+        let [loaded, mapped] = [file_of(own), mapped_from(own)].map(Option::unwrap);
+        assert_eq!(mapped, std::fs::canonicalize(loaded).unwrap());
+        assert_eq!(mapped_from(std::ptr::null()), None);
     }
 
     #[test]

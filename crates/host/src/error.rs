@@ -183,7 +183,7 @@ pub enum EngineError {
     /// No event is queued, and the descriptor is non-blocking.
     #[error("no event is queued")]
     WouldBlock,
-    /// A signal handler ran while waiting.
+    /// A signal handler ran while waiting, and the wait does not go on by itself.
     #[error("interrupted by a signal")]
     Interrupted,
     /// Nothing has come in the time that the call was to wait.

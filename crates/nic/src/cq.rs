@@ -403,7 +403,8 @@ impl Cq {
         self.overrun
     }
 
-    /// Drops the completions of a queue pair that is being destroyed, as verbs providers do.
+    /// Drops the completions of a queue pair, or a work queue, that is reset or destroyed, as verbs
+    /// providers do.
     pub(crate) fn forget(&mut self, qp_num: QpNum) {
         if let Some(stamps) = &mut self.stamps {
             let mut kept = self.queue.iter().map(|completion| completion.qp_num != qp_num);

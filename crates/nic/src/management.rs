@@ -329,8 +329,9 @@ impl<P: Probe> Adapter<P> {
         self.hub.set_alarm(&mut alarm, Alarm::Srq(id), None);
         if let Some(removed) = self.hub.srqs.remove(id) {
             self.forget_srq(id, &removed);
-            if let Some(cq) = removed.wq.and_then(|wq| self.hub.cqs.get_mut(wq.cq)) {
-                cq.users -= 1;
+            if let Some(wq) = removed.wq {
+                wq.forget_completions(&mut self.hub, id);
+                self.cq(wq.cq)?.users -= 1;
             }
         }
         self.hub.pd(pd)?.users -= 1;

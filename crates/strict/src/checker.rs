@@ -416,7 +416,7 @@ impl Checker {
         self.check_keys("receive", wr_id, whose, sges, errors);
     }
 
-    /// An address handle is about to be destroyed.
+    /// An address handle is destroyed.
     pub fn ah_destroyed(&mut self, ah: AhId) {
         let mut using = None;
         for qp in self.qps.values() {

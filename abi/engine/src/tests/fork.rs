@@ -1,8 +1,12 @@
 //! A child of fork: the inherited engine is inert, and the child may open its own.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use libc::O_CREAT;
 use quipu_abi_types::*;
 
-use super::bench::{Bench, done, forked, found_nothing, made, send};
+use super::bench::{Bench, Said, blank, done, forked, found_nothing, made, send};
 
 /// What the child finds; its exit status is the number of the first that is not as it should be.
 fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
@@ -12,7 +16,7 @@ fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
     };
     use EngineStatus as S;
     let mut pd = PdHandle::NONE;
-    let mut wc = super::bench::blank();
+    let mut wc = blank();
     let mut reported = EngineEventsReported { comp: 9, r#async: 9 };
     let mut bad = std::ptr::null();
     let wr = send(1, IBV_WR_SEND, &mut []);
@@ -50,6 +54,47 @@ fn a_child_is_refused_until_it_opens_the_device_itself() {
     bench.post_send(a.qp, &mut [send(2, IBV_WR_SEND, &mut [])]).unwrap();
     assert_eq!(bench.completions(bench.cq, 2).len(), 2);
     done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
+}
+
+fn address_handle(bench: &Bench, pd: PdHandle) -> Said<AhHandle> {
+    let attr = ibv_ah_attr { is_global: 1, port_num: 1, ..blank() };
+    made(|out| unsafe { (bench.api.create_ah)(pd, &attr, out) })
+}
+
+/// What a child finds that has objects of its own, and destroys those that it has inherited.
+fn child_that_cleans_up(bench: &Bench, ah: AhHandle, xrcd: XrcdHandle) -> Result<(), i32> {
+    let api = bench.api;
+    let expect = |number: i32, result: Said, wanted: Said| {
+        if result == wanted { Ok(()) } else { Err(number) }
+    };
+    let opened = made::<EngineOpened>(|out| unsafe { (api.open)(c"quipu0".as_ptr(), out) });
+    let context = opened.map_err(|_| 1)?.context;
+    let pd = made(|out| unsafe { (api.alloc_pd)(context, out) }).map_err(|_| 2)?;
+    let own = address_handle(bench, pd).map_err(|_| 3)?;
+    expect(4, done(unsafe { (api.destroy_ah)(ah) }), Ok(()))?;
+    expect(5, done(unsafe { (api.dealloc_pd)(pd) }), Err(EngineStatus::Busy))?;
+    expect(6, done(unsafe { (api.destroy_ah)(own) }), Ok(()))?;
+    expect(7, done(unsafe { (api.dealloc_pd)(pd) }), Ok(()))?;
+
+    let file = File::open("/dev/null").map_err(|_| 8)?;
+    let open = |oflag| {
+        made::<XrcdHandle>(|out| unsafe { (api.open_xrcd)(context, file.as_raw_fd(), oflag, out) })
+    };
+    let own = open(O_CREAT).map_err(|_| 9)?;
+    expect(10, done(unsafe { (api.close_xrcd)(xrcd) }), Ok(()))?;
+    expect(11, open(0).map(|_| ()), Ok(()))?;
+    expect(12, done(unsafe { (api.close_xrcd)(own) }), Ok(()))
+}
+
+#[test]
+fn an_inherited_handle_names_nothing_of_the_child() {
+    let bench = Bench::new();
+    let ah = address_handle(&bench, bench.pd).unwrap();
+    let xrcd = made(|out| unsafe { (bench.api.open_xrcd)(bench.context, -1, O_CREAT, out) });
+    let xrcd = xrcd.unwrap();
+    found_nothing(forked(|| child_that_cleans_up(&bench, ah, xrcd)));
+    done(unsafe { (bench.api.destroy_ah)(ah) }).unwrap();
+    done(unsafe { (bench.api.close_xrcd)(xrcd) }).unwrap();
 }
 
 /// What a child finds whose threads open the device at once.

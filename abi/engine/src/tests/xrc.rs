@@ -1,7 +1,9 @@
 //! XRC domains, and messages to the shared receive queues in them.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Barrier;
 
 use libc::{O_CREAT, O_EXCL, c_int};
 use quipu_abi_types::*;
@@ -9,7 +11,11 @@ use quipu_abi_types::*;
 use super::bench::{Bench, Said, done, made, receive, send};
 
 fn open(bench: &Bench, fd: c_int, oflag: c_int) -> Said<XrcdHandle> {
-    made(|out| unsafe { (bench.api.open_xrcd)(bench.context, fd, oflag, out) })
+    open_in(bench.api, bench.context, fd, oflag)
+}
+
+fn open_in(api: &EngineApi, context: ContextHandle, fd: c_int, oflag: c_int) -> Said<XrcdHandle> {
+    made(|out| unsafe { (api.open_xrcd)(context, fd, oflag, out) })
 }
 
 fn close(bench: &Bench, xrcd: XrcdHandle) -> Said {
@@ -39,6 +45,68 @@ fn domains_belong_to_inodes() {
     for xrcd in [different, nameless[0], nameless[1]] {
         close(&bench, xrcd).unwrap();
     }
+}
+
+#[test]
+fn one_of_two_threads_that_open_at_once_is_the_first() {
+    let bench = Bench::new();
+    let (api, context) = (bench.api, bench.context);
+    let (file, together) = (File::open("/proc/self/exe").unwrap(), Barrier::new(2));
+    let open_both = |oflag| {
+        let open = || {
+            together.wait();
+            open_in(api, context, file.as_raw_fd(), oflag)
+        };
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(open));
+            threads.map(|thread| thread.join().unwrap())
+        })
+    };
+    for _ in 0..500 {
+        let opened = open_both(O_CREAT | O_EXCL);
+        let refused = opened.iter().filter(|one| **one == Err(EngineStatus::Invalid));
+        assert_eq!(refused.count(), 1);
+        opened.iter().flatten().for_each(|xrcd| close(&bench, *xrcd).unwrap());
+        // One domain, which lives while one of the two has it open.
+        let [one, other] = open_both(O_CREAT).map(Result::unwrap);
+        let queue = xrc_srq(&bench, one);
+        close(&bench, one).unwrap();
+        assert_eq!(close(&bench, other), Err(EngineStatus::Busy));
+        made::<EngineEventsReported>(|out| unsafe { (bench.api.destroy_srq)(queue.srq, out) })
+            .unwrap();
+        close(&bench, other).unwrap();
+    }
+}
+
+#[test]
+fn the_number_of_a_file_that_is_gone_names_no_other_file() {
+    let bench = Bench::new();
+    let path = std::env::temp_dir().join(format!("quipu-xrcd-{}", std::process::id()));
+    let create = || {
+        let file = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file
+    };
+    // Many file systems give the number of the first to the second at once.
+    let open_for = |file: &File| open(&bench, file.as_raw_fd(), O_CREAT | O_EXCL);
+    let opened = [(); 2].map(|()| open_for(&create()).unwrap());
+    // It is kept for as long as the domain is open, also where numbers are not given again.
+    let file = create();
+    let domain = open_for(&file).unwrap();
+    let kept = || {
+        let inode = |of: Metadata| (of.dev(), of.ino());
+        let wanted = inode(file.metadata().unwrap());
+        let own = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+            let at = entry.ok()?.path();
+            (inode(std::fs::metadata(&at).ok()?) == wanted).then_some(at)
+        });
+        own.count() - 1
+    };
+    assert_eq!(kept(), 1);
+    for xrcd in opened.into_iter().chain([domain]) {
+        close(&bench, xrcd).unwrap();
+    }
+    assert_eq!(kept(), 0);
 }
 
 fn xrc_srq(bench: &Bench, xrcd: XrcdHandle) -> EngineSrq {

@@ -154,6 +154,36 @@ static void many_threads(void)
 	close_pair(&shared);
 }
 
+static void *destroy_cq(void *cq)
+{
+	return (void *)(intptr_t)ibv_destroy_cq(cq);
+}
+
+/* A queue whose destruction waits for an acknowledgement is still one of its channel. */
+static void a_channel_outlives_its_queues(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_cq *cq;
+	void *context, *result;
+	pthread_t thread;
+	SAME(ibv_req_notify_cq(p.b.cq, 0), 0);
+	exchange(&p, 1);
+	SAME(ibv_get_cq_event(p.b.channel, &cq, &context), 0);
+	SAME(ibv_destroy_qp(p.b.qp), 0);
+	SAME(pthread_create(&thread, NULL, destroy_cq, cq), 0);
+	usleep(100000);
+	SAME(ibv_destroy_comp_channel(p.b.channel), EBUSY);
+	ibv_ack_cq_events(cq, 1);
+	SAME(pthread_join(thread, &result), 0);
+	CHECK(!result);
+	SAME(ibv_destroy_comp_channel(p.b.channel), 0);
+	SAME(ibv_dereg_mr(p.b.mr), 0);
+	free(p.b.buffer);
+	close_end(&p.a);
+	SAME(ibv_dealloc_pd(p.pd), 0);
+	SAME(ibv_close_device(p.context), 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
@@ -161,6 +191,7 @@ int main(int argc, char **argv)
 		{ "closed_descriptors", closed_descriptors },
 		{ "few_descriptors", few_descriptors },
 		{ "many_threads", many_threads },
+		{ "a_channel_outlives_its_queues", a_channel_outlives_its_queues },
 		{ NULL, NULL },
 	};
 	return run_tests(tests, argc, argv);

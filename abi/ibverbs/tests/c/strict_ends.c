@@ -156,6 +156,79 @@ static void reset_in_time(void)
 	close_pair(&p);
 }
 
+/* A region with a window cannot end yet, and is used on. */
+static void end_is_refused(int ends)
+{
+	struct pair p = connected_pair();
+	struct ibv_mw *mw = ibv_alloc_mw(p.pd, IBV_MW_TYPE_1);
+	CHECK(mw);
+	struct ibv_mw_bind bind = { .wr_id = 1, .send_flags = IBV_SEND_SIGNALED,
+				    .bind_info = { .mr = p.b.mr, .addr = (uintptr_t)p.b.buffer, .length = 8,
+						   .mw_access_flags = IBV_ACCESS_REMOTE_WRITE } };
+	SAME(ibv_bind_mw(p.a.qp, mw, &bind), 0);
+	done(&p.a, 1, IBV_WC_SUCCESS);
+	post_recv(&p.b, 1, 0, 8);
+	SAME(ibv_dereg_mr(p.b.mr), EBUSY);
+	post_recv(&p.b, 2, 0, 8);
+	SAME(ibv_dealloc_mw(mw), 0);
+	if (ends)
+		SAME(ibv_dereg_mr(p.b.mr), 0);
+	SAME(to_state(p.b.qp, IBV_QPS_ERR), 0);
+	if (ends)
+		p.b.mr = ibv_reg_mr(p.pd, p.b.buffer, 8, 0);
+	close_pair(&p);
+}
+
+static void refused(void)
+{
+	end_is_refused(0);
+}
+
+static void refused_once(void)
+{
+	end_is_refused(1);
+}
+
+/* A queue pair that is in a group cannot be destroyed, and sends on. */
+static void destruction_is_refused(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
+	init.qp_type = IBV_QPT_UD;
+	struct ibv_qp *qp = ibv_create_qp(p.pd, &init);
+	CHECK(qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY), 0);
+	SAME(to_state(qp, IBV_QPS_RTR), 0);
+	attr.qp_state = IBV_QPS_RTS;
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = p.gid, .hop_limit = 1 } };
+	struct ibv_ah *ah = ibv_create_ah(p.pd, &to);
+	CHECK(ah);
+	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 1, [15] = 9 } };
+	SAME(ibv_attach_mcast(qp, &group, 0), 0);
+	struct ibv_sge sge = piece(&p.a, 0, 8);
+	struct ibv_send_wr wr = work(1, IBV_WR_SEND, &sge, 1);
+	wr.wr.ud.ah = ah;
+	wr.wr.ud.remote_qpn = qp->qp_num;
+	wr.wr.ud.remote_qkey = 7;
+	struct ibv_send_wr *bad;
+	SAME(ibv_post_send(qp, &wr, &bad), 0);
+	SAME(ibv_destroy_qp(qp), EBUSY);
+	SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	SAME(ibv_detach_mcast(qp, &group, 0), 0);
+	SAME(ibv_destroy_qp(qp), 0);
+	SAME(ibv_destroy_ah(ah), 0);
+	close_pair(&p);
+}
+
+static void what_is_refused(void)
+{
+	innocent(refused);
+	finds("dereg-in-use", refused_once);
+	innocent(destruction_is_refused);
+}
+
 static void memory_of_receives(void)
 {
 	finds("dereg-in-use", own_receive);
@@ -184,6 +257,7 @@ int main(int argc, char **argv)
 	static const struct test tests[] = {
 		{ "memory_of_receives", memory_of_receives },
 		{ "queue_pairs", queue_pairs },
+		{ "what_is_refused", what_is_refused },
 		{ NULL, NULL },
 	};
 	return run_strictly(tests, argc, argv);

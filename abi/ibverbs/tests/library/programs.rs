@@ -1,6 +1,7 @@
 //! Loading: programs of the system, and C programs of our own, find this library in place of
 //! rdma-core's, with an engine without a network behind it.
 
+use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
@@ -54,6 +55,24 @@ fn ibv_devinfo_shows_the_port_and_its_address() {
     for part in ["PORT_ACTIVE (4)", "Ethernet", "::ffff:192.0.2.1, RoCE v2"] {
         assert!(text.contains(part), "{part} in {text}");
     }
+}
+
+#[test]
+fn the_engine_is_found_where_the_library_is() {
+    let Some(program) = compiled("elsewhere") else { return };
+    // By a path that means something else by then, and by a link.
+    let links = folder().path().join("links");
+    fs::create_dir_all(&links).unwrap();
+    let link = links.join("libibverbs.so.1");
+    let _ = fs::remove_file(&link);
+    symlink("../libibverbs.so.1", link).unwrap();
+    for place in [".", "links"] {
+        let mut command = Command::new(&program);
+        command.current_dir(folder().path()).env("LD_LIBRARY_PATH", place);
+        assert_eq!(printed(command.output().unwrap()), "quipu0\n", "{place}");
+    }
+    let absolute = Command::new(&program).env("LD_LIBRARY_PATH", &links).output().unwrap();
+    assert_eq!(printed(absolute), "quipu0\n");
 }
 
 #[test]

@@ -231,8 +231,9 @@ impl Engine {
             return elsewhere.deregister(mr);
         }
         let mut core = self.enter_for(Call::DeregMr)?;
-        core.watch_dereg(mr);
+        let receives = core.receives_into(mr);
         core.adapter.dereg_mr(mr)?;
+        core.watch_dereg(mr, &receives);
         let quiet = self.wait_quiet(core);
         self.inner.shared.keep(mr, None);
         quiet

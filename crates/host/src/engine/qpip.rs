@@ -10,7 +10,7 @@ use quipu_inet::tcp::{Counters, Flow};
 use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, TcpChange, TcpSettings};
 
 use super::core::Core;
-use super::wait::is_non_blocking;
+use super::wait::{is_non_blocking, wait_readable};
 use super::{ContextId, Engine};
 use crate::config::Device;
 use crate::error::EngineError;
@@ -262,9 +262,7 @@ impl Engine {
             }
             if core.driver {
                 drop(core);
-                if !sys::wait_readable(fd, None).map_err(|e| EngineError::system("a wait", e))? {
-                    return Err(EngineError::Interrupted);
-                }
+                wait_readable(fd, None)?;
                 continue;
             }
             let attend = |core: &mut Core| core.events.attend_tcp(context);

@@ -7,7 +7,8 @@ use std::io::Write;
 use quipu_cabi::Hold;
 use quipu_nic::mem::{AccessError, Key};
 use quipu_nic::{
-    AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, SendWr, Sge, SrqId, Time, Whose,
+    AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, QpState, SendWr, Sge, SrqId,
+    Time, Whose,
 };
 use quipu_strict::{Checker, Memory, Report, Wanted};
 
@@ -202,7 +203,7 @@ impl Core {
         outcome
     }
 
-    /// Notes that an address handle is about to be destroyed.
+    /// Notes that an address handle is destroyed.
     #[cold]
     pub(crate) fn watch_destroy_ah(&mut self, ah: AhId) {
         let Some(strict) = &mut self.strict else { return };
@@ -256,12 +257,19 @@ impl Core {
         strict.give_out();
     }
 
-    /// Notes that a registration is about to end.
+    /// The receives that name a region, which are posted on when it has ended.
     #[cold]
-    pub(crate) fn watch_dereg(&mut self, mr: MrId) {
+    pub(crate) fn receives_into(&self, mr: MrId) -> Vec<(Whose, u64)> {
+        let key = self.strict.as_ref().and_then(|strict| strict.keys.get(&mr));
+        key.map_or_else(Vec::new, |&key| self.adapter.receives_naming(Key(key)))
+    }
+
+    /// Notes that a registration has ended, which those receives named.
+    #[cold]
+    pub(crate) fn watch_dereg(&mut self, mr: MrId, receives: &[(Whose, u64)]) {
         let Some(strict) = &mut self.strict else { return };
         if let Some(key) = strict.keys.remove(&mr) {
-            strict.checker.deregistered(key, &self.adapter.receives_naming(Key(key)));
+            strict.checker.deregistered(key, receives);
             strict.give_out();
         }
     }
@@ -292,14 +300,12 @@ impl Core {
         outcome
     }
 
-    /// Notes that a queue pair is about to be destroyed.
+    /// Notes that a queue pair is destroyed, which was in that state.
     #[cold]
-    pub(crate) fn watch_destroy(&mut self, qp: QpId) {
+    pub(crate) fn watch_destroy(&mut self, qp: QpId, state: QpState) {
         let Some(strict) = &mut self.strict else { return };
-        if let Ok(info) = self.adapter.query_qp(qp) {
-            strict.checker.qp_destroyed(qp, info.attr.state);
-            strict.give_out();
-        }
+        strict.checker.qp_destroyed(qp, state);
+        strict.give_out();
     }
 
     /// Notes that a shared receive queue is destroyed.

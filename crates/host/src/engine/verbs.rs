@@ -339,8 +339,9 @@ impl Engine {
         core.take_arrived(now, qp);
         core.adapter.release_acks();
         core.settle(now);
-        core.watch_destroy(qp);
+        let state = core.adapter.query_qp(qp)?.attr.state;
         core.adapter.destroy_qp(now, qp)?;
+        core.watch_destroy(qp, state);
         core.settle(now);
         core.give_back_number(number);
         if let Some(faults) = &mut core.faults {
@@ -368,8 +369,9 @@ impl Engine {
     /// No such handle.
     pub fn destroy_ah(&self, ah: AhId) -> Result<(), EngineError> {
         let mut core = self.enter()?;
+        core.adapter.destroy_ah(ah)?;
         core.watch_destroy_ah(ah);
-        Ok(core.adapter.destroy_ah(ah)?)
+        Ok(())
     }
 
     /// Attaches a datagram queue pair to the multicast group that a GID stands for, which the device's

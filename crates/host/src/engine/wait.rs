@@ -4,6 +4,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use quipu_cabi::interrupted_call_goes_on;
 use quipu_fault::Call;
 use quipu_nic::{AsyncEvent, ChannelId, CqId};
 
@@ -17,7 +18,7 @@ pub(super) fn is_non_blocking(fd: RawFd) -> bool {
     sys::status_flags(fd).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
 }
 
-/// Waits for a descriptor, for `most` at most.
+/// Waits for a descriptor, for `most` at most, or until a signal handler ran after which a read(2) goes on.
 ///
 /// # Errors
 ///
@@ -25,6 +26,7 @@ pub(super) fn is_non_blocking(fd: RawFd) -> bool {
 pub(super) fn wait_readable(fd: RawFd, most: Option<Duration>) -> Result<(), EngineError> {
     match sys::wait_readable(fd, most) {
         Ok(true) => Ok(()),
+        Ok(false) if interrupted_call_goes_on() => Ok(()),
         Ok(false) => Err(EngineError::Interrupted),
         Err(error) => Err(EngineError::system("a wait", error)),
     }
@@ -254,8 +256,8 @@ impl Engine {
         look(fds, most).map(Some)
     }
 
-    /// Waits for descriptors on behalf of the whole engine, once, for `most` at most. `attend` says what for,
-    /// `leave` takes what has come.
+    /// Waits for descriptors on behalf of the whole engine, once, for `most` at most, or until a signal
+    /// handler ran after which a read(2) goes on. `attend` says what for, `leave` takes what has come.
     pub(super) fn drive<T>(
         &self,
         core: Guard<'_, Core>,
@@ -263,7 +265,10 @@ impl Engine {
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
-        self.drive_beside(core, (&[], 0), most, attend, leave)
+        match self.drive_beside(core, (&[], 0), most, attend, leave) {
+            Err(EngineError::Interrupted) if interrupted_call_goes_on() => Ok(None),
+            waited => waited,
+        }
     }
 
     /// The same, or until one of these descriptors of somebody else's has something to say. `own` is how many

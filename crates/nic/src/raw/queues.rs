@@ -30,6 +30,15 @@ pub(crate) struct WorkQueue {
     state: WqState,
 }
 
+impl WorkQueue {
+    /// Drops its completions, as verbs providers do: what was posted is given up.
+    pub(crate) fn forget_completions<P: Probe>(&self, hub: &mut Hub<P>, id: SrqId) {
+        if let Some(cq) = hub.cqs.get_mut(self.cq) {
+            cq.forget(number(id));
+        }
+    }
+}
+
 /// An indirection table.
 pub(crate) struct Table {
     /// A power of two of them.
@@ -79,6 +88,8 @@ impl<P: Probe> Adapter<P> {
                 if let Some(srq) = self.hub.srqs.get_mut(id) {
                     srq.queue.clear();
                 }
+                let wq = *self.wq(id)?;
+                wq.forget_completions(&mut self.hub, id);
             }
             WqState::Err => flush(&mut self.hub, id),
             WqState::Ready => {}
@@ -211,9 +222,14 @@ fn flush<P: Probe>(hub: &mut Hub<P>, id: SrqId) {
     }
 }
 
+/// What names a work queue in its completions.
+fn number(id: SrqId) -> QpNum {
+    QpNum(id.0 as u32)
+}
+
 /// A completion of a work queue, which is named by its own number.
 fn completion(id: SrqId, wr_id: u64, status: WcStatus) -> Completion {
-    let qp_num = QpNum(id.0 as u32);
+    let qp_num = number(id);
     Completion { wr_id, status, opcode: WcOpcode::Recv, qp_num, ..Completion::default() }
 }
 

@@ -527,6 +527,39 @@ fn the_states_of_a_work_queue() {
 }
 
 #[test]
+fn completions_of_a_work_queue_end_with_it() {
+    let mut bench = Bench::new();
+    let spread = Spread::new(&mut bench, WqState::Ready);
+    let flow = bench.flow(0, to_station(GROUP));
+    let fill = |bench: &mut Bench| {
+        for wq in [0, 1] {
+            spread.post(bench, wq, 1).unwrap();
+        }
+        assert_eq!(bench.send(&frame(GROUP, 0)), WcStatus::Success);
+    };
+    fill(&mut bench);
+    for wq in spread.queues {
+        let adapter = &mut bench.pair.hosts[1].adapter;
+        adapter.modify_wq(wq, WqState::Reset).unwrap();
+        adapter.modify_wq(wq, WqState::Ready).unwrap();
+    }
+    for wq in [0, 1] {
+        assert_eq!(spread.poll(&mut bench, wq), []);
+    }
+    fill(&mut bench);
+    let adapter = &mut bench.pair.hosts[1].adapter;
+    adapter.destroy_flow(flow).unwrap();
+    adapter.destroy_qp(Time(0), spread.qp).unwrap();
+    adapter.destroy_ind_table(spread.table).unwrap();
+    for wq in spread.queues {
+        adapter.destroy_srq(wq).unwrap();
+    }
+    for wq in [0, 1] {
+        assert_eq!(spread.poll(&mut bench, wq), []);
+    }
+}
+
+#[test]
 fn a_receive_into_foreign_memory_ends_its_work_queue_alone() {
     let mut bench = Bench::new();
     let spread = Spread::new(&mut bench, WqState::Ready);
