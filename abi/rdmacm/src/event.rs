@@ -338,8 +338,8 @@ unsafe fn response(event: &mut rdma_cm_event) {
         }
         event.event = RDMA_CM_EVENT_ESTABLISHED;
         let Ok(state) = id(raw) else { return };
-        let raised =
-            to_rts(raw).and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
+        let raised = to_rts(raw, None)
+            .and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
         if raised.is_err() {
             state.book().failed = true;
             let _ = to_error(raw);

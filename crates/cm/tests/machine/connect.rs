@@ -390,6 +390,38 @@ fn queue_pairs_get_what_fits_the_other_side() {
 }
 
 #[test]
+fn the_reply_says_how_many_reads_go_either_way() {
+    // Asked for, answered, and what holds at the side that asked: answers, and reads outstanding.
+    for (asked, answered, holds) in [
+        ([16, 16], [1, 2], [2, 1]),
+        ([3, 2], [16, 16], [16, 2]),
+        ([0, 0], [4, 1], [1, 0]),
+        ([4, 4], [0, 0], [0, 0]),
+    ] {
+        let limits = |[responder_resources, initiator_depth]: [u8; 2]| Param {
+            responder_resources,
+            initiator_depth,
+            ..Param::default()
+        };
+        let mut pair = Pair::default();
+        pair.listen(PortSpace::Tcp, 5000, 0);
+        let active = pair.connect(5000, &limits(asked));
+        let passive = pair.expect(1, EventKind::ConnectRequest).id;
+        let before = pair.nodes[1].cm.connect_params(passive).unwrap();
+        assert_eq!([before.max_rd_atomic, before.max_dest_rd_atomic], asked);
+        pair.nodes[1].cm.accept(1, passive, Some(&limits(answered))).unwrap();
+        pair.run();
+        pair.expect(0, EventKind::ConnectResponse);
+        let told = pair.nodes[0].cm.connect_params(active).unwrap();
+        assert_eq!([told.max_dest_rd_atomic, told.max_rd_atomic], holds);
+        assert_eq!(
+            pair.nodes[0].cm.init_params(active).unwrap().remote_read,
+            asked[0] + holds[0] > 0
+        );
+    }
+}
+
+#[test]
 fn a_listener_may_be_a_moment_late() {
     let mut pair = Pair::default();
     let active = pair.connect(5000, &param(b"patience"));
