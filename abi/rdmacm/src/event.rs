@@ -179,7 +179,7 @@ unsafe fn understand(
 ) -> Option<*mut rdma_cm_event> {
     let owner = match (reported.event, reported.cookie) {
         (RDMA_CM_EVENT_CONNECT_REQUEST, _) => reported.listener as *mut rdma_cm_id,
-        // Another thread has taken the request and is about to name its identifier.
+        // Another thread has taken the request, and was about to name its identifier.
         (_, 0) => children::find(reported.id),
         (_, cookie) => cookie as *mut rdma_cm_id,
     };
