@@ -9,7 +9,7 @@ use quipu_facade::check;
 use crate::device::Device;
 use crate::ece;
 use crate::id::{Book, complete, id};
-use crate::state::{to_error, to_rts};
+use crate::state::{Limits, to_error, to_rts};
 
 /// How often a send is tried again, where the program does not say: as often as there is.
 const RETRIES: u8 = 7;
@@ -152,18 +152,21 @@ entry! {
         unsafe {
             let (state, param) = (id(raw)?, param.as_ref());
             let datagrams = (*raw).qp_type == IBV_QPT_UD;
-            let of_engine = {
+            let (of_engine, limits) = {
                 let mut book = state.book();
                 valid(&book, param)?;
                 settle_limits(&mut book, param, true);
-                book.device.is_some_and(|device| device.is_moved)
+                let of_engine = book.device.is_some_and(|device| device.is_moved);
+                let (responder_resources, initiator_depth) =
+                    (book.responder_resources, book.initiator_depth);
+                (of_engine, Limits { responder_resources, initiator_depth })
             };
             let data = private_data(&state.book(), param);
             // What the engine will refuse leaves the queue pair as it is.
             let moves = !datagrams && !of_engine && !(*raw).qp.is_null();
             let moves = moves && data.len() <= REPLY_DATA;
             if moves {
-                to_rts(raw)?;
+                to_rts(raw, Some(limits))?;
             }
             let told = parameters(raw, &state.book(), param, &data);
             let accepted = check((state.api.cm.accept)(state.handle, &told));

@@ -179,7 +179,7 @@ unsafe fn understand(
 ) -> Option<*mut rdma_cm_event> {
     let owner = match (reported.event, reported.cookie) {
         (RDMA_CM_EVENT_CONNECT_REQUEST, _) => reported.listener as *mut rdma_cm_id,
-        // Another thread has taken the request and is about to name its identifier.
+        // Another thread has taken the request, and was about to name its identifier.
         (_, 0) => children::find(reported.id),
         (_, cookie) => cookie as *mut rdma_cm_id,
     };
@@ -338,8 +338,8 @@ unsafe fn response(event: &mut rdma_cm_event) {
         }
         event.event = RDMA_CM_EVENT_ESTABLISHED;
         let Ok(state) = id(raw) else { return };
-        let raised =
-            to_rts(raw).and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
+        let raised = to_rts(raw, None)
+            .and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
         if raised.is_err() {
             state.book().failed = true;
             let _ = to_error(raw);

@@ -162,12 +162,18 @@ pub(crate) unsafe fn adopt(
     let (state, public) = unsafe { (id(listener)?, &*listener) };
     let api = state.api;
     let public = blank(channel, public.context, public.ps, public.qp_type);
-    Id::create_with(public, IdState::new(api, handle, false), |raw, _| {
+    let adopted = Id::create_with(public, IdState::new(api, handle, false), |raw, state| {
         // SAFETY: the handle came with the request.
         check(unsafe { (api.cm.set_cookie)(handle, raw as u64) })?;
-        children::add(handle, raw);
+        for _ in 0..children::add(handle, raw) {
+            state.acks.add();
+        }
         Ok(())
-    })
+    });
+    if adopted.is_err() {
+        children::remove(handle);
+    }
+    adopted
 }
 
 /// Ends an identifier, waiting until its events are acknowledged.
@@ -186,8 +192,9 @@ pub(crate) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     let mut reported = 0;
     // SAFETY: `reported` is valid for the call.
     check(unsafe { (state.api.cm.destroy_id)(state.handle, &mut reported) })?;
-    children::remove(state.handle);
     state.acks.wait(reported);
+    // Not before: a thread that has taken an event of it finds it by this.
+    children::remove(state.handle);
     // SAFETY: passed on from the caller; the events that named it are acknowledged.
     let this = unsafe { Id::take(raw) }?;
     // SAFETY: it is this function's alone now.

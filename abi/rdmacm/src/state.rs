@@ -73,30 +73,32 @@ pub(crate) unsafe fn datagrams_to_rts(raw: *mut rdma_cm_id) -> Result<(), Errno>
     }
 }
 
-/// Connects the queue pair, with the limits that were agreed on: INIT (the attributes of which may
-/// have been other ones when it was made), RTR, RTS.
+/// How many reads and atomics at a time a queue pair answers and has outstanding.
+pub(crate) struct Limits {
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+}
+
+/// Connects the queue pair: INIT (the attributes of which may have been other ones when it was made), RTR,
+/// RTS. `limits` are those that the program is about to say in its reply; without them, those of the peer's
+/// reply hold.
 ///
 /// # Safety
 ///
 /// `raw` is an identifier.
-pub(crate) unsafe fn to_rts(raw: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: passed on from the caller.
-    let (responder, initiator) = unsafe {
-        let book = id(raw)?.book();
-        (book.responder_resources, book.initiator_depth)
-    };
+pub(crate) unsafe fn to_rts(raw: *mut rdma_cm_id, limits: Option<Limits>) -> Result<(), Errno> {
     // SAFETY: passed on from the caller.
     unsafe {
         to_init(raw)?;
         ece::agree(raw)?;
         let (mut attr, mask) = attributes(raw, IBV_QPS_RTR)?;
-        if responder != RDMA_MAX_RESP_RES {
-            attr.max_dest_rd_atomic = responder;
+        if let Some(limits) = &limits {
+            attr.max_dest_rd_atomic = limits.responder_resources;
         }
         modify(raw, &mut attr, mask)?;
         let (mut attr, mask) = attributes(raw, IBV_QPS_RTS)?;
-        if initiator != RDMA_MAX_INIT_DEPTH {
-            attr.max_rd_atomic = initiator;
+        if let Some(limits) = &limits {
+            attr.max_rd_atomic = limits.initiator_depth;
         }
         modify(raw, &mut attr, mask)
     }

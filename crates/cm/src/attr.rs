@@ -127,7 +127,8 @@ impl Cm {
     }
 
     /// What a queue pair needs to be connected. On the side that was asked, whose program has not
-    /// accepted yet, what the peer asked for stands in for what the program will say.
+    /// accepted yet, what the peer asked for stands in for what the program will say. On the side that
+    /// asked, the reply says how many reads and atomics go either way (IBA 12.7.29, 12.7.30).
     ///
     /// # Errors
     ///
@@ -147,9 +148,11 @@ impl Cm {
         // drawn here, and `accept` says it.
         let sq_psn = *id.psn.get_or_insert(own_psn);
         let own = id.own;
-        let (answers, has) = own.map_or((peer.initiator_depth, peer.responder_resources), |own| {
-            (own.responder_resources, own.initiator_depth)
-        });
+        let (answers, has) = match own {
+            Some(own) if id.asked => (own.responder_resources, own.initiator_depth),
+            Some(own) => (peer.initiator_depth, own.initiator_depth),
+            None => (peer.initiator_depth, peer.responder_resources),
+        };
         let endless = own.is_none_or(|own| own.rnr_retry_count == 7);
         // Only the side that connects says how often to repeat.
         let retry_count = own.filter(|_| !id.asked).map_or(peer.retry_count, |own| own.retry_count);

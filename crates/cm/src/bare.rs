@@ -176,9 +176,7 @@ impl Cm {
     pub fn handle_withdrawn(&mut self, key: IdKey) {
         let Some(id) = self.ids.get(key) else { return };
         match id.state {
-            // The program has not heard of it, and need not.
-            State::Requested if id.listener.is_some() => self.retract(key),
-            State::Requested => self.fail(key, EventKind::Rejected, -errno::CONNRESET),
+            State::Requested => self.lapse(key),
             _ => self.handle_ended(key),
         }
     }

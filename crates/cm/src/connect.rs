@@ -29,8 +29,6 @@ const TIMEWAIT_NS: u64 = SECOND;
 pub(crate) mod reason {
     use crate::types::Refusal;
 
-    /// The one who asked has given up.
-    pub(crate) const TIMEOUT: u8 = 4;
     /// Nobody listens there.
     pub(crate) const INVALID_SERVICE_ID: u8 = 8;
     /// The program refuses.
@@ -471,12 +469,7 @@ impl Cm {
     fn broken(&mut self, now: u64, key: IdKey, status: i32) {
         let Some(id) = self.ids.get_mut(key) else { return };
         match id.state {
-            State::Requested if id.listener.is_some() => {
-                // The program has not heard of it, and need not.
-                self.drop_stream(key, true);
-                self.retract(key);
-            }
-            State::Requested => self.fail(key, EventKind::Rejected, reason::TIMEOUT.into()),
+            State::Requested => self.lapse(key),
             State::Established => {
                 id.state = State::Disconnected;
                 self.drop_stream(key, true);
@@ -487,6 +480,15 @@ impl Cm {
                 self.fail(key, EventKind::ConnectError, status);
             }
             _ => self.drop_stream(key, true),
+        }
+    }
+
+    /// Whoever asked is gone. As with the kernel's rdma_cm, the program learns of it when it answers: what its
+    /// channel says is there stays there, and programs expect nothing of an identifier before they have accepted.
+    pub(crate) fn lapse(&mut self, key: IdKey) {
+        self.drop_stream(key, true);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.state = State::Over;
         }
     }
 

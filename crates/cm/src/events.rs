@@ -176,6 +176,22 @@ impl Cm {
         Ok(())
     }
 
+    /// Takes back those events of an identifier that `is_void` says are void. It stays, so they have to leave the
+    /// order of its channel, too: what is there of an identifier counts as its events.
+    pub(crate) fn take_back(&mut self, key: IdKey, is_void: impl Fn(&Event) -> bool) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let mut void: VecDeque<bool> = id.events.iter().map(&is_void).collect();
+        id.events.retain(|event| !is_void(event));
+        let (lost, from, entry) = (void.len() - id.events.len(), id.channel, (key, id.epoch));
+        if lost > 0
+            && let Some(channel) = self.channels.get_mut(from)
+        {
+            let mut is_in = |&other: &_| other != entry || void.pop_front() != Some(true);
+            channel.order.retain(&mut is_in);
+        }
+        self.forget_events(from, lost);
+    }
+
     /// Takes `lost` events, which are no more, off the count of a channel.
     pub(crate) fn forget_events(&mut self, key: ChannelKey, lost: usize) {
         let Some(channel) = self.channels.get_mut(key) else { return };

@@ -76,10 +76,7 @@ impl Cm {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let at = id.groups.iter().position(|group| group.cookie == cookie);
         let group = id.groups.remove(at.ok_or(CallError::NoSuchObject)?);
-        let before = id.events.len();
-        id.events.retain(|event| !event.kind.is_of_group() || event.multicast != group.cookie);
-        let (channel, lost) = (id.channel, before - id.events.len());
-        self.forget_events(channel, lost);
+        self.take_back(key, |event| event.kind.is_of_group() && event.multicast == group.cookie);
         Ok(group.reported)
     }
 }

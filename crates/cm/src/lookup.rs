@@ -35,6 +35,12 @@ fn pause(sent: u32) -> u64 {
     (FIRST_PAUSE_NS << sent.saturating_sub(1).min(16)).min(LONGEST_PAUSE_NS)
 }
 
+/// Whether an answer is from where the question went, however the program has written that: IPv4 within IPv6,
+/// with a scope or without. The world's socket hears nobody of another scope.
+fn is_same(asked: SocketAddr, from: SocketAddr) -> bool {
+    asked.ip().to_canonical() == from.ip().to_canonical() && asked.port() == from.port()
+}
+
 impl Cm {
     pub(crate) fn look_up(
         &mut self,
@@ -101,7 +107,7 @@ impl Cm {
                 self.asked(key, local, peer, message);
             }
             (State::LookingUp(search), Message::Reply { id: number, .. })
-                if number == search.number && id.dst.is_some_and(|dst| dst == peer) =>
+                if number == search.number && id.dst.is_some_and(|dst| is_same(dst, peer)) =>
             {
                 self.answered(key, message);
             }

@@ -191,6 +191,10 @@ pub(crate) fn first_heard<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: &Seg
     let Path::Stream(stream) = &mut qp.path else { return false };
     stream.gate = Gate::Open;
     stream.make_ready(&mut hub.ready);
+    if let Segment::Terminate(_) = segment {
+        // The initiator cannot take the reply: this is no connection that ends, there has been none.
+        return false;
+    }
     let awaited = stream.plain.as_mut().and_then(|plain| plain.awaited.take());
     let Some(rtr) = awaited else { return false };
     hub.tell_stream(qp.id, stream.conn, StreamChange::Established);

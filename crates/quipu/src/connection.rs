@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use quipu_host::EngineError;
 use quipu_host::connection::{
-    ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, Refusal,
+    ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, QpParams, Refusal,
 };
 use quipu_host::nic::{QpAttr, QpAttrMask, QpState, QpType};
 
@@ -242,7 +242,10 @@ impl ConnectionRequest {
     pub fn accept(self, qp: QueuePair, private_data: &[u8]) -> Result<Connection, Error> {
         let Self { identifier, private_data: said, .. } = self;
         let engine = &identifier.device.opened.engine;
-        qp.connect_as(&engine.cm_connect_params(identifier.id)?)?;
+        // What the reply says holds at both ends.
+        let (asked, reads) = (engine.cm_connect_params(identifier.id)?, qp.built().reads());
+        let max_rd_atomic = asked.max_rd_atomic.min(reads);
+        qp.connect_as(&QpParams { max_dest_rd_atomic: reads, max_rd_atomic, ..asked })?;
         engine.cm_accept(identifier.id, Some(&param(&qp, private_data)))?;
         identifier.expect(EventKind::Established)?;
         Ok(Connection { qp, identifier, private_data: said })

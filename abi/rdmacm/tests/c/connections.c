@@ -81,6 +81,46 @@ static void both_ways(int port)
 	rdma_destroy_event_channel(other);
 }
 
+/* The reply says how many reads go either way, whatever was asked for. */
+static void granted(int port)
+{
+	static const struct { int asked[2], answered[2], holds[2]; } cases[] = {
+		{ { 16, 16 }, { 1, 2 }, { 2, 1 } },
+		{ { RDMA_MAX_RESP_RES, RDMA_MAX_INIT_DEPTH }, { 3, 1 }, { 1, 3 } },
+		{ { 0, 1 }, { 1, 1 }, { 1, 1 } },
+	};
+	for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+		struct rdma_conn_param param = { .private_data = "reads", .private_data_len = 6,
+			.responder_resources = cases[n].asked[0], .initiator_depth = cases[n].asked[1] };
+		struct rdma_conn_param answer = { .responder_resources = cases[n].answered[0],
+			.initiator_depth = cases[n].answered[1] };
+		struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+		struct ibv_qp_init_attr init = queues();
+		struct rdma_cm_event *event;
+		struct ibv_qp_attr attr;
+		CHECK(rdma_create_qp(active, NULL, &init) == 0);
+		CHECK(rdma_connect(active, &param) == 0);
+		passive = request("reads");
+		init = queues();
+		CHECK(rdma_create_qp(passive, NULL, &init) == 0 && rdma_accept(passive, &answer) == 0);
+		event = expect(here, RDMA_CM_EVENT_ESTABLISHED);
+		CHECK(event->param.conn.initiator_depth == cases[n].answered[0]);
+		CHECK(event->param.conn.responder_resources == cases[n].answered[1]);
+		CHECK(rdma_ack_cm_event(event) == 0);
+		pass(there, RDMA_CM_EVENT_ESTABLISHED);
+		CHECK(ibv_query_qp(active->qp, &attr, IBV_QP_STATE, &init) == 0);
+		CHECK(attr.max_dest_rd_atomic == cases[n].holds[0] && attr.max_rd_atomic == cases[n].holds[1]);
+		CHECK(ibv_query_qp(passive->qp, &attr, IBV_QP_STATE, &init) == 0);
+		CHECK(attr.max_dest_rd_atomic == cases[n].answered[0]);
+		CHECK(attr.max_rd_atomic == cases[n].answered[1]);
+		rdma_destroy_qp(active);
+		CHECK(rdma_destroy_id(active) == 0);
+		pass(there, RDMA_CM_EVENT_DISCONNECTED);
+		rdma_destroy_qp(passive);
+		CHECK(rdma_destroy_id(passive) == 0);
+	}
+}
+
 static void refused(int port)
 {
 	struct rdma_conn_param param = { .private_data = "please", .private_data_len = 7, .qp_num = 5 };
@@ -316,6 +356,7 @@ int main(void)
 	there = rdma_create_event_channel();
 	id = listener(there, RDMA_PS_TCP, &port);
 	both_ways(port);
+	granted(port);
 	refused(port);
 	established(port);
 	extensions(port);

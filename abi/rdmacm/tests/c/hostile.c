@@ -140,6 +140,39 @@ static void says_much(int amount, int told)
 	close(fd);
 }
 
+/* Who has seen that a request is there gets it, though its sender has taken it back; then it can't be accepted. */
+static void takes_back(int before_it_is_taken)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	unsigned char frame[20] = "MPA ID Req Frame";
+	struct linger reset = { .l_onoff = 1 };
+	struct pollfd fds = { .fd = channel->fd, .events = POLLIN };
+	struct rdma_conn_param param = { .qp_num = 1 };
+	struct rdma_cm_event *event = NULL;
+	struct rdma_cm_id *listening, *child;
+	struct sockaddr_in in;
+	int port, fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	listening = listener(channel, RDMA_PS_TCP, &port);
+	frame[17] = 1;
+	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(connect(fd, loopback(&in, port), sizeof in) == 0 && send(fd, frame, 20, 0) == 20);
+	CHECK(poll(&fds, 1, 5000) == 1);
+	if (!before_it_is_taken)
+		event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) == 0 && close(fd) == 0);
+	usleep(100000);
+	CHECK(poll(&fds, 1, 0) == before_it_is_taken);
+	if (before_it_is_taken)
+		event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	child = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	FAILS(rdma_accept(child, &param), EINVAL);
+	FAILS(rdma_get_cm_event(channel, &event), EAGAIN);
+	CHECK(rdma_destroy_id(child) == 0 && rdma_destroy_id(listening) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 static void *wait_in(void *channel)
 {
 	struct rdma_cm_event *event;
@@ -180,6 +213,8 @@ int main(void)
 	says_much(255, 255);
 	says_much(256, 255);
 	says_much(512, 255);
+	takes_back(1);
+	takes_back(0);
 	waits_too_late();
 	return 0;
 }

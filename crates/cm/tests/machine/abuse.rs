@@ -1,7 +1,7 @@
 //! What strangers can do: little, and not for long.
 
 use crate::common::{Pair, SECOND};
-use quipu_cm::{Config, EventKind, IdKey, Param, PortSpace};
+use quipu_cm::{CallError, Config, EventKind, IdKey, Param, PortSpace};
 use quipu_iwarp::{Initiator, Params};
 use quipu_wire::cm::{Offer, Setup};
 
@@ -148,7 +148,10 @@ fn whoever_speaks_before_the_answer_loses_its_request() {
     bytes.push(7);
     pair.say(stream, &bytes);
     assert!(!pair.is_open(stream));
+    let id = pair.expect(1, EventKind::ConnectRequest).id;
     pair.expect_nothing();
+    let late = pair.nodes[1].cm.accept(1, id, Some(&Param::default()));
+    assert_eq!(late, Err(CallError::WrongState));
 }
 
 #[test]

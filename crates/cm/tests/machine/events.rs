@@ -164,6 +164,41 @@ fn groups_are_joined_by_datagram_identifiers_with_a_device() {
 }
 
 #[test]
+fn a_group_that_is_left_takes_its_event_out_of_the_order() {
+    let mut pair = Pair::default();
+    let a = pair.nodes[0].channel;
+    let cm = &mut pair.nodes[0].cm;
+    let b = cm.create_channel();
+    let [id, other] = [5, 6].map(|cookie| {
+        let id = cm.create_id(a, PortSpace::Udp, UD, cookie).unwrap();
+        cm.bind(id, "10.0.0.1:7".parse().unwrap()).unwrap();
+        id
+    });
+    let group = "239.1.2.3".parse().unwrap();
+    cm.join(id, group, 1).unwrap();
+    cm.write_event(other, EventKind::User, 0, 1).unwrap();
+    for cookie in 2..1000 {
+        cm.join(id, group, cookie).unwrap();
+        assert_eq!(cm.leave(id, cookie), Ok(0));
+    }
+    cm.write_event(id, EventKind::User, 0, 2).unwrap();
+    cm.join(id, group, 1000).unwrap();
+    assert_eq!(cm.leave(id, 1), Ok(0));
+    assert_eq!(cm.waiting(a), 3);
+    // The first to come is the first to be told, though an earlier one of the other identifier is gone.
+    assert_eq!(cm.take_event(a).unwrap().unwrap().arg, 1);
+    cm.write_event(other, EventKind::User, 0, 3).unwrap();
+    cm.migrate(id, b).unwrap();
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (1, 2));
+    let events: Vec<_> = std::iter::from_fn(|| cm.take_event(b).unwrap())
+        .map(|event| (event.kind, event.arg, event.multicast))
+        .collect();
+    assert_eq!(events, [(EventKind::User, 2, 0), (EventKind::MulticastJoin, 0, 1000)]);
+    assert_eq!(cm.take_event(a).unwrap().unwrap().arg, 3);
+    assert_eq!((cm.waiting(a), cm.waiting(b)), (0, 0));
+}
+
+#[test]
 fn ten_thousand_connections_come_and_go() {
     let mut pair = Pair::default();
     pair.listen(PortSpace::Tcp, 5000, 0);

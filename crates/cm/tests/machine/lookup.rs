@@ -157,6 +157,35 @@ fn forged_answers_are_not_heard() {
 }
 
 #[test]
+fn answers_are_heard_however_the_address_was_written() {
+    for (asked, heard) in [
+        ("[::ffff:10.0.0.2]:5000", "10.0.0.2:5000"),
+        ("10.0.0.2:5000", "[::ffff:10.0.0.2]:5000"),
+        ("[fe80::2]:5000", "[fe80::2%3]:5000"),
+        ("[::1%1]:5000", "[::1]:5000"),
+    ] {
+        let mut pair = Pair::default();
+        let (id, cm) = (pair.id(0, PortSpace::Udp), &mut pair.nodes[0].cm);
+        let local = "10.0.0.1:1000".parse().unwrap();
+        cm.resolved(id, asked.parse().unwrap(), Ok(local)).unwrap();
+        cm.resolve_route(id).unwrap();
+        cm.connect(1, id, &Param::default()).unwrap();
+        let Some(quipu_cm::Action::Datagram { bytes, .. }) = cm.poll_action() else { panic!() };
+        let Ok(Lookup::Request { id: number, gid, .. }) = Lookup::parse(&bytes) else { panic!() };
+        let reply = Lookup::Reply { status: 0, id: number, qpn: 1, qkey: 1, gid, data: &[] };
+        let heard: std::net::SocketAddr = heard.parse().unwrap();
+        let other = std::net::SocketAddr::new(heard.ip(), 5001);
+        cm.handle_datagram(id, local, other, &reply.to_bytes());
+        for kind in [EventKind::AddrResolved, EventKind::RouteResolved] {
+            pair.expect(0, kind);
+        }
+        pair.expect_nothing();
+        pair.nodes[0].cm.handle_datagram(id, local, heard, &reply.to_bytes());
+        pair.expect(0, EventKind::Established);
+    }
+}
+
+#[test]
 fn a_flood_of_look_ups_is_bounded_by_the_backlog_and_multiplies_nothing() {
     let mut pair = Pair::default();
     let listener = pair.listen(PortSpace::Udp, 5000, 16);

@@ -532,8 +532,8 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
     responder::refuse(qp, hub, refusal);
 }
 
-/// What a stream that is being closed still says: the last acknowledgement, then why it ends. What was
-/// executed before a request at fault is answered first, so that the peer finds the right one.
+/// What a stream that is being closed still says: the last acknowledgement, the answers that it promises, then
+/// why it ends. Answers come first, so that the peer finds the right request at fault.
 pub(crate) fn run_closing(
     stream: &mut StreamPath,
     regions: &Regions,
@@ -548,7 +548,7 @@ pub(crate) fn run_closing(
         // The initiator has said nothing yet, so that it cannot be told either.
         return used;
     }
-    while stream.terminate.is_some() && !stream.answers.is_empty() {
+    while !stream.answers.is_empty() {
         match answer_piece(stream, regions, last.num, &mut out[used..], None) {
             Ok(Some(staged)) => used += staged.bytes,
             Ok(None) => return used,

@@ -199,6 +199,30 @@ fn what_had_arrived_before_a_queue_pair_left_is_executed() {
     assert_eq!(pair.polled(0), [(1, Success)]);
 }
 
+/// Over a stream as well: what is acknowledged as executed is answered.
+#[test]
+fn reads_and_atomics_that_had_arrived_are_answered() {
+    const LEN: usize = 20_000;
+    for how in [Leave::Destroyed, Leave::Reset, Leave::Error] {
+        let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+        let (here, there) = (pair.buffer(0, LEN + 8), pair.buffer(1, LEN));
+        there.fill(0, &5_u64.to_ne_bytes());
+        there.fill(LEN - 1, &[9]);
+        let (addr, rkey) = (there.addr(), there.key());
+        pair.send(0, qps[0], 1, SendOp::FetchAdd { addr, rkey, add: 3 }, &[here.sge(0, 8)]);
+        pair.send(0, qps[0], 2, SendOp::Read { addr, rkey }, &[here.sge(8, LEN)]);
+        let (ends, mut bytes) = (pair.stream_ends(), vec![0; 8192]);
+        let used = pair.hosts[0].adapter.transmit(pair.now, ends[0], &mut bytes);
+        let peer = &mut pair.hosts[1].adapter;
+        assert_eq!(peer.handle_stream(pair.now, ends[1], &bytes[..used]), used);
+        leave(&mut pair, qps[1], how);
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, Success), (2, Success)], "{how:?}");
+        assert_eq!((here.bytes(0, 8)[0], there.bytes(0, 8)[0]), (5, 8), "{how:?}");
+        assert_eq!(here.bytes(8, LEN), there.bytes(0, LEN), "{how:?}");
+    }
+}
+
 fn send(wr_id: u64, op: SendOp) -> SendWr<'static> {
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
     SendWr { wr_id, to: To::Peer, op, flags, payload }
