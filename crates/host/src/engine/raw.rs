@@ -1,8 +1,9 @@
 //! The control path of raw packets: flow rules, receive work queues, and what spreads frames over them.
 
+use quipu_fault::Call;
 use quipu_nic::{
-    CounterKind, CountersId, CqId, FlowId, FlowRule, PdId, QpId, QpNum, RxHash, SrqId, TableId,
-    WqState,
+    CounterKind, CountersId, CqId, FlowId, FlowRule, PdId, QpId, QpInit, QpNum, RxHash, SrqId,
+    TableId, WqState,
 };
 
 use super::events::Object;
@@ -168,12 +169,15 @@ impl Engine {
             return Err(EngineError::EngineGone);
         }
         Helper::start(&self.inner)?;
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateQp)?;
         let number =
             core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?;
         match core.adapter.create_hashed_qp(pd, table, hash, number) {
             Ok(qp) => {
                 core.events.add_object(Object::Qp(qp), context, None);
+                if let Some(faults) = &mut core.faults {
+                    faults.add_qp(qp, number, &QpInit::hashed(pd, table));
+                }
                 Ok((qp, number))
             }
             Err(fault) => {
