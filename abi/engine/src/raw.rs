@@ -243,9 +243,12 @@ entries! {
         let instance = current()?;
         let mut read = vec![0; (count as usize).min(MAX_COUNTERS)];
         instance.engine.read_counters(instance.counters(counters), &mut read)?;
-        read.resize(count as usize, 0);
+        let rest = count as usize - read.len();
         // SAFETY: the table demands that it is valid for writes of `count` numbers.
-        unsafe { ptr::copy_nonoverlapping(read.as_ptr(), values, read.len()) };
+        unsafe {
+            ptr::copy_nonoverlapping(read.as_ptr(), values, read.len());
+            ptr::write_bytes(values.add(read.len()), 0, rest);
+        }
         Ok(())
     }
 
