@@ -170,6 +170,15 @@ unsafe fn hash(conf: &ibv_rx_hash_conf) -> Outcome<RxHash> {
     RxHash::new(key, fields).map_err(|fault| Failure::from(&fault))
 }
 
+fn wq_state(state: u32) -> Outcome<WqState> {
+    match state {
+        IBV_WQS_RESET => Ok(WqState::Reset),
+        IBV_WQS_RDY => Ok(WqState::Ready),
+        IBV_WQS_ERR => Ok(WqState::Err),
+        _ => Err(INVALID),
+    }
+}
+
 entries! {
     /// [`EngineRawApi::create_flow`]
     fn create_flow(qp: QpHandle, attr: *const ibv_flow_attr, out: *mut FlowHandle) {
@@ -276,15 +285,11 @@ entries! {
     }
 
     /// [`EngineRawApi::modify_wq`]
-    fn modify_wq(wq: WqHandle, state: u32) {
-        let state = match state {
-            IBV_WQS_RESET => WqState::Reset,
-            IBV_WQS_RDY => WqState::Ready,
-            IBV_WQS_ERR => WqState::Err,
-            _ => return Err(INVALID),
-        };
+    fn modify_wq(wq: WqHandle, curr: u32, state: u32) {
+        let curr = if curr == IBV_WQS_UNKNOWN { None } else { Some(wq_state(curr)?) };
+        let state = wq_state(state)?;
         let instance = current()?;
-        Ok(instance.engine.modify_wq(instance.wq(wq), state)?)
+        Ok(instance.engine.modify_wq(instance.wq(wq), curr, state)?)
     }
 
     /// [`EngineRawApi::destroy_wq`]

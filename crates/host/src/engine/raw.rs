@@ -2,8 +2,8 @@
 
 use quipu_fault::Call;
 use quipu_nic::{
-    CounterKind, CountersId, CqId, FlowId, FlowRule, PdId, QpId, QpInit, QpNum, RxHash, SrqId,
-    TableId, WqState,
+    CounterKind, CountersId, CqId, Fault, FlowId, FlowRule, PdId, QpId, QpInit, QpNum, RxHash,
+    SrqId, TableId, WqState,
 };
 
 use super::events::Object;
@@ -113,13 +113,23 @@ impl Engine {
         Ok((wq, max_wr, max_sge))
     }
 
-    /// Moves a receive work queue to a state.
+    /// Moves a receive work queue to a state, from `curr` or, if that is `None`, from any.
     ///
     /// # Errors
     ///
-    /// It is none, or there is no such transition.
-    pub fn modify_wq(&self, wq: SrqId, state: WqState) -> Result<(), EngineError> {
+    /// It is none, or in another state, or there is no such transition.
+    pub fn modify_wq(
+        &self,
+        wq: SrqId,
+        curr: Option<WqState>,
+        state: WqState,
+    ) -> Result<(), EngineError> {
         let mut core = self.enter()?;
+        if let Some(curr) = curr
+            && curr != core.adapter.wq_state(wq)?
+        {
+            return Err(Fault::Transition("the work queue is not in curr_wq_state").into());
+        }
         core.adapter.modify_wq(wq, state)?;
         core.collect_events();
         Ok(())
