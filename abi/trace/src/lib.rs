@@ -78,7 +78,7 @@ thread_local! {
 }
 
 /// Whether the body of a [`waiting_entry!`] runs anew, in a call of this thread that goes on. A call may also
-/// end without a return: where the thread is cancelled, whose cleanup handlers may make others, or jumps away.
+/// end without a return: where the thread is cancelled, whose clean-up may make others, or jumps away.
 #[must_use]
 pub fn comes_back() -> bool {
     AGAIN.get()

@@ -11,8 +11,8 @@ use crate::record::{Record, Replay, Struck};
 use crate::units::shown;
 use crate::words::{self, Call, CmEvent, Errno, EventKind, Opcode};
 
-/// How often one fault strikes at most in a [`tick`](Injector::tick): a process that is stopped for minutes, by a
-/// debugger for one, is not to make up for all of them at once.
+/// How often one fault strikes at most in a [`tick`](Injector::tick): a process that is stopped for
+/// minutes, by a debugger for one, is not to make up for all of them at once.
 const MOST_AT_ONCE: u32 = 1000;
 
 /// A queue pair, as filters know it.
