@@ -170,6 +170,15 @@ unsafe fn hash(conf: &ibv_rx_hash_conf) -> Outcome<RxHash> {
     RxHash::new(key, fields).map_err(|fault| Failure::from(&fault))
 }
 
+fn wq_state(state: u32) -> Outcome<WqState> {
+    match state {
+        IBV_WQS_RESET => Ok(WqState::Reset),
+        IBV_WQS_RDY => Ok(WqState::Ready),
+        IBV_WQS_ERR => Ok(WqState::Err),
+        _ => Err(INVALID),
+    }
+}
+
 entries! {
     /// [`EngineRawApi::create_flow`]
     fn create_flow(qp: QpHandle, attr: *const ibv_flow_attr, out: *mut FlowHandle) {
@@ -243,9 +252,12 @@ entries! {
         let instance = current()?;
         let mut read = vec![0; (count as usize).min(MAX_COUNTERS)];
         instance.engine.read_counters(instance.counters(counters), &mut read)?;
-        read.resize(count as usize, 0);
+        let rest = count as usize - read.len();
         // SAFETY: the table demands that it is valid for writes of `count` numbers.
-        unsafe { ptr::copy_nonoverlapping(read.as_ptr(), values, read.len()) };
+        unsafe {
+            ptr::copy_nonoverlapping(read.as_ptr(), values, read.len());
+            ptr::write_bytes(values.add(read.len()), 0, rest);
+        }
         Ok(())
     }
 
@@ -273,15 +285,11 @@ entries! {
     }
 
     /// [`EngineRawApi::modify_wq`]
-    fn modify_wq(wq: WqHandle, state: u32) {
-        let state = match state {
-            IBV_WQS_RESET => WqState::Reset,
-            IBV_WQS_RDY => WqState::Ready,
-            IBV_WQS_ERR => WqState::Err,
-            _ => return Err(INVALID),
-        };
+    fn modify_wq(wq: WqHandle, curr: u32, state: u32) {
+        let curr = if curr == IBV_WQS_UNKNOWN { None } else { Some(wq_state(curr)?) };
+        let state = wq_state(state)?;
         let instance = current()?;
-        Ok(instance.engine.modify_wq(instance.wq(wq), state)?)
+        Ok(instance.engine.modify_wq(instance.wq(wq), curr, state)?)
     }
 
     /// [`EngineRawApi::destroy_wq`]

@@ -9,13 +9,14 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use libc::{O_CREAT, O_EXCL, O_PATH, c_int};
 use quipu_abi_types::*;
+use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_nic::XrcdId;
 
 use crate::entry::{Out, entries};
 use crate::instance::{Instance, current, for_destructor};
 use crate::registry::ContextNumber;
-use crate::status::{INVALID, Outcome};
+use crate::status::{INVALID, Outcome, unsupported};
 
 /// An inode, which stays while this lives: the number of one that is gone is another file's soon.
 struct Inode {
@@ -143,6 +144,9 @@ entries! {
         // SAFETY: the table demands a valid pointer.
         let out = unsafe { Out::new(out) }?;
         let instance = current()?;
+        if instance.registry().device(instance.context(context))? != Device::Quipu0 {
+            return Err(unsupported("XRC domains of this device"));
+        }
         instance.engine.note_call(Call::OpenXrcd)?;
         let opened = open(instance, instance.context(context), fd, oflag)?;
         out.fill(instance.xrcd_handle(opened));

@@ -5,7 +5,7 @@ use std::thread::LocalKey;
 use std::time::Duration;
 
 use libc::{c_uint, c_void};
-use quipu_abi_trace::{entry, waiting_entry};
+use quipu_abi_trace::{comes_back, entry, waiting_entry};
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Void};
 
@@ -56,7 +56,7 @@ fn wait<T: Copy>(
     begin: impl FnOnce() -> Result<T, Errno>,
     take: impl FnOnce(T) -> i32,
 ) -> Result<(), Errno> {
-    let before = on.take();
+    let before = on.take().filter(|_| comes_back());
     let object = before.map_or_else(begin, Ok)?;
     let mut taken = check(take(object));
     let lives = [Errno::ERESTART, Errno::EAGAIN, Errno::EINTR];

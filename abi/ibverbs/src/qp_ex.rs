@@ -33,6 +33,12 @@ const KNOWN_OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_ATOMIC_WRITE
     | IBV_QP_EX_WITH_FLUSH;
 
+/// What `wr_flags` may say: whether a payload is inline is up to its setter.
+const FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_IP_CSUM;
+
+/// Inline bytes of a request that are copied at most: more than any queue pair takes.
+const MOST_INLINE: usize = 1025;
+
 /// The payload of an atomic write.
 const ATOMIC_WRITE_BYTES: usize = 8;
 
@@ -120,11 +126,10 @@ impl Batch {
         };
         let start = self.inline.len();
         for part in parts {
-            self.inline.extend_from_slice(part);
+            let room = MOST_INLINE - (self.inline.len() - start);
+            self.inline.extend_from_slice(&part[..part.len().min(room)]);
         }
-        let Ok(length) = u32::try_from(self.inline.len() - start) else {
-            return self.fail(Errno::EINVAL);
-        };
+        let length = (self.inline.len() - start) as u32;
         self.sges.truncate(pending.first_sge);
         self.sges.push(ibv_sge { addr: 0, length, lkey: 0 });
         pending.wr.num_sge = 1;
@@ -214,7 +219,7 @@ unsafe fn operation(
 ) -> Result<(), Errno> {
     // SAFETY: passed on from the caller; the public part lives as long as the queue pair.
     unsafe {
-        let (wr_id, flags) = ((*raw).wr_id, (*raw).wr_flags);
+        let (wr_id, flags) = ((*raw).wr_id, (*raw).wr_flags & FLAGS);
         build(raw, |batch| complete(batch.begin(opcode, wr_id, flags)))
     }
 }
@@ -563,6 +568,17 @@ mod tests {
             assert_eq!((second.wr_id, second.num_sge), (2, 0));
             assert_eq!([first, second].map(|wr| wr.send_flags), [IBV_SEND_SIGNALED; 2]);
         }
+    }
+
+    #[test]
+    fn of_an_inline_payload_that_no_queue_takes_not_all_is_copied() {
+        let mut batch = Batch::default();
+        batch.begin(IBV_WR_SEND, 1, 0);
+        let (little, much) = ([1; 3], vec![2; 1 << 20]);
+        batch.set_inline([&little[..], &much, &little].into_iter());
+        // SAFETY: `link` gives a list whose pointers are into `batch`, which lives on.
+        let length = unsafe { (*(*batch.link()).sg_list).length };
+        assert_eq!((length as usize, batch.inline.len()), (MOST_INLINE, MOST_INLINE));
     }
 
     #[test]

@@ -85,16 +85,18 @@ entry! {
         if attr.attr_mask & !(IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
+        let (curr, state) = match (has(IBV_WQ_ATTR_CURR_STATE), has(IBV_WQ_ATTR_STATE)) {
+            (false, false) => return Ok(()),
+            (true, _) if attr.curr_wq_state == IBV_WQS_UNKNOWN => return Err(Errno::EINVAL),
+            (true, true) => (attr.curr_wq_state, attr.wq_state),
+            // To the state that it is in: nothing but a question.
+            (true, false) => (attr.curr_wq_state, attr.curr_wq_state),
+            (false, true) => (IBV_WQS_UNKNOWN, attr.wq_state),
+        };
+        // SAFETY: the engine takes numbers.
+        check(unsafe { (wq.api.raw.modify_wq)(wq.handle, curr, state) })?;
         // SAFETY: the public part lives as long as the work queue.
-        if has(IBV_WQ_ATTR_CURR_STATE) && attr.curr_wq_state != unsafe { (*raw).state } {
-            return Err(Errno::EINVAL);
-        }
-        if has(IBV_WQ_ATTR_STATE) {
-            // SAFETY: the engine takes numbers.
-            check(unsafe { (wq.api.raw.modify_wq)(wq.handle, attr.wq_state) })?;
-            // SAFETY: as above.
-            unsafe { (*raw).state = attr.wq_state };
-        }
+        unsafe { (*raw).state = state };
         Ok(())
     }
 

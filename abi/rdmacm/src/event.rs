@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use libc::{c_char, c_int};
-use quipu_abi_trace::{entry, waiting_entry};
+use quipu_abi_trace::{comes_back, entry, waiting_entry};
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 use quipu_facade::check;
@@ -48,16 +48,17 @@ type Event = Handle<rdma_cm_event, EventState>;
 ///
 /// `raw` is a channel.
 pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
+    // SAFETY: passed on from the caller.
+    let wait = unsafe { Wait::begin(raw) }?;
     loop {
-        // SAFETY: passed on from the caller.
-        match unsafe { take_soon(raw) } {
+        match take_from(&wait) {
             Err(Errno::ERESTART) => {}
             taken => return taken,
         }
     }
 }
 
-/// [`take`], which does not wait for long.
+/// [`take`] by a [`waiting_entry!`], which does not wait for long.
 ///
 /// A thread that waits in a channel that is destroyed, or that comes to wait a moment too late, goes on
 /// waiting, as a read of a descriptor does that another thread closes. Programs that end (rping) count on it.
@@ -70,7 +71,7 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
 ///
 /// As there.
 unsafe fn take_soon(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
-    let wait = match WAIT.take() {
+    let wait = match WAIT.take().filter(|_| comes_back()) {
         Some(wait) => wait,
         // SAFETY: passed on from the caller.
         None => unsafe { Wait::begin(raw) }?,

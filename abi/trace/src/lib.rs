@@ -73,6 +73,22 @@ macro_rules! entry {
     )*};
 }
 
+thread_local! {
+    static AGAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether the body of a [`waiting_entry!`] runs anew, in a call of this thread that goes on. A call may also
+/// end without a return: where the thread is cancelled, whose clean-up may make others, or jumps away.
+#[must_use]
+pub fn comes_back() -> bool {
+    AGAIN.get()
+}
+
+/// Notes what [`comes_back`] is to say. For [`waiting_entry!`].
+pub fn note_turn(again: bool) {
+    AGAIN.set(again);
+}
+
 /// Defines C entry points that wait: while they do, their thread can be cancelled (`pthread_cancel(3)`),
 /// as in a read(2), and before. The body runs anew each time that it says ERESTART.
 #[macro_export]
@@ -90,12 +106,17 @@ macro_rules! waiting_entry {
             $($arg: $ty),*
         ) -> <$ret as $crate::quipu_cabi::CReturn>::Raw {
             use $crate::quipu_cabi::{CReturn, Errno, end_if_cancelled, outer_wall};
-            let call = move || loop {
-                // SAFETY: here is nothing to drop. Of a trace there is, which only frees memory.
-                unsafe { end_if_cancelled() };
-                let raw = outer_wall::<$ret>(stringify!($name), move || $body);
-                if <$ret as CReturn>::error(&raw) != Some(Errno::ERESTART) {
-                    return raw;
+            let call = move || {
+                let mut again = false;
+                loop {
+                    // SAFETY: here is nothing to drop. Of a trace there is, which only frees memory.
+                    unsafe { end_if_cancelled() };
+                    $crate::note_turn(again);
+                    let raw = outer_wall::<$ret>(stringify!($name), move || $body);
+                    if <$ret as CReturn>::error(&raw) != Some(Errno::ERESTART) {
+                        return raw;
+                    }
+                    again = true;
                 }
             };
             if $crate::is_on() {

@@ -36,6 +36,7 @@ constants! {
     /// `enum ibv_wq_type`, `enum ibv_wq_state`, `enum ibv_wq_attr_mask`, `enum ibv_wq_init_attr_mask`
     u32 {
         IBV_WQT_RQ = 0, IBV_WQS_RESET = 0, IBV_WQS_RDY = 1, IBV_WQS_ERR = 2,
+        IBV_WQS_UNKNOWN = 3,
         IBV_WQ_ATTR_STATE = 1, IBV_WQ_ATTR_CURR_STATE = 1 << 1, IBV_WQ_ATTR_FLAGS = 1 << 2,
         IBV_WQ_INIT_ATTR_FLAGS = 1,
     }
@@ -274,8 +275,9 @@ pub struct EngineRawApi {
     /// Creates a receive work queue in RESET.
     pub create_wq:
         unsafe extern "C" fn(pd: PdHandle, init: *const EngineWqInit, out: *mut EngineWq) -> i32,
-    /// Moves it to a state, `IBV_WQS_*`; ERR to RDY and unknown states are Invalid.
-    pub modify_wq: unsafe extern "C" fn(wq: WqHandle, state: u32) -> i32,
+    /// Moves it to a state, `IBV_WQS_*`, if it is in the state `curr` (UNKNOWN: in any). Another `curr`, ERR
+    /// to RDY and unknown states are Invalid.
+    pub modify_wq: unsafe extern "C" fn(wq: WqHandle, curr: u32, state: u32) -> i32,
     /// Busy while a table has it. It has no events.
     pub destroy_wq: unsafe extern "C" fn(wq: WqHandle) -> i32,
     /// Posts a list of receives. As [`EngineApi::post_recv`].
@@ -310,7 +312,7 @@ unsupported! {
     attach_counter(CountersHandle, u32, u32);
     read_counters(CountersHandle, *mut u64, u32);
     create_wq(PdHandle, *const EngineWqInit, *mut EngineWq);
-    modify_wq(WqHandle, u32);
+    modify_wq(WqHandle, u32, u32);
     destroy_wq(WqHandle);
     post_wq_recv(WqHandle, *const ibv_recv_wr, *mut *const ibv_recv_wr);
     create_ind_table(ContextHandle, *const WqHandle, u32, *mut TableHandle);

@@ -11,6 +11,10 @@ use crate::record::{Record, Replay, Struck};
 use crate::units::shown;
 use crate::words::{self, Call, CmEvent, Errno, EventKind, Opcode};
 
+/// How often one fault strikes at most in a [`tick`](Injector::tick): a process that is stopped for
+/// minutes, by a debugger for one, is not to make up for all of them at once.
+const MOST_AT_ONCE: u32 = 1000;
+
 /// A queue pair, as filters know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpRef {
@@ -216,10 +220,15 @@ impl Injector {
         let elapsed = now.since(self.start);
         for rule in &mut self.rules {
             let Trigger::Clock(_, period) = rule.fault.trigger else { continue };
+            let mut left = MOST_AT_ONCE;
             while let Some(at) = rule.next.filter(|&at| at <= now) {
                 rule.matched += 1;
-                // Of a period that was slept through, each time counts.
-                rule.next = period.map(|period| at.after(period));
+                // Of a period that was slept through, each time counts, up to so many.
+                left -= 1;
+                rule.next = period.map(|period| match left {
+                    0 => at.after((now.since(at) / period + 1) * period),
+                    _ => at.after(period),
+                });
                 let (chosen, drawn_ns) = rule.decide(self.replay.as_ref());
                 if rule.struck + u64::from(chosen) >= rule.fault.schedule.count {
                     rule.next = None;

@@ -65,7 +65,7 @@ impl<P: Probe> Adapter<P> {
         if cqe == 0 || cqe > self.hub.config.max_cqe {
             return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
         }
-        let cq = Cq::new(cqe as usize, channel, context);
+        let cq = Cq::new(cqe as usize, channel, context)?;
         let id = self.hub.cqs.insert(cq).ok_or(Fault::Exhausted("completion queues"))?;
         Ok((id, cqe))
     }
@@ -83,11 +83,8 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Invalid("number of entries is 0 or above max_cqe"));
         }
         let cq = self.cq(id)?;
-        if cq.resize(cqe as usize) {
-            Ok(cq.capacity() as u32)
-        } else {
-            Err(Fault::Invalid("the queue holds more completions than that"))
-        }
+        cq.resize(cqe as usize)?;
+        Ok(cq.capacity() as u32)
     }
 
     /// Destroys a completion queue.

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::error::Fault;
+use crate::queue::NO_MEMORY;
 use crate::types::{ChannelId, Completion, QpNum, Time};
 
 /// What a program asked to be told of (IBA 11.4.2.2).
@@ -73,9 +75,18 @@ pub(crate) struct Cq {
 
 impl Cq {
     /// A queue of `capacity` entries. `context` comes back in its events.
-    pub(crate) fn new(capacity: usize, channel: Option<ChannelId>, context: u64) -> Self {
-        Self {
-            queue: VecDeque::with_capacity(capacity),
+    ///
+    /// # Errors
+    /// [`NO_MEMORY`].
+    pub(crate) fn new(
+        capacity: usize,
+        channel: Option<ChannelId>,
+        context: u64,
+    ) -> Result<Self, Fault> {
+        let mut queue = VecDeque::new();
+        queue.try_reserve_exact(capacity).map_err(|_| NO_MEMORY)?;
+        Ok(Self {
+            queue,
             capacity,
             channel,
             context,
@@ -91,7 +102,7 @@ impl Cq {
             hold: None,
             plain: true,
             users: 0,
-        }
+        })
     }
 
     /// Adds a completion made at `now`; `solicited` if it answers a request for solicited notification (a
@@ -377,13 +388,17 @@ impl Cq {
         self.announce(self.solicited, self.queue.len())
     }
 
-    /// Changes the capacity; refused (`false`) below the entries held.
-    pub(crate) fn resize(&mut self, capacity: usize) -> bool {
-        if capacity < self.queue.len() {
-            return false;
-        }
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// It is below the entries held, or [`NO_MEMORY`].
+    pub(crate) fn resize(&mut self, capacity: usize) -> Result<(), Fault> {
+        let more = capacity
+            .checked_sub(self.queue.len())
+            .ok_or(Fault::Invalid("the queue holds more completions than that"))?;
+        self.queue.try_reserve_exact(more).map_err(|_| NO_MEMORY)?;
         self.capacity = capacity;
-        true
+        Ok(())
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -427,7 +442,7 @@ mod tests {
 
     #[test]
     fn notifies_once_per_request_and_only_as_asked() {
-        let mut cq = Cq::new(8, Some(ChannelId(7)), 42);
+        let mut cq = Cq::new(8, Some(ChannelId(7)), 42).unwrap();
         assert_eq!(cq.push(completion(0), true, NOW), Pushed::Quietly);
         assert_eq!(cq.pop(8, |_| {}), 1);
         assert_eq!(cq.request_notify(true), Pushed::Quietly);
@@ -441,7 +456,7 @@ mod tests {
 
     #[test]
     fn what_came_between_the_last_look_and_the_request_is_told_at_once() {
-        let mut cq = Cq::new(8, Some(ChannelId(7)), 42);
+        let mut cq = Cq::new(8, Some(ChannelId(7)), 42).unwrap();
         let told = Pushed::Notify(ChannelId(7), 42);
         assert_eq!(cq.pop(8, |_| {}), 0);
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly);
@@ -460,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_plain_exactly_while_nothing_is_to_be_done_beside_adding() {
-        let mut cq = Cq::new(4, Some(ChannelId(7)), 42);
+        let mut cq = Cq::new(4, Some(ChannelId(7)), 42).unwrap();
         assert!(cq.plain);
         cq.request_notify(true);
         assert!(!cq.plain);
@@ -479,14 +494,14 @@ mod tests {
         assert!(!cq.plain);
         cq.push(completion(2), false, Time(11));
         assert_eq!(cq.pop_stamped(), Some((completion(2), Time(11))));
-        let mut failed = Cq::new(4, None, 0);
+        let mut failed = Cq::new(4, None, 0).unwrap();
         failed.fail();
         assert_eq!(failed.push(completion(3), false, NOW), Pushed::Overrun);
     }
 
     #[test]
     fn overruns_rather_than_grow() {
-        let mut cq = Cq::new(1, None, 0);
+        let mut cq = Cq::new(1, None, 0).unwrap();
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly);
         assert_eq!(cq.push(completion(1), false, NOW), Pushed::Overrun);
         assert_eq!(cq.pop(4, |_| {}), 1);
@@ -495,7 +510,7 @@ mod tests {
 
     #[test]
     fn the_oldest_makes_room_where_overruns_are_ignored() {
-        let mut cq = Cq::new(2, None, 0);
+        let mut cq = Cq::new(2, None, 0).unwrap();
         cq.ignore_overrun();
         cq.keep_stamps();
         for wr_id in 0..4 {
@@ -510,7 +525,7 @@ mod tests {
     #[test]
     fn stamps_stay_with_their_completions() {
         let of = |wr_id, qp| Completion { qp_num: QpNum(qp), ..completion(wr_id) };
-        let mut cq = Cq::new(8, None, 0);
+        let mut cq = Cq::new(8, None, 0).unwrap();
         cq.push(of(0, 1), false, Time(10));
         cq.keep_stamps();
         for (wr_id, qp) in [(1, 1), (2, 2), (3, 1), (4, 2)] {
@@ -523,7 +538,7 @@ mod tests {
 
     #[test]
     fn events_are_held_back_until_enough_have_come_or_the_period_is_over() {
-        let mut cq = Cq::new(16, Some(ChannelId(7)), 42);
+        let mut cq = Cq::new(16, Some(ChannelId(7)), 42).unwrap();
         let told = Pushed::Notify(ChannelId(7), 42);
         cq.moderate(3, 100);
         assert_eq!(cq.push(completion(0), false, NOW), Pushed::Quietly, "nobody asked");

@@ -268,7 +268,7 @@ impl<P: Probe> Adapter<P> {
             pd,
             xrc: None,
             wq: None,
-            queue: RecvQueue::new(max_wr, max_sge.max(1)),
+            queue: RecvQueue::new(max_wr, max_sge.max(1))?,
             limit,
             users: 0,
             awaited_by: Vec::new(),
@@ -296,10 +296,7 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Invalid("size or limit out of range"));
         }
         if max_wr.is_some() {
-            srq.queue = srq
-                .queue
-                .resized(capacity)
-                .ok_or(Fault::Invalid("the queue holds more requests than that"))?;
+            srq.queue = srq.queue.resized(capacity)?;
         }
         if let Some(limit) = limit {
             srq.limit = limit;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::channel::ChannelPath;
 use crate::counters::{RequesterCounters, ResponderCounters};
+use crate::error::Fault;
 use crate::fate::{Cut, Fate};
 use crate::qpip::path::TcpPath;
 use crate::qpip::udp::UdpPath;
@@ -152,12 +153,28 @@ impl Path {
 }
 
 impl Qp {
-    pub(crate) fn new(id: QpId, num: QpNum, init: &QpInit, recv_pd: PdId, cap: QpCap) -> Self {
+    /// The work queues that a queue pair gets.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub(crate) fn queues(init: &QpInit, cap: QpCap) -> Result<(SendQueue, RecvQueue), Fault> {
         let recv_wr = if init.srq.is_some() { 0 } else { cap.max_recv_wr };
-        let mut sq = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let mut sq = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data)?;
         if matches!(init.qp_type, QpType::Ud | QpType::Udp) {
-            sq = sq.with_destinations();
+            sq = sq.with_destinations()?;
         }
+        Ok((sq, RecvQueue::new(recv_wr, cap.max_recv_sge)?))
+    }
+
+    /// That of a program, with its [`queues`](Self::queues).
+    pub(crate) fn new(
+        id: QpId,
+        num: QpNum,
+        init: &QpInit,
+        recv_pd: PdId,
+        cap: QpCap,
+        (sq, rq): (SendQueue, RecvQueue),
+    ) -> Self {
         Self {
             id,
             num,
@@ -172,7 +189,7 @@ impl Qp {
             state: QpState::Reset,
             attr: QpAttr::default(),
             sq,
-            rq: RecvQueue::new(recv_wr, cap.max_recv_sge),
+            rq,
             requester: Requester::default(),
             responder: Responder::default(),
             path: Path::first(init.qp_type, cap),

@@ -6,12 +6,25 @@ use std::ops::Range;
 use quipu_mem::{Key, Sge};
 
 use crate::datagram::Destination;
+use crate::error::Fault;
 use crate::fate::Fate;
 use crate::types::{Payload, SendFlags, SendOp, SendWr, Time, To};
 
 /// Receives between the one that is taken and the one whose memory is fetched for it: at the least time
 /// between two messages, longer than memory takes to answer.
 const FETCHED_AHEAD: u32 = 16;
+
+/// There is no memory for a queue of the size that the program wants.
+pub(crate) const NO_MEMORY: Fault = Fault::Exhausted("memory");
+
+/// So many copies of a value, unless there is no memory for them: the program asks for what it wants, and an
+/// allocation that fails otherwise ends the process.
+fn copies<T: Clone>(value: T, count: usize) -> Result<Box<[T]>, Fault> {
+    let mut made = Vec::new();
+    made.try_reserve_exact(count).map_err(|_| NO_MEMORY)?;
+    made.resize(count, value);
+    Ok(made.into_boxed_slice())
+}
 
 /// A receive work request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,11 +51,14 @@ pub(crate) struct RecvQueue {
 
 impl RecvQueue {
     /// A queue of `capacity` requests of at most `max_sge` elements each.
-    pub(crate) fn new(capacity: u32, max_sge: u32) -> Self {
+    ///
+    /// # Errors
+    /// [`NO_MEMORY`].
+    pub(crate) fn new(capacity: u32, max_sge: u32) -> Result<Self, Fault> {
         let slots = capacity.max(1).next_power_of_two() as usize;
-        Self {
-            wqes: vec![RecvWqe::default(); slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
+        Ok(Self {
+            wqes: copies(RecvWqe::default(), slots)?,
+            sges: copies(Sge::default(), slots * max_sge as usize)?,
             max_sge: max_sge as usize,
             capacity,
             head: 0,
@@ -50,7 +66,7 @@ impl RecvQueue {
             tail: 0,
             taken: 0,
             fates: VecDeque::new(),
-        }
+        })
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -227,12 +243,15 @@ impl RecvQueue {
         self.spare();
     }
 
-    /// A larger or smaller copy with the same contents; `None` if they do not fit.
-    pub(crate) fn resized(&self, capacity: u32) -> Option<Self> {
+    /// A larger or smaller copy with the same contents.
+    ///
+    /// # Errors
+    /// They do not fit, or [`NO_MEMORY`].
+    pub(crate) fn resized(&self, capacity: u32) -> Result<Self, Fault> {
         if capacity < self.len() {
-            return None;
+            return Err(Fault::Invalid("the queue holds more requests than that"));
         }
-        let mut new = Self::new(capacity, self.max_sge as u32);
+        let mut new = Self::new(capacity, self.max_sge as u32)?;
         let mut position = self.head;
         while position != self.tail {
             let slot = position as usize & (self.wqes.len() - 1);
@@ -244,7 +263,7 @@ impl RecvQueue {
             }
             position = position.wrapping_add(1);
         }
-        Some(new)
+        Ok(new)
     }
 }
 
@@ -334,7 +353,10 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     /// A queue of `capacity` requests of at most `max_sge` elements or `max_inline` inline bytes each.
-    pub(crate) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Self {
+    ///
+    /// # Errors
+    /// [`NO_MEMORY`].
+    pub(crate) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Result<Self, Fault> {
         let slots = capacity.max(1).next_power_of_two() as usize;
         let stride = max_inline.max(8) as usize;
         let empty = SendWqe {
@@ -350,10 +372,10 @@ impl SendQueue {
             answered: false,
             placed: 0,
         };
-        Self {
-            wqes: vec![empty; slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
-            inline: vec![0; slots * stride].into_boxed_slice(),
+        Ok(Self {
+            wqes: copies(empty, slots)?,
+            sges: copies(Sge::default(), slots * max_sge as usize)?,
+            inline: copies(0, slots * stride)?,
             destinations: Box::default(),
             max_sge: max_sge as usize,
             max_inline: max_inline as usize,
@@ -363,13 +385,16 @@ impl SendQueue {
             head: 0,
             next: 0,
             tail: 0,
-        }
+        })
     }
 
     /// Makes it a queue whose requests each name where they go.
-    pub(crate) fn with_destinations(mut self) -> Self {
-        self.destinations = vec![Destination::default(); self.wqes.len()].into_boxed_slice();
-        self
+    ///
+    /// # Errors
+    /// [`NO_MEMORY`].
+    pub(crate) fn with_destinations(mut self) -> Result<Self, Fault> {
+        self.destinations = copies(Destination::default(), self.wqes.len())?;
+        Ok(self)
     }
 
     /// Notes where the request goes that was added last.
@@ -547,7 +572,7 @@ mod tests {
 
     #[test]
     fn receives_come_out_in_order_and_capacity_is_exact() {
-        let mut queue = RecvQueue::new(3, 2);
+        let mut queue = RecvQueue::new(3, 2).unwrap();
         for wr_id in 0..3 {
             assert!(queue.push(wr_id, &[sge(wr_id), sge(wr_id + 100)]));
         }
@@ -561,8 +586,14 @@ mod tests {
     }
 
     #[test]
+    fn what_there_is_no_memory_for_is_refused() {
+        assert_eq!(copies(0u64, usize::MAX / 16).err(), Some(NO_MEMORY));
+        assert_eq!(copies(7, 3).unwrap()[..], [7; 3]);
+    }
+
+    #[test]
     fn resizing_keeps_what_is_queued() {
-        let mut queue = RecvQueue::new(4, 1);
+        let mut queue = RecvQueue::new(4, 1).unwrap();
         let mut receive = Receive::default();
         for wr_id in 0..6 {
             assert!(queue.push(wr_id, &[sge(wr_id)]));
@@ -570,7 +601,7 @@ mod tests {
                 queue.take(&mut receive);
             }
         }
-        assert!(queue.resized(3).is_none());
+        assert!(queue.resized(3).is_err());
         let mut queue = queue.resized(16).unwrap();
         for wr_id in 2..6 {
             assert!(queue.take(&mut receive));
@@ -580,7 +611,7 @@ mod tests {
 
     #[test]
     fn inline_bytes_are_copied_at_posting() {
-        let mut queue = SendQueue::new(2, 1, 16);
+        let mut queue = SendQueue::new(2, 1, 16).unwrap();
         let mut bytes = *b"hello";
         let wr = SendWr {
             wr_id: 1,

@@ -47,6 +47,7 @@ impl<P: Probe> Adapter<P> {
                 "a TCP queue pair with a shared receive queue: its receives are its window",
             ));
         }
+        let queues = Qp::queues(init, cap)?;
         let mut recv_pd = init.pd;
         if let Some(srq) = init.srq {
             let srq = self.hub.srqs.get_mut(srq).ok_or(Fault::NoSuchObject)?;
@@ -58,7 +59,7 @@ impl<P: Probe> Adapter<P> {
             srq.users += 1;
             recv_pd = srq.pd;
         }
-        let made = self.qps.insert_with(|id| Qp::new(id, num, init, recv_pd, cap));
+        let made = self.qps.insert_with(|id| Qp::new(id, num, init, recv_pd, cap, queues));
         let Some(id) = made else {
             if let Some(srq) = init.srq.and_then(|srq| self.hub.srqs.get_mut(srq)) {
                 srq.users -= 1;

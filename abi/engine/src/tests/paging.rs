@@ -84,6 +84,44 @@ fn pages_on_demand_may_come_after_the_registration() {
 }
 
 #[test]
+fn pages_on_demand_may_go() {
+    let bench = Bench::new();
+    let (a, _b) = bench.pair(&bench.qp_init());
+    let pages = half_mapped();
+    let region = register(&bench, pages, 4096, ON_DEMAND).unwrap();
+    let mut list = [bench.sge(0, 8)];
+    let mut write = send(1, IBV_WR_RDMA_WRITE, &mut list);
+    write.wr.rdma = ibv_send_wr_rdma { remote_addr: pages, rkey: region.rkey };
+    bench.post_send(a.qp, &mut [write]).unwrap();
+    assert_eq!(bench.completion().status, IBV_WC_SUCCESS);
+    // SAFETY: the page that is left of the two, which nobody else knows.
+    unsafe { libc::munmap(pages as *mut _, 4096) };
+    bench.post_send(a.qp, &mut [write]).unwrap();
+    assert_eq!(bench.completion().status, IBV_WC_REM_ACCESS_ERR);
+}
+
+#[test]
+fn a_region_on_demand_may_be_given_memory_that_is_not_there() {
+    let bench = Bench::new();
+    let there = register(&bench, bench.addr(0) as u64, 64, ON_DEMAND).unwrap();
+    let pinned = register(&bench, bench.addr(0) as u64, 64, IBV_ACCESS_LOCAL_WRITE).unwrap();
+    let move_to = |mr: MrHandle, addr, access| {
+        let init = EngineMrInit { access, ..registration(addr, 4096) };
+        let flags = IBV_REREG_MR_CHANGE_TRANSLATION
+            | if access == 0 { 0 } else { IBV_REREG_MR_CHANGE_ACCESS };
+        made::<EngineMr>(|out| unsafe {
+            (bench.api.rereg_mr)(mr, flags, PdHandle::NONE, &init, out)
+        })
+    };
+    let hole = half_mapped() + 4096;
+    assert_eq!(move_to(pinned.mr, hole, 0).err(), Some(EngineStatus::BadAddress));
+    let refused = move_to(there.mr, hole, IBV_ACCESS_LOCAL_WRITE).err();
+    assert_eq!(refused, Some(EngineStatus::BadAddress));
+    move_to(there.mr, hole, 0).unwrap();
+    move_to(pinned.mr, hole, ON_DEMAND).unwrap();
+}
+
+#[test]
 fn advice_is_judged_as_the_manual_page_says() {
     use EngineStatus as S;
     let bench = Bench::new();

@@ -234,7 +234,7 @@ fn frames_are_spread_over_work_queues() {
     assert!(queues[0].max_wr >= 16 && queues[0].max_sge >= 2);
     for wq in queues {
         assert_eq!(post_wq(&bench, wq.wq, 1), Err(EngineStatus::Invalid), "it is in RESET");
-        done(unsafe { (bench.api.raw.modify_wq)(wq.wq, IBV_WQS_RDY) }).unwrap();
+        done(unsafe { (bench.api.raw.modify_wq)(wq.wq, IBV_WQS_RESET, IBV_WQS_RDY) }).unwrap();
         for wr_id in 0..16 {
             post_wq(&bench, wq.wq, wr_id).unwrap();
         }
@@ -268,9 +268,12 @@ fn work_queues_and_tables_that_cannot_be() {
     let (bench, other) = (Bench::new(), Bench::new());
     assert_eq!(create_wq(&bench, other.cq).err(), Some(Invalid), "of another context");
     let wq = create_wq(&bench, bench.cq).unwrap().wq;
-    let modify = |state| done(unsafe { (bench.api.raw.modify_wq)(wq, state) });
-    assert_eq!(modify(3), Err(Invalid));
-    modify(IBV_WQS_ERR).unwrap();
+    let modify_from = |curr, to| done(unsafe { (bench.api.raw.modify_wq)(wq, curr, to) });
+    let modify = |state| modify_from(IBV_WQS_UNKNOWN, state);
+    assert_eq!(modify(IBV_WQS_UNKNOWN), Err(Invalid));
+    assert_eq!(modify_from(IBV_WQS_RDY, IBV_WQS_ERR), Err(Invalid));
+    assert_eq!(modify_from(4, IBV_WQS_ERR), Err(Invalid));
+    modify_from(IBV_WQS_RESET, IBV_WQS_ERR).unwrap();
     assert_eq!(modify(IBV_WQS_RDY), Err(Invalid));
     post_wq(&bench, wq, 3).unwrap();
     let wc = bench.completion();

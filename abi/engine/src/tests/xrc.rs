@@ -45,6 +45,8 @@ fn domains_belong_to_inodes() {
     for xrcd in [different, nameless[0], nameless[1]] {
         close(&bench, xrcd).unwrap();
     }
+    let plain = Bench::of(c"quipu_iw0");
+    assert_eq!(open(&plain, -1, O_CREAT), Err(EngineStatus::NotSupported), "it has no XRC");
 }
 
 #[test]

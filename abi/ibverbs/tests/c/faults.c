@@ -578,6 +578,24 @@ static int create_srq(struct pair *p)
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	MADE(ibv_create_srq(p->pd, &init), ibv_destroy_srq);
 }
+static int create_xrc_srq(struct pair *p)
+{
+	struct ibv_xrcd_init_attr domain = { .fd = -1, .oflags = O_CREAT };
+	domain.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(p->context, &domain);
+	CHECK(xrcd);
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+					     .pd = p->pd, .xrcd = xrcd, .cq = p->a.cq };
+	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
+			 IBV_SRQ_INIT_ATTR_CQ;
+	errno = 0;
+	struct ibv_srq *srq = ibv_create_srq_ex(p->context, &init);
+	int result = srq ? 0 : errno;
+	if (srq)
+		SAME(ibv_destroy_srq(srq), 0);
+	SAME(ibv_close_xrcd(xrcd), 0);
+	return result;
+}
 static int modify_srq(struct pair *p)
 {
 	struct ibv_srq_attr attr = { .srq_limit = 1 };
@@ -700,6 +718,29 @@ static int create_wq(struct pair *p)
 		SAME(ibv_destroy_wq(wq), 0);
 	return !wq && errno == expected ? errno : 0;
 }
+static int create_hashed_qp(struct pair *p)
+{
+	static uint8_t key[40];
+	struct ibv_wq_init_attr queue = { .wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = p->pd, .cq = p->a.cq };
+	struct ibv_wq *wq = ibv_create_wq(p->context, &queue);
+	CHECK(wq);
+	struct ibv_rwq_ind_table_init_attr entries = { .ind_tbl = &wq };
+	struct ibv_rwq_ind_table *table = ibv_create_rwq_ind_table(p->context, &entries);
+	CHECK(table);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RAW_PACKET, .pd = p->pd, .rwq_ind_tbl = table };
+	init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+	init.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+	init.rx_hash_conf.rx_hash_key_len = sizeof key;
+	init.rx_hash_conf.rx_hash_key = key;
+	errno = 0;
+	struct ibv_qp *qp = ibv_create_qp_ex(p->context, &init);
+	int result = qp ? 0 : errno;
+	if (qp)
+		SAME(ibv_destroy_qp(qp), 0);
+	SAME(ibv_destroy_rwq_ind_table(table), 0);
+	SAME(ibv_destroy_wq(wq), 0);
+	return result;
+}
 static int create_flow(struct pair *p)
 {
 	struct {
@@ -790,10 +831,12 @@ static const struct refusal {
 	{ "poll_cq", poll_cq, 0 },
 	{ "destroy_cq", destroy_cq, 0 },
 	{ "create_srq", create_srq, 1 },
+	{ "create_srq", create_xrc_srq, 1 },
 	{ "modify_srq", modify_srq, 0 },
 	{ "query_srq", query_srq, 0 },
 	{ "destroy_srq", destroy_srq, 0 },
 	{ "create_qp", create_qp, 2 },
+	{ "create_qp", create_hashed_qp, 2 },
 	{ "modify_qp", modify_qp, 6 },
 	{ "query_qp", query_qp, 0 },
 	{ "destroy_qp", destroy_qp, 0 },

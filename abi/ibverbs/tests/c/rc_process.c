@@ -94,6 +94,38 @@ static void few_descriptors(void)
 	close_pair(&p);
 }
 
+/* Queues of the sizes that the device offers, where the process may have little more memory: refused. */
+static void little_memory(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_device_attr attr;
+	struct rlimit before, low;
+	unsigned long pages;
+	SAME(ibv_query_device(p.context, &attr), 0);
+	FILE *file = fopen("/proc/self/statm", "r");
+	CHECK(file);
+	SAME(fscanf(file, "%lu", &pages), 1);
+	fclose(file);
+	SAME(getrlimit(RLIMIT_AS, &before), 0);
+	low = before;
+	low.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + (1 << 22);
+	SAME(setrlimit(RLIMIT_AS, &low), 0);
+	CHECK(!ibv_create_cq(p.context, attr.max_cqe, NULL, NULL, 0));
+	SAME(errno, ENOMEM);
+	SAME(ibv_resize_cq(p.a.cq, attr.max_cqe), ENOMEM);
+	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
+	init.cap.max_send_wr = init.cap.max_recv_wr = attr.max_qp_wr;
+	init.cap.max_send_sge = init.cap.max_recv_sge = attr.max_sge;
+	CHECK(!ibv_create_qp(p.pd, &init));
+	SAME(errno, ENOMEM);
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = attr.max_srq_wr, .max_sge = attr.max_srq_sge } };
+	CHECK(!ibv_create_srq(p.pd, &shared));
+	SAME(errno, ENOMEM);
+	SAME(setrlimit(RLIMIT_AS, &before), 0);
+	exchange(&p, 1);
+	close_pair(&p);
+}
+
 enum { THREADS = 4, EACH = 500 };
 
 static struct pair shared;
@@ -190,6 +222,7 @@ int main(int argc, char **argv)
 		{ "forks", forks },
 		{ "closed_descriptors", closed_descriptors },
 		{ "few_descriptors", few_descriptors },
+		{ "little_memory", little_memory },
 		{ "many_threads", many_threads },
 		{ "a_channel_outlives_its_queues", a_channel_outlives_its_queues },
 		{ NULL, NULL },

@@ -63,6 +63,51 @@ static void *late(void *argument)
 	return connections(argument);
 }
 
+/* A cleanup handler asks others than the one that its thread was cancelled in, none of which has anything. */
+static void ask_others(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct rdma_cm_event *event;
+	struct ibv_cq *cq;
+	void *context;
+	FAILS(rdma_get_cm_event(waiter->channel, &event), EAGAIN);
+	FAILS(ibv_get_cq_event(waiter->completions, &cq, &context), EAGAIN);
+	waiter->cleaned++;
+}
+
+static void *asks_others(void *argument)
+{
+	struct waiter **waiters = argument;
+	pthread_cleanup_push(ask_others, waiters[1]);
+	waiters[2] ? connections(waiters[0]) : completions(waiters[0]);
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+static void cleaning(struct ibv_context *context)
+{
+	for (int i = 0; i < 2; i++) {
+		struct waiter both[2] = { 0 };
+		struct waiter *argument[3] = { &both[0], &both[1], i ? both : NULL };
+		pthread_t thread;
+		for (int k = 0; k < 2; k++) {
+			both[k].channel = rdma_create_event_channel();
+			both[k].completions = ibv_create_comp_channel(context);
+			CHECK(both[k].channel && both[k].completions);
+		}
+		CHECK(fcntl(both[1].channel->fd, F_SETFL, O_NONBLOCK) == 0);
+		CHECK(fcntl(both[1].completions->fd, F_SETFL, O_NONBLOCK) == 0);
+		CHECK(pthread_create(&thread, NULL, asks_others, argument) == 0);
+		usleep(300000);
+		CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+		CHECK(both[0].cleaned == 1 && both[1].cleaned == 1);
+		for (int k = 0; k < 2; k++) {
+			rdma_destroy_event_channel(both[k].channel);
+			CHECK(ibv_destroy_comp_channel(both[k].completions) == 0);
+		}
+	}
+}
+
 /* What a thread waits in is destroyed: it waits on, as in a read(2), and hears nothing of what comes after. */
 static void destroyed(struct ibv_context *context)
 {
@@ -119,6 +164,8 @@ int main(void)
 		CHECK(result == PTHREAD_CANCELED && waiter.cleaned == i + 1);
 	}
 	destroyed(client->verbs);
+	alarm(60);
+	cleaning(client->verbs);
 	/* Those who were cancelled hold nothing that others need. */
 	CHECK(ibv_destroy_comp_channel(waiter.completions) == 0);
 	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(id) == 0);

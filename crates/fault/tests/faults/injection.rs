@@ -152,6 +152,17 @@ fn the_clock_strikes_at_its_time_and_period() {
     assert_eq!(injector.poll_timeout(), None);
 }
 
+#[test]
+fn of_a_long_stop_not_every_period_is_made_up_for() {
+    let mut injector =
+        injector("[[fault]]\ninject = \"dead_peer\"\nafter = \"5ms\"\nevery = \"2ms\"");
+    assert_eq!(injector.tick(Time(1000 + 5 * MS)).len(), 1);
+    assert_eq!(injector.tick(Time(1000 + 12 * MS)).len(), 3);
+    assert_eq!(injector.tick(Time(1000 + 3_600_000 * MS)).len(), 1000);
+    // It goes on in step.
+    assert_eq!(injector.poll_timeout(), Some(Time(1000 + 3_600_001 * MS)));
+}
+
 /// The log of an injector that was shown `count` sends, and what they met.
 fn logged(plan: &str, replay: Option<&str>, count: u64) -> (String, Vec<Vec<Effect>>) {
     let mut injector = injector_with(plan, replay);

@@ -61,15 +61,15 @@ impl Engine {
             let place = (memory.addr(), memory.len());
             return elsewhere.register(pd, place, memory.iova(), memory.access());
         }
-        let memory = match self.check_memory(memory.addr(), memory.len(), memory.access()) {
-            // Pages on demand may come later, or never, as those of the whole address space.
-            Err(EngineError::BadAddress) if memory.access().contains(Access::ON_DEMAND) => {
-                memory.on_demand()
-            }
-            checked => checked.map(|()| memory)?,
+        // Pages on demand may come later, or never, as those of the whole address space; and go.
+        let memory = if memory.access().contains(Access::ON_DEMAND) {
+            memory.on_demand()
+        } else {
+            self.check_memory(memory.addr(), memory.len(), memory.access())?;
+            memory
         };
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
-        let shared = self.share_pages(&memory);
+        let shared = self.share_pages(&memory, memory.access());
         let wanted = Wanted::of(&memory, memory.access());
         let mut core = self.enter_at(occasion, None)?;
         let region = core.adapter.reg_mr(pd, memory)?;
@@ -131,8 +131,8 @@ impl Engine {
 
     /// Has peers map what is possible of memory that is about to be registered. Nothing of memory on demand,
     /// which may be all that the process has.
-    fn share_pages(&self, memory: &Vouched) -> Option<Shared> {
-        let possible = !memory.access().contains(Access::ON_DEMAND);
+    fn share_pages(&self, memory: &Vouched, access: Access) -> Option<Shared> {
+        let possible = !access.contains(Access::ON_DEMAND);
         self.inner.shared.share(memory.addr(), memory.len(), possible)
     }
 
@@ -199,16 +199,16 @@ impl Engine {
         access: Option<Access>,
     ) -> Result<Region, EngineError> {
         let old = self.enter_for(Call::ReregMr)?.adapter.query_mr(mr)?;
+        let access_now = access.unwrap_or(old.access);
         // What need not be there need not be looked for.
-        let absent = memory.is_none() && old.on_demand;
+        let absent = access_now.contains(Access::ON_DEMAND) || memory.is_none() && old.on_demand;
         if (memory.is_some() || access.is_some()) && !absent {
             let (addr, len) =
                 memory.map_or((old.addr, old.len), |memory| (memory.addr(), memory.len()));
-            self.check_memory(addr, len, access.unwrap_or(old.access))?;
+            self.check_memory(addr, len, access_now)?;
         }
-        let shared = memory.as_ref().map(|memory| self.share_pages(memory));
-        let access_now = access.unwrap_or(old.access);
-        let wanted = memory.as_ref().map(|memory| Wanted::of(memory, memory.access() | access_now));
+        let shared = memory.as_ref().map(|memory| self.share_pages(memory, access_now));
+        let wanted = memory.as_ref().map(|memory| Wanted::of(memory, access_now));
         let mut core = self.enter()?;
         let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
         core.watch_region(mr);

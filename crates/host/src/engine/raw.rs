@@ -1,8 +1,9 @@
 //! The control path of raw packets: flow rules, receive work queues, and what spreads frames over them.
 
+use quipu_fault::Call;
 use quipu_nic::{
-    CounterKind, CountersId, CqId, FlowId, FlowRule, PdId, QpId, QpNum, RxHash, SrqId, TableId,
-    WqState,
+    CounterKind, CountersId, CqId, Fault, FlowId, FlowRule, PdId, QpId, QpInit, QpNum, RxHash,
+    SrqId, TableId, WqState,
 };
 
 use super::events::Object;
@@ -112,13 +113,23 @@ impl Engine {
         Ok((wq, max_wr, max_sge))
     }
 
-    /// Moves a receive work queue to a state.
+    /// Moves a receive work queue to a state, from `curr` or, if that is `None`, from any.
     ///
     /// # Errors
     ///
-    /// It is none, or there is no such transition.
-    pub fn modify_wq(&self, wq: SrqId, state: WqState) -> Result<(), EngineError> {
+    /// It is none, or in another state, or there is no such transition.
+    pub fn modify_wq(
+        &self,
+        wq: SrqId,
+        curr: Option<WqState>,
+        state: WqState,
+    ) -> Result<(), EngineError> {
         let mut core = self.enter()?;
+        if let Some(curr) = curr
+            && curr != core.adapter.wq_state(wq)?
+        {
+            return Err(Fault::Transition("the work queue is not in curr_wq_state").into());
+        }
         core.adapter.modify_wq(wq, state)?;
         core.collect_events();
         Ok(())
@@ -168,12 +179,15 @@ impl Engine {
             return Err(EngineError::EngineGone);
         }
         Helper::start(&self.inner)?;
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateQp)?;
         let number =
             core.take_datagram_number().map_err(|e| EngineError::system("a UDP port", e))?;
         match core.adapter.create_hashed_qp(pd, table, hash, number) {
             Ok(qp) => {
                 core.events.add_object(Object::Qp(qp), context, None);
+                if let Some(faults) = &mut core.faults {
+                    faults.add_qp(qp, number, &QpInit::hashed(pd, table));
+                }
                 Ok((qp, number))
             }
             Err(fault) => {

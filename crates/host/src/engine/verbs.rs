@@ -187,7 +187,7 @@ impl Engine {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<(SrqId, u32), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::CreateSrq)?;
         let (srq, number) = core.adapter.create_xrc_srq(pd, xrcd, cq, max_wr, max_sge)?;
         core.events.add_object(Object::Srq(srq), context, None);
         Ok((srq, number))

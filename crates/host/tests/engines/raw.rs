@@ -3,8 +3,8 @@
 use crate::common::{Node, engine};
 use quipu_host::SameHost;
 use quipu_host::nic::{
-    Completion, FlowLayer, FlowRule, FlowSpec, QpAttr, QpAttrMask, QpNum, QpState, QpType,
-    RX_HASH_KEY, RxHash, RxHashFields, SendOp, WqState, station_address,
+    Completion, FlowLayer, FlowRule, FlowSpec, Key, QpAttr, QpAttrMask, QpNum, QpState, QpType,
+    RX_HASH_KEY, RxHash, RxHashFields, SendOp, Sge, WcStatus, WqState, station_address,
 };
 
 /// A group of stations for one test of this process: all adapters of the host share the segment.
@@ -66,7 +66,7 @@ fn work_queues_of_an_engine() {
     let (a, b) = (node("127.0.0.1"), node("127.0.0.1"));
     let (wq, max_wr, max_sge) = b.engine.create_wq(b.pd, b.cq, 4, 1).unwrap();
     assert_eq!((max_wr, max_sge), (4, 1));
-    b.engine.modify_wq(wq, WqState::Ready).unwrap();
+    b.engine.modify_wq(wq, None, WqState::Ready).unwrap();
     let table = b.engine.create_ind_table(&[wq]).unwrap();
     let hash = RxHash::new([1; RX_HASH_KEY], RxHashFields::empty()).unwrap();
     let (qp, number) = b.engine.create_hashed_qp(b.context, b.pd, table, hash).unwrap();
@@ -78,6 +78,14 @@ fn work_queues_of_an_engine() {
     assert_eq!((got.wr_id, got.byte_len), (5, 64));
     assert_eq!(b.bytes(4096, 64), frame);
     assert!(b.engine.destroy_wq(wq).is_err() && b.engine.destroy_ind_table(table).is_err());
+    // A receive into no memory moves it to ERR by itself, whatever the program was told last.
+    let nowhere = Sge { addr: 0, len: 100, lkey: Key(7) };
+    b.engine.doorbell().unwrap().post_wq_recv(wq, 6, &[nowhere]).unwrap();
+    send(&a, group(2), 64);
+    assert_eq!(b.poll().status, WcStatus::LocProtErr);
+    let (ready, err) = (Some(WqState::Ready), Some(WqState::Err));
+    assert!(b.engine.modify_wq(wq, ready, WqState::Reset).is_err());
+    b.engine.modify_wq(wq, err, WqState::Reset).unwrap();
     b.engine.destroy_flow(flow).unwrap();
     b.engine.destroy_qp(qp).unwrap();
     b.engine.destroy_ind_table(table).unwrap();

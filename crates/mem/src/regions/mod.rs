@@ -249,9 +249,10 @@ impl Regions {
             return Err(ReregisterError::UnknownKey);
         }
         let stays = change.memory.is_none();
-        let on_demand = stays && matches!(entry.backing, Backing::OnDemand { .. });
+        let was_on_demand = matches!(entry.backing, Backing::OnDemand { .. });
         let (addr, len, iova) = change.memory.unwrap_or((entry.addr, entry.true_len(), entry.iova));
         let access = change.access.unwrap_or_else(|| entry.rights());
+        let on_demand = access.contains(Access::ON_DEMAND) || stays && was_on_demand;
         let pd = change.pd.unwrap_or(entry.pd);
         let read_only = entry.owner.as_ref().is_some_and(|owner| !owner.is_writable());
         if read_only && stays && access.contains(Access::LOCAL_WRITE) {

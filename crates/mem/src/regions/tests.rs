@@ -393,6 +393,32 @@ fn regions_with_absent_pages_have_bounds_and_are_not_published() {
 }
 
 #[test]
+fn a_window_of_a_region_with_absent_pages_asks_too() {
+    let mut regions = regions();
+    let memory = Segment::heap(64);
+    let base = memory.addr();
+    let pages = std::sync::Arc::new(Pages(vec![(base..base + 64, true)].into()));
+    regions.ask(pages.clone());
+    // SAFETY: the segment lives to the end of the test.
+    let space = unsafe { Vouched::new(base, 64, 0x100, all_rights()) }.on_demand();
+    let region = regions.register_vouched(PD, space).unwrap();
+    let window = regions.allocate_window(PD, WindowType::One).unwrap();
+    let rkey = window.next_tag();
+    let access = Access::REMOTE_READ;
+    let bind = |addr, len| Bind { pd: PD, qp_num: QP, rkey, region, addr, len, access };
+    assert_eq!(regions.bind(&bind(0x120, 33)).unwrap_err(), BindError::OutOfBounds);
+    let _ = regions.bind(&bind(0x110, 16)).unwrap();
+    let read = |regions: &Regions, iova, len| {
+        regions.remote(PD, QP, rkey, iova, len, access).map(|span| span.len())
+    };
+    assert_eq!(read(&regions, 0x110, 16), Ok(16));
+    assert_eq!(read(&regions, 0x110, 17), Err(AccessError::OutOfBounds));
+    pages.0.lock().unwrap()[0].0 = base..base + 24;
+    assert_eq!(read(&regions, 0x110, 8), Ok(8));
+    assert_eq!(read(&regions, 0x110, 9), Err(AccessError::OutOfBounds));
+}
+
+#[test]
 fn a_null_region_reads_as_zeros_and_forgets() {
     let mut regions = regions();
     let (zeros, sink) = (Segment::heap(64), Segment::heap(64));

@@ -25,7 +25,7 @@ impl Vouched {
         Vouched { addr, len, iova, access, on_demand: false }
     }
 
-    /// The same, where not all of it is mapped, or not yet, as the whole address space: each access is
+    /// The same, where not all of it need be mapped at all times, as the whole address space: each access is
     /// made only if [`Mappings`](super::Mappings) says that its pages are there.
     #[must_use]
     pub fn on_demand(self) -> Vouched {

@@ -229,9 +229,10 @@ impl Regions {
             return Err(BindError::NeedsLocalWrite);
         }
         let offset = bind.addr.wrapping_sub(region.iova);
-        // A region behind which there is not simply memory has none that could be bound.
+        // A null region has nothing that could be bound.
         let (all, shape) = match region.backing {
             Backing::Watched { len } => (len, (0, Backing::Watched { len: bind.len })),
+            Backing::OnDemand { len } => (len, (0, Backing::OnDemand { len: bind.len })),
             _ => (region.len, (bind.len, Backing::Memory)),
         };
         if offset > all || bind.len > all - offset {

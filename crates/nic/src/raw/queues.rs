@@ -30,6 +30,22 @@ pub(crate) struct WorkQueue {
     state: WqState,
 }
 
+impl QpInit {
+    /// A raw packet queue pair that receives by an indirection table.
+    #[must_use]
+    pub fn hashed(pd: PdId, table: TableId) -> Self {
+        Self {
+            pd,
+            send_cq: CqId::NONE,
+            recv_cq: CqId::NONE,
+            srq: None,
+            cap: QpCap::default(),
+            qp_type: QpType::Hashed(table),
+            sq_sig_all: false,
+        }
+    }
+}
+
 impl WorkQueue {
     /// Drops its completions, as verbs providers do: what was posted is given up.
     pub(crate) fn forget_completions<P: Probe>(&self, hub: &mut Hub<P>, id: SrqId) {
@@ -179,16 +195,7 @@ impl<P: Probe> Adapter<P> {
         num: QpNum,
     ) -> Result<QpId, Fault> {
         self.hub.tables.get(table).ok_or(Fault::NoSuchObject)?;
-        let init = QpInit {
-            pd,
-            send_cq: CqId::NONE,
-            recv_cq: CqId::NONE,
-            srq: None,
-            cap: QpCap::default(),
-            qp_type: QpType::Hashed(table),
-            sq_sig_all: false,
-        };
-        let (id, _) = self.create_qp(&init, num)?;
+        let (id, _) = self.create_qp(&QpInit::hashed(pd, table), num)?;
         if let Some(table) = self.hub.tables.get_mut(table) {
             table.users += 1;
         }
