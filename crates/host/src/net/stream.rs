@@ -21,13 +21,13 @@ const CONNECT_MS: c_int = 5_000;
 /// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, and a
 /// process of a busy machine may be kept from its processor for as long.
 const LEAST_TIMEOUT_NS: u64 = 2_000_000_000;
-/// Silence of a connection that owes nothing after which its peer is asked for a sign of life, at most: it may
-/// wait for an answer, and many that do not should cost little.
+/// Silence of a connection that owes nothing after which its peer is asked for a sign of life, at most: it
+/// may wait for an answer, and many that do not should cost little.
 const KEEP_ALIVE_SECONDS: c_int = 5;
 /// Between askings. One without an answer is enough once the user timeout is over too.
 const KEEP_ALIVE_AGAIN_SECONDS: c_int = 1;
-/// The first comes after this part of the user timeout: the kernel gives up at the first that has no answer once
-/// that is over, and a network may lose one.
+/// The first comes after this part of the user timeout: the kernel gives up at the first that has no answer
+/// once that is over, and a network may lose one.
 const KEEP_ALIVE_PART: c_int = 4;
 
 /// What a full socket leaves is copied if it is no longer than this.
