@@ -483,8 +483,8 @@ impl Cm {
         }
     }
 
-    /// Whoever asked is gone. As with the kernel's rdma_cm, the program learns of it when it answers: what its
-    /// channel says is there stays there, and programs expect nothing of an identifier before they have accepted.
+    /// Whoever asked is gone. As with the kernel's rdma_cm, the program learns of it when it answers: what
+    /// its channel says is there stays there, and before it accepts it expects nothing of the identifier.
     pub(crate) fn lapse(&mut self, key: IdKey) {
         self.drop_stream(key, true);
         if let Some(id) = self.ids.get_mut(key) {

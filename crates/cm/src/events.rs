@@ -176,8 +176,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Takes back those events of an identifier that `is_void` says are void. It stays, so they have to leave the
-    /// order of its channel, too: what is there of an identifier counts as its events.
+    /// Takes back those events of an identifier that `is_void` says are void. It stays, so they have to leave
+    /// the order of its channel, too: what is there of an identifier counts as its events.
     pub(crate) fn take_back(&mut self, key: IdKey, is_void: impl Fn(&Event) -> bool) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let mut void: VecDeque<bool> = id.events.iter().map(&is_void).collect();

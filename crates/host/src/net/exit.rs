@@ -5,12 +5,20 @@
 use std::time::{Duration, Instant};
 
 use quipu_cabi::Hold;
-use quipu_nic::{ConnId, Time};
+use quipu_nic::{ConnId, Loss, Time};
 
+use super::stream::Phase;
 use super::token::Slot;
 use super::{Net, Taken};
 use crate::sys;
 use crate::tap::Adapter;
+
+/// How long a closed stream whose last bytes its socket has taken may take to see the peer's end.
+const CLOSING_NS: u64 = 1_000_000_000;
+/// How long the socket may take to take them: the requests of plain iWARP among them are complete.
+const UNSENT_NS: u64 = 30_000_000_000;
+/// How many closed streams may do so at once; of more, the oldest are cut.
+const CLOSING_MAX: usize = 1024;
 
 /// How long the peers together may take no bytes at all.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,6 +29,88 @@ const PATIENCE_IN_ALL: Duration = Duration::from_secs(10);
 const RECEIVES: usize = 64;
 
 impl Net {
+    /// Closes a stream for the adapter, after what it still transmits.
+    pub(crate) fn close(&mut self, adapter: &mut Adapter, now: Time, conn: ConnId) {
+        let Some(&slot) = self.by_conn.get(&conn) else {
+            return;
+        };
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return;
+        };
+        if stream.phase == Phase::Connecting {
+            return self.lose(adapter, now, slot, Loss::Closed);
+        }
+        if stream.deadline.is_some() {
+            return;
+        }
+        stream.phase = Phase::Flushing;
+        stream.deadline = Some(now.after(UNSENT_NS));
+        stream.received.discard(&mut self.pool);
+        if stream.hot {
+            self.cool(adapter, now, slot);
+        }
+        self.closing.push_back((now.after(CLOSING_NS), slot));
+        self.transmit_one(adapter, now, slot);
+        if self.closing.len() > CLOSING_MAX {
+            self.closing.retain(|&(_, slot)| self.streams.get(slot).is_some());
+        }
+        if self.closing.len() > CLOSING_MAX
+            && let Some((_, oldest)) = self.closing.pop_front()
+        {
+            self.lose(adapter, now, oldest, Loss::Closed);
+        }
+    }
+
+    /// The adapter has nothing more to send on a stream; if it is being closed, it ends here.
+    pub(super) fn flushed(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return;
+        };
+        if stream.phase != Phase::Flushing || stream.unsent.is_some() {
+            return;
+        }
+        stream.phase = Phase::Draining;
+        stream.deadline = Some(now.after(CLOSING_NS));
+        let ended = sys::shutdown_write(&stream.fd);
+        if let Some(conn) = stream.conn.take() {
+            self.by_conn.remove(&conn);
+            adapter.probe_mut().stream_closed(conn, false);
+            adapter.handle_lost(now, conn, Loss::Closed);
+        }
+        if ended.is_err() {
+            return self.lose(adapter, now, slot, Loss::Closed);
+        }
+        // Often the peer has closed already.
+        for _ in 0..8 {
+            if self.discard(adapter, now, slot) == Taken::Gone {
+                return;
+            }
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.closing.front().map(|&(deadline, _)| deadline)
+    }
+
+    /// Cuts the streams that took too long to close.
+    pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
+        while let Some(&(look, slot)) = self.closing.front() {
+            let deadline = self.streams.get(slot).and_then(|stream| stream.deadline);
+            if look > now && deadline.is_some() {
+                break;
+            }
+            self.closing.pop_front();
+            match deadline {
+                Some(deadline) if deadline > now => {
+                    self.closing.push_back((now.after(CLOSING_NS), slot));
+                }
+                Some(_) => self.lose(adapter, now, slot, Loss::Closed),
+                None => {}
+            }
+        }
+    }
+
     /// Shows the adapter what has arrived on a stream.
     pub(crate) fn take_arrived(&mut self, adapter: &mut Adapter, now: Time, conn: ConnId) {
         let _hold = Hold::new();

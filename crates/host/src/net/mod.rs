@@ -42,11 +42,6 @@ pub(crate) use self::stream::{Tuning, default_congestion};
 
 /// Connections taken from a listener before other work gets its turn.
 const ACCEPTS_PER_TURN: usize = 16;
-/// How long a closed stream may take to send its last bytes and to see the peer's end.
-const CLOSING_NS: u64 = 1_000_000_000;
-/// How many closed streams may do so at once; of more, the oldest are cut.
-const CLOSING_MAX: usize = 1024;
-
 const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
 const WRITE: c_int = libc::EPOLLOUT;
 
@@ -71,7 +66,7 @@ pub(crate) struct Net {
     again: VecDeque<Slot>,
     /// Streams with bytes that wait for more to be sent with them.
     held: Vec<Slot>,
-    /// Streams that are being closed, in the order of their deadlines.
+    /// Streams that are being closed, and when to look at their deadlines, in that order.
     closing: VecDeque<(Time, Slot)>,
     /// System calls that sent, and that received.
     calls: (u64, u64),
@@ -508,62 +503,6 @@ impl Net {
         }
     }
 
-    /// Closes a stream for the adapter, after what it still transmits.
-    pub(crate) fn close(&mut self, adapter: &mut Adapter, now: Time, conn: ConnId) {
-        let Some(&slot) = self.by_conn.get(&conn) else {
-            return;
-        };
-        let Some(stream) = self.streams.get_mut(slot) else {
-            return;
-        };
-        if stream.phase == Phase::Connecting {
-            return self.lose(adapter, now, slot, Loss::Closed);
-        }
-        if stream.deadline.is_some() {
-            return;
-        }
-        let deadline = now.after(CLOSING_NS);
-        stream.phase = Phase::Flushing;
-        stream.deadline = Some(deadline);
-        stream.received.discard(&mut self.pool);
-        if stream.hot {
-            self.cool(adapter, now, slot);
-        }
-        self.closing.push_back((deadline, slot));
-        self.transmit_one(adapter, now, slot);
-        if self.closing.len() > CLOSING_MAX
-            && let Some((_, oldest)) = self.closing.pop_front()
-        {
-            self.lose(adapter, now, oldest, Loss::Closed);
-        }
-    }
-
-    /// The adapter has nothing more to send on a stream; if it is being closed, it ends here.
-    fn flushed(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
-        let Some(stream) = self.streams.get_mut(slot) else {
-            return;
-        };
-        if stream.phase != Phase::Flushing || stream.unsent.is_some() {
-            return;
-        }
-        stream.phase = Phase::Draining;
-        let ended = sys::shutdown_write(&stream.fd);
-        if let Some(conn) = stream.conn.take() {
-            self.by_conn.remove(&conn);
-            adapter.probe_mut().stream_closed(conn, false);
-            adapter.handle_lost(now, conn, Loss::Closed);
-        }
-        if ended.is_err() {
-            return self.lose(adapter, now, slot, Loss::Closed);
-        }
-        // Often the peer has closed already.
-        for _ in 0..8 {
-            if self.discard(adapter, now, slot) == Taken::Gone {
-                return;
-            }
-        }
-    }
-
     /// Removes a stream at once, and tells the adapter unless it knows.
     #[cold]
     fn lose(&mut self, adapter: &mut Adapter, now: Time, slot: Slot, loss: Loss) {
@@ -582,25 +521,6 @@ impl Net {
             self.by_conn.remove(&conn);
             adapter.probe_mut().stream_closed(conn, true);
             adapter.handle_lost(now, conn, loss);
-        }
-    }
-
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
-    pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        self.closing.front().map(|&(deadline, _)| deadline)
-    }
-
-    /// Cuts the streams that took too long to close.
-    pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
-        while let Some(&(deadline, slot)) = self.closing.front() {
-            let over = deadline <= now;
-            if !over && self.streams.get(slot).is_some() {
-                break;
-            }
-            self.closing.pop_front();
-            if over {
-                self.lose(adapter, now, slot, Loss::Closed);
-            }
         }
     }
 

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::common::Node;
 use quipu_host::connection::{
@@ -321,6 +322,42 @@ fn all_that_is_complete_arrives_although_the_process_ends() {
     client.engine.shutdown_flush();
     drop(client);
     assert_eq!(reader.join().unwrap(), MESSAGES * LEN);
+}
+
+/// Also where the program ends the connection, and goes on.
+#[test]
+fn all_that_is_complete_arrives_although_the_program_disconnects() {
+    const LEN: usize = 1 << 14;
+    let client = Program::new(Device::QuipuIw0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = client.connect(listener.local_addr().unwrap(), &client.param(b""));
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.read_exact(&mut [0; 24]).unwrap();
+    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
+    client.expect(EventKind::Established);
+    peer.read_exact(&mut [0; READY.len()]).unwrap();
+    let (mut posted, mut complete) = (0, 0);
+    let mut out = [quipu_nic::Completion::default(); 64];
+    let mut idle = Instant::now();
+    // Until both sockets and what the engine keeps are full.
+    while idle.elapsed() < Duration::from_millis(300) {
+        while posted - complete < 100 {
+            client.node.post(posted as u64, SendOp::Send, &[client.node.sge(0, LEN as u32)]);
+            posted += 1;
+        }
+        let found = client.engine.poll_cq(client.node.cq, &mut out).unwrap();
+        if found > 0 {
+            idle = Instant::now();
+        }
+        assert!(out[..found].iter().all(|wc| wc.status == WcStatus::Success));
+        complete += found;
+    }
+    client.engine.cm_disconnect(id).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let mut all = Vec::new();
+    peer.read_to_end(&mut all).unwrap();
+    let whole = sent_bytes(&all) / LEN;
+    assert!(whole >= complete, "{whole} have arrived, {complete} are complete");
 }
 
 /// A peer that takes nothing does not keep a process from its end.

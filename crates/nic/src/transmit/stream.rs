@@ -532,8 +532,8 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
     responder::refuse(qp, hub, refusal);
 }
 
-/// What a stream that is being closed still says: the last acknowledgement, the answers that it promises, then
-/// why it ends. Answers come first, so that the peer finds the right request at fault.
+/// What a stream that is being closed still says: the last acknowledgement, the answers that it promises,
+/// then why it ends. Answers come first, so that the peer finds the right request at fault.
 pub(crate) fn run_closing(
     stream: &mut StreamPath,
     regions: &Regions,
