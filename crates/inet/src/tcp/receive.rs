@@ -74,7 +74,7 @@ impl Connection {
             cut.len = arrival.end().saturating_sub(nxt);
             cut.start = nxt;
         }
-        // The end of the stream may be known, by a FIN behind a gap: nothing is behind it, and it does not move.
+        // By a FIN behind a gap the end of the stream is known: nothing is behind it, and it does not move.
         if let Some(fin) = self.receive.fin.filter(|fin| *fin != cut.end()) {
             cut.fin = false;
             if cut.end() > fin {
@@ -94,8 +94,8 @@ impl Connection {
             self.owed.ack = true;
             let begun = cut.start == nxt && room > cut.start;
             if self.config.mode == Mode::Message && !begun {
-                // A message is not torn apart for want of room. But where there is some, and windows are of whole
-                // units, it is longer than its receive: to be told of that takes what there is room for.
+                // A message is not torn apart for want of room. But where there is some, and windows are of
+                // whole units, it is longer than its receive: to be told of that takes what there is room for.
                 return None;
             }
             cut.len = room.saturating_sub(cut.start);

@@ -193,8 +193,8 @@ impl Connection {
         self.arm_loss_probe(now);
     }
 
-    /// RFC 6298 5.2 and 5.3: `progress` says that new data was acknowledged, `delivered` that, or that some was
-    /// selectively. What comes besides puts no probe off, or a peer that sends much would do so for ever.
+    /// RFC 6298 5.2 and 5.3: `progress` says that new data was acknowledged, `delivered` that, or that some
+    /// was selectively. What comes besides puts no probe off, or a peer that sends much would do so for ever.
     pub(super) fn arm_after_ack(&mut self, now: u64, progress: bool, delivered: bool) {
         if self.queue.sent().is_empty() {
             self.timers.stop(Timer::Retransmit);

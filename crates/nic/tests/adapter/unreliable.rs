@@ -92,8 +92,8 @@ fn operations_that_need_an_answer_cannot_be_posted() {
     }
 }
 
-/// IBA 9.8.2: what arrives is executed in order. A write does not go directly while messages before it wait to
-/// be executed.
+/// IBA 9.8.2: what arrives is executed in order. A write does not go directly while messages before it wait
+/// to be executed.
 #[test]
 fn a_write_stays_behind_what_was_posted_before_it() {
     for way in WAYS {

@@ -57,8 +57,8 @@ fn spoil(net: &mut Net, mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A FIN that comes before its turn, and data that spans it: the end of the stream is where the FIN is, and no
-/// receive is complete with what did not come (RFC 9293 3.10.7.4).
+/// A FIN that comes before its turn, and data that spans it: the end of the stream is where the FIN is, and
+/// no receive is complete with what did not come (RFC 9293 3.10.7.4).
 #[test]
 fn data_behind_a_fin_completes_nothing() {
     let mut net = Net::new();
