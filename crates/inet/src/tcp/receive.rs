@@ -95,7 +95,7 @@ impl Connection {
             let begun = cut.start == nxt && room > cut.start;
             if self.config.mode == Mode::Message && !begun {
                 // A message is not torn apart for want of room. But where there is some, and windows are of
-                // whole units, it is longer than its receive: to be told of that takes what there is room for.
+                // whole units, it is longer than its receive: to be told so takes what there is room for.
                 return None;
             }
             cut.len = room.saturating_sub(cut.start);
