@@ -23,7 +23,7 @@ const POLLS_PER_LOOK_IDLE: u32 = 256;
 const LOOK_NS: u64 = 1_000_000;
 /// Polls that find completions at once for each that makes progress all the same: what completes while it is
 /// being posted would keep everything else waiting otherwise, and the end of the peer unknown.
-const HITS_PER_POLL: u32 = 64;
+const HITS_PER_POLL: u32 = 16;
 /// Polls of a program beside a helper that waits for descriptors, after which they are taken for many more.
 const POLLS_BESIDE_HELPER: u32 = 1024;
 
