@@ -30,6 +30,9 @@ unsafe fn prepare(
         let qp_type = res.ai_qp_type as u32;
         if res.ai_flags & RAI_PASSIVE != 0 {
             bind_addr(raw, res.ai_src_addr)?;
+            if !pd.is_null() {
+                (*raw).pd = pd;
+            }
             state.book().endpoint = init.map(|init| {
                 init.qp_type = qp_type;
                 (pd, *init)

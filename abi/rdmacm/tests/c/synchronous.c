@@ -56,7 +56,8 @@ static void of_another_device(void)
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	CHECK(pd && strcmp(ibv_get_device_name(devices[0]->device), "quipu0") == 0);
-	CHECK(rdma_create_ep(&listening, res, pd, &init) == 0 && rdma_listen(listening, 0) == 0);
+	CHECK(rdma_create_ep(&listening, res, pd, &init) == 0 && listening->pd == pd);
+	CHECK(rdma_listen(listening, 0) == 0 && listening->pd == pd);
 	rdma_freeaddrinfo(res);
 	CHECK(pthread_create(&thread, NULL, gets_one, listening) == 0);
 	frame[17] = 1;
