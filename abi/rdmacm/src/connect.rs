@@ -17,9 +17,13 @@ const RETRIES: u8 = 7;
 /// The private data that an answer to a request has room for, in bytes (the REP message of the IBA).
 const REPLY_DATA: usize = 196;
 
-/// Checks the limits that the program asks for against those of the device.
-fn valid(book: &Book, param: Option<&rdma_conn_param>) -> Result<(), Errno> {
+/// Checks the limits that the program asks for against those of the device. Only `RDMA_PS_TCP` has any
+/// (`rdma_connect(3)`).
+fn valid(ps: u32, book: &Book, param: Option<&rdma_conn_param>) -> Result<(), Errno> {
     let (Some(param), Some(device)) = (param, book.device) else { return Ok(()) };
+    if ps != RDMA_PS_TCP {
+        return Ok(());
+    }
     let beyond = |wanted: u8, most: u8| wanted != RDMA_MAX_RESP_RES && wanted > most;
     if beyond(param.responder_resources, device.max_responder_resources)
         || beyond(param.initiator_depth, device.max_initiator_depth)
@@ -134,7 +138,7 @@ entry! {
             let (told, data);
             {
                 let mut book = state.book();
-                valid(&book, param)?;
+                valid((*raw).ps, &book, param)?;
                 settle_limits(&mut book, param, false);
                 data = private_data(&book, param);
                 told = parameters(raw, &book, param, &data);
@@ -154,7 +158,7 @@ entry! {
             let datagrams = (*raw).qp_type == IBV_QPT_UD;
             let (of_engine, limits) = {
                 let mut book = state.book();
-                valid(&book, param)?;
+                valid((*raw).ps, &book, param)?;
                 settle_limits(&mut book, param, true);
                 let of_engine = book.device.is_some_and(|device| device.is_moved);
                 let (responder_resources, initiator_depth) =

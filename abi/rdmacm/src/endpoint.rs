@@ -30,6 +30,9 @@ unsafe fn prepare(
         let qp_type = res.ai_qp_type as u32;
         if res.ai_flags & RAI_PASSIVE != 0 {
             bind_addr(raw, res.ai_src_addr)?;
+            if !pd.is_null() {
+                (*raw).pd = pd;
+            }
             state.book().endpoint = init.map(|init| {
                 init.qp_type = qp_type;
                 (pd, *init)
@@ -66,6 +69,43 @@ unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
         qp::destroy(raw)?;
         srq::destroy(raw)?;
         id::destroy(raw)
+    }
+}
+
+/// The next request of a synchronous listener.
+///
+/// # Safety
+///
+/// `channel` is the listener's.
+unsafe fn request(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let taken = event::take(channel)?;
+        let (kind, status) = ((*taken).event, (*taken).status);
+        if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
+            return Ok(taken);
+        }
+        let _ = event::acknowledge(taken);
+        Err(Errno(if status == 0 { libc::EINVAL } else { status.saturating_abs() }))
+    }
+}
+
+/// Whether a request is of another device than what its queue pair is to be made of.
+///
+/// # Safety
+///
+/// `child` is an identifier; the others are null or valid.
+unsafe fn is_foreign(child: *mut rdma_cm_id, pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> bool {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let cq = |cq: *mut ibv_cq| cq.as_ref().map(|cq| cq.context);
+        let contexts = [
+            pd.as_ref().map(|pd| pd.context),
+            cq(init.send_cq),
+            cq(init.recv_cq),
+            init.srq.as_ref().map(|srq| srq.context),
+        ];
+        contexts.into_iter().flatten().any(|context| context != (*child).verbs)
     }
 }
 
@@ -107,21 +147,21 @@ entry! {
                 return Err(Errno::EINVAL);
             }
             id::drop_event(listener);
-            let taken = event::take((*listener).channel)?;
-            let (kind, status, child) = ((*taken).event, (*taken).status, (*taken).id);
-            if kind != RDMA_CM_EVENT_CONNECT_REQUEST {
-                let _ = event::acknowledge(taken);
-                let errno = if status == 0 { libc::EINVAL } else { status.saturating_abs() };
-                return Err(Errno(errno));
-            }
             let endpoint = state.book().endpoint;
-            if let Some((pd, mut init)) = endpoint
-                && let Err(errno) = qp::create_plain(child, pd, &mut init)
-            {
+            let (taken, child) = loop {
+                let taken = request((*listener).channel)?;
+                let child = (*taken).id;
+                let Some((pd, mut init)) = endpoint else { break (taken, child) };
+                // Its peer is refused: the program's objects are of another device.
+                let foreign = is_foreign(child, pd, &init);
+                let made = if foreign { Ok(()) } else { qp::create_plain(child, pd, &mut init) };
+                if made.is_ok() && !foreign {
+                    break (taken, child);
+                }
                 let _ = event::acknowledge(taken);
                 let _ = id::destroy(child);
-                return Err(errno);
-            }
+                made?;
+            };
             (*child).event = taken;
             *out = child;
         }

@@ -234,7 +234,7 @@ unsafe fn act(
             RDMA_CM_EVENT_CONNECT_RESPONSE => {
                 ece::learn(id, reported.ece);
                 fill(raw, reported);
-                response(event);
+                return response(event);
             }
             // Unreachable with private data: a look-up of datagrams that the peer refused.
             RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE => fill(raw, reported),
@@ -325,30 +325,35 @@ unsafe fn request(
     }
 }
 
-/// The peer has accepted. With a queue pair of its own the identifier goes on to established.
+/// The peer has accepted. With a queue pair of its own the identifier goes on to established. False: the
+/// connection has ended already, and the event that says so is the next one.
 ///
 /// # Safety
 ///
 /// The identifier of `event` lives.
-unsafe fn response(event: &mut rdma_cm_event) {
+unsafe fn response(event: &mut rdma_cm_event) -> bool {
     let raw = event.id;
     // SAFETY: passed on from the caller.
     unsafe {
         if (*raw).qp.is_null() {
-            return;
+            return true;
         }
         event.event = RDMA_CM_EVENT_ESTABLISHED;
-        let Ok(state) = id(raw) else { return };
+        let Ok(state) = id(raw) else { return true };
         let raised = to_rts(raw, None)
             .and_then(|()| check((state.api.cm.accept)(state.handle, ptr::null())));
         if raised.is_err() {
-            state.book().failed = true;
             let _ = to_error(raw);
-            // The peer need not wait for its time to run out.
-            (state.api.cm.reject)(state.handle, RDMA_CM_REJECT_CONSUMER, ptr::null(), 0);
+            // The peer need not wait for its time to run out. If there is nothing to refuse, it is gone.
+            let reject = state.api.cm.reject;
+            if check(reject(state.handle, RDMA_CM_REJECT_CONSUMER, ptr::null(), 0)).is_err() {
+                return false;
+            }
+            state.book().failed = true;
         }
         event.or_else(raised, RDMA_CM_EVENT_CONNECT_ERROR);
     }
+    true
 }
 
 /// Copies the parameters of an event, in the form that the identifier's service has.

@@ -72,9 +72,16 @@ impl Cm {
             return self.look_up(now, key, param, dst);
         }
         match id.protocol {
-            Protocol::Quipu => {}
-            Protocol::Iwarp => return self.connect_plain(now, key, param, src, dst),
             Protocol::Qpip => return self.connect_bare(now, key, param, dst),
+            // Nobody listens there, and TCP would connect the socket to itself.
+            protocol if src == dst => {
+                let plain = protocol == Protocol::Iwarp;
+                let none = i32::from(reason::INVALID_SERVICE_ID);
+                self.fail(key, EventKind::Rejected, if plain { -errno::CONNREFUSED } else { none });
+                return Ok(());
+            }
+            Protocol::Iwarp => return self.connect_plain(now, key, param, src, dst),
+            Protocol::Quipu => {}
         }
         if param.private_data.len() > wire::REQ_DATA {
             return Err(CallError::Invalid("the length of the private data"));

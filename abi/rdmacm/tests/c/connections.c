@@ -330,7 +330,9 @@ static void moved_with_the_listener(void)
 /* What is said in refusing to tell where datagrams go arrives. */
 static void refused_datagrams(void)
 {
-	struct rdma_conn_param param = { .private_data = "where", .private_data_len = 6 };
+	/* What is of connections only may say anything. */
+	struct rdma_conn_param param = { .private_data = "where", .private_data_len = 6,
+		.responder_resources = 0xa5, .initiator_depth = 0xa5 };
 	struct rdma_cm_id *id, *active, *passive;
 	struct rdma_cm_event *event;
 	int port;

@@ -19,6 +19,7 @@ static void identifiers(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in in;
 	struct sockaddr_storage ib = { .ss_family = 27 };
+	struct sockaddr_in6 wildcard = { .sin6_family = AF_INET6 };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
 	struct rdma_cm_id *id, *other, *child;
 	struct ibv_qp_init_attr init = queues();
@@ -60,6 +61,21 @@ static void identifiers(struct rdma_event_channel *channel)
 	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100), EINVAL);
 	pass(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0);
+
+	/* From the wildcard of the other family nobody is reached. */
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&wildcard) == 0);
+	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100), EINVAL);
+	CHECK(rdma_destroy_id(id) == 0);
+
+	/* A port of datagrams has one owner, whatever is asked for. */
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_create_id(channel, &other, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof on) == 0);
+	CHECK(rdma_set_option(other, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, sizeof on) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	FAILS(rdma_bind_addr(other, loopback(&in, rdma_get_src_port(id))), EADDRINUSE);
+	CHECK(rdma_destroy_id(id) == 0 && rdma_destroy_id(other) == 0);
 
 	id = listener(channel, RDMA_PS_TCP, &port);
 	CHECK(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) == 0);

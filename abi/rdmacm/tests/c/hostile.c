@@ -173,6 +173,53 @@ static void takes_back(int before_it_is_taken)
 	rdma_destroy_event_channel(channel);
 }
 
+static void *accepts_and_goes(void *listening)
+{
+	/* A REP of specs/quipu-cm.md 3 in an MPA reply. */
+	static const unsigned char rep[] = { 0x51, 0x55, 0x43, 0x4d, 1, 2, 0, 0, 1, 6, 2, 0, 0, 0x12, 0x34, 0x56,
+		0, 0xab, 0xcd, 0xef, 16, 16, 7, 7, 5, 0, 18, 0, 0, 0, 0, 0,
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1 };
+	unsigned char frame[20 + sizeof rep] = "MPA ID Rep Frame", request[512];
+	int fd = accept(*(int *)listening, NULL, NULL);
+	CHECK(fd >= 0 && recv(fd, request, sizeof request, 0) > 20);
+	frame[16] = 0x40;
+	frame[17] = 1;
+	frame[19] = sizeof rep;
+	memcpy(frame + 20, rep, sizeof rep);
+	CHECK(send(fd, frame, sizeof frame, 0) == sizeof frame && close(fd) == 0);
+	return NULL;
+}
+
+/* A peer that accepts and is gone before the program hears of it: there is one event. */
+static void gone_again(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct ibv_qp_init_attr init = queues();
+	struct pollfd fds = { .fd = channel->fd, .events = POLLIN };
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct sockaddr_in in;
+	socklen_t length = sizeof in;
+	int listening = socket(AF_INET, SOCK_STREAM, 0);
+	pthread_t thread;
+
+	CHECK(bind(listening, loopback(&in, 0), sizeof in) == 0 && listen(listening, 5) == 0);
+	CHECK(getsockname(listening, (struct sockaddr *)&in, &length) == 0);
+	CHECK(pthread_create(&thread, NULL, accepts_and_goes, &listening) == 0);
+	id = resolved(channel, RDMA_PS_TCP, in.sin_port);
+	CHECK(rdma_create_qp(id, NULL, &init) == 0 && rdma_connect(id, &param) == 0);
+	CHECK(pthread_join(thread, NULL) == 0 && poll(&fds, 1, 5000) == 1);
+	usleep(100000);
+	event = expect(channel, RDMA_CM_EVENT_CONNECT_ERROR);
+	CHECK(event->status == -ECONNRESET && rdma_ack_cm_event(event) == 0);
+	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(rdma_get_cm_event(channel, &event), EAGAIN);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0 && close(listening) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 static void *wait_in(void *channel)
 {
 	struct rdma_cm_event *event;
@@ -215,6 +262,7 @@ int main(void)
 	says_much(512, 255);
 	takes_back(1);
 	takes_back(0);
+	gone_again();
 	waits_too_late();
 	return 0;
 }

@@ -1,5 +1,6 @@
 /* Identifiers without a channel, made by rdma_create_ep, and the calls of rdma_verbs.h. */
 #include "common.h"
+#include <sys/socket.h>
 
 static struct rdma_addrinfo *address(const char *port, int flags)
 {
@@ -28,6 +29,54 @@ static void *serve(void *listening)
 	CHECK(rdma_dereg_mr(mr) == 0);
 	rdma_destroy_ep(id);
 	return NULL;
+}
+
+static void *gets_one(void *listening)
+{
+	struct rdma_cm_id *id;
+	CHECK(rdma_get_request(listening, &id) == 0);
+	CHECK(id->verbs == id->pd->context);
+	CHECK(rdma_reject(id, NULL, 0) == 0);
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+/* What comes for another device than that of the program's objects is refused, and not the program's affair. */
+static void of_another_device(void)
+{
+	struct rdma_addrinfo *res = address("0", RAI_PASSIVE);
+	struct ibv_qp_init_attr init = queues();
+	unsigned char frame[20] = "MPA ID Req Frame", reply[20];
+	struct ibv_context **devices = rdma_get_devices(NULL);
+	struct ibv_pd *pd = ibv_alloc_pd(devices[0]);
+	struct rdma_cm_id *listening, *id;
+	struct sockaddr_in in;
+	char port[16];
+	pthread_t thread;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(pd && strcmp(ibv_get_device_name(devices[0]->device), "quipu0") == 0);
+	CHECK(rdma_create_ep(&listening, res, pd, &init) == 0 && listening->pd == pd);
+	CHECK(rdma_listen(listening, 0) == 0 && listening->pd == pd);
+	rdma_freeaddrinfo(res);
+	CHECK(pthread_create(&thread, NULL, gets_one, listening) == 0);
+	frame[17] = 1;
+	CHECK(connect(fd, loopback(&in, rdma_get_src_port(listening)), sizeof in) == 0);
+	CHECK(send(fd, frame, 20, 0) == 20 && recv(fd, reply, 20, MSG_WAITALL) == 20);
+	CHECK(memcmp(reply, "MPA ID Rep Frame", 16) == 0 && reply[16] & 0x20);
+	close(fd);
+
+	snprintf(port, sizeof port, "%d", ntohs(rdma_get_src_port(listening)));
+	res = address(port, 0);
+	init = queues();
+	CHECK(rdma_create_ep(&id, res, NULL, &init) == 0);
+	FAILS(rdma_connect(id, NULL), ECONNREFUSED);
+	CHECK(pthread_join(thread, NULL) == 0);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listening);
+	rdma_freeaddrinfo(res);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	rdma_free_devices(devices);
 }
 
 int main(void)
@@ -74,5 +123,6 @@ int main(void)
 	CHECK(id->event->event == RDMA_CM_EVENT_REJECTED);
 	rdma_destroy_ep(id);
 	rdma_freeaddrinfo(res);
+	of_another_device();
 	return 0;
 }

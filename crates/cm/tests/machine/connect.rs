@@ -407,6 +407,23 @@ fn queue_pairs_get_what_fits_the_other_side() {
 }
 
 #[test]
+fn nobody_connects_to_itself() {
+    for (asks_plain, status) in [(false, 8), (true, -111)] {
+        let mut pair = Pair::new(quipu_cm::Config { asks_plain, ..quipu_cm::Config::default() });
+        let (id, cm) = (pair.id(0, PortSpace::Tcp), &mut pair.nodes[0].cm);
+        let at = "10.0.0.1:5000".parse().unwrap();
+        cm.resolved(id, at, Ok(at)).unwrap();
+        cm.resolve_route(id).unwrap();
+        cm.connect(1, id, &Param::default()).unwrap();
+        assert_eq!((cm.poll_action(), cm.load().streams, cm.load().deadlines), (None, 0, 0));
+        pair.expect(0, EventKind::AddrResolved);
+        pair.expect(0, EventKind::RouteResolved);
+        assert_eq!(pair.expect(0, EventKind::Rejected).status, status);
+        pair.expect_nothing();
+    }
+}
+
+#[test]
 fn the_reply_says_how_many_reads_go_either_way() {
     // Asked for, answered, and what holds at the side that asked: answers, and reads outstanding.
     for (asked, answered, holds) in [

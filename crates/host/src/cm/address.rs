@@ -98,8 +98,8 @@ impl Manager {
             return self.resolve_over_link(key, dst);
         }
         let found = match self.cm.bound(key)? {
-            // Addresses of two families fail at once, as with the kernel's rdma_cm.
-            Some(src) if src.is_ipv4() != dst.is_ipv4() && !src.ip().is_unspecified() => {
+            // Addresses of two families fail at once, wildcard or not, as with the kernel's rdma_cm.
+            Some(src) if src.is_ipv4() != dst.is_ipv4() => {
                 return Err(EngineError::Address(io::Error::from_raw_os_error(libc::EINVAL)));
             }
             Some(src) if !src.ip().is_unspecified() => Ok(src),

@@ -39,7 +39,8 @@ impl Socket {
             udp::report_destination(&fd, addr.ip())?;
         }
         let reuse = || sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-        if options.reuse {
+        // Of UDP sockets it would make one that several share, of which the last would get everything.
+        if options.reuse && !datagram {
             reuse()?;
         }
         match sys::bind(&fd, addr) {

@@ -181,9 +181,13 @@ pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 }
 
 /// Has the world below give a silent peer up after the time that the queue pair's timeout and retries take.
+/// iWARP has no such attributes: where the program says nothing, whoever made the stream has settled that.
 pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
     if let Path::Stream(stream) = &qp.path {
         let (conn, user_timeout_ns) = (stream.conn, qp.retry_time_ns());
+        if stream.plain.is_some() && user_timeout_ns.is_none() {
+            return;
+        }
         hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns });
     }
 }

@@ -131,6 +131,9 @@ fn only_connection_management_connects() {
     adapter.adopt_stream(pair.now, qps[0], &adoption).unwrap();
     assert_eq!(adapter.adopt_stream(pair.now, qps[0], &adoption), Err(Fault::WrongState));
     assert_eq!(adapter.connections(), 1);
+    // Who made the stream looks after a peer that is silent; a program that sets no time-out leaves it that.
+    let mut actions = std::iter::from_fn(|| adapter.poll_action());
+    assert!(!actions.any(|action| matches!(action, Action::LimitSilence { .. })));
 }
 
 /// SQD is how librdmacm says goodbye; both ends hear of it, and what was posted is flushed.
