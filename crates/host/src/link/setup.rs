@@ -187,7 +187,9 @@ impl Links {
         peer.state = State::Up(link);
         self.by_link.insert(link, slot);
         self.in_setup.retain(|&other| other != slot);
-        for waiting in std::mem::take(&mut peer.waiting) {
+        let waiting = std::mem::take(&mut peer.waiting);
+        self.watch_process(slot);
+        for waiting in waiting {
             adapter.handle_reached_link(now, waiting.conn, link);
         }
         Ok(())
