@@ -24,7 +24,7 @@ impl<P> Hub<P> {
     }
 }
 
-/// Begins a channel in the own segment of a link and asks the peer to join it.
+/// Begins a channel in the own segment of a link and asks the peer to join it. `None` if there is no room.
 fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<()> {
     let hello = hello_of(qp, hub, Kind::Request);
     let state = hub.links.get_mut(link)?;
@@ -51,19 +51,22 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
 }
 
 impl<P: Probe> Adapter<P> {
-    /// The peer that `Connect` asked for is on this host, behind `link`.
-    pub fn handle_reached_link(&mut self, now: Time, conn: ConnId, link: LinkId) {
+    /// The peer that `Connect` asked for is on this host, behind `link`. `false` if the link has no room for
+    /// one more channel: that was no answer then, and the peer is to be reached by a stream.
+    #[must_use]
+    pub fn handle_reached_link(&mut self, now: Time, conn: ConnId, link: LinkId) -> bool {
         self.hub.now = now;
         let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else {
             self.hub.remove_conn(conn);
-            return;
+            return true;
         };
-        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        let genuine = hub.speaks_for(link, qp.attr.av.dgid);
-        if !genuine || ask(qp, hub, conn, link).is_none() {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
+        if !hub.speaks_for(link, qp.attr.av.dgid) {
             hub.remove_conn(conn);
             pause(qp, hub);
+            return true;
         }
+        ask(qp, hub, conn, link).is_some()
     }
 
     /// Takes a link into use.

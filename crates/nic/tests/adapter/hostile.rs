@@ -228,7 +228,7 @@ impl LinkPeer {
         let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
             panic!("nothing to connect");
         };
-        adapter.handle_reached_link(pair.now, conn, link);
+        assert!(adapter.handle_reached_link(pair.now, conn, link));
         let (conn, offset) = Self::request(adapter);
         Self { own, own_page: peer, memory, link, conn, offset }
     }
@@ -476,7 +476,7 @@ fn a_request_over_a_link_that_is_not_answered_is_made_again() {
             }
         }
         let conn = asked.expect("it asks again");
-        adapter.handle_reached_link(pair.now, conn, peer.link);
+        assert!(adapter.handle_reached_link(pair.now, conn, peer.link));
         let (conn, offset) = LinkPeer::request(adapter);
         let again = LinkPeer { conn, offset, ..peer };
         // The answer to the first request comes late, and is answered.
@@ -557,7 +557,7 @@ fn a_link_to_another_engine_is_not_used() {
     let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
         panic!("nothing to connect");
     };
-    adapter.handle_reached_link(pair.now, conn, peer.link);
+    assert!(adapter.handle_reached_link(pair.now, conn, peer.link));
     assert_eq!(adapter.poll_action(), None);
     let again = adapter.poll_timeout().expect("it tries again");
     adapter.handle_timeout(again);

@@ -441,7 +441,9 @@ impl Pair {
                     Way::Stream(_) => self.open_stream(host, conn),
                     Way::Link | Way::LinkMapped | Way::LinkCopying => {
                         let link = self.link()[host];
-                        self.hosts[host].adapter.handle_reached_link(self.now, conn, link);
+                        if !self.hosts[host].adapter.handle_reached_link(self.now, conn, link) {
+                            self.open_stream(host, conn);
+                        }
                     }
                 }
             }
@@ -557,7 +559,8 @@ impl Pair {
     fn deliver(&mut self) -> bool {
         let piece = match self.way {
             Way::Stream(piece) => piece,
-            _ => return false,
+            // Those for which the link has no room.
+            _ => usize::MAX,
         };
         let mut busy = false;
         for index in 0..self.wires.len() {
