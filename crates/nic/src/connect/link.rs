@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_mem::ring::Channel;
 
-use super::{Conn, Phase, Via, Waiting, established, hello_of, pause};
+use super::{Conn, Phase, Via, Waiting, detach, established, hello_of, pause, start_deadline};
 use crate::adapter::{Adapter, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::error::Fault;
@@ -48,6 +48,21 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
     }
     hub.limit_setup(conn);
     Some(())
+}
+
+/// Whether the peer of a channel gave its request up before the answer reached it: it has never had the
+/// channel, or it would have closed its end of it, and asks again.
+fn never_stood(qp: &Qp) -> bool {
+    let Path::Channel(path) = &qp.path else { return false };
+    let incoming = &path.channel.incoming;
+    let silent = qp.responder.executed == 0
+        && !qp.responder.receiving
+        && qp.requester.acked == 0
+        && incoming.responses.position() == 0;
+    path.block.is_none()
+        && qp.qp_type.is_reliable()
+        && silent
+        && !incoming.control.producer_closed()
 }
 
 impl<P: Probe> Adapter<P> {
@@ -231,6 +246,12 @@ impl<P: Probe> Adapter<P> {
         }
         // What it executed and answered before counts.
         receive::channel::run_out(qp, hub);
+        if never_stood(qp) {
+            detach(qp, hub);
+            requester::start_over(qp);
+            start_deadline(qp, hub);
+            return;
+        }
         requester::peer_lost(qp, hub);
         let _ = self.take_link_conn(link, conn);
     }
