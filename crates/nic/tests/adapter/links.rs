@@ -1,7 +1,10 @@
 //! Links: how their channels come to be, are refused, and are waited for.
 
+use crate::hostile::LinkPeer;
 use crate::pair::{Pair, Way};
-use WcStatus::Success;
+use WcStatus::{RnrRetryExcErr, Success};
+use quipu_nic::mem::Segment;
+use quipu_nic::mem::ring::{SlotHeader, Stall};
 use quipu_nic::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -56,4 +59,39 @@ fn a_request_that_is_granted_too_late_is_made_again() {
             exchange(&mut pair, qps);
         }
     }
+}
+
+/// What was executed before a message that finds no receive has its answer in the ring, if only since the
+/// last look there.
+#[test]
+fn a_read_before_a_message_without_a_receive_succeeds() {
+    const SEND: u8 = 1;
+    const READ_DATA: u8 = 1;
+    const REFERENCE: u8 = 8;
+    let mut pair = Pair::new(Way::LinkCopying);
+    let qp = pair.hosts[0].qp();
+    // The peer lets nobody read directly, for its directory is empty.
+    let directory = Some(Segment::heap(64 << 10));
+    let peer = LinkPeer::asked_with(&mut pair, qp, directory, |attr| attr.rnr_retry = 0);
+    let mut channel = peer.accept(&mut pair);
+    let here = pair.buffer(0, 64);
+    pair.recv(0, qp, 5, &[here.sge(32, 8)]);
+    let read = SendOp::Read { addr: 0, rkey: 0x305 };
+    pair.send(0, qp, 1, read, &[here.sge(0, 8)]);
+    pair.send(0, qp, 2, SendOp::Send, &[]);
+    // While host 0 fetches a message of the peer's, the peer serves both.
+    let list = [&1000u64.to_ne_bytes()[..], &8u64.to_ne_bytes()].concat();
+    let message = SlotHeader { opcode: SEND, flags: REFERENCE, length: 8, ..SlotHeader::default() };
+    channel.outgoing.requests.push(&message, &list).unwrap();
+    *peer.memory.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        let answer = SlotHeader { opcode: READ_DATA, length: 8, ..SlotHeader::default() };
+        channel.outgoing.responses.push(&answer, b"the word").unwrap();
+        channel.incoming.control.set_executed(1);
+        let stall = Stall { sequence: 1, timer: 12, attempt: 0 };
+        channel.incoming.control.set_stall(Some(stall));
+    }));
+    assert!(pair.hosts[0].adapter.serve(pair.now, qp));
+    pair.run();
+    assert_eq!(pair.polled(0), [(5, Success), (1, Success), (2, RnrRetryExcErr)]);
+    assert_eq!(here.bytes(0, 8), b"the word");
 }
