@@ -552,7 +552,7 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
             ..SlotHeader::default()
         };
         path.channel.incoming.control.set_executed(ack);
-        // With no room for it the peer learns from the end of the channel, as retries exceeded.
+        // There is room for it: other answers leave one slot.
         let _ = path.channel.outgoing.responses.push(&answer, &[]);
         transmit::channel::notify(qp, hub);
     }

@@ -1,8 +1,8 @@
 //! Links: how their channels come to be, are refused, and are waited for.
 
 use crate::hostile::LinkPeer;
-use crate::pair::{Pair, Way};
-use WcStatus::{RnrRetryExcErr, Success};
+use crate::pair::{Pair, Way, connected_with};
+use WcStatus::{RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
 use quipu_nic::mem::Segment;
 use quipu_nic::mem::ring::{SlotHeader, Stall};
 use quipu_nic::*;
@@ -94,4 +94,30 @@ fn a_read_before_a_message_without_a_receive_succeeds() {
     pair.run();
     assert_eq!(pair.polled(0), [(5, Success), (1, Success), (2, RnrRetryExcErr)]);
     assert_eq!(here.bytes(0, 8), b"the word");
+}
+
+/// As many answers as the ring has room for do not keep a refusal from its requester.
+#[test]
+fn a_refusal_behind_many_reads_is_told() {
+    for (wrong, len) in [(31, 64), (32, 64), (33, 64), (32, 1000)] {
+        let (mut pair, qps) = connected_with(Way::LinkCopying, |attr| {
+            (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (64, 64);
+        });
+        let (here, there) = (pair.buffer(0, 4096), pair.buffer(1, 4096));
+        // The peer serves them before this side looks.
+        pair.stopped = Some(1);
+        for wr_id in 0..40 {
+            let rkey = if wr_id == wrong { 0x7777_7700 } else { there.key() };
+            let read = SendOp::Read { addr: there.addr(), rkey };
+            pair.send(0, qps[0], wr_id, read, &[here.sge(0, len)]);
+        }
+        pair.stopped = Some(0);
+        pair.run();
+        pair.stopped = None;
+        pair.run();
+        let mut expected: Vec<_> = (0..wrong).map(|wr_id| (wr_id, Success)).collect();
+        expected.push((wrong, RemAccessErr));
+        expected.extend((wrong + 1..40).map(|wr_id| (wr_id, WrFlushErr)));
+        assert_eq!(pair.polled(0), expected, "{wrong} {len}");
+    }
 }
