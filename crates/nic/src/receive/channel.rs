@@ -334,7 +334,7 @@ fn await_shared<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         && let Some(srq) = qp.srq.and_then(|srq| hub.srqs.get_mut(srq))
     {
         path.awaiting = true;
-        srq.awaited_by.push(qp.id);
+        srq.awaited_by.push_back(qp.id);
     }
 }
 

@@ -121,3 +121,32 @@ fn a_refusal_behind_many_reads_is_told() {
         assert_eq!(pair.polled(0), expected, "{wrong} {len}");
     }
 }
+
+/// A receive that is posted to a shared queue is for one of those that wait, and in turn.
+#[test]
+fn each_receive_of_a_shared_queue_calls_one_that_waits() {
+    for way in [Way::Link, Way::LinkCopying] {
+        let mut pair = Pair::new(way);
+        let pd = pair.hosts[1].pd;
+        let srq = pair.hosts[1].adapter.create_srq(pd, 16, 1, 0).unwrap();
+        let mut all = Vec::new();
+        for wr_id in 0..8 {
+            let qps = [pair.hosts[0].qp(), pair.hosts[1].qp_with(|init| init.srq = Some(srq))];
+            pair.connect(qps);
+            pair.send(0, qps[0], wr_id, SendOp::Send, &[]);
+            all.push(qps[1]);
+        }
+        pair.run();
+        // One leaves while it waits, and takes nobody's turn.
+        pair.hosts[1].adapter.destroy_qp(pair.now, all.remove(2)).unwrap();
+        pair.hosts[1].adapter.watch_peers();
+        for wr_id in 0..7 {
+            pair.hosts[1].adapter.post_srq_recv(srq, 100 + wr_id, &[]).unwrap();
+            assert_eq!(pair.hosts[1].adapter.take_starved(), [], "{way:?}");
+            assert_eq!(pair.polled(1), [(100 + wr_id, Success)], "{way:?}");
+        }
+        pair.run();
+        let sent: Vec<u64> = pair.polled(0).into_iter().map(|(wr_id, _)| wr_id).collect();
+        assert_eq!(sent, [0, 1, 3, 4, 5, 6, 7], "{way:?}");
+    }
+}
