@@ -219,7 +219,9 @@ fn connections(world: &mut World, input: &mut Input<'_>) {
         (5, Some(at)) => {
             let Some(link) = world.neighbours[1].link.or(link) else { return };
             let conn = world.wanted.remove(at);
-            world.adapter.handle_reached_link(now, conn, link);
+            if !world.adapter.handle_reached_link(now, conn, link) {
+                world.adapter.handle_lost(now, conn, Loss::Refused);
+            }
         }
         (7, _) if matches!(world.carriage, Carriage::Plain) => {
             world.adopt(which % world.qps.len(), input.byte());

@@ -505,6 +505,15 @@ fn message_of(list: &[libc::iovec]) -> libc::msghdr {
     message
 }
 
+/// Gives back the memory of the first `len` bytes of a memory file, whoever has them mapped: zeros are there
+/// from now on.
+pub(crate) fn punch_hole(fd: &OwnedFd, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes integers only. What others see of the file is their own concern, as with every write.
+    check(unsafe { libc::fallocate(fd.as_raw_fd(), mode, 0, len as libc::off_t) })?;
+    Ok(())
+}
+
 /// Tells the peer that no more bytes follow.
 pub(crate) fn shutdown_write(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: takes integers only.

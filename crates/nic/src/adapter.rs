@@ -192,7 +192,7 @@ pub(crate) struct Srq {
     pub(crate) limit: u32,
     pub(crate) users: u32,
     /// Queue pairs on channels whose peer waits for a receive to be posted here.
-    pub(crate) awaited_by: Vec<QpId>,
+    pub(crate) awaited_by: VecDeque<QpId>,
     /// When receives that are held back are looked at.
     pub(crate) alarm: Option<Time>,
 }

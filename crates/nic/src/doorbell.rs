@@ -354,16 +354,25 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// Has those look again whose peers wait for a receive of a shared queue.
+    /// Has those look again whose peers wait for a receive of a shared queue: as many as there are receives,
+    /// in the order in which they came. Those for which none is left come again behind the others.
     pub(crate) fn call_waiters(&mut self, id: SrqId) {
-        let Some(srq) = self.hub.srqs.get_mut(id) else { return };
-        for id in std::mem::take(&mut srq.awaited_by) {
-            if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
-                path.awaiting = false;
-                self.hub.nudged.push_back(id);
+        let mut listed = self.hub.srqs.get(id).map_or(0, |srq| srq.awaited_by.len());
+        while listed > 0 {
+            let Some(srq) = self.hub.srqs.get_mut(id) else { return };
+            let called = listed.min(srq.queue.len() as usize);
+            if called == 0 {
+                return;
             }
+            listed -= called;
+            for id in srq.awaited_by.drain(..called) {
+                if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
+                    path.awaiting = false;
+                    self.hub.nudged.push_back(id);
+                }
+            }
+            self.serve_nudged();
         }
-        self.serve_nudged();
     }
 }
 

@@ -65,7 +65,7 @@ pub enum StreamChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Reach the engine at `peer`; answer with exactly one of `handle_reached_stream`,
-    /// `handle_reached_link`, `handle_reached_self` and `handle_lost`.
+    /// `handle_reached_link`, `handle_reached_self` and `handle_lost`. A link that has no room is no answer.
     Connect {
         /// The connection to answer for.
         conn: ConnId,

@@ -1,6 +1,7 @@
 //! The management state machine: creates, changes and destroys objects, and registers memory. Queue pairs
 //! and completion queues have files of their own.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use quipu_mem::{
@@ -271,7 +272,7 @@ impl<P: Probe> Adapter<P> {
             queue: RecvQueue::new(max_wr, max_sge.max(1))?,
             limit,
             users: 0,
-            awaited_by: Vec::new(),
+            awaited_by: VecDeque::new(),
             alarm: None,
         };
         let id = self.hub.srqs.insert(srq).ok_or(Fault::Exhausted("shared receive queues"))?;

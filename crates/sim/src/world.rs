@@ -618,7 +618,9 @@ impl World {
         match self.hosts[h].links.get(&peer) {
             Some(&link) => {
                 self.wake(h);
-                self.hosts[h].adapter.handle_reached_link(now, conn, link);
+                if !self.hosts[h].adapter.handle_reached_link(now, conn, link) {
+                    self.hosts[h].adapter.handle_lost(now, conn, Loss::Refused);
+                }
             }
             None => self.hosts[h].adapter.handle_lost(now, conn, Loss::Refused),
         }

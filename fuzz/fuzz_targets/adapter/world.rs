@@ -474,7 +474,9 @@ impl World {
             return;
         };
         self.wanted.remove(0);
-        self.adapter.handle_reached_link(self.now, conn, link);
+        if !self.adapter.handle_reached_link(self.now, conn, link) {
+            self.adapter.handle_lost(self.now, conn, Loss::Refused);
+        }
         self.settle();
         let asked = self.heard.iter().find_map(|message| match message {
             LinkMessage::Request { tag, offset, .. } => Some((*tag, *offset)),

@@ -85,7 +85,11 @@ impl Core {
                     return self.adapter.handle_reached_self(now, conn);
                 }
                 match self.links.reach(now, waiting) {
-                    Reach::Linked(link) => self.adapter.handle_reached_link(now, conn, link),
+                    Reach::Linked(link) => {
+                        if !self.adapter.handle_reached_link(now, conn, link) {
+                            self.connect_stream(now, waiting);
+                        }
+                    }
                     Reach::Pending => {}
                     Reach::Elsewhere => self.connect_stream(now, waiting),
                 }

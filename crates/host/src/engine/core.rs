@@ -237,6 +237,10 @@ impl Core {
                 Some(Token::Link(slot)) => {
                     any |= self.links.ready(adapter, now, slot, item.events);
                 }
+                Some(Token::LinkProcess(slot)) => {
+                    any = true;
+                    self.links.process_ended(adapter, now, slot);
+                }
                 Some(Token::Datagrams(index)) => {
                     any |= self.datagrams.ready(adapter, now, index, item.events);
                 }
@@ -554,6 +558,7 @@ impl Core {
         self.settle(now);
         self.adapter.abort_connections(now);
         self.settle(now);
+        self.links.shut_down();
         self.net.shut_down(&mut self.adapter, now);
         if let Some(cm) = &mut self.cm {
             cm.shut_down();

@@ -7,7 +7,8 @@
 //! IP address and port, so whoever wants to connect finds out by trying whether its peer is on this
 //! host. Only processes of the same user are let in; all others go by TCP. One link serves all
 //! queue pairs of two engines (two links if both called at the same moment, which does no harm).
-//! A link ends when its socket does, which the kernel sees to however a process dies.
+//! A link ends when its socket does, which the kernel sees to however a process dies; or when the process
+//! does, whose socket a child of fork may have inherited.
 
 mod handshake;
 mod identity;
@@ -101,6 +102,8 @@ struct Peer {
     /// What it says its address is, which was found to be one of this host.
     gid: Gid,
     pid: libc::pid_t,
+    /// Its process, which the epoll set has too, once the link stands and if the kernel lets one watch it.
+    process: Option<OwnedFd>,
     deadline: Time,
     own_arena: Option<Segment>,
     /// What the other has given, until the adapter gets it.
@@ -262,6 +265,7 @@ impl Links {
                 engine: None,
                 gid: Gid::default(),
                 pid,
+                process: None,
                 deadline: now.after(SETUP_NS),
                 own_arena: None,
                 peer_arena: None,
@@ -406,6 +410,41 @@ impl Links {
         Ok(())
     }
 
+    /// From now on hears when the process at the other end of a link ends. Without that, as where a sandbox
+    /// forbids it, the end of the socket tells.
+    fn watch_process(&mut self, slot: Slot) {
+        let Some(peer) = self.peers.get_mut(slot) else {
+            return;
+        };
+        let watched = sys::process(peer.pid).and_then(|process| {
+            self.epoll.add(&process, libc::EPOLLIN, Token::LinkProcess(slot).bits())?;
+            Ok(process)
+        });
+        match watched {
+            Ok(process) => peer.process = Some(process),
+            Err(error) => tracing::debug!(pid = peer.pid, %error, "a peer cannot be watched"),
+        }
+    }
+
+    /// The process at the other end of a link has ended, whoever else has its socket.
+    pub(crate) fn process_ended(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
+        // What it said last is on the socket.
+        let reason = self.serve(adapter, now, slot, 0).err().unwrap_or(Broken::Gone);
+        self.end(adapter, now, slot, &reason);
+    }
+
+    /// Has all peers see the end, also where a child of fork keeps the sockets: the process is about to exit.
+    pub(crate) fn shut_down(&mut self) {
+        let slots: Vec<Slot> = self.peers.slots().collect();
+        for slot in slots {
+            // A peer that takes nothing any more learns by the end of the socket what it has to know.
+            let _ = self.flush(slot);
+            if let Some(peer) = self.peers.get(slot) {
+                let _ = sys::shutdown_write(&peer.fd);
+            }
+        }
+    }
+
     /// Rings the other engine's bell.
     pub(crate) fn ring(&self, link: LinkId) {
         if let Some(peer) = self.by_link.get(&link).and_then(|&slot| self.peers.get(slot)) {
@@ -455,6 +494,9 @@ impl Links {
             return;
         };
         self.epoll.remove(&peer.fd);
+        if let Some(process) = &peer.process {
+            self.epoll.remove(process);
+        }
         self.by_target.retain(|_, &mut other| other != slot);
         self.by_link.retain(|_, &mut other| other != slot);
         self.in_setup.retain(|&other| other != slot);

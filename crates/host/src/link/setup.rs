@@ -3,13 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use quipu_nic::{Link, PeerMemory, Time};
+use quipu_nic::{Link, LinkId, PeerMemory, Time};
 
 use super::handshake::{EngineName, Hello, Message};
 use super::identity::Shown;
 use super::peer_memory::ProcessMemory;
 use super::probe::Number;
-use super::{Broken, Links, MAPPED_MAX, State, socket};
+use super::{Broken, Links, MAPPED_MAX, State, Waiting, socket};
 use crate::address::{find_address, host_addresses};
 use crate::net::token::Slot;
 use crate::sys;
@@ -108,9 +108,7 @@ impl Links {
             return Ok(());
         };
         match peer.state {
-            State::Up(link) => waiting
-                .iter()
-                .for_each(|waiting| adapter.handle_reached_link(now, waiting.conn, link)),
+            State::Up(link) => self.put_through(adapter, now, link, waiting),
             _ => peer.waiting.extend(waiting),
         }
         Ok(())
@@ -187,9 +185,21 @@ impl Links {
         peer.state = State::Up(link);
         self.by_link.insert(link, slot);
         self.in_setup.retain(|&other| other != slot);
-        for waiting in std::mem::take(&mut peer.waiting) {
-            adapter.handle_reached_link(now, waiting.conn, link);
-        }
+        let waiting = std::mem::take(&mut peer.waiting);
+        self.watch_process(slot);
+        self.put_through(adapter, now, link, waiting);
         Ok(())
+    }
+
+    /// Gives connections to a link that stands; those for which it has no room go by TCP.
+    fn put_through(
+        &mut self,
+        adapter: &mut Adapter,
+        now: Time,
+        link: LinkId,
+        mut waiting: Vec<Waiting>,
+    ) {
+        waiting.retain(|waiting| !adapter.handle_reached_link(now, waiting.conn, link));
+        self.given_up.append(&mut waiting);
     }
 }

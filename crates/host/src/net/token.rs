@@ -14,6 +14,8 @@ pub(crate) enum Token {
     LinkListener(u32),
     /// The socket of a link.
     Link(Slot),
+    /// The process at the other end of a link.
+    LinkProcess(Slot),
     /// Notices about the port.
     Port,
     /// The socket of an identifier of connection management.
@@ -55,6 +57,7 @@ impl Token {
             Self::Stream(slot) => pack(2, slot),
             Self::LinkListener(index) => plain(3, index),
             Self::Link(slot) => pack(4, slot),
+            Self::LinkProcess(slot) => pack(7, slot),
             Self::Port => plain(5, 0),
             Self::CmSocket(slot) => pack(10, slot),
             Self::CmStream(slot) => pack(11, slot),
@@ -74,6 +77,7 @@ impl Token {
             2 => Self::Stream(slot),
             3 => Self::LinkListener(index),
             4 => Self::Link(slot),
+            7 => Self::LinkProcess(slot),
             5 => Self::Port,
             10 => Self::CmSocket(slot),
             11 => Self::CmStream(slot),
@@ -98,6 +102,7 @@ mod tests {
             Token::Stream(slot),
             Token::LinkListener(39),
             Token::Link(slot),
+            Token::LinkProcess(slot),
             Token::Port,
             Token::CmSocket(slot),
             Token::CmStream(slot),

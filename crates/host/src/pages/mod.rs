@@ -74,6 +74,8 @@ struct Range {
     inode: u64,
     /// Registrations.
     users: usize,
+    /// Whether the pages are for nothing else: of memory that the engine gives away.
+    own: bool,
 }
 
 /// A registration's share of the ranges that it uses, given back when dropped.
@@ -88,7 +90,11 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // In a child of fork it is the parent's.
         if current().is_some_and(|registry| ptr::eq(registry, self.registry)) {
-            self.registry.lock().release(&self.ids, self.live);
+            let gone = self.registry.lock().release(&self.ids, self.live);
+            for range in gone.iter().filter(|range| range.own) {
+                // Peers may have it mapped for as long as they have nothing to do with this process.
+                let _ = sys::punch_hole(&range.file, (range.end - range.start) as u64);
+            }
         }
     }
 }
@@ -285,7 +291,7 @@ impl Books {
         let file = self.file(end - start)?;
         let replaced = convert::replace(&file, start, end - start, private)?;
         self.made += 1;
-        self.add(start, start + replaced, file, 0)
+        self.add((start, start + replaced), file, 0, false)
     }
 
     /// Makes a range of new pages, with one user.
@@ -293,7 +299,7 @@ impl Books {
         let file = self.file(len)?;
         let mapping = Mapped::of(&file, len)?;
         let start = mapping.addr().expose_provenance();
-        let id = self.add(start, start + len, file, 1)?;
+        let id = self.add((start, start + len), file, 1, true)?;
         self.show();
         Ok((id, mapping))
     }
@@ -312,21 +318,29 @@ impl Books {
         segment::file(&self.name, most as usize)
     }
 
-    fn add(&mut self, start: usize, end: usize, file: OwnedFd, users: usize) -> io::Result<u32> {
+    fn add(
+        &mut self,
+        (start, end): (usize, usize),
+        file: OwnedFd,
+        users: usize,
+        own: bool,
+    ) -> io::Result<u32> {
         let inode = segment::settled(&file)?.inode;
         self.last_id = self.last_id.wrapping_add(1);
         let id = self.last_id;
-        self.ranges.push(Range { id, start, end, file, inode, users });
+        self.ranges.push(Range { id, start, end, file, inode, users, own });
         Ok(id)
     }
 
-    fn release(&mut self, ids: &[u32], live: Option<u64>) {
+    /// Gives a registration's share back; the ranges that nobody uses any more.
+    fn release(&mut self, ids: &[u32], live: Option<u64>) -> Vec<Range> {
         live.into_iter().for_each(|number| self.live.remove(number));
         for range in self.ranges.iter_mut().filter(|range| ids.contains(&range.id)) {
             range.users -= 1;
         }
-        self.ranges.retain(|range| range.users > 0);
+        let gone = self.ranges.extract_if(.., |range| range.users == 0).collect();
         self.show();
+        gone
     }
 
     fn show(&mut self) {

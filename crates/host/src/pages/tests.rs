@@ -106,6 +106,35 @@ fn what_was_shared_can_be_made_longer() {
     drop(shared);
 }
 
+/// A peer that has no more to do with this process keeps what it has mapped.
+#[test]
+fn memory_that_is_given_back_is_nobodys_though_a_peer_has_it_mapped() {
+    let (len, pages) = (64 * mapped::page_size(), 64);
+    let memory = allocate(len).unwrap();
+    let at = memory.addr();
+    let file = |books: &Books| {
+        let range = books.ranges.iter().find(|range| range.start == at).unwrap();
+        (range.file.try_clone().unwrap(), range.inode)
+    };
+    let (file, inode) = file(&registry().unwrap().lock());
+    let window = segment::attach_pages(&file, len, inode).unwrap();
+    (0..pages).for_each(|page| window.write(page * mapped::page_size(), &[7]).unwrap());
+    let file = File::from(file);
+    let held = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) * 512;
+    assert_eq!(held(), len as u64);
+    // While it is registered, too, nothing happens to it.
+    let registered = share(at, len as u64, true).unwrap();
+    let again = share(at, len as u64, true).unwrap();
+    drop(again);
+    assert_eq!(held(), len as u64);
+    drop(registered);
+    drop(memory);
+    assert_eq!(held(), 0);
+    let mut byte = [1];
+    window.read(0, &mut byte).unwrap();
+    assert_eq!(byte, [0]);
+}
+
 #[test]
 fn only_whole_pages_are_shared() {
     let memory = Memory::of(4);

@@ -2,6 +2,7 @@
 //! its own, and its ends of the rings. Nothing that it says is believed.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ const MAX_UDP_PAIRS: usize = 128;
 /// The most connections that wait at all listeners of a program, and those that may at each in any case.
 const MAX_BACKLOG: u32 = 512;
 const MIN_BACKLOG: u32 = 2;
+/// Behind which serial number the first one comes: in tests they begin anew in the midst of what happens.
+const BEFORE_FIRST: u32 = if cfg!(test) { MAX_SERIAL - 2 } else { 0 };
 /// The most requests that its queues may hold together: there is a place for the completion of each.
 const MAX_REQUESTS: u32 = 1 << 16;
 /// The most bytes that its queues may take, and those of one queue pair, which are cleared at once while
@@ -91,7 +94,7 @@ pub(super) struct Tenant {
     cq: CqId,
     /// Readable while there are events about connections.
     pub(super) events: RawFd,
-    /// The last serial number that was given.
+    /// The last serial number that was given. They begin anew with 1.
     serial: u32,
     pds: HashMap<u64, PdId>,
     regions: HashMap<u64, MrId>,
@@ -115,6 +118,23 @@ pub(super) struct Tenant {
     pub(super) called: bool,
     /// A call that waits for the requests before it, which end at this position of their ring or sooner.
     call: Option<(Call, u32)>,
+}
+
+/// A number for one more object of a kind, of which there may be so many: the next one that none of them has.
+fn next_serial<T, S: BuildHasher>(
+    last: &mut u32,
+    objects: &HashMap<u64, T, S>,
+    most: usize,
+) -> Result<u32, Fault> {
+    if objects.len() >= most {
+        return Err(Fault::Exhausted("objects for this program"));
+    }
+    loop {
+        *last = *last % MAX_SERIAL + 1;
+        if !objects.contains_key(&u64::from(*last)) {
+            return Ok(*last);
+        }
+    }
 }
 
 /// Bytes that the queues of a queue pair take: rings have a power of two of slots.
@@ -161,7 +181,7 @@ impl Tenant {
             context,
             cq,
             events,
-            serial: 0,
+            serial: BEFORE_FIRST,
             pds: HashMap::new(),
             regions: HashMap::new(),
             listeners: HashMap::new(),
@@ -380,15 +400,6 @@ impl Tenant {
         Ok(Some((call, position.wrapping_add(RINGS.request_slots))))
     }
 
-    /// A number for one more object of a kind, of which there are so many.
-    fn next_serial(&mut self, objects: usize, most: usize) -> Result<u32, Fault> {
-        if objects >= most || self.serial >= MAX_SERIAL {
-            return Err(Fault::Exhausted("objects for this program"));
-        }
-        self.serial += 1;
-        Ok(self.serial)
-    }
-
     fn qp(&self, serial: u64) -> Result<QpId, Fault> {
         self.qps.get(&serial).map(|qp| qp.id).ok_or(Fault::NoSuchObject)
     }
@@ -400,7 +411,7 @@ impl Tenant {
             |pds: &HashMap<u64, PdId>, serial| pds.get(&serial).copied().ok_or(Fault::NoSuchObject);
         match *call {
             Call::AllocPd => {
-                let serial = self.next_serial(self.pds.len(), MAX_DOMAINS)?;
+                let serial = next_serial(&mut self.serial, &self.pds, MAX_DOMAINS)?;
                 self.pds.insert(serial.into(), engine.alloc_pd()?);
                 return Ok(nothing.word(serial));
             }
@@ -416,7 +427,7 @@ impl Tenant {
                 let memory = self.arena.slice(offset, len);
                 let memory = memory.map_err(|_| Fault::Invalid("a range outside of the arena"))?;
                 let pd = pd(&self.pds, serial)?;
-                let serial = self.next_serial(self.regions.len(), MAX_REGIONS)?;
+                let serial = next_serial(&mut self.serial, &self.regions, MAX_REGIONS)?;
                 // Nobody but the program itself reaches its memory: QPIP has no remote access.
                 let access = Access::from_bits_truncate(access) & Access::LOCAL_WRITE;
                 let region = engine.reg_segment(pd, &memory, Some(iova), access)?;
@@ -448,7 +459,7 @@ impl Tenant {
                 self.give_back(&owned);
             }
             Call::Listen { port, backlog, settings } => {
-                let serial = self.next_serial(self.listeners.len(), MAX_LISTENERS)?;
+                let serial = next_serial(&mut self.serial, &self.listeners, MAX_LISTENERS)?;
                 let taken = self.listeners.values().map(|listening| listening.backlog).sum();
                 let room = MAX_BACKLOG.saturating_sub(taken).max(MIN_BACKLOG);
                 let backlog = backlog.min(room);
@@ -512,7 +523,7 @@ impl Tenant {
         if udp && self.udp_pairs >= MAX_UDP_PAIRS {
             return Err(Fault::Exhausted("queue pairs with UDP for this program").into());
         }
-        let serial = self.next_serial(self.qps.len(), claim::MAX as usize)?;
+        let serial = next_serial(&mut self.serial, &self.qps, claim::MAX as usize)?;
         if !self.claim.take() {
             return Err(Fault::Exhausted("queue pairs that no other program is sure of").into());
         }

@@ -33,8 +33,27 @@ fn child() {
     println!("QUIPU {} {} {}", node.num.0, node.addr(0), node.rkey());
     let parent = listen_to_parent();
     node.connect(engine.gid(), QpNum(parent[0] as u32));
+    if part.contains("forks") {
+        leave_a_child();
+    }
     println!("CONNECTED");
-    listen_to_parent();
+    if !listen_to_parent().is_empty() {
+        engine.shutdown_flush();
+        listen_to_parent();
+    }
+}
+
+/// Leaves a child that has all descriptors of this process, until the end of the pipe is closed.
+fn leave_a_child() {
+    // SAFETY: the child calls only what is async-signal-safe.
+    if unsafe { libc::fork() } == 0 {
+        let mut end = libc::pollfd { fd: 0, events: 0, revents: 0 };
+        // SAFETY: asks about the one descriptor; then ends the child at once.
+        unsafe {
+            while libc::poll(&raw mut end, 1, -1) < 1 {}
+            libc::_exit(0)
+        }
+    }
 }
 
 /// A node connected to a child, and where the child's memory is.
@@ -141,7 +160,7 @@ fn a_killed_peer_is_noticed_by_who_writes_to_memory_that_is_mapped() {
         done.into_iter().find(|&status| status != WcStatus::Success)
     };
     assert!((0..100).all(|_| write().is_none()));
-    // The descriptors are asked behind 64 polls that find something.
+    // The descriptors are asked behind 16 polls that find something.
     let failed = kill_beside(&mut actor, 3 * 64, write);
     assert_eq!(failed, Some(WcStatus::RetryExcErr));
 }
@@ -161,6 +180,25 @@ fn a_killed_peer_is_noticed_by_who_writes_and_never_polls() {
     });
     assert!(matches!(full, Some(EngineError::Fault(Fault::QueueFull))), "{full:?}");
     assert_eq!(node.poll().status, WcStatus::RetryExcErr);
+}
+
+/// Whoever else has the descriptors of an engine that ends, or of a process, its peers are told.
+#[test]
+fn the_end_is_noticed_though_a_child_has_the_sockets() {
+    // A peer over TCP that is killed is as silent as over any socket that a child keeps.
+    for (part, by_force) in [("link-forks", false), ("link-forks", true), ("tcp-forks", false)] {
+        let (node, mut actor, op) = with_target(part);
+        assert_eq!(write(&node, op), WcStatus::Success);
+        // No receive is there, so that the peer has it when it ends.
+        node.post(2, SendOp::Send, &[]);
+        match by_force {
+            true => actor.child.kill().unwrap(),
+            false => actor.tell(&[0]),
+        }
+        let since = Instant::now();
+        assert_eq!(node.poll().status, WcStatus::RetryExcErr, "{part} {by_force}");
+        assert!(since.elapsed() < REPEATS + PATIENCE / 4);
+    }
 }
 
 /// Two connected nodes: in two engines, which reach each other so, or in one.

@@ -168,6 +168,24 @@ impl SlotProducer {
         Ok(SlotWriter { first: self.geometry.first_word(self.tail), ring: self })
     }
 
+    /// The same, but for the last free slot, which is kept for what has to be said in any case.
+    ///
+    /// # Errors
+    /// [`RingError::Full`] also if just one slot is free; `Corrupt` as for [`reserve`](Self::reserve).
+    pub fn reserve_but_last(&mut self) -> Result<SlotWriter<'_>, RingError> {
+        if self.is_almost_full() {
+            self.refresh()?;
+            if self.is_almost_full() {
+                return Err(RingError::Full);
+            }
+        }
+        Ok(SlotWriter { first: self.geometry.first_word(self.tail), ring: self })
+    }
+
+    fn is_almost_full(&self) -> bool {
+        self.tail.wrapping_sub(self.consumed) >= self.geometry.mask
+    }
+
     /// Whether no slot is free, as far as is known.
     #[inline(always)]
     fn is_full(&self) -> bool {

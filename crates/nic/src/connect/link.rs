@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_mem::ring::Channel;
 
-use super::{Conn, Phase, Via, Waiting, established, hello_of, pause};
+use super::{Conn, Phase, Via, Waiting, detach, established, hello_of, pause, start_deadline};
 use crate::adapter::{Adapter, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::error::Fault;
@@ -24,7 +24,7 @@ impl<P> Hub<P> {
     }
 }
 
-/// Begins a channel in the own segment of a link and asks the peer to join it.
+/// Begins a channel in the own segment of a link and asks the peer to join it. `None` if there is no room.
 fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<()> {
     let hello = hello_of(qp, hub, Kind::Request);
     let state = hub.links.get_mut(link)?;
@@ -50,20 +50,38 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
     Some(())
 }
 
+/// Whether the peer of a channel gave its request up before the answer reached it: it has never had the
+/// channel, or it would have closed its end of it, and asks again.
+fn never_stood(qp: &Qp) -> bool {
+    let Path::Channel(path) = &qp.path else { return false };
+    let incoming = &path.channel.incoming;
+    let silent = qp.responder.executed == 0
+        && !qp.responder.receiving
+        && qp.requester.acked == 0
+        && incoming.responses.position() == 0;
+    path.block.is_none()
+        && qp.qp_type.is_reliable()
+        && silent
+        && !incoming.control.producer_closed()
+}
+
 impl<P: Probe> Adapter<P> {
-    /// The peer that `Connect` asked for is on this host, behind `link`.
-    pub fn handle_reached_link(&mut self, now: Time, conn: ConnId, link: LinkId) {
+    /// The peer that `Connect` asked for is on this host, behind `link`. `false` if the link has no room for
+    /// one more channel: that was no answer then, and the peer is to be reached by a stream.
+    #[must_use]
+    pub fn handle_reached_link(&mut self, now: Time, conn: ConnId, link: LinkId) -> bool {
         self.hub.now = now;
         let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else {
             self.hub.remove_conn(conn);
-            return;
+            return true;
         };
-        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        let genuine = hub.speaks_for(link, qp.attr.av.dgid);
-        if !genuine || ask(qp, hub, conn, link).is_none() {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
+        if !hub.speaks_for(link, qp.attr.av.dgid) {
             hub.remove_conn(conn);
             pause(qp, hub);
+            return true;
         }
+        ask(qp, hub, conn, link).is_some()
     }
 
     /// Takes a link into use.
@@ -228,6 +246,12 @@ impl<P: Probe> Adapter<P> {
         }
         // What it executed and answered before counts.
         receive::channel::run_out(qp, hub);
+        if never_stood(qp) {
+            detach(qp, hub);
+            requester::start_over(qp);
+            start_deadline(qp, hub);
+            return;
+        }
         requester::peer_lost(qp, hub);
         let _ = self.take_link_conn(link, conn);
     }

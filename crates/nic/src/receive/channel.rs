@@ -235,7 +235,7 @@ fn settle<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
     let (executed, stall) = (control.executed(), control.stall());
     requester_ack(qp, hub, executed)?;
     if let Some(stall) = stall {
-        stalled(qp, hub, stall);
+        stalled(qp, hub, stall)?;
     }
     if qp.sq.has_waiting() && matches!(qp.path, Path::Channel(_)) {
         transmit::channel::run(qp, hub);
@@ -260,14 +260,16 @@ pub(super) fn requester_ack<P: Probe>(
 }
 
 /// The peer has no receive for its oldest request: counts it as an RNR refusal, once per wait.
-fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
+fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) -> Result<(), End> {
     if stall.sequence != qp.requester.acked || qp.requester.rnr_until.is_some() {
-        return;
+        return Ok(());
     }
     qp.requester.counters.rnr += 1;
     if qp.attr.rnr_retry != 7 && qp.requester.rnr_tries >= qp.attr.rnr_retry {
+        // The answers to what was executed before may have come since the last look.
+        answers::responses(qp, hub)?;
         requester::fail_oldest(qp, hub, WcStatus::RnrRetryExcErr);
-        return;
+        return Ok(());
     }
     if hub.probe.watches() {
         let nak = Control::RnrNak { count: stall.sequence, timer: stall.timer };
@@ -276,6 +278,7 @@ fn stalled<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, stall: Stall) {
     qp.requester.rnr_tries = qp.requester.rnr_tries.saturating_add(1);
     qp.requester.rnr_until = Some(hub.now.after(rnr_timer_ns(stall.timer)));
     requester::set_alarm(qp, hub);
+    Ok(())
 }
 
 pub(super) fn execute<P: Probe>(
@@ -331,7 +334,7 @@ fn await_shared<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         && let Some(srq) = qp.srq.and_then(|srq| hub.srqs.get_mut(srq))
     {
         path.awaiting = true;
-        srq.awaited_by.push(qp.id);
+        srq.awaited_by.push_back(qp.id);
     }
 }
 
@@ -549,7 +552,7 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
             ..SlotHeader::default()
         };
         path.channel.incoming.control.set_executed(ack);
-        // With no room for it the peer learns from the end of the channel, as retries exceeded.
+        // There is room for it: other answers leave one slot.
         let _ = path.channel.outgoing.responses.push(&answer, &[]);
         transmit::channel::notify(qp, hub);
     }

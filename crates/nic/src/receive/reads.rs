@@ -1,5 +1,5 @@
 //! Requests of a channel that the peer wants an answer to: reads and atomics; and flushes, of which the count
-//! of executed requests says enough.
+//! of executed requests says enough. One slot for answers always stays free, for a refusal.
 
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
@@ -40,7 +40,7 @@ pub(super) fn read<P: Probe>(
     let len = left.min(PIECE);
     let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
     let outgoing = &mut path.channel.outgoing;
-    let slot = match outgoing.responses.reserve() {
+    let slot = match outgoing.responses.reserve_but_last() {
         Ok(slot) => slot,
         Err(RingError::Full) => return Ok(Front::Wait),
         Err(error) => return Err(error.into()),
@@ -95,7 +95,7 @@ fn deliver_read<P: Probe>(
     if done + len < header.length {
         return Ok(Front::Again);
     }
-    let slot = match path.channel.outgoing.responses.reserve() {
+    let slot = match path.channel.outgoing.responses.reserve_but_last() {
         Ok(slot) => slot,
         Err(RingError::Full) => return Ok(Front::Wait),
         Err(error) => return Err(error.into()),
@@ -125,7 +125,7 @@ pub(super) fn atomic<P: Probe>(
     path(qp)?.channel.incoming.requests.payload().read_into(0, &mut operands);
     let half =
         |at: usize| operands[at..at + 8].try_into().map(u64::from_ne_bytes).unwrap_or_default();
-    if path(qp)?.channel.outgoing.responses.free()? == 0 {
+    if path(qp)?.channel.outgoing.responses.free()? <= 1 {
         return Ok(Front::Wait);
     }
     let word = responder::remote(qp, hub, header.rkey, header.raddr, 8, Access::REMOTE_ATOMIC)?;

@@ -158,11 +158,11 @@ fn request_of(pair: &mut Pair) -> Vec<u8> {
 }
 
 /// A process on this host that answers the link of host 0 by hand.
-struct LinkPeer {
+pub struct LinkPeer {
     /// The segment of host 0, and that of this peer.
     own: Segment,
     own_page: Segment,
-    memory: Arc<Everything>,
+    pub memory: Arc<Everything>,
     link: LinkId,
     conn: u64,
     offset: usize,
@@ -171,12 +171,17 @@ struct LinkPeer {
 /// Memory of a peer that claims that every address of it is there, and that with each access pushes what it
 /// was told to.
 #[derive(Default)]
-struct Everything {
+pub struct Everything {
     push: Mutex<Option<(Channel, SlotHeader, u32)>>,
+    /// What happens meanwhile, once.
+    pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Everything {
     fn accessed(&self) {
+        if let Some(happen) = self.meanwhile.lock().unwrap().take() {
+            happen();
+        }
         if let Some((channel, header, left)) = &mut *self.push.lock().unwrap()
             && *left > 0
         {
@@ -209,10 +214,19 @@ impl LinkPeer {
     }
 
     fn asked_by(pair: &mut Pair, qp: QpId, directory: Option<Segment>) -> Self {
+        Self::asked_with(pair, qp, directory, |_| {})
+    }
+
+    /// The same, of a queue pair with changed attributes.
+    pub fn asked_with(
+        pair: &mut Pair,
+        qp: QpId,
+        directory: Option<Segment>,
+        change: impl Fn(&mut QpAttr),
+    ) -> Self {
         let qps = [qp, pair.hosts[1].qp()];
-        let keep = |_: &mut QpAttr| {};
-        pair.to_rtr(0, qps, &keep);
-        pair.to_rts(0, qp, &keep);
+        pair.to_rtr(0, qps, &change);
+        pair.to_rts(0, qp, &change);
         let (own, peer) = (Segment::heap(4 << 20), Segment::heap(4 << 20));
         let memory = Arc::new(Everything::default());
         let adapter = &mut pair.hosts[0].adapter;
@@ -228,7 +242,7 @@ impl LinkPeer {
         let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
             panic!("nothing to connect");
         };
-        adapter.handle_reached_link(pair.now, conn, link);
+        assert!(adapter.handle_reached_link(pair.now, conn, link));
         let (conn, offset) = Self::request(adapter);
         Self { own, own_page: peer, memory, link, conn, offset }
     }
@@ -245,7 +259,7 @@ impl LinkPeer {
     }
 
     /// Grants the channel; its other end.
-    fn accept(&self, pair: &mut Pair) -> Channel {
+    pub fn accept(&self, pair: &mut Pair) -> Channel {
         let end = LinkEnd { bell: 0, pd: 1 };
         let accept = LinkMessage::Accept { tag: self.conn, own_tag: Self::TAG, end };
         pair.hosts[0].adapter.handle_link_message(pair.now, self.link, accept);
@@ -476,7 +490,7 @@ fn a_request_over_a_link_that_is_not_answered_is_made_again() {
             }
         }
         let conn = asked.expect("it asks again");
-        adapter.handle_reached_link(pair.now, conn, peer.link);
+        assert!(adapter.handle_reached_link(pair.now, conn, peer.link));
         let (conn, offset) = LinkPeer::request(adapter);
         let again = LinkPeer { conn, offset, ..peer };
         // The answer to the first request comes late, and is answered.
@@ -557,7 +571,7 @@ fn a_link_to_another_engine_is_not_used() {
     let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
         panic!("nothing to connect");
     };
-    adapter.handle_reached_link(pair.now, conn, peer.link);
+    assert!(adapter.handle_reached_link(pair.now, conn, peer.link));
     assert_eq!(adapter.poll_action(), None);
     let again = adapter.poll_timeout().expect("it tries again");
     adapter.handle_timeout(again);

@@ -17,6 +17,7 @@ mod hostile;
 mod intruders;
 mod lids;
 mod lingering;
+mod links;
 mod mapped;
 mod offers;
 mod operations;

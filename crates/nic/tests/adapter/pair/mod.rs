@@ -145,6 +145,8 @@ pub struct Pair {
     pub segments: Vec<Segment>,
     /// Ends of the connection that are cut: nothing arrives any more.
     pub cut: bool,
+    /// The host whose process does not run for now (SIGSTOP): what links bring it waits.
+    pub stopped: Option<usize>,
     /// Bytes that a socket takes at once; then the other host reads before it takes more.
     pub socket_bytes: usize,
     /// Datagrams on their way: the host they go to, where from, bytes.
@@ -194,6 +196,7 @@ impl Pair {
             links: None,
             segments: Vec::new(),
             cut: false,
+            stopped: None,
             socket_bytes: usize::MAX,
             flying: VecDeque::new(),
             hold: false,
@@ -352,12 +355,14 @@ impl Pair {
     pub fn run_until(&mut self, until: Time) {
         loop {
             self.run();
-            let next = self.hosts.iter().filter_map(|host| host.adapter.poll_timeout()).min();
+            let running = [0, 1].into_iter().filter(|&host| self.stopped != Some(host));
+            let next =
+                running.clone().filter_map(|host| self.hosts[host].adapter.poll_timeout()).min();
             match next {
                 Some(at) if at <= until => self.now = at.max(self.now),
                 _ => break,
             }
-            for host in 0..2 {
+            for host in running {
                 self.hosts[host].adapter.handle_timeout(self.now);
                 let next = self.hosts[host].adapter.poll_timeout();
                 assert!(next.is_none_or(|next| next > self.now), "a stale deadline spins");
@@ -373,6 +378,10 @@ impl Pair {
             self.transmit(host, conn);
         }
         for (to, message) in std::mem::take(&mut self.messages) {
+            if self.stopped == Some(to) {
+                self.messages.push((to, message));
+                continue;
+            }
             busy = true;
             if !self.cut {
                 let link = self.link()[to];
@@ -380,6 +389,9 @@ impl Pair {
             }
         }
         for host in 0..2 {
+            if self.stopped == Some(host) {
+                continue;
+            }
             busy |= self.hosts[host].adapter.progress(self.now);
             while let Some(action) = self.hosts[host].adapter.poll_action() {
                 busy = true;
@@ -441,7 +453,9 @@ impl Pair {
                     Way::Stream(_) => self.open_stream(host, conn),
                     Way::Link | Way::LinkMapped | Way::LinkCopying => {
                         let link = self.link()[host];
-                        self.hosts[host].adapter.handle_reached_link(self.now, conn, link);
+                        if !self.hosts[host].adapter.handle_reached_link(self.now, conn, link) {
+                            self.open_stream(host, conn);
+                        }
                     }
                 }
             }
@@ -557,7 +571,8 @@ impl Pair {
     fn deliver(&mut self) -> bool {
         let piece = match self.way {
             Way::Stream(piece) => piece,
-            _ => return false,
+            // Those for which the link has no room.
+            _ => usize::MAX,
         };
         let mut busy = false;
         for index in 0..self.wires.len() {
