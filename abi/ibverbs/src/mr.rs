@@ -382,6 +382,9 @@ unsafe fn rereg(
     if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
         return Err(Errno::EINVAL);
     }
+    if access != 0 && !changes(IBV_REREG_MR_CHANGE_ACCESS) {
+        return Err(Errno::EINVAL);
+    }
     if changes(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
         return Err(Errno::EINVAL);
     }

@@ -103,8 +103,8 @@ fn pages_on_demand_may_go() {
 #[test]
 fn a_region_on_demand_may_be_given_memory_that_is_not_there() {
     let bench = Bench::new();
-    let there = register(&bench, bench.addr(0) as u64, 64, ON_DEMAND).unwrap();
-    let pinned = register(&bench, bench.addr(0) as u64, 64, IBV_ACCESS_LOCAL_WRITE).unwrap();
+    let there = register(&bench, bench.addr(0), 64, ON_DEMAND).unwrap();
+    let pinned = register(&bench, bench.addr(0), 64, IBV_ACCESS_LOCAL_WRITE).unwrap();
     let move_to = |mr: MrHandle, addr, access| {
         let init = EngineMrInit { access, ..registration(addr, 4096) };
         let flags = IBV_REREG_MR_CHANGE_TRANSLATION

@@ -278,6 +278,8 @@ static void regions_have_their_own_addresses(void)
 	post_send(&p.a, &wr);
 	done(&p.a, 2, IBV_WC_SUCCESS);
 	SAME(memcmp(p.a.buffer, p.b.buffer + 300, 16), 0);
+	SAME(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, p.pd, NULL, 0, ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
+	SAME(errno, EINVAL); /* rights that are not to change */
 	SAME(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0), 0);
 	SAME(ibv_dereg_mr(mr), 0);
 	SAME(ibv_dereg_mr(zero), 0);

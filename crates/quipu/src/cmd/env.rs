@@ -59,6 +59,7 @@ pub(crate) fn variables(
     let mut set = vec![
         ("LD_LIBRARY_PATH", search_path(libraries, env::var_os("LD_LIBRARY_PATH"))),
         ("LD_PRELOAD", preload(libraries, env::var_os("LD_PRELOAD"))),
+        ("ASAN_OPTIONS", asan_options(env::var_os("ASAN_OPTIONS"))),
     ];
     if let Some(address) = device.address {
         set.push(("QUIPU_ADDRESS", address.to_string().into()));
@@ -91,6 +92,15 @@ fn preload(libraries: &Libraries, old: Option<OsString>) -> OsString {
     join(ours.iter().map(|file| file.as_os_str().as_bytes()).chain(kept))
 }
 
+/// Has GCC's AddressSanitizer start though its library is not the first: none of ours is in front of what it
+/// watches but the shim, which calls what comes next. A later word of the user's has precedence.
+fn asan_options(old: Option<OsString>) -> OsString {
+    const OURS: &[u8] = b"verify_asan_link_order=0";
+    let old = old.unwrap_or_default();
+    let theirs = old.as_bytes();
+    if theirs.starts_with(OURS) { old } else { join([OURS, theirs].into_iter()) }
+}
+
 /// Joins what is not empty. (An empty part of a search path would mean the current folder.)
 fn join<'a>(parts: impl Iterator<Item = &'a [u8]>) -> OsString {
     let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty()).collect();
@@ -116,6 +126,15 @@ mod tests {
         assert_eq!(quote("a b"), "'a b'");
         assert_eq!(quote("it's"), "'it'\\''s'");
         assert_eq!(quote(""), "''");
+    }
+
+    #[test]
+    fn the_user_has_the_last_word_about_the_sanitizer() {
+        let of = |old: Option<&str>| asan_options(old.map(OsString::from));
+        assert_eq!(of(None), "verify_asan_link_order=0");
+        let both = of(Some("detect_leaks=0 verify_asan_link_order=1"));
+        assert_eq!(both, "verify_asan_link_order=0:detect_leaks=0 verify_asan_link_order=1");
+        assert_eq!(of(both.to_str()), both, "a run in a run");
     }
 
     #[test]
