@@ -297,6 +297,43 @@ fn sent_bytes(stream: &[u8]) -> usize {
     total
 }
 
+/// A program that is connected to a peer which the test plays, and the identifier of the connection.
+fn connected_to_a_peer() -> (Program, IdKey, TcpStream) {
+    let client = Program::new(Device::QuipuIw0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = client.connect(listener.local_addr().unwrap(), &client.param(b""));
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.read_exact(&mut [0; 24]).unwrap();
+    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
+    client.expect(EventKind::Established);
+    peer.read_exact(&mut [0; READY.len()]).unwrap();
+    (client, id, peer)
+}
+
+/// Connection management asks a silent peer for signs of life, and the queue pair goes on to: a peer that
+/// vanishes would never be noticed.
+#[test]
+fn a_silent_peer_is_asked_for_a_sign_of_life() {
+    let (_client, _, peer) = connected_to_a_peer();
+    let port = |address: SocketAddr| format!("{:04X}", address.port());
+    let ends = [peer.peer_addr().unwrap(), peer.local_addr().unwrap()].map(port);
+    let asks = || {
+        let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        // Local and remote address, state, queues, and the timer, of which 02 is that of keep-alive.
+        all.lines().any(|line| {
+            let field: Vec<&str> = line.split_whitespace().collect();
+            field[1].ends_with(&ends[0])
+                && field[2].ends_with(&ends[1])
+                && field[5].starts_with("02:")
+        })
+    };
+    let end = Instant::now() + Duration::from_secs(5);
+    while !asks() {
+        assert!(Instant::now() < end, "nobody would notice that the peer has vanished");
+        sleep(Duration::from_millis(50));
+    }
+}
+
 /// A request of plain iWARP is complete when its bytes are handed over: also those that the socket had no
 /// room for get to a peer that begins to read late.
 #[test]
