@@ -330,7 +330,7 @@ fn a_silent_peer_is_asked_for_a_sign_of_life() {
     let end = Instant::now() + Duration::from_secs(5);
     while !asks() {
         assert!(Instant::now() < end, "nobody would notice that the peer has vanished");
-        sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -340,14 +340,7 @@ fn a_silent_peer_is_asked_for_a_sign_of_life() {
 fn all_that_is_complete_arrives_although_the_process_ends() {
     const MESSAGES: usize = 40;
     const LEN: usize = 1 << 20;
-    let client = Program::new(Device::QuipuIw0);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    client.connect(listener.local_addr().unwrap(), &client.param(b""));
-    let (mut peer, _) = listener.accept().unwrap();
-    peer.read_exact(&mut [0; 24]).unwrap();
-    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
-    client.expect(EventKind::Established);
-    peer.read_exact(&mut [0; READY.len()]).unwrap();
+    let (client, _, mut peer) = connected_to_a_peer();
     for n in 0..MESSAGES {
         client.node.post(n as u64, SendOp::Send, &[client.node.sge(0, LEN as u32)]);
     }
@@ -365,14 +358,7 @@ fn all_that_is_complete_arrives_although_the_process_ends() {
 #[test]
 fn all_that_is_complete_arrives_although_the_program_disconnects() {
     const LEN: usize = 1 << 14;
-    let client = Program::new(Device::QuipuIw0);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let id = client.connect(listener.local_addr().unwrap(), &client.param(b""));
-    let (mut peer, _) = listener.accept().unwrap();
-    peer.read_exact(&mut [0; 24]).unwrap();
-    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
-    client.expect(EventKind::Established);
-    peer.read_exact(&mut [0; READY.len()]).unwrap();
+    let (client, id, mut peer) = connected_to_a_peer();
     let (mut posted, mut complete) = (0, 0);
     let mut out = [quipu_nic::Completion::default(); 64];
     let mut idle = Instant::now();
