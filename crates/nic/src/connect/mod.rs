@@ -40,6 +40,8 @@ use crate::watch;
 const FIRST_PAUSE_NS: u64 = 500_000;
 /// Longest pause.
 const LONGEST_PAUSE_NS: u64 = 100_000_000;
+/// What the peer of a queue pair must know: without acknowledgements no request would complete, nor fail.
+const NEEDED: Features = Features::QUIPU.with(Features::RFC7306);
 
 /// A connection, in the making or made.
 pub(crate) struct Conn {
@@ -141,6 +143,7 @@ pub(crate) fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
 fn is_peer(qp: &Qp, hello: &Hello) -> bool {
     let psn_sent = qp.state != QpState::Rtr;
     hello.service == qp.qp_type.wire().counterpart()
+        && hello.features.contains(NEEDED)
         && qp.attr.dest_qp_num == hello.source_qpn
         && qp.attr.av.dgid == Gid(hello.source_gid)
         && (hello.sq_psn == 0 || hello.sq_psn == qp.attr.rq_psn)

@@ -236,6 +236,24 @@ fn one_request_waits_for_a_queue_pair() {
     assert!(!said(&mut pair, 1, second).is_empty(), "it is granted");
 }
 
+/// A peer that offers no acknowledgements, or no atomics, is none: requests to it would never end.
+#[test]
+fn a_peer_that_knows_too_little_is_refused() {
+    const REJECT: u8 = 3;
+    const MISMATCH: u8 = 2;
+    for features in [Features(0), Features::QUIPU, Features::RFC7306] {
+        let mut pair = Pair::new(STREAM);
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        pair.to_rtr(1, qps, &keep);
+        let request = Hello { features, ..hello(&pair, qps, 7, 7) };
+        let conn = ask(&mut pair, 1, &request);
+        let reply = said(&mut pair, 1, conn);
+        let at = reply.windows(4).position(|four| four == b"QUIP").expect("a hello");
+        assert_eq!(reply[at + 5..at + 7], [REJECT, MISMATCH], "{features:?}");
+        assert!(is_closed(&mut pair, 1, conn), "{features:?}");
+    }
+}
+
 /// What this side asks for does not count among what others ask of it.
 #[test]
 fn own_requests_take_no_room_from_others() {
