@@ -76,8 +76,9 @@ pub struct Frame {
 
 /// Frames messages for one connection, in the order in which they go on the wire.
 ///
-/// Every FPDU that [`Sender::segment`] writes must be sent, whole and in order: the sender keeps
-/// the position in the stream for the sake of markers, and counts MSNs.
+/// Every FPDU that [`Sender::segment`] writes must be sent, whole and in order, unless it is
+/// [taken back](Sender::take_back): the sender keeps the position in the stream for the sake of
+/// markers, and counts MSNs.
 #[derive(Clone, Debug)]
 pub struct Sender {
     crc: bool,
@@ -215,6 +216,16 @@ impl Sender {
         msg.offset = msg.offset.wrapping_add(payload as u32);
         let staged = Staged { bytes, payload: payload as u32, last };
         Some(Frame { head: LENGTH_LEN + header, staged })
+    }
+
+    /// Takes back the FPDU of `msg` that was written last, which is not sent: there is no payload for it.
+    #[cold]
+    pub fn take_back(&mut self, msg: &mut Message, staged: &Staged) {
+        msg.offset = msg.offset.wrapping_sub(staged.payload);
+        if let Some(phase) = &mut self.marker_phase {
+            let back = staged.bytes % MARKER_INTERVAL;
+            *phase = (*phase + MARKER_INTERVAL - back) % MARKER_INTERVAL;
+        }
     }
 
     /// Writes a message of fixed layout, which is always one FPDU, to the front of `out` and gives

@@ -240,6 +240,9 @@ fn data(
             None => access = regions.gather(pd, list, u64::from(offset), place),
         }),
     };
+    if let (Err(_), Some(staged)) = (access, &staged) {
+        tx.take_back(&mut outgoing.msg, staged);
+    }
     access.map(|()| staged)
 }
 

@@ -2,7 +2,7 @@
 //! is on the wire is checked byte for byte by `exchanges`.
 
 use crate::pair::{Pair, Way};
-use quipu_nic::iwarp::Params;
+use quipu_nic::iwarp::{Extensions, Negotiated, Params, Receiver, Segment};
 use quipu_nic::*;
 
 const WAYS: [Way; 2] = [Way::Stream(usize::MAX), Way::Stream(97)];
@@ -210,4 +210,44 @@ fn receives_of_a_shared_queue_are_taken_and_its_last_is_told() {
     let events = &pair.hosts[1].events;
     assert!(events.contains(&Event::Async(AsyncEvent::QpReqErr(qps[1]))));
     assert!(events.contains(&Event::Async(AsyncEvent::QpLastWqeReached(qps[1]))));
+}
+
+/// An FPDU for which there is no payload any more is not sent, nor counted for where the next marker is due.
+#[test]
+fn a_message_that_is_cut_leaves_the_markers_in_their_places() {
+    const INTERVAL: usize = 512;
+    for room in (2000..2100).step_by(4) {
+        let mut pair = Pair::new(WAYS[0]);
+        let qp = pair.hosts[0].qp_with(|init| init.qp_type = QpType::Iwarp);
+        // Without CRCs, which cover the markers.
+        let bare = Negotiated { crc: false, ..Negotiated::plain() };
+        let negotiated = Negotiated { tx_markers: true, ..bare.clone() };
+        let adoption =
+            Adoption { role: Role::Initiator, negotiated, ird: 1, ord: 1, rfc7306: false };
+        let now = pair.now;
+        let conn = pair.hosts[0].adapter.adopt_stream(now, qp, &adoption).unwrap();
+        let here = pair.buffer(0, 100_000);
+        pair.send(0, qp, 1, SendOp::Send, &[here.sge(0, 100_000)]);
+        let adapter = &mut pair.hosts[0].adapter;
+        let (mut stream, mut out) = (Vec::new(), vec![0; room]);
+        for turn in 0..4 {
+            let used = adapter.transmit(now, conn, &mut out);
+            stream.extend(&out[..used]);
+            if turn == 0 {
+                adapter.dereg_mr(here.region.id).unwrap();
+            }
+        }
+        let (mut at, mut ended) = (0, false);
+        let unmarked: Vec<u8> = stream
+            .chunks(INTERVAL)
+            .flat_map(|piece| &piece[piece.len().min(4)..])
+            .copied()
+            .collect();
+        let mut receiver = Receiver::new(&bare, Extensions::NONE);
+        while let Ok(Some((len, segment))) = receiver.next(&unmarked[at..]) {
+            at += len;
+            ended |= matches!(segment, Segment::Terminate(_));
+        }
+        assert!(ended && at == unmarked.len(), "{room}");
+    }
 }
