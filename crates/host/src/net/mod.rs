@@ -213,7 +213,7 @@ impl Net {
         let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
             return;
         };
-        if let Err(error) = stream.limit_silence(user_timeout_ns) {
+        if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
             tracing::warn!(%error, "a peer that vanishes will be noticed late");
         }
     }
@@ -291,9 +291,7 @@ impl Net {
         fd: OwnedFd,
         rest: &[u8],
     ) {
-        let mut stream = Stream::new(fd, conn, peer, Phase::Open, READ);
-        stream.adopted = true;
-        let slot = match self.add(stream) {
+        let slot = match self.add(Stream::new(fd, conn, peer, Phase::Open, READ)) {
             Ok(slot) => slot,
             Err(error) => {
                 tracing::warn!(%error, "a connection is turned away");

@@ -60,8 +60,6 @@ pub(crate) struct Stream {
     pub(crate) unsent: Option<(Buffer, Range<usize>)>,
     /// When it is closed, whatever the peer does; set when flushing begins.
     pub(crate) deadline: Option<Time>,
-    /// Whether connection management made it, and set it up.
-    pub(crate) adopted: bool,
     /// Whether it is tried without asking epoll.
     pub(crate) hot: bool,
     /// When it last delivered bytes.
@@ -97,7 +95,6 @@ impl Stream {
             received: Received::Nothing,
             unsent: None,
             deadline: None,
-            adopted: false,
             hot: false,
             delivered: Delivered::default(),
             held: false,
@@ -106,15 +103,6 @@ impl Stream {
             brimmed: false,
             expects: false,
         }
-    }
-
-    /// Sets when a silent peer counts as gone; `None`: never, but that a stream of connection management goes on
-    /// asking for signs of life as that does.
-    pub(crate) fn limit_silence(&self, user_timeout_ns: Option<u64>) -> io::Result<()> {
-        if self.adopted && user_timeout_ns.is_none() {
-            return set_user_timeout(&self.fd, 0);
-        }
-        limit_silence(&self.fd, user_timeout_ns)
     }
 
     /// Receives once and shows the adapter what came. 0 is the end of the stream, or of its use.
@@ -367,9 +355,8 @@ pub(crate) fn default_congestion() -> Option<String> {
 }
 
 /// Limits how long a peer may be silent: sent bytes stay without acknowledgement for at most the user
-/// timeout (RFC 5482), and a peer that owes nothing is asked for a sign of life now and then. Without a time
-/// neither is done.
-fn limit_silence(fd: &OwnedFd, user_timeout_ns: Option<u64>) -> io::Result<()> {
+/// timeout (RFC 5482), and a peer that owes nothing is asked for a sign of life now and then.
+pub(crate) fn limit_silence(fd: &OwnedFd, user_timeout_ns: Option<u64>) -> io::Result<()> {
     let milliseconds = match user_timeout_ns {
         Some(timeout) => timeout.max(LEAST_TIMEOUT_NS).div_ceil(1_000_000).min(c_int::MAX as u64),
         None => 0,
