@@ -105,7 +105,9 @@ unsafe fn is_foreign(child: *mut rdma_cm_id, pd: *mut ibv_pd, init: &ibv_qp_init
             cq(init.recv_cq),
             init.srq.as_ref().map(|srq| srq.context),
         ];
-        contexts.into_iter().flatten().any(|context| context != (*child).verbs)
+        // Objects of another context of the same device are the program's mistake, which it is to hear of.
+        let own = (*(*child).verbs).device;
+        contexts.into_iter().flatten().any(|context| (*context).device != own)
     }
 }
 

@@ -26,6 +26,13 @@ fn copies<T: Clone>(value: T, count: usize) -> Result<Box<[T]>, Fault> {
     Ok(made.into_boxed_slice())
 }
 
+/// So many octets, all zero, likewise. Pages that nobody writes to take no memory, so they are not written to
+/// here; whether there is room is tried out before.
+fn zeros(count: usize) -> Result<Box<[u8]>, Fault> {
+    Vec::<u8>::new().try_reserve_exact(count).map_err(|_| NO_MEMORY)?;
+    Ok(vec![0; count].into_boxed_slice())
+}
+
 /// A receive work request.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecvWqe {
@@ -375,7 +382,7 @@ impl SendQueue {
         Ok(Self {
             wqes: copies(empty, slots)?,
             sges: copies(Sge::default(), slots * max_sge as usize)?,
-            inline: copies(0, slots * stride)?,
+            inline: zeros(slots * stride)?,
             destinations: Box::default(),
             max_sge: max_sge as usize,
             max_inline: max_inline as usize,
@@ -589,6 +596,8 @@ mod tests {
     fn what_there_is_no_memory_for_is_refused() {
         assert_eq!(copies(0u64, usize::MAX / 16).err(), Some(NO_MEMORY));
         assert_eq!(copies(7, 3).unwrap()[..], [7; 3]);
+        assert_eq!(zeros(usize::MAX / 2).err(), Some(NO_MEMORY));
+        assert_eq!(zeros(3).unwrap()[..], [0; 3]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
+use libc::{c_int, c_short, fd_set, nfds_t, pollfd, timeval};
 use quipu_abi_trace::entry;
 use quipu_cabi::{Errno, IntMinusOne};
 
@@ -14,6 +14,8 @@ use super::wait::{readable, sleep};
 
 /// So many descriptors may be polled whatever the limit of open ones: no program has fewer.
 const FEW: usize = 32;
+/// What is told of, asked for or not.
+const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP;
 
 /// Whether poll(2) takes so many entries (`RLIMIT_NOFILE`).
 fn is_within_limit(count: usize) -> bool {
@@ -65,21 +67,30 @@ impl Watched {
                 self.more |= state.progress();
             }
             self.quick &= state.is_polled();
-            let always = libc::POLLERR | libc::POLLHUP;
-            fds[*at].revents = state.events() & (asked | always);
+            fds[*at].revents = state.events() & (asked | ALWAYS);
             ready += usize::from(fds[*at].revents != 0);
         }
         Ok(ready)
     }
 
     /// Sleeps until one of all, in which the sockets have their places, has something to say.
-    fn sleep(&self, all: &mut Vec<pollfd>, timeout: Option<Duration>) -> Result<(), Errno> {
+    fn sleep(&self, all: &mut Vec<pollfd>, mut timeout: Option<Duration>) -> Result<(), Errno> {
         let places = all.len();
         // A socket has two descriptors: one in its place, and one behind all places. The engine has one, too.
         // Where these are too many the socket's own tells of both, and the engine's helper wakes this thread.
         let inside = is_within_limit(places + self.sockets.len() + 1);
         for (at, socket) in &self.sockets {
-            let [events, completions] = socket.lies_down(&mut socket.lock());
+            let mut state = socket.lock();
+            if !inside {
+                state.sleeps_outside();
+            }
+            let [events, completions] = socket.lies_down(&mut state);
+            // Since the last look others may have taken what it was to wake for: from now on they leave it.
+            state.arm();
+            if state.events() & (all[*at].events | ALWAYS) != 0 {
+                timeout = Some(Duration::ZERO);
+            }
+            drop(state);
             all[*at] = readable(if inside { events } else { socket.fd });
             if inside {
                 all.push(readable(completions));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, pollfd};
 use quipu_abi_types::RDMA_CM_EVENT_USER;
-use quipu_cabi::Errno;
+use quipu_cabi::{Errno, interrupted_call_goes_on};
 use quipu_facade::{check, engine};
 
 use super::connection::Connection;
@@ -30,6 +30,12 @@ pub(crate) fn sleep(fds: &mut [pollfd], limit: Option<Duration>) -> Result<usize
     // SAFETY: as many entries as there are, and a live variable.
     check(unsafe { (api.poll)(fds.as_mut_ptr(), fds.len(), limit, &mut ready) })?;
     Ok(ready)
+}
+
+/// Whether a call goes on that this has interrupted: as one of a socket of the kernel does (signal(7)), if it
+/// has all the time that there is.
+fn goes_on(errno: Errno, deadline: Option<Instant>) -> bool {
+    errno == Errno::EINTR && deadline.is_none() && interrupted_call_goes_on()
 }
 
 impl Socket {
@@ -74,7 +80,10 @@ impl Socket {
                 return Err(Errno::EAGAIN);
             }
             if state.led || state.sleepers.are_called() {
-                state = self.wait_turn(state, left)?;
+                state = match self.wait_turn(state, left) {
+                    Err(errno) if goes_on(errno, deadline) => self.lock(),
+                    waited => waited?,
+                };
                 continue;
             }
             if state.is_polled() && spin.goes_on() {
@@ -98,8 +107,10 @@ impl Socket {
             state = self.lock();
             state.led = false;
             self.gets_up(&mut state, fds[0].revents | fds[1].revents != 0);
-            slept?;
-            spin = Spin::default();
+            match slept {
+                Err(errno) if !goes_on(errno, deadline) => return Err(errno),
+                _ => spin = Spin::default(),
+            }
         }
     }
 

@@ -97,6 +97,24 @@ static void interrupted(struct waiter *waiter)
 	CHECK(handled > before && waiter->result == -1 && waiter->number == EINTR);
 }
 
+/* After a handler with SA_RESTART a call goes on, as recv(2) does. */
+static void restarted(struct pair *pair)
+{
+	struct waiter waiters[2];
+	signal(SIGUSR2, handle);
+	for (int i = 0; i < 2; i++)
+		begin(&waiters[i], pair, RECEIVES);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_kill(waiters[i].thread, SIGUSR2) == 0);
+	usleep(50000);
+	CHECK(!waiters[0].over && !waiters[1].over);
+	CHECK(rsend(pair->there, "ab", 2, 0) == 2);
+	for (int i = 0; i < 2; i++) {
+		ended(&waiters[i]);
+		CHECK(waiters[i].result == 1);
+	}
+}
+
 /* Whether a thread waits alone, or on behalf of another, or another does so for it. */
 static void signals(struct pair *pair)
 {
@@ -342,6 +360,7 @@ int main(void)
 	struct pair pair;
 	alarm(120);
 	pair = connected();
+	restarted(&pair);
 	signals(&pair);
 	closed(pair);
 	pair = connected();

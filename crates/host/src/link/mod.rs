@@ -428,7 +428,7 @@ impl Links {
 
     /// The process at the other end of a link has ended, whoever else has its socket.
     pub(crate) fn process_ended(&mut self, adapter: &mut Adapter, now: Time, slot: Slot) {
-        // What it said last is on the socket.
+        // What is on the socket may say why.
         let reason = self.serve(adapter, now, slot, 0).err().unwrap_or(Broken::Gone);
         self.end(adapter, now, slot, &reason);
     }

@@ -17,7 +17,7 @@ use crate::tap::Adapter;
 const CLOSING_NS: u64 = 1_000_000_000;
 /// How long the socket may take to take them: the requests of plain iWARP among them are complete.
 const UNSENT_NS: u64 = 30_000_000_000;
-/// How many closed streams may do so at once; of more, the oldest are cut.
+/// How many closed streams may do so at once; of more, one is cut.
 const CLOSING_MAX: usize = 1024;
 
 /// How long the peers together may take no bytes at all.
@@ -45,6 +45,7 @@ impl Net {
         }
         stream.phase = Phase::Flushing;
         stream.deadline = Some(now.after(UNSENT_NS));
+        self.ending += 1;
         stream.received.discard(&mut self.pool);
         if stream.hot {
             self.cool(adapter, now, slot);

@@ -66,7 +66,9 @@ pub(crate) struct Net {
     again: VecDeque<Slot>,
     /// Streams with bytes that wait for more to be sent with them.
     held: Vec<Slot>,
-    /// Streams that are being closed, and when to look at their deadlines, in that order.
+    /// How many streams are being closed.
+    ending: usize,
+    /// Those, and when to look at their deadlines, in that order.
     closing: VecDeque<(Time, Slot)>,
     /// System calls that sent, and that received.
     calls: (u64, u64),
@@ -98,6 +100,7 @@ impl Net {
             places: Vec::new(),
             again: VecDeque::new(),
             held: Vec::new(),
+            ending: 0,
             closing: VecDeque::new(),
             calls: (0, 0),
         }
@@ -115,11 +118,12 @@ impl Net {
     }
 
     /// True if there are streams that only epoll would notice: those that are not tried, and those that are
-    /// tried for bytes while they wait for room in their sockets.
+    /// tried for bytes while they wait for room in their sockets. Of those that are being closed nothing is
+    /// expected that could not wait.
     #[inline]
     pub(crate) fn has_cold_streams(&self) -> bool {
         let hot = self.hot.len();
-        self.streams.len() > hot || (hot > 0 && self.has_full_streams())
+        self.streams.len() > hot + self.ending || (hot > 0 && self.has_full_streams())
     }
 
     /// True if some hot stream waits for room in its socket.
@@ -511,6 +515,7 @@ impl Net {
             return;
         };
         stream.received.discard(&mut self.pool);
+        self.ending -= usize::from(stream.deadline.is_some());
         if stream.hot {
             self.hot.remove(slot);
         }

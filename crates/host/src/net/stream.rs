@@ -18,9 +18,9 @@ use crate::tap::{Adapter, Tap};
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
 const CONNECT_MS: c_int = 5_000;
-/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, and a
-/// process of a busy machine may be kept from its processor for as long.
-const LEAST_TIMEOUT_NS: u64 = 2_000_000_000;
+/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, a process of a
+/// busy machine may be kept from its processor for as long, and two signs of life are to fit in.
+const LEAST_TIMEOUT_NS: u64 = 3_000_000_000;
 /// Silence of a connection that owes nothing after which its peer is asked for a sign of life, at most: it
 /// may wait for an answer, and many that do not should cost little.
 const KEEP_ALIVE_SECONDS: c_int = 5;
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(sys::send(&ours, b"here").unwrap(), 4);
         // One that stays away is found out.
         deafen(&theirs, true);
-        pass(4500);
+        pass(5500);
         assert_eq!(loss(&sys::socket_error(&ours).unwrap_err()), Loss::TimedOut);
     }
 }
