@@ -18,8 +18,8 @@ use crate::tap::{Adapter, Tap};
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
 const CONNECT_MS: c_int = 5_000;
-/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, a process of a
-/// busy machine may be kept from its processor for as long, and two signs of life are to fit in.
+/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, a process of
+/// a busy machine may be kept from its processor for as long, and two signs of life are to fit in.
 const LEAST_TIMEOUT_NS: u64 = 3_000_000_000;
 /// Silence of a connection that owes nothing after which its peer is asked for a sign of life, at most: it
 /// may wait for an answer, and many that do not should cost little.
