@@ -42,6 +42,13 @@ static inline int lines_with(const char *text)
 	return count;
 }
 
+static inline void show_log(void)
+{
+	char command[128];
+	snprintf(command, sizeof(command), "cat %s >&2", log_file);
+	CHECK(system(command) == 0);
+}
+
 /* One report of each of these kinds, and none of another. */
 static inline void finds_both(const char *kind, const char *other, void (*run)(void))
 {
@@ -52,9 +59,7 @@ static inline void finds_both(const char *kind, const char *other, void (*run)(v
 	int all = strcmp(kind, other) ? 2 : 1;
 	if (lines_with(text) != 1 || lines_with(second) != 1 || lines_with("\"kind\"") != all) {
 		fprintf(stderr, "expected one %s and one %s:\n", kind, other);
-		char command[128];
-		snprintf(command, sizeof(command), "cat %s >&2", log_file);
-		CHECK(system(command) == 0);
+		show_log();
 		exit(1);
 	}
 }
@@ -68,7 +73,10 @@ static inline void finds(const char *kind, void (*run)(void))
 /* No report. */
 static inline void innocent(void (*run)(void))
 {
-	SAME(strictly("fail", run), 0);
+	int status = strictly("fail", run);
+	if (status != 0)
+		show_log();
+	SAME(status, 0);
 	SAME(lines_with("\"kind\""), 0);
 }
 

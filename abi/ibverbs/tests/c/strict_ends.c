@@ -213,9 +213,14 @@ static void destruction_is_refused(void)
 	wr.wr.ud.remote_qpn = qp->qp_num;
 	wr.wr.ud.remote_qkey = 7;
 	struct ibv_send_wr *bad;
+	/* It is sent to itself. */
+	struct ibv_sge room = piece(&p.a, 64, 48);
+	struct ibv_recv_wr receive = { .wr_id = 2, .sg_list = &room, .num_sge = 1 }, *bad_receive;
+	SAME(ibv_post_recv(qp, &receive, &bad_receive), 0);
 	SAME(ibv_post_send(qp, &wr, &bad), 0);
 	SAME(ibv_destroy_qp(qp), EBUSY);
-	SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	for (int i = 0; i < 2; i++)
+		SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
 	SAME(ibv_detach_mcast(qp, &group, 0), 0);
 	SAME(ibv_destroy_qp(qp), 0);
 	SAME(ibv_destroy_ah(ah), 0);
