@@ -1,4 +1,5 @@
 use std::ffi::{CStr, CString, OsStr};
+use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -44,8 +45,9 @@ fn scope() -> c_int {
 /// relative to a folder that the program may have left, or of a link, by the file's own name.
 fn beside(own: *const c_void, file: &str) -> PathBuf {
     let named = file_of(own).filter(|path| path.is_absolute());
-    let candidates = [named, mapped_from(own)].into_iter().flatten();
-    let mut candidates = candidates.map(|path| path.with_file_name(file));
+    // Only where the name does not lead there is the kernel asked.
+    let mapped = iter::once_with(|| mapped_from(own)).flatten();
+    let mut candidates = named.into_iter().chain(mapped).map(|path| path.with_file_name(file));
     let first = candidates.next().unwrap_or_else(|| PathBuf::from(file));
     if first.exists() { first } else { candidates.find(|path| path.exists()).unwrap_or(first) }
 }
