@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::Tally;
+use crate::report::{self, Tally};
 
 /// How a test begins the line in which it says why it was skipped.
 const SKIPPED: [&str; 2] = ["SKIPPED: ", "skipped: "];
@@ -18,6 +18,10 @@ pub(crate) struct Heard {
     of_passed: bool,
     /// The test whose output it is was skipped, which is known already.
     known: bool,
+    /// The output of tests that have failed, where it is that which comes.
+    of_failed: Option<String>,
+    /// The same of the test programs that have ended.
+    failures: Vec<String>,
 }
 
 impl Heard {
@@ -26,11 +30,18 @@ impl Heard {
         if let Some(result) = line.strip_prefix("test result:") {
             self.of_passed = false;
             self.tally.add(parse_result(result));
+            self.failures.extend(self.of_failed.take());
             return false;
+        }
+        if let Some(text) = &mut self.of_failed {
+            *text += &format!("\n{line}");
         }
         match line {
             "successes:" => self.of_passed = true,
-            "failures:" => self.of_passed = false,
+            "failures:" => {
+                self.of_passed = false;
+                self.of_failed.get_or_insert_with(|| "FAIL  tests".into());
+            }
             _ if self.of_passed => self.take_output(line),
             // A line for each of hundreds of tests that pass tells nobody anything.
             _ => {
@@ -53,8 +64,10 @@ impl Heard {
         }
     }
 
-    /// How many tests passed, failed and were skipped, and the reasons of the last.
+    /// How many tests passed, failed and were skipped, and the reasons of the last. What failed is noted, to
+    /// be said again.
     pub(crate) fn finish(self) -> (Tally, Vec<String>) {
+        self.failures.iter().for_each(|text| report::note_failure(text));
         let count: usize = self.skipped.values().sum();
         let Tally { passed, failed, skipped } = self.tally;
         let tally =
@@ -122,6 +135,8 @@ test f ... ok";
         let mut heard = Heard::default();
         let shown: Vec<_> = said.lines().filter(|line| heard.take(line)).collect();
         assert!(shown.contains(&"it broke") && !shown.contains(&"seed 7"), "{shown:?}");
+        let [failure] = &heard.failures[..] else { panic!("{:?}", heard.failures) };
+        assert!(failure.contains("\nit broke\n") && !failure.contains("seed 7"), "{failure}");
         let (tally, reasons) = heard.finish();
         assert_eq!(tally, Tally { passed: 1, failed: 1, skipped: 4 });
         let why = ["1 skipped: cmake is not installed", "2 skipped: no network namespaces here"];

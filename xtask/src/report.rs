@@ -1,8 +1,28 @@
 //! Steps with a header, a time and a verdict, and the table at the end.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+
+/// What failed so far, with what it printed last.
+static FAILURES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Lines of a failure that are said again.
+const LINES: usize = 30;
+
+/// Notes a failure, to be said again behind the table: of a long log often only the end is kept.
+pub(crate) fn note_failure(text: &str) {
+    FAILURES.lock().unwrap_or_else(PoisonError::into_inner).push(shortened(text));
+}
+
+/// The first line and the last ones.
+fn shortened(text: &str) -> String {
+    let mut lines: Vec<_> = text.lines().collect();
+    if lines.len() > LINES {
+        lines.splice(1..=lines.len() - LINES, ["  ..."]);
+    }
+    lines.join("\n")
+}
 
 /// How many checks of a step passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +105,23 @@ impl Report {
             let took = took.as_secs_f64();
             println!("{name:<12} {passed:>7} {failed:>7} {skipped:>8} {took:>6.1} s  {remark}");
         }
+        let failures = FAILURES.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.iter().for_each(|failure| println!("\n{failure}"));
         println!("\n{sum} in {:.0} s", self.begun.elapsed().as_secs_f64());
         sum.failed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_failure_the_first_line_and_the_last_ones_are_kept() {
+        assert_eq!(shortened("one\ntwo"), "one\ntwo");
+        let long: Vec<_> = (0..100).map(|number| number.to_string()).collect();
+        let short = shortened(&long.join("\n"));
+        assert!(short.starts_with("0\n  ...\n71\n") && short.ends_with("\n99"), "{short}");
+        assert_eq!(short.lines().count(), LINES + 1);
     }
 }

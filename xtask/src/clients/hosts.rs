@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Hosts, Options};
-use crate::report::Tally;
+use super::{AGAIN, Hosts, Options};
+use crate::report::{self, Tally};
 
 /// Address family of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +90,20 @@ pub(super) fn enter(options: &Options) -> Result<Tally> {
     command.env("CARGO_TARGET_DIR", crate::target_dir());
     let mut child = command.stdout(Stdio::piped()).spawn().context("unshare")?;
     let output = child.stdout.take().context("no standard output")?;
-    let mut tally = None;
+    let (mut tally, mut failure) = (None, Vec::new());
     for line in std::io::BufRead::lines(std::io::BufReader::new(output)) {
         let line = line?;
-        match line.strip_prefix(TALLY) {
-            Some(numbers) => tally = parse_tally(numbers),
-            None => println!("{line}"),
+        if let Some(numbers) = line.strip_prefix(TALLY) {
+            tally = parse_tally(numbers);
+            continue;
+        }
+        println!("{line}");
+        if line.starts_with("FAIL  ") || !failure.is_empty() {
+            failure.push(line);
+        }
+        if failure.last().is_some_and(|line| line.starts_with(AGAIN)) {
+            report::note_failure(&failure.join("\n"));
+            failure.clear();
         }
     }
     child.wait()?;

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::report::Tally;
+use crate::report::{self, Tally};
 use crate::stage::Staged;
 use crate::tools;
 
@@ -76,6 +76,9 @@ impl Hosts {
 /// others want the processors.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// How the line begins that ends what is printed of a row that failed: how to run it again.
+const AGAIN: &str = "  again: ";
+
 /// Something to run, by its name.
 struct Row<'a> {
     name: String,
@@ -103,8 +106,10 @@ impl Row<'_> {
             }
             Err(text) => {
                 let text = text.trim_end();
-                let again = format!("  again: cargo xtask clients --full --filter '{name}'");
-                println!("FAIL  {name} ({took:.2} s)\n{text}\n{again}");
+                let again = format!("{AGAIN}cargo xtask clients --full --filter '{name}'");
+                let text = format!("FAIL  {name} ({took:.2} s)\n{text}\n{again}");
+                println!("{text}");
+                report::note_failure(&text);
                 Tally { failed: 1, ..Tally::default() }
             }
         }
