@@ -154,6 +154,9 @@ pub struct Series {
 pub struct Point {
     /// Nanoseconds per message in each round; `None` where the contender failed.
     pub rounds_ns: Vec<Option<f64>>,
+    /// Nanoseconds of a cache line from one processor to the other and back meanwhile; `None` where it was
+    /// not asked, or changed.
+    pub lines_ns: Vec<Option<f64>>,
     /// Their median.
     pub median_ns: f64,
     /// Their quartiles.

@@ -1,9 +1,9 @@
-//! Measures while the two processors are as near to each other as they mostly are.
+//! Measures contenders that are compared while the two processors are equally near to each other.
 //!
 //! A virtual machine's processors are at times on cores of one cache and at times not, and change that every
-//! few seconds: a cache line then takes several times as long from one to the other, and so does each short
-//! message by shared memory. Contenders that were measured in different moments of that kind cannot be
-//! compared.
+//! few seconds, or for good: a cache line then takes several times as long from one to the other, and so does
+//! each short message by shared memory. Contenders that were measured in different states of that kind cannot
+//! be compared.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ const TIMES: usize = 5;
 /// A line that takes so many times what is usual, or so little a part of it, comes another way: from another
 /// cache, or from one that both processors have for themselves.
 const OTHER: f64 = 1.5;
-/// Looks for what is usual, which a quarter of them do not exceed, and the pause between two looks.
-const LOOKS: u32 = 64;
+/// Two looks that agree tell the state; so many are taken at most, with a pause in between.
+const LOOKS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(20);
-/// For how long the processors may stay apart before a contender is measured all the same.
+/// For how long another state than that of a race may last before a contender is measured all the same.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So often it is measured until they are as near as usual behind it, too.
+/// So often it is measured until the state is the same behind it, too.
 const TRIES: u32 = 3;
 /// The part of all the time there is that may be spent so: a short benchmark is to have its rounds.
 const SHARE: u32 = 4;
@@ -35,27 +35,42 @@ const SHORT: u64 = 64;
 struct Line(AtomicU32);
 
 /// How near the two processors are, and what was measured while they were.
+///
+/// All contenders of a test in a round are a race.
 pub(crate) struct Nearness {
     cpus: [usize; 2],
-    /// Nanoseconds of a line there and back: what is usual, and all that was seen.
-    usual: f64,
+    /// Nanoseconds of a line there and back: when the race began, and the extremes of all that was seen.
+    at_start: f64,
     range: [f64; 2],
     runs: u32,
-    near: u32,
+    kept: u32,
     /// How long it may still wait, and measure again.
     left: Duration,
 }
 
+/// Whether two times of a line, in nanoseconds there and back, are of the same state.
+pub(crate) fn same_state(one: f64, other: f64) -> bool {
+    one <= other * OTHER && other <= one * OTHER
+}
+
 impl Nearness {
-    /// Finds out how near they mostly are, which takes two seconds. All is to take `budget`.
+    /// Nothing was measured yet. All is to take `budget`.
     pub(crate) fn new(cpus: [usize; 2], budget: Duration) -> Self {
-        let look = |_| {
+        let range = [f64::INFINITY, 0.0];
+        Self { cpus, at_start: 0.0, range, runs: 0, kept: 0, left: budget / SHARE }
+    }
+
+    /// A race begins: finds out the state, in which its contenders are to be measured.
+    pub(crate) fn begin(&mut self) {
+        self.at_start = self.look();
+        for _ in 1..LOOKS {
             std::thread::sleep(PAUSE);
-            there_and_back(cpus)
-        };
-        let looks: Vec<f64> = (0..LOOKS).map(look).collect();
-        let usual = stats::quantile(&looks, 0.25);
-        Self { cpus, usual, range: [usual; 2], runs: 0, near: 0, left: budget / SHARE }
+            let before = self.at_start;
+            self.at_start = self.look();
+            if same_state(before, self.at_start) {
+                break;
+            }
+        }
     }
 
     /// Whether it matters to a test of these sizes.
@@ -64,22 +79,24 @@ impl Nearness {
         compared && sizes.iter().any(|&size| size <= SHORT)
     }
 
-    /// Measures something while the processors are as near as usual, or a few times in vain; what came of the
-    /// last.
-    pub(crate) fn measure<T>(&mut self, mut act: impl FnMut() -> T) -> T {
+    /// Measures something in the state in which the race began, or a few times in vain; what came of the
+    /// last, and the nanoseconds of a line there and back, if that was one state from beginning to end.
+    pub(crate) fn measure<T>(&mut self, mut act: impl FnMut() -> T) -> (T, Option<f64>) {
         self.runs += 1;
         let mut tries = 0;
         loop {
             let waits = Instant::now();
-            self.wait();
+            let before = self.wait();
             self.left = self.left.saturating_sub(waits.elapsed());
             let begun = Instant::now();
             let done = act();
+            let behind = self.look();
             tries += 1;
-            let near = self.are_near();
-            if near || tries == TRIES || self.left.is_zero() {
-                self.near += u32::from(near);
-                return done;
+            let steady = same_state(before, behind);
+            let kept = steady && same_state(behind, self.at_start);
+            if kept || tries == TRIES || self.left.is_zero() {
+                self.kept += u32::from(kept);
+                return (done, steady.then_some((before + behind) / 2.0));
             }
             self.left = self.left.saturating_sub(begun.elapsed());
         }
@@ -88,27 +105,32 @@ impl Nearness {
     /// What was measured, for people; `None` if the machine has one such state only.
     pub(crate) fn note(&self) -> Option<String> {
         let [least, most] = self.range;
-        (most > OTHER * least).then(|| {
+        (!same_state(least, most)).then(|| {
             format!(
                 "A cache line took {least:.0} to {most:.0} ns from one processor to the other and back. Short \
-                 sends were measured while that was about {:.0}: in {} of {} turns.",
-                self.usual, self.near, self.runs,
+                 sends are compared where that was the same: in {} of {} turns as when their round began.",
+                self.kept, self.runs,
             )
         })
     }
 
-    fn wait(&mut self) {
+    /// Waits for the state of the race, and says which it is then.
+    fn wait(&mut self) -> f64 {
         let end = Instant::now() + PATIENCE.min(self.left);
-        while !self.are_near() && Instant::now() < end {
+        loop {
+            let now = self.look();
+            if same_state(now, self.at_start) || Instant::now() >= end {
+                return now;
+            }
             std::thread::sleep(PAUSE);
         }
     }
 
-    fn are_near(&mut self) -> bool {
+    fn look(&mut self) -> f64 {
         let ns = there_and_back(self.cpus);
         let [least, most] = &mut self.range;
         (*least, *most) = (least.min(ns), most.max(ns));
-        (self.usual / OTHER..=self.usual * OTHER).contains(&ns)
+        ns
     }
 }
 
@@ -156,26 +178,25 @@ mod tests {
 
     #[test]
     fn what_is_measured_apart_is_measured_again_but_not_for_ever() {
-        // Both ends on one processor are always as near as can be.
-        let left = PATIENCE * (TRIES + 1);
-        let mut near =
-            Nearness { cpus: [0, 0], usual: 0.0, range: [0.0; 2], runs: 0, near: 0, left };
+        // Both ends on one processor are always in the same state.
+        let mut near = Nearness::new([0, 0], PATIENCE * (TRIES + 1) * SHARE);
         let mut count = 0;
-        near.measure(|| count += 1);
-        assert_eq!((count, near.runs, near.near), (1, 1, 1));
+        near.begin();
+        let (_, line) = near.measure(|| count += 1);
+        assert_eq!((count, line, near.runs, near.kept), (1, Some(0.0), 1, 1));
         assert_eq!(near.note(), None);
 
-        // Here they are nearer than usual, at every look.
-        let mut apart = Nearness { usual: 130.0, range: [50.0, 300.0], ..near };
+        // Here it is another than when the race began, at every look, though it stays the same.
+        let mut apart = Nearness { at_start: 130.0, range: [0.0, 300.0], ..near };
         let began = Instant::now();
-        apart.measure(|| count += 1);
-        assert_eq!((count, apart.runs, apart.near), (1 + TRIES, 2, 1));
+        let (_, line) = apart.measure(|| count += 1);
+        assert_eq!((count, line, apart.runs, apart.kept), (1 + TRIES, Some(0.0), 2, 1));
         assert!(began.elapsed() >= PATIENCE * TRIES);
-        assert!(apart.note().is_some_and(|note| note.contains("about 130: in 1 of 2 turns")));
+        assert!(apart.note().is_some_and(|note| note.contains("in 1 of 2 turns")));
 
         // Of what is left it spends no more than that, and nothing once it is gone.
         count = 0;
-        (0..2).for_each(|_| apart.measure(|| count += 1));
+        (0..2).for_each(|_| _ = apart.measure(|| count += 1));
         assert!(apart.left.is_zero() && began.elapsed() < PATIENCE * (TRIES + 2));
         assert_eq!(count, 2);
     }

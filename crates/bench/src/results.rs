@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::contender::Contender;
 use crate::machine::Machine;
 use crate::model::{Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
+use crate::nearness::same_state;
 use crate::plan::Plan;
 use crate::qpip::{Goodput, IdleCost, Rows, StageCost};
 use crate::stats;
@@ -54,14 +55,15 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Takes what a contender did in a round; sizes that are missing failed.
+    /// Takes what a contender did in a round, and how near the processors were to each other, where that is
+    /// known; sizes that are missing failed.
     pub(crate) fn add(
         &mut self,
         contender: &dyn Contender,
         test: Test,
         sizes: &[u64],
         samples: &[Sample],
-        round: u32,
+        (round, line_ns): (u32, Option<f64>),
     ) {
         let name = contender.name();
         let found = self.series.iter().position(|s| s.contender == name && s.test == test);
@@ -80,6 +82,8 @@ impl Collector {
             let sample = samples.iter().find(|sample| sample.size == size);
             point.rounds_ns.resize(round as usize, None);
             point.rounds_ns.push(sample.map(|sample| sample.ns));
+            point.lines_ns.resize(round as usize, None);
+            point.lines_ns.push(line_ns);
             for (name, value) in sample.iter().flat_map(|sample| &sample.also) {
                 detail(&mut point.also, name).rounds.push(*value);
             }
@@ -128,6 +132,9 @@ pub(crate) fn point<'a>(
 
 /// How many times faster one is than the other: the median of the ratios within the rounds, since the machine
 /// drifts between them, and their quartiles. `None` if they never ran in one round. The tests may differ.
+///
+/// Where it is known for some round that the processors were equally near to each other for both, only such
+/// rounds count.
 pub(crate) fn speed(
     series: &[Series],
     (contender, test): (&str, Test),
@@ -137,7 +144,14 @@ pub(crate) fn speed(
     let (ours, theirs) =
         (point(series, contender, test, size)?, point(series, against, other, size)?);
     let rounds = ours.rounds_ns.iter().zip(&theirs.rounds_ns);
-    let ratios: Vec<_> = rounds.filter_map(|(ours, theirs)| Some((*theirs)? / (*ours)?)).collect();
+    let ratios = rounds.map(|(ours, theirs)| Some((*theirs)? / (*ours)?));
+    let lines = ours.lines_ns.iter().zip(&theirs.lines_ns);
+    let same = lines
+        .map(|lines| matches!(lines, (Some(ours), Some(theirs)) if same_state(*ours, *theirs)));
+    let all: Vec<_> = ratios.zip(same).filter_map(|(ratio, same)| Some((ratio?, same))).collect();
+    let any_same = all.iter().any(|(_, same)| *same);
+    let counts = all.into_iter().filter(|(_, same)| *same == any_same);
+    let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).collect();
     stats::median_and_quartiles(&ratios)
 }
 
@@ -187,12 +201,13 @@ pub(crate) mod tests_support {
     use super::*;
     use crate::model::{Kind, Op};
 
-    /// Series of two contenders with the given medians at 8 bytes.
+    /// Series of two contenders with the given samples at 8 bytes.
     pub(crate) fn series(ours: &[f64], theirs: &[f64]) -> Vec<Series> {
         let test = Test { kind: Kind::Latency, op: Op::Send };
         let make = |name: &str, role, samples: &[f64]| {
             let rounds_ns = samples.iter().map(|&ns| Some(ns)).collect();
-            let mut point = Point { rounds_ns, ..Point::default() };
+            let lines_ns = vec![None; samples.len()];
+            let mut point = Point { rounds_ns, lines_ns, ..Point::default() };
             summarize(8, &mut point);
             let points = BTreeMap::from([(8, point)]);
             Series { contender: name.into(), role, path: Path::SameHost, test, points }
@@ -207,5 +222,22 @@ pub(crate) mod tests_support {
         assert_eq!((found[0].size, found[0].speed), (8, 3.0), "that of the medians is 1.5");
         assert_eq!(found[0].spread, [2.0, 3.0]);
         assert_eq!(ratios(&series(&[f64::NAN], &[1.0])).len(), 0);
+    }
+
+    #[test]
+    fn samples_of_different_states_are_not_compared() {
+        let mut series = series(&[100.0, 200.0, 300.0], &[300.0, 200.0, 900.0]);
+        let mut lines = |at: usize, lines: [Option<f64>; 3]| {
+            series[at].points.get_mut(&8).unwrap().lines_ns = lines.into();
+            ratios(&series)[0].speed
+        };
+        assert_eq!(
+            lines(0, [Some(120.0), Some(450.0), Some(120.0)]),
+            3.0,
+            "the other's are not known"
+        );
+        assert_eq!(lines(1, [Some(440.0), Some(440.0), None]), 1.0);
+        assert_eq!(lines(1, [Some(110.0), Some(440.0), None]), 2.0);
+        assert_eq!(lines(1, [Some(440.0), Some(110.0), None]), 3.0, "all, where none suit");
     }
 }

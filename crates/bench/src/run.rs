@@ -262,6 +262,9 @@ fn all_rounds(
         }
         for planned in &plan.test {
             let test = planned.test();
+            if Nearness::matters(test, &planned.sizes) {
+                nearness.get_or_insert_with(|| Nearness::new(cpus, budget)).begin();
+            }
             // Whoever comes first in one round comes later in the next.
             let count = field.contenders.len();
             for turn in 0..count {
@@ -277,18 +280,16 @@ fn all_rounds(
                 let (kind, op) = (test.kind, test.op);
                 bar.set_message(format!("round {}: {op} {kind}, {name}", round + 1));
                 let mut run = || contender.run(&settings, test, &sizes);
-                let samples = match Nearness::matters(test, &sizes) {
-                    true => {
-                        nearness.get_or_insert_with(|| Nearness::new(cpus, budget)).measure(run)
-                    }
-                    false => run(),
+                let (samples, line_ns) = match &mut nearness {
+                    Some(nearness) if Nearness::matters(test, &sizes) => nearness.measure(run),
+                    _ => (run(), None),
                 };
                 let samples = samples.unwrap_or_else(|error| {
                     let why = format!("{op} {kind}: {error:#}");
                     field.failures.insert(name, (failed + 1, why));
                     Vec::new()
                 });
-                collector.add(contender, test, &sizes, &samples, round);
+                collector.add(contender, test, &sizes, &samples, (round, line_ns));
             }
             bar.inc(1);
         }
