@@ -4,23 +4,25 @@
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+/// For how long the outputs of what was killed may stay open.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often a condition is looked at that nothing announces.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A running child.
 pub(crate) struct Running {
     child: Child,
-    output: Option<[JoinHandle<String>; 2]>,
-    /// What it has written to standard output so far.
-    said: Arc<Mutex<String>>,
+    /// What it has written so far, to standard output and standard error.
+    said: [Arc<Mutex<Vec<u8>>>; 2],
+    /// Tells of the end of each of the two.
     ended: Receiver<()>,
     status: Option<ExitStatus>,
 }
@@ -76,15 +78,8 @@ impl Running {
         let stdout = child.stdout.take().context("no standard output")?;
         let stderr = child.stderr.take().context("no standard error")?;
         // The output is at its end when every process that could write to it is gone.
-        let said = Arc::<Mutex<String>>::default();
-        let output = [
-            thread::spawn({
-                let (end, said) = (end.clone(), Arc::clone(&said));
-                move || read_all(stdout, &said, &end)
-            }),
-            thread::spawn(move || read_all(stderr, &Mutex::default(), &end)),
-        ];
-        Ok(Self { child, output: Some(output), said, ended, status: None })
+        let said = [collect(stdout, end.clone()), collect(stderr, end)];
+        Ok(Self { child, said, ended, status: None })
     }
 
     /// The process's number.
@@ -94,12 +89,12 @@ impl Running {
 
     /// What it has written to standard output so far.
     pub(crate) fn said(&self) -> String {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        text_of(&self.said[0])
     }
 
     /// Whether that has a text in it.
     pub(crate) fn has_said(&self, text: &str) -> bool {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).contains(text)
+        self.said().contains(text)
     }
 
     /// Whether it has ended, without waiting.
@@ -123,19 +118,28 @@ impl Running {
     /// Waits until `deadline` at most, then kills.
     pub(crate) fn finish(mut self, deadline: Instant) -> Ended {
         // Both outputs end when the process does; that wakes us at once.
-        for _ in 0..2 {
+        let mut open = 2;
+        while open > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let _ = self.ended.recv_timeout(left);
+            if self.ended.recv_timeout(left).is_err() {
+                break;
+            }
+            open -= 1;
         }
-        wait_until(deadline, || self.has_ended());
+        // With an output open something runs that it has started, whether it has ended itself or not.
+        if open == 0 {
+            wait_until(deadline, || self.has_ended());
+        }
         let status = self.status;
         if status.is_none() {
             self.kill();
             self.status = self.child.wait().ok();
         }
-        let [stdout, stderr] = self.output.take().map_or_else(Default::default, |output| {
-            output.map(|thread| thread.join().unwrap_or_default())
-        });
+        for _ in 0..open {
+            // What is not of its group lives on, and is not waited for.
+            let _ = self.ended.recv_timeout(LAST_WORDS);
+        }
+        let [stdout, stderr] = self.said.each_ref().map(|said| text_of(said));
         Ended { status, stdout, stderr }
     }
 }
@@ -147,27 +151,30 @@ impl Drop for Running {
     }
 }
 
-/// Reads to the end; adds to `so_far` what has come.
-fn read_all(
-    mut from: impl Read,
-    so_far: &Mutex<String>,
-    end: &std::sync::mpsc::Sender<()>,
-) -> String {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    loop {
-        match from.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(len) => {
-                bytes.extend_from_slice(&buffer[..len]);
-                let text = String::from_utf8_lossy(&buffer[..len]);
-                so_far.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+/// Has a thread read to the end; where what has come so far is found.
+fn collect(mut from: impl Read + Send + 'static, end: Sender<()>) -> Arc<Mutex<Vec<u8>>> {
+    let so_far = Arc::<Mutex<Vec<u8>>>::default();
+    let said = Arc::clone(&so_far);
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(len) => {
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.extend_from_slice(&buffer[..len]);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => break,
             }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => break,
         }
-    }
-    let _ = end.send(());
-    String::from_utf8_lossy(&bytes).into_owned()
+        let _ = end.send(());
+    });
+    so_far
+}
+
+fn text_of(said: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&said.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
 }
 
 /// Looks at a condition until it holds or the time is over; whether it holds.
@@ -219,5 +226,14 @@ mod tests {
         let ended = capture(shell("sleep 1000 & sleep 1000"), Duration::ZERO).unwrap();
         assert!(!ended.success());
         assert_eq!(ended.verdict(), "did not end in time");
+        // One that leaves a child behind, which has its outputs, has not ended; and one that the child's group
+        // is not known of is not waited for.
+        for start in ["sleep 20 &", "setsid sleep 20 &"] {
+            let begun = Instant::now();
+            let ended = capture(shell(&format!("echo a; {start} exit 0")), Duration::from_secs(1));
+            let ended = ended.unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(15));
+            assert_eq!((ended.verdict().as_str(), &*ended.stdout), ("did not end in time", "a\n"));
+        }
     }
 }

@@ -14,8 +14,9 @@ use crate::{Cm, errno};
 
 /// The first pause; each further one is twice as long.
 const FIRST_PAUSE_NS: u64 = 1_000_000;
-/// How often a connection is tried: for an eighth of a second.
-const TRIES: u32 = 8;
+/// How often a connection is tried: for half a second. The processor of a program that is about to listen may
+/// be away for longer than an eighth.
+const TRIES: u32 = 10;
 
 /// A connection that was refused.
 #[derive(Debug, Default)]

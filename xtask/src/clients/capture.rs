@@ -172,6 +172,8 @@ pub(super) fn fields(file: &Path, filter: &str, names: &[&str]) -> Result<String
 fn tshark(file: &Path, filter: &str, options: &[&str]) -> Result<String, String> {
     let mut command = Command::new("tshark");
     command.args(["-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]);
+    // Ports are any, and some are registered for something else.
+    command.args(["-o", "tcp.try_heuristic_first:TRUE", "-o", "udp.try_heuristic_first:TRUE"]);
     // It takes any four zeros of a program for the beginning of a message of its own.
     command.args(["--disable-heuristic", "rpcrdma_iwarp"]);
     command.arg("-r").arg(file).args(["-Y", filter]).args(options);

@@ -401,6 +401,16 @@ fn shared(staged: &Staged, net: &Net) -> Result<(), String> {
     if nic.has_ended() { Err("  the adapter has ended".into()) } else { Ok(()) }
 }
 
+/// Whether a client reports that all `count` round trips were made. Of datagrams a few may be given up, where
+/// the machine stood still for a second.
+fn has_round_trips(ended: &Ended, count: u64, protocol: &str) -> bool {
+    let made = ended.stdout.split_once("\"round_trips\":").and_then(|(_, rest)| {
+        rest.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u64>().ok()
+    });
+    let fewest = if protocol == "--udp" { count - 3 } else { count };
+    made.is_some_and(|made| (fewest..=count).contains(&made))
+}
+
 /// Round trips between a socket and a queue pair, of which one is the client.
 fn pingpong(staged: &Staged, net: &Net, queue_pair_asks: bool) -> Result<(), String> {
     let serve = ["pingpong", "--wait"];
@@ -417,8 +427,7 @@ fn pingpong(staged: &Staged, net: &Net, queue_pair_asks: bool) -> Result<(), Str
         let client =
             if queue_pair_asks { net.tool(staged, &args) } else { net.socket_tool(staged, &args) };
         let ended = run(client)?;
-        let all = ended.stdout.contains("\"round_trips\": 200,");
-        check(all, &ended, "not 200 round trips")?;
+        check(has_round_trips(&ended, 200, protocol), &ended, "not 200 round trips")?;
     }
     Ok(())
 }
@@ -479,7 +488,7 @@ fn udp_link(staged: &Staged) -> Result<(), String> {
             "--json",
             protocol,
         ]))?;
-        check(ended.stdout.contains("\"round_trips\": 100,"), &ended, "not 100 round trips")?;
+        check(has_round_trips(&ended, 100, protocol), &ended, "not 100 round trips")?;
     }
     if server.has_ended() { Err("  the server has ended".into()) } else { Ok(()) }
 }

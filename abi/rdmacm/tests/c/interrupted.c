@@ -62,11 +62,15 @@ static void stop_and_continue(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		usleep(50000);
-		_exit(kill(getppid(), SIGCONT));
+		/* It may come before the stop. */
+		for (int tries = 0; tries < 400; tries++) {
+			usleep(50000);
+			kill(getppid(), SIGCONT);
+		}
+		_exit(1);
 	}
 	raise(SIGSTOP);
-	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
 }
 
 static void all_wait(struct waiter *waiters, int count)

@@ -222,7 +222,7 @@ fn a_port_that_refuses_is_tried_for_a_moment() {
     let mut world = World::new();
     let id = world.asking();
     let mut now = SECOND;
-    for pause in [1, 2, 4, 8, 16, 32, 64] {
+    for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         world.cm.handle_unreached(now, id, Loss::Refused);
         assert_eq!((world.kinds(), world.actions()), (vec![], vec![]));
         now += pause * MILLISECOND;
