@@ -226,8 +226,8 @@ mod tests {
         let ended = capture(shell("sleep 1000 & sleep 1000"), Duration::ZERO).unwrap();
         assert!(!ended.success());
         assert_eq!(ended.verdict(), "did not end in time");
-        // One that leaves a child behind, which has its outputs, has not ended; and one that the group does not
-        // know of is not waited for.
+        // One that leaves a child behind, which has its outputs, has not ended; and one that its group does
+        // not know of is not waited for.
         for start in ["sleep 20 &", "setsid sleep 20 &"] {
             let begun = Instant::now();
             let ended = capture(shell(&format!("echo a; {start} exit 0")), Duration::from_secs(1));

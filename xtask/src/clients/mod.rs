@@ -74,7 +74,7 @@ impl Hosts {
 
 /// How long a row may take. Most take a second; those that measure latency by spinning take long where
 /// others want the processors.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// How the line begins that ends what is printed of a row that failed: how to run it again.
 const AGAIN: &str = "  again: ";
@@ -86,8 +86,9 @@ struct Row<'a> {
 }
 
 /// Parts of the names of rows that want to be alone: they look at what is left behind or at all of a user's
-/// programs, cut the wire, or have a port or a group that the program does not let one choose.
-const ALONE: [&str; 5] = ["/faults/", "/udaddy/", "/mckey", "multicast", "/command/"];
+/// programs, cut the wire, or have a port, a group or frames that the program does not let one choose.
+const ALONE: [&str; 7] =
+    ["/faults/", "/udaddy/", "/mckey", "multicast", "/command/", "/suite/flow", "/suite/rss"];
 
 impl Row<'_> {
     fn is_alone(&self) -> bool {

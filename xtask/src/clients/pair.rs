@@ -89,6 +89,9 @@ impl Pair {
 /// in a namespace that is not this one.
 const SERVERS: std::ops::Range<u16> = 16_384..32_768;
 
+/// The port of multicast datagrams, which a row may want at any time.
+const MULTICAST: u16 = 20_804;
+
 /// A port that nothing of this namespace uses, and that this process gives to nobody else until all have
 /// had their turn.
 pub(super) fn free_port() -> Result<u16> {
@@ -99,7 +102,7 @@ pub(super) fn free_port() -> Result<u16> {
     (0..count)
         .map(|_| start.wrapping_add(TURN.fetch_add(1, Ordering::Relaxed)) % count)
         .filter_map(|offset| Some(SERVERS.start + u16::try_from(offset).ok()?))
-        .find(|&port| is_free(port))
+        .find(|&port| port != MULTICAST && is_free(port))
         .with_context(|| format!("no port from {} to {} is free", SERVERS.start, SERVERS.end - 1))
 }
 

@@ -73,7 +73,7 @@ const PLANNED: [Planned; 19] = [
     ),
     fails(
         "poll_cq-refused",
-        "inject = 'refuse'\ncall = 'poll_cq'\nnth = 3\nerrno = 'EIO'",
+        "inject = 'refuse'\ncall = 'poll_cq'\nnth = 1\nerrno = 'EIO'",
         "ib_send_bw",
         "poll CQ failed",
     ),

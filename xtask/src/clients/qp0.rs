@@ -42,8 +42,16 @@ pub(super) fn two_hosts(staged: &Staged) -> Vec<Row<'_>> {
         run: Box::new(move || veth(staged, program, words)),
     };
     let mut rows = vec![
-        perftest("send_bw", "ib_send_bw", &["-R", "-d", "quipu_qp0", "-n", "500", "-s", "4096"]),
-        perftest("send_lat", "ib_send_lat", &["-R", "-d", "quipu_qp0", "-n", "200", "-s", "64"]),
+        perftest(
+            "send_bw",
+            "ib_send_bw",
+            &["-F", "-R", "-d", "quipu_qp0", "-n", "500", "-s", "4096"],
+        ),
+        perftest(
+            "send_lat",
+            "ib_send_lat",
+            &["-F", "-R", "-d", "quipu_qp0", "-n", "200", "-s", "64"],
+        ),
     ];
     rows.push(Row {
         name: "two-hosts/v4/qp0/link-gone".into(),

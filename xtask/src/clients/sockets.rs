@@ -3,14 +3,17 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::process::Ended;
+use crate::process::{Ended, wait_until};
 use crate::stage::Staged;
 
 use super::hosts::Family;
 use super::qpip::{Folder, Net, SIZES, check, noise, run, start};
 use super::{LIMIT, Row};
+
+/// How long nginx may take to write its log.
+const LOGGED: Duration = Duration::from_secs(20);
 
 /// All of them.
 pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
@@ -155,9 +158,11 @@ fn get_of_nginx(staged: &Staged, net: &Net) -> Result<(), String> {
     let listing = got.strip_suffix(&files[..]).ok_or("  not all files came, or others")?;
     check(listing.trim_ascii_end().ends_with(b"</html>"), &ended, "no listing")?;
     // The number of each request on its connection.
-    let log = fs::read_to_string(folder.path("log")).map_err(|error| error.to_string())?;
+    let log = || fs::read_to_string(folder.path("log")).unwrap_or_default();
     let requests = (1..=urls.len()).map(|number| format!("{number}\n")).collect::<String>();
-    check(log.ends_with(&requests), &ended, &format!("not one connection: {log:?}"))
+    // The last line is written when its answer is on its way already.
+    let logged = wait_until(Instant::now() + LOGGED, || log().ends_with(&requests));
+    check(logged, &ended, &format!("not one connection: {:?}", log()))
 }
 
 /// Tests of iperf3, and how many octets each moves in a direction at least.

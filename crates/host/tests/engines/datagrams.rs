@@ -128,7 +128,7 @@ fn a_program_that_sleeps_is_woken_by_a_datagram() {
 #[test]
 fn a_socket_that_has_had_nothing_for_long_is_asked_for_seldom() {
     const POLLS: u64 = 100_000;
-    let own = Some("127.0.0.74".parse().unwrap());
+    let own = Some("127.0.0.76".parse().unwrap());
     let config = Config { address: own, counters: true, ..Config::default() };
     let engine = Engine::open(config).unwrap();
     let node = node(&engine);
