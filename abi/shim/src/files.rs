@@ -5,78 +5,73 @@ use core::ptr;
 
 use libc::{FILE, c_char, c_int, mode_t, size_t};
 
-use crate::live;
+use crate::place::answer;
 use crate::real::{fail, fail_null, real};
-use crate::stats::node;
 use crate::tree::{Node, Text};
+use crate::{descriptor, live};
 
 /// What the program gets that opens the device: something to read from and write to.
 const NOTHING: &CStr = c"/dev/null";
 
+/// Where paths count from that are passed without a folder.
+const FROM: (c_int, c_int) = (libc::AT_FDCWD, 0);
+
 /// Opens a node of ours.
 fn open_node(node: Node, flags: c_int) -> c_int {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let creates = flags & libc::O_CREAT != 0;
     match node {
-        Node::Device | Node::StandIn if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
+        _ if creates && flags & libc::O_EXCL != 0 => fail(libc::EEXIST),
+        Node::Device | Node::StandIn | Node::File(_) if flags & libc::O_DIRECTORY != 0 => {
+            fail(libc::ENOTDIR)
+        }
         // SAFETY: a system call that reads a zero-terminated path.
         Node::Device | Node::StandIn => unsafe {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, NOTHING.as_ptr(), flags, 0) as c_int
         },
-        Node::File(_) if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
-        Node::File(_) if flags & libc::O_ACCMODE != libc::O_RDONLY => fail(libc::EACCES),
-        Node::File(text) => open_text(text, flags & libc::O_CLOEXEC != 0),
-        // A folder is listed by opendir; a descriptor of it there is not.
-        Node::Folder(_) if flags & libc::O_ACCMODE != libc::O_RDONLY => fail(libc::EISDIR),
-        Node::Folder(_) => fail(libc::EACCES),
+        Node::File(_) if writes && flags & libc::O_PATH == 0 => fail(libc::EACCES),
+        Node::File(text) => open_text(text, flags),
+        Node::Folder(_) if (writes || creates) && flags & libc::O_PATH == 0 => fail(libc::EISDIR),
+        Node::Folder(folder) => descriptor::of_folder(folder, flags),
     }
 }
 
-/// A descriptor from which a text can be read, and nothing else.
-fn open_text(text: Text, close_on_exec: bool) -> c_int {
-    let Some(text) = live::text(text) else {
-        return fail(libc::ENODEV);
-    };
-    let bytes = text.as_bytes();
-    let flags = if close_on_exec { libc::MFD_CLOEXEC } else { 0 };
-    // SAFETY: memfd_create(2) wants a zero-terminated name; the buffer is as long as is said. The
-    // descriptor is ours until it is returned. pwrite leaves its position at the beginning.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_memfd_create, c"quipu-sysfs".as_ptr(), flags) as c_int;
-        if fd >= 0 && libc::pwrite(fd, bytes.as_ptr().cast(), bytes.len(), 0) < 0 {
-            libc::close(fd);
-            return fail(libc::EIO);
-        }
-        fd
+fn open_text(text: Text, flags: c_int) -> c_int {
+    match live::text(text) {
+        Some(text) => descriptor::of_text(text.as_bytes(), flags),
+        None => fail(libc::ENODEV),
     }
 }
 
 /// Defines a function of the open family. The mode is an optional argument in C; reading one that
 /// was not passed, and handing it on, is what C libraries do too.
 macro_rules! open_like {
-    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*)
+        from $dir:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, flags: c_int $(, $after: $ta)*
         ) -> c_int {
+            let real = |path| real!(
+                $real: fn($($ty,)* *const c_char, c_int $(, $ta)*) -> c_int,
+                ($($before,)* path, flags $(, $after)*) else fail(libc::ENOSYS)
+            );
             // SAFETY: the program passes a path.
-            if let Some((_, node)) = unsafe { node(path) } {
-                return open_node(node, flags);
-            }
-            real!($real: fn($($ty,)* *const c_char, c_int $(, $ta)*) -> c_int,
-                ($($before,)* path, flags $(, $after)*) else fail(libc::ENOSYS))
+            unsafe { answer(($dir, 0), path, |_, node| open_node(node, flags), real) }
         }
     )*};
 }
 
 open_like! {
-    open(; mode: mode_t) c"open";
-    open64(; mode: mode_t) c"open64";
-    openat(dir: c_int; mode: mode_t) c"openat";
-    openat64(dir: c_int; mode: mode_t) c"openat64";
-    __open_2(;) c"__open_2";
-    __open64_2(;) c"__open64_2";
-    __openat_2(dir: c_int;) c"__openat_2";
-    __openat64_2(dir: c_int;) c"__openat64_2";
+    open(; mode: mode_t) from libc::AT_FDCWD, c"open";
+    open64(; mode: mode_t) from libc::AT_FDCWD, c"open64";
+    openat(dir: c_int; mode: mode_t) from dir, c"openat";
+    openat64(dir: c_int; mode: mode_t) from dir, c"openat64";
+    __open_2(;) from libc::AT_FDCWD, c"__open_2";
+    __open64_2(;) from libc::AT_FDCWD, c"__open64_2";
+    __openat_2(dir: c_int;) from dir, c"__openat_2";
+    __openat64_2(dir: c_int;) from dir, c"__openat64_2";
 }
 
 /// Defines fopen and its twin.
@@ -85,13 +80,12 @@ macro_rules! fopen_like {
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
-            // SAFETY: the program passes a path.
-            if let Some((_, node)) = unsafe { node(path) } {
-                // SAFETY: the program passes a mode.
-                return unsafe { fopen_node(node, mode) };
-            }
-            real!($real: fn(*const c_char, *const c_char) -> *mut FILE, (path, mode)
-                else fail_null(libc::ENOSYS))
+            let real = |path| real!(
+                $real: fn(*const c_char, *const c_char) -> *mut FILE,
+                (path, mode) else fail_null(libc::ENOSYS)
+            );
+            // SAFETY: the program passes a path and a mode.
+            unsafe { answer(FROM, path, |_, node| fopen_node(node, mode), real) }
         }
     )*};
 }
@@ -134,14 +128,9 @@ unsafe fn fopen_node(node: Node, mode: *const c_char) -> *mut FILE {
 ///
 /// # Safety
 ///
-/// `out` is null or has room for PATH_MAX bytes.
-unsafe fn resolve(path: &[u8], out: *mut c_char) -> *mut c_char {
-    let mut buffer = [0; 256];
-    let Some(path) = crate::tree::simplify(path, &mut buffer) else {
-        return fail_null(libc::ENOENT);
-    };
-    // SAFETY: a path of ours is shorter than PATH_MAX; malloc(3) is asked for room for it and a
-    // zero.
+/// `out` is null or has room for the path and a zero.
+pub(crate) unsafe fn give_path(path: &[u8], out: *mut c_char) -> *mut c_char {
+    // SAFETY: malloc(3) is asked for room for it and a zero.
     unsafe {
         let to = if out.is_null() { libc::malloc(path.len() + 1).cast() } else { out };
         if !to.is_null() {
@@ -155,13 +144,12 @@ unsafe fn resolve(path: &[u8], out: *mut c_char) -> *mut c_char {
 /// Stands in front of realpath(3).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char {
-    // SAFETY: the program passes a path, and null or room for PATH_MAX bytes.
-    if let Some((bytes, _)) = unsafe { node(path) } {
-        // SAFETY: as above.
-        return unsafe { resolve(bytes, out) };
-    }
-    real!(c"realpath": fn(*const c_char, *mut c_char) -> *mut c_char, (path, out)
-        else fail_null(libc::ENOSYS))
+    let real = |path| {
+        real!(c"realpath": fn(*const c_char, *mut c_char) -> *mut c_char, (path, out)
+            else fail_null(libc::ENOSYS))
+    };
+    // SAFETY: the program passes a path, and null or room for PATH_MAX bytes, more than ours have.
+    unsafe { answer(FROM, path, |ours, _| give_path(ours, out), real) }
 }
 
 /// Stands in front of the checked form of realpath(3).
@@ -171,23 +159,21 @@ unsafe extern "C" fn __realpath_chk(
     out: *mut c_char,
     room: size_t,
 ) -> *mut c_char {
-    // SAFETY: the program passes a path, and room for PATH_MAX bytes.
-    if let Some((bytes, _)) = unsafe { node(path) } {
-        // SAFETY: as above.
-        return unsafe { resolve(bytes, out) };
-    }
-    real!(c"__realpath_chk": fn(*const c_char, *mut c_char, size_t) -> *mut c_char,
-        (path, out, room) else fail_null(libc::ENOSYS))
+    let real = |path| {
+        real!(c"__realpath_chk": fn(*const c_char, *mut c_char, size_t) -> *mut c_char,
+            (path, out, room) else fail_null(libc::ENOSYS))
+    };
+    // SAFETY: as for realpath.
+    unsafe { answer(FROM, path, |ours, _| give_path(ours, out), real) }
 }
 
 /// Stands in front of canonicalize_file_name(3).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: the program passes a path.
-    if let Some((bytes, _)) = unsafe { node(path) } {
-        // SAFETY: null asks for new memory.
-        return unsafe { resolve(bytes, ptr::null_mut()) };
-    }
-    real!(c"canonicalize_file_name": fn(*const c_char) -> *mut c_char, (path)
-        else fail_null(libc::ENOSYS))
+    let real = |path| {
+        real!(c"canonicalize_file_name": fn(*const c_char) -> *mut c_char, (path)
+            else fail_null(libc::ENOSYS))
+    };
+    // SAFETY: the program passes a path; null asks for new memory.
+    unsafe { answer(FROM, path, |ours, _| give_path(ours, ptr::null_mut()), real) }
 }

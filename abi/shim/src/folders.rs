@@ -1,20 +1,22 @@
 //! opendir and what works on its result. A folder of ours is a [`Listing`], told from the C
 //! library's by its address, of which a small table is kept.
 
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{DIR, c_char, c_int, c_long, c_void, dirent64};
 
-use crate::live;
-use crate::real::{fail, fail_null, real};
-use crate::stats::node;
+use crate::place::answer;
+use crate::real::{fail, fail_null, quietly, real};
 use crate::tree::{FOLDERS, Folder, Node};
+use crate::{descriptor, live};
 
 /// An open folder of ours.
 struct Listing {
     folder: Folder,
+    /// Its descriptor, if it came from one or was asked for one; otherwise -1.
+    fd: AtomicI32,
     /// The next entry.
     position: usize,
     entry: dirent64,
@@ -37,14 +39,22 @@ fn listing(dir: *mut DIR) -> Option<*mut Listing> {
     OPEN.iter().map(|slot| slot.load(Ordering::Acquire)).find(|open| ptr::eq(open.cast(), dir))
 }
 
-fn open_listing(folder: Folder) -> *mut DIR {
-    // SAFETY: calloc(3); all bytes zero is a valid directory entry.
-    let new = unsafe { libc::calloc(1, size_of::<Listing>()) }.cast::<Listing>();
+impl Listing {
+    fn new(folder: Folder, fd: c_int) -> Self {
+        // SAFETY: all bytes zero is a valid directory entry.
+        let entry = unsafe { core::mem::zeroed() };
+        Self { folder, fd: AtomicI32::new(fd), position: 0, entry }
+    }
+}
+
+fn open_listing(folder: Folder, fd: c_int) -> *mut DIR {
+    // SAFETY: malloc(3).
+    let new = unsafe { libc::malloc(size_of::<Listing>()) }.cast::<Listing>();
     if new.is_null() {
         return fail_null(libc::ENOMEM);
     }
-    // SAFETY: the memory was just allocated, zeroed, and is large enough.
-    unsafe { new.write(Listing { folder, position: 0, entry: core::mem::zeroed() }) };
+    // SAFETY: the memory was just allocated, and is large enough.
+    unsafe { new.write(Listing::new(folder, fd)) };
     for slot in &OPEN {
         let null = ptr::null_mut();
         if slot.compare_exchange(null, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -78,8 +88,8 @@ fn entry(folder: Folder, index: usize) -> Option<(&'static [u8], u8)> {
             };
             Some((entry.name.as_bytes(), kind))
         }
-        Folder::Interfaces if index == 0 => Some((live::interface()?.to_bytes(), libc::DT_DIR)),
-        Folder::Interfaces | Folder::Interface => None,
+        Folder::Interfaces(_) if index == 0 => Some((live::interface()?.to_bytes(), libc::DT_DIR)),
+        Folder::Interfaces(_) | Folder::Interface(_) => None,
     }
 }
 
@@ -92,23 +102,16 @@ unsafe fn next(listing: *mut Listing) -> *mut dirent64 {
     // SAFETY: passed on from the caller.
     let listing = unsafe { &mut *listing };
     // The end of a folder is told from an error by errno, which looking an entry up may change.
-    // SAFETY: the address of this thread's errno is valid.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
-    let before = unsafe { *errno };
-    let found = entry(listing.folder, listing.position);
-    // SAFETY: as above.
-    unsafe { *errno = before };
-    let Some((name, kind)) = found else {
+    let Some((name, kind)) = quietly(|| entry(listing.folder, listing.position)) else {
         return ptr::null_mut();
     };
     listing.position += 1;
     let entry = &mut listing.entry;
     entry.d_ino = listing.position as u64;
     entry.d_off = listing.position as i64;
-    entry.d_reclen = size_of::<dirent64>() as u16;
     entry.d_type = kind;
     let room = entry.d_name.len() - 1;
+    entry.d_reclen = length(name.len().min(room)) as u16;
     let bytes = name.iter().map(|byte| *byte as c_char).take(room);
     for (slot, byte) in entry.d_name.iter_mut().zip(bytes.chain([0])) {
         *slot = byte;
@@ -116,15 +119,30 @@ unsafe fn next(listing: *mut Listing) -> *mut dirent64 {
     entry
 }
 
+/// How long an entry is with a name of so many bytes, in whole words as the kernel's are. Ours are
+/// short, so that there is room for it where a program has room for the longest of names.
+fn length(name: usize) -> usize {
+    (offset_of!(dirent64, d_name) + name + 1).next_multiple_of(size_of::<u64>())
+}
+
 /// Stands in front of opendir(3).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
+    let ours = |_: &[u8], node| match node {
+        Node::Folder(folder) => open_listing(folder, -1),
+        _ => fail_null(libc::ENOTDIR),
+    };
+    let real = |path| real!(c"opendir": fn(*const c_char) -> *mut DIR, (path) else fail_null(libc::ENOSYS));
     // SAFETY: the program passes a path.
-    match unsafe { node(path) } {
-        Some((_, Node::Folder(folder))) => open_listing(folder),
-        Some(_) => fail_null(libc::ENOTDIR),
-        None => real!(c"opendir": fn(*const c_char) -> *mut DIR, (path)
-            else fail_null(libc::ENOSYS)),
+    unsafe { answer((libc::AT_FDCWD, 0), path, ours, real) }
+}
+
+/// Stands in front of fdopendir(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fdopendir(fd: c_int) -> *mut DIR {
+    match descriptor::folder(fd) {
+        Some(folder) => open_listing(folder, fd),
+        None => real!(c"fdopendir": fn(c_int) -> *mut DIR, (fd) else fail_null(libc::ENOSYS)),
     }
 }
 
@@ -167,7 +185,8 @@ macro_rules! readdir_r_like {
             unsafe {
                 let found = next(listing);
                 if !found.is_null() {
-                    ptr::copy_nonoverlapping(found, room, 1);
+                    let length = usize::from((*found).d_reclen);
+                    ptr::copy_nonoverlapping(found.cast::<u8>(), room.cast(), length);
                 }
                 *result = if found.is_null() { ptr::null_mut() } else { room };
             }
@@ -191,9 +210,13 @@ unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
         let null = ptr::null_mut();
         if slot.compare_exchange(open, null, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             COUNT.fetch_sub(1, Ordering::AcqRel);
-            // SAFETY: it came from calloc, and whoever takes it out of the table frees it.
-            unsafe { libc::free(open.cast::<c_void>()) };
-            break;
+            // SAFETY: it came from malloc, and whoever takes it out of the table frees it. Its
+            // descriptor is closed with it.
+            unsafe {
+                let fd = (*open).fd.load(Ordering::Acquire);
+                libc::free(open.cast::<c_void>());
+                return if fd < 0 { 0 } else { libc::close(fd) };
+            }
         }
     }
     0
@@ -231,13 +254,26 @@ unsafe extern "C" fn seekdir(dir: *mut DIR, position: c_long) {
     }
 }
 
-/// Stands in front of dirfd(3): there is no descriptor of a folder of ours (ENOTSUP, which POSIX
-/// allows).
+/// Stands in front of dirfd(3). A folder of ours gets its descriptor when it is first asked for it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dirfd(dir: *mut DIR) -> c_int {
-    match listing(dir) {
-        Some(_) => fail(libc::ENOTSUP),
-        None => real!(c"dirfd": fn(*mut DIR) -> c_int, (dir) else fail(libc::ENOSYS)),
+    let Some(listing) = listing(dir) else {
+        return real!(c"dirfd": fn(*mut DIR) -> c_int, (dir) else fail(libc::ENOSYS));
+    };
+    // SAFETY: the program passes an open folder; only its cell is looked at that threads share.
+    let (folder, cell) = unsafe { ((*listing).folder, &(*listing).fd) };
+    let known = cell.load(Ordering::Acquire);
+    if known >= 0 {
+        return known;
+    }
+    let fd = descriptor::of_folder(folder, libc::O_CLOEXEC);
+    match cell.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => fd,
+        Err(first) => {
+            // SAFETY: nobody knows of it.
+            unsafe { libc::close(fd) };
+            first
+        }
     }
 }
 
@@ -246,34 +282,40 @@ type Filter = Option<unsafe extern "C" fn(*const dirent64) -> c_int>;
 /// What scandir(3) is given to sort by.
 type Order = Option<unsafe extern "C" fn(*mut *const dirent64, *mut *const dirent64) -> c_int>;
 
-/// Defines scandir and its twin.
+/// Defines scandir and its kin.
 macro_rules! scandir_like {
-    ($($name:ident $real:literal;)*) => {$(
+    ($($name:ident($($dir:ident: $ty:ty)?) from $from:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
+            $($dir: $ty,)?
             path: *const c_char,
             list: *mut *mut *mut dirent64,
             filter: Filter,
             order: Order,
         ) -> c_int {
-            // SAFETY: the program passes a path, and room for a pointer.
-            match unsafe { node(path) } {
-                // SAFETY: as above.
-                Some((_, Node::Folder(folder))) => unsafe { scan(folder, list, filter, order) },
-                Some(_) => fail(libc::ENOTDIR),
-                None => real!(
-                    $real: fn(*const c_char, *mut *mut *mut dirent64, Filter, Order) -> c_int,
-                    (path, list, filter, order) else fail(libc::ENOSYS)
-                ),
-            }
+            let ours = |_: &[u8], node| match node {
+                // SAFETY: the program passes room for a pointer.
+                Node::Folder(folder) => unsafe { scan(folder, list, filter, order) },
+                _ => fail(libc::ENOTDIR),
+            };
+            let real = |path| real!(
+                $real: fn(
+                    $($ty,)? *const c_char, *mut *mut *mut dirent64, Filter, Order
+                ) -> c_int,
+                ($($dir,)? path, list, filter, order) else fail(libc::ENOSYS)
+            );
+            // SAFETY: the program passes a path.
+            unsafe { answer(($from, 0), path, ours, real) }
         }
     )*};
 }
 
 scandir_like! {
-    scandir c"scandir";
-    scandir64 c"scandir64";
+    scandir() from libc::AT_FDCWD, c"scandir";
+    scandir64() from libc::AT_FDCWD, c"scandir64";
+    scandirat(dir: c_int) from dir, c"scandirat";
+    scandirat64(dir: c_int) from dir, c"scandirat64";
 }
 
 /// # Safety
@@ -295,7 +337,7 @@ unsafe fn scan(
         if array.is_null() {
             return fail(libc::ENOMEM);
         }
-        let mut listing = Listing { folder, position: 0, entry: core::mem::zeroed() };
+        let mut listing = Listing::new(folder, -1);
         let mut count = 0;
         while count < MOST {
             let found = next(&mut listing);

@@ -5,10 +5,11 @@
 //! Programs look there beside the verbs calls: UCX insists on the character device, NCCL and MPI
 //! read the port's GID attributes, scripts list folders. The functions of libc that take a path are
 //! defined here (`files`, `stats`, `folders`); a path that is not ours, which a look at its first
-//! bytes tells, goes on to the real function at once. What is ours is described by `tree`.
+//! bytes tells, goes on to the real function at once (`place`). What is ours is described by `tree`.
 //!
 //! * The device is `/dev/null` to whoever opens it: readable, writable, a character device.
-//! * A file of /sys is a memfd with its text; a folder is listed from `tree`.
+//! * A file of /sys is a memfd with its text; a folder is listed from `tree`, by its path or by a
+//!   descriptor, which is a memfd too (`descriptor`).
 //! * Nothing is written to any disk, and nothing outlives the process.
 //!
 //! These functions run before main, in signal handlers, and in forked children, so they take no
@@ -18,9 +19,12 @@
 
 extern crate std;
 
+mod descriptor;
 mod files;
 mod folders;
 mod live;
+mod place;
 mod real;
 mod stats;
 mod tree;
+mod working;

@@ -23,7 +23,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { bytes: [0; TEXT], length: 0 }
     }
 
@@ -109,14 +109,18 @@ fn fact(which: usize) -> Option<&'static Fact> {
     facts()?.devices.get(which)?.as_ref()
 }
 
-/// Whether the device of that name is one that programs see. If none can be asked for, those are that need no
-/// packet link.
-pub(crate) fn is_shown(name: &str) -> bool {
-    let which = DEVICES.iter().position(|device| *device == name);
-    which.is_none_or(|which| match facts() {
+/// Whether the device of that number is one that programs see. If none can be asked for, those are
+/// that need no packet link.
+pub(crate) fn has(which: usize) -> bool {
+    match facts() {
         Some(_) => fact(which).is_some(),
-        None => name != NEEDS_LINK,
-    })
+        None => DEVICES.get(which) != Some(&NEEDS_LINK),
+    }
+}
+
+/// The same of an entry of a folder of devices, by its name.
+pub(crate) fn is_shown(name: &str) -> bool {
+    DEVICES.iter().position(|device| *device == name).is_none_or(has)
 }
 
 /// The name of the network interface that has the device's address.

@@ -3,7 +3,7 @@
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_char, c_int, c_void};
+use libc::{c_int, c_void};
 
 /// A function of the next library, looked up when it is first needed.
 pub(crate) struct Real {
@@ -66,26 +66,12 @@ pub(crate) fn fail_null<T>(errno: c_int) -> *mut T {
     core::ptr::null_mut()
 }
 
-/// The bytes of a path that a program passes; none for null. Not a `CStr` at once, since most paths
-/// are not ours and need not be measured.
-///
-/// # Safety
-///
-/// `path` is null or zero-terminated.
-#[inline]
-pub(crate) unsafe fn ours<'a>(path: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: passed on; `/dev/` and `/sys/` are compared byte by byte up to the zero.
-    unsafe {
-        if path.is_null() || *path != b'/' as c_char {
-            return None;
-        }
-        let second = *path.add(1);
-        if second != b'd' as c_char && second != b's' as c_char {
-            return None;
-        }
-        let bytes = CStr::from_ptr(path).to_bytes();
-        let prefix =
-            |prefix: &[u8]| bytes.len() >= prefix.len() && &bytes[..prefix.len()] == prefix;
-        (prefix(b"/dev/infiniband") || prefix(b"/sys/class/infiniband")).then_some(bytes)
-    }
+/// Does what leaves `errno` as it was.
+pub(crate) fn quietly<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: the address of this thread's errno is valid.
+    let before = unsafe { *libc::__errno_location() };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = before };
+    result
 }

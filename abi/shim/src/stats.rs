@@ -1,9 +1,11 @@
 //! stat and its kin, access and its kin, readlink.
 
-use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
+use libc::{c_char, c_int, c_uint, mode_t, size_t, ssize_t};
 
-use crate::real::{fail, ours, real};
-use crate::tree::{Node, find};
+use crate::descriptor;
+use crate::place::{answer, write_path};
+use crate::real::{fail, real};
+use crate::tree::{LONGEST, Node};
 
 /// The numbers of the first uverbs device, which this one would be.
 const DEVICE: (c_uint, c_uint) = (231, 192);
@@ -29,26 +31,6 @@ fn inode(path: &[u8]) -> u64 {
     })
 }
 
-/// What is ours at a path, but for what the system has there too and others share.
-///
-/// # Safety
-///
-/// `path` is null or zero-terminated.
-#[inline]
-pub(crate) unsafe fn node<'a>(path: *const c_char) -> Option<(&'a [u8], Node)> {
-    // SAFETY: passed on from the caller.
-    let bytes = unsafe { ours(path) }?;
-    let node = find(bytes)?;
-    if node.yields() {
-        // SAFETY: a system call that reads a zero-terminated path.
-        let real = unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, libc::F_OK) };
-        if real == 0 {
-            return None;
-        }
-    }
-    Some((bytes, node))
-}
-
 /// Fills in a `struct stat`.
 ///
 /// # Safety
@@ -65,49 +47,74 @@ unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
     stat.st_nlink = 1;
     stat.st_size = size(node) as i64;
     stat.st_blksize = 4096;
-    stat.st_rdev = device(node);
+    stat.st_rdev = if node.is_device() { libc::makedev(DEVICE.0, DEVICE.1) } else { 0 };
     // SAFETY: "valid for writing".
     unsafe { out.write(stat) };
     0
 }
 
-fn device(node: Node) -> dev_t {
-    if node.is_device() { libc::makedev(DEVICE.0, DEVICE.1) } else { 0 }
-}
-
 /// Defines a function of the stat family. All take the path before the structure, and are answered
 /// alike, since none of ours is a symbolic link.
 macro_rules! stat_like {
-    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*)
+        from $from:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, out: *mut libc::stat $(, $after: $ta)*
         ) -> c_int {
+            let real = |path| real!(
+                $real: fn($($ty,)* *const c_char, *mut libc::stat $(, $ta)*) -> c_int,
+                ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS)
+            );
             // SAFETY: the program passes a path, and room for the structure.
-            if let Some((bytes, node)) = unsafe { node(path) } {
-                // SAFETY: as above.
-                return unsafe { fill(bytes, node, out) };
-            }
-            real!($real: fn($($ty,)* *const c_char, *mut libc::stat $(, $ta)*) -> c_int,
-                ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS))
+            unsafe { answer($from, path, |ours, node| fill(ours, node, out), real) }
         }
     )*};
 }
 
+/// Where paths count from that are passed without a folder.
+const FROM: (c_int, c_int) = (libc::AT_FDCWD, 0);
+
 stat_like! {
-    stat(;) c"stat";
-    stat64(;) c"stat64";
-    lstat(;) c"lstat";
-    lstat64(;) c"lstat64";
-    fstatat(dir: c_int; flags: c_int) c"fstatat";
-    fstatat64(dir: c_int; flags: c_int) c"fstatat64";
-    __xstat(version: c_int;) c"__xstat";
-    __xstat64(version: c_int;) c"__xstat64";
-    __lxstat(version: c_int;) c"__lxstat";
-    __lxstat64(version: c_int;) c"__lxstat64";
-    __fxstatat(version: c_int, dir: c_int; flags: c_int) c"__fxstatat";
-    __fxstatat64(version: c_int, dir: c_int; flags: c_int) c"__fxstatat64";
+    stat(;) from FROM, c"stat";
+    stat64(;) from FROM, c"stat64";
+    lstat(;) from FROM, c"lstat";
+    lstat64(;) from FROM, c"lstat64";
+    fstatat(dir: c_int; flags: c_int) from (dir, flags), c"fstatat";
+    fstatat64(dir: c_int; flags: c_int) from (dir, flags), c"fstatat64";
+    __xstat(version: c_int;) from FROM, c"__xstat";
+    __xstat64(version: c_int;) from FROM, c"__xstat64";
+    __lxstat(version: c_int;) from FROM, c"__lxstat";
+    __lxstat64(version: c_int;) from FROM, c"__lxstat64";
+    __fxstatat(version: c_int, dir: c_int; flags: c_int) from (dir, flags), c"__fxstatat";
+    __fxstatat64(version: c_int, dir: c_int; flags: c_int) from (dir, flags), c"__fxstatat64";
+}
+
+/// Defines a function of the fstat family: a folder of ours is one by its descriptor, too.
+macro_rules! fstat_like {
+    ($($name:ident($($before:ident: $ty:ty),*) $real:literal;)*) => {$(
+        /// Stands in front of the function of this name.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($before: $ty,)* fd: c_int, out: *mut libc::stat) -> c_int {
+            if let Some(folder) = descriptor::folder(fd) {
+                let mut path = [0; LONGEST];
+                let length = write_path(folder, &mut path).unwrap_or(0);
+                let path = path.get(..length).unwrap_or(&[]);
+                // SAFETY: the program passes room for the structure.
+                return unsafe { fill(path, Node::Folder(folder), out) };
+            }
+            real!($real: fn($($ty,)* c_int, *mut libc::stat) -> c_int, ($($before,)* fd, out)
+                else fail(libc::ENOSYS))
+        }
+    )*};
+}
+
+fstat_like! {
+    fstat() c"fstat";
+    fstat64() c"fstat64";
+    __fxstat(version: c_int) c"__fxstat";
+    __fxstat64(version: c_int) c"__fxstat64";
 }
 
 /// Stands in front of statx(2).
@@ -119,13 +126,22 @@ unsafe extern "C" fn statx(
     mask: c_uint,
     out: *mut libc::statx,
 ) -> c_int {
-    // SAFETY: the program passes a path.
-    let Some((bytes, node)) = (unsafe { node(path) }) else {
-        return real!(
+    let real = |path| {
+        real!(
             c"statx": fn(c_int, *const c_char, c_int, c_uint, *mut libc::statx) -> c_int,
             (dir, path, flags, mask, out) else fail(libc::ENOSYS)
-        );
+        )
     };
+    // SAFETY: the program passes a path, and room for the structure.
+    unsafe { answer((dir, flags), path, |ours, node| fill_x(ours, node, out), real) }
+}
+
+/// Fills in a `struct statx`.
+///
+/// # Safety
+///
+/// `out` is null or valid for writing.
+unsafe fn fill_x(path: &[u8], node: Node, out: *mut libc::statx) -> c_int {
     if out.is_null() {
         return fail(libc::EFAULT);
     }
@@ -136,7 +152,7 @@ unsafe extern "C" fn statx(
         | libc::STATX_INO
         | libc::STATX_NLINK
         | libc::STATX_SIZE;
-    stat.stx_ino = inode(bytes);
+    stat.stx_ino = inode(path);
     stat.stx_mode = mode(node) as u16;
     stat.stx_nlink = 1;
     stat.stx_size = size(node);
@@ -144,7 +160,7 @@ unsafe extern "C" fn statx(
     if node.is_device() {
         (stat.stx_rdev_major, stat.stx_rdev_minor) = DEVICE;
     }
-    // SAFETY: the program passes room for the structure.
+    // SAFETY: "valid for writing".
     unsafe { out.write(stat) };
     0
 }
@@ -162,50 +178,52 @@ fn allowed(node: Node, asked: c_int) -> c_int {
 
 /// Defines a function of the access family.
 macro_rules! access_like {
-    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*)
+        from $from:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, asked: c_int $(, $after: $ta)*
         ) -> c_int {
+            let real = |path| real!(
+                $real: fn($($ty,)* *const c_char, c_int $(, $ta)*) -> c_int,
+                ($($before,)* path, asked $(, $after)*) else fail(libc::ENOSYS)
+            );
             // SAFETY: the program passes a path.
-            if let Some((_, node)) = unsafe { node(path) } {
-                return allowed(node, asked);
-            }
-            real!($real: fn($($ty,)* *const c_char, c_int $(, $ta)*) -> c_int,
-                ($($before,)* path, asked $(, $after)*) else fail(libc::ENOSYS))
+            unsafe { answer($from, path, |_, node| allowed(node, asked), real) }
         }
     )*};
 }
 
 access_like! {
-    access(;) c"access";
-    eaccess(;) c"eaccess";
-    euidaccess(;) c"euidaccess";
-    faccessat(dir: c_int; flags: c_int) c"faccessat";
+    access(;) from FROM, c"access";
+    eaccess(;) from FROM, c"eaccess";
+    euidaccess(;) from FROM, c"euidaccess";
+    faccessat(dir: c_int; flags: c_int) from (dir, flags), c"faccessat";
 }
 
 /// Defines a function of the readlink family: none of ours is a symbolic link.
 macro_rules! readlink_like {
-    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*) $real:literal;)*) => {$(
+    ($($name:ident($($before:ident: $ty:ty),*; $($after:ident: $ta:ty),*)
+        from $from:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, out: *mut c_char, room: size_t $(, $after: $ta)*
         ) -> ssize_t {
+            let real = |path| real!(
+                $real: fn($($ty,)* *const c_char, *mut c_char, size_t $(, $ta)*) -> ssize_t,
+                ($($before,)* path, out, room $(, $after)*) else fail(libc::ENOSYS) as ssize_t
+            );
             // SAFETY: the program passes a path.
-            if unsafe { node(path) }.is_some() {
-                return fail(libc::EINVAL) as ssize_t;
-            }
-            real!($real: fn($($ty,)* *const c_char, *mut c_char, size_t $(, $ta)*) -> ssize_t,
-                ($($before,)* path, out, room $(, $after)*) else fail(libc::ENOSYS) as ssize_t)
+            unsafe { answer($from, path, |_, _| fail(libc::EINVAL) as ssize_t, real) }
         }
     )*};
 }
 
 readlink_like! {
-    readlink(;) c"readlink";
-    readlinkat(dir: c_int;) c"readlinkat";
-    __readlink_chk(; known: size_t) c"__readlink_chk";
-    __readlinkat_chk(dir: c_int; known: size_t) c"__readlinkat_chk";
+    readlink(;) from FROM, c"readlink";
+    readlinkat(dir: c_int;) from (dir, 0), c"readlinkat";
+    __readlink_chk(; known: size_t) from FROM, c"__readlink_chk";
+    __readlinkat_chk(dir: c_int; known: size_t) from (dir, 0), c"__readlinkat_chk";
 }

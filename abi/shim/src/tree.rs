@@ -36,10 +36,46 @@ impl Node {
 pub(crate) enum Folder {
     /// An entry of [`FOLDERS`].
     Fixed(usize),
-    /// The network interfaces of the device: one.
-    Interfaces,
-    /// That interface.
-    Interface,
+    /// The network interfaces of the device of that number: one.
+    Interfaces(usize),
+    /// That interface, or what a path says instead of its name.
+    Interface(usize),
+}
+
+impl Folder {
+    /// A number of its own, below [`Self::COUNT`].
+    pub(crate) fn number(self) -> usize {
+        match self {
+            Self::Fixed(index) => index,
+            Self::Interfaces(which) => FOLDERS.len() + which,
+            Self::Interface(which) => FOLDERS.len() + DEVICES.len() + which,
+        }
+    }
+
+    /// How many numbers there are.
+    const COUNT: usize = FOLDERS.len() + 2 * DEVICES.len();
+
+    /// The folder of a number.
+    pub(crate) fn of_number(number: usize) -> Option<Self> {
+        let beyond = number.checked_sub(FOLDERS.len());
+        match beyond {
+            None => Some(Self::Fixed(number)),
+            Some(which) if which < DEVICES.len() => Some(Self::Interfaces(which)),
+            Some(beyond) => {
+                (number < Self::COUNT).then_some(Self::Interface(beyond - DEVICES.len()))
+            }
+        }
+    }
+
+    /// Its path, but for the name of an interface.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Fixed(index) => FOLDERS.get(index).map_or("", |folder| folder.path),
+            Self::Interfaces(which) | Self::Interface(which) => {
+                INTERFACES.get(which).copied().unwrap_or("")
+            }
+        }
+    }
 }
 
 /// The text of a file.
@@ -200,22 +236,40 @@ pub(crate) const NEEDS_LINK: &str = "quipu_qp0";
 /// not open it. It is ours where there is none, and in no list.
 const FIRST_OF_KERNEL: &str = "/dev/infiniband/uverbs0";
 
-/// The longest path that can be ours, with what a careless writer adds to it.
-const LONGEST: usize = 256;
+/// The longest path that can be ours, and a zero behind it.
+pub(crate) const LONGEST: usize = 256;
 
-/// What an absolute path names, if it is one of ours. Repeated slashes, slashes at the end, `.` and
-/// `..` are understood as the kernel does (none of ours is a symbolic link).
-pub(crate) fn find(path: &[u8]) -> Option<Node> {
-    let mut buffer = [0u8; LONGEST];
-    let path = simplify(path, &mut buffer)?;
+/// What an absolute path names, if it is one of ours, and its plain spelling in `buffer`, behind
+/// which is a zero. Repeated slashes, slashes at the end, `.` and `..` are understood as the kernel
+/// does (none of ours is a symbolic link).
+pub(crate) fn find<'a>(path: &[u8], buffer: &'a mut [u8; LONGEST]) -> Option<(&'a [u8], Node)> {
+    let length = simplify(path, buffer)?;
+    *buffer.get_mut(length)? = 0;
+    let path = buffer.get(..length)?;
+    Some((path, named(path)?))
+}
+
+/// The number of the device of which a path of plain spelling is a part.
+pub(crate) fn owner(path: &[u8]) -> Option<usize> {
+    let below = FOLDERS
+        .iter()
+        .filter(|folder| folder.shared)
+        .find_map(|folder| path.strip_prefix(folder.path.as_bytes())?.strip_prefix(b"/"))?;
+    let name = below.split(|byte| *byte == b'/').next()?;
+    DEVICES.iter().position(|device| device.as_bytes() == name)
+}
+
+/// What a path of plain spelling names.
+fn named(path: &[u8]) -> Option<Node> {
     if path == FIRST_OF_KERNEL.as_bytes() {
         return Some(Node::StandIn);
     }
-    for net in INTERFACES {
+    for (which, net) in INTERFACES.iter().enumerate() {
         match path.strip_prefix(net.as_bytes()) {
-            Some(b"") => return Some(Node::Folder(Folder::Interfaces)),
+            Some(b"") => return Some(Node::Folder(Folder::Interfaces(which))),
             Some([b'/', name @ ..]) if !name.is_empty() => {
-                return (!name.contains(&b'/')).then_some(Node::Folder(Folder::Interface));
+                let folder = Node::Folder(Folder::Interface(which));
+                return (!name.contains(&b'/')).then_some(folder);
             }
             _ => {}
         }
@@ -234,8 +288,8 @@ pub(crate) fn find(path: &[u8]) -> Option<Node> {
     }
 }
 
-/// Writes a path to `buffer` without empty components, `.` and `..`.
-pub(crate) fn simplify<'a>(path: &[u8], buffer: &'a mut [u8; LONGEST]) -> Option<&'a [u8]> {
+/// Writes a path to `buffer` without empty components, `.` and `..`; its length.
+fn simplify(path: &[u8], buffer: &mut [u8; LONGEST]) -> Option<usize> {
     let mut length = 0;
     for part in path.split(|byte| *byte == b'/') {
         if part.is_empty() || part == b"." {
@@ -250,7 +304,7 @@ pub(crate) fn simplify<'a>(path: &[u8], buffer: &'a mut [u8; LONGEST]) -> Option
         buffer.get_mut(length + 1..length + 1 + part.len())?.copy_from_slice(part);
         length += 1 + part.len();
     }
-    buffer.get(..length)
+    Some(length)
 }
 
 impl Entry {
@@ -269,6 +323,10 @@ impl Entry {
 mod tests {
     use super::*;
     use std::format;
+
+    fn find(path: &[u8]) -> Option<Node> {
+        super::find(path, &mut [0; LONGEST]).map(|(_, node)| node)
+    }
 
     #[test]
     fn every_entry_of_every_folder_is_found_under_its_path() {
@@ -310,9 +368,32 @@ mod tests {
     #[test]
     fn an_interface_is_a_folder_without_depth() {
         let net = "/sys/class/infiniband/quipu0/device/net";
-        assert_eq!(find(net.as_bytes()), Some(Node::Folder(Folder::Interfaces)));
+        assert_eq!(find(net.as_bytes()), Some(Node::Folder(Folder::Interfaces(0))));
         let interface = format!("{net}/eth0");
-        assert_eq!(find(interface.as_bytes()), Some(Node::Folder(Folder::Interface)));
+        assert_eq!(find(interface.as_bytes()), Some(Node::Folder(Folder::Interface(0))));
         assert_eq!(find(format!("{net}/eth0/mtu").as_bytes()), None);
+    }
+
+    #[test]
+    fn every_folder_has_a_number_by_which_it_is_found() {
+        for number in 0..Folder::COUNT {
+            let folder = Folder::of_number(number).unwrap();
+            assert_eq!(folder.number(), number);
+            assert!(find(folder.path().as_bytes()).is_some());
+        }
+        assert_eq!(Folder::of_number(Folder::COUNT), None);
+    }
+
+    #[test]
+    fn the_plain_spelling_and_the_owner_of_a_path() {
+        let mut buffer = [0; LONGEST];
+        let path = b"//sys/class/infiniband/../infiniband/quipu_qp0//ports/";
+        let (plain, _) = super::find(path, &mut buffer).unwrap();
+        assert_eq!(plain, b"/sys/class/infiniband/quipu_qp0/ports");
+        assert_eq!(owner(plain), Some(2));
+        assert_eq!(owner(b"/sys/class/infiniband_verbs/quipu_iw0/ibdev"), Some(1));
+        assert_eq!(owner(b"/dev/infiniband/quipu0"), Some(0));
+        assert_eq!(owner(b"/sys/class/infiniband"), None);
+        assert_eq!(owner(b"/dev/infiniband/uverbs0"), None);
     }
 }

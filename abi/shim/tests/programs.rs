@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 #[path = "../../types/testing/cdylib.rs"]
 mod cdylib;
+#[path = "../../types/testing/needs.rs"]
+mod needs;
 
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
@@ -78,4 +80,41 @@ fn other_paths_are_as_without_the_library() {
         assert_eq!(prints(line).into_bytes(), plain.stdout, "{line}");
     }
     assert!(!shell("cat /dev/infiniband/quipu9").status.success());
+}
+
+/// Compiles and runs a program of `tests/c`, which says what is wrong.
+fn run(name: &str, settings: &[(&str, &str)]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = library().parent().unwrap().join(format!("shim-{name}"));
+    let Some(mut compile) = needs::compiler() else { return };
+    compile.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"]).arg(&program).arg(source);
+    assert!(compile.status().expect("cc").success());
+    let mut run = Command::new(program);
+    run.env("LD_PRELOAD", library()).env("QUIPU_ADDRESS", "127.0.0.1");
+    let output = run.envs(settings.iter().copied()).output().expect("the program starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && complaint.is_empty(), "{:?}\n{complaint}", output.status);
+}
+
+#[test]
+fn folders_have_descriptors() {
+    run("descriptors", &[]);
+}
+
+#[test]
+fn files_are_as_those_of_the_kernel() {
+    run("files", &[("QUIPU_DEVICES", "quipu0")]);
+}
+
+#[test]
+fn find_goes_through_the_folders() {
+    if needs::met(Path::new("/usr/bin/find").exists(), "findutils") {
+        let found = prints("find /sys/class/infiniband/quipu0 -name node_guid");
+        assert_eq!(found, "/sys/class/infiniband/quipu0/node_guid\n");
+    }
+}
+
+#[test]
+fn files_are_read_under_a_limit_of_their_size() {
+    assert_eq!(prints("ulimit -f 0; cat /sys/class/infiniband/quipu0/node_type"), "1: CA\n");
 }

@@ -1,0 +1,89 @@
+/* Files are as those of /sys: for reading, and nothing of their folder is made or missing. */
+#include "check.h"
+
+static void for_reading(void)
+{
+    int fd = open(DEVICE "/node_type", O_RDONLY);
+    struct stat stat;
+    FAILS(write(fd, "x", 1), EBADF);
+    CHECK(reads(fd, "1: CA\n") && lseek(fd, 0, SEEK_SET) == 0 && reads(fd, "1: CA\n"));
+    CHECK(fstat(fd, &stat) == 0 && stat.st_mode == (S_IFREG | 0444));
+    /* Not even by another way. */
+    char again[64];
+    snprintf(again, sizeof again, "/proc/self/fd/%d", fd);
+    int writable = open(again, O_RDWR);
+    CHECK(writable < 0 || write(writable, "x", 1) == -1);
+    close(writable);
+    close(fd);
+    fd = open(DEVICE "/node_type", O_PATH | O_CLOEXEC);
+    CHECK(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    FAILS(read(fd, again, 1), EBADF);
+    close(fd);
+
+    FAILS(open(DEVICE "/node_type", O_RDONLY | O_CREAT | O_EXCL, 0600), EEXIST);
+    FAILS(open(DEVICE, O_RDONLY | O_CREAT, 0600), EISDIR);
+    FAILS(open(DEVICE "/node_type", O_RDWR), EACCES);
+    CHECK(!fopen(DEVICE "/node_type", "w") && errno == EACCES);
+}
+
+static void slashes_at_the_end(void)
+{
+    struct stat info;
+    char path[PATH_MAX];
+    FAILS(open(DEVICE "/node_type/", O_RDONLY), ENOTDIR);
+    FAILS(stat(DEVICE "/node_type/.", &info), ENOTDIR);
+    FAILS(access("/dev/infiniband/quipu0/", R_OK), ENOTDIR);
+    FAILS(readlink(DEVICE "/node_type/", path, sizeof path), ENOTDIR);
+    CHECK(!realpath(DEVICE "/node_type/", path) && errno == ENOTDIR);
+    CHECK(!opendir(DEVICE "/node_type/") && errno == ENOTDIR);
+    CHECK(realpath("//sys/./class//infiniband/../infiniband/quipu0/", path));
+    CHECK(strcmp(path, DEVICE) == 0);
+}
+
+/* Success leaves errno as it was. */
+static void errors(void)
+{
+    struct stat info;
+    errno = 77;
+    CHECK(stat(DEVICES, &info) == 0 && errno == 77);
+    CHECK(access("/dev/infiniband/uverbs0", F_OK) == 0 && errno == 77);
+    int fd = open(DEVICE "/ports/1/gids/0", O_RDONLY);
+    CHECK(fd >= 0 && errno == 77);
+    close(fd);
+    fd = open(DEVICES, O_RDONLY);
+    CHECK(fd >= 0 && errno == 77);
+    close(fd);
+}
+
+/* The network interface is the one of the address, and no other. */
+static void interfaces(void)
+{
+    CHECK(access(DEVICE "/device/net/lo", F_OK) == 0);
+    FAILS(access(DEVICE "/device/net/bogus", F_OK), ENOENT);
+    FAILS(access(DEVICE "/device/net/l", F_OK), ENOENT);
+    FAILS(access(DEVICE "/device/net/lo/mtu", F_OK), ENOENT);
+    int fd = open(DEVICE "/device/net/lo", O_RDONLY | O_DIRECTORY);
+    FAILS(openat(fd, "mtu", O_RDONLY), ENOENT);
+    CHECK(faccessat(fd, "../lo", F_OK, 0) == 0);
+    close(fd);
+}
+
+/* Of the devices those are there that are listed. */
+static void devices(void)
+{
+    FAILS(access(DEVICES "/quipu_qp0", F_OK), ENOENT);
+    FAILS(access("/dev/infiniband/quipu_qp0", F_OK), ENOENT);
+    FAILS(open(DEVICES "/quipu_iw0/node_type", O_RDONLY), ENOENT);
+    FAILS(open("/sys/class/infiniband_verbs/quipu_iw0/ibdev", O_RDONLY), ENOENT);
+    FAILS(access(DEVICES "/quipu_iw0/device/net/lo", F_OK), ENOENT);
+}
+
+int main(void)
+{
+    errors();
+    for_reading();
+    slashes_at_the_end();
+    interfaces();
+    devices();
+    return failures != 0;
+}
