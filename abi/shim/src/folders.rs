@@ -127,7 +127,7 @@ fn length(name: usize) -> usize {
 
 /// Stands in front of opendir(3).
 #[unsafe(no_mangle)]
-unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
+pub(crate) unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
     let ours = |_: &[u8], node| match node {
         Node::Folder(folder) => open_listing(folder, -1),
         _ => fail_null(libc::ENOTDIR),
@@ -151,7 +151,7 @@ macro_rules! readdir_like {
     ($($name:ident $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(dir: *mut DIR) -> *mut dirent64 {
+        pub(crate) unsafe extern "C" fn $name(dir: *mut DIR) -> *mut dirent64 {
             match listing(dir) {
                 // SAFETY: the program passes an open folder.
                 Some(listing) => unsafe { next(listing) },
@@ -202,7 +202,7 @@ readdir_r_like! {
 
 /// Stands in front of closedir(3).
 #[unsafe(no_mangle)]
-unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
+pub(crate) unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
     let Some(open) = listing(dir) else {
         return real!(c"closedir": fn(*mut DIR) -> c_int, (dir) else fail(libc::ENOSYS));
     };

@@ -13,7 +13,8 @@
 //! * Nothing is written to any disk, and nothing outlives the process.
 //!
 //! These functions run before main, in signal handlers, and in forked children, so they take no
-//! lock and allocate nothing, except where a file of ours is opened. They cannot pass the panic
+//! lock and allocate nothing, except where a folder of ours is opened, and where the engine is asked
+//! (`live`), once, when a program first looks at a device or its folders. They cannot pass the panic
 //! wall of `quipu_cabi` for that reason; they are written so that nothing in them can panic.
 #![no_std]
 
@@ -23,6 +24,7 @@ mod descriptor;
 mod files;
 mod folders;
 mod live;
+mod patterns;
 mod place;
 mod real;
 mod stats;

@@ -5,7 +5,9 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_void};
 
-/// A function of the next library, looked up when it is first needed.
+/// A function of the next library. It is looked up before the program begins, since dlsym(3) takes
+/// the loader's lock, which a signal handler or a forked child may not; or when it is first needed,
+/// if the constructor of another library calls it before.
 pub(crate) struct Real {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -31,10 +33,39 @@ impl Real {
     }
 }
 
+// The linker puts all references to such functions into one section, and says where it is.
+unsafe extern "C" {
+    #[link_name = "__start_quipu_reals"]
+    static FIRST: *const c_void;
+    #[link_name = "__stop_quipu_reals"]
+    static BEHIND: *const c_void;
+}
+
+/// All of them.
+fn all() -> &'static [&'static Real] {
+    let (first, behind) = (&raw const FIRST, &raw const BEHIND);
+    let count = (behind.addr() - first.addr()) / size_of::<*const c_void>();
+    // SAFETY: the section consists of so many references, which the program never writes.
+    unsafe { core::slice::from_raw_parts(first.cast(), count) }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK_UP: extern "C" fn() = look_up;
+
+extern "C" fn look_up() {
+    for real in all() {
+        real.address();
+    }
+}
+
 /// Calls the real function of a name and type; the value of `else` if there is none.
 macro_rules! real {
     ($name:literal: fn($($ty:ty),*) -> $ret:ty, ($($arg:expr),*) else $none:expr) => {{
         static REAL: $crate::real::Real = $crate::real::Real::new($name);
+        #[used]
+        #[unsafe(link_section = "quipu_reals")]
+        static LISTED: &$crate::real::Real = &REAL;
         let address = REAL.address();
         if address.is_null() {
             $none
@@ -74,4 +105,17 @@ pub(crate) fn quietly<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = before };
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_functions_are_looked_up_before_main() {
+        for name in [c"open", c"openat64", c"fopen", c"readlink", c"opendir", c"closedir"] {
+            let real = all().iter().find(|real| real.name == name).unwrap();
+            assert!(!real.address.load(Ordering::Relaxed).is_null(), "{name:?}");
+        }
+    }
 }

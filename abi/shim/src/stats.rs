@@ -60,7 +60,7 @@ macro_rules! stat_like {
         from $from:expr, $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
+        pub(crate) unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, out: *mut libc::stat $(, $after: $ta)*
         ) -> c_int {
             let real = |path| real!(

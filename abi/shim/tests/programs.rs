@@ -102,6 +102,13 @@ fn folders_have_descriptors() {
 }
 
 #[test]
+fn a_folder_can_be_the_working_directory() {
+    run("working", &[]);
+    let line = "cd /sys/class/infiniband/quipu0 && cat ports/*/state && cd ports && pwd && ls -d ?";
+    assert_eq!(prints(line), "4: ACTIVE\n/sys/class/infiniband/quipu0/ports\n1\n");
+}
+
+#[test]
 fn files_are_as_those_of_the_kernel() {
     run("files", &[("QUIPU_DEVICES", "quipu0")]);
 }
