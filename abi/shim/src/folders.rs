@@ -7,9 +7,10 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{DIR, c_char, c_int, c_long, c_void, dirent64};
 
-use crate::place::answer;
+use crate::place::{answer, write_path};
 use crate::real::{fail, fail_null, quietly, real};
-use crate::tree::{FOLDERS, Folder, Node};
+use crate::stats::inode;
+use crate::tree::{FOLDERS, Folder, LONGEST, Node};
 use crate::{descriptor, live};
 
 /// An open folder of ours.
@@ -106,12 +107,14 @@ unsafe fn next(listing: *mut Listing) -> *mut dirent64 {
         return ptr::null_mut();
     };
     listing.position += 1;
+    let mut path = [0; LONGEST];
+    let length = write_path(listing.folder, &mut path).unwrap_or(0);
     let entry = &mut listing.entry;
-    entry.d_ino = listing.position as u64;
+    entry.d_ino = inode(&[path.get(..length).unwrap_or(&[]), b"/", name]);
     entry.d_off = listing.position as i64;
     entry.d_type = kind;
     let room = entry.d_name.len() - 1;
-    entry.d_reclen = length(name.len().min(room)) as u16;
+    entry.d_reclen = entry_length(name.len().min(room)) as u16;
     let bytes = name.iter().map(|byte| *byte as c_char).take(room);
     for (slot, byte) in entry.d_name.iter_mut().zip(bytes.chain([0])) {
         *slot = byte;
@@ -121,7 +124,7 @@ unsafe fn next(listing: *mut Listing) -> *mut dirent64 {
 
 /// How long an entry is with a name of so many bytes, in whole words as the kernel's are. Ours are
 /// short, so that there is room for it where a program has room for the longest of names.
-fn length(name: usize) -> usize {
+fn entry_length(name: usize) -> usize {
     (offset_of!(dirent64, d_name) + name + 1).next_multiple_of(size_of::<u64>())
 }
 

@@ -24,9 +24,9 @@ fn size(node: Node) -> u64 {
     if matches!(node, Node::File(_)) { 4096 } else { 0 }
 }
 
-/// A number of its own for each path: its FNV-1a hash.
-fn inode(path: &[u8]) -> u64 {
-    path.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+/// A number of its own for each path, of which the parts are passed: its FNV-1a hash.
+pub(crate) fn inode(path: &[&[u8]]) -> u64 {
+    path.iter().copied().flatten().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
@@ -42,7 +42,7 @@ unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
     }
     // SAFETY: the structure consists of integers.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    stat.st_ino = inode(path);
+    stat.st_ino = inode(&[path]);
     stat.st_mode = mode(node);
     stat.st_nlink = 1;
     stat.st_size = size(node) as i64;
@@ -152,7 +152,7 @@ unsafe fn fill_x(path: &[u8], node: Node, out: *mut libc::statx) -> c_int {
         | libc::STATX_INO
         | libc::STATX_NLINK
         | libc::STATX_SIZE;
-    stat.stx_ino = inode(path);
+    stat.stx_ino = inode(&[path]);
     stat.stx_mode = mode(node) as u16;
     stat.stx_nlink = 1;
     stat.stx_size = size(node);

@@ -100,6 +100,8 @@ static void of_listings(void)
     int fd = dirfd(list);
     CHECK(fd >= 0 && dirfd(list) == fd && fstat(fd, &stat) == 0 && S_ISDIR(stat.st_mode));
     CHECK(fstatat(fd, "1/state", &stat, 0) == 0);
+    struct dirent *entry = readdir(list);
+    CHECK(entry && fstatat(fd, entry->d_name, &stat, 0) == 0 && stat.st_ino == entry->d_ino);
     CHECK(closedir(list) == 0);
     FAILS(fcntl(fd, F_GETFD), EBADF);
 }
