@@ -1,6 +1,7 @@
 //! Descriptors of files and folders of ours. Each is a memfd of its own: a file's has its text, a
-//! folder's is empty and says by its time of modification which folder it is. So it is known
-//! wherever it gets to, by dup(2), fork(2) or a socket, and nothing is to be done when it is closed.
+//! folder's is empty. The time of its modification says which file or folder it is, so that it is
+//! known wherever it gets to, by dup(2), fork(2) or a socket, and nothing is to be done when it is
+//! closed.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +13,50 @@ use crate::live::Buffer;
 use crate::real::{fail, quietly};
 use crate::tree::Folder;
 
-/// The time that a descriptor of a folder has: this second, and the folder's number beyond this
-/// nanosecond.
-const SECOND: i64 = 0x5155_4950;
+/// The nanosecond that a descriptor of ours has: that of a file, whose inode is the second; or,
+/// beyond it, the number of a folder, for which the second is [`SECOND`].
 const NANOSECOND: i64 = 918_273_000;
+const SECOND: i64 = 0x5155_4950;
 
-/// Whether this process has opened a folder of ours, so that a descriptor may be of one.
+/// Whether this process has opened a file or folder of ours, so that a descriptor may be of one.
 static OPENED: AtomicBool = AtomicBool::new(false);
 
-/// Whether a descriptor may be of a folder of ours.
+/// What a descriptor of ours is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Folder(Folder),
+    /// A file, with its inode.
+    Text(u64),
+}
+
+impl Mark {
+    fn time(self) -> timespec {
+        match self {
+            Self::Folder(folder) => {
+                timespec { tv_sec: SECOND, tv_nsec: NANOSECOND + 1 + folder.number() as i64 }
+            }
+            Self::Text(inode) => timespec { tv_sec: inode as i64, tv_nsec: NANOSECOND },
+        }
+    }
+
+    /// What the kernel says of a descriptor tells whether it is one of ours.
+    pub(crate) fn of(stat: &libc::stat) -> Option<Self> {
+        let is_memory = stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_nlink == 0;
+        if !is_memory {
+            return None;
+        }
+        match stat.st_mtime_nsec - NANOSECOND {
+            0 => u64::try_from(stat.st_mtime).ok().map(Self::Text),
+            beyond if stat.st_mtime == SECOND && stat.st_size == 0 => {
+                let number = usize::try_from(beyond - 1).ok()?;
+                Folder::of_number(number).map(Self::Folder)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether a descriptor may be of a file or folder of ours.
 #[inline]
 pub(crate) fn may_be_ours() -> bool {
     OPENED.load(Ordering::Relaxed)
@@ -35,34 +71,27 @@ pub(crate) fn folder(fd: c_int) -> Option<Folder> {
 #[cold]
 fn marked(fd: c_int) -> Option<Folder> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a system call that fills in the structure if it gives 0. fstat itself may be ours.
+    // SAFETY: a system call that fills in the structure if it gives 0. fstat itself is ours.
     let stat = quietly(|| unsafe {
         match libc::syscall(libc::SYS_fstat, fd, stat.as_mut_ptr()) {
             0 => Some(stat.assume_init()),
             _ => None,
         }
     })?;
-    let is_memory = stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_nlink == 0;
-    if !is_memory || stat.st_size != 0 || stat.st_mtime != SECOND {
-        return None;
+    match Mark::of(&stat) {
+        Some(Mark::Folder(folder)) => Some(folder),
+        _ => None,
     }
-    Folder::of_number(usize::try_from(stat.st_mtime_nsec - NANOSECOND).ok()?)
 }
 
 /// A descriptor of a folder. Nothing can be read from it, as from any folder.
 pub(crate) fn of_folder(folder: Folder, flags: c_int) -> c_int {
-    let time = timespec { tv_sec: SECOND, tv_nsec: NANOSECOND + folder.number() as i64 };
-    let fd = memory(flags);
-    // SAFETY: futimens(3) reads two times.
-    if fd >= 0 && unsafe { libc::futimens(fd, [time; 2].as_ptr()) } < 0 {
-        return give_up(fd);
-    }
-    OPENED.store(true, Ordering::Relaxed);
-    reopened(fd, libc::O_PATH | flags & libc::O_CLOEXEC)
+    let passed = libc::O_PATH | flags & libc::O_CLOEXEC;
+    finished(memory(flags), Mark::Folder(folder), passed)
 }
 
 /// A descriptor from which a text can be read, and nothing else.
-pub(crate) fn of_text(text: &[u8], flags: c_int) -> c_int {
+pub(crate) fn of_text(inode: u64, text: &[u8], flags: c_int) -> c_int {
     if !fits(text.len()) {
         return of_pipe(text, flags);
     }
@@ -72,7 +101,7 @@ pub(crate) fn of_text(text: &[u8], flags: c_int) -> c_int {
         return give_up(fd);
     }
     let passed = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_PATH;
-    reopened(fd, libc::O_RDONLY | flags & passed)
+    finished(fd, Mark::Text(inode), libc::O_RDONLY | flags & passed)
 }
 
 /// Whether a file may be so long (`ulimit -f`): who writes beyond that is ended by a signal, in
@@ -115,14 +144,19 @@ fn give_up(fd: c_int) -> c_int {
     fail(libc::EIO)
 }
 
-/// The same file with other flags, and never to be changed again. Where /proc is not there, memory
-/// that is for reading and writing has to do.
-fn reopened(fd: c_int, flags: c_int) -> c_int {
+/// The same memory with its mark and other flags, never to be changed again. Where /proc is not
+/// there, a descriptor that is for reading and writing has to do.
+fn finished(fd: c_int, mark: Mark, flags: c_int) -> c_int {
     const SEALS: c_int =
         libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
     if fd < 0 {
         return fd;
     }
+    // SAFETY: futimens(3) reads two times. The descriptor is ours.
+    if unsafe { libc::futimens(fd, [mark.time(); 2].as_ptr()) } < 0 {
+        return give_up(fd);
+    }
+    OPENED.store(true, Ordering::Relaxed);
     let mut link = Buffer::new();
     // SAFETY: the descriptor is ours; openat(2) reads a zero-terminated path.
     quietly(|| unsafe {
@@ -139,4 +173,34 @@ fn reopened(fd: c_int, flags: c_int) -> c_int {
         libc::close(again);
         fd
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(mark: Mark, size: i64) -> libc::stat {
+        // SAFETY: the structure consists of integers.
+        let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+        let time = mark.time();
+        (stat.st_mode, stat.st_size) = (libc::S_IFREG | 0o444, size);
+        (stat.st_mtime, stat.st_mtime_nsec) = (time.tv_sec, time.tv_nsec);
+        stat
+    }
+
+    #[test]
+    fn a_descriptor_says_what_it_is_of() {
+        for mark in [Mark::Text(0xffff_fffe), Mark::Folder(Folder::Interface(1))] {
+            assert_eq!(Mark::of(&seen(mark, 0)), Some(mark));
+        }
+        let folder = Mark::Folder(Folder::Fixed(0));
+        assert_eq!(Mark::of(&seen(folder, 0)), Some(folder));
+        assert_eq!(Mark::of(&seen(folder, 1)), None);
+        let mut other = seen(folder, 0);
+        other.st_nlink = 1;
+        assert_eq!(Mark::of(&other), None);
+        other = seen(folder, 0);
+        other.st_mtime += 1;
+        assert_eq!(Mark::of(&other), None);
+    }
 }

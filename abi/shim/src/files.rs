@@ -7,6 +7,7 @@ use libc::{FILE, c_char, c_int, mode_t, size_t};
 
 use crate::place::answer;
 use crate::real::{fail, fail_null, real};
+use crate::stats::inode;
 use crate::tree::{Node, Text};
 use crate::{descriptor, live};
 
@@ -17,7 +18,7 @@ const NOTHING: &CStr = c"/dev/null";
 const FROM: (c_int, c_int) = (libc::AT_FDCWD, 0);
 
 /// Opens a node of ours.
-fn open_node(node: Node, flags: c_int) -> c_int {
+fn open_node(path: &[u8], node: Node, flags: c_int) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let creates = flags & libc::O_CREAT != 0;
     match node {
@@ -30,15 +31,15 @@ fn open_node(node: Node, flags: c_int) -> c_int {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, NOTHING.as_ptr(), flags, 0) as c_int
         },
         Node::File(_) if writes && flags & libc::O_PATH == 0 => fail(libc::EACCES),
-        Node::File(text) => open_text(text, flags),
+        Node::File(text) => open_text(inode(&[path]), text, flags),
         Node::Folder(_) if (writes || creates) && flags & libc::O_PATH == 0 => fail(libc::EISDIR),
         Node::Folder(folder) => descriptor::of_folder(folder, flags),
     }
 }
 
-fn open_text(text: Text, flags: c_int) -> c_int {
+fn open_text(inode: u64, text: Text, flags: c_int) -> c_int {
     match live::text(text) {
-        Some(text) => descriptor::of_text(text.as_bytes(), flags),
+        Some(text) => descriptor::of_text(inode, text.as_bytes(), flags),
         None => fail(libc::ENODEV),
     }
 }
@@ -58,7 +59,7 @@ macro_rules! open_like {
                 ($($before,)* path, flags $(, $after)*) else fail(libc::ENOSYS)
             );
             // SAFETY: the program passes a path.
-            unsafe { answer(($dir, 0), path, |_, node| open_node(node, flags), real) }
+            unsafe { answer(($dir, 0), path, |ours, node| open_node(ours, node, flags), real) }
         }
     )*};
 }
@@ -85,7 +86,7 @@ macro_rules! fopen_like {
                 (path, mode) else fail_null(libc::ENOSYS)
             );
             // SAFETY: the program passes a path and a mode.
-            unsafe { answer(FROM, path, |_, node| fopen_node(node, mode), real) }
+            unsafe { answer(FROM, path, |ours, node| fopen_node(ours, node, mode), real) }
         }
     )*};
 }
@@ -98,7 +99,7 @@ fopen_like! {
 /// # Safety
 ///
 /// `mode` is zero-terminated.
-unsafe fn fopen_node(node: Node, mode: *const c_char) -> *mut FILE {
+unsafe fn fopen_node(path: &[u8], node: Node, mode: *const c_char) -> *mut FILE {
     if mode.is_null() {
         return fail_null(libc::EINVAL);
     }
@@ -109,7 +110,7 @@ unsafe fn fopen_node(node: Node, mode: *const c_char) -> *mut FILE {
         _ => libc::O_RDWR,
     };
     let flags = if letters.contains(&b'e') { flags | libc::O_CLOEXEC } else { flags };
-    let fd = open_node(node, flags);
+    let fd = open_node(path, node, flags);
     if fd < 0 {
         return ptr::null_mut();
     }

@@ -1,5 +1,6 @@
 //! glob(3). The C library looks into folders by functions of its own, behind this library, unless
-//! it is given others: then it is given those of this library.
+//! it is given others: then it is given those of this library. Programs that were linked before glibc
+//! 2.27 get its newer glob, which also finds symbolic links that lead nowhere.
 
 use libc::{c_char, c_int, c_void, size_t};
 

@@ -1,8 +1,8 @@
 //! stat and its kin, access and its kin, readlink.
 
-use libc::{c_char, c_int, c_uint, mode_t, size_t, ssize_t};
+use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
 
-use crate::descriptor;
+use crate::descriptor::{self, Mark};
 use crate::place::{answer, write_path};
 use crate::real::{fail, real};
 use crate::tree::{LONGEST, Node};
@@ -24,11 +24,13 @@ fn size(node: Node) -> u64 {
     if matches!(node, Node::File(_)) { 4096 } else { 0 }
 }
 
-/// A number of its own for each path, of which the parts are passed: its FNV-1a hash.
+/// A number of its own for each path, of which the parts are passed: its FNV-1a hash, in 32 bits.
 pub(crate) fn inode(path: &[&[u8]]) -> u64 {
-    path.iter().copied().flatten().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    let hash =
+        path.iter().copied().flatten().fold(0x811c_9dc5, |hash: u32, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        });
+    u64::from(hash)
 }
 
 /// Fills in a `struct stat`.
@@ -36,13 +38,13 @@ pub(crate) fn inode(path: &[&[u8]]) -> u64 {
 /// # Safety
 ///
 /// `out` is valid for writing.
-unsafe fn fill(path: &[u8], node: Node, out: *mut libc::stat) -> c_int {
+unsafe fn fill(inode: u64, node: Node, out: *mut libc::stat) -> c_int {
     if out.is_null() {
         return fail(libc::EFAULT);
     }
     // SAFETY: the structure consists of integers.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    stat.st_ino = inode(&[path]);
+    stat.st_ino = inode;
     stat.st_mode = mode(node);
     stat.st_nlink = 1;
     stat.st_size = size(node) as i64;
@@ -68,7 +70,7 @@ macro_rules! stat_like {
                 ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS)
             );
             // SAFETY: the program passes a path, and room for the structure.
-            unsafe { answer($from, path, |ours, node| fill(ours, node, out), real) }
+            unsafe { answer($from, path, |ours, node| fill(inode(&[ours]), node, out), real) }
         }
     )*};
 }
@@ -91,23 +93,49 @@ stat_like! {
     __fxstatat64(version: c_int, dir: c_int; flags: c_int) from (dir, flags), c"__fxstatat64";
 }
 
-/// Defines a function of the fstat family: a folder of ours is one by its descriptor, too.
+/// Defines a function of the fstat family: a file or folder of ours is one by its descriptor, too.
 macro_rules! fstat_like {
     ($($name:ident($($before:ident: $ty:ty),*) $real:literal;)*) => {$(
         /// Stands in front of the function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($before: $ty,)* fd: c_int, out: *mut libc::stat) -> c_int {
-            if let Some(folder) = descriptor::folder(fd) {
-                let mut path = [0; LONGEST];
-                let length = write_path(folder, &mut path).unwrap_or(0);
-                let path = path.get(..length).unwrap_or(&[]);
-                // SAFETY: the program passes room for the structure.
-                return unsafe { fill(path, Node::Folder(folder), out) };
+            let result = real!(
+                $real: fn($($ty,)* c_int, *mut libc::stat) -> c_int,
+                ($($before,)* fd, out) else fail(libc::ENOSYS)
+            );
+            if result == 0 && descriptor::may_be_ours() {
+                // SAFETY: the structure was just filled in.
+                unsafe { correct(out) };
             }
-            real!($real: fn($($ty,)* c_int, *mut libc::stat) -> c_int, ($($before,)* fd, out)
-                else fail(libc::ENOSYS))
+            result
         }
     )*};
+}
+
+/// What the kernel says of a descriptor is made what it should say, if it is one of ours. Of a file
+/// the size stays that of its text: who copies it takes what goes beyond for a hole.
+///
+/// # Safety
+///
+/// `out` is valid for reading and writing.
+unsafe fn correct(out: *mut libc::stat) {
+    // SAFETY: passed on from the caller.
+    let stat = unsafe { &mut *out };
+    match Mark::of(stat) {
+        Some(Mark::Text(inode)) => {
+            (stat.st_dev, stat.st_ino, stat.st_nlink) = (0, inode, 1);
+            (stat.st_atime, stat.st_mtime, stat.st_ctime) = (0, 0, 0);
+            (stat.st_atime_nsec, stat.st_mtime_nsec, stat.st_ctime_nsec) = (0, 0, 0);
+        }
+        Some(Mark::Folder(folder)) => {
+            let mut path = [0; LONGEST];
+            let length = write_path(folder, &mut path).unwrap_or(0);
+            let inode = inode(&[path.get(..length).unwrap_or(&[])]);
+            // SAFETY: passed on from the caller.
+            unsafe { fill(inode, Node::Folder(folder), out) };
+        }
+        None => {}
+    }
 }
 
 fstat_like! {
@@ -226,4 +254,47 @@ readlink_like! {
     readlinkat(dir: c_int;) from (dir, 0), c"readlinkat";
     __readlink_chk(; known: size_t) from FROM, c"__readlink_chk";
     __readlinkat_chk(dir: c_int; known: size_t) from (dir, 0), c"__readlinkat_chk";
+}
+
+/// Defines a function that asks for extended attributes. Ours have none, and say so as a file system
+/// does that knows of no such thing.
+macro_rules! attributes_like {
+    ($($name:ident($($attribute:ident: $ty:ty)?) $real:literal;)*) => {$(
+        /// Stands in front of the function of this name.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            path: *const c_char, $($attribute: $ty,)? out: *mut c_void, room: size_t
+        ) -> ssize_t {
+            let real = |path| real!(
+                $real: fn(*const c_char, $($ty,)? *mut c_void, size_t) -> ssize_t,
+                (path, $($attribute,)? out, room) else fail(libc::ENOSYS) as ssize_t
+            );
+            // SAFETY: the program passes a path.
+            unsafe { answer(FROM, path, |_, _| fail(libc::ENOTSUP) as ssize_t, real) }
+        }
+    )*};
+}
+
+attributes_like! {
+    listxattr() c"listxattr";
+    llistxattr() c"llistxattr";
+    getxattr(name: *const c_char) c"getxattr";
+    lgetxattr(name: *const c_char) c"lgetxattr";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::FOLDERS;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_two_files_have_one_inode() {
+        let mut seen = BTreeSet::new();
+        for folder in &FOLDERS {
+            for entry in folder.entries {
+                assert!(seen.insert(inode(&[folder.path.as_bytes(), b"/", entry.name.as_bytes()])));
+            }
+        }
+    }
 }

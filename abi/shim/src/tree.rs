@@ -112,7 +112,7 @@ enum Kind {
 
 /// A folder and what is in it.
 pub(crate) struct Fixed {
-    path: &'static str,
+    pub(crate) path: &'static str,
     pub(crate) entries: &'static [Entry],
     /// Whether a kernel with other RDMA devices may have a folder of this path, which then counts.
     pub(crate) shared: bool,

@@ -1,15 +1,20 @@
 /* Files are as those of /sys: for reading, and nothing of their folder is made or missing. */
 #include "check.h"
 
+#include <sys/xattr.h>
+
 static void for_reading(void)
 {
+    char again[64];
     int fd = open(DEVICE "/node_type", O_RDONLY);
-    struct stat stat;
+    struct stat by_fd, by_path;
     FAILS(write(fd, "x", 1), EBADF);
     CHECK(reads(fd, "1: CA\n") && lseek(fd, 0, SEEK_SET) == 0 && reads(fd, "1: CA\n"));
-    CHECK(fstat(fd, &stat) == 0 && stat.st_mode == (S_IFREG | 0444));
+    CHECK(fstat(fd, &by_fd) == 0 && by_fd.st_mode == (S_IFREG | 0444));
+    CHECK(stat(DEVICE "/node_type", &by_path) == 0 && by_path.st_ino == by_fd.st_ino);
+    CHECK(by_path.st_dev == by_fd.st_dev);
+    FAILS(getxattr(DEVICE "/node_type", "user.x", again, sizeof again), ENOTSUP);
     /* Not even by another way. */
-    char again[64];
     snprintf(again, sizeof again, "/proc/self/fd/%d", fd);
     int writable = open(again, O_RDWR);
     CHECK(writable < 0 || write(writable, "x", 1) == -1);
