@@ -3,10 +3,10 @@
 //! known wherever it gets to, by dup(2), fork(2) or a socket, and nothing is to be done when it is
 //! closed.
 
+use core::fmt::Write;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use core::fmt::Write;
 use libc::{c_int, c_uint, timespec};
 
 use crate::live::Buffer;

@@ -9,7 +9,7 @@
 //!
 //! * The device is `/dev/null` to whoever opens it: readable, writable, a character device.
 //! * A file of /sys is a memfd with its text; a folder is listed from `tree`, by its path or by a
-//!   descriptor, which is a memfd too (`descriptor`).
+//!   descriptor, which is a memfd too (`descriptor`). It can be the working directory (`working`).
 //! * Nothing is written to any disk, and nothing outlives the process.
 //!
 //! These functions run before main, in signal handlers, and in forked children, so they take no
