@@ -41,6 +41,7 @@ impl From<&Fault> for Failure {
         Self(match fault {
             Fault::NoSuchObject
             | Fault::Invalid(_)
+            | Fault::InUse(_)
             | Fault::Transition(_)
             | Fault::ConnectedElsewhere
             | Fault::NoLids

@@ -26,7 +26,7 @@ const fn kind(change: TcpChange) -> u32 {
         TcpChange::Connected => 1,
         TcpChange::PeerClosed => 2,
         TcpChange::Closed => 3,
-        TcpChange::Failed(Failure::Refused) => 4,
+        TcpChange::Failed(Failure::Refused | Failure::Declined) => 4,
         TcpChange::Failed(Failure::Reset) => 5,
         TcpChange::Failed(Failure::TimedOut) => 6,
         TcpChange::Aborted => 7,

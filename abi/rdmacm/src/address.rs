@@ -40,6 +40,20 @@ pub(crate) unsafe fn length(addr: *const sockaddr) -> Result<usize, Errno> {
     }
 }
 
+/// The adapter's own TCP chooses a port when it connects: the program sees it from then on.
+///
+/// # Safety
+///
+/// `raw` is an identifier.
+pub(crate) unsafe fn learn_port(raw: *mut rdma_cm_id) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if port(&(*raw).route.addr.src_storage) == 0 {
+            let _ = refresh(raw);
+        }
+    }
+}
+
 /// Brings what the program sees of an identifier's addresses up to what the engine knows; binds it
 /// to its device if that became known.
 ///

@@ -13,7 +13,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged};
 use quipu_facade::check;
 
-use crate::address::refresh;
+use crate::address::{learn_port, refresh};
 use crate::channel::{self, Channel};
 use crate::children;
 use crate::ece;
@@ -237,7 +237,11 @@ unsafe fn act(
                 return response(event);
             }
             // Unreachable with private data: a look-up of datagrams that the peer refused.
-            RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_UNREACHABLE => fill(raw, reported),
+            RDMA_CM_EVENT_ESTABLISHED => {
+                learn_port(id);
+                fill(raw, reported);
+            }
+            RDMA_CM_EVENT_UNREACHABLE => fill(raw, reported),
             RDMA_CM_EVENT_REJECTED => {
                 // An answer to what this library has called off by itself.
                 if has_failed(id) {

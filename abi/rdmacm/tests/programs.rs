@@ -59,6 +59,7 @@ fn run_behind(name: &str, front: Option<&Path>, devices: &str) {
         .env("LD_PRELOAD", preload.join(":"))
         .env("QUIPU_ADDRESS", "127.0.0.1")
         .env("QUIPU_DEVICES", devices)
+        .envs(devices.contains("quipu_qp0").then_some(("QUIPU_QPIP_LINK", "udp:127.0.0.1:0")))
         .output()
         .expect("the program starts");
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -94,6 +95,11 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 fn streams_go_over_an_rnic_which_has_no_immediate_data() {
     run_behind("sockets", None, "quipu_iw0");
     run_behind("epoll", None, "quipu_iw0");
+}
+
+#[test]
+fn the_device_of_qpip_has_ports_and_no_streams() {
+    run_behind("bare", None, "quipu0,quipu_qp0");
 }
 
 #[test]

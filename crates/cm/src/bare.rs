@@ -2,9 +2,9 @@
 //! is the request, the first word behind it its acceptance, an RST its refusal, and a FIN the end. There is
 //! no room for what programs would like to tell each other meanwhile.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::connect::{ANSWER_NS, seen_by_peer};
+use crate::connect::{ANSWER_NS, DISCONNECT_NS, seen_by_peer};
 use crate::id::{Id, State};
 use crate::keys::IdKey;
 use crate::plain::offer_of;
@@ -21,6 +21,17 @@ pub enum Unwanted {
     Refused,
     /// Too many wait for the program: it is to wait until some are taken.
     Full,
+}
+
+/// Whether a listener that is bound to `at` is there for peers of the own address `local`. The adapter
+/// watches a port of all of them.
+fn takes(at: Option<IpAddr>, local: IpAddr, v6_only: Option<bool>) -> bool {
+    match at {
+        Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) => local.is_ipv4(),
+        Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED)) => local.is_ipv6() || v6_only != Some(true),
+        Some(at) => at == local,
+        None => false,
+    }
 }
 
 impl Cm {
@@ -118,7 +129,8 @@ impl Cm {
         let by = listener;
         let listener = self.ids.get(by).filter(|_| !self.removed).ok_or(Unwanted::Refused)?;
         let State::Listening(state) = &listener.state else { return Err(Unwanted::Refused) };
-        if listener.space != PortSpace::Tcp {
+        let at = listener.src.map(|src| src.ip());
+        if listener.space != PortSpace::Tcp || !takes(at, local.ip(), listener.options.v6_only) {
             return Err(Unwanted::Refused);
         }
         if state.untaken.len() >= state.backlog {
@@ -166,9 +178,27 @@ impl Cm {
         }
         match loss {
             Loss::Refused => self.refused_bare(now, key),
+            Loss::Declined => self.fail(key, EventKind::Rejected, -errno::CONNREFUSED),
             Loss::TimedOut => self.fail(key, EventKind::Unreachable, -errno::TIMEDOUT),
             Loss::Failed(errno) => self.fail(key, EventKind::Unreachable, -errno),
             Loss::Closed => self.handle_ended(key),
+        }
+    }
+
+    /// The adapter cannot connect the queue pair that the program has named: it is none, or not idle.
+    pub fn handle_unusable(&mut self, key: IdKey, errno: i32) {
+        let state = self.ids.get(key).map(|id| &id.state);
+        if let Some(State::Connecting | State::Accepted) = state {
+            self.fail(key, EventKind::ConnectError, -errno);
+        }
+    }
+
+    /// The peer has closed its direction, and this end follows, for which there is a bound: the program waits
+    /// for what it has posted to be flushed.
+    pub fn handle_peer_closed(&mut self, now: u64, key: IdKey) {
+        self.handle_ended(key);
+        if self.ids.get(key).is_some_and(|id| matches!(id.state, State::Disconnected)) {
+            self.set_deadline(key, Some(now + DISCONNECT_NS));
         }
     }
 

@@ -376,6 +376,10 @@ impl Cm {
         }
         let Some(id) = self.ids.get_mut(key) else { return };
         match id.state {
+            State::Disconnecting | State::Disconnected if id.protocol == Protocol::Qpip => {
+                self.actions.push_back(Action::Abort { id: key });
+                self.handle_ended(key);
+            }
             State::Disconnecting if id.protocol.is_of_adapter() => self.handle_ended(key),
             State::Connecting | State::Accepted => {
                 if id.protocol.is_of_adapter() {

@@ -212,6 +212,7 @@ impl Cm {
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Disconnected, 0);
             }
+            State::Disconnected => self.set_deadline(key, None),
             _ => {}
         }
     }

@@ -289,6 +289,8 @@ pub enum CallError {
 pub enum Loss {
     /// Nobody listens there.
     Refused,
+    /// QPIP: the peer's program does not want it.
+    Declined,
     /// The peer closed it, or its process ended.
     Closed,
     /// The peer does not answer.
@@ -330,6 +332,11 @@ pub enum Action {
     /// End the connection that the adapter has, or is to make, for this identifier; the event of its end
     /// follows.
     End {
+        /// This one.
+        id: IdKey,
+    },
+    /// QPIP: end it at once, whatever is under way: the peer takes too long to agree to its end.
+    Abort {
         /// This one.
         id: IdKey,
     },

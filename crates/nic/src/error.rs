@@ -14,6 +14,9 @@ pub enum Fault {
     /// An argument is outside what the call allows.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
+    /// The address is taken.
+    #[error("address in use: {0}")]
+    InUse(&'static str),
     /// A state machine has no such transition, or a needed attribute is missing from it.
     #[error("illegal queue pair transition: {0}")]
     Transition(&'static str),

@@ -23,7 +23,11 @@ use crate::channel;
 use crate::connect::{rdma_connect, rdma_reject};
 use crate::event;
 use crate::id;
+use crate::verbs::text;
 use crate::{address, connect};
+
+/// The device of QPIP.
+const BARE: &str = "quipu_qp0";
 
 /// How long addresses and routes may take to be resolved, in ms.
 const RESOLVE_MS: c_int = 10_000;
@@ -34,6 +38,19 @@ const MAX_REQUESTS: usize = 16;
 /// How long `rclose` waits for what was sent to arrive: about as long as a queue pair waits for a peer that
 /// is gone. A peer that is there and takes nothing could hold a program up for ever.
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
+
+/// Streams have a greeting as private data, and bare TCP has no room for it. Which device an address leads to
+/// is not for the program to say: the error is not that of a wrong argument.
+///
+/// # Safety
+///
+/// `id` is an identifier that is bound to a device.
+unsafe fn check_device(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller; the names of devices do not change.
+    let name = unsafe { (*(*(*id).verbs).device).name };
+    let is_bare = text(&name).iter().map(|&byte| byte as u8).eq(BARE.bytes());
+    if is_bare { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
+}
 
 /// What a descriptor stands for.
 #[derive(Clone)]
@@ -419,7 +436,8 @@ impl State {
             _ if event.id != self.id => Ok(()),
             // SAFETY: the identifier is this socket's.
             RDMA_CM_EVENT_ADDR_RESOLVED => unsafe {
-                address::resolve_route(self.id, RESOLVE_MS).map(|_| ())
+                check_device(self.id)
+                    .and_then(|()| address::resolve_route(self.id, RESOLVE_MS).map(|_| ()))
             },
             RDMA_CM_EVENT_ROUTE_RESOLVED => self.open().and_then(|()| self.say_hello(rdma_connect)),
             RDMA_CM_EVENT_ESTABLISHED => self.established(greeting_of(event)),

@@ -242,6 +242,94 @@ fn a_port_that_refuses_is_tried_for_a_moment() {
 }
 
 #[test]
+fn what_the_peers_program_does_not_want_is_not_tried_again() {
+    let mut world = World::new();
+    let id = world.asking();
+    world.cm.handle_unreached(SECOND, id, Loss::Declined);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
+    assert_eq!((world.actions(), world.cm.load().deadlines), (vec![], 0));
+}
+
+#[test]
+fn a_peer_that_does_not_agree_to_the_end_is_cut_off() {
+    for by_peer in [false, true] {
+        let mut world = World::new();
+        let id = world.accepted();
+        world.cm.handle_established(id);
+        world.kinds();
+        match by_peer {
+            true => world.cm.handle_peer_closed(SECOND, id),
+            false => world.cm.disconnect(SECOND, id).unwrap(),
+        }
+        let told = if by_peer { vec![(EventKind::Disconnected, 0)] } else { vec![] };
+        assert_eq!(world.kinds(), told);
+        world.actions();
+        world.cm.handle_timeout(11 * SECOND - 1);
+        assert_eq!((world.kinds(), world.actions()), (vec![], vec![]));
+        world.cm.handle_timeout(11 * SECOND);
+        assert_eq!(world.actions(), [Action::Abort { id }]);
+        let told = if by_peer { vec![] } else { vec![(EventKind::Disconnected, 0)] };
+        assert_eq!(world.kinds(), told);
+        world.cm.handle_ended(id);
+        assert_eq!((world.kinds(), world.cm.load().deadlines), (vec![], 0));
+    }
+}
+
+#[test]
+fn nothing_is_cut_off_that_has_ended() {
+    let mut world = World::new();
+    let id = world.accepted();
+    world.cm.handle_established(id);
+    world.cm.handle_peer_closed(SECOND, id);
+    world.cm.handle_ended(id);
+    assert_eq!(world.cm.load().deadlines, 0);
+    world.cm.handle_peer_closed(SECOND, world.listener);
+    assert_eq!(world.cm.load().deadlines, 0);
+}
+
+#[test]
+fn a_listener_has_the_peers_of_its_address() {
+    let cases = [
+        ("[fd00::1]:1", [true, false, false]),
+        ("10.0.0.1:1", [false, false, true]),
+        ("0.0.0.0:1", [false, false, true]),
+        ("[::]:1", [true, true, true]),
+    ];
+    for (bound, expected) in cases {
+        let mut world = World::new();
+        let listener = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 8).unwrap();
+        world.cm.bind(listener, bound.parse().unwrap()).unwrap();
+        world.cm.listen(listener, 0).unwrap();
+        let taken = ["[fd00::1]:1", "[fd00::3]:1", "10.0.0.1:1"].map(|local| {
+            let (local, peer) = (local.parse().unwrap(), PEER.parse().unwrap());
+            world.cm.handle_incoming(listener, local, peer)
+        });
+        assert_eq!(taken.map(|it| it.is_ok()), expected, "{bound}: {taken:?}");
+    }
+    let mut world = World::new();
+    let listener = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 8).unwrap();
+    world.cm.options(listener).unwrap().v6_only = Some(true);
+    world.cm.bind(listener, "[::]:1".parse().unwrap()).unwrap();
+    world.cm.listen(listener, 0).unwrap();
+    let (local, peer) = ("10.0.0.1:1".parse().unwrap(), PEER.parse().unwrap());
+    assert_eq!(world.cm.handle_incoming(listener, local, peer), Err(Unwanted::Refused));
+}
+
+#[test]
+fn a_queue_pair_that_is_none_is_the_programs_own_mistake() {
+    let mut world = World::new();
+    let id = world.asking();
+    world.cm.handle_unusable(id, 22);
+    world.cm.handle_unusable(id, 22);
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -22)]);
+    let id = world.accepted();
+    world.cm.handle_unusable(id, 22);
+    assert_eq!(world.kinds(), [(EventKind::ConnectError, -22)]);
+    world.cm.handle_unusable(world.listener, 22);
+    assert_eq!(world.kinds(), []);
+}
+
+#[test]
 fn a_peer_that_cannot_be_reached() {
     let cases = [
         (Loss::TimedOut, EventKind::Unreachable, -110),

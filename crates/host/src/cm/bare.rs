@@ -7,8 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use quipu_cm::{CallError, IdKey, Loss, Unwanted};
 use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::{Failure, Flow};
-use quipu_nic::QpId;
-use quipu_nic::TcpChange;
+use quipu_nic::{Fault, QpId, TcpChange};
 
 use super::Manager;
 use crate::error::EngineError;
@@ -16,8 +15,8 @@ use crate::error::EngineError;
 /// What the adapter is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Connect a queue pair, from that port if it is one.
-    Connect { id: IdKey, qpn: u32, port: u16, to: SocketAddr },
+    /// Connect a queue pair, from an own address and a port, of which each may be unspecified.
+    Connect { id: IdKey, qpn: u32, from: SocketAddr, to: SocketAddr },
     /// Answer a peer, for a queue pair.
     Accept { id: IdKey, connection: TcpId, qpn: u32 },
     /// Refuse a peer.
@@ -145,9 +144,15 @@ impl Manager {
     pub(super) fn leave_link(&mut self, key: IdKey) {
         if let Some(listener) = self.bare.listeners.remove(&key) {
             self.bare.watched.remove(&listener);
-            // The adapter turns them away.
-            self.bare.waiting.retain(|(of, ..)| *of != listener);
-            self.bare.orders.push_back(Order::Unlisten(listener));
+            let orders = &mut self.bare.orders;
+            self.bare.waiting.retain(|(of, connection, _)| {
+                if *of == listener {
+                    orders.push_back(Order::Refuse(*connection));
+                }
+                *of != listener
+            });
+            // Requests that the program has taken are its own: it answers them without the listener.
+            orders.push_back(Order::Unlisten(listener));
         }
     }
 
@@ -198,9 +203,18 @@ impl Manager {
         }
     }
 
-    /// A connection was never begun.
-    pub(crate) fn not_begun(&mut self, now: u64, id: IdKey, errno: i32) {
-        self.cm.handle_unreached(now, id, Loss::Failed(errno));
+    /// A connection was never begun: there is no way to the peer, or a call was wrong.
+    pub(crate) fn not_begun(&mut self, now: u64, id: IdKey, error: &Fault) {
+        match error {
+            Fault::NoSuchObject | Fault::WrongState | Fault::Busy => {
+                self.cm.handle_unusable(id, libc::EINVAL);
+            }
+            Fault::InUse(_) => self.cm.handle_unreached(now, id, Loss::Failed(libc::EADDRINUSE)),
+            Fault::Exhausted(_) => {
+                self.cm.handle_unreached(now, id, Loss::Failed(libc::EADDRNOTAVAIL));
+            }
+            _ => self.cm.handle_unreached(now, id, Loss::Failed(libc::EHOSTUNREACH)),
+        }
         // One that was to be answered.
         self.cm.handle_ended(id);
         self.settle(now);
@@ -222,7 +236,7 @@ impl Manager {
             TcpChange::PeerClosed => {
                 // There is no half of a connection in verbs: this end follows.
                 self.plain.end(id);
-                self.cm.handle_ended(id);
+                self.cm.handle_peer_closed(now, id);
             }
             TcpChange::Closed | TcpChange::Aborted => {
                 self.plain.forget(qp);
@@ -232,6 +246,7 @@ impl Manager {
                 self.plain.forget(qp);
                 let loss = match failure {
                     Failure::Refused => Loss::Refused,
+                    Failure::Declined => Loss::Declined,
                     Failure::TimedOut => Loss::TimedOut,
                     Failure::Unreachable => Loss::Failed(libc::EHOSTUNREACH),
                     Failure::Reset => Loss::Closed,
@@ -251,8 +266,8 @@ impl Manager {
     pub(super) fn order(&mut self, action: Asked) {
         let order = match action {
             Asked::Reach { id, qpn, to } => {
-                let port = self.cm.bound(id).ok().flatten().map_or(0, |src| src.port());
-                Order::Connect { id, qpn, port, to }
+                let from = self.cm.bound(id).ok().flatten().unwrap_or(quipu_cm::ANY);
+                Order::Connect { id, qpn, from, to }
             }
             Asked::Answer { id, qpn } => match self.bare.take_request(id) {
                 Some(connection) => Order::Accept { id, connection, qpn },

@@ -26,6 +26,7 @@ use self::plain::Plain;
 use self::sight::Sights;
 use self::socket::Socket;
 use self::stream::Stream;
+pub(crate) use self::stream::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS};
 use crate::error::EngineError;
 use crate::net::listener::{Accepted, Acceptor};
 use crate::net::token::{Slot, Token};
@@ -266,6 +267,7 @@ impl Manager {
                 self.call_off(id);
                 self.plain.end(id);
             }
+            Action::Abort { id } => self.plain.abort(id),
             Action::Reach { id, qpn, to } => self.order(Asked::Reach { id, qpn, to }),
             Action::Answer { id, qpn } => self.order(Asked::Answer { id, qpn }),
             Action::Refuse { id } => self.order(Asked::Refuse { id }),

@@ -21,6 +21,8 @@ pub(super) struct Plain {
     given: VecDeque<Given>,
     /// Queue pairs whose streams are to end.
     ends: VecDeque<QpId>,
+    /// Queue pairs whose connections are to end at once.
+    aborts: VecDeque<QpId>,
     /// Who has a stream that the adapter has.
     by_qp: HashMap<QpId, IdKey>,
     by_id: HashMap<IdKey, QpId>,
@@ -50,6 +52,11 @@ impl Plain {
         self.given.retain(|given| given.what.id != id);
         self.ends.extend(self.by_id.get(&id));
     }
+
+    /// The connection of an identifier is to end at once.
+    pub(super) fn abort(&mut self, id: IdKey) {
+        self.aborts.extend(self.by_id.get(&id));
+    }
 }
 
 impl Manager {
@@ -66,6 +73,7 @@ impl Manager {
     pub(crate) fn has_output(&self) -> bool {
         !self.plain.given.is_empty()
             || !self.plain.ends.is_empty()
+            || !self.plain.aborts.is_empty()
             || !self.sights.is_empty()
             || self.has_orders()
     }
@@ -78,6 +86,11 @@ impl Manager {
     /// The next queue pair whose stream is to end.
     pub(crate) fn take_end(&mut self) -> Option<QpId> {
         self.plain.ends.pop_front()
+    }
+
+    /// The next queue pair whose connection is to end at once.
+    pub(crate) fn take_abort(&mut self) -> Option<QpId> {
+        self.plain.aborts.pop_front()
     }
 
     /// The adapter has taken the stream of an identifier, for a queue pair; or it has not.

@@ -14,8 +14,8 @@ const WRITE: c_int = libc::EPOLLOUT;
 
 /// Silence after which a peer is asked for a sign of life, and between askings; and how many in vain
 /// mean that it is gone.
-const KEEP_ALIVE_SECONDS: c_int = 15;
-const KEEP_ALIVE_COUNT: c_int = 4;
+pub(crate) const KEEP_ALIVE_SECONDS: c_int = 15;
+pub(crate) const KEEP_ALIVE_COUNT: c_int = 4;
 
 /// A stream.
 pub(super) struct Stream {

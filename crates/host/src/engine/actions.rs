@@ -50,6 +50,10 @@ impl Core {
             // One that is in error already has no stream any more.
             let _ = self.adapter.modify_qp(now, qp, &attr, QpAttrMask::STATE);
         }
+        while let Some(qp) = self.cm.as_mut().and_then(|cm| cm.take_abort()) {
+            // One that is over meanwhile has no connection any more.
+            let _ = self.adapter.tcp_abort(now, qp);
+        }
     }
 
     /// Gives a stream to its queue pair, which has it then.

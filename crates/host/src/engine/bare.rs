@@ -2,21 +2,34 @@
 
 use quipu_cm::IdKey;
 use quipu_inet::stack::{ListenerId, TcpId};
-use quipu_inet::tcp::Flow;
+use quipu_inet::tcp::{Flow, KeepAlive};
 use quipu_nic::TcpSettings;
 use quipu_nic::{Fault, QpId, QpNum, QpType, Time};
 
 use super::Engine;
 use super::core::Core;
-use crate::cm::Order;
+use crate::cm::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS, Order};
 use crate::config::Device;
 use crate::error::EngineError;
 use crate::net::Net;
 
 /// Peers of one listener that may wait for the program, and half-open connections before cookies.
 const BACKLOG: u32 = 1024;
+/// Between signs of life.
+const KEEP_ALIVE_NS: u64 = KEEP_ALIVE_SECONDS as u64 * 1_000_000_000;
 /// Rounds of events and what they order before others get their turn.
 const ROUNDS: usize = 16;
+
+/// How connections are: programs of verbs hear of a peer that vanishes, which they cannot ask for, as soon as
+/// over the other devices.
+fn settings() -> TcpSettings {
+    let keep_alive = Some(KeepAlive {
+        idle: KEEP_ALIVE_NS,
+        interval: KEEP_ALIVE_NS,
+        probes: KEEP_ALIVE_COUNT as u8,
+    });
+    TcpSettings { keep_alive, ..TcpSettings::default() }
+}
 
 impl Core {
     /// A peer has connected to a listener of connection management, or has given up waiting for it.
@@ -51,11 +64,10 @@ impl Core {
     /// Does what connection management has ordered.
     pub(super) fn obey(&mut self, now: Time, order: Order) {
         match order {
-            Order::Connect { id, qpn, port, to } => {
-                let port = (port != 0).then_some(port);
+            Order::Connect { id, qpn, from, to } => {
                 let begun =
                     self.adapter.find_qp(QpNum(qpn)).ok_or(Fault::NoSuchObject).and_then(|qp| {
-                        self.adapter.tcp_connect(now, qp, to, port, &TcpSettings::default())?;
+                        self.adapter.tcp_connect_from(now, qp, from, to, &settings())?;
                         Ok(qp)
                     });
                 self.note_begun(now, id, begun);
@@ -87,7 +99,7 @@ impl Core {
             Ok(qp) => cm.begun(id, qp, port),
             Err(error) => {
                 tracing::error!(%error, "the queue pair cannot be connected");
-                cm.not_begun(now.0, id, libc::EHOSTUNREACH);
+                cm.not_begun(now.0, id, &error);
             }
         }
     }
@@ -97,7 +109,7 @@ impl Core {
         let is_tcp = self.adapter.service_of(qp) == Some(QpType::Tcp);
         if is_tcp {
             // One that is over already has no connection any more.
-            let _ = self.adapter.tcp_close(now, qp);
+            let _ = self.adapter.tcp_finish(now, qp);
         }
         is_tcp
     }
@@ -118,6 +130,18 @@ impl Engine {
         }
     }
 
+    /// Gives an identifier that was bound to an address of the packet link, at any port, one that is free:
+    /// programs tell others which it is before they listen.
+    pub(super) fn choose_port_on_link(&self, id: IdKey) -> Result<(), EngineError> {
+        let mut core = self.enter()?;
+        let cm = &core.manager()?.cm;
+        if cm.is_qpip(id) && cm.bound(id)?.is_some_and(|src| src.port() == 0) {
+            let port = core.adapter.tcp_free_port()?;
+            core.manager()?.cm.set_port(id, port);
+        }
+        Ok(())
+    }
+
     /// Has the adapter watch the port of a listener, if that is bound to an address of the packet link or to
     /// all.
     ///
@@ -127,7 +151,7 @@ impl Engine {
     pub(super) fn listen_on_link(&self, id: IdKey) -> Result<(), EngineError> {
         let mut core = self.enter()?;
         let Some(port) = core.manager()?.port_on_link(id)? else { return Ok(()) };
-        let listening = core.adapter.tcp_listen_deferred(port, &TcpSettings::default(), BACKLOG);
+        let listening = core.adapter.tcp_listen_deferred(port, &settings(), BACKLOG);
         let manager = core.manager()?;
         match listening {
             Ok((listener, port)) => manager.watched_on_link(id, listener, port),

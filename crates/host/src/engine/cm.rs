@@ -317,7 +317,8 @@ impl Engine {
     ///
     /// It is bound already; the address is not of this host, or the port is taken.
     pub fn cm_bind_addr(&self, id: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
-        self.manage_planned(Call::BindAddr, id, |manager, _| manager.bind_addr(id, addr))
+        self.manage_planned(Call::BindAddr, id, |manager, _| manager.bind_addr(id, addr))?;
+        self.choose_port_on_link(id)
     }
 
     /// Finds the way to `dst`. An event tells what came of it.

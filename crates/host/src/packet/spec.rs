@@ -103,6 +103,7 @@ const MTU: &str = "the MTU is a number from 1280 to 65535";
 const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
 const BIND: &str = "expected an address and a port, like 192.0.2.1:4000 or [2001:db8::1]:4000";
 const UNSPECIFIED: &str = "expected the address by which others reach this host";
+const TWICE: &str = "expected each inner address and each place of a peer once";
 const PEER: &str = "expected peer=INNER@ADDRESS:PORT, like peer=fd00::2@[2001:db8::2]:4000";
 const FAMILY: &str = "peers must be found by the same version of IP";
 const DERIVED: &str = "a peer's inner address outside of fd51:7069:7075::/48, which means places";
@@ -164,6 +165,11 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
             let peers: Vec<_> = parts.map(peer).collect::<Result<_, _>>()?;
             if peers.iter().any(|peer| peer.place.is_ipv4() != bind.is_ipv4()) {
                 return Err(FAMILY);
+            }
+            let place = |peer: &Peer| (peer.place.ip(), peer.place.port());
+            let same = |a: &Peer, b: &Peer| a.inner == b.inner || place(a) == place(b);
+            if (1..peers.len()).any(|at| peers[..at].iter().any(|peer| same(peer, &peers[at]))) {
+                return Err(TWICE);
             }
             Ok(LinkSpec::Udp { bind, peers })
         }
@@ -387,6 +393,8 @@ mod tests {
             ("udp:127.0.0.1:1,peer=ff02::2@127.0.0.1:2", PEER),
             ("udp:127.0.0.1:1,peer=fd00::2@127.0.0.1:0", PEER),
             ("udp:127.0.0.1:1,peer=fd00::2@[::1]:2", FAMILY),
+            ("udp:127.0.0.1:1,peer=fd00::2@127.0.0.1:2,peer=fd00::2@127.0.0.1:3", TWICE),
+            ("udp:127.0.0.1:1,peer=fd00::2@127.0.0.1:2,peer=fd00::3@127.0.0.1:2", TWICE),
             ("udp:127.0.0.1:1,peer=fd51:7069:7075::2@127.0.0.1:2", DERIVED),
         ] {
             let error = text.parse::<LinkSpec>().unwrap_err();

@@ -32,6 +32,11 @@ const MAX_TRAIN: usize = 65_000;
 /// What the socket's buffers are to hold, if the system allows it.
 const BUFFER: libc::c_int = 4 << 20;
 
+/// Packets that go one by one after the kernel has refused several in one message. What it minds may pass, as
+/// a route that was away, or be one peer's, as a narrow path: others are not to pay for it for ever. Where it
+/// refuses all, a call in vain for so many is no matter.
+const SINGLY: usize = 1024;
+
 /// The fixed header of IPv6, and where in it the addresses are.
 const HEADER: usize = 40;
 const SOURCE: usize = 8;
@@ -44,8 +49,8 @@ pub(super) struct UdpLink {
     waiting: Queue<Note>,
     /// The queue of the interface is full.
     congested: bool,
-    /// The kernel has refused to take several datagrams in one message.
-    one_by_one: bool,
+    /// So many packets go one by one: the kernel has refused to take several datagrams in one message.
+    singly: usize,
     messages: Box<Messages>,
     inbox: Box<[u8]>,
     places: HashMap<Ipv6Addr, SocketAddr>,
@@ -72,7 +77,7 @@ impl UdpLink {
             waiting: Queue::new(SLOTS, features.mtu as usize + ETHERNET),
             congested: false,
             features,
-            one_by_one: false,
+            singly: 0,
             messages: Messages::new(),
             inbox: vec![0; RECEIVED * INBOX_SLOT].into_boxed_slice(),
             places: peers.iter().map(|peer| (peer.inner, peer.place)).collect(),
@@ -92,10 +97,11 @@ impl UdpLink {
     fn drain(&mut self) -> io::Result<()> {
         self.congested = false;
         while !self.waiting.is_empty() {
-            let pieces = trains(&self.waiting, !self.one_by_one);
+            let pieces = trains(&self.waiting, self.singly);
             let (error, pieces) = match self.messages.send(&self.fd, pieces) {
                 Ok(sent) => {
                     self.waiting.remove(sent);
+                    self.singly = self.singly.saturating_sub(sent);
                     continue;
                 }
                 Err(refused) => refused,
@@ -109,10 +115,11 @@ impl UdpLink {
                 }
                 Refusal::Gone => return Err(error),
                 // A path narrower than the interface, an interface that computes no checksums, an old kernel.
-                Refusal::Frame if pieces > 1 => self.one_by_one = true,
+                Refusal::Frame if pieces > 1 => self.singly = SINGLY,
                 Refusal::Frame => {
                     tracing::debug!(%error, "the UDP link loses a packet");
                     self.waiting.remove(1);
+                    self.singly = self.singly.saturating_sub(1);
                 }
             }
         }
@@ -211,19 +218,21 @@ fn features(fd: &OwnedFd, bind: SocketAddr) -> io::Result<Features> {
     })
 }
 
-/// The packets that wait, for one call; if `join` says so, packets to one place that may share a message do.
-fn trains(waiting: &Queue<Note>, join: bool) -> impl Iterator<Item = Piece<'_>> {
+/// The packets that wait, for one call; behind the first `singly`, packets to one place that may share a
+/// message do.
+fn trains(waiting: &Queue<Note>, singly: usize) -> impl Iterator<Item = Piece<'_>> {
     // Of the message that a packet may join: where to, how long its packets are, how long it is; none that
     // ends with a shorter packet.
     let mut open: Option<(Option<SocketAddr>, usize, usize)> = None;
     (0..waiting.len().min(BATCH)).filter_map(move |index| {
         let (slot, Note { len, to }) = waiting.get(index)?;
-        let joins = join
+        let joins = index >= singly
             && open.is_some_and(|(place, size, total)| {
                 place == to && len <= size && total + len <= MAX_TRAIN
             });
         open = match open {
             Some((_, size, total)) if joins => (len == size).then_some((to, size, total + len)),
+            _ if index < singly => None,
             _ => Some((to, len, len)),
         };
         Some(Piece { bytes: &slot[..len], to, joins })
@@ -268,6 +277,8 @@ fn address_at(packet: &[u8], at: usize) -> Option<Ipv6Addr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn queue(lens: &[(usize, u16)]) -> Queue<Note> {
@@ -285,11 +296,44 @@ mod tests {
         let lens =
             [(100, 1), (100, 1), (60, 1), (60, 1), (61, 1), (60, 1), (60, 2), (60, 2), (60, 1)];
         let queue = queue(&lens);
-        let joins: Vec<_> = trains(&queue, true).map(|piece| piece.joins).collect();
+        let joins: Vec<_> = trains(&queue, 0).map(|piece| piece.joins).collect();
         assert_eq!(joins, [false, true, true, false, false, true, false, true, false]);
-        assert!(trains(&queue, false).all(|piece| !piece.joins));
-        let lens: Vec<_> = trains(&queue, true).map(|piece| piece.bytes.len()).collect();
+        assert!(trains(&queue, SINGLY).all(|piece| !piece.joins));
+        let joins: Vec<_> = trains(&queue, 1).map(|piece| piece.joins).collect();
+        assert_eq!(joins, [false, false, true, false, false, true, false, true, false]);
+        let lens: Vec<_> = trains(&queue, 0).map(|piece| piece.bytes.len()).collect();
         assert_eq!(lens, [100, 100, 60, 60, 61, 60, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_refusal_of_several_packets_in_one_message_is_for_a_while() {
+        let bind = "127.0.0.1:0".parse().unwrap();
+        let spec = LinkSpec::Udp { bind, peers: Vec::new() };
+        let mut link = UdpLink::open(&spec, bind, &[]).unwrap();
+        let (IpAddr::V6(own), _) = link.features.address.unwrap() else { panic!() };
+        let send = |link: &mut UdpLink, count: usize| {
+            for _ in 0..count {
+                let slot = link.slot().unwrap();
+                slot[DESTINATION..HEADER].copy_from_slice(&own.octets());
+                link.send(Outgoing { len: HEADER, checksum: None, segment: None });
+            }
+            link.flush().unwrap();
+            assert!(link.waiting.is_empty());
+        };
+        send(&mut link, 2);
+        assert_eq!(link.singly, 0);
+        // The kernel refuses trains without checksums.
+        sys::set_option(&link.fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        send(&mut link, 2);
+        assert_eq!(link.singly, SINGLY - 2, "both went");
+        send(&mut link, 3);
+        assert_eq!(link.singly, SINGLY - 5);
+        sys::set_option(&link.fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 0).unwrap();
+        while link.singly > 0 {
+            send(&mut link, 2);
+        }
+        send(&mut link, 2);
+        assert_eq!(link.singly, 0, "they share a message again");
     }
 
     #[test]
@@ -298,7 +342,7 @@ mod tests {
         for _ in 0..4 {
             queue.push(Note { len: 20_000, to: None });
         }
-        let joins: Vec<_> = trains(&queue, true).map(|piece| piece.joins).collect();
+        let joins: Vec<_> = trains(&queue, 0).map(|piece| piece.joins).collect();
         assert_eq!(joins, [false, true, true, false]);
     }
 

@@ -233,10 +233,13 @@ impl Qpip {
         if self.retry_at.is_some() {
             return false;
         }
-        let mut sent = 0;
+        let (mut sent, mut full) = (0, false);
         self.has_more = false;
         while sent < FRAMES_PER_TURN && adapter.has_frames() {
-            let Some(slot) = self.link.slot() else { break };
+            let Some(slot) = self.link.slot() else {
+                full = true;
+                break;
+            };
             let Some(frame) = adapter.transmit_frame(now, slot) else {
                 self.has_more = adapter.has_frames();
                 break;
@@ -247,7 +250,9 @@ impl Qpip {
             sent += 1;
         }
         self.flush(now);
-        sent > 0 || self.has_more
+        // There may be room of which epoll has not told yet, and will not once the queue is empty.
+        let has_room = full && !self.waits_for_room && self.retry_at.is_none() && !self.is_gone();
+        sent > 0 || self.has_more || has_room
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, and then
@@ -326,5 +331,114 @@ impl Qpip {
         if self.failures == FAILURES_MAX {
             self.gone(&io::Error::from_raw_os_error(libc::EIO));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use quipu_inet::stack::{Checksum, Config, Stack};
+    use quipu_inet::tcp::Secret;
+
+    use super::*;
+    use crate::packet::Features;
+    use crate::tap::Tap;
+
+    const OWN: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+    const PEER: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+
+    /// A link with room for one frame, which the kernel takes when it may.
+    struct Narrow {
+        features: Features,
+        fd: OwnedFd,
+        slot: [u8; 1514],
+        waits: bool,
+        takes: Arc<AtomicBool>,
+    }
+
+    impl PacketLink for Narrow {
+        fn features(&self) -> &Features {
+            &self.features
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.fd.as_fd()
+        }
+
+        fn receive(&mut self, _: usize, _: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        fn slot(&mut self) -> Option<&mut [u8]> {
+            (!self.waits).then_some(&mut self.slot[..])
+        }
+
+        fn send(&mut self, _: Outgoing) {
+            self.waits = true;
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.waits &= !self.takes.load(Relaxed);
+            Ok(())
+        }
+
+        fn wants_writable(&self) -> bool {
+            self.waits
+        }
+
+        fn is_congested(&self) -> bool {
+            false
+        }
+    }
+
+    /// An echo request of the peer, which has an answer.
+    fn echo_request() -> [u8; 48] {
+        let mut packet = [0; 48];
+        packet[..8].copy_from_slice(&[0x60, 0, 0, 0, 0, 8, 58, 64]);
+        packet[8..24].copy_from_slice(&PEER.octets());
+        packet[24..40].copy_from_slice(&OWN.octets());
+        packet[40] = 128;
+        // The checksum begins with what is not in these octets: length and protocol.
+        packet[43] = 8 + 58;
+        Stack::seal(&mut packet, Checksum { start: 8, at: 42 });
+        packet
+    }
+
+    #[test]
+    fn a_full_link_that_has_room_again_takes_what_waits_in_the_adapter() {
+        let config = quipu_nic::Config::default();
+        let mut adapter = Adapter::with_probe(config, Tap::default());
+        adapter.attach_inet(Config::new(OWN.into(), 64, Secret([1, 2]))).unwrap();
+        let takes = Arc::new(AtomicBool::new(false));
+        let features = Features {
+            mtu: 1500,
+            hardware: None,
+            checksum: false,
+            segment: 0,
+            address: None,
+            interface: String::new(),
+            enter: Vec::new(),
+        };
+        let fd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
+        let link = Narrow { features, fd, slot: [0; 1514], waits: false, takes: takes.clone() };
+        let epoll = Arc::new(Epoll::new().unwrap());
+        let mut qpip = Qpip::new(Box::new(link), "narrow".into(), epoll).unwrap();
+        let now = Time(0);
+        for _ in 0..3 {
+            adapter.handle_frame(now, &Frame { bytes: &echo_request(), checked: false });
+        }
+        assert!(qpip.transmit(&mut adapter, now) && adapter.has_frames());
+        assert!(!qpip.transmit(&mut adapter, now), "the link is full, and epoll is to tell");
+        assert!(qpip.waits_for_room);
+        // It has room before epoll says so, and whoever transmits now goes on.
+        takes.store(true, Relaxed);
+        let mut turns = 0;
+        while qpip.transmit(&mut adapter, now) {
+            turns += 1;
+        }
+        assert!(!adapter.has_frames(), "after {turns} turns");
     }
 }

@@ -473,6 +473,7 @@ pub(super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingErro
                 TcpChange::Failed(Failure::Reset) => (5, 1),
                 TcpChange::Failed(Failure::TimedOut) => (5, 2),
                 TcpChange::Failed(Failure::Unreachable) => (5, 3),
+                TcpChange::Failed(Failure::Declined) => (5, 4),
             };
             let header = SlotHeader {
                 opcode: CHANGE,
@@ -618,6 +619,7 @@ fn read(slots: &SlotConsumer, header: &SlotHeader) -> Option<News> {
                 (5, 1) => TcpChange::Failed(Failure::Reset),
                 (5, 2) => TcpChange::Failed(Failure::TimedOut),
                 (5, 3) => TcpChange::Failed(Failure::Unreachable),
+                (5, 4) => TcpChange::Failed(Failure::Declined),
                 _ => return None,
             };
             let state = state(u8::try_from(header.rkey).ok()?)?;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::Node;
 use quipu_host::connection::{
@@ -20,6 +21,14 @@ struct Program {
     node: Node,
 }
 
+/// A queue pair that takes receives.
+fn idle(engine: &Arc<Engine>) -> Node {
+    let node = Node::with_service(engine, 1 << 20, QpType::Tcp);
+    let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+    engine.modify_qp(node.qp, &attr, QpAttrMask::STATE | QpAttrMask::PORT).unwrap();
+    node
+}
+
 impl Program {
     fn new() -> Self {
         let engine = Engine::open(Config {
@@ -30,9 +39,7 @@ impl Program {
         })
         .unwrap();
         let (channel, _) = engine.cm_create_channel().unwrap();
-        let node = Node::with_service(&engine, 1 << 20, QpType::Tcp);
-        let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
-        engine.modify_qp(node.qp, &attr, QpAttrMask::STATE | QpAttrMask::PORT).unwrap();
+        let node = idle(&engine);
         Self { engine, channel, node }
     }
 
@@ -50,6 +57,12 @@ impl Program {
         let event = self.engine.cm_get_event(self.channel).unwrap();
         assert_eq!(event.kind, kind, "{event:?}");
         event
+    }
+
+    #[track_caller]
+    fn expect_nothing(&self) {
+        let event = self.engine.cm_get_event_within(self.channel, Some(Duration::ZERO));
+        assert!(event.is_err(), "{event:?}");
     }
 
     /// Listens at an address, and says at which port of the link.
@@ -145,13 +158,116 @@ fn a_program_refuses() {
     let to = server.listen(server.address(7471));
     assert_eq!(to.port(), 7471);
     client.connect(to);
-    // A refusal may be that of a port whose program is about to listen: it is tried for a moment.
-    for _ in 0..8 {
-        let request = server.expect(EventKind::ConnectRequest);
-        server.engine.cm_reject(request.id, Refusal::Consumer, &[]).unwrap();
-        server.engine.cm_destroy_id(request.id).unwrap();
-    }
+    // It is asked once.
+    let request = server.expect(EventKind::ConnectRequest);
+    server.engine.cm_reject(request.id, Refusal::Consumer, &[]).unwrap();
     assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+    server.expect_nothing();
+}
+
+#[test]
+fn a_request_that_was_taken_outlives_its_listener() {
+    let (server, client) = (Program::new(), Program::new());
+    let listener = server.id();
+    server.engine.cm_bind_addr(listener, server.address(0)).unwrap();
+    server.engine.cm_listen(listener, 1).unwrap();
+    let to = server.engine.cm_route(listener).unwrap().src.unwrap();
+    let active = client.connect(to);
+    let request = server.expect(EventKind::ConnectRequest);
+    server.engine.cm_destroy_id(listener).unwrap();
+    server.node.receive(1, &[server.node.sge(0, 64)]);
+    server.engine.cm_accept(request.id, Some(&server.param())).unwrap();
+    client.expect(EventKind::Established);
+    server.expect(EventKind::Established);
+    talk(&client, &server, [active, request.id]);
+}
+
+#[test]
+fn requests_that_nobody_has_taken_end_with_their_listener() {
+    let server = Program::new();
+    let clients = [Program::new(), Program::new(), Program::new()];
+    let listener = server.id();
+    server.engine.cm_bind_addr(listener, server.address(0)).unwrap();
+    server.engine.cm_listen(listener, 1).unwrap();
+    let to = server.engine.cm_route(listener).unwrap().src.unwrap();
+    // One is taken, one is shown to the program, and one waits for its turn.
+    clients[0].connect(to);
+    let taken = server.expect(EventKind::ConnectRequest);
+    clients[1..].iter().for_each(|client| _ = client.connect(to));
+    server.engine.cm_destroy_id(listener).unwrap();
+    for client in &clients[1..] {
+        assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+    }
+    server.engine.cm_reject(taken.id, Refusal::Consumer, &[]).unwrap();
+    assert_eq!(clients[0].expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+}
+
+#[test]
+fn a_process_connects_to_itself() {
+    let program = Program::new();
+    let to = program.listen(program.address(0));
+    let active = program.connect(to);
+    let request = program.expect(EventKind::ConnectRequest);
+    let other = idle(&program.engine);
+    other.receive(1, &[other.sge(0, 64)]);
+    let param = Param { qpn: other.num.0, ..program.param() };
+    program.engine.cm_accept(request.id, Some(&param)).unwrap();
+    let mut standing = [(); 2].map(|()| program.expect(EventKind::Established).id);
+    standing.sort_by_key(|id| id.index());
+    assert_eq!(standing, [active, request.id]);
+    program.node.fill(0, b"me");
+    program.node.post(5, SendOp::Send, &[program.node.sge(0, 2)]);
+    assert_eq!((program.node.poll().wr_id, other.poll().byte_len), (5, 2));
+    assert_eq!(other.bytes(0, 2), b"me");
+}
+
+#[test]
+fn the_port_of_an_identifier_is_known_when_it_is_bound() {
+    let (server, client) = (Program::new(), Program::new());
+    let listener = server.id();
+    server.engine.cm_bind_addr(listener, server.address(0)).unwrap();
+    let port = server.engine.cm_route(listener).unwrap().src.unwrap().port();
+    assert_ne!(port, 0);
+    server.engine.cm_listen(listener, 0).unwrap();
+    let to = server.engine.cm_route(listener).unwrap().src.unwrap();
+    assert_eq!(to, server.address(port));
+    let id = client.id();
+    client.engine.cm_bind_addr(id, client.address(0)).unwrap();
+    let from = client.engine.cm_route(id).unwrap().src.unwrap();
+    assert_ne!(from.port(), 0);
+    client.engine.cm_resolve_addr(id, None, to).unwrap();
+    client.expect(EventKind::AddrResolved);
+    client.engine.cm_resolve_route(id).unwrap();
+    client.expect(EventKind::RouteResolved);
+    client.engine.cm_connect(id, &client.param()).unwrap();
+    let request = server.expect(EventKind::ConnectRequest);
+    assert_eq!(server.engine.cm_route(request.id).unwrap().dst, Some(from));
+}
+
+#[test]
+fn a_connection_that_cannot_begin_says_why() {
+    let (server, client) = (Program::new(), Program::new());
+    let to = server.listen(server.address(0));
+    // The queue pair is none of this device's.
+    let id = client.resolve(to);
+    let param = Param { qpn: 0x00ff_fff0, ..client.param() };
+    client.engine.cm_connect(id, &param).unwrap();
+    assert_eq!(client.expect(EventKind::ConnectError).status, -libc::EINVAL);
+    // There is a connection with these ends already.
+    let kinds = [EventKind::AddrResolved, EventKind::RouteResolved];
+    let other = idle(&client.engine);
+    for (qpn, taken) in [(client.node.num.0, false), (other.num.0, true)] {
+        let id = client.id();
+        client.engine.cm_bind_addr(id, client.address(5555)).unwrap();
+        client.engine.cm_resolve_addr(id, None, to).unwrap();
+        client.expect(kinds[0]);
+        client.engine.cm_resolve_route(id).unwrap();
+        client.expect(kinds[1]);
+        client.engine.cm_connect(id, &Param { qpn, ..client.param() }).unwrap();
+        if taken {
+            assert_eq!(client.expect(EventKind::Unreachable).status, -libc::EADDRINUSE);
+        }
+    }
 }
 
 #[test]

@@ -56,6 +56,13 @@ impl Listeners {
 }
 
 impl Stack {
+    /// A port that is not watched, another each time.
+    pub fn free_port(&mut self) -> Option<u16> {
+        let flow = Flow { local: ([0; 4], 0).into(), remote: ([0; 4], 0).into() };
+        let watched = &self.listeners.ports;
+        self.ephemeral.choose(&flow, |port| watched.get(port).is_none())
+    }
+
     /// Watches a port, a free one if `port` is 0, on all own addresses; says which. At most `backlog`
     /// connections are half open at a time; beyond it peers get cookies (RFC 4987). Until
     /// [`Stack::set_idle`] says that somebody is there, peers are kept waiting.
@@ -68,15 +75,7 @@ impl Stack {
         config: &Arc<Config>,
         backlog: u32,
     ) -> Result<(ListenerId, u16), ListenError> {
-        let port = if port == 0 {
-            let flow = Flow { local: ([0; 4], 0).into(), remote: ([0; 4], 0).into() };
-            let watched = &self.listeners.ports;
-            self.ephemeral
-                .choose(&flow, |port| watched.get(port).is_none())
-                .ok_or(ListenError::NoPort)?
-        } else {
-            port
-        };
+        let port = if port == 0 { self.free_port().ok_or(ListenError::NoPort)? } else { port };
         if self.listeners.ports.get(port).is_some() {
             return Err(ListenError::InUse);
         }

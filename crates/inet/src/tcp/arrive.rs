@@ -282,7 +282,7 @@ impl Connection {
             // A listener's connection simply goes (RFC 9293 3.10.7.4, second check).
             State::SynReceived if self.passive => self.finish(None),
             State::SynReceived => self.finish(Some(Failure::Refused)),
-            _ if self.unconfirmed => self.finish(Some(Failure::Refused)),
+            _ if self.unconfirmed => self.finish(Some(Failure::Declined)),
             // Both have closed, so nothing is lost, unless data is without an acknowledgement.
             State::Closing | State::LastAck | State::TimeWait
                 if self.queue.una >= self.queue.written =>

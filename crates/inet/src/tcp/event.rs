@@ -26,9 +26,12 @@ pub enum Event {
 /// Why a connection ended without having been closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
-    /// The peer refused it.
+    /// The peer refused it: nobody listens there.
     #[error("connection refused")]
     Refused,
+    /// The peer has answered the SYN, and refused then: whoever listens there does not want it.
+    #[error("connection declined by the peer")]
+    Declined,
     /// The peer has reset it.
     #[error("connection reset by the peer")]
     Reset,

@@ -6,7 +6,7 @@
 //! window of a SYN-ACK is what the next of them has posted, so that the peer may send at once.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_inet::stack::{ConnectError, ListenError, ListenerId, TcpId};
@@ -80,9 +80,18 @@ impl<P: Probe> Adapter<P> {
             backlog: backlog.max(1) as usize,
             deferred: config.deferred,
             requests: 0,
+            closed: false,
         };
         inet.watches.insert(id, watch);
         Ok((id, port))
+    }
+
+    /// A TCP port at which nobody listens. It is not kept: who comes first has it.
+    ///
+    /// # Errors
+    /// There is none, or the adapter has no packet link.
+    pub fn tcp_free_port(&mut self) -> Result<u16, Fault> {
+        self.hub.attached()?.stack.free_port().ok_or(Fault::Exhausted("TCP ports"))
     }
 
     /// Accepts the peer of an [`Event::TcpRequest`], for an idle queue pair, in RESET or INIT, which is in
@@ -120,19 +129,21 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Watches a port no more. Queue pairs that were offered are free again, and connections that none was
-    /// found for end.
+    /// found for end. About those of which [`Event::TcpRequest`] has told, the program still decides.
     pub fn tcp_unlisten(&mut self, listener: ListenerId) {
         let Ok(inet) = self.hub.attached() else { return };
         inet.stack.unlisten(listener);
-        let Some(watch) = inet.watches.remove(&listener) else { return };
-        // Only then are all connections looked through.
-        if watch.requests > 0 {
-            inet.refuse_requests(listener);
+        let Some(watch) = inet.watches.get_mut(&listener) else { return };
+        watch.closed = true;
+        let waiting = std::mem::take(&mut watch.waiting);
+        let idle = std::mem::take(&mut watch.idle);
+        if watch.requests == 0 {
+            inet.watches.remove(&listener);
         }
-        for connection in watch.waiting {
+        for connection in waiting {
             inet.forget(connection);
         }
-        for id in watch.idle {
+        for id in idle {
             if let Some(path) = self.qps.get_mut(id).and_then(tcp_path) {
                 path.listener = None;
             }
@@ -150,7 +161,7 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         check_idle(qp)?;
         let inet = hub.attached()?;
-        let watch = inet.watches.get_mut(&listener).ok_or(Fault::NoSuchObject)?;
+        let watch = inet.watch(listener).ok_or(Fault::NoSuchObject)?;
         watch.idle.push_back(id);
         if let Some(path) = tcp_path(qp) {
             path.listener = Some(listener);
@@ -178,13 +189,31 @@ impl<P: Probe> Adapter<P> {
         local_port: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), Fault> {
+        let any = IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        let local = SocketAddr::new(any, local_port.unwrap_or(0));
+        self.tcp_connect_from(now, id, local, remote, settings)
+    }
+
+    /// As [`tcp_connect`](Self::tcp_connect), from an own address and a port, each of which may be
+    /// unspecified.
+    ///
+    /// # Errors
+    /// As there; no route also if it is not an own address, or of another family.
+    pub fn tcp_connect_from(
+        &mut self,
+        now: Time,
+        id: QpId,
+        local: SocketAddr,
+        remote: SocketAddr,
+        settings: &TcpSettings,
+    ) -> Result<(), Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         check_idle(qp)?;
         let inet = hub.attached()?;
         let config = inet.tcp_config(settings);
         let connection =
-            inet.stack.connect(now.0, local_port, remote, &config).map_err(no_connection)?;
+            inet.stack.connect_from(now.0, local, remote, &config).map_err(no_connection)?;
         inet.set_owner(connection, Some(Owner::Qp(id)));
         take_on(qp, hub, connection, settings);
         qp.state = QpState::Rtr;
@@ -210,6 +239,18 @@ impl<P: Probe> Adapter<P> {
         sending::hand_over(qp, hub);
         self.take_inet_events();
         Ok(())
+    }
+
+    /// As [`tcp_close`](Self::tcp_close), for a program that may not know of it: what it posts to the send
+    /// queue from now on is taken, and flushed when the connection is over.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn tcp_finish(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
+        if let Some(path) = self.qps.get_mut(id).and_then(tcp_path) {
+            path.takes_more = true;
+        }
+        self.tcp_close(now, id)
     }
 
     /// Ends the connection at once: the peer gets a reset, everything posted is flushed, and the queue pair
@@ -269,7 +310,7 @@ impl<P: Probe> Adapter<P> {
     /// A connection stands that has no queue pair: it gets the next idle one, or waits for one.
     fn mate(&mut self, listener: ListenerId, connection: TcpId) {
         let Some(inet) = &mut self.hub.inet else { return };
-        let Some(watch) = inet.watches.get_mut(&listener) else { return inet.forget(connection) };
+        let Some(watch) = inet.watch(listener) else { return inet.forget(connection) };
         if watch.deferred && watch.requests < watch.backlog {
             watch.requests += 1;
             inet.set_owner(connection, Some(Owner::Request(listener)));
@@ -303,7 +344,7 @@ fn no_connection(error: ConnectError) -> Fault {
         ConnectError::BadAddress => Fault::Invalid(
             "the peer's address is a group, nobody's, or the very end that is to connect",
         ),
-        ConnectError::InUse => Fault::Invalid("there is such a connection already"),
+        ConnectError::InUse => Fault::InUse("there is such a connection already"),
         ConnectError::NoPort => Fault::Exhausted("TCP ports to that peer"),
         ConnectError::TooMany => Fault::Exhausted("TCP connections"),
     }
@@ -329,7 +370,8 @@ fn check_idle(qp: &Qp) -> Result<(), Fault> {
 /// It has closed, or the message is one that TCP cannot carry.
 pub(crate) fn check_send(qp: &Qp, len: u64) -> Result<(), Fault> {
     let Path::Tcp(path) = &qp.path else { return Ok(()) };
-    if path.closing != Closing::Not {
+    // In ERR it is flushed, however that has come.
+    if path.closing != Closing::Not && !path.takes_more && qp.state != QpState::Err {
         return Err(Fault::WrongState);
     }
     if len == 0 && path.mode == tcp::Mode::Message {
@@ -411,7 +453,7 @@ fn happened<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, event: tcp::Event) {
 pub(crate) fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) {
     let_go(qp, hub);
     hub.tell_tcp(qp.id, TcpChange::Failed(failure));
-    if failure == Failure::Refused && qp.state == QpState::Rtr {
+    if matches!(failure, Failure::Refused | Failure::Declined) && qp.state == QpState::Rtr {
         qp.state = QpState::Init;
         return;
     }
@@ -420,7 +462,7 @@ pub(crate) fn failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, failure: Failure) 
     }
     let status = match failure {
         Failure::TimedOut | Failure::Unreachable => WcStatus::RetryExcErr,
-        Failure::Refused | Failure::Reset => WcStatus::RemOpErr,
+        Failure::Refused | Failure::Declined | Failure::Reset => WcStatus::RemOpErr,
     };
     requester::fail_oldest(qp, hub, status);
 }
@@ -499,14 +541,9 @@ impl Inet {
         Some(listener)
     }
 
-    /// Refuses everybody about whom the program has not decided.
-    fn refuse_requests(&mut self, listener: ListenerId) {
-        let all = self.owners.iter().flatten();
-        let of_it = all.filter(|(_, owner)| *owner == Owner::Request(listener));
-        let requests: Vec<TcpId> = of_it.map(|(connection, _)| *connection).collect();
-        for connection in requests {
-            self.forget(connection);
-        }
+    /// The state of a port that is watched.
+    fn watch(&mut self, listener: ListenerId) -> Option<&mut Watch> {
+        self.watches.get_mut(&listener).filter(|watch| !watch.closed)
     }
 
     /// How many more connections a port can take.
@@ -532,6 +569,10 @@ impl<P> Hub<P> {
         let Some(inet) = &mut self.inet else { return };
         let Some(watch) = inet.watches.get_mut(&listener) else { return };
         watch.requests = watch.requests.saturating_sub(1);
+        if watch.closed && watch.requests == 0 {
+            inet.watches.remove(&listener);
+            return;
+        }
         if let Some(next) = watch.waiting.pop_front() {
             watch.requests += 1;
             inet.set_owner(next, Some(Owner::Request(listener)));
@@ -557,10 +598,10 @@ impl<P> Hub<P> {
         let Some(inet) = &mut self.inet else { return };
         inet.set_owner(connection, Some(Owner::Listener(listener)));
         inet.say_idle(listener);
-        let Some(watch) = inet.watches.get(&listener) else { return inet.forget(connection) };
+        let before = inet.stack.half_open(listener).saturating_sub(1) as usize;
+        let Some(watch) = inet.watch(listener) else { return inet.forget(connection) };
         // One queue pair for each that is half open; the window of those beyond stays closed, since what they
         // sent would be dropped. That of a program which is to decide, too: nothing is idle there.
-        let before = inet.stack.half_open(listener).saturating_sub(1) as usize;
         if let Some(Path::Tcp(path)) =
             watch.idle.get(before).and_then(|&id| qps.get(id)).map(|qp| &qp.path)
         {

@@ -54,6 +54,8 @@ pub(crate) struct Watch {
     deferred: bool,
     /// How many it has heard of, and not decided about.
     requests: usize,
+    /// It is watched no more, and here only until the program has decided about those.
+    closed: bool,
 }
 
 /// What an adapter has that is attached to a network of IP.

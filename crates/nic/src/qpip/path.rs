@@ -48,6 +48,8 @@ pub(crate) struct TcpPath {
     pub(crate) listener: Option<ListenerId>,
     pub(crate) mode: Mode,
     pub(crate) closing: Closing,
+    /// What is posted behind the end is taken, and flushed.
+    pub(crate) takes_more: bool,
     /// Whether the peer has closed its direction.
     pub(crate) peer_closed: bool,
     /// Stream mode: octets in order that no receive was there for.
@@ -67,6 +69,7 @@ impl TcpPath {
             listener: None,
             mode: Mode::Stream,
             closing: Closing::Not,
+            takes_more: false,
             peer_closed: false,
             kept: VecDeque::new(),
             late: Late::default(),
@@ -93,7 +96,7 @@ impl TcpPath {
         self.mode = mode;
         self.receives.keeps = mode == Mode::Stream;
         // An attempt before may have been closed, and refused.
-        self.closing = Closing::Not;
+        (self.closing, self.takes_more) = (Closing::Not, false);
     }
 
     /// There is no connection any more, and nothing of it to be handed out: which it was.

@@ -75,7 +75,9 @@ impl Programs {
                 let closes = peer.closed || !peer.causes.is_empty();
                 closes.then_some(()).ok_or("the peer has not closed".into())
             }
-            TcpChange::Failed(Failure::Refused) if end.stage == Stage::Opening => {
+            TcpChange::Failed(Failure::Refused | Failure::Declined)
+                if end.stage == Stage::Opening =>
+            {
                 end.stage = Stage::Idle;
                 let peer = end.peer;
                 let decides = matches!(self.ends[peer].opening, Opening::Decides { .. });

@@ -224,9 +224,10 @@ impl Pair {
                 self.make(node, stream, from, to, &first);
             }
             Action::HandOver(_) | Action::End { .. } => panic!("see the tests of plain iWARP"),
-            Action::Reach { .. } | Action::Answer { .. } | Action::Refuse { .. } => {
-                panic!("see the tests of QPIP")
-            }
+            Action::Reach { .. }
+            | Action::Answer { .. }
+            | Action::Refuse { .. }
+            | Action::Abort { .. } => panic!("see the tests of QPIP"),
             Action::Send { stream, bytes } => self.send(node, stream, &bytes),
             Action::Close { stream, reset } => {
                 self.closed.push((node, stream, reset));

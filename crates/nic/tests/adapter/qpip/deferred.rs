@@ -133,7 +133,7 @@ fn a_refused_peer_hears_it_at_once_and_may_try_again() {
     let qp = net.qp(1, QpType::Tcp);
     assert_eq!(accept(&mut net, connection, qp), Err(Fault::NoSuchObject));
     net.run_for(10 * MILLISECOND);
-    assert_eq!(net.changes(0), [(client, TcpChange::Failed(Failure::Refused))]);
+    assert_eq!(net.changes(0), [(client, TcpChange::Failed(Failure::Declined))]);
     // It never had a connection, so it is as it was before.
     assert_eq!((net.state(0, client), net.poll(0).len()), (QpState::Init, 0));
     connect(&mut net, client);
@@ -275,15 +275,44 @@ fn who_has_just_come_is_heard_of_when_the_program_has_decided_about_another() {
 }
 
 #[test]
-fn who_stops_listening_refuses_those_who_wait() {
+fn who_stops_listening_still_decides_about_those_of_whom_it_has_heard() {
     let mut net = Net::new();
-    let listener = listen(&mut net, 4);
-    let (client, connection, _) = asking(&mut net);
-    net.adapter(1).tcp_unlisten(listener);
+    let listener = listen(&mut net, 3);
+    let [accepted, refused, gone] = [(); 3].map(|()| asking(&mut net));
+    let unheard = net.qp(0, QpType::Tcp);
+    connect(&mut net, unheard);
     net.run_for(10 * MILLISECOND);
-    assert_eq!(net.changes(0), [(client, TcpChange::Failed(Failure::Refused))]);
-    assert_eq!(refuse(&mut net, connection), Err(Fault::NoSuchObject));
-    assert_eq!(requests(&mut net, 1), []);
+    assert_eq!(requests(&mut net, 1), [], "three are to be decided about");
+    net.adapter(1).tcp_unlisten(listener);
+    let qp = net.qp(1, QpType::Tcp);
+    let now = net.now();
+    assert_eq!(net.adapter(1).tcp_offer(now, listener, qp), Err(Fault::NoSuchObject));
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.changes(0), []);
+    accept(&mut net, accepted.1, qp).unwrap();
+    refuse(&mut net, refused.1).unwrap();
+    let now = net.now();
+    net.adapter(0).tcp_abort(now, gone.0).unwrap();
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.states([accepted.0, qp]), [QpState::Rts; 2]);
+    let told = [
+        (accepted.0, TcpChange::Connected),
+        (refused.0, TcpChange::Failed(Failure::Declined)),
+        (gone.0, TcpChange::Aborted),
+    ];
+    let mut changes = net.changes(0);
+    changes.sort_by_key(|(qp, _)| told.iter().position(|(of, _)| of == qp));
+    assert_eq!(changes, told);
+    assert_eq!(requests(&mut net, 1), [(listener, gone.1, None)]);
+    // Nobody listens any more, and the port is another's.
+    net.run_for(SECOND);
+    assert_eq!(net.changes(0), [(unheard, TcpChange::Failed(Failure::Refused))]);
+    listen(&mut net, 1);
+    let (client, connection, _) = asking(&mut net);
+    let other = net.qp(1, QpType::Tcp);
+    accept(&mut net, connection, other).unwrap();
+    net.run_for(10 * MILLISECOND);
+    assert_eq!(net.states([client, other]), [QpState::Rts; 2]);
 }
 
 #[test]

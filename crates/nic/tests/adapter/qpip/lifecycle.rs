@@ -331,6 +331,73 @@ fn an_adapter_without_a_link_says_so() {
 }
 
 #[test]
+fn what_is_posted_in_error_is_flushed_however_the_connection_has_ended() {
+    for aborted in [false, true] {
+        let mut net = Net::new();
+        let qps = net.connected(Mode::Message);
+        for (host, qp) in qps.into_iter().enumerate() {
+            let now = net.now();
+            match aborted {
+                true if host == 1 => {}
+                true => net.adapter(host).tcp_abort(now, qp).unwrap(),
+                false => net.adapter(host).tcp_close(now, qp).unwrap(),
+            }
+        }
+        net.run_for(SECOND);
+        assert_eq!(net.states(qps), [QpState::Err; 2]);
+        for (host, qp) in qps.into_iter().enumerate() {
+            net.send_bytes(host, qp, 5, b"late");
+            assert_eq!(brief(&net.poll(host)), [(5, WcStatus::WrFlushErr, 0)]);
+        }
+    }
+}
+
+#[test]
+fn a_program_that_does_not_know_of_the_end_may_go_on_posting() {
+    let mut net = Net::new();
+    let qps = net.connected(Mode::Message);
+    let buffer = net.buffer(1, 100);
+    net.recv(1, qps[1], 1, &[buffer.sge(0, 100)]);
+    net.send_bytes(0, qps[0], 5, b"before");
+    let now = net.now();
+    net.adapter(0).tcp_finish(now, qps[0]).unwrap();
+    net.send_bytes(0, qps[0], 6, b"behind");
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 6)]);
+    assert_eq!(brief(&net.poll(0)), [(5, WcStatus::Success, 6)]);
+    assert_eq!(net.states(qps), [QpState::Rts; 2], "the peer has not closed");
+    let now = net.now();
+    net.adapter(1).tcp_finish(now, qps[1]).unwrap();
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(0)), [(6, WcStatus::WrFlushErr, 0)]);
+    assert_eq!(net.states(qps), [QpState::Err; 2]);
+}
+
+#[test]
+fn a_connection_is_from_the_own_address_that_was_asked_for() {
+    let second: std::net::IpAddr = "fd00::77".parse().unwrap();
+    let mut net = Net::with(1, |config| config.addresses.push((second, 64)));
+    let to = net.address(1, 9000);
+    net.listen(1, 9000, &settings(Mode::Message));
+    for from in [second, net.address(0, 0).ip()] {
+        let (qp, now) = (net.qp(0, QpType::Tcp), net.now());
+        let local = std::net::SocketAddr::new(from, 0);
+        net.adapter(0).tcp_connect_from(now, qp, local, to, &settings(Mode::Message)).unwrap();
+        let flow = net.adapter(0).tcp_flow(qp).unwrap();
+        assert_eq!(flow.local.ip(), from);
+        assert_ne!(flow.local.port(), 0);
+        let (other, now) = (net.qp(0, QpType::Tcp), net.now());
+        let taken =
+            net.adapter(0).tcp_connect_from(now, other, flow.local, to, &settings(Mode::Message));
+        assert!(matches!(taken, Err(Fault::InUse(_))), "{taken:?}");
+    }
+    let (qp, now) = (net.qp(0, QpType::Tcp), net.now());
+    let (elsewhere, all) = ("[fd00::99]:0".parse().unwrap(), TcpSettings::default());
+    let refused = net.adapter(0).tcp_connect_from(now, qp, elsewhere, to, &all);
+    assert!(matches!(refused, Err(Fault::Invalid(_))), "{refused:?}");
+}
+
+#[test]
 fn requests_that_tcp_cannot_carry_are_refused_when_they_are_posted() {
     for mode in MODES {
         let mut net = Net::new();
