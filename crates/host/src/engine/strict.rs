@@ -125,7 +125,8 @@ impl Core {
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
             let sent = judged.is_ok();
-            strict.checker.posted_send(qp, wr, memory, &errors, judged);
+            let place = self.adapter.last_place(qp);
+            strict.checker.posted_send(qp, (wr, place), memory, &errors, judged);
             if sent {
                 strict.checker.posted_where(qp, wr, self.adapter.config().datagram_mtu);
             }
