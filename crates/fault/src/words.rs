@@ -204,6 +204,35 @@ impl Call {
             Self::ModifyQp | Self::QueryQp | Self::DestroyQp | Self::PostSend | Self::PostRecv
         )
     }
+
+    /// Whether it is about one completion queue, or a queue pair that has such.
+    #[must_use]
+    pub const fn names_cq(self) -> bool {
+        self.names_qp()
+            || matches!(
+                self,
+                Self::ResizeCq
+                    | Self::ReqNotifyCq
+                    | Self::PollCq
+                    | Self::DestroyCq
+                    | Self::ModifyCq
+            )
+    }
+
+    /// Whether it is about one shared receive queue, or a queue pair that may have one.
+    #[must_use]
+    pub const fn names_srq(self) -> bool {
+        self.names_qp() || matches!(self, Self::PostSrqRecv)
+    }
+
+    /// Whether it is about so many bytes.
+    #[must_use]
+    pub const fn names_bytes(self) -> bool {
+        matches!(
+            self,
+            Self::PostSend | Self::PostRecv | Self::PostSrqRecv | Self::RegMr | Self::ReregMr
+        )
+    }
 }
 
 words! {
