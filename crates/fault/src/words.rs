@@ -117,14 +117,22 @@ words! {
     AttachMcast = "attach_mcast",
     /// `ibv_create_wq`
     CreateWq = "create_wq",
+    /// `ibv_modify_wq`
+    ModifyWq = "modify_wq",
+    /// `ibv_create_rwq_ind_table`
+    CreateRwqIndTable = "create_rwq_ind_table",
     /// `ibv_create_flow`
     CreateFlow = "create_flow",
+    /// `ibv_create_counters`
+    CreateCounters = "create_counters",
     /// A request of `ibv_post_send` or `ibv_wr_*`
     PostSend = "post_send",
     /// A request of `ibv_post_recv`
     PostRecv = "post_recv",
     /// A request of `ibv_post_srq_recv`
     PostSrqRecv = "post_srq_recv",
+    /// A request of `ibv_post_wq_recv`
+    PostWqRecv = "post_wq_recv",
     /// `rdma_create_event_channel`, and the channel of an identifier that gets none
     CreateEventChannel = "create_event_channel",
     /// `rdma_create_id`
@@ -230,7 +238,12 @@ impl Call {
     pub const fn names_bytes(self) -> bool {
         matches!(
             self,
-            Self::PostSend | Self::PostRecv | Self::PostSrqRecv | Self::RegMr | Self::ReregMr
+            Self::PostSend
+                | Self::PostRecv
+                | Self::PostSrqRecv
+                | Self::PostWqRecv
+                | Self::RegMr
+                | Self::ReregMr
         )
     }
 }

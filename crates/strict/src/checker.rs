@@ -317,13 +317,11 @@ impl Checker {
         errors: &Errors,
         outcome: Result<(), &Fault>,
     ) {
+        if let Err(fault) = outcome {
+            return self.refused_send(id, wr.wr_id, fault);
+        }
         let Some(qp) = self.qps.get(&id) else { return };
         let (num, max, made) = (qp.num.0, qp.cap.max_send_wr, qp.made.clone());
-        if let Err(fault) = outcome {
-            let what = format!("send {:#x} of queue pair {num:#08x}: {fault}", wr.wr_id);
-            self.report(Kind::RefusedPost, what, Vec::new());
-            return;
-        }
         let (sges, _) = self.to_access(wr);
         self.check_keys("send", wr.wr_id, &named(num), sges, errors);
         let Some(qp) = self.qps.get_mut(&id) else { return };
@@ -359,6 +357,13 @@ impl Checker {
         if signaled {
             self.count_due(cq);
         }
+    }
+
+    /// A send was refused.
+    pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let what = format!("send {wr_id:#x} of {}: {fault}", named(qp.num.0));
+        self.report(Kind::RefusedPost, what, Vec::new());
     }
 
     /// A send was posted where at most `mtu` bytes fit a datagram.
