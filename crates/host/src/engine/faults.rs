@@ -220,9 +220,7 @@ impl Core {
         }
         let Some(faults) = &mut self.faults else { return Ok(None) };
         let call = occasion.call;
-        // Queue pairs are in error by then, where programs take them before they end a connection.
-        let ends = call == Call::ModifyQp && occasion.state == Some(QpState::Err);
-        let gone = !call.outlives_device() && !ends;
+        let gone = !call.outlives_device();
         if faults.removed && gone {
             return Err(EngineError::Injected { call, errno: Errno::EIO });
         }
