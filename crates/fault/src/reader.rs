@@ -478,8 +478,8 @@ impl<'a> Reader<'a> {
         };
         let place = |value: &Option<Spanned<Numbers>>| value.as_ref().map(Spanned::span);
         let bytes = raw.bytes.as_ref().map(Spanned::span);
-        let filters: [(&str, _, fn(Call) -> bool); 4] = [
-            ("qp", place(&raw.qp), Call::names_qp),
+        let filters = [
+            ("qp", place(&raw.qp), Call::names_qp as fn(Call) -> bool),
             ("qp_num", place(&raw.qp_num), Call::names_qp),
             ("cq", place(&raw.cq), Call::names_cq),
             ("bytes", bytes, Call::names_bytes),

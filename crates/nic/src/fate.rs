@@ -372,8 +372,8 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Raises an event, with what goes with it: a queue pair that failed is in error (IBA 11.6.3.2), and so
-    /// is every one whose completion queue or shared receive queue failed. One in RESET does nothing that could
-    /// fail, and a completion queue fails once.
+    /// is every one whose completion queue or shared receive queue failed. One in RESET does nothing that
+    /// could fail, and a completion queue fails once.
     pub fn strike(&mut self, now: Time, event: AsyncEvent) {
         self.hub.now = now;
         match event {

@@ -55,8 +55,8 @@ impl Strict {
 
     fn write(&mut self, report: &Report) {
         let _hold = Hold::new();
-        // A program goes on whose log cannot be written. What is written at once is not mixed with what others
-        // write there.
+        // A program goes on whose log cannot be written. What is written at once is not mixed with what
+        // others write there.
         let _ = match &mut self.log {
             Some(file) => file.write_all((report.json() + "\n").as_bytes()),
             None => std::io::stderr().write_all(format!("{report}\n").as_bytes()),
