@@ -6,7 +6,6 @@ use std::time::Duration;
 use libc::pollfd;
 use quipu_abi_types::*;
 use quipu_host::EventsReported;
-use quipu_host::fault::Call;
 use quipu_nic::AsyncEvent;
 
 use crate::entry::{Out, WAIT, entries};
@@ -157,7 +156,6 @@ entries! {
         let count = u16::try_from(count).map_err(|_| INVALID)?;
         let period = u16::try_from(period).map_err(|_| INVALID)?;
         let instance = current()?;
-        instance.engine.note_call(Call::ModifyCq)?;
         Ok(instance.engine.moderate_cq(instance.cq(cq), count, u64::from(period) * 1000)?)
     }
 

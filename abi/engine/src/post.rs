@@ -474,7 +474,7 @@ entries! {
 fn wc(completion: &Completion) -> ibv_wc {
     let (imm_data, wc_flags) = match completion.extra {
         // Verbs has no place for an address.
-        WcExtra::None | WcExtra::From(_) => (0, 0),
+        WcExtra::None | WcExtra::From(_) | WcExtra::Place(_) => (0, 0),
         WcExtra::Imm(imm) => (imm, IBV_WC_WITH_IMM),
         WcExtra::Invalidated(key) => (key, IBV_WC_WITH_INV),
     };

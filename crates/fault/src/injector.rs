@@ -82,8 +82,15 @@ pub enum Effect {
     PortDown(Option<u64>),
     /// The device is gone.
     DeviceRemoval,
-    /// An event is raised.
+    /// An event is raised; not [`CqErr`](EventKind::CqErr).
     Event(EventKind),
+    /// Completion queues of queue pairs fail.
+    CqErr {
+        /// That of the sends.
+        send: bool,
+        /// That of the receives.
+        recv: bool,
+    },
     /// An event of rdma_cm comes, with this status.
     CmEvent(CmEvent, i32),
 }
@@ -98,6 +105,12 @@ pub struct Strike {
 }
 
 impl Strike {
+    /// Whether it concerns some queue pairs, and not all that there is.
+    #[must_use]
+    pub fn is_choosy(&self) -> bool {
+        !self.filter.qps.is_empty() || !self.filter.qp_nums.is_empty()
+    }
+
     /// Whether it concerns this queue pair.
     #[must_use]
     pub fn concerns(&self, qp: &QpRef) -> bool {
@@ -111,6 +124,9 @@ struct Rule {
     /// Its place in the plan, from 1.
     number: usize,
     rng: Pcg64,
+    /// Operations that passed the filters, at whatever time: a log names them by this.
+    passed: u64,
+    /// Those of them that the schedule counts.
     matched: u64,
     struck: u64,
     /// When the clock starts it next.
@@ -123,6 +139,8 @@ pub struct Injector {
     replay: Option<Replay>,
     /// When the device was opened.
     start: Time,
+    /// The device is gone, which it can be once.
+    removed: bool,
     injected: u64,
     records: VecDeque<Record>,
 }
@@ -141,12 +159,13 @@ impl Injector {
             // Each rule draws from a stream of its own: to change one leaves the others as they are.
             let rng = Pcg64::new(u128::from(plan.seed) << 1, index as u128 + 1);
             let fault = fault.clone();
-            Rule { fault, number: index + 1, rng, matched: 0, struck: 0, next }
+            Rule { fault, number: index + 1, rng, passed: 0, matched: 0, struck: 0, next }
         };
         Self {
             rules: rules.map(rule).collect(),
             replay,
             start: now,
+            removed: false,
             injected: 0,
             records: VecDeque::new(),
         }
@@ -187,7 +206,7 @@ impl Injector {
         let mut decided = false;
         let elapsed = now.since(self.start);
         for rule in &mut self.rules {
-            if !rule.meets(elapsed, occasion) {
+            if !rule.meets(elapsed, occasion, self.replay.is_some()) {
                 continue;
             }
             let (chosen, drawn_ns) = rule.decide(self.replay.as_ref());
@@ -195,6 +214,9 @@ impl Injector {
                 continue;
             }
             let effect = rule.effect(now, occasion, drawn_ns);
+            if effect == Effect::DeviceRemoval && std::mem::replace(&mut self.removed, true) {
+                continue;
+            }
             let single =
                 matches!(effect, Effect::Fate(_) | Effect::Refuse(_) | Effect::CmEvent(..));
             if single && std::mem::replace(&mut decided, true) {
@@ -214,14 +236,16 @@ impl Injector {
         effects
     }
 
-    /// What the clock has started by `now`.
-    pub fn tick(&mut self, now: Time) -> Vec<Strike> {
+    /// What the clock has started by `now`. What has nothing to strike, as `finds_something` says, is not
+    /// injected.
+    pub fn tick(&mut self, now: Time, finds_something: impl Fn(&Strike) -> bool) -> Vec<Strike> {
         let mut strikes = Vec::new();
         let elapsed = now.since(self.start);
         for rule in &mut self.rules {
             let Trigger::Clock(_, period) = rule.fault.trigger else { continue };
             let mut left = MOST_AT_ONCE;
             while let Some(at) = rule.next.filter(|&at| at <= now) {
+                rule.passed += 1;
                 rule.matched += 1;
                 // Of a period that was slept through, each time counts, up to so many.
                 left -= 1;
@@ -230,14 +254,19 @@ impl Injector {
                     _ => at.after(period),
                 });
                 let (chosen, drawn_ns) = rule.decide(self.replay.as_ref());
-                if rule.struck + u64::from(chosen) >= rule.fault.schedule.count {
+                let effect = rule.effect(now, &Occasion::of(Call::PollCq), drawn_ns);
+                let strike = Strike { effect, filter: rule.fault.filter.clone() };
+                let removal = effect == Effect::DeviceRemoval;
+                let again = removal && self.removed;
+                let strikes_now = chosen && !again && finds_something(&strike);
+                if again || rule.struck + u64::from(strikes_now) >= rule.fault.schedule.count {
                     rule.next = None;
                 }
-                if chosen {
+                if strikes_now {
                     rule.struck += 1;
                     self.injected += 1;
-                    let effect = rule.effect(now, &Occasion::of(Call::PollCq), drawn_ns);
-                    strikes.push(Strike { effect, filter: rule.fault.filter.clone() });
+                    self.removed |= removal;
+                    strikes.push(strike);
                     self.records.push_back(rule.record(self.injected, elapsed, drawn_ns));
                 }
             }
@@ -260,11 +289,12 @@ fn passes_qp(filter: &Filter, qp: Option<&QpRef>, cq: Option<u32>) -> bool {
 }
 
 impl Rule {
-    /// Whether a call passes the filters; counts it if so.
-    fn meets(&mut self, elapsed: u64, occasion: &Occasion) -> bool {
+    /// Whether a call passes the filters; counts it if so. One that comes too early counts for a log that is
+    /// repeated alone: when it comes differs from run to run.
+    fn meets(&mut self, elapsed: u64, occasion: &Occasion, replays: bool) -> bool {
         let Fault { inject, trigger, filter, schedule, .. } = &self.fault;
         let called = matches!(trigger, Trigger::Calls(calls) if calls.contains(&occasion.call));
-        if !called || elapsed < schedule.after {
+        if !called {
             return false;
         }
         let opcode = filter.opcodes.is_empty()
@@ -285,8 +315,10 @@ impl Rule {
         {
             return false;
         }
-        self.matched += 1;
-        true
+        let early = elapsed < schedule.after;
+        self.passed += 1;
+        self.matched += u64::from(!early);
+        replays || !early
     }
 
     /// Whether the operation that was counted last is struck, and with which part of the jitter. What is
@@ -301,8 +333,8 @@ impl Rule {
             _ => None,
         };
         if let Some(replay) = replay {
-            return match replay.find(self.number, self.matched) {
-                Some(Struck { drawn_ns, .. }) => (true, drawn_ns),
+            return match replay.find(self.number, self.passed) {
+                Some(Struck { drawn_ns }) => (true, drawn_ns),
                 None => (false, None),
             };
         }
@@ -330,10 +362,22 @@ impl Rule {
             Inject::DeadPeer => Effect::DeadPeer,
             Inject::PortDown { time } => Effect::PortDown(time),
             Inject::DeviceRemoval => Effect::DeviceRemoval,
+            Inject::Event(EventKind::CqErr) => self.fails_cqs(occasion),
             Inject::Event(event) => Effect::Event(event),
             Inject::CmEvent(event, status) => Effect::CmEvent(event, status),
             Inject::Refuse(errno) => Effect::Refuse(errno),
         }
+    }
+
+    /// Which completion queues fail: those that the plan names, or else those that an operation is about.
+    fn fails_cqs(&self, occasion: &Occasion) -> Effect {
+        let [send, recv] = match occasion.qp {
+            Some(qp) if !self.fault.filter.cqs.is_empty() => {
+                qp.cqs.map(|cq| self.fault.filter.cqs.contains(&cq))
+            }
+            _ => [occasion.call != Call::PostRecv, occasion.call != Call::PostSend],
+        };
+        Effect::CqErr { send, recv }
     }
 
     fn record(&self, fault: u64, time_ns: u64, drawn_ns: Option<u64>) -> Record {
@@ -342,6 +386,7 @@ impl Rule {
             rule: self.number,
             line: self.fault.line,
             name: self.fault.name.clone(),
+            passed: self.passed,
             matched: self.matched,
             time_ns,
             call: "clock".into(),

@@ -171,8 +171,7 @@ impl Plan {
     pub fn parse(text: &str, file: &str) -> Result<Self, PlanError> {
         let reader = Reader::new(text, file);
         let raw: RawPlan = toml::from_str(text).map_err(|error| {
-            let at = error.span().unwrap_or(0..0);
-            reader.error(at, error.message().trim())
+            reader.misread(error.span().unwrap_or(0..0), error.message().trim())
         })?;
         if raw.fault.is_empty() {
             return Err(reader.error(0..0, "the plan has no [[fault]]"));

@@ -6,28 +6,35 @@ use std::ops::Range;
 use serde::Deserialize;
 use toml::Spanned;
 
-/// One value or a list.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Some1<T> {
-    /// One.
-    One(T),
-    /// A list.
-    Many(Vec<T>),
+macro_rules! one_or_many {
+    ($name:ident, $ty:ty, $expecting:literal) => {
+        /// One value or a list.
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(untagged, expecting = $expecting)]
+        pub(crate) enum $name {
+            /// One.
+            One($ty),
+            /// A list.
+            Many(Vec<$ty>),
+        }
+
+        impl $name {
+            pub(crate) fn into_vec(self) -> Vec<$ty> {
+                match self {
+                    Self::One(one) => vec![one],
+                    Self::Many(many) => many,
+                }
+            }
+        }
+    };
 }
 
-impl<T> Some1<T> {
-    pub(crate) fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::Many(many) => many,
-        }
-    }
-}
+one_or_many!(Words, String, "expected a name in quotes, or a list of such names");
+one_or_many!(Numbers, u32, "expected a number of 32 bits, or a list of such numbers");
 
 /// A number, or a text with a unit.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a whole number, or a text such as \"5ms\" or \"4K..64K\"")]
 pub(crate) enum Quantity {
     /// A number.
     Number(u64),
@@ -71,24 +78,24 @@ raw_fault! {
     name: String,
     inject: String,
     status: String,
-    time: String,
-    jitter: String,
+    time: Quantity,
+    jitter: Quantity,
     times: u32,
     event: String,
-    call: Some1<String>,
+    call: Words,
     errno: String,
     state: String,
     side: String,
-    opcode: Some1<String>,
+    opcode: Words,
     bytes: Quantity,
-    qp: Some1<u32>,
-    qp_num: Some1<u32>,
-    cq: Some1<u32>,
-    program: Some1<String>,
+    qp: Numbers,
+    qp_num: Numbers,
+    cq: Numbers,
+    program: Words,
     env: BTreeMap<String, String>,
     nth: u64,
     every: Quantity,
     probability: f64,
-    after: String,
+    after: Quantity,
     count: u64,
 }

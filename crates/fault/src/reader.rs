@@ -6,7 +6,7 @@ use std::ops::Range;
 use toml::Spanned;
 
 use crate::plan::{Fault, Filter, Inject, PlanError, ProcessFilter, Schedule, Trigger};
-use crate::raw::{Quantity, RawFault, Some1};
+use crate::raw::{Numbers, Quantity, RawFault, Words};
 use crate::units;
 use crate::words::{self, Call, CmEvent, Errno, EventKind, Opcode, Side};
 
@@ -76,6 +76,17 @@ impl<'a> Reader<'a> {
         PlanError { file, line, what: what.into().replace('\n', "; ") }
     }
 
+    /// What to say where there is no value of the type that a key takes. The message names the key.
+    pub(crate) fn misread(&self, at: Range<usize>, message: &str) -> PlanError {
+        let line = self.text.lines().nth(self.line(at.start) - 1).unwrap_or_default();
+        let key = line.split_once('=').map_or("", |(key, _)| key.trim());
+        if line.trim_start().starts_with("[fault]") {
+            return self.error(at, "a fault begins with [[fault]], in two brackets on each side");
+        }
+        let named = key.is_empty() || message.contains(key);
+        self.error(at, if named { message.to_owned() } else { format!("{key}: {message}") })
+    }
+
     /// A value that is one of some words.
     fn word<T>(
         &self,
@@ -93,35 +104,51 @@ impl<'a> Reader<'a> {
     fn words<T>(
         &self,
         key: &str,
-        value: Option<&Spanned<Some1<String>>>,
+        value: Option<&Spanned<Words>>,
         find: impl Fn(&str) -> Option<T>,
         all: impl Fn() -> String,
     ) -> Result<Vec<T>, PlanError> {
-        let Some(value) = value else { return Ok(Vec::new()) };
-        let (span, list) = (value.span(), value.get_ref().clone().into_vec());
-        if list.is_empty() {
-            return Err(self.error(span, format!("{key} = [] names nothing: leave it out")));
-        }
+        let span = value.map(Spanned::span).unwrap_or_default();
+        let list = self.list(key, value, Words::into_vec)?;
         list.into_iter()
             .map(|text| self.word(key, &Spanned::new(span.clone(), text), &find, &all))
             .collect()
     }
 
-    fn time(&self, key: &str, value: &Spanned<String>) -> Result<u64, PlanError> {
-        units::time(value.get_ref()).ok_or_else(|| {
+    fn time(&self, key: &str, value: &Spanned<Quantity>) -> Result<u64, PlanError> {
+        let (time, shown) = match value.get_ref() {
+            Quantity::Text(text) => (units::time(text), format!("{text:?}")),
+            Quantity::Number(number) => (None, number.to_string()),
+        };
+        time.ok_or_else(|| {
             let what = format!(
-                "{key} = {:?} is no time: write a number and one of ns, us, ms, s, min, such as \
-                 \"5ms\"",
-                value.get_ref()
+                "{key} = {shown} is no time: write a number and one of ns, us, ms, s, min, such as \
+                 \"5ms\""
             );
             self.error(value.span(), what)
         })
     }
 
+    /// A list, or one value, which must be there.
+    fn list<L: Clone, T>(
+        &self,
+        key: &str,
+        value: Option<&Spanned<L>>,
+        into_vec: impl Fn(L) -> Vec<T>,
+    ) -> Result<Vec<T>, PlanError> {
+        let Some(value) = value else { return Ok(Vec::new()) };
+        let list = into_vec(value.get_ref().clone());
+        if list.is_empty() {
+            let what = format!("{key} = [] names nothing: leave it out");
+            return Err(self.error(value.span(), what));
+        }
+        Ok(list)
+    }
+
     fn optional_time(
         &self,
         key: &str,
-        value: Option<&Spanned<String>>,
+        value: Option<&Spanned<Quantity>>,
     ) -> Result<Option<u64>, PlanError> {
         value.map(|value| self.time(key, value)).transpose()
     }
@@ -169,7 +196,7 @@ impl<'a> Reader<'a> {
             schedule: self.schedule(&raw, kind, &trigger)?,
             trigger,
             process: ProcessFilter {
-                programs: raw.program.map(|list| list.into_inner().into_vec()).unwrap_or_default(),
+                programs: self.list("program", raw.program.as_ref(), Words::into_vec)?,
                 env: raw.env.map(Spanned::into_inner).unwrap_or_default(),
             },
         };
@@ -281,7 +308,7 @@ impl<'a> Reader<'a> {
         }
         let posts = match side {
             Side::Send => vec![Call::PostSend],
-            Side::Recv => vec![Call::PostRecv, Call::PostSrqRecv],
+            Side::Recv => receives(what),
         };
         match what {
             Inject::Refuse(_) => {
@@ -322,9 +349,8 @@ impl<'a> Reader<'a> {
                 })?;
                 let after = self.time("after", value)?;
                 let period = match raw.every.as_ref().map(|every| (every, every.get_ref())) {
-                    Some((every, Quantity::Text(text))) => {
-                        let text = Spanned::new(every.span(), text.clone());
-                        let period = self.time("every", &text)?;
+                    Some((every, Quantity::Text(_))) => {
+                        let period = self.time("every", every)?;
                         if period < 1_000_000 {
                             return Err(self.error(every.span(), "every is less than 1ms"));
                         }
@@ -369,15 +395,16 @@ impl<'a> Reader<'a> {
                 self.error(value.span(), what)
             })
         });
-        let numbers = |value: &Option<Spanned<Some1<u32>>>| {
-            value.as_ref().map(|list| list.get_ref().clone().into_vec()).unwrap_or_default()
+        let numbers = |key, value: &Option<Spanned<Numbers>>| {
+            self.list(key, value.as_ref(), Numbers::into_vec)
         };
-        for (key, value) in [("qp", &raw.qp), ("cq", &raw.cq)] {
-            if let Some(list) = value
-                && numbers(value).contains(&0)
+        let (qps, cqs) = (numbers("qp", &raw.qp)?, numbers("cq", &raw.cq)?);
+        for (key, value, list) in [("qp", &raw.qp, &qps), ("cq", &raw.cq, &cqs)] {
+            if let Some(value) = value
+                && list.contains(&0)
             {
                 let what = format!("{key} counts from 1: the first one that the process creates");
-                return Err(self.error(list.span(), what));
+                return Err(self.error(value.span(), what));
             }
         }
         let states = || listed(words::STATES.iter().map(|(name, _)| name));
@@ -385,9 +412,9 @@ impl<'a> Reader<'a> {
         Ok(Filter {
             opcodes: self.words("opcode", raw.opcode.as_ref(), Opcode::named, all)?,
             bytes: bytes.transpose()?,
-            qps: numbers(&raw.qp),
-            qp_nums: numbers(&raw.qp_num),
-            cqs: numbers(&raw.cq),
+            qps,
+            qp_nums: numbers("qp_num", &raw.qp_num)?,
+            cqs,
             state: state.transpose()?,
         })
     }
@@ -418,18 +445,60 @@ impl<'a> Reader<'a> {
         {
             return Err(self.error(state.span(), "state goes with call = \"modify_qp\""));
         }
-        let about_qp = match what {
-            Inject::DeadPeer => true,
-            Inject::Event(event) => !event.is_of_port(),
-            _ => false,
+        self.check_objects(raw, trigger, what)?;
+        let (needs, fits): (_, fn(Call) -> bool) = match what {
+            Inject::Event(event) if event.is_of_port() => return Ok(()),
+            Inject::Event(event) if event.is_of_srq() => {
+                ("a queue pair or a shared receive queue", Call::names_srq)
+            }
+            Inject::Event(_) | Inject::DeadPeer => ("a queue pair", Call::names_qp),
+            _ => return Ok(()),
         };
         if let Some(call) = &raw.call
-            && about_qp
-            && !calls.iter().all(|call| call.names_qp())
+            && !calls.iter().all(|&call| fits(call))
         {
-            let what = "this fault needs a queue pair, and the call is about none: use post_send, \
-                        post_recv, modify_qp or query_qp";
+            let names = listed(Call::ALL.iter().filter(|&&call| fits(call)).map(|c| c.name()));
+            let what = format!("this fault needs {needs}, and the call is about none: use {names}");
             return Err(self.error(call.span(), what));
+        }
+        Ok(())
+    }
+
+    /// Refuses filters by objects or sizes that nothing has which the fault happens at.
+    fn check_objects(
+        &self,
+        raw: &RawFault,
+        trigger: &Trigger,
+        what: &Inject,
+    ) -> Result<(), PlanError> {
+        let of_all = match what {
+            Inject::PortDown { .. } | Inject::DeviceRemoval => true,
+            Inject::Event(event) => event.is_of_port(),
+            _ => false,
+        };
+        let place = |value: &Option<Spanned<Numbers>>| value.as_ref().map(Spanned::span);
+        let bytes = raw.bytes.as_ref().map(Spanned::span);
+        let filters = [
+            ("qp", place(&raw.qp), Call::names_qp as fn(Call) -> bool),
+            ("qp_num", place(&raw.qp_num), Call::names_qp),
+            ("cq", place(&raw.cq), Call::names_cq),
+            ("bytes", bytes, Call::names_bytes),
+        ];
+        for (key, span, fits) in filters {
+            let Some(span) = span else { continue };
+            let what = match trigger {
+                Trigger::Clock(..) if of_all => {
+                    format!("{key} lets nothing pass: the clock strikes all queue pairs here")
+                }
+                Trigger::Calls(calls) if !calls.iter().any(|&call| fits(call)) => {
+                    let names =
+                        listed(Call::ALL.iter().filter(|&&call| fits(call)).map(|c| c.name()));
+                    let calls = listed(calls.iter().map(|call| call.name()));
+                    format!("{key} means nothing to {calls}, but to: {names}")
+                }
+                _ => continue,
+            };
+            return Err(self.error(span, what));
         }
         Ok(())
     }
@@ -479,4 +548,14 @@ impl<'a> Reader<'a> {
 /// The names of all kinds.
 fn kinds() -> String {
     listed(KINDS.iter().map(|kind| kind.name))
+}
+
+/// The receives that a fault strikes: one of a queue pair is not of a shared queue, and the other way round.
+fn receives(what: &Inject) -> Vec<Call> {
+    match what {
+        Inject::Event(event) if event.is_of_srq() => vec![Call::PostSrqRecv],
+        Inject::Event(event) if !event.is_of_port() => vec![Call::PostRecv],
+        Inject::DeadPeer => vec![Call::PostRecv],
+        _ => vec![Call::PostRecv, Call::PostSrqRecv],
+    }
 }

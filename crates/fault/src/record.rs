@@ -20,6 +20,9 @@ pub struct Record {
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Which of the operations that pass the rule's filters it was, from 1, those before its time with them:
+    /// by this a log is repeated.
+    pub passed: u64,
     /// Which of the operations that match the rule's filters it was, from 1; which time, for the clock's.
     pub matched: u64,
     /// Nanoseconds since the device was opened.
@@ -113,7 +116,7 @@ pub struct ReplayError {
     pub what: String,
 }
 
-/// What an earlier run injected: by rule and match, with the time that was drawn.
+/// What an earlier run injected: by rule and operation, with the time that was drawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replay {
     struck: BTreeMap<(usize, u64), Struck>,
@@ -123,7 +126,6 @@ pub struct Replay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Struck {
     pub(crate) drawn_ns: Option<u64>,
-    pub(crate) time_ns: u64,
 }
 
 impl Replay {
@@ -153,14 +155,14 @@ impl Replay {
             }
             let record: Record =
                 serde_json::from_str(line).map_err(|_| error(number, "this is no fault"))?;
-            let Record { drawn_ns, time_ns, .. } = record;
-            struck.insert((record.rule, record.matched), Struck { drawn_ns, time_ns });
+            let Record { rule, passed, drawn_ns, .. } = record;
+            struck.insert((rule, passed), Struck { drawn_ns });
         }
         Ok(Self { struck })
     }
 
-    /// What was done to match number `matched` of rule number `rule`.
-    pub(crate) fn find(&self, rule: usize, matched: u64) -> Option<Struck> {
-        self.struck.get(&(rule, matched)).copied()
+    /// What was done to operation number `passed` of those that pass the filters of rule number `rule`.
+    pub(crate) fn find(&self, rule: usize, passed: u64) -> Option<Struck> {
+        self.struck.get(&(rule, passed)).copied()
     }
 }

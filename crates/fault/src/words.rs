@@ -117,14 +117,22 @@ words! {
     AttachMcast = "attach_mcast",
     /// `ibv_create_wq`
     CreateWq = "create_wq",
+    /// `ibv_modify_wq`
+    ModifyWq = "modify_wq",
+    /// `ibv_create_rwq_ind_table`
+    CreateRwqIndTable = "create_rwq_ind_table",
     /// `ibv_create_flow`
     CreateFlow = "create_flow",
+    /// `ibv_create_counters`
+    CreateCounters = "create_counters",
     /// A request of `ibv_post_send` or `ibv_wr_*`
     PostSend = "post_send",
     /// A request of `ibv_post_recv`
     PostRecv = "post_recv",
     /// A request of `ibv_post_srq_recv`
     PostSrqRecv = "post_srq_recv",
+    /// A request of `ibv_post_wq_recv`
+    PostWqRecv = "post_wq_recv",
     /// `rdma_create_event_channel`, and the channel of an identifier that gets none
     CreateEventChannel = "create_event_channel",
     /// `rdma_create_id`
@@ -202,6 +210,40 @@ impl Call {
         matches!(
             self,
             Self::ModifyQp | Self::QueryQp | Self::DestroyQp | Self::PostSend | Self::PostRecv
+        )
+    }
+
+    /// Whether it is about one completion queue, or a queue pair that has such.
+    #[must_use]
+    pub const fn names_cq(self) -> bool {
+        self.names_qp()
+            || matches!(
+                self,
+                Self::ResizeCq
+                    | Self::ReqNotifyCq
+                    | Self::PollCq
+                    | Self::DestroyCq
+                    | Self::ModifyCq
+            )
+    }
+
+    /// Whether it is about one shared receive queue, or a queue pair that may have one.
+    #[must_use]
+    pub const fn names_srq(self) -> bool {
+        self.names_qp() || matches!(self, Self::PostSrqRecv)
+    }
+
+    /// Whether it is about so many bytes.
+    #[must_use]
+    pub const fn names_bytes(self) -> bool {
+        matches!(
+            self,
+            Self::PostSend
+                | Self::PostRecv
+                | Self::PostSrqRecv
+                | Self::PostWqRecv
+                | Self::RegMr
+                | Self::ReregMr
         )
     }
 }

@@ -33,7 +33,7 @@ impl FaultLog {
         let file = path.map(|path| {
             let name = path.to_string_lossy().replace("%p", &pid.to_string());
             let mut file = OpenOptions::new().create(true).append(true).open(&name)?;
-            writeln!(file, "{}", json(&Header::new(plan, pid, program)))?;
+            file.write_all((json(&Header::new(plan, pid, program)) + "\n").as_bytes())?;
             Ok(file)
         });
         let file = file.transpose().map_err(|error: std::io::Error| {
@@ -49,14 +49,15 @@ impl FaultLog {
         let _hold = Hold::new();
         // A program goes on whose log cannot be written.
         if let Some(file) = &mut self.file {
-            let _ = writeln!(file, "{}", json(record));
+            // At once, so that it is not mixed with what others write there.
+            let _ = file.write_all((json(record) + "\n").as_bytes());
             return;
         }
         let shown = self.shown.entry(record.rule).or_default();
         *shown += 1;
         let mut stderr = std::io::stderr();
         if *shown <= SHOWN {
-            let _ = writeln!(stderr, "quipu: {record}");
+            let _ = stderr.write_all(format!("quipu: {record}\n").as_bytes());
         }
         if *shown == SHOWN {
             let line = record.line;
@@ -69,20 +70,16 @@ impl FaultLog {
 
     /// Says what was done, and which faults of the plan never were.
     pub(crate) fn sum_up(&mut self, injector: &Injector) {
-        if self.file.is_some() {
-            return;
-        }
         let (file, seed) = &self.plan;
         let count = injector.injected();
-        let mut stderr = std::io::stderr();
         let faults = if count == 1 { "fault" } else { "faults" };
-        let _ = writeln!(stderr, "quipu: {count} {faults} injected by {file}, seed {seed}");
+        let mut text = format!("quipu: {count} {faults} injected by {file}, seed {seed}\n");
         for (line, name, matched, _) in injector.tallies().filter(|tally| tally.3 == 0) {
             let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
-            let _ = writeln!(
-                stderr,
-                "quipu: line {line}{name} injected nothing; its filters met {matched} operations"
+            text += &format!(
+                "quipu: line {line}{name} injected nothing; its filters met {matched} operations\n"
             );
         }
+        let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }

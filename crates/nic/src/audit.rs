@@ -73,6 +73,12 @@ impl<P: Probe> Adapter<P> {
         self.hub.regions.info(key)
     }
 
+    /// The place of the send that was posted last, as its completion would tell if it failed.
+    #[must_use]
+    pub fn last_place(&self, id: QpId) -> u32 {
+        self.qps.get(id).map_or(0, |qp| qp.sq.tail.wrapping_sub(1))
+    }
+
     /// Why an element may not be read, or with `written` may not be written to. Empty ones are not looked at.
     #[must_use]
     pub fn element_error(&self, whose: Whose, sge: &Sge, written: bool) -> Option<AccessError> {

@@ -13,7 +13,8 @@ use crate::adapter::{Adapter, Alarm, Hub};
 use crate::connect;
 use crate::datagram;
 use crate::doorbell;
-use crate::error::Fault;
+use crate::error::{Fault, Loss};
+use crate::plain;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::qpip::{connections, udp};
@@ -212,7 +213,7 @@ impl<P: Probe> Adapter<P> {
         let mut wr = *wr;
         let silent = !qp.sq_sig_all && !wr.flags.contains(SendFlags::SIGNALED);
         let has_key = length > 0 || matches!(wr.op, SendOp::Flush(_));
-        let spoilt = fate == Fate::Fail(WcStatus::RemAccessErr) && has_key;
+        let spoilt = fate == Fate::Fail(WcStatus::RemAccessErr) && has_key && hears_of(qp, &wr.op);
         if (matches!(fate, Fate::Late(_)) && silent) || (spoilt && spoil_key(&mut wr.op)) {
             return self.post_send(id, &wr);
         }
@@ -360,6 +361,10 @@ impl<P: Probe> Adapter<P> {
         if let Path::Tcp(_) = qp.path {
             return connections::failed(qp, hub, inet::tcp::Failure::TimedOut);
         }
+        if qp.qp_type.is_plain() {
+            // It has no time after which it gives up: it ends with its stream, of which the program is told.
+            return plain::lost(qp, hub, Loss::TimedOut);
+        }
         connect::detach(qp, hub);
         qp.requester.reconnect_at = None;
         qp.requester.cut = Cut::Dead;
@@ -367,18 +372,22 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Raises an event, with what goes with it: a queue pair that failed is in error (IBA 11.6.3.2), and so
-    /// is every one whose completion queue or shared receive queue failed.
+    /// is every one whose completion queue or shared receive queue failed. One in RESET does nothing that
+    /// could fail, and a completion queue fails once.
     pub fn strike(&mut self, now: Time, event: AsyncEvent) {
         self.hub.now = now;
         match event {
             AsyncEvent::QpFatal(id) | AsyncEvent::QpReqErr(id) | AsyncEvent::QpAccessErr(id) => {
-                if let Some((qp, hub)) = self.qp_and_hub(id) {
+                if let Some((qp, hub)) = self.qp_and_hub(id)
+                    && qp.state != QpState::Reset
+                {
                     requester::to_error(qp, hub, Some(event));
                 }
             }
             AsyncEvent::CqErr(cq) => {
-                if let Some(cq) = self.hub.cqs.get_mut(cq) {
-                    cq.fail();
+                match self.hub.cqs.get_mut(cq) {
+                    Some(failing) if !failing.overran() => failing.fail(),
+                    _ => return,
                 }
                 self.hub.raise(event);
                 self.fail_all(true, |qp| qp.send_cq == cq || qp.recv_cq == cq);
@@ -390,6 +399,7 @@ impl<P: Probe> Adapter<P> {
             AsyncEvent::DeviceFatal => {
                 self.hub.raise(event);
                 self.fail_all(false, |_| true);
+                self.fail_work_queues();
             }
             _ => self.hub.raise(event),
         }
@@ -412,6 +422,11 @@ impl<P: Probe> Adapter<P> {
 /// Whether a queue pair waits for what its peer says.
 fn is_connected(qp: &Qp) -> bool {
     !matches!(qp.state, QpState::Reset | QpState::Err) && qp.qp_type.is_reliable()
+}
+
+/// Whether a request that the peer refuses fails with what the peer says: it waits for that.
+fn hears_of(qp: &Qp, op: &SendOp) -> bool {
+    qp.qp_type.is_reliable() && (!qp.qp_type.is_plain() || matches!(op, SendOp::Read { .. }))
 }
 
 /// Has a request name a key that no adapter gives out; `false` if it names none.

@@ -5,7 +5,9 @@ use crate::channel::Other;
 use crate::fate::{self, Cut};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
-use crate::types::{AsyncEvent, Completion, QpState, SendFlags, SendOp, Time, WcOpcode, WcStatus};
+use crate::types::{
+    AsyncEvent, Completion, QpState, SendFlags, SendOp, Time, WcExtra, WcOpcode, WcStatus,
+};
 
 /// The opcode that a completion of `op` carries.
 fn wc_opcode(op: &SendOp) -> WcOpcode {
@@ -320,6 +322,7 @@ pub(crate) fn conclude<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, position: u32, s
             wr_id: wqe.wr_id,
             status: if at_position { status } else { WcStatus::WrFlushErr },
             opcode: wc_opcode(&wqe.op),
+            extra: WcExtra::Place(qp.sq.head),
             qp_num: qp.num,
             ..Completion::default()
         };
@@ -355,7 +358,9 @@ fn flushed(qp: &Qp, wr_id: u64, opcode: WcOpcode) -> Completion {
 pub(crate) fn flush_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     while !qp.sq.is_empty() {
         let wqe = qp.sq.wqe(qp.sq.head);
-        hub.complete(qp.send_cq, flushed(qp, wqe.wr_id, wc_opcode(&wqe.op)), true);
+        let flushed = flushed(qp, wqe.wr_id, wc_opcode(&wqe.op));
+        let completion = Completion { extra: WcExtra::Place(qp.sq.head), ..flushed };
+        hub.complete(qp.send_cq, completion, true);
         qp.sq.head = qp.sq.head.wrapping_add(1);
     }
     qp.sq.next = qp.sq.head;

@@ -120,8 +120,16 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
     taken
 }
 
+/// Notes that a message finds no receive, unless one is there that is held back on purpose.
 #[cold]
 fn note_starved<P>(qp: &Qp, hub: &mut Hub<P>) {
+    let posted = match qp.srq {
+        None => qp.rq.len(),
+        Some(id) => hub.srqs.get(id).map_or(0, |srq| srq.queue.len()),
+    };
+    if posted > 0 {
+        return;
+    }
     if let Some(starved) = hub.starved.as_mut().filter(|starved| !starved.contains(&qp.id)) {
         starved.push(qp.id);
     }

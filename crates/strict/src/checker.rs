@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use quipu_nic::{
     AhId, Completion, CqId, Fault, Payload, QpCap, QpId, QpInit, QpNum, QpState, SendFlags, SendOp,
-    SendWr, Sge, SrqId, To, WcOpcode, WcStatus, Whose,
+    SendWr, Sge, SrqId, To, WcExtra, WcOpcode, WcStatus, Whose,
 };
 
 use crate::ignore::Ignored;
@@ -27,6 +27,8 @@ pub(crate) struct Region {
 /// A send that no polled completion has shown to be done.
 struct Posted {
     wr_id: u64,
+    /// Its place in the send queue, which a completion tells that it fails with.
+    place: u32,
     signaled: bool,
     sges: Vec<Sge>,
     /// The key of the peer that it names.
@@ -109,6 +111,15 @@ fn rkey_of(op: SendOp) -> Option<u32> {
         | SendOp::FetchAdd { rkey, .. } => Some(rkey),
         SendOp::Flush(flush) => Some(flush.rkey),
         _ => None,
+    }
+}
+
+/// Whether a request is done where a later one of its queue, or itself, has this completion. One that fails
+/// may be signalled or not, and numbers repeat: only its place tells which it is.
+fn is_reached(posted: &Posted, completion: &Completion) -> bool {
+    match completion.extra {
+        WcExtra::Place(place) => place.wrapping_sub(posted.place) as i32 >= 0,
+        _ => true,
     }
 }
 
@@ -297,28 +308,27 @@ impl Checker {
 
     /// A send was posted, or refused. `memory` is what is known of the elements that
     /// [`to_read`](Self::to_read) names, or of those that [`to_access`](Self::to_access) says are written to;
-    /// `errors` are of all that the latter names.
+    /// `errors` are of all that the latter names. `place` is the request's in the send queue.
     pub fn posted_send(
         &mut self,
         id: QpId,
-        wr: &SendWr<'_>,
+        (wr, place): (&SendWr<'_>, u32),
         memory: Memory,
         errors: &Errors,
         outcome: Result<(), &Fault>,
     ) {
+        if let Err(fault) = outcome {
+            return self.refused_send(id, wr.wr_id, fault);
+        }
         let Some(qp) = self.qps.get(&id) else { return };
         let (num, max, made) = (qp.num.0, qp.cap.max_send_wr, qp.made.clone());
-        if let Err(fault) = outcome {
-            let what = format!("send {:#x} of queue pair {num:#08x}: {fault}", wr.wr_id);
-            self.report(Kind::RefusedPost, what, Vec::new());
-            return;
-        }
         let (sges, _) = self.to_access(wr);
         self.check_keys("send", wr.wr_id, &named(num), sges, errors);
         let Some(qp) = self.qps.get_mut(&id) else { return };
         let signaled = qp.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
         let posted = Posted {
             wr_id: wr.wr_id,
+            place,
             signaled,
             sges: sges.to_vec(),
             rkey: rkey_of(wr.op),
@@ -347,6 +357,13 @@ impl Checker {
         if signaled {
             self.count_due(cq);
         }
+    }
+
+    /// A send was refused.
+    pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let what = format!("send {wr_id:#x} of {}: {fault}", named(qp.num.0));
+        self.report(Kind::RefusedPost, what, Vec::new());
     }
 
     /// A send was posted where at most `mtu` bytes fit a datagram.
@@ -457,8 +474,11 @@ impl Checker {
         }
         let failed = completion.status != WcStatus::Success;
         let (mut refused, mut unbound) = (None, None);
-        while let Some(posted) = qp.sends.pop_front() {
-            let last = posted.wr_id == completion.wr_id && (posted.signaled || failed);
+        while let Some(posted) = qp.sends.pop_front_if(|posted| is_reached(posted, completion)) {
+            let last = match completion.extra {
+                WcExtra::Place(place) => posted.place == place,
+                _ => posted.signaled && posted.wr_id == completion.wr_id,
+            };
             if last && completion.status == WcStatus::RemAccessErr && !planned {
                 refused = posted.rkey.map(|rkey| (rkey, posted.trace.clone()));
             }

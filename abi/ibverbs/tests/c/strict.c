@@ -252,6 +252,32 @@ static void refused_long_post(void)
 	close_pair(&p);
 }
 
+/* Two requests that are posted together or not at all, of which the second has too much inline data. */
+static void refused_batch(void)
+{
+	struct pair p = make_pair(0);
+	struct ibv_qp_init_attr_ex init = {
+		.qp_type = IBV_QPT_RC, .send_cq = p.a.cq, .recv_cq = p.a.cq, .pd = p.pd,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1,
+			 .max_inline_data = 16 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND };
+	SAME(ibv_destroy_qp(p.a.qp), 0);
+	p.a.qp = ibv_create_qp_ex(p.context, &init);
+	CHECK(p.a.qp);
+	connect_pair(&p, 7);
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(p.a.qp);
+	ibv_wr_start(qp);
+	for (int i = 0; i < 2; i++) {
+		qp->wr_id = i;
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_send(qp);
+		ibv_wr_set_inline_data(qp, p.a.buffer, i ? 1000 : 8);
+	}
+	SAME(ibv_wr_complete(qp), EINVAL);
+	close_pair(&p);
+}
+
 static void destroyed_in_use(void)
 {
 	struct pair p = connected_pair();
@@ -496,6 +522,7 @@ static void every_kind(void)
 	finds("illegal-transition", illegal_transition);
 	finds("refused-post", refused_post);
 	finds("refused-post", refused_long_post);
+	finds("refused-post", refused_batch);
 	finds("destroyed-in-use", destroyed_in_use);
 	finds("wrong-key", shared_wrong_key);
 	finds("use-after-dereg", shared_after_dereg);

@@ -227,6 +227,103 @@ static void destruction_is_refused(void)
 	close_pair(&p);
 }
 
+/* A list of four from a region, all of the same number, every second one signalled. The second names more
+ * than the region, which is reported: it fails, and what is behind it is flushed. */
+static void post_four(struct end *end, struct ibv_qp *qp, struct ibv_mr *mr, struct ibv_send_wr like)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)mr->addr, .length = 64, .lkey = mr->lkey };
+	struct ibv_sge more = sge;
+	more.length = mr->length + 1;
+	struct ibv_send_wr wrs[4], *bad;
+	for (int i = 0; i < 4; i++) {
+		wrs[i] = like;
+		wrs[i].sg_list = i == 1 ? &more : &sge;
+		wrs[i].send_flags = i % 2 ? IBV_SEND_SIGNALED : 0;
+		wrs[i].next = i < 3 ? &wrs[i + 1] : NULL;
+	}
+	SAME(ibv_post_send(qp, wrs, &bad), 0);
+	for (int i = 0; i < 3; i++)
+		SAME(next_wc(end).status, i ? IBV_WC_WR_FLUSH_ERR : IBV_WC_LOC_PROT_ERR);
+}
+
+static void all_is_polled(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	post_four(&p.a, p.a.qp, mr, write_to_b(&p, 0, NULL));
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
+/* To drain a queue pair: to the error state, and a request behind all others, which is polled. */
+static void drained(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr wr = write_to_b(&p, 0, &sge), marker = work(0, IBV_WR_SEND, NULL, 0);
+	wr.send_flags = 0;
+	for (int i = 0; i < 5; i++)
+		post_send(&p.a, &wr);
+	/* Most often they are executed by then; if not, they are flushed as well. */
+	struct ibv_wc wc;
+	for (double until = seconds() + 0.02; seconds() < until;)
+		SAME(ibv_poll_cq(p.a.cq, 1, &wc) + ibv_poll_cq(p.b.cq, 1, &wc), 0);
+	SAME(to_state(p.a.qp, IBV_QPS_ERR), 0);
+	post_send(&p.a, &marker);
+	SAME(next_wc(&p.a).status, IBV_WC_WR_FLUSH_ERR);
+	while (ibv_poll_cq(p.a.cq, 1, &wc) > 0)
+		SAME(wc.status, IBV_WC_WR_FLUSH_ERR);
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
+/* A queue pair of datagrams goes on after a failure, and its buffer is used again when all is polled. */
+static void goes_on(void)
+{
+	struct pair p = make_pair(0);
+	struct ibv_qp_init_attr init = init_attr(p.a.cq, NULL);
+	init.qp_type = IBV_QPT_UD;
+	struct ibv_qp *qp = ibv_create_qp(p.pd, &init);
+	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1,
+				       .grh = { .dgid = p.gid, .hop_limit = 1 } };
+	struct ibv_ah *ah = ibv_create_ah(p.pd, &address);
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(qp && ah && mr);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+	     0);
+	SAME(to_state(qp, IBV_QPS_RTR), 0);
+	attr.qp_state = IBV_QPS_RTS;
+	SAME(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 64, .lkey = mr->lkey };
+	struct ibv_send_wr wr = work(0, IBV_WR_SEND, &sge, 1), *bad;
+	wr.wr.ud.ah = ah;
+	/* Nobody has it: the datagrams are lost, which nobody notices. */
+	wr.wr.ud.remote_qpn = p.b.qp->qp_num;
+	wr.wr.ud.remote_qkey = 7;
+	post_four(&p.a, qp, mr, wr);
+	SAME(to_state(qp, IBV_QPS_RTS), 0);
+	for (int round = 0; round < 3; round++) {
+		memset(p.a.buffer, 'a' + round, 64);
+		SAME(ibv_post_send(qp, &wr, &bad), 0);
+		SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	}
+	SAME(ibv_destroy_ah(ah), 0);
+	SAME(ibv_destroy_qp(qp), 0);
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
+static void numbers_repeat(void)
+{
+	finds("wrong-key", all_is_polled);
+	finds("wrong-key", goes_on);
+	innocent(drained);
+}
+
 static void what_is_refused(void)
 {
 	innocent(refused);
@@ -262,6 +359,7 @@ int main(int argc, char **argv)
 	static const struct test tests[] = {
 		{ "memory_of_receives", memory_of_receives },
 		{ "queue_pairs", queue_pairs },
+		{ "numbers_repeat", numbers_repeat },
 		{ "what_is_refused", what_is_refused },
 		{ NULL, NULL },
 	};

@@ -28,6 +28,12 @@ fn every_error_is_reached_through_a_plan_of_faults() {
 }
 
 #[test]
+fn a_plan_of_faults_strikes_what_it_names() {
+    let Some(program) = compiled("fault_targets") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
 fn the_strict_mode_finds_what_hardware_would_punish() {
     let Some(program) = compiled("strict") else { return };
     printed(over_engine().run(program, &[]));

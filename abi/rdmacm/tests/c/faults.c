@@ -580,6 +580,55 @@ static void every_refusal(void)
 		      cases[i].call);
 }
 
+/* While the port is down nobody is reached, and afterwards everybody is. */
+static void port_goes_down(const void *argument)
+{
+	int port = begin(), resolves = argument != NULL;
+	struct rdma_cm_id *id = resolves ? with_address(RDMA_PS_TCP, port) : connecting(port);
+	if (resolves)
+		meets(here, RDMA_CM_EVENT_ADDR_ERROR, -EHOSTUNREACH);
+	else
+		meets(here, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+	ends(id);
+	for (int tries = 0;; tries++) {
+		struct rdma_cm_event *event;
+		CHECK(tries < 1000);
+		id = with_address(RDMA_PS_TCP, port);
+		CHECK(rdma_get_cm_event(here, &event) == 0);
+		int up = event->event == RDMA_CM_EVENT_ADDR_RESOLVED;
+		CHECK(rdma_ack_cm_event(event) == 0);
+		ends(id);
+		if (up)
+			break;
+		usleep(10000);
+	}
+	connects(port);
+}
+
+/* The device of a connection goes, and the connection and its queue pairs with it: there is nothing to end. */
+static void device_goes(const void *argument)
+{
+	int port = begin();
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	(void)argument;
+	CHECK(rdma_create_qp(active, NULL, &init) == 0);
+	CHECK(rdma_connect(active, &param) == 0);
+	passive = requested();
+	CHECK(rdma_create_qp(passive, NULL, &init) == 0);
+	CHECK(rdma_accept(passive, &param) == 0);
+	pass(here, RDMA_CM_EVENT_ESTABLISHED);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	errno = 0;
+	CHECK(!ibv_alloc_mw(active->pd, IBV_MW_TYPE_1) && errno == EIO);
+	pass(here, RDMA_CM_EVENT_DEVICE_REMOVAL);
+	FAILS(rdma_disconnect(active), EIO);
+	rdma_destroy_qp(active);
+	rdma_destroy_qp(passive);
+	ends(active);
+	ends(passive);
+}
+
 /* A stream goes on behind what was sent when something could not be. */
 static void stream(const void *argument)
 {
@@ -606,6 +655,9 @@ int main(void)
 	snprintf(plan_file, sizeof plan_file, "/tmp/quipu-cm-plan-%d.toml", (int)getpid());
 	every_event();
 	under(removed, NULL, "inject = 'device_removal'\ncall = 'bind_addr'\nnth = 3\n");
+	under(device_goes, NULL, "inject = 'device_removal'\ncall = 'alloc_mw'\n");
+	under(port_goes_down, plan_file, "inject = 'port_down'\ncall = 'resolve_addr'\ntime = '30ms'\n");
+	under(port_goes_down, NULL, "inject = 'port_down'\ncall = 'connect'\ntime = '30ms'\n");
 	every_refusal();
 	under(stream, NULL, "inject = 'refuse'\ncall = 'post_send'\nnth = 2\nerrno = 'ENOMEM'\n");
 	unlink(plan_file);

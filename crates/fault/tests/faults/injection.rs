@@ -141,14 +141,14 @@ fn the_clock_strikes_at_its_time_and_period() {
          count = 3\n[[fault]]\ninject = \"dead_peer\"\nqp = 2\nafter = \"7ms\"",
     );
     assert_eq!(injector.poll_timeout(), Some(Time(1000 + 5 * MS)));
-    assert!(injector.tick(Time(4 * MS)).is_empty());
-    let strikes = injector.tick(Time(1000 + 7 * MS));
+    assert!(injector.tick(Time(4 * MS), |_| true).is_empty());
+    let strikes = injector.tick(Time(1000 + 7 * MS), |_| true);
     let effects: Vec<_> = strikes.iter().map(|strike| strike.effect).collect();
     assert_eq!(effects, [Effect::PortDown(Some(MS)), Effect::DeadPeer]);
     let of = |nth| QpRef { nth, num: 9, cqs: [1, 1], has_srq: false };
     assert!(strikes[1].concerns(&of(2)) && !strikes[1].concerns(&of(1)));
     assert_eq!(injector.poll_timeout(), Some(Time(1000 + 15 * MS)));
-    assert_eq!(injector.tick(Time(1000 + 100 * MS)).len(), 2);
+    assert_eq!(injector.tick(Time(1000 + 100 * MS), |_| true).len(), 2);
     assert_eq!(injector.poll_timeout(), None);
 }
 
@@ -156,11 +156,76 @@ fn the_clock_strikes_at_its_time_and_period() {
 fn of_a_long_stop_not_every_period_is_made_up_for() {
     let mut injector =
         injector("[[fault]]\ninject = \"dead_peer\"\nafter = \"5ms\"\nevery = \"2ms\"");
-    assert_eq!(injector.tick(Time(1000 + 5 * MS)).len(), 1);
-    assert_eq!(injector.tick(Time(1000 + 12 * MS)).len(), 3);
-    assert_eq!(injector.tick(Time(1000 + 3_600_000 * MS)).len(), 1000);
+    assert_eq!(injector.tick(Time(1000 + 5 * MS), |_| true).len(), 1);
+    assert_eq!(injector.tick(Time(1000 + 12 * MS), |_| true).len(), 3);
+    assert_eq!(injector.tick(Time(1000 + 3_600_000 * MS), |_| true).len(), 1000);
     // It goes on in step.
     assert_eq!(injector.poll_timeout(), Some(Time(1000 + 3_600_001 * MS)));
+}
+
+#[test]
+fn what_finds_nothing_is_not_injected() {
+    let mut injector =
+        injector("[[fault]]\ninject = \"dead_peer\"\nafter = \"5ms\"\nevery = \"1ms\"\ncount = 1");
+    assert!(injector.tick(Time(1000 + 7 * MS), |_| false).is_empty());
+    assert_eq!((injector.injected(), injector.poll_record()), (0, None));
+    assert_eq!(injector.tick(Time(1000 + 8 * MS), |_| true).len(), 1, "there is a queue pair now");
+    assert_eq!((injector.injected(), injector.poll_timeout()), (1, None));
+}
+
+#[test]
+fn the_device_is_removed_once() {
+    let mut injector = injector(
+        "[[fault]]\ninject = \"device_removal\"\nafter = \"5ms\"\nevery = \"1ms\"\n\
+         [[fault]]\ninject = \"device_removal\"\ncall = \"poll_cq\"\nevery = 1",
+    );
+    assert_eq!(injector.tick(Time(1000 + 9 * MS), |_| true).len(), 1);
+    assert_eq!(injector.poll_timeout(), None);
+    assert_eq!(injector.call(Time(1000 + 9 * MS), &Occasion::of(Call::PollCq)), []);
+    assert_eq!(injector.injected(), 1);
+}
+
+#[test]
+fn a_completion_queue_fails_that_the_plan_names_or_the_operation_is_of() {
+    let struck = |filter: &str, call: Call| {
+        let event = "[[fault]]\ninject = \"event\"\nevent = \"cq_err\"\n";
+        let mut injector = injector(&format!("{event}{filter}\ncall = \"{}\"", call.name()));
+        injector.call(Time(2000), &Occasion { call, ..send(1) })
+    };
+    let only = |send, recv| vec![Effect::CqErr { send, recv }];
+    assert_eq!(struck("", Call::PostSend), only(true, false));
+    assert_eq!(struck("", Call::PostRecv), only(false, true));
+    assert_eq!(struck("", Call::QueryQp), only(true, true));
+    assert_eq!(struck("cq = 101", Call::PostSend), only(false, true));
+    assert_eq!(struck("cq = 1", Call::PostRecv), only(true, false));
+    let mut by_clock =
+        injector("[[fault]]\ninject = \"event\"\nevent = \"cq_err\"\nafter = \"0s\"");
+    let strikes = by_clock.tick(Time(2000), |_| true);
+    assert_eq!(strikes[0].effect, Effect::CqErr { send: true, recv: true });
+}
+
+#[test]
+fn a_log_is_repeated_whenever_the_operations_come() {
+    let plan = "seed = 3\n[[fault]]\ninject = \"refuse\"\ncall = \"reg_mr\"\nerrno = \"ENOMEM\"\n\
+                after = \"50ms\"\nprobability = 0.5\n";
+    let run = |replay: Option<&str>, early: u64| {
+        let mut injector = injector_with(plan, replay);
+        let at = |turn: u64| Time(1000 + if turn < early { 1 } else { 60 * MS });
+        let refused: Vec<u64> = (0..40)
+            .filter(|&turn| !injector.call(at(turn), &Occasion::of(Call::RegMr)).is_empty())
+            .collect();
+        let parsed = Plan::parse(plan, "plan.toml").unwrap();
+        let mut log = json(&Header::new(&parsed, 7, "test")) + "\n";
+        while let Some(record) = injector.poll_record() {
+            log += &(json(&record) + "\n");
+        }
+        (refused, log)
+    };
+    let (refused, log) = run(None, 10);
+    assert!(refused.len() > 5 && refused[0] >= 10, "{refused:?}");
+    for early in [0, 3, 25, 40] {
+        assert_eq!(run(Some(&log), early).0, refused, "{early}");
+    }
 }
 
 /// The log of an injector that was shown `count` sends, and what they met.

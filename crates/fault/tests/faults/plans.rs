@@ -107,7 +107,8 @@ fn what_makes_no_sense_is_refused_with_its_line_and_what_is_allowed() {
             &["status means nothing with inject = \"delay\"", "jitter", "probability"],
         ),
         ("[[fault]]\ninject = \"delay\"\ntime = \"5\"", 3, &["is no time", "\"5ms\""]),
-        ("[[fault]]\ninject = \"delay\"\ntime = 5", 3, &["invalid type"]),
+        ("[[fault]]\ninject = \"delay\"\ntime = 5", 3, &["time = 5 is no time", "\"5ms\""]),
+        ("[[fault]]\ninject = \"delay\"\ntime = 1.5", 3, &["time: expected", "\"5ms\""]),
         ("[[fault]]\ninject = \"delay\"", 2, &["needs time"]),
         ("[[fault]]\ninject = \"refuse\"\nerrno = \"ENOMEM\"", 2, &["needs call", "reg_mr"]),
         ("[[fault]]\ninject = \"refuse\"\ncall = \"reg_mr\"", 2, &["needs errno"]),
@@ -184,7 +185,13 @@ fn what_makes_no_sense_is_refused_with_its_line_and_what_is_allowed() {
         ("[[fault]]\ninject = \"delay\"\ntime = \"5ms\"\nprobability = 1.5", 4, &["from 0 to 1"]),
         ("[[fault]]\ninject = \"delay\"\ntime = \"5ms\"\nprobability = nan", 4, &["from 0 to 1"]),
         ("[[fault]\n", 1, &[]),
+        ("seed = 1\n[fault]\ninject = \"dead_peer\"\nnth = 1", 2, &["begins with [[fault]]"]),
     ];
+    refused(cases);
+}
+
+/// Each text is refused, with the line and words that it is given with.
+fn refused(cases: &[(&str, usize, &[&str])]) {
     for (text, line, words) in cases {
         let error = parse(text).expect_err(text);
         assert_eq!((error.file.as_str(), error.line), ("plan.toml", *line), "{text}\n{error}");
@@ -194,6 +201,66 @@ fn what_makes_no_sense_is_refused_with_its_line_and_what_is_allowed() {
         assert!(error.to_string().starts_with(&format!("plan.toml:{line}: ")), "{error}");
         assert!(!error.to_string().contains('\n'));
     }
+}
+
+#[test]
+fn filters_that_nothing_can_pass_are_refused() {
+    let refusal = |call: &str, filter: &str| {
+        format!("[[fault]]\ninject = \"refuse\"\nerrno = \"EIO\"\ncall = {call}\n{filter}")
+    };
+    for (call, filter, words) in [
+        ("\"reg_mr\"", "qp = 1", "qp means nothing to reg_mr, but to: modify_qp"),
+        ("\"create_qp\"", "bytes = \"4K..\"", "bytes means nothing to create_qp, but to: reg_mr"),
+        ("\"reg_mr\"", "cq = 1", "cq means nothing to reg_mr, but to: "),
+        ("\"post_srq_recv\"", "qp_num = 1", "qp_num means nothing to post_srq_recv"),
+        ("[\"poll_cq\", \"reg_mr\"]", "qp = 1", "qp means nothing to poll_cq, reg_mr"),
+        ("\"modify_qp\"", "qp = []", "qp = [] names nothing"),
+        ("\"modify_qp\"", "cq = []", "cq = [] names nothing"),
+        ("\"modify_qp\"", "qp_num = []", "qp_num = [] names nothing"),
+        ("\"modify_qp\"", "program = []", "program = [] names nothing"),
+        ("\"modify_qp\"", "qp = \"1\"", "qp: expected a number"),
+        ("\"modify_qp\"", "qp_num = 0x1000000000", "qp_num: expected a number of 32 bits"),
+        ("\"post_send\"", "opcode = 5", "opcode: expected a name in quotes"),
+        ("\"post_send\"", "every = 1.5", "every: expected a whole number"),
+    ] {
+        refused(&[(&refusal(call, filter), 5, &[words])]);
+    }
+    for (call, filter) in [
+        ("\"poll_cq\"", "cq = 1"),
+        ("\"rereg_mr\"", "bytes = \"4K..\""),
+        ("[\"reg_mr\", \"modify_qp\"]", "qp = 1"),
+    ] {
+        parse(&refusal(call, filter)).unwrap_or_else(|error| panic!("{error}"));
+    }
+    for (body, words) in [
+        ("inject = \"device_removal\"\nafter = \"1s\"\nqp = 1", "strikes all queue pairs"),
+        ("inject = \"cm_event\"\nevent = \"addr_error\"\nqp = 1", "qp means nothing to resolve"),
+        (
+            "inject = \"event\"\nevent = \"srq_err\"\nside = \"recv\"\nqp = 1",
+            "qp means nothing to post_srq_recv",
+        ),
+    ] {
+        let error = parse(&format!("[[fault]]\n{body}")).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_receive_is_of_a_queue_pair_or_of_a_shared_queue() {
+    let trigger = |body: &str| fault(&format!("{body}\nside = \"recv\"\nnth = 2")).trigger;
+    let of = |call| Trigger::Calls(vec![call]);
+    assert_eq!(trigger("inject = \"dead_peer\""), of(Call::PostRecv));
+    for &event in EventKind::ALL {
+        let calls = trigger(&format!("inject = \"event\"\nevent = \"{}\"", event.name()));
+        let expected = match event {
+            EventKind::SrqErr | EventKind::SrqLimitReached => of(Call::PostSrqRecv),
+            event if event.is_of_port() => Trigger::Calls(vec![Call::PostRecv, Call::PostSrqRecv]),
+            _ => of(Call::PostRecv),
+        };
+        assert_eq!(calls, expected, "{event:?}");
+    }
+    let limit = "inject = \"event\"\nevent = \"srq_err\"\ncall = \"post_srq_recv\"";
+    assert_eq!(fault(limit).trigger, of(Call::PostSrqRecv));
 }
 
 /// The documentation.

@@ -90,7 +90,7 @@ impl Engine {
         id: IdKey,
         call: impl FnOnce(&mut Manager, u64) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let struck = self.enter_for(planned)?.take_cm_event();
+        let struck = self.enter_for(planned)?.take_cm_event(planned);
         self.manage(|manager, now| {
             let Some((event, status)) = struck else { return call(manager, now) };
             if event.comes_beside() {
@@ -469,7 +469,7 @@ impl Engine {
     /// The address is not one of a group; the identifier is not for datagrams, has no device, has a
     /// membership of that name, or too many.
     pub fn cm_join(&self, id: IdKey, group: IpAddr, cookie: u64) -> Result<(), EngineError> {
-        let struck = self.enter_for(Call::JoinMulticast)?.take_cm_event();
+        let struck = self.enter_for(Call::JoinMulticast)?.take_cm_event(Call::JoinMulticast);
         self.manage_cm(|cm, _| match struck {
             Some((_, status)) => cm.strike_join(id, group, cookie, status),
             None => cm.join(id, group, cookie),

@@ -23,8 +23,69 @@ use crate::lock::Guard;
 #[derive(Clone, Copy, Debug)]
 struct Known {
     shown: QpRef,
-    send_cq: CqId,
+    /// The queues of its sends and receives.
+    cqs: [CqId; 2],
     srq: Option<SrqId>,
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum About {
+    /// Nothing that a plan knows.
+    Nothing,
+    /// A queue pair.
+    Qp(QpId),
+    /// A completion queue.
+    Cq(CqId),
+    /// A shared receive queue.
+    Srq(SrqId),
+}
+
+/// What is struck by something that is not about one request.
+#[derive(Default)]
+struct Targets {
+    /// Queue pairs, in the order of their creation.
+    qps: Vec<(QpId, Known)>,
+    srqs: BTreeSet<SrqId>,
+}
+
+impl Targets {
+    /// Those of a call.
+    fn of_call(about: About, known: Option<Known>) -> Self {
+        match (about, known) {
+            (About::Qp(qp), Some(known)) => {
+                Self { qps: vec![(qp, known)], srqs: known.srq.into_iter().collect() }
+            }
+            (About::Srq(srq), _) => Self { qps: Vec::new(), srqs: BTreeSet::from([srq]) },
+            _ => Self::default(),
+        }
+    }
+
+    /// Those of the clock: all that the plan lets pass, and shared receive queues that no queue pair names
+    /// (XRC) as well, if it lets all pass.
+    fn of_clock(strike: &Strike, known: &BTreeMap<QpId, Known>, srqs: &BTreeSet<SrqId>) -> Self {
+        let all = known.iter().map(|(qp, known)| (*qp, *known));
+        let mut qps: Vec<_> = all.filter(|(_, known)| strike.concerns(&known.shown)).collect();
+        qps.sort_by_key(|(_, known)| known.shown.nth);
+        let of_qps = || qps.iter().filter_map(|(_, known)| known.srq).collect();
+        let srqs = if strike.is_choosy() { of_qps() } else { srqs.clone() };
+        Self { qps, srqs }
+    }
+
+    /// Whether anything is there for an effect.
+    fn suffice_for(&self, effect: Effect) -> bool {
+        match effect {
+            Effect::DeadPeer | Effect::CqErr { .. } => !self.qps.is_empty(),
+            Effect::Event(kind) => !events(kind, self).is_empty(),
+            _ => true,
+        }
+    }
+
+    /// The completion queues of sends and receives, as is asked for.
+    fn cqs(&self, wanted: [bool; 2]) -> BTreeSet<CqId> {
+        let each = self.qps.iter().flat_map(|(_, known)| known.cqs.into_iter().zip(wanted));
+        each.filter(|&(cq, wanted)| wanted && cq != CqId::NONE).map(|(cq, _)| cq).collect()
+    }
 }
 
 /// A plan at work.
@@ -33,6 +94,7 @@ pub(crate) struct Faults {
     log: FaultLog,
     qps: BTreeMap<QpId, Known>,
     cqs: HashMap<CqId, u32>,
+    srqs: BTreeSet<SrqId>,
     qps_created: u32,
     cqs_created: u32,
     /// When the port comes up again, if it is down.
@@ -72,6 +134,7 @@ impl Faults {
             log,
             qps: BTreeMap::new(),
             cqs: HashMap::new(),
+            srqs: BTreeSet::new(),
             qps_created: 0,
             cqs_created: 0,
             port_down_until: None,
@@ -93,7 +156,9 @@ impl Faults {
         let cqs = [number(init.send_cq), number(init.recv_cq)];
         let has_srq = init.srq.is_some();
         let shown = QpRef { nth: self.qps_created, num: num.0, cqs, has_srq };
-        self.qps.insert(id, Known { shown, send_cq: init.send_cq, srq: init.srq });
+        let cqs = [init.send_cq, init.recv_cq];
+        let cqs = cqs.map(|cq| if self.cqs.contains_key(&cq) { cq } else { CqId::NONE });
+        self.qps.insert(id, Known { shown, cqs, srq: init.srq });
     }
 
     /// Forgets a queue pair.
@@ -105,6 +170,16 @@ impl Faults {
     pub(crate) fn add_cq(&mut self, id: CqId) {
         self.cqs_created += 1;
         self.cqs.insert(id, self.cqs_created);
+    }
+
+    /// Notes a shared receive queue.
+    pub(crate) fn add_srq(&mut self, id: SrqId) {
+        self.srqs.insert(id);
+    }
+
+    /// Forgets one.
+    pub(crate) fn remove_srq(&mut self, id: SrqId) {
+        self.srqs.remove(&id);
     }
 
     /// Says at the end of the process what was done.
@@ -137,17 +212,24 @@ impl Core {
     pub(crate) fn consult(
         &mut self,
         mut occasion: Occasion,
-        qp: Option<QpId>,
+        mut about: About,
     ) -> Result<Option<Fate>, EngineError> {
         let now = self.now();
-        let qp = qp.and_then(|qp| self.events.openings.find(qp).ok());
+        if let About::Qp(qp) = about {
+            about = self.events.openings.find(qp).map_or(About::Nothing, About::Qp);
+        }
         let Some(faults) = &mut self.faults else { return Ok(None) };
         let call = occasion.call;
         let gone = !call.outlives_device();
         if faults.removed && gone {
             return Err(EngineError::Injected { call, errno: Errno::EIO });
         }
-        let known = qp.and_then(|qp| faults.qps.get(&qp)).copied();
+        let mut known = None;
+        match about {
+            About::Qp(qp) => known = faults.qps.get(&qp).copied(),
+            About::Cq(cq) => occasion.cq = faults.cqs.get(&cq).copied(),
+            About::Nothing | About::Srq(_) => {}
+        }
         occasion.qp = known.map(|known| known.shown);
         let effects = faults.injector.call(now, &occasion);
         faults.write_log();
@@ -162,8 +244,7 @@ impl Core {
                     }
                 }
                 effect => {
-                    let targets = qp.zip(known).into_iter().collect();
-                    self.carry_out_effect(now, effect, targets);
+                    self.carry_out_effect(now, effect, &Targets::of_call(about, known));
                     struck = true;
                 }
             }
@@ -178,9 +259,17 @@ impl Core {
         outcome
     }
 
-    /// The event that a plan has come in place of a call of rdma_cm, or beside it.
-    pub(crate) fn take_cm_event(&mut self) -> Option<(CmEvent, i32)> {
-        self.faults.as_mut()?.cm_event.take()
+    /// The event that a plan has come in place of a call of rdma_cm, or beside it: one of its own, or what
+    /// becomes of the call while the port is down.
+    pub(crate) fn take_cm_event(&mut self, call: Call) -> Option<(CmEvent, i32)> {
+        let faults = self.faults.as_mut()?;
+        let in_vain = match call {
+            Call::ResolveAddr => Some(CmEvent::AddrError),
+            Call::Connect => Some(CmEvent::Unreachable),
+            _ => None,
+        };
+        let in_vain = in_vain.filter(|_| faults.port_down_until.is_some());
+        faults.cm_event.take().or(in_vain.map(|event| (event, event.status())))
     }
 
     /// Does what the clock has started.
@@ -197,39 +286,36 @@ impl Core {
             }
             self.adapter.strike(now, AsyncEvent::PortActive);
         }
-        let strikes = faults.injector.tick(now);
+        let Faults { injector, qps, srqs, .. } = &mut **faults;
+        let strikes = injector
+            .tick(now, |strike| Targets::of_clock(strike, qps, srqs).suffice_for(strike.effect));
         faults.write_log();
         for strike in strikes {
-            let targets = self.concerned(&strike);
-            self.carry_out_effect(now, strike.effect, targets);
+            let Some(faults) = &self.faults else { return };
+            let targets = Targets::of_clock(&strike, &faults.qps, &faults.srqs);
+            self.carry_out_effect(now, strike.effect, &targets);
         }
     }
 
-    /// The queue pairs that something concerns, in the order of their creation.
-    fn concerned(&self, strike: &Strike) -> Vec<(QpId, Known)> {
-        let Some(faults) = &self.faults else { return Vec::new() };
-        let all = faults.qps.iter().map(|(id, known)| (*id, *known));
-        let mut concerned: Vec<_> =
-            all.filter(|(_, known)| strike.concerns(&known.shown)).collect();
-        concerned.sort_by_key(|(_, known)| known.shown.nth);
-        concerned
-    }
-
-    fn carry_out_effect(&mut self, now: Time, effect: Effect, targets: Vec<(QpId, Known)>) {
+    fn carry_out_effect(&mut self, now: Time, effect: Effect, targets: &Targets) {
         let Some(faults) = &mut self.faults else { return };
         match effect {
             Effect::Fate(_) | Effect::Refuse(_) | Effect::CmEvent(..) => {}
             Effect::DeadPeer => {
-                for (qp, _) in targets {
+                for &(qp, _) in &targets.qps {
                     self.adapter.lose_peer(now, qp);
                 }
             }
             Effect::PortDown(time) => {
-                faults.port_down_until = Some(time.map_or(Time::NEVER, |time| now.after(time)));
+                let until = time.map_or(Time::NEVER, |time| now.after(time));
+                let was_up = faults.port_down_until.is_none();
+                faults.port_down_until = faults.port_down_until.max(Some(until));
                 for &qp in faults.qps.keys() {
                     self.adapter.cut_off(now, qp);
                 }
-                self.adapter.strike(now, AsyncEvent::PortErr);
+                if was_up {
+                    self.adapter.strike(now, AsyncEvent::PortErr);
+                }
             }
             Effect::DeviceRemoval => {
                 faults.removed = true;
@@ -238,8 +324,13 @@ impl Core {
                     cm.remove_device(now.0);
                 }
             }
+            Effect::CqErr { send, recv } => {
+                for cq in targets.cqs([send, recv]) {
+                    self.adapter.strike(now, AsyncEvent::CqErr(cq));
+                }
+            }
             Effect::Event(kind) => {
-                for event in events(kind, &targets) {
+                for event in events(kind, targets) {
                     self.adapter.strike(now, event);
                 }
             }
@@ -266,7 +357,7 @@ impl Core {
             wr_id: Some(wr.wr_id),
             ..Occasion::of(Call::PostSend).with_bytes(bytes)
         };
-        let fate = self.consult(occasion, Some(qp))?;
+        let fate = self.consult(occasion, About::Qp(qp))?;
         let now = self.now();
         let cut = self.faults.as_ref().is_some_and(|faults| faults.port_down_until.is_some());
         if cut {
@@ -296,7 +387,7 @@ impl Core {
         sges: &[Sge],
     ) -> Result<(), EngineError> {
         let occasion = Occasion::of(Call::PostRecv).with_bytes(total(sges));
-        let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, Some(qp))?;
+        let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, About::Qp(qp))?;
         let now = self.now();
         match fate {
             Some(fate) => self.adapter.post_recv_fated(now, qp, wr_id, sges, fate)?,
@@ -318,7 +409,7 @@ impl Core {
         sges: &[Sge],
     ) -> Result<(), EngineError> {
         let occasion = Occasion::of(Call::PostSrqRecv).with_bytes(total(sges));
-        let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, None)?;
+        let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, About::Srq(srq))?;
         match fate {
             Some(fate) => {
                 let now = self.now();
@@ -328,6 +419,21 @@ impl Core {
         }
         Ok(())
     }
+
+    /// A receive is about to be posted to a work queue, of which nothing particular can become.
+    ///
+    /// # Errors
+    ///
+    /// The plan refuses it.
+    #[cold]
+    pub(crate) fn post_wq_recv_planned(
+        &mut self,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), EngineError> {
+        let occasion = Occasion::of(Call::PostWqRecv).with_bytes(total(sges));
+        self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, About::Nothing).map(drop)
+    }
 }
 
 fn total(sges: &[Sge]) -> u64 {
@@ -335,18 +441,12 @@ fn total(sges: &[Sge]) -> u64 {
 }
 
 /// The events of a kind, each object's once.
-fn events(kind: EventKind, targets: &[(QpId, Known)]) -> Vec<AsyncEvent> {
+fn events(kind: EventKind, targets: &Targets) -> Vec<AsyncEvent> {
     use AsyncEvent as E;
-    let each = |event: fn(QpId) -> E| targets.iter().map(|(qp, _)| event(*qp)).collect();
-    let srqs = |event: fn(SrqId) -> E| {
-        let srqs: BTreeSet<SrqId> = targets.iter().filter_map(|(_, known)| known.srq).collect();
-        srqs.into_iter().map(event).collect()
-    };
+    let each = |event: fn(QpId) -> E| targets.qps.iter().map(|(qp, _)| event(*qp)).collect();
+    let srqs = |event: fn(SrqId) -> E| targets.srqs.iter().map(|&srq| event(srq)).collect();
     match kind {
-        EventKind::CqErr => {
-            let cqs: BTreeSet<CqId> = targets.iter().map(|(_, known)| known.send_cq).collect();
-            cqs.into_iter().map(E::CqErr).collect()
-        }
+        EventKind::CqErr => targets.cqs([true; 2]).into_iter().map(E::CqErr).collect(),
         EventKind::QpFatal => each(E::QpFatal),
         EventKind::QpReqErr => each(E::QpReqErr),
         EventKind::QpAccessErr => each(E::QpAccessErr),
@@ -371,7 +471,17 @@ impl Engine {
     /// Enters the engine for a call of the program, unless a plan of faults refuses it.
     #[inline]
     pub(super) fn enter_for(&self, call: Call) -> Result<Guard<'_, Core>, EngineError> {
-        self.enter_at(Occasion::of(call), None)
+        self.enter_at(Occasion::of(call), About::Nothing)
+    }
+
+    /// The same for a call about a completion queue.
+    #[inline]
+    pub(super) fn enter_for_cq(
+        &self,
+        call: Call,
+        cq: CqId,
+    ) -> Result<Guard<'_, Core>, EngineError> {
+        self.enter_at(Occasion::of(call), About::Cq(cq))
     }
 
     /// The same for a call about a queue pair.
@@ -382,18 +492,18 @@ impl Engine {
         qp: QpId,
         state: Option<QpState>,
     ) -> Result<Guard<'_, Core>, EngineError> {
-        self.enter_at(Occasion { state, ..Occasion::of(call) }, Some(qp))
+        self.enter_at(Occasion { state, ..Occasion::of(call) }, About::Qp(qp))
     }
 
     #[inline]
     pub(super) fn enter_at(
         &self,
         occasion: Occasion,
-        qp: Option<QpId>,
+        about: About,
     ) -> Result<Guard<'_, Core>, EngineError> {
         let mut core = self.enter()?;
         if core.faults.is_some() {
-            core.consult(occasion, qp)?;
+            core.consult(occasion, about)?;
         }
         Ok(core)
     }

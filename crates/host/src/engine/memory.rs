@@ -9,6 +9,7 @@ use quipu_nic::{Key, MrId, MwId, PdId, Region, Time, WindowType};
 
 use super::Engine;
 use super::core::Core;
+use super::faults::About;
 use crate::error::EngineError;
 use crate::lock::Guard;
 use crate::pages::Shared;
@@ -71,7 +72,7 @@ impl Engine {
         let occasion = Occasion::of(Call::RegMr).with_bytes(memory.len());
         let shared = self.share_pages(&memory, memory.access());
         let wanted = Wanted::of(&memory, memory.access());
-        let mut core = self.enter_at(occasion, None)?;
+        let mut core = self.enter_at(occasion, About::Nothing)?;
         let region = core.adapter.reg_mr(pd, memory)?;
         core.watch_region(region.id);
         drop(core);
@@ -198,7 +199,16 @@ impl Engine {
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, EngineError> {
-        let old = self.enter_for(Call::ReregMr)?.adapter.query_mr(mr)?;
+        let old = {
+            let mut core = self.enter()?;
+            let old = core.adapter.query_mr(mr);
+            if core.faults.is_some() {
+                let len = old.as_ref().map_or(0, |old| old.len);
+                let bytes = memory.as_ref().map_or(len, Vouched::len);
+                core.consult(Occasion::of(Call::ReregMr).with_bytes(bytes), About::Nothing)?;
+            }
+            old?
+        };
         let access_now = access.unwrap_or(old.access);
         // What need not be there need not be looked for.
         let absent = access_now.contains(Access::ON_DEMAND) || memory.is_none() && old.on_demand;

@@ -8,6 +8,7 @@ use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time, into_l
 
 use super::Engine;
 use super::core::Core;
+use super::faults::About;
 use crate::error::EngineError;
 use crate::lock::Guard;
 
@@ -71,7 +72,11 @@ impl Doorbell<'_> {
     ///
     /// As [`Adapter::check_send`](quipu_nic::Adapter::check_send).
     pub fn check_send(&mut self, qp: QpId, wr: &SendWr<'_>, ahead: u32) -> Result<(), EngineError> {
-        Ok(self.core.adapter.check_send(qp, wr, ahead)?)
+        let outcome = self.core.adapter.check_send(qp, wr, ahead);
+        if let Err(fault) = &outcome {
+            self.core.watch_refused(qp, wr, fault);
+        }
+        Ok(outcome?)
     }
 
     /// Posts a receive request.
@@ -115,6 +120,9 @@ impl Doorbell<'_> {
     ///
     /// As [`Adapter::post_wq_recv`](quipu_nic::Adapter::post_wq_recv).
     pub fn post_wq_recv(&mut self, wq: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), EngineError> {
+        if self.core.faults.is_some() {
+            self.core.post_wq_recv_planned(wr_id, sges)?;
+        }
         Ok(self.core.adapter.post_wq_recv(wq, wr_id, sges)?)
     }
 
@@ -311,7 +319,7 @@ impl Engine {
         taker: &mut dyn FnMut(&Completion),
     ) -> Result<usize, EngineError> {
         let _hold = Hold::new();
-        core.consult(Occasion::of(Call::PollCq), None)?;
+        core.consult(Occasion::of(Call::PollCq), About::Cq(cq))?;
         let mut found = Vec::new();
         let mut empty_polls = 0;
         core.adapter.poll_cq_each(cq, max, |completion| found.push(*completion))?;
@@ -350,7 +358,7 @@ impl Engine {
     ///
     /// As [`poll_cq`](Self::poll_cq).
     pub fn poll_cq_stamped(&self, cq: CqId) -> Result<Option<(Completion, Time)>, EngineError> {
-        let mut core = self.enter_for(Call::PollCq)?;
+        let mut core = self.enter_for_cq(Call::PollCq, cq)?;
         self.inner.count_poll();
         let found = core.adapter.poll_cq_stamped(cq)?;
         if let Some((completion, _)) = found {

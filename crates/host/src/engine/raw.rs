@@ -53,7 +53,7 @@ impl Engine {
     ///
     /// No room.
     pub fn create_counters(&self) -> Result<CountersId, EngineError> {
-        Ok(self.enter()?.adapter.create_counters()?)
+        Ok(self.enter_for(Call::CreateCounters)?.adapter.create_counters()?)
     }
 
     /// Has the value at `index` grow by what is counted.
@@ -124,7 +124,7 @@ impl Engine {
         curr: Option<WqState>,
         state: WqState,
     ) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for(Call::ModifyWq)?;
         if let Some(curr) = curr
             && curr != core.adapter.wq_state(wq)?
         {
@@ -150,7 +150,7 @@ impl Engine {
     ///
     /// Another number, one that is none, or no room.
     pub fn create_ind_table(&self, queues: &[SrqId]) -> Result<TableId, EngineError> {
-        Ok(self.enter()?.adapter.create_ind_table(queues)?)
+        Ok(self.enter_for(Call::CreateRwqIndTable)?.adapter.create_ind_table(queues)?)
     }
 
     /// Destroys an indirection table.

@@ -55,19 +55,18 @@ impl Strict {
 
     fn write(&mut self, report: &Report) {
         let _hold = Hold::new();
-        // A program goes on whose log cannot be written.
+        // A program goes on whose log cannot be written. What is written at once is not mixed with what
+        // others write there.
         let _ = match &mut self.log {
-            Some(file) => writeln!(file, "{}", report.json()),
-            None => writeln!(std::io::stderr(), "{report}"),
+            Some(file) => file.write_all((report.json() + "\n").as_bytes()),
+            None => std::io::stderr().write_all(format!("{report}\n").as_bytes()),
         };
     }
 
     /// Says at the end of the process what was found; whether that is to be its exit code.
     pub(crate) fn sum_up(&mut self) -> bool {
         let tally = self.checker.tally();
-        if self.log.is_none() {
-            let _ = writeln!(std::io::stderr(), "quipu: strict: {tally}");
-        }
+        let _ = std::io::stderr().write_all(format!("quipu: strict: {tally}\n").as_bytes());
         self.mode == StrictMode::Fail && tally.total() > 0
     }
 }
@@ -125,7 +124,8 @@ impl Core {
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
             let sent = judged.is_ok();
-            strict.checker.posted_send(qp, wr, memory, &errors, judged);
+            let place = self.adapter.last_place(qp);
+            strict.checker.posted_send(qp, (wr, place), memory, &errors, judged);
             if sent {
                 strict.checker.posted_where(qp, wr, self.adapter.config().datagram_mtu);
             }
@@ -133,6 +133,14 @@ impl Core {
             self.ring_watched(qp);
         }
         outcome
+    }
+
+    /// Notes that one of several sends, which are posted all or not at all, was refused.
+    #[cold]
+    pub(crate) fn watch_refused(&mut self, qp: QpId, wr: &SendWr<'_>, fault: &Fault) {
+        let Some(strict) = &mut self.strict else { return };
+        strict.checker.refused_send(qp, wr.wr_id, fault);
+        strict.give_out();
     }
 
     /// Rings at once, so that what happens to memory from now on is the program's doing.

@@ -79,7 +79,7 @@ impl Engine {
     ///
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
-        let mut core = self.enter_for(Call::ResizeCq)?;
+        let mut core = self.enter_for_cq(Call::ResizeCq, cq)?;
         let size = core.adapter.resize_cq(cq, cqe)?;
         if let Some(strict) = &mut core.strict {
             strict.checker.cq_sized(cq, size);
@@ -115,7 +115,7 @@ impl Engine {
     ///
     /// No such queue.
     pub fn moderate_cq(&self, cq: CqId, count: u16, period_ns: u64) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
+        let mut core = self.enter_for_cq(Call::ModifyCq, cq)?;
         core.adapter.moderate_cq(cq, count, period_ns)?;
         core.hasten_sleep(cq);
         Ok(())
@@ -127,7 +127,7 @@ impl Engine {
     ///
     /// Queue pairs use it, or there is none.
     pub fn destroy_cq(&self, cq: CqId) -> Result<EventsReported, EngineError> {
-        let mut core = self.enter_for(Call::DestroyCq)?;
+        let mut core = self.enter_for_cq(Call::DestroyCq, cq)?;
         core.adapter.destroy_cq(cq)?;
         if let Some(strict) = &mut core.strict {
             strict.checker.cq_destroyed(cq);
@@ -150,6 +150,9 @@ impl Engine {
     ) -> Result<SrqId, EngineError> {
         let mut core = self.enter_for(Call::CreateSrq)?;
         let srq = core.adapter.create_srq(pd, max_wr, max_sge, 0)?;
+        if let Some(faults) = &mut core.faults {
+            faults.add_srq(srq);
+        }
         core.events.add_object(Object::Srq(srq), context, None);
         Ok(srq)
     }
@@ -189,6 +192,9 @@ impl Engine {
     ) -> Result<(SrqId, u32), EngineError> {
         let mut core = self.enter_for(Call::CreateSrq)?;
         let (srq, number) = core.adapter.create_xrc_srq(pd, xrcd, cq, max_wr, max_sge)?;
+        if let Some(faults) = &mut core.faults {
+            faults.add_srq(srq);
+        }
         core.events.add_object(Object::Srq(srq), context, None);
         Ok((srq, number))
     }
@@ -228,6 +234,9 @@ impl Engine {
         let mut core = self.enter_for(Call::DestroySrq)?;
         core.adapter.destroy_srq(srq)?;
         core.watch_destroy_srq(srq);
+        if let Some(faults) = &mut core.faults {
+            faults.remove_srq(srq);
+        }
         // Peers whose messages were in the making are refused, and told.
         let now = core.now();
         core.settle(now);

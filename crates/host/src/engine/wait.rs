@@ -376,7 +376,7 @@ impl Engine {
     ///
     /// No such queue.
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
-        let mut core = self.enter_for(Call::ReqNotifyCq)?;
+        let mut core = self.enter_for_cq(Call::ReqNotifyCq, cq)?;
         let alarm = core.adapter.poll_timeout();
         core.adapter.req_notify_cq(cq, solicited_only)?;
         core.hasten_sleep(cq);

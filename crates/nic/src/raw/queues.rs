@@ -7,7 +7,7 @@ use quipu_iwarp::wire::ethernet::Layers;
 use quipu_mem::Sge;
 
 use super::RxHash;
-use crate::adapter::{Adapter, Hub};
+use crate::adapter::{Adapter, Hub, Srq};
 use crate::error::Fault;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Qp, pd_number};
@@ -111,6 +111,17 @@ impl<P: Probe> Adapter<P> {
             WqState::Ready => {}
         }
         Ok(())
+    }
+
+    /// Takes every work queue that is ready to error: the device fails.
+    pub(crate) fn fail_work_queues(&mut self) {
+        let ready = |srq: &Srq| srq.wq.is_some_and(|wq| wq.state == WqState::Ready);
+        let srqs = self.hub.srqs.iter();
+        let ids: Vec<SrqId> = srqs.filter(|(_, srq)| ready(srq)).map(|(id, _)| id).collect();
+        for id in ids {
+            // It is one that may go there.
+            let _ = self.modify_wq(id, WqState::Err);
+        }
     }
 
     /// The state of a work queue.

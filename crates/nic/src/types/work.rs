@@ -309,7 +309,7 @@ impl WcOpcode {
     }
 }
 
-/// What came with a received message beside its bytes.
+/// What a completion tells beside its bytes, mostly what came with a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WcExtra {
     /// Nothing.
@@ -321,6 +321,9 @@ pub enum WcExtra {
     Invalidated(u32),
     /// Who sent the datagram (UDP).
     From(Source),
+    /// Of a send that failed: its place among all that were posted to the queue pair, counted, wrapping.
+    /// What was posted before it and completes only if signalled is done.
+    Place(u32),
 }
 
 /// A completion.

@@ -544,3 +544,55 @@ fn a_shared_queue_that_fails_takes_its_queue_pairs_with_it() {
     assert!(raised(&pair, 0, AsyncEvent::QpLastWqeReached(own)));
     assert_eq!(pair.state(0, own), QpState::Err);
 }
+
+#[test]
+fn what_has_not_begun_does_not_fail_and_a_queue_fails_once() {
+    let mut pair = Pair::new(Way::Link);
+    let qp = pair.hosts[0].qp();
+    for event in [AsyncEvent::QpFatal(qp), AsyncEvent::QpReqErr(qp), AsyncEvent::QpAccessErr(qp)] {
+        pair.hosts[0].adapter.strike(pair.now, event);
+        pair.run();
+        assert_eq!(pair.state(0, qp), QpState::Reset, "{event:?}");
+        assert!(!raised(&pair, 0, event), "{event:?}");
+    }
+    let event = AsyncEvent::CqErr(pair.hosts[0].cq);
+    for _ in 0..3 {
+        pair.hosts[0].adapter.strike(pair.now, event);
+        pair.run();
+    }
+    let count = pair.hosts[0].events.iter().filter(|&other| *other == Event::Async(event)).count();
+    assert_eq!(count, 1);
+}
+
+#[test]
+fn an_unreliable_peer_refuses_nothing() {
+    for way in WAYS {
+        let mut pair = Pair::new(way);
+        let qps =
+            [0, 1].map(|host: usize| pair.hosts[host].qp_with(|init| init.qp_type = QpType::Uc));
+        pair.connect(qps);
+        let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
+        let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+        fated_send(&mut pair, qps[0], 1, op, &[here.sge(0, 8)], Fate::Fail(WcStatus::RemAccessErr));
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::RemAccessErr)], "{way:?}");
+        assert_eq!(pair.state(0, qps[0]), QpState::Sqe, "{way:?}");
+    }
+}
+
+#[test]
+fn a_receive_that_is_held_back_is_there_for_who_watches() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        pair.hosts[1].adapter.watch_peers();
+        let at = pair.now.after(5 * MS);
+        fated_recv(&mut pair, qps[1], 50, &[], Fate::From(at));
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.run_until(at.after(5 * MS));
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success)], "{way:?}");
+        assert_eq!(pair.hosts[1].adapter.take_starved(), [], "{way:?}");
+        pair.send(0, qps[0], 2, SendOp::Send, &[]);
+        pair.run();
+        assert_eq!(pair.hosts[1].adapter.take_starved(), [qps[1]], "{way:?}");
+    }
+}

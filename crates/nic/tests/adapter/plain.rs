@@ -251,3 +251,48 @@ fn a_message_that_is_cut_leaves_the_markers_in_their_places() {
         assert!(ended && at == unmarked.len(), "{room}");
     }
 }
+
+/// Posts a write to the peer, and says what becomes of it.
+fn fated_write(pair: &mut Pair, qp: QpId, op: SendOp, fate: Fate) {
+    let here = pair.buffer(0, 64);
+    let sges = [here.sge(0, 8)];
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
+    let wr = SendWr { wr_id: 1, op, flags, payload, to: To::Peer };
+    let adapter = &mut pair.hosts[0].adapter;
+    adapter.post_send_fated(pair.now, qp, &wr, fate).unwrap();
+    adapter.ring_doorbell(pair.now, qp);
+}
+
+#[test]
+fn a_request_without_an_answer_fails_at_this_end() {
+    for way in WAYS {
+        for reads in [false, true] {
+            let (mut pair, qps) = connected(way);
+            let there = pair.buffer(1, 64);
+            let (addr, rkey) = (there.addr(), there.key());
+            let op = if reads { SendOp::Read { addr, rkey } } else { SendOp::Write { addr, rkey } };
+            fated_write(&mut pair, qps[0], op, Fate::Fail(WcStatus::RemAccessErr));
+            pair.run();
+            assert_eq!(pair.polled(0), [(1, WcStatus::RemAccessErr)], "{way:?} {op:?}");
+            assert_eq!(pair.state(0, qps[0]), QpState::Err);
+        }
+    }
+}
+
+/// It has no time of its own to wait for.
+#[test]
+fn a_dead_peer_ends_the_queue_pair() {
+    for way in WAYS {
+        let (mut pair, qps) = connected(way);
+        let there = pair.buffer(1, 64);
+        pair.recv(0, qps[0], 50, &[]);
+        pair.hosts[0].adapter.lose_peer(pair.now, qps[0]);
+        let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        pair.send(0, qps[0], 2, read, &[]);
+        pair.run();
+        let expected = [(50, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
+        assert_eq!(pair.polled(0), expected, "{way:?}");
+        assert_eq!(pair.state(0, qps[0]), QpState::Err);
+        assert_eq!(changes(&pair, 0).last(), Some(&StreamChange::Ended), "{way:?}");
+    }
+}

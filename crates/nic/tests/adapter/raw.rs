@@ -527,6 +527,18 @@ fn the_states_of_a_work_queue() {
 }
 
 #[test]
+fn a_device_that_fails_flushes_its_work_queues() {
+    let mut bench = Bench::new();
+    let spread = Spread::new(&mut bench, WqState::Ready);
+    spread.post(&mut bench, 0, 1).unwrap();
+    let now = bench.pair.now;
+    bench.pair.hosts[1].adapter.strike(now, AsyncEvent::DeviceFatal);
+    let flushed: Vec<_> = spread.poll(&mut bench, 0).iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(flushed, [(1, WcStatus::WrFlushErr)]);
+    assert_eq!(bench.pair.hosts[1].adapter.wq_state(spread.queues[1]), Ok(WqState::Err));
+}
+
+#[test]
 fn completions_of_a_work_queue_end_with_it() {
     let mut bench = Bench::new();
     let spread = Spread::new(&mut bench, WqState::Ready);

@@ -568,7 +568,7 @@ fn shown(wc: &Completion) -> String {
     let extra = match wc.extra {
         WcExtra::Invalidated(key) => format!(" inv {key}"),
         WcExtra::Imm(imm) => format!(" imm {imm:08x}"),
-        WcExtra::None | WcExtra::From(_) => String::new(),
+        WcExtra::None | WcExtra::From(_) | WcExtra::Place(_) => String::new(),
     };
     format!("{name} {} {:?}{len}{extra}", wc.wr_id, wc.status)
 }
