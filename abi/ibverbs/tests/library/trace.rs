@@ -101,6 +101,17 @@ fn errors_are_shown_as_programs_see_them() {
 }
 
 #[test]
+fn what_a_refused_call_has_not_filled_is_not_followed() {
+    let Some(program) = program() else { return };
+    let calls = calls(program, "refused");
+    let posted = of(&calls, "ibv_post_recv");
+    assert_eq!(posted[0]["args"]["bad_wr"][0][0]["wr_id"], "0x32");
+    assert!(posted[1]["args"]["wr"][0]["sg_list"].is_string(), "{}", posted[1]);
+    let table = of(&calls, "ibv_query_gid_table")[0];
+    assert!(table["args"]["out"].is_string() && table["errno"] == "EINVAL", "{table}");
+}
+
+#[test]
 fn calls_of_the_extended_interface_are_shown_one_by_one() {
     let Some(program) = program() else { return };
     let calls = calls(program, "step_by_step");
