@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quipu_cabi::Hold;
+use quipu_cabi::{Hold, spared};
 use quipu_inet::stack::Stack;
 use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
 use quipu_observe::{
@@ -137,7 +137,7 @@ impl Publisher {
         let queue_pairs = self.sample.queue_pairs.len() as u64;
         self.due = now.after(INTERVAL_NS * (1 + queue_pairs / FEW_QUEUE_PAIRS));
         self.sample.encode(&mut self.bytes);
-        if let Err(error) = self.file.write_all_at(&self.bytes, 0) {
+        if let Err(error) = spared(|| self.file.write_all_at(&self.bytes, 0)) {
             tracing::debug!(%error, "counters are not shown");
         }
     }

@@ -1,14 +1,15 @@
 //! Where injected faults are told: to people on standard error, or to machines in a file of JSON lines.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use quipu_cabi::Hold;
+use quipu_cabi::{Hold, spared};
 use quipu_fault::{Header, Injector, Plan, Record, json};
 
 use crate::error::OpenError;
+use crate::sys;
 
 /// So many of each `[[fault]]` are shown on standard error.
 const SHOWN: u32 = 20;
@@ -31,9 +32,8 @@ impl FaultLog {
     pub(crate) fn open(path: Option<&Path>, plan: &Plan, program: &str) -> Result<Self, OpenError> {
         let pid = std::process::id();
         let file = path.map(|path| {
-            let name = path.to_string_lossy().replace("%p", &pid.to_string());
-            let mut file = OpenOptions::new().create(true).append(true).open(&name)?;
-            writeln!(file, "{}", json(&Header::new(plan, pid, program)))?;
+            let mut file = sys::log(path)?;
+            spared(|| writeln!(file, "{}", json(&Header::new(plan, pid, program))))?;
             Ok(file)
         });
         let file = file.transpose().map_err(|error: std::io::Error| {
@@ -49,7 +49,7 @@ impl FaultLog {
         let _hold = Hold::new();
         // A program goes on whose log cannot be written.
         if let Some(file) = &mut self.file {
-            let _ = writeln!(file, "{}", json(record));
+            let _ = spared(|| writeln!(file, "{}", json(record)));
             return;
         }
         let shown = self.shown.entry(record.rule).or_default();

@@ -128,6 +128,33 @@ fn calls_of_the_extended_interface_are_shown_one_by_one() {
     );
 }
 
+/// What is written beside a program is cut short, not the program.
+#[test]
+fn a_limit_of_file_sizes_ends_no_program() {
+    let Some(program) = program() else { return };
+    let (trace, pcap) =
+        ["limit.txt", "limit.pcapng"].map(|name| over_engine().path().join(name)).into();
+    for blocks in ["0", "4"] {
+        for file in [&trace, &pcap] {
+            let _ = fs::remove_file(file);
+        }
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "ulimit -f $1 && exec \"$0\" posted_and_polled"])
+            .arg(program)
+            .arg(blocks);
+        over_engine().put_in_front(&mut shell);
+        shell.env("QUIPU_TRACE", &trace).env("QUIPU_PCAP", &pcap).env("QUIPU_ADDRESS", "127.0.0.1");
+        let output = shell.output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(complaint.contains("no more packets are captured"), "{complaint}");
+        printed(output);
+        let lengths = [&trace, &pcap].map(|file| fs::metadata(file).unwrap().len());
+        assert!(lengths.iter().all(|length| *length <= 4096), "{lengths:?}");
+        assert!(blocks == "0" || lengths.iter().all(|length| *length > 0), "{lengths:?}");
+    }
+}
+
 #[test]
 fn nothing_is_traced_that_nobody_asked_for() {
     let Some(program) = program() else { return };
