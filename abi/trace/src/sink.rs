@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -53,7 +54,7 @@ struct Place {
 #[cold]
 fn start() -> bool {
     let errno = Errno::last();
-    let wanted = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
+    let wanted = std::env::var_os(VARIABLE).filter(|name| !name.as_bytes().trim_ascii().is_empty());
     let sink = wanted.and_then(|name| {
         let opened = Sink::open(&name);
         opened
