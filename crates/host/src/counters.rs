@@ -134,8 +134,7 @@ impl Publisher {
         }
         self.shown = activity;
         self.fill(adapter, calls);
-        let queue_pairs = self.sample.queue_pairs.len() as u64;
-        self.due = now.after(INTERVAL_NS * (1 + queue_pairs / FEW_QUEUE_PAIRS));
+        self.due = now.after(interval_ns(&self.sample));
         self.sample.encode(&mut self.bytes);
         if let Err(error) = spared(|| self.file.write_all_at(&self.bytes, 0)) {
             tracing::debug!(%error, "counters are not shown");
@@ -289,7 +288,15 @@ fn queue_pair(summary: &QpSummary) -> QueuePair {
     }
 }
 
-fn epoch_ns() -> u64 {
+/// The longest time between a sample and the next, while there is something new.
+#[must_use]
+pub fn interval_ns(sample: &Sample) -> u64 {
+    INTERVAL_NS * (1 + sample.queue_pairs.len() as u64 / FEW_QUEUE_PAIRS)
+}
+
+/// The time of samples: nanoseconds since the epoch of UNIX.
+#[must_use]
+pub fn epoch_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
