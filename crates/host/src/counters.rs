@@ -23,6 +23,7 @@ use quipu_observe::{
 pub use quipu_observe as observe;
 
 use crate::address::HostAddress;
+use crate::fork::OwnLock;
 use crate::link::socket as link;
 use crate::sys;
 use crate::tap::Adapter;
@@ -49,6 +50,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Writes samples.
 #[derive(Debug)]
 pub(crate) struct Publisher {
+    _lock: OwnLock,
     file: File,
     path: PathBuf,
     sample: Sample,
@@ -75,7 +77,7 @@ pub(crate) struct Calls {
 
 impl Publisher {
     /// A publisher for a new engine.
-    pub(crate) fn open(address: &HostAddress) -> io::Result<Self> {
+    pub(crate) fn open(device: &str, address: &HostAddress) -> io::Result<Self> {
         let folder = own_folder()?;
         remove_stale(&folder, REMOVED_AT_ONCE);
         let process = std::process::id();
@@ -93,7 +95,7 @@ impl Publisher {
             started: epoch_ns(),
             taken: 0,
             program: program.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            device: "quipu0".into(),
+            device: device.into(),
             address: address.ip,
             engine: [0; ENGINE],
             drops: [0; REASONS],
@@ -102,7 +104,16 @@ impl Publisher {
             queue_pairs: Vec::new(),
             omitted: 0,
         };
-        Ok(Self { file, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
+        let lock = OwnLock::of(&file);
+        Ok(Self {
+            _lock: lock,
+            file,
+            path,
+            sample,
+            bytes: Vec::new(),
+            due: Time(0),
+            shown: u64::MAX,
+        })
     }
 
     /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.

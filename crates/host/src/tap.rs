@@ -42,18 +42,19 @@ struct Recorder {
 }
 
 impl Tap {
-    /// A tap that captures what passes at `address`.
+    /// A tap that captures what passes at the address of a device.
     ///
     /// # Errors
     /// The file, named in the error's stead, cannot be written.
     pub(crate) fn open(
         config: &CaptureConfig,
+        device: &str,
         address: &HostAddress,
     ) -> Result<Self, (PathBuf, io::Error)> {
         let file = CaptureFile::open(&config.path)?;
         let program = std::env::current_exe().unwrap_or_default();
         let interface = Interface {
-            name: "quipu0".into(),
+            name: device.into(),
             description: format!(
                 "{} (process {}) at {}",
                 program.file_name().unwrap_or_default().to_string_lossy(),
