@@ -405,7 +405,8 @@ quick_entry! {
     }
 }
 
-/// Posts a list, and tells the program the first request that was not posted: that of the list, if nothing was.
+/// Posts a list, and tells the program the first request that was not posted: that of the list, if none
+/// was.
 ///
 /// # Safety
 ///

@@ -43,7 +43,8 @@ pub(crate) struct Sink {
     json: bool,
 }
 
-/// The file of the trace. Once it is another's it is given up as it is: its number may be the program's by now.
+/// The file of the trace. Once it is another's it is given up as it is: its number may be the program's by
+/// now.
 struct Place {
     file: File,
     /// Device and inode.

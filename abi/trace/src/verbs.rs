@@ -118,7 +118,8 @@ impl Pointee for ibv_qp_ex {
     }
 }
 
-/// A scatter/gather list; its address if it has less than `count` elements, which may be more than a queue takes.
+/// A scatter/gather list; its address if it has less than `count` elements, which may be more than a queue
+/// takes.
 ///
 /// # Safety
 ///

@@ -1,5 +1,5 @@
-//! Becoming another program, which finds the signals as this one was started with; and what is to be known of a
-//! program before.
+//! Becoming another program, which finds the signals as this one was started with; and what is to be known
+//! of a program before.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -77,8 +77,8 @@ pub fn has_capabilities(file: &Path) -> bool {
 
 const CAPABILITIES: &CStr = c"security.capability";
 
-/// Whether programs in the file system of a file get no more rights than who runs them (the option `nosuid` of
-/// mount(8)).
+/// Whether programs in the file system of a file get no more rights than who runs them (the option `nosuid`
+/// of mount(8)).
 #[must_use]
 pub fn gives_no_rights(file: &Path) -> bool {
     let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return false };

@@ -93,8 +93,8 @@ fn line(out: &mut String, name: &str, labels: &str, value: u64) {
     let _ = writeln!(out, "{name}{{{labels}}} {value}");
 }
 
-/// What tells an engine from all others. Several may have one process number, in spaces of their own, or in one
-/// process.
+/// What tells an engine from all others. Several may have one process number, in spaces of their own, or in
+/// one process.
 fn labels(sample: &Sample) -> String {
     let Sample { process, program, device, started, .. } = sample;
     let (program, device) = (escape(program), escape(device));

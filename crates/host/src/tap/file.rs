@@ -12,8 +12,8 @@ use crate::sys;
 
 /// So many engines of a process write to files of one name with numbers.
 const NUMBERS: u32 = 1000;
-/// The block that begins a section of pcapng, and its magic number behind its length, which says in which order
-/// bytes are (draft-ietf-opsawg-pcapng, section 4.1).
+/// The block that begins a section of pcapng, and its magic number behind its length, which says in which
+/// order bytes are (draft-ietf-opsawg-pcapng, section 4.1).
 const SECTION: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 
@@ -28,8 +28,8 @@ pub(super) struct CaptureFile {
 }
 
 impl CaptureFile {
-    /// The file that is wanted. Packets are added to what is there, as another section of the file; a file that
-    /// another engine writes to is left to it.
+    /// The file that is wanted. Packets are added to what is there, as another section of the file; a file
+    /// that another engine writes to is left to it.
     ///
     /// # Errors
     ///
@@ -152,8 +152,8 @@ fn whole_blocks(file: &File, length: u64) -> io::Result<u64> {
     Ok(at)
 }
 
-/// Whether there is a whole block at the end, as there is of each capture that ended well: its length is both in
-/// front and behind.
+/// Whether there is a whole block at the end, as there is of each capture that ended well: its length is
+/// both in front and behind.
 fn ends_well(file: &File, length: u64) -> io::Result<bool> {
     let Some(last) = length.checked_sub(4) else { return Ok(false) };
     let mut size = [0; 4];

@@ -29,8 +29,8 @@ const PT_INTERP: u32 = 3;
 /// Machine number of x86-64 and of AArch64.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// The file that the kernel runs for another: the interpreter of a script, else the file itself. `None`: it cannot
-/// be read, or there are scripts upon scripts.
+/// The file that the kernel runs for another: the interpreter of a script, else the file itself. `None`: it
+/// cannot be read, or there are scripts upon scripts.
 pub(crate) fn interpreted(file: &Path) -> Option<PathBuf> {
     let mut file = file.to_owned();
     for _ in 0..MAX_SCRIPTS {

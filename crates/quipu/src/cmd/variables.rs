@@ -23,8 +23,8 @@ pub(super) fn parse(
     Ok(matches)
 }
 
-/// A blank variable counts as not set: `QUIPU_ADDRESS= quipu run` is how a shell, or a file of CI, takes it back
-/// for one command. For clap it is an empty value.
+/// A blank variable counts as not set: `QUIPU_ADDRESS= quipu run` is how a shell, or a file of CI, takes it
+/// back for one command. For clap it is an empty value.
 fn without_blanks(command: Command) -> Command {
     let is_blank = |arg: &Arg| {
         let value = arg.get_env().and_then(std::env::var_os);

@@ -11,8 +11,8 @@ use super::model::{ENGINE_COLUMNS, Model, QP_COLUMNS, Row, widths};
 /// Lines around the rows of a table: its frame and its headings.
 const AROUND: usize = 3;
 
-/// Draws it, as far down as `scroll`: first the engines run to their end, then the queue pairs. The largest number
-/// that makes sense.
+/// Draws it, as far down as `scroll`: first the engines run to their end, then the queue pairs. The largest
+/// number that makes sense.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, scroll: usize) -> usize {
     let height = usize::from(frame.area().height);
     let engines = (model.engines.len().max(1) + AROUND).min(height / 2);
