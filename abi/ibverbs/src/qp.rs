@@ -382,31 +382,48 @@ entry! {
 quick_entry! {
     /// `ibv_post_send(3)`
     fn post_send(raw: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> IntErrno {
-        // SAFETY: the program passes a queue pair.
-        let qp = unsafe { qp(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (qp.api.post_send)(qp.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
+        // SAFETY: the program passes a queue pair, and a list of valid work requests.
+        unsafe {
+            let post = |first_bad: &mut _| {
+                let qp = qp(raw)?;
+                check((qp.api.post_send)(qp.handle, wr, first_bad))
+            };
+            posted(wr, bad, post)
         }
-        check(status)
     }
 
     /// `ibv_post_recv(3)`
     fn post_recv(raw: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
-        // SAFETY: the program passes a queue pair.
-        let qp = unsafe { qp(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (qp.api.post_recv)(qp.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
+        // SAFETY: the program passes a queue pair, and a list of valid work requests.
+        unsafe {
+            let post = |first_bad: &mut _| {
+                let qp = qp(raw)?;
+                check((qp.api.post_recv)(qp.handle, wr, first_bad))
+            };
+            posted(wr, bad, post)
         }
-        check(status)
     }
+}
+
+/// Posts a list, and tells the program the first request that was not posted: that of the list, if none
+/// was.
+///
+/// # Safety
+///
+/// `bad` is null or valid for writes.
+#[inline]
+pub(crate) unsafe fn posted<T>(
+    wr: *mut T,
+    bad: *mut *mut T,
+    post: impl FnOnce(&mut *const T) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut first_bad = wr.cast_const();
+    let outcome = post(&mut first_bad);
+    if outcome.is_err() && !bad.is_null() {
+        // SAFETY: passed on from the caller.
+        unsafe { *bad = first_bad.cast_mut() };
+    }
+    outcome
 }
 
 /// The next key of a window: its low byte counts, as `ibv_inc_rkey(3)` does.

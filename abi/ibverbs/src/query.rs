@@ -75,6 +75,9 @@ impl CReturn for Rows {
         errno.set();
         -(errno.0 as ssize_t)
     }
+    fn error(rows: &ssize_t) -> Option<Errno> {
+        (*rows < 0).then(|| Errno(-*rows as c_int))
+    }
 }
 
 entry! {

@@ -1,7 +1,5 @@
 //! Shared receive queues.
 
-use std::ptr;
-
 use libc::{c_int, c_void};
 use quipu_abi_trace::{entry, quick_entry};
 use quipu_abi_types::*;
@@ -13,6 +11,7 @@ use crate::cq::cq;
 use crate::engine::check;
 use crate::object::Blank;
 use crate::pd::{Member, pd};
+use crate::qp::posted;
 use crate::xrcd::xrcd;
 
 /// The private part of a shared receive queue.
@@ -171,15 +170,13 @@ quick_entry! {
         wr: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> IntErrno {
-        // SAFETY: the program passes a queue.
-        let srq = unsafe { srq(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (srq.api.post_srq_recv)(srq.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
+        // SAFETY: the program passes a queue, and a list of valid work requests.
+        unsafe {
+            let post = |first_bad: &mut _| {
+                let srq = srq(raw)?;
+                check((srq.api.post_srq_recv)(srq.handle, wr, first_bad))
+            };
+            posted(wr, bad, post)
         }
-        check(status)
     }
 }

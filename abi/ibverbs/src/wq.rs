@@ -1,6 +1,6 @@
 //! Receive work queues and their indirection tables.
 
-use std::{ptr, slice};
+use std::slice;
 
 use libc::c_int;
 use quipu_abi_trace::{entry, fill, quick_entry};
@@ -12,6 +12,7 @@ use crate::cq::cq;
 use crate::engine::check;
 use crate::object::Blank;
 use crate::pd::{Member, pd};
+use crate::qp::posted;
 
 /// Tables have 2048 entries at most.
 const MAX_LOG_TABLE: u32 = 11;
@@ -158,15 +159,13 @@ entry! {
 quick_entry! {
     /// `ibv_post_wq_recv`
     fn post_recv(raw: *mut ibv_wq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> IntErrno {
-        // SAFETY: the program passes a work queue.
-        let wq = unsafe { Wq::get(raw) }?;
-        let mut first_bad = ptr::null();
-        // SAFETY: the program passes a list of valid work requests.
-        let status = unsafe { (wq.api.raw.post_wq_recv)(wq.handle, wr, &mut first_bad) };
-        if status != 0 && !bad.is_null() {
-            // SAFETY: the program passes a valid pointer.
-            unsafe { *bad = first_bad.cast_mut() };
+        // SAFETY: the program passes a work queue, and a list of valid work requests.
+        unsafe {
+            let post = |first_bad: &mut _| {
+                let wq = Wq::get(raw)?;
+                check((wq.api.raw.post_wq_recv)(wq.handle, wr, first_bad))
+            };
+            posted(wr, bad, post)
         }
-        check(status)
     }
 }

@@ -4,9 +4,10 @@ use std::cell::Cell;
 use std::fmt::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use quipu_abi_types::ibv_qp;
 use quipu_cabi::{CReturn, Errno};
 
-use crate::show::Show;
+use crate::show::{Show, peek};
 use crate::value::Value;
 use crate::{sink, words};
 
@@ -69,6 +70,14 @@ impl<'a> Call<'a> {
         self.args.iter().find(|arg| arg.name == name)?.value.number()
     }
 
+    /// The type of the queue pair that the function is about, if it can be read.
+    pub(crate) fn qp_type(&self) -> Option<u32> {
+        let of_type = |arg: &&Arg<'_>| arg.kind == "*mut ibv_qp";
+        let qp: *const ibv_qp = self.args.iter().find(of_type)?.value.pointer()?.cast();
+        // SAFETY: a number; what is no queue pair may not be readable.
+        unsafe { peek(&raw const (*qp).qp_type, 1) }.map(|found| found[0])
+    }
+
     /// What the function returned, if it has and that is a number.
     pub fn result(&self) -> Option<i128> {
         self.result
@@ -81,7 +90,7 @@ impl<'a> Call<'a> {
 
     /// Whether the function writes to the structures that its pointers name.
     pub(crate) fn asks(&self) -> bool {
-        ["query", "get", "poll", "raccept", "recvfrom"]
+        ["query", "get", "poll", "raccept", "recvfrom", "init_ah"]
             .iter()
             .any(|word| self.function.contains(word))
     }
@@ -205,6 +214,11 @@ thread_local! {
     static IDLE: Cell<Option<Idle>> = const { Cell::new(None) };
 }
 
+#[cfg(test)]
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get()
+}
+
 /// Writes the polls that found nothing, if there were any.
 fn flush_idle() {
     let Some(idle) = IDLE.try_with(Cell::take).ok().flatten() else { return };
@@ -234,9 +248,14 @@ fn count_idle(function: &'static str, began: Duration, lasted: Duration) {
     let _ = IDLE.try_with(|idle| idle.set(Some(next)));
 }
 
-/// The name in C of an entry point. Those in the tables of verbs have no prefix here.
+/// The name in C of an entry point. Those in the tables of verbs have no prefix here, and some that inline
+/// functions of the header call have an underline.
 fn c_name(path: &'static str) -> String {
-    let name = path.rsplit("::").next().unwrap_or(path);
+    let name = path.rsplit("::").next().unwrap_or(path).trim_start_matches('_');
+    // Two tables have a function of this name.
+    if path.contains("::wq::") && name == "post_recv" {
+        return "ibv_post_wq_recv".into();
+    }
     let prefix =
         if path.starts_with("ibverbs::") && !name.starts_with("ibv_") { "ibv_" } else { "" };
     let middle = if name.starts_with("read_") { "wc_" } else { "" };
@@ -267,6 +286,42 @@ pub unsafe fn traced<R: CReturn<Raw: Show>>(
     if INSIDE.try_with(|inside| inside.replace(true)) == Ok(true) {
         return run();
     }
+    // SAFETY: passed on from the caller.
+    let raw = unsafe { line::<R>(path, args, run) };
+    let _ = INSIDE.try_with(|inside| inside.set(false));
+    raw
+}
+
+/// As [`traced`], for calls that may end without a return, as by a jump out of a signal handler. They make no
+/// calls of their own library, so it need not be known that the thread is inside of one.
+///
+/// # Safety
+///
+/// As of [`traced`].
+#[cold]
+#[inline(never)]
+pub unsafe fn traced_wait<R: CReturn<Raw: Show>>(
+    path: &'static str,
+    args: &[Arg<'_>],
+    run: impl FnOnce() -> R::Raw,
+) -> R::Raw {
+    if INSIDE.try_with(Cell::get) == Ok(true) {
+        return run();
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { line::<R>(path, args, run) }
+}
+
+/// The call and its line.
+///
+/// # Safety
+///
+/// As of [`traced`].
+unsafe fn line<R: CReturn<Raw: Show>>(
+    path: &'static str,
+    args: &[Arg<'_>],
+    run: impl FnOnce() -> R::Raw,
+) -> R::Raw {
     let errno = Errno::last();
     let function = c_name(path);
     let mut call = Call::new(&function, args, None, false);
@@ -309,7 +364,6 @@ pub unsafe fn traced<R: CReturn<Raw: Show>>(
             });
         }
     }
-    let _ = INSIDE.try_with(|inside| inside.set(false));
     errno.set();
     raw
 }
@@ -322,6 +376,8 @@ mod tests {
     fn functions_are_named_as_programs_call_them() {
         assert_eq!(c_name("ibverbs::qp::ibv_create_qp"), "ibv_create_qp");
         assert_eq!(c_name("ibverbs::qp::post_send"), "ibv_post_send");
+        assert_eq!(c_name("ibverbs::wq::traced::post_recv"), "ibv_post_wq_recv");
+        assert_eq!(c_name("ibverbs::query::_ibv_query_gid_table"), "ibv_query_gid_table");
         assert_eq!(c_name("ibverbs::cq_ex::read_opcode"), "ibv_wc_read_opcode");
         assert_eq!(c_name("rdmacm::connect::rdma_connect"), "rdma_connect");
         assert_eq!(c_name("rdmacm::rsocket::calls::rsocket"), "rsocket");

@@ -6,39 +6,45 @@ use libc::{c_void, sockaddr, sockaddr_in, sockaddr_in6};
 use quipu_abi_types::*;
 
 use crate::call::Call;
-use crate::show::{Pointee, opaque};
+use crate::show::{Pointee, opaque, peek};
 use crate::value::Value;
 use crate::verbs::{ah_attr, hex, number};
 use crate::words::{self, word};
 
 opaque!(rdma_event_channel);
 
-/// An address and a port.
+/// An address and a port; where they are, if there is less, as where a program had room for a part only.
 ///
 /// # Safety
 ///
-/// `this` is null, or an address as long as its family says.
+/// `this` is null, or an address.
 unsafe fn socket_address(this: *const sockaddr) -> Value {
-    // SAFETY: passed on from the caller.
-    let Some(family) = (unsafe { this.as_ref() }).map(|this| i32::from(this.sa_family)) else {
+    if this.is_null() {
         return Value::Null;
-    };
-    let address = match family {
-        libc::AF_INET => {
-            // SAFETY: the family says so.
-            let v4 = unsafe { this.cast::<sockaddr_in>().read_unaligned() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
+    }
+    // SAFETY: addresses consist of integers.
+    let known = unsafe { peek(this.cast::<libc::sa_family_t>(), 1) }.and_then(|family| {
+        match i32::from(family[0]) {
+            libc::AF_INET => {
+                // SAFETY: as above.
+                let v4 = unsafe { peek(this.cast::<sockaddr_in>(), 1) }?[0];
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(Ok(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { peek(this.cast::<sockaddr_in6>(), 1) }?[0];
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(Ok(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))))
+            }
+            other => Some(Err(other)),
         }
-        libc::AF_INET6 => {
-            // SAFETY: the family says so.
-            let v6 = unsafe { this.cast::<sockaddr_in6>().read_unaligned() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
-        }
-        other => return Value::Record(vec![("family", number(other))]),
-    };
-    Value::Word(address.to_string())
+    });
+    match known {
+        Some(Ok(address)) => Value::Word(address.to_string()),
+        Some(Err(family)) => Value::Record(vec![("family", number(family))]),
+        None => crate::verbs::address(this),
+    }
 }
 
 impl Pointee for sockaddr {
@@ -50,6 +56,15 @@ impl Pointee for sockaddr {
 
 impl Pointee for rdma_cm_id {}
 
+impl Pointee for c_void {
+    /// Private data, where a call has some. Memory is not followed.
+    unsafe fn describe_input(this: *const Self, call: &Call<'_>) -> Option<Value> {
+        let length = call.number("private_data_len")?;
+        // SAFETY: passed on from the caller.
+        Some(unsafe { private_data(this, length as u8) })
+    }
+}
+
 /// Bytes for the peer.
 ///
 /// # Safety
@@ -59,8 +74,9 @@ unsafe fn private_data(data: *const c_void, length: u8) -> Value {
     if data.is_null() || length == 0 {
         return Value::Null;
     }
-    // SAFETY: passed on from the caller.
-    Value::Bytes(unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }.to_vec())
+    // SAFETY: bytes.
+    let bytes = unsafe { peek(data.cast::<u8>(), length.into()) };
+    bytes.map_or_else(|| crate::verbs::address(data), Value::Bytes)
 }
 
 /// # Safety

@@ -31,7 +31,7 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use call::{Arg, Call, traced};
+pub use call::{Arg, Call, traced, traced_wait};
 pub use quipu_cabi;
 pub use show::{Pointee, Show};
 pub use sink::is_on;
@@ -121,8 +121,9 @@ macro_rules! waiting_entry {
             };
             if $crate::is_on() {
                 let name = concat!(module_path!(), "::", stringify!($name));
+                let args = $crate::args!($($arg: $ty),*);
                 // SAFETY: the arguments are what the manual page demands.
-                return unsafe { $crate::traced::<$ret>(name, $crate::args!($($arg: $ty),*), call) };
+                return unsafe { $crate::traced_wait::<$ret>(name, args, call) };
             }
             call()
         }

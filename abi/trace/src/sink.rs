@@ -1,15 +1,16 @@
 //! Where lines go: a file, or standard error.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-use quipu_cabi::Errno;
+use quipu_cabi::{Errno, is_per_process, per_process, spared};
 
 use crate::call::Finished;
 
@@ -36,18 +37,25 @@ pub fn is_on() -> bool {
 
 /// Where the lines of this process go.
 pub(crate) struct Sink {
-    file: Option<File>,
-    /// The file's name before `%p` is replaced, if it is in there, and whose number replaced it: a
-    /// child of fork has a file of its own.
-    per_process: Option<OsString>,
-    owner: AtomicU32,
+    /// The name of the file; none for standard error.
+    name: Option<OsString>,
+    place: AtomicPtr<Place>,
     json: bool,
+}
+
+/// The file of the trace. Once it is another's it is given up as it is: its number may be the program's by
+/// now.
+struct Place {
+    file: File,
+    /// Device and inode.
+    identity: (u64, u64),
+    process: u32,
 }
 
 #[cold]
 fn start() -> bool {
     let errno = Errno::last();
-    let wanted = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
+    let wanted = std::env::var_os(VARIABLE).filter(|name| !name.as_bytes().trim_ascii().is_empty());
     let sink = wanted.and_then(|name| {
         let opened = Sink::open(&name);
         opened
@@ -70,46 +78,84 @@ fn start() -> bool {
     on
 }
 
-/// Opens the file of a process to append to it; others may do the same.
-fn append(name: &OsString) -> std::io::Result<File> {
-    let process = std::process::id().to_string();
-    let name = name.to_string_lossy().replace("%p", &process);
-    OpenOptions::new().create(true).append(true).mode(0o600).open(name)
+impl Place {
+    /// Opens the file of this process to add to it; others may do the same.
+    fn open(name: &OsStr) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.create(true).append(true).mode(0o600);
+        let file = above_standard(options.open(per_process(name))?)?;
+        let identity = identity(&file)?;
+        Ok(Self { file, identity, process: std::process::id() })
+    }
+
+    /// Whether the descriptor is still that of the file: programs that close all that they do not know, as
+    /// daemons do, have others by its number later. And a child of fork has a file of its own if the process
+    /// is in its name.
+    fn is_current(&self, name: &OsStr) -> bool {
+        let of_process = !is_per_process(name) || self.process == std::process::id();
+        of_process && identity(&self.file).is_ok_and(|identity| identity == self.identity)
+    }
+}
+
+/// The file by a descriptor above those of standard input, output and error, which a program may have closed.
+fn above_standard(file: File) -> io::Result<File> {
+    if file.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(file);
+    }
+    let lowest = libc::STDERR_FILENO + 1;
+    // SAFETY: takes integers only.
+    let other = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, lowest) };
+    if other < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new.
+    Ok(unsafe { File::from_raw_fd(other) })
+}
+
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    file.metadata().map(|data| (data.dev(), data.ino()))
 }
 
 impl Sink {
-    pub(crate) fn open(name: &OsString) -> std::io::Result<Self> {
-        let path = Path::new(name);
-        let extension = path.extension().unwrap_or_default();
-        let (json, stderr) = (extension == "json" || extension == "jsonl", name == "-");
-        let file = if stderr { None } else { Some(append(name)?) };
-        let many = !stderr && name.to_string_lossy().contains("%p");
-        let owner = AtomicU32::new(std::process::id());
-        Ok(Self { file, per_process: many.then(|| name.clone()), owner, json })
+    pub(crate) fn open(name: &OsString) -> io::Result<Self> {
+        let extension = Path::new(name).extension().unwrap_or_default();
+        let json = extension == "json" || extension == "jsonl";
+        if name == "-" {
+            return Ok(Self { name: None, place: AtomicPtr::default(), json });
+        }
+        let place = Box::into_raw(Box::new(Place::open(name)?)).into();
+        Ok(Self { name: Some(name.clone()), place, json })
     }
 
     /// Writes a line, in one piece: other threads and processes may write to the same file.
-    fn write(&self, call: &Finished<'_>) {
+    pub(crate) fn write(&self, call: &Finished<'_>) {
         let line = if self.json { call.json() } else { call.text() };
         // A program goes on whose trace cannot be written.
-        let _ = match &self.file {
-            Some(file) => (&*file).write_all(line.as_bytes()),
-            None => std::io::stderr().write_all(line.as_bytes()),
-        };
+        let _ = spared(|| match &self.name {
+            Some(name) => self.place(name).and_then(|mut file| file.write_all(line.as_bytes())),
+            None => io::stderr().write_all(line.as_bytes()),
+        });
     }
 
-    /// In a child of fork, has the lines go to a file of its own, if there is one for each process.
-    fn follow_fork(&self) {
-        let (Some(name), Some(file)) = (&self.per_process, &self.file) else { return };
-        let process = std::process::id();
-        if self.owner.swap(process, Ordering::Relaxed) == process {
-            return;
+    /// The file, opened anew if it has become another's.
+    fn place(&self, name: &OsStr) -> io::Result<&'static File> {
+        let old = self.place.load(Ordering::Acquire);
+        // SAFETY: places are never freed.
+        let place: &'static Place = unsafe { &*old };
+        if place.is_current(name) {
+            return Ok(&place.file);
         }
-        let Ok(own) = append(name) else { return };
-        // The descriptor keeps its number, so nothing that other threads use is taken away.
-        // SAFETY: both descriptors are open; `dup3` closes nothing but the second, which is ours.
-        unsafe {
-            libc::dup3(own.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC);
+        let own = Box::into_raw(Box::new(Place::open(name)?));
+        match self.place.compare_exchange(old, own, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: as above.
+            Ok(_) => Ok(unsafe { &(*own).file }),
+            Err(others) => {
+                // SAFETY: nobody else has seen ours; of another thread as above.
+                unsafe {
+                    drop(Box::from_raw(own));
+                    Ok(&(*others).file)
+                }
+            }
         }
     }
 }
@@ -117,7 +163,45 @@ impl Sink {
 /// Writes what is known of a call to where this process writes its trace.
 pub(crate) fn write(call: &Finished<'_>) {
     if let Some(sink) = SINK.get() {
-        sink.follow_fork();
         sink.write(call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_line_does_not_go_to_what_the_program_has_opened_by_the_same_number() {
+        let place = |name: &str| {
+            std::env::temp_dir().join(format!("quipu-sink-{}-{name}", std::process::id()))
+        };
+        let (trace, data) = (place("trace"), place("data"));
+        let sink = Sink::open(&trace.clone().into_os_string()).unwrap();
+        let call = Finished {
+            function: "ibv_test",
+            args: Vec::new(),
+            result: None,
+            errno: None,
+            began: Duration::ZERO,
+            lasted: Duration::ZERO,
+            times: 1,
+        };
+        sink.write(&call);
+        let own = File::create(&data).unwrap();
+        // SAFETY: never freed.
+        let number = unsafe { (*sink.place.load(Ordering::Relaxed)).file.as_raw_fd() };
+        // SAFETY: both are descriptors of this test, of which the second is given up.
+        assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+        sink.write(&call);
+        sink.write(&call);
+        assert_eq!(fs::read(&data).unwrap(), b"");
+        assert_eq!(fs::read_to_string(&trace).unwrap().lines().count(), 3);
+        for file in [trace, data] {
+            fs::remove_file(file).unwrap();
+        }
     }
 }

@@ -128,6 +128,58 @@ fn work_requests_are_shown_with_what_their_opcode_uses() {
     );
 }
 
+#[test]
+fn a_datagram_is_shown_with_its_peer() {
+    // SAFETY: all fields are numbers, pointers, and what pthread objects consist of.
+    let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
+    let raw: *mut ibv_qp = &mut qp;
+    let mut wr = request();
+    (wr.wr_id, wr.opcode) = (2, IBV_WR_SEND);
+    wr.wr.ud =
+        ibv_send_wr_ud { ah: std::ptr::null_mut(), remote_qpn: 0x12, remote_qkey: 0x1111_1111 };
+    wr.qp_type.xrc.remote_srqn = 0x34;
+    let list: *mut ibv_send_wr = &mut wr;
+    let of = |qp_type| {
+        // SAFETY: it is alive.
+        unsafe { (*raw).qp_type = qp_type };
+        shown(&list, "ibv_post_send", crate::args!(raw: *mut ibv_qp), None)
+    };
+    assert_eq!(of(IBV_QPT_RC), "[{wr_id=0x2, opcode=IBV_WR_SEND, sg_list=NULL}]");
+    assert!(of(IBV_QPT_UD).ends_with("ah=NULL, remote_qpn=0x12, remote_qkey=0x11111111}]"));
+    assert!(of(IBV_QPT_XRC_SEND).ends_with("sg_list=NULL, remote_srqn=0x34}]"));
+}
+
+#[test]
+fn private_data_are_shown_and_memory_is_not() {
+    let bytes = [0xab_u8, 0xcd, 0xef];
+    let data: *const libc::c_void = bytes.as_ptr().cast();
+    let private_data_len = 2_u8;
+    let args = crate::args!(private_data_len: u8);
+    assert_eq!(shown(&data, "rdma_reject", args, None), "abcd");
+    assert_eq!(shown(&data, "rsend", &[], None), format!("{:#x}", data.addr()));
+}
+
+#[test]
+fn what_a_call_fills_in_is_shown_after_it() {
+    // SAFETY: all fields are numbers.
+    let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
+    let out: *mut ibv_ah_attr = &mut attr;
+    let after = |function| out.is_output(&crate::Call::new(function, &[], None, false), "out");
+    assert!(after("ibv_init_ah_from_wc") && !after("ibv_create_ah"));
+}
+
+/// A thread that has jumped out of a call that waits is traced on.
+#[test]
+fn a_call_that_waits_may_be_left() {
+    let left = std::panic::catch_unwind(|| {
+        // SAFETY: no arguments.
+        unsafe {
+            crate::traced_wait::<IntErrno>("waits", &[], || std::panic::resume_unwind(Box::new(0)))
+        }
+    });
+    assert!(left.is_err() && !crate::call::is_inside());
+}
+
 fn request() -> ibv_send_wr {
     // SAFETY: all fields are numbers and pointers, for which zeros are valid.
     unsafe { std::mem::zeroed() }
@@ -166,4 +218,28 @@ fn what_a_function_ends_is_not_followed() {
     assert_eq!(shown(&dangling, "rdma_ack_cm_event", &[], None), "0x40");
     let nothing: *mut ibv_send_wr = std::ptr::null_mut();
     assert_eq!(shown(&nothing, "ibv_post_send", &[], None), "NULL");
+}
+
+#[test]
+fn an_address_that_is_cut_off_is_not_read_to_its_end() {
+    // SAFETY: the kernel chooses the place, and both pages are ours.
+    let page = unsafe {
+        let (bits, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON);
+        let pages = libc::mmap(std::ptr::null_mut(), 8192, bits, kind, -1, 0).cast::<u8>();
+        assert_eq!(libc::munmap(pages.add(4096).cast(), 4096), 0);
+        pages
+    };
+    // SAFETY: within the page.
+    let (address, cut) = unsafe { (page.cast::<libc::sockaddr_in>(), page.add(4094)) };
+    // SAFETY: as above.
+    unsafe {
+        (*address).sin_family = libc::AF_INET as u16;
+        (*address).sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+        cut.cast::<u16>().write(libc::AF_INET as u16);
+    }
+    let of = |place: *mut u8| shown(&place.cast::<libc::sockaddr>(), "rgetsockname", &[], None);
+    assert_eq!(of(page.cast()), "127.0.0.1:0");
+    assert_eq!(of(cut), format!("{:#x}", cut.addr()));
+    // SAFETY: it is ours, and used no more.
+    unsafe { libc::munmap(page.cast(), 4096) };
 }

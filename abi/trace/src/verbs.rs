@@ -6,7 +6,7 @@ use libc::c_int;
 use quipu_abi_types::*;
 
 use crate::call::Call;
-use crate::show::{Pointee, opaque};
+use crate::show::{Pointee, opaque, peek};
 use crate::value::Value;
 use crate::words::{self, bits, word};
 
@@ -118,18 +118,19 @@ impl Pointee for ibv_qp_ex {
     }
 }
 
-/// A scatter/gather list.
+/// A scatter/gather list; its address if it has less than `count` elements, which may be more than a queue
+/// takes.
 ///
 /// # Safety
 ///
-/// `list` is null or has `count` elements, aligned or not.
+/// `list` is null or has elements, aligned or not.
 unsafe fn sges(list: *const ibv_sge, count: usize) -> Value {
     if list.is_null() {
         return Value::Null;
     }
-    let shown = (0..count.min(MAX_SHOWN)).map(|index| {
-        // SAFETY: passed on from the caller.
-        let sge = unsafe { list.add(index).read_unaligned() };
+    // SAFETY: an element consists of integers.
+    let Some(list) = (unsafe { peek(list, count.min(MAX_SHOWN)) }) else { return address(list) };
+    let shown = list.iter().map(|sge| {
         Value::Record(vec![
             ("addr", hex(sge.addr)),
             ("length", number(sge.length)),
@@ -152,25 +153,26 @@ fn count(number: c_int) -> usize {
 }
 
 impl Pointee for ibv_send_wr {
-    unsafe fn describe(this: *const Self, _: &Call<'_>) -> Option<Value> {
+    unsafe fn describe(this: *const Self, call: &Call<'_>) -> Option<Value> {
+        let qp_type = call.qp_type();
         let mut list = Vec::new();
         let mut next = this;
         // SAFETY: passed on from the caller: a list of valid requests, ended by null.
         while let Some(wr) = unsafe { next.as_ref() }.filter(|_| list.len() < MAX_SHOWN) {
             // SAFETY: as above.
-            list.push(unsafe { send(wr) });
+            list.push(unsafe { send(wr, qp_type) });
             next = wr.next;
         }
         Some(Value::List(list))
     }
 }
 
-/// A work request to send.
+/// A work request to send by a queue pair of that type.
 ///
 /// # Safety
 ///
 /// Its pointers are valid for its opcode.
-unsafe fn send(wr: &ibv_send_wr) -> Value {
+unsafe fn send(wr: &ibv_send_wr, qp_type: Option<u32>) -> Value {
     let mut fields = vec![("wr_id", hex(wr.wr_id)), ("opcode", word(words::OPCODES, wr.opcode))];
     if wr.send_flags != 0 {
         fields.push(("send_flags", bits(words::SEND_FLAGS, wr.send_flags.into())));
@@ -204,6 +206,17 @@ unsafe fn send(wr: &ibv_send_wr) -> Value {
             let access = bind.bind_info.mw_access_flags;
             fields.push(("access", bits(words::ACCESS, access.into())));
         }
+        _ => {}
+    }
+    // SAFETY: the type of the queue pair says which parts are in use: addresses and integers.
+    let (ud, xrc) = unsafe { (&wr.wr.ud, &wr.qp_type.xrc) };
+    match qp_type {
+        Some(IBV_QPT_UD) => {
+            fields.push(("ah", address(ud.ah)));
+            fields.push(("remote_qpn", hex(ud.remote_qpn)));
+            fields.push(("remote_qkey", hex(ud.remote_qkey)));
+        }
+        Some(IBV_QPT_XRC_SEND) => fields.push(("remote_srqn", hex(xrc.remote_srqn))),
         _ => {}
     }
     match wr.opcode {
@@ -358,7 +371,6 @@ structures! {
         sq_sig_all number;
     ibv_srq_attr: max_wr number, max_sge number, srq_limit number;
     ibv_srq_init_attr: attr srq_attr;
-    ibv_gid_entry: gid gid, gid_index number, port_num number, gid_type number, ndev_ifindex number;
     ibv_port_attr: state |state| word(words::PORT_STATES, state), active_mtu mtu, lid number;
     ibv_mw_bind: wr_id hex, send_flags |flags| bits(words::SEND_FLAGS, u64::from(flags)),
         bind_info binding;
@@ -366,6 +378,24 @@ structures! {
     ibv_modify_cq_attr: attr_mask hex, moderate moderation;
     ibv_alloc_dm_attr: length length, log_align_req number;
     ibv_mr_init_attr: addr address, length length, iova hex;
+}
+
+impl Pointee for ibv_gid_entry {
+    unsafe fn describe(this: *const Self, call: &Call<'_>) -> Option<Value> {
+        // Of a table, nothing may have been asked.
+        if call.function().contains("table") && call.result() == Some(0) {
+            return None;
+        }
+        // SAFETY: passed on from the caller.
+        let this = unsafe { &*this };
+        Some(Value::Record(vec![
+            ("gid", gid(this.gid)),
+            ("gid_index", number(this.gid_index)),
+            ("port_num", number(this.port_num)),
+            ("gid_type", number(this.gid_type)),
+            ("ndev_ifindex", number(this.ndev_ifindex)),
+        ]))
+    }
 }
 
 impl Pointee for ibv_ah_attr {

@@ -12,6 +12,7 @@
 //!   taken in one call and released in another.
 //! * [`list`] is an array of the program, wherever it lies.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
+//! * [`spared`] and [`per_process`] are for files that are written beside a program.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
 //!
 //! No verbs here, and nothing of the engine.
@@ -23,6 +24,7 @@ mod handle;
 mod library;
 mod list;
 mod lock;
+mod output;
 mod signals;
 
 pub use cancel::{Hold, end_if_cancelled};
@@ -34,4 +36,5 @@ pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;
 pub use list::{MAX_ELEMENTS, list};
 pub use lock::SpinLock;
+pub use output::{is_per_process, per_process, spared};
 pub use signals::interrupted_call_goes_on;

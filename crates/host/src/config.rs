@@ -1,6 +1,8 @@
 //! How an engine is set up. One struct; the environment is read here and nowhere else.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -252,7 +254,7 @@ impl Config {
     ///
     /// A variable with a value that is not allowed.
     pub fn from_env() -> Result<Self, ConfigError> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_lookup(|name| std::env::var_os(name))
     }
 
     /// As [`from_env`](Self::from_env), with the variables looked up by `lookup`.
@@ -260,29 +262,38 @@ impl Config {
     /// # Errors
     ///
     /// A variable with a value that is not allowed.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let lookup = |name| lookup(name).filter(|value| !value.trim().is_empty());
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+        // Files may have names that are no text.
+        let file = |name| {
+            let value = lookup(name).filter(|value| !value.as_bytes().trim_ascii().is_empty());
+            value.map(PathBuf::from)
+        };
+        let lookup = |name| match lookup(name).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value).filter(|value| !value.trim().is_empty())),
+            Some(Err(value)) => Err(bad(name, value.to_string_lossy().into(), "text in UTF-8")),
+        };
         let mut config = Self::default();
-        if let Some(value) = lookup("QUIPU_ADDRESS") {
+        if let Some(value) = lookup("QUIPU_ADDRESS")? {
             let address = value.trim().parse();
             config.address =
                 Some(address.map_err(|_| bad("QUIPU_ADDRESS", value, "an IP address"))?);
         }
-        if let Some(value) = lookup("QUIPU_LINK_LAYER") {
+        if let Some(value) = lookup("QUIPU_LINK_LAYER")? {
             config.link_layer = match value.trim() {
                 "ethernet" => LinkLayer::Ethernet,
                 "infiniband" => LinkLayer::InfiniBand,
                 _ => return Err(bad("QUIPU_LINK_LAYER", value, "ethernet or infiniband")),
             };
         }
-        if let Some(value) = lookup("QUIPU_SAME_HOST") {
+        if let Some(value) = lookup("QUIPU_SAME_HOST")? {
             config.same_host = match value.trim() {
                 "auto" => SameHost::Auto,
                 "never" => SameHost::Never,
                 _ => return Err(bad("QUIPU_SAME_HOST", value, "auto or never")),
             };
         }
-        if let Some(value) = lookup("QUIPU_PEER_MEMORY") {
+        if let Some(value) = lookup("QUIPU_PEER_MEMORY")? {
             config.peer_memory = match value.trim() {
                 "auto" => PeerMemoryPolicy::Auto,
                 "allow" => PeerMemoryPolicy::Allow,
@@ -290,7 +301,7 @@ impl Config {
                 _ => return Err(bad("QUIPU_PEER_MEMORY", value, "auto, allow or never")),
             };
         }
-        if let Some(value) = lookup("QUIPU_SHARED_PAGES") {
+        if let Some(value) = lookup("QUIPU_SHARED_PAGES")? {
             config.shared_pages = match value.trim() {
                 "never" => SharedPages::Never,
                 "own" => SharedPages::Own,
@@ -298,7 +309,7 @@ impl Config {
                 _ => return Err(bad("QUIPU_SHARED_PAGES", value, "never, own or registered")),
             };
         }
-        if let Some(value) = lookup("QUIPU_CRC") {
+        if let Some(value) = lookup("QUIPU_CRC")? {
             config.crc = match value.trim() {
                 "auto" => Crc::BetweenHosts,
                 "always" => Crc::Always,
@@ -306,23 +317,23 @@ impl Config {
                 _ => return Err(bad("QUIPU_CRC", value, "auto, always or never")),
             };
         }
-        if let Some(value) = lookup("QUIPU_ARENA_MB") {
+        if let Some(value) = lookup("QUIPU_ARENA_MB")? {
             let megabytes = value.trim().parse().ok().filter(|mb| (1..=65_536).contains(mb));
             let megabytes: usize = megabytes
                 .ok_or_else(|| bad("QUIPU_ARENA_MB", value, "a number from 1 to 65536"))?;
             config.arena_bytes = megabytes << 20;
         }
-        if let Some(value) = lookup("QUIPU_MULTICAST_PORT") {
+        if let Some(value) = lookup("QUIPU_MULTICAST_PORT")? {
             let port = value.trim().parse().ok().filter(|&port| port > 0);
             config.multicast_port =
                 port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
         }
 
-        config.congestion = lookup("QUIPU_CONGESTION").map(|value| value.trim().to_owned());
-        config.faults = lookup("QUIPU_FAULTS").map(PathBuf::from);
-        config.fault_log = lookup("QUIPU_FAULT_LOG").map(PathBuf::from);
-        config.fault_replay = lookup("QUIPU_FAULT_REPLAY").map(PathBuf::from);
-        if let Some(value) = lookup("QUIPU_STRICT") {
+        config.congestion = lookup("QUIPU_CONGESTION")?.map(|value| value.trim().to_owned());
+        config.faults = file("QUIPU_FAULTS");
+        config.fault_log = file("QUIPU_FAULT_LOG");
+        config.fault_replay = file("QUIPU_FAULT_REPLAY");
+        if let Some(value) = lookup("QUIPU_STRICT")? {
             config.strict = match value.trim() {
                 "1" | "report" => Some(StrictMode::Report),
                 "fail" => Some(StrictMode::Fail),
@@ -331,8 +342,8 @@ impl Config {
                 _ => return Err(bad("QUIPU_STRICT", value, "report, fail, abort or 0")),
             };
         }
-        config.strict_log = lookup("QUIPU_STRICT_LOG").map(PathBuf::from);
-        if let Some(rules) = lookup("QUIPU_STRICT_IGNORE") {
+        config.strict_log = file("QUIPU_STRICT_LOG");
+        if let Some(rules) = lookup("QUIPU_STRICT_IGNORE")? {
             config.strict_ignore = rules.parse().map_err(|_| {
                 bad(
                     "QUIPU_STRICT_IGNORE",
@@ -342,15 +353,15 @@ impl Config {
             })?;
         }
         config.strict_order = strict_order(&lookup)?;
-        config.log = lookup("QUIPU_LOG");
-        if let Some(value) = lookup("QUIPU_COUNTERS") {
+        config.log = lookup("QUIPU_LOG")?;
+        if let Some(value) = lookup("QUIPU_COUNTERS")? {
             config.counters = match value.trim() {
                 "auto" => true,
                 "never" => false,
                 _ => return Err(bad("QUIPU_COUNTERS", value, "auto or never")),
             };
         }
-        config.capture = capture(&lookup)?;
+        config.capture = capture(&lookup, file("QUIPU_PCAP"))?;
         config.qpip = QpipConfig::from_lookup(&lookup)?;
         let link = config.qpip.as_ref().is_some_and(|qpip| !qpip.link.is_shared());
         (config.devices, config.cm_device) = devices(&lookup, link)?;
@@ -358,16 +369,17 @@ impl Config {
     }
 }
 
+/// Looks a variable up: its text, unless it is blank. One that is no text is an error.
+pub(crate) trait Lookup: Fn(&'static str) -> Result<Option<String>, ConfigError> {}
+impl<F: Fn(&'static str) -> Result<Option<String>, ConfigError>> Lookup for F {}
+
 /// Which devices programs see, and from which one connection management connects.
 /// `link`: whether there is one of the engine's own for QPIP.
-fn devices(
-    lookup: &impl Fn(&'static str) -> Option<String>,
-    link: bool,
-) -> Result<(Vec<Device>, Device), ConfigError> {
+fn devices(lookup: &impl Lookup, link: bool) -> Result<(Vec<Device>, Device), ConfigError> {
     let expected =
         "some of quipu0, quipu_iw0 and, with QUIPU_QPIP_LINK, quipu_qp0, with commas between them";
     let is_there = |device: &Device| link || *device != Device::QuipuQp0;
-    let shown = match lookup("QUIPU_DEVICES") {
+    let shown = match lookup("QUIPU_DEVICES")? {
         None => Device::ALL.into_iter().filter(is_there).collect(),
         Some(value) => {
             let find = |name: &str| Device::named(name.trim()).filter(is_there);
@@ -378,7 +390,7 @@ fn devices(
             named.ok_or_else(|| bad("QUIPU_DEVICES", value, expected))?
         }
     };
-    let cm = match lookup("QUIPU_CM_DEVICE") {
+    let cm = match lookup("QUIPU_CM_DEVICE")? {
         None if shown.contains(&Device::Quipu0) => Device::Quipu0,
         None => shown[0],
         Some(value) => {
@@ -391,22 +403,21 @@ fn devices(
 
 /// Where packets are captured.
 fn capture(
-    lookup: &impl Fn(&'static str) -> Option<String>,
+    lookup: &impl Lookup,
+    path: Option<PathBuf>,
 ) -> Result<Option<CaptureConfig>, ConfigError> {
     let megabytes = "a number from 1 to 1048576";
     let megabytes = number(lookup, "QUIPU_PCAP_MB", 1024, 1..=1 << 20, megabytes)?;
     let snaplen = "a number from 0 to 65535";
     let snaplen = number(lookup, "QUIPU_PCAP_SNAPLEN", 0, 0..=65_535, snaplen)?;
     let file_bytes = u64::from(megabytes) << 20;
-    Ok(lookup("QUIPU_PCAP").map(|path| CaptureConfig { path: path.into(), file_bytes, snaplen }))
+    Ok(path.map(|path| CaptureConfig { path, file_bytes, snaplen }))
 }
 
 /// How the strict mode places writes.
-fn strict_order(
-    lookup: &impl Fn(&'static str) -> Option<String>,
-) -> Result<Option<StrictOrder>, ConfigError> {
+fn strict_order(lookup: &impl Lookup) -> Result<Option<StrictOrder>, ConfigError> {
     let StrictOrder { order, hold } = StrictOrder::default();
-    let order = match lookup("QUIPU_STRICT_ORDER") {
+    let order = match lookup("QUIPU_STRICT_ORDER")? {
         None => Some(order),
         Some(value) => parse_order(value.trim()).ok_or_else(|| {
             let expected = "reverse, shuffle, shuffle:SEED with a number, or off";
@@ -431,13 +442,13 @@ fn parse_order(text: &str) -> Option<Option<WriteOrder>> {
 
 /// A number in a range, or what it is by default.
 fn number(
-    lookup: &impl Fn(&'static str) -> Option<String>,
+    lookup: &impl Lookup,
     name: &'static str,
     default: u32,
     range: std::ops::RangeInclusive<u32>,
     expected: &'static str,
 ) -> Result<u32, ConfigError> {
-    let Some(value) = lookup(name) else { return Ok(default) };
+    let Some(value) = lookup(name)? else { return Ok(default) };
     let number = value.trim().parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| bad(name, value, expected))
 }
@@ -448,6 +459,8 @@ fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
@@ -459,7 +472,7 @@ mod tests {
             "QUIPU_LINK_LAYER" => Some("infiniband".into()),
             "QUIPU_ARENA_MB" => Some("16".into()),
             "QUIPU_MULTICAST_PORT" => Some("7000".into()),
-            "QUIPU_CONGESTION" => Some(String::new()),
+            "QUIPU_CONGESTION" => Some(OsString::new()),
             _ => None,
         })
         .unwrap();
@@ -517,6 +530,27 @@ mod tests {
         let error = Config::from_lookup(|n| (n == "QUIPU_ADDRESS").then(|| "eth0".into()));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("QUIPU_ADDRESS=eth0") && text.contains("an IP address"));
+    }
+
+    #[test]
+    fn a_file_may_have_any_name_and_other_values_are_text() {
+        let odd = |name: &'static str| {
+            let value = OsString::from_vec(b"/tmp/\xff".to_vec());
+            Config::from_lookup(move |asked| (asked == name).then(|| value.clone()))
+        };
+        let file = Some(PathBuf::from(OsString::from_vec(b"/tmp/\xff".to_vec())));
+        let named = |name, of: fn(Config) -> Option<PathBuf>| odd(name).map(of);
+        assert_eq!(named("QUIPU_FAULTS", |it| it.faults).unwrap(), file);
+        assert_eq!(named("QUIPU_FAULT_LOG", |it| it.fault_log).unwrap(), file);
+        assert_eq!(named("QUIPU_FAULT_REPLAY", |it| it.fault_replay).unwrap(), file);
+        assert_eq!(named("QUIPU_STRICT_LOG", |it| it.strict_log).unwrap(), file);
+        assert_eq!(named("QUIPU_PCAP", |it| Some(it.capture?.path)).unwrap(), file);
+        for name in ["QUIPU_ADDRESS", "QUIPU_QPIP_LINK", "QUIPU_LOG", "QUIPU_DEVICES"] {
+            let error = odd(name).unwrap_err();
+            assert_eq!((error.name, error.expected), (name, "text in UTF-8"));
+        }
+        let blank = |name: &str| (name == "QUIPU_FAULTS").then(|| OsString::from("  "));
+        assert_eq!(Config::from_lookup(blank).unwrap().faults, None);
     }
 
     #[test]

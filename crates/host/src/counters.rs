@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use quipu_cabi::Hold;
+use quipu_cabi::{Hold, spared};
 use quipu_inet::stack::Stack;
 use quipu_nic::{AdapterCounters, QpCounters, QpSummary, QpType, Time};
 use quipu_observe::{
@@ -23,6 +23,7 @@ use quipu_observe::{
 pub use quipu_observe as observe;
 
 use crate::address::HostAddress;
+use crate::fork::OwnLock;
 use crate::link::socket as link;
 use crate::sys;
 use crate::tap::Adapter;
@@ -49,6 +50,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Writes samples.
 #[derive(Debug)]
 pub(crate) struct Publisher {
+    _lock: OwnLock,
     file: File,
     path: PathBuf,
     sample: Sample,
@@ -75,7 +77,7 @@ pub(crate) struct Calls {
 
 impl Publisher {
     /// A publisher for a new engine.
-    pub(crate) fn open(address: &HostAddress) -> io::Result<Self> {
+    pub(crate) fn open(device: &str, address: &HostAddress) -> io::Result<Self> {
         let folder = own_folder()?;
         remove_stale(&folder, REMOVED_AT_ONCE);
         let process = std::process::id();
@@ -93,7 +95,7 @@ impl Publisher {
             started: epoch_ns(),
             taken: 0,
             program: program.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            device: "quipu0".into(),
+            device: device.into(),
             address: address.ip,
             engine: [0; ENGINE],
             drops: [0; REASONS],
@@ -102,7 +104,16 @@ impl Publisher {
             queue_pairs: Vec::new(),
             omitted: 0,
         };
-        Ok(Self { file, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
+        let lock = OwnLock::of(&file);
+        Ok(Self {
+            _lock: lock,
+            file,
+            path,
+            sample,
+            bytes: Vec::new(),
+            due: Time(0),
+            shown: u64::MAX,
+        })
     }
 
     /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.
@@ -134,10 +145,9 @@ impl Publisher {
         }
         self.shown = activity;
         self.fill(adapter, calls);
-        let queue_pairs = self.sample.queue_pairs.len() as u64;
-        self.due = now.after(INTERVAL_NS * (1 + queue_pairs / FEW_QUEUE_PAIRS));
+        self.due = now.after(interval_ns(&self.sample));
         self.sample.encode(&mut self.bytes);
-        if let Err(error) = self.file.write_all_at(&self.bytes, 0) {
+        if let Err(error) = spared(|| self.file.write_all_at(&self.bytes, 0)) {
             tracing::debug!(%error, "counters are not shown");
         }
     }
@@ -289,7 +299,15 @@ fn queue_pair(summary: &QpSummary) -> QueuePair {
     }
 }
 
-fn epoch_ns() -> u64 {
+/// The longest time between a sample and the next, while there is something new.
+#[must_use]
+pub fn interval_ns(sample: &Sample) -> u64 {
+    INTERVAL_NS * (1 + sample.queue_pairs.len() as u64 / FEW_QUEUE_PAIRS)
+}
+
+/// The time of samples: nanoseconds since the epoch of UNIX.
+#[must_use]
+pub fn epoch_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 

@@ -1,8 +1,12 @@
-//! Becoming another program, which finds the signals as this one was started with.
+//! Becoming another program, which finds the signals as this one was started with; and what is to be known
+//! of a program before.
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,4 +57,61 @@ pub fn become_program(command: &mut Command) -> io::Error {
     };
     // SAFETY: `restore` only makes calls that are allowed between fork and exec.
     unsafe { command.pre_exec(restore) }.exec()
+}
+
+/// Whether this user may execute a file.
+#[must_use]
+pub fn may_execute(file: &Path) -> bool {
+    let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return false };
+    // SAFETY: a string that ends with a zero.
+    unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::X_OK, libc::AT_EACCESS) == 0 }
+}
+
+/// Whether a file has capabilities (capabilities(7)), which the kernel gives to the program in it.
+#[must_use]
+pub fn has_capabilities(file: &Path) -> bool {
+    let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return false };
+    // SAFETY: strings that end with zeros; of the attribute only the length is asked for.
+    unsafe { libc::getxattr(name.as_ptr(), CAPABILITIES.as_ptr(), std::ptr::null_mut(), 0) > 0 }
+}
+
+const CAPABILITIES: &CStr = c"security.capability";
+
+/// Whether programs in the file system of a file get no more rights than who runs them (the option `nosuid`
+/// of mount(8)).
+#[must_use]
+pub fn gives_no_rights(file: &Path) -> bool {
+    let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return false };
+    let mut system = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: a string that ends with a zero, and room, which is read if it was filled in.
+    unsafe {
+        libc::statvfs(name.as_ptr(), system.as_mut_ptr()) == 0
+            && system.assume_init().f_flag & libc::ST_NOSUID != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_of_files_are_known() {
+        let name = format!("quipu-rights-{}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        std::fs::write(&file, b"x").unwrap();
+        assert!(!may_execute(&file) && !has_capabilities(&file));
+        assert!(may_execute(Path::new("/bin/sh")) && !may_execute(Path::new("/no/such/file")));
+        assert!(!gives_no_rights(Path::new("/no/such/file")));
+        let name = CString::new(file.as_os_str().as_bytes()).unwrap();
+        // CAP_IPC_LOCK, permitted and effective (struct vfs_cap_data of linux/capability.h).
+        let capabilities: [u32; 5] = [0x0200_0001, 1 << 14, 0, 0, 0].map(u32::to_le);
+        // SAFETY: strings that end with zeros, and so many bytes.
+        let set = unsafe {
+            let (value, size) = (capabilities.as_ptr().cast(), size_of_val(&capabilities));
+            libc::setxattr(name.as_ptr(), CAPABILITIES.as_ptr(), value, size, 0)
+        };
+        // Not everybody may, nor on every file system.
+        assert_eq!(has_capabilities(&file), set == 0);
+        std::fs::remove_file(&file).unwrap();
+    }
 }

@@ -1,14 +1,15 @@
 //! Where injected faults are told: to people on standard error, or to machines in a file of JSON lines.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use quipu_cabi::Hold;
+use quipu_cabi::{Hold, spared};
 use quipu_fault::{Header, Injector, Plan, Record, json};
 
 use crate::error::OpenError;
+use crate::sys;
 
 /// So many of each `[[fault]]` are shown on standard error.
 const SHOWN: u32 = 20;
@@ -31,9 +32,9 @@ impl FaultLog {
     pub(crate) fn open(path: Option<&Path>, plan: &Plan, program: &str) -> Result<Self, OpenError> {
         let pid = std::process::id();
         let file = path.map(|path| {
-            let name = path.to_string_lossy().replace("%p", &pid.to_string());
-            let mut file = OpenOptions::new().create(true).append(true).open(&name)?;
-            file.write_all((json(&Header::new(plan, pid, program)) + "\n").as_bytes())?;
+            let mut file = sys::log(path)?;
+            let header = json(&Header::new(plan, pid, program)) + "\n";
+            spared(|| file.write_all(header.as_bytes()))?;
             Ok(file)
         });
         let file = file.transpose().map_err(|error: std::io::Error| {
@@ -50,7 +51,7 @@ impl FaultLog {
         // A program goes on whose log cannot be written.
         if let Some(file) = &mut self.file {
             // At once, so that it is not mixed with what others write there.
-            let _ = file.write_all((json(record) + "\n").as_bytes());
+            let _ = spared(|| file.write_all((json(record) + "\n").as_bytes()));
             return;
         }
         let shown = self.shown.entry(record.rule).or_default();

@@ -3,26 +3,40 @@
 use std::io;
 use std::time::Duration;
 
-/// SIGINT and SIGTERM, which wait to be [waited for](Self::wait).
+/// SIGINT and SIGTERM, and others if they are asked for, which wait to be [waited for](Self::wait).
 pub struct Interrupts {
     set: libc::sigset_t,
 }
 
 impl Interrupts {
-    /// Blocks the two for this thread, and for those that it starts from now on: to be called before there
+    /// Blocks them for this thread, and for those that it starts from now on: to be called before there
     /// are others.
     ///
     /// # Errors
     ///
     /// What the system reports.
     pub fn block() -> io::Result<Self> {
+        Self::of(&[libc::SIGINT, libc::SIGTERM])
+    }
+
+    /// As [`block`](Self::block), and SIGHUP, for who uses the terminal.
+    ///
+    /// # Errors
+    ///
+    /// What the system reports.
+    pub fn block_with_hangup() -> io::Result<Self> {
+        Self::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+    }
+
+    fn of(signals: &[libc::c_int]) -> io::Result<Self> {
         // SAFETY: sigset_t is plain data, which sigemptyset fills in before it is used.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: the set is a live variable, and the numbers are those of signals.
         unsafe {
             libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, libc::SIGINT);
-            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, *signal);
+            }
         }
         let interrupts = Self { set };
         interrupts.mask(libc::SIG_BLOCK)?;
@@ -32,6 +46,16 @@ impl Interrupts {
     /// Waits until one comes, but no longer than `most`; whether one has. If so, as [`wait`](Self::wait).
     #[must_use]
     pub fn wait_at_most(&self, most: Duration) -> bool {
+        self.within(most).is_some()
+    }
+
+    /// One that has come.
+    #[must_use]
+    pub fn pending(&self) -> Option<i32> {
+        self.within(Duration::ZERO)
+    }
+
+    fn within(&self, most: Duration) -> Option<i32> {
         let most = libc::timespec {
             tv_sec: most.as_secs() as libc::time_t,
             tv_nsec: most.subsec_nanos().into(),
@@ -40,10 +64,10 @@ impl Interrupts {
         let came = unsafe {
             libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const most)
         };
-        if came > 0 {
+        (came > 0).then(|| {
             let _ = self.mask(libc::SIG_UNBLOCK);
-        }
-        came > 0
+            came
+        })
     }
 
     fn mask(&self, how: libc::c_int) -> io::Result<()> {

@@ -60,6 +60,7 @@ mod tap;
 #[cfg(test)]
 mod testing;
 
+pub use quipu_cabi::is_per_process;
 pub use quipu_cm as connection;
 pub use quipu_fault as fault;
 pub use quipu_inet as inet;
@@ -75,7 +76,7 @@ pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,
 };
 pub use error::{EngineError, OpenError};
-pub use exec::become_program;
+pub use exec::{become_program, gives_no_rights, has_capabilities, may_execute};
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{ShareError, Sharer};

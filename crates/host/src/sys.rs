@@ -8,6 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
 use libc::{c_int, c_void, socklen_t};
 
@@ -53,6 +54,12 @@ pub(crate) fn above_standard(file: File) -> io::Result<File> {
         return Ok(file);
     }
     duplicate(&file.into()).map(File::from)
+}
+
+/// Opens a log to add to it; `%p` in its name is the process.
+pub(crate) fn log(path: &Path) -> io::Result<File> {
+    let name = quipu_cabi::per_process(path.as_os_str());
+    above_standard(File::options().create(true).append(true).open(name)?)
 }
 
 /// The longest file that this process may make (`RLIMIT_FSIZE`), in bytes.

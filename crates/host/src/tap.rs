@@ -4,12 +4,10 @@
 //! round of progress ends with a write of the packets that passed in it: what ends the process later,
 //! even a signal that cannot be caught, loses none of them.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quipu_cabi::Hold;
@@ -23,6 +21,10 @@ use crate::address::HostAddress;
 use crate::config::CaptureConfig;
 use crate::sys;
 
+mod file;
+
+use file::CaptureFile;
+
 /// The adapter of an engine.
 pub(crate) type Adapter = quipu_nic::Adapter<Tap>;
 
@@ -34,25 +36,25 @@ pub(crate) struct Tap(Option<Box<Recorder>>);
 #[derive(Debug)]
 struct Recorder {
     capture: Capture,
-    file: File,
-    path: PathBuf,
+    file: CaptureFile,
     /// Whether the user was told that the file has reached its limit.
     told: bool,
 }
 
 impl Tap {
-    /// A tap that captures what passes at `address`.
+    /// A tap that captures what passes at the address of a device.
     ///
     /// # Errors
     /// The file, named in the error's stead, cannot be written.
     pub(crate) fn open(
         config: &CaptureConfig,
+        device: &str,
         address: &HostAddress,
     ) -> Result<Self, (PathBuf, io::Error)> {
-        let (file, path) = open_file(&config.path)?;
+        let file = CaptureFile::open(&config.path)?;
         let program = std::env::current_exe().unwrap_or_default();
         let interface = Interface {
-            name: "quipu0".into(),
+            name: device.into(),
             description: format!(
                 "{} (process {}) at {}",
                 program.file_name().unwrap_or_default().to_string_lossy(),
@@ -61,10 +63,10 @@ impl Tap {
             ),
             application: concat!("Quipu ", env!("CARGO_PKG_VERSION")).into(),
         };
-        let there = file.metadata().map_or(0, |data| data.len());
-        let file_bytes = config.file_bytes.saturating_sub(there);
+        let longest = config.file_bytes.min(sys::file_size_limit());
+        let file_bytes = longest.saturating_sub(file.length());
         let capture = Capture::new(&interface, Limits { file_bytes, snaplen: config.snaplen });
-        let mut tap = Self(Some(Box::new(Recorder { capture, file, path, told: false })));
+        let mut tap = Self(Some(Box::new(Recorder { capture, file, told: false })));
         tap.flush();
         Ok(tap)
     }
@@ -174,16 +176,17 @@ impl Tap {
     fn write(&mut self) {
         let Some(recorder) = &mut self.0 else { return };
         let _hold = Hold::new();
-        let Recorder { capture, file, path, told } = &mut **recorder;
-        let path = path.display();
-        if let Err(error) = file.write_all(capture.output()) {
-            tracing::error!(%path, %error, "no more packets are captured");
+        let Recorder { capture, file, told } = &mut **recorder;
+        if let Err(error) = file.add(capture.output()) {
+            tracing::error!(path = %file.path().display(), %error, "no more packets are captured");
             self.0 = None;
             return;
         }
         capture.clear();
         if capture.is_full() && !std::mem::replace(told, true) {
-            tracing::warn!(%path, "the capture has reached its limit; no more packets are captured");
+            // Whoever reads the capture would take what is missing for what did not happen.
+            let path = file.path().display();
+            tracing::error!(%path, "the capture has reached its limit; no more packets are captured");
         }
     }
 
@@ -264,68 +267,4 @@ fn pair(ends: &Ends) -> (Pair, Direction) {
 /// Since the epoch of UNIX.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// The file for the packets of this process, locked. Packets are added to what is there, as another
-/// section of the file; a file that another process writes to is left to it.
-fn open_file(wanted: &Path) -> Result<(File, PathBuf), (PathBuf, io::Error)> {
-    let process = std::process::id();
-    let text = wanted.to_string_lossy();
-    let path = if wanted.is_dir() {
-        wanted.join(format!("quipu-{process}.pcapng"))
-    } else if text.contains("%p") {
-        text.replace("%p", &process.to_string()).into()
-    } else {
-        wanted.to_owned()
-    };
-    let open = |path: PathBuf| match append(&path) {
-        Ok(file) => Ok((file, path)),
-        Err(error) => Err((path, error)),
-    };
-    match open(path) {
-        Err((path, error)) if error.kind() == io::ErrorKind::WouldBlock => {
-            let mut name = path.file_stem().unwrap_or_default().to_owned();
-            name.push(format!(".{process}"));
-            if let Some(extension) = path.extension() {
-                name.push(".");
-                name.push(extension);
-            }
-            open(path.with_file_name(name))
-        }
-        opened => opened,
-    }
-}
-
-/// Opens a file to add to it, for this user only: packets hold what programs sent.
-fn append(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    let file = sys::above_standard(file)?;
-    file.try_lock()?;
-    Ok(file)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_process_has_a_file() {
-        let folder = std::env::temp_dir().join(format!("quipu-tap-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        let process = std::process::id();
-        let name = |wanted: &str| {
-            let (file, path) = open_file(&folder.join(wanted)).unwrap();
-            (file, path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned())
-        };
-        let (_held, first) = name("a.pcapng");
-        assert_eq!(first, "a.pcapng");
-        // Another description of the same file is refused the lock, as another process would be.
-        assert_eq!(name("a.pcapng").1, format!("a.{process}.pcapng"));
-        assert_eq!(name("b-%p").1, format!("b-{process}"));
-        assert_eq!(name("").1, format!("quipu-{process}.pcapng"));
-        let (path, error) = open_file(&folder.join("no/such/folder")).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
-        assert!(path.ends_with("no/such/folder"));
-        std::fs::remove_dir_all(&folder).unwrap();
-    }
 }

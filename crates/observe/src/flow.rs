@@ -8,7 +8,7 @@ use std::time::Duration;
 use quipu_iwarp::wire::mpa::FrameKind;
 
 use crate::capture::Limits;
-use crate::frame::{Framer, Summary, Told};
+use crate::frame::{Framer, Summary, Told, What};
 use crate::packet::{Direction, MAX_PAYLOAD, Segment, flag};
 use crate::pcapng::{self, LinkType, Packet};
 
@@ -150,9 +150,9 @@ impl Flow {
         }
         let Self { ends, seq, framers, qpns, own, notes } = self;
         let mut markers = false;
-        framers[from.index()].push(bytes, |frame, told| {
+        framers[from.index()].push(bytes, |frame, what| {
             let mut comment = String::new();
-            if let Some(told) = told {
+            if let What::Told(told) = what {
                 markers |= told.markers;
                 if let Some((source, destination)) = told.qpns {
                     let mut pair = [source, destination];
@@ -162,24 +162,27 @@ impl Flow {
                     *qpns = Some(pair);
                 }
             }
-            if let Some(pair) = qpns {
+            if let (Some(pair), What::Told(_) | What::Fpdu) = (&qpns, what) {
                 let (source, destination) = (pair[from.index()], pair[from.reverse().index()]);
                 let _ = write!(comment, "QP {source:#08x} to {destination:#08x}: ");
             }
-            match (told, Summary::of(frame)) {
-                (Some(Told { management: Some(name), .. }), _) => {
+            match what {
+                What::Told(Told { management: Some(name), .. }) => {
                     let _ = write!(comment, "connection management: {name}");
                 }
-                (Some(_), _) => comment.push_str("MPA start-up"),
-                (None, Some(summary)) => {
-                    summary.describe(&mut comment);
-                    let noted = from == *own && summary.is_request();
-                    let wr_id = wr_id.or_else(|| noted.then(|| notes.pop_front()).flatten());
-                    if let Some(wr_id) = wr_id {
-                        let _ = write!(comment, ", wr_id {wr_id:#x}");
+                What::Told(_) => comment.push_str("MPA start-up"),
+                What::Fpdu => {
+                    if let Some(summary) = Summary::of(frame) {
+                        summary.describe(&mut comment);
+                        let noted = from == *own && summary.is_request();
+                        let wr_id = wr_id.or_else(|| noted.then(|| notes.pop_front()).flatten());
+                        if let Some(wr_id) = wr_id {
+                            let _ = write!(comment, ", wr_id {wr_id:#x}");
+                        }
                     }
                 }
-                (None, None) => {}
+                // What cannot be told apart is not told of.
+                What::Opaque => {}
             }
             send(sink, time, (ends, seq), (from, from == *own), frame, &comment);
         });
@@ -231,5 +234,26 @@ fn send(
         sink.packet(time, !outgoing, &headers, part, comment);
         let seq = &mut seq[from.index()];
         *seq = seq.wrapping_add(part.len() as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::Limits;
+
+    #[test]
+    fn what_is_no_rdma_is_not_told_of_as_such() {
+        let limits = Limits { file_bytes: 1 << 20, snaplen: 0 };
+        let mut sink = Sink { out: Vec::new(), limits, written: 0, full: false };
+        let ends = ["192.0.2.1:4000", "192.0.2.2:5000"].map(|it| it.parse().unwrap());
+        let mut flow = Flow::open(&mut sink, Duration::ZERO, ends, Direction::FromServer);
+        flow.note(7);
+        let told = |sink: &Sink, text: &[u8]| sink.out.windows(text.len()).any(|it| it == text);
+        for from in [Direction::FromClient, Direction::FromServer] {
+            let bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+            flow.pass(&mut sink, Duration::ZERO, from, bytes, None);
+        }
+        assert!(told(&sink, b"GET /") && !told(&sink, b"RDMA") && !told(&sink, b"wr_id"));
     }
 }

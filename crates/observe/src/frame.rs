@@ -30,6 +30,17 @@ pub(crate) struct Framer {
     waiting: Vec<u8>,
 }
 
+/// What a frame is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    /// A start-up frame, or one of connection management.
+    Told(Told),
+    /// An FPDU.
+    Fpdu,
+    /// Some bytes.
+    Opaque,
+}
+
 /// What a start-up frame told.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
@@ -53,7 +64,7 @@ impl Framer {
     }
 
     /// Adds bytes and takes the next frames out, each by a call of `each`.
-    pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8], Option<Told>)) {
+    pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8], What)) {
         // Mostly the bytes are whole frames and nothing waits.
         let mut kept = std::mem::take(&mut self.waiting);
         let whole = if kept.is_empty() {
@@ -65,12 +76,12 @@ impl Framer {
         let mut at = 0;
         while at < whole.len() {
             let rest = &whole[at..];
-            let (length, told) = match self.phase {
+            let (length, what) = match self.phase {
                 Phase::Start(kind) => match start_frame(kind, rest) {
                     Ok(Some((length, told))) => {
                         let managed = told.management.is_some();
                         self.phase = if managed { Phase::Management } else { Phase::Fpdus };
-                        (length, Some(told))
+                        (length, What::Told(told))
                     }
                     Ok(None) => break,
                     Err(()) => {
@@ -79,13 +90,13 @@ impl Framer {
                     }
                 },
                 Phase::Fpdus => match fpdu(rest) {
-                    Some(length) => (length, None),
+                    Some(length) => (length, What::Fpdu),
                     None => break,
                 },
                 Phase::Management => match Frame::parse(rest) {
                     Ok(Some((frame, length))) => {
                         let management = Some(name_of(frame));
-                        (length, Some(Told { management, ..Told::default() }))
+                        (length, What::Told(Told { management, ..Told::default() }))
                     }
                     Ok(None) => break,
                     Err(_) => {
@@ -93,10 +104,10 @@ impl Framer {
                         continue;
                     }
                 },
-                Phase::Opaque => (rest.len(), None),
+                Phase::Opaque => (rest.len(), What::Opaque),
             };
-            each(&rest[..length], told);
-            if told.is_some_and(|told| told.markers) {
+            each(&rest[..length], what);
+            if matches!(what, What::Told(Told { markers: true, .. })) {
                 self.phase = Phase::Opaque;
             }
             at += length;
@@ -232,9 +243,13 @@ mod tests {
     fn what_is_no_mpa_passes_as_it_is() {
         let mut framer = Framer::new(FrameKind::Reply);
         let mut frames = Vec::new();
-        framer.push(b"GET / HTTP/1.1", |frame, told| frames.push((frame.to_vec(), told.is_some())));
-        framer.push(b"more", |frame, told| frames.push((frame.to_vec(), told.is_some())));
-        assert_eq!(frames, [(b"GET / HTTP/1.1".to_vec(), false), (b"more".to_vec(), false)]);
+        framer.push(b"GET / HTTP/1.1", |frame, what| {
+            frames.push((frame.to_vec(), matches!(what, What::Opaque)));
+        });
+        framer.push(b"more", |frame, what| {
+            frames.push((frame.to_vec(), matches!(what, What::Opaque)));
+        });
+        assert_eq!(frames, [(b"GET / HTTP/1.1".to_vec(), true), (b"more".to_vec(), true)]);
     }
 
     #[test]

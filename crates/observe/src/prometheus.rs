@@ -93,9 +93,12 @@ fn line(out: &mut String, name: &str, labels: &str, value: u64) {
     let _ = writeln!(out, "{name}{{{labels}}} {value}");
 }
 
+/// What tells an engine from all others. Several may have one process number, in spaces of their own, or in
+/// one process.
 fn labels(sample: &Sample) -> String {
-    let Sample { process, program, device, .. } = sample;
-    format!("process=\"{process}\",program=\"{}\",device=\"{}\"", escape(program), escape(device))
+    let Sample { process, program, device, started, .. } = sample;
+    let (program, device) = (escape(program), escape(device));
+    format!("process=\"{process}\",program=\"{program}\",device=\"{device}\",started=\"{started}\"")
 }
 
 fn qp_labels(sample: &Sample, qp: &QueuePair) -> String {
@@ -118,7 +121,10 @@ mod tests {
     fn the_page_follows_the_format() {
         let mut other = example();
         (other.process, other.program) = (4712, "a \"b\" \\ c\n".into());
-        let page = prometheus(&[example(), other]);
+        // Of another container, say.
+        let mut again = example();
+        again.started += 1;
+        let page = prometheus(&[example(), other, again]);
         let (mut families, mut series) = (BTreeSet::new(), BTreeSet::new());
         let mut current = String::new();
         for line in page.lines() {
@@ -135,18 +141,20 @@ mod tests {
             }
         }
         let wanted = [
-            "quipu_sends_total{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\"} 33",
+            "quipu_sends_total{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\",{STARTED}} 33",
             "quipu_completion_errors_total{process=\"4711\",program=\"ib_write_bw\",\
-             device=\"quipu0\",status=\"wr_flush_err\"} 9",
+             device=\"quipu0\",{STARTED},status=\"wr_flush_err\"} 9",
             "quipu_frames_dropped_by_reason_total{process=\"4711\",program=\"ib_write_bw\",\
-             device=\"quipu0\",reason=\"ip_malformed\"} 201",
-            "quipu_queue_pairs{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\"} 5",
+             device=\"quipu0\",{STARTED},reason=\"ip_malformed\"} 201",
+            "quipu_queue_pairs{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\",{STARTED}} 5",
             "quipu_qp_sends_total{process=\"4711\",program=\"ib_write_bw\",device=\"quipu0\",\
-             qp=\"0xc35002\"} 17",
+             {STARTED},qp=\"0xc35002\"} 17",
             "program=\"a \\\"b\\\" \\\\ c\\n\"",
         ];
+        let started = format!("started=\"{}\"", example().started);
         for text in wanted {
-            assert!(page.contains(text), "no {text} in\n{page}");
+            let text = text.replace("{STARTED}", &started);
+            assert!(page.contains(&text), "no {text} in\n{page}");
         }
     }
 }

@@ -72,6 +72,47 @@ fn a_program_finds_the_signals_as_quipu_did() {
     std::fs::remove_dir_all(&libraries).unwrap();
 }
 
+#[test]
+fn a_blank_variable_counts_as_not_set() {
+    // All that the command reads.
+    let variables = [
+        "QUIPU_ADDRESS",
+        "QUIPU_LOG",
+        "QUIPU_FAULTS",
+        "QUIPU_FAULT_LOG",
+        "QUIPU_FAULT_REPLAY",
+        "QUIPU_STRICT",
+        "QUIPU_STRICT_LOG",
+        "QUIPU_STRICT_IGNORE",
+        "QUIPU_STRICT_ORDER",
+        "QUIPU_QPIP_LINK",
+        "QUIPU_QPIP_ADDRESS",
+        "QUIPU_QPIP_GATEWAY",
+    ];
+    // It gets so far that there is no such program, or no link.
+    let (program, nic) = (["run", "--", "/no/such/program"], ["nic"]);
+    for blank in ["", " "] {
+        let mut command = quipu(&program);
+        let said = command.envs(variables.map(|name| (name, blank))).output().unwrap();
+        assert_eq!(said.status.code(), Some(127), "{}", String::from_utf8_lossy(&said.stderr));
+        let said = quipu(&nic).envs(variables.map(|name| (name, blank))).output().unwrap();
+        let text = String::from_utf8_lossy(&said.stderr);
+        assert!(said.status.code() == Some(1) && text.contains("it has no link"), "{text}");
+    }
+    let padded = [
+        ("QUIPU_ADDRESS", " 127.0.0.1 "),
+        ("QUIPU_STRICT", " report"),
+        ("QUIPU_QPIP_LINK", " tap:x "),
+        ("QUIPU_QPIP_ADDRESS", " 10.9.0.2/24"),
+        ("QUIPU_QPIP_GATEWAY", "10.9.0.1 "),
+    ];
+    assert_eq!(status(quipu(&program).envs(padded)).code(), Some(127));
+    // The link is that of other tools: this one fails since nobody is there.
+    let socket = ["qpip", "pingpong", "--socket", "--port", "1", "127.0.0.1"];
+    let said = quipu(&socket).envs(padded).output().unwrap();
+    assert_eq!(said.status.code(), Some(1), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
 /// Who talks to a tool that Ctrl-C ends hears of it.
 #[test]
 fn a_tool_that_a_signal_ends_tells_its_peer() {

@@ -2,6 +2,7 @@
  * a trace changes nothing; what the trace says is looked at by the test that runs it. */
 #include "rc.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 static void posted_and_polled(void)
@@ -100,12 +101,58 @@ static void step_by_step(void)
 	SAME(ibv_close_device(context), 0);
 }
 
+/* Calls that are refused before anything is read or written: what their pointers name stays unread. */
+static void refused(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					 .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+	CHECK(cq && qp && srq);
+	char *page = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(page != MAP_FAILED);
+	SAME(munmap(page + 4096, 4096), 0);
+
+	/* Copies are no objects; all requests are bad. */
+	struct { uint64_t before; struct ibv_qp qp; struct ibv_srq srq; } copy = { 0, *qp, *srq };
+	struct ibv_send_wr send = { .wr_id = 0x31 }, *bad_send = (void *)0x1234567;
+	SAME(ibv_post_send(&copy.qp, &send, &bad_send), EINVAL);
+	CHECK(bad_send == &send);
+	struct ibv_recv_wr recv = { .wr_id = 0x32 }, *bad_recv = (void *)0x1234567;
+	SAME(ibv_post_recv(&copy.qp, &recv, &bad_recv), EINVAL);
+	CHECK(bad_recv == &recv);
+	bad_recv = (void *)0x1234567;
+	SAME(ibv_post_srq_recv(&copy.srq, &recv, &bad_recv), EINVAL);
+	CHECK(bad_recv == &recv);
+
+	/* More elements than a queue takes, and than there are. */
+	SAME(to_init(qp), 0);
+	recv.sg_list = (struct ibv_sge *)(page + 4096) - 1;
+	recv.num_sge = 8;
+	SAME(ibv_post_recv(qp, &recv, &bad_recv), EINVAL);
+	CHECK(bad_recv == &recv);
+
+	/* A table without room, and rows that nobody has filled. */
+	CHECK(ibv_query_gid_table(context, (void *)(page + 4092), 0, 0) < 0);
+	SAME(ibv_destroy_qp(qp), 0);
+	SAME(ibv_destroy_srq(srq), 0);
+	SAME(ibv_destroy_cq(cq), 0);
+	SAME(ibv_dealloc_pd(pd), 0);
+	SAME(ibv_close_device(context), 0);
+	munmap(page, 4096);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
 		{ "posted_and_polled", posted_and_polled },
 		{ "failures", failures },
 		{ "step_by_step", step_by_step },
+		{ "refused", refused },
 		{ NULL, NULL },
 	};
 	return run_tests(tests, argc, argv);

@@ -101,6 +101,17 @@ fn errors_are_shown_as_programs_see_them() {
 }
 
 #[test]
+fn what_a_refused_call_has_not_filled_is_not_followed() {
+    let Some(program) = program() else { return };
+    let calls = calls(program, "refused");
+    let posted = of(&calls, "ibv_post_recv");
+    assert_eq!(posted[0]["args"]["bad_wr"][0][0]["wr_id"], "0x32");
+    assert!(posted[1]["args"]["wr"][0]["sg_list"].is_string(), "{}", posted[1]);
+    let table = of(&calls, "ibv_query_gid_table")[0];
+    assert!(table["args"]["out"].is_string() && table["errno"] == "EINVAL", "{table}");
+}
+
+#[test]
 fn calls_of_the_extended_interface_are_shown_one_by_one() {
     let Some(program) = program() else { return };
     let calls = calls(program, "step_by_step");
@@ -115,6 +126,33 @@ fn calls_of_the_extended_interface_are_shown_one_by_one() {
         (&found["wr_id"], &found["status"]),
         (&"0x77".into(), &"IBV_WC_WR_FLUSH_ERR".into())
     );
+}
+
+/// What is written beside a program is cut short, not the program.
+#[test]
+fn a_limit_of_file_sizes_ends_no_program() {
+    let Some(program) = program() else { return };
+    let (trace, pcap) =
+        ["limit.txt", "limit.pcapng"].map(|name| over_engine().path().join(name)).into();
+    for blocks in ["0", "4"] {
+        for file in [&trace, &pcap] {
+            let _ = fs::remove_file(file);
+        }
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "ulimit -f $1 && exec \"$0\" posted_and_polled"])
+            .arg(program)
+            .arg(blocks);
+        over_engine().put_in_front(&mut shell);
+        shell.env("QUIPU_TRACE", &trace).env("QUIPU_PCAP", &pcap).env("QUIPU_ADDRESS", "127.0.0.1");
+        let output = shell.output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(complaint.contains("no more packets are captured"), "{complaint}");
+        printed(output);
+        let lengths = [&trace, &pcap].map(|file| fs::metadata(file).unwrap().len());
+        assert!(lengths.iter().all(|length| *length <= 4096), "{lengths:?}");
+        assert!(blocks == "0" || lengths.iter().all(|length| *length > 0), "{lengths:?}");
+    }
 }
 
 #[test]

@@ -148,8 +148,10 @@ impl Engine {
         let datagrams = Datagrams::new(own, address.index, Arc::clone(&epoll));
         let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
             .map_err(system("an identity for peers"))?;
+        // What it shows of itself has the name that programs know.
+        let device = config.devices.first().map_or(Device::Quipu0.name(), |device| device.name());
         let tap = match &config.capture {
-            Some(capture) => Tap::open(capture, &address)
+            Some(capture) => Tap::open(capture, device, &address)
                 .map_err(|(path, source)| OpenError::Capture { path, source })?,
             None => Tap::default(),
         };
@@ -197,9 +199,10 @@ impl Engine {
         let alone = sys::processors() < 2;
         tracing::debug!(address = %address.ip, interface = %address.interface, "engine opened");
         let port = watch_port(&address, &epoll);
-        let publisher = config.counters.then(|| Publisher::open(&address)).and_then(|opened| {
-            opened.inspect_err(|error| tracing::debug!(%error, "counters are not shown")).ok()
-        });
+        let publisher =
+            config.counters.then(|| Publisher::open(device, &address)).and_then(|opened| {
+                opened.inspect_err(|error| tracing::debug!(%error, "counters are not shown")).ok()
+            });
         let publisher = publisher.map(Box::new);
         let epoll_share = Arc::clone(&epoll);
         let parts = Parts {

@@ -1,10 +1,10 @@
 //! The strict mode at work: tells the checker of the calls of the program, and gives out what it finds.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 
-use quipu_cabi::Hold;
+use quipu_cabi::{Hold, spared};
 use quipu_nic::mem::{AccessError, Key};
 use quipu_nic::{
     AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, QpState, SendWr, Sge, SrqId,
@@ -15,6 +15,7 @@ use quipu_strict::{Checker, Memory, Report, Wanted};
 use super::core::Core;
 use crate::config::{Config, StrictMode};
 use crate::error::{EngineError, OpenError};
+use crate::sys;
 
 /// A checker, and where its reports go.
 pub(crate) struct Strict {
@@ -34,9 +35,8 @@ impl Strict {
     pub(crate) fn open(config: &Config) -> Result<Option<Box<Self>>, OpenError> {
         let Some(mode) = config.strict else { return Ok(None) };
         let log = config.strict_log.as_ref().map(|path| {
-            let name = path.to_string_lossy().replace("%p", &std::process::id().to_string());
-            let file = OpenOptions::new().create(true).append(true).open(&name);
-            file.map_err(|error| OpenError::StrictLog(format!("{name}: {error}")))
+            let refused = |error| OpenError::StrictLog(format!("{}: {error}", path.display()));
+            sys::log(path).map_err(refused)
         });
         let log = log.transpose()?;
         let checker = Checker::ignoring(config.strict_ignore.clone());
@@ -58,7 +58,7 @@ impl Strict {
         // A program goes on whose log cannot be written. What is written at once is not mixed with what
         // others write there.
         let _ = match &mut self.log {
-            Some(file) => file.write_all((report.json() + "\n").as_bytes()),
+            Some(file) => spared(|| file.write_all((report.json() + "\n").as_bytes())),
             None => std::io::stderr().write_all(format!("{report}\n").as_bytes()),
         };
     }

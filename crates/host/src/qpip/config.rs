@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use quipu_inet::neighbour::share_prefix;
 
 use super::addresses::{broadcast, flaw};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Lookup};
 use crate::error::OpenError;
 use crate::packet::{Features, LinkSpec};
 
@@ -71,21 +71,19 @@ impl QpipConfig {
     }
 
     /// What the variables of the environment ask for; `None` without a link.
-    pub(crate) fn from_lookup(
-        lookup: &impl Fn(&'static str) -> Option<String>,
-    ) -> Result<Option<Self>, ConfigError> {
-        let Some(link) = lookup("QUIPU_QPIP_LINK") else {
+    pub(crate) fn from_lookup(lookup: &impl Lookup) -> Result<Option<Self>, ConfigError> {
+        let Some(link) = lookup("QUIPU_QPIP_LINK")? else {
             return Ok(None);
         };
         let mut config = match link.trim().parse::<LinkSpec>() {
             Ok(link) => Self::new(link),
             Err(error) => return Err(bad("QUIPU_QPIP_LINK", link, error.problem)),
         };
-        if let Some(list) = lookup("QUIPU_QPIP_ADDRESS") {
+        if let Some(list) = lookup("QUIPU_QPIP_ADDRESS")? {
             let read: Option<_> = list.split(',').map(parse_address).collect();
             config.addresses = read.ok_or_else(|| bad("QUIPU_QPIP_ADDRESS", list, ADDRESSES))?;
         }
-        if let Some(list) = lookup("QUIPU_QPIP_GATEWAY") {
+        if let Some(list) = lookup("QUIPU_QPIP_GATEWAY")? {
             let read: Result<_, _> = list.split(',').map(|word| word.trim().parse()).collect();
             config.gateways =
                 read.map_err(|_| bad("QUIPU_QPIP_GATEWAY", list, "IP addresses with commas"))?;
@@ -159,10 +157,10 @@ mod tests {
     fn the_environment_says_the_link_and_the_addresses() {
         let read = |link: &'static str, address: &'static str, gateway: &'static str| {
             QpipConfig::from_lookup(&move |name| match name {
-                "QUIPU_QPIP_LINK" => Some(link.to_owned()),
-                "QUIPU_QPIP_ADDRESS" => Some(address.to_owned()),
-                "QUIPU_QPIP_GATEWAY" => Some(gateway.to_owned()),
-                _ => None,
+                "QUIPU_QPIP_LINK" => Ok(Some(link.to_owned())),
+                "QUIPU_QPIP_ADDRESS" => Ok(Some(address.to_owned())),
+                "QUIPU_QPIP_GATEWAY" => Ok(Some(gateway.to_owned())),
+                _ => Ok(None),
             })
         };
         let config = read("tap:qp0", "10.9.0.2/24, fd09::2/64", "10.9.0.1").unwrap().unwrap();
@@ -175,7 +173,7 @@ mod tests {
         );
         assert_eq!(read("tap:a", "10.9.0.2", "10.9.0.1").unwrap_err().name, "QUIPU_QPIP_ADDRESS");
         assert_eq!(read("tap:a", "10.9.0.2/24", "x").unwrap_err().name, "QUIPU_QPIP_GATEWAY");
-        assert_eq!(QpipConfig::from_lookup(&|_| None).unwrap(), None);
+        assert_eq!(QpipConfig::from_lookup(&|_| Ok(None)).unwrap(), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::common::{Node, PATIENCE, pair};
 use quipu_host::counters::observe::{PATHS, STATES, STATUSES, Sample, WORK_METRICS, prometheus};
 use quipu_host::counters::samples;
 use quipu_host::nic::{SendOp, WcStatus};
-use quipu_host::{Config, Engine, SameHost};
+use quipu_host::{Config, Device, Engine, SameHost};
 
 fn engine(address: &str, counters: bool) -> Arc<Engine> {
     let address = Some(address.parse().unwrap());
@@ -46,6 +46,14 @@ fn send(a: &Node, b: &Node, count: u64) {
         assert_eq!(a.poll().status, WcStatus::Success);
         assert_eq!(b.poll().status, WcStatus::Success);
     }
+}
+
+#[test]
+fn a_sample_names_a_device_that_programs_see() {
+    let address = "127.0.0.170";
+    let config = Config { address: Some(address.parse().unwrap()), ..Config::default() };
+    let _engine = Engine::open(Config { devices: vec![Device::QuipuIw0], ..config }).unwrap();
+    assert_eq!(sample(address).unwrap().device, "quipu_iw0");
 }
 
 #[test]

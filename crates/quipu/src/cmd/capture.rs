@@ -1,11 +1,12 @@
 //! `--pcap` and `--trace`: where packets are captured, and the calls of a program traced.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions, TryLockError};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf, absolute};
 
-use quipu_host::CaptureConfig;
+use quipu_host::{CaptureConfig, is_per_process};
 
 use super::failure::Failure;
 
@@ -93,23 +94,35 @@ fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> 
 
 /// Checks that the file can be written, and empties it, unless another process captures in it, which holds
 /// a lock on it. A program is none, lest a word that was forgotten before it empties the program.
-fn begin(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    if path.to_string_lossy().contains("%p") {
+fn begin(path: &Path) -> io::Result<()> {
+    if is_per_process(path.as_os_str()) {
         let folder = path.parent().unwrap_or(Path::new("/"));
         return fs::metadata(folder).map(|_| ());
     }
-    let is_program = |data: &fs::Metadata| data.is_file() && data.mode() & 0o111 != 0;
-    if fs::metadata(path).is_ok_and(|data| is_program(&data)) {
-        return Err(std::io::Error::other("it is a program"));
+    match fs::metadata(path) {
+        // A folder, a terminal, or a pipe, whose reader would take this for the end.
+        Ok(data) if !data.is_file() => return Ok(()),
+        Ok(data) if data.mode() & 0o111 != 0 && is_program(path) => {
+            return Err(io::Error::other("it is a program"));
+        }
+        _ => {}
     }
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    let taken = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // What is no file, such as a terminal, has no length.
-    if file.metadata()?.is_file() && !taken { file.set_len(0) } else { Ok(()) }
+    if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+        return Ok(());
+    }
+    file.set_len(0)?;
+    // What the program sends is nobody else's affair; who may only write to the file leaves it as it is.
+    let _ = file.set_permissions(Permissions::from_mode(0o600));
+    Ok(())
+}
+
+/// Whether an executable file is one to be executed: on some file systems all files are.
+fn is_program(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(4).read_to_end(&mut start));
+    read.is_err() || start.starts_with(b"\x7fELF") || start.starts_with(b"#!")
 }
 
 #[cfg(test)]
@@ -163,6 +176,33 @@ mod tests {
         drop(taken);
         begin(&path).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_file_is_left_alone() {
+        let folder = std::env::temp_dir().join(format!("quipu-begin-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let pipe = folder.join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        // Who opened it would wait for a reader.
+        begin(&pipe).unwrap();
+        begin(&folder).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_ours_is_for_this_user_though_all_files_are_executable() {
+        let name = format!("quipu-pcap-executable-{}.pcapng", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, [0x0a, 0x0d, 0x0d, 0x0a]).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        begin(&path).unwrap();
+        let data = fs::metadata(&path).unwrap();
+        assert_eq!((data.len(), data.mode() & 0o777), (0, 0o600));
+        fs::write(&path, b"#!/bin/sh").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        assert!(begin(&path).unwrap_err().to_string().contains("program"));
         fs::remove_file(&path).unwrap();
     }
 

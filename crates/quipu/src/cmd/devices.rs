@@ -4,7 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use quipu_host::{Config, Device, Engine};
+use quipu_host::nic::LinkLayer;
+use quipu_host::{Device, Engine};
 use serde_json::json;
 
 use super::DeviceOptions;
@@ -24,13 +25,13 @@ pub(crate) struct Options {
 /// Lists the devices.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let refused = |why: &dyn std::fmt::Display| Failure::new("no RDMA device", why, "");
-    let mut config = Config::from_env().map_err(|error| refused(&error))?;
-    config.address = options.device.address.or(config.address);
+    let config = options.device.to_look_at().map_err(|error| refused(&error))?;
+    let link_layer = config.link_layer;
     // Opened as programs do, so what would refuse them is found here.
     let engine = Engine::open(config).map_err(|error| refused(&error))?;
     let lines: Vec<Line> = engine.devices().iter().map(|&device| line(device, &engine)).collect();
     if options.json {
-        let devices: Vec<_> = lines.iter().map(as_json).collect();
+        let devices: Vec<_> = lines.iter().map(|line| as_json(line, link_layer)).collect();
         println!("{:#}", json!(devices));
     } else {
         let heading = ["device", "transport", "state", "gid", "address", "interface"];
@@ -72,11 +73,14 @@ fn on_link(device: Device, engine: &Engine) -> Line {
     [device.name().into(), "TCP".into(), "active".into(), "-".into(), address, link]
 }
 
-fn as_json([device, transport, state, gid, address, interface]: &Line) -> serde_json::Value {
+fn as_json(line: &Line, link_layer: LinkLayer) -> serde_json::Value {
+    let [device, transport, state, gid, address, interface] = line;
+    // Of the others it is always Ethernet's.
+    let infiniband = device == Device::Quipu0.name() && link_layer == LinkLayer::InfiniBand;
     json!({
         "device": device,
         "transport": transport,
-        "link_layer": "Ethernet",
+        "link_layer": if infiniband { "InfiniBand" } else { "Ethernet" },
         "state": state,
         "gid": if gid == "-" { None } else { Some(gid) },
         "address": address,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use quipu_host::{Config, Engine, doctor};
+use quipu_host::{Engine, doctor};
 use serde::Serialize;
 
 use super::DeviceOptions;
@@ -126,12 +126,11 @@ fn print(findings: &[Finding]) -> io::Result<()> {
 
 /// What the engine depends on; then the device itself, opened as programs do.
 fn host(options: &DeviceOptions) -> Vec<Finding> {
-    let mut config = match Config::from_env() {
+    let config = match options.to_look_at() {
         Ok(config) => config,
         // The text says what to do.
         Err(error) => return vec![Finding::bad("settings", Verdict::Fail, error.to_string(), "")],
     };
-    config.address = options.address.or(config.address);
     let mut findings: Vec<Finding> =
         doctor::examine(&config).into_iter().map(Finding::from).collect();
     findings.push(match Engine::open(config) {

@@ -29,24 +29,33 @@ const PT_INTERP: u32 = 3;
 /// Machine number of x86-64 and of AArch64.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Looks at a program; at the interpreter, if it is a script.
-pub(crate) fn inspect(file: &Path) -> Kind {
+/// The file that the kernel runs for another: the interpreter of a script, else the file itself. `None`: it
+/// cannot be read, or there are scripts upon scripts.
+pub(crate) fn interpreted(file: &Path) -> Option<PathBuf> {
     let mut file = file.to_owned();
     for _ in 0..MAX_SCRIPTS {
-        let Ok(mut open) = File::open(&file) else { return Kind::Unknown };
-        let mut start = Vec::new();
-        if (&mut open).take(256).read_to_end(&mut start).is_err() {
-            return Kind::Unknown;
-        }
+        let start = start(&File::open(&file).ok()?)?;
         match start.strip_prefix(b"#!") {
-            Some(line) => match interpreter(line) {
-                Some(next) => file = next,
-                None => return Kind::Unknown,
-            },
-            None => return inspect_elf(&start, &open).unwrap_or(Kind::Unknown),
+            Some(line) => file = interpreter(line)?,
+            None => return Some(file),
         }
     }
-    Kind::Unknown
+    None
+}
+
+/// Looks at a program that is no script.
+pub(crate) fn inspect(file: &Path) -> Kind {
+    let look = || {
+        let open = File::open(file).ok()?;
+        inspect_elf(&start(&open)?, &open, file)
+    };
+    look().unwrap_or(Kind::Unknown)
+}
+
+fn start(mut file: &File) -> Option<Vec<u8>> {
+    let mut start = Vec::new();
+    file.by_ref().take(256).read_to_end(&mut start).ok()?;
+    Some(start)
 }
 
 /// The first word behind `#!`.
@@ -57,7 +66,7 @@ fn interpreter(line: &[u8]) -> Option<PathBuf> {
 }
 
 /// Reads the headers of a 64-bit little-endian ELF file (System V gABI, chapters 4 and 5).
-fn inspect_elf(start: &[u8], file: &File) -> Option<Kind> {
+fn inspect_elf(start: &[u8], file: &File, path: &Path) -> Option<Kind> {
     if !start.starts_with(b"\x7fELF") {
         return Some(Kind::Unknown);
     }
@@ -74,16 +83,24 @@ fn inspect_elf(start: &[u8], file: &File) -> Option<Kind> {
     file.read_exact_at(&mut headers, offset).ok()?;
     let Some(header) = headers.chunks(size).find(|header| u32_at(header, 0) == Some(PT_INTERP))
     else {
-        return Some(Kind::Static);
+        return Some(if is_loader(path) { Kind::Dynamic } else { Kind::Static });
     };
     let len = usize::try_from(u64_at(header, 32)?).ok()?.min(4096);
     let mut loader = vec![0; len];
     file.read_exact_at(&mut loader, u64_at(header, 8)?).ok()?;
     let loader = String::from_utf8_lossy(&loader).trim_end_matches('\0').to_owned();
-    let glibc = Path::new(&loader)
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with("ld-linux"));
+    let glibc = is_loader(Path::new(&loader));
     Some(if glibc { Kind::Dynamic } else { Kind::OtherLoader(loader) })
+}
+
+/// Whether that is glibc's loader, which may also be run as a program, with another one as its argument
+/// (ld.so(8)). Its file is named by its version in older systems.
+fn is_loader(path: &Path) -> bool {
+    let named = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("ld-linux") || name.starts_with("ld-2.")
+    };
+    named(path) || path.canonicalize().is_ok_and(|path| named(&path))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -121,12 +138,16 @@ mod tests {
         file
     }
 
-    fn kind_of(name: &str, bytes: &[u8]) -> Kind {
+    fn with_file<T>(name: &str, bytes: &[u8], look: impl Fn(&Path) -> T) -> T {
         let file = std::env::temp_dir().join(format!("quipu-elf-{}-{name}", std::process::id()));
         fs::write(&file, bytes).unwrap();
-        let kind = inspect(&file);
+        let found = look(&file);
         fs::remove_file(&file).unwrap();
-        kind
+        found
+    }
+
+    fn kind_of(name: &str, bytes: &[u8]) -> Kind {
+        with_file(name, bytes, inspect)
     }
 
     #[test]
@@ -144,9 +165,23 @@ mod tests {
 
     #[test]
     fn a_script_is_what_its_interpreter_is() {
-        assert_eq!(kind_of("script", b"#! /bin/sh -e\necho\n"), inspect(Path::new("/bin/sh")));
-        assert_eq!(inspect(Path::new("/bin/sh")), Kind::Dynamic);
-        assert_eq!(kind_of("lost", b"#!/no/such/interpreter\n"), Kind::Unknown);
+        let interpreter = |name: &str, bytes: &[u8]| with_file(name, bytes, interpreted);
+        let shell = Path::new("/bin/sh");
+        assert_eq!(interpreter("script", b"#! /bin/sh -e\necho\n").as_deref(), Some(shell));
+        assert_eq!((interpreted(shell).as_deref(), inspect(shell)), (Some(shell), Kind::Dynamic));
+        assert_eq!(interpreter("lost", b"#!/no/such/interpreter\n"), None);
+    }
+
+    #[test]
+    fn the_loader_runs_programs() {
+        let loader = std::env::temp_dir().join(format!("ld-linux-{}.so.2", std::process::id()));
+        fs::write(&loader, elf(2, MACHINE, None)).unwrap();
+        let link = loader.with_extension("ld.so");
+        std::os::unix::fs::symlink(&loader, &link).unwrap();
+        assert_eq!([inspect(&loader), inspect(&link)], [Kind::Dynamic, Kind::Dynamic]);
+        for file in [link, loader] {
+            fs::remove_file(file).unwrap();
+        }
     }
 
     #[test]

@@ -34,7 +34,9 @@ Examples:
   env $(quipu env --plain --address ::1) ibv_devices
   quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
-Undo it with `unset LD_PRELOAD LD_LIBRARY_PATH`, or by leaving the shell.";
+Undo it by leaving the shell.
+`unset LD_PRELOAD LD_LIBRARY_PATH ASAN_OPTIONS QUIPU_ADDRESS QUIPU_LOG` also takes away what these
+were before.";
 
 /// Prints the variables as a POSIX shell reads them.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quipu_host::Config;
 use quipu_host::fault::{Plan, Replay};
 use quipu_host::strict::Ignored;
+use quipu_host::{Config, is_per_process};
 
 use super::failure::Failure;
 
@@ -35,7 +35,7 @@ pub(crate) struct FaultOptions {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "report",
-        value_parser = ["report", "fail", "abort", "1", "0", ""]
+        value_parser = strict_mode
     )]
     strict: Option<String>,
     /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
@@ -58,8 +58,8 @@ impl FaultOptions {
         let failure = |why: String, remedy: &str| {
             Failure::new("cannot inject faults", why, remedy).with_code(125)
         };
-        let Some(path) = given(&self.plan) else {
-            let Some(log) = given(&self.fault_replay) else { return Ok(()) };
+        let Some(path) = self.plan.as_deref() else {
+            let Some(log) = self.fault_replay.as_deref() else { return Ok(()) };
             let why = format!("{} is to be repeated, and there is no plan", log.display());
             return Err(failure(why, "give --fault the plan that the log was written with"));
         };
@@ -67,13 +67,13 @@ impl FaultOptions {
         let unread = |why: String| failure(why, "name a file that you can read");
         let plan = Plan::parse(&read(path).map_err(unread)?, &path.display().to_string())
             .map_err(|error| refused(error.to_string()))?;
-        if let Some(log) = given(&self.fault_replay) {
+        if let Some(log) = self.fault_replay.as_deref() {
             let text = read(log).map_err(unread)?;
             Replay::parse(&text, &log.display().to_string(), &plan)
                 .map_err(|error| refused(error.to_string()))?;
         }
-        let kept = given(&self.fault_replay);
-        if let Some(log) = given(&self.fault_log).filter(|log| Some(*log) != kept) {
+        let kept = self.fault_replay.as_deref();
+        if let Some(log) = self.fault_log.as_deref().filter(|log| Some(*log) != kept) {
             // It may not be there.
             let _ = fs::remove_file(log);
         }
@@ -86,13 +86,15 @@ impl FaultOptions {
             let remedy = "docs/strict.md has the kinds of reports";
             return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
         }
-        let order = |name: &str| self.strict_order.clone().filter(|_| name == "QUIPU_STRICT_ORDER");
+        let order = |name: &str| {
+            self.strict_order.as_ref().filter(|_| name == "QUIPU_STRICT_ORDER").map(Into::into)
+        };
         if let Err(error) = Config::from_lookup(order) {
             let remedy = format!("it can be {}", error.expected);
             let what = "cannot place writes in such an order";
             return Err(Failure::new(what, error.value, remedy).with_code(125));
         }
-        let log = given(&self.strict_log).filter(|path| !path.to_string_lossy().contains("%p"));
+        let log = self.strict_log.as_deref().filter(|path| !is_per_process(path.as_os_str()));
         let Some(log) = log else { return Ok(()) };
         let opened = fs::OpenOptions::new().append(true).create(true).open(log);
         opened.map(drop).map_err(|error| {
@@ -109,7 +111,7 @@ impl FaultOptions {
             ("QUIPU_FAULT_REPLAY", &self.fault_replay),
             ("QUIPU_STRICT_LOG", &self.strict_log),
         ];
-        let set = named.into_iter().filter_map(|(name, path)| Some((name, given(path)?)));
+        let set = named.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?)));
         let paths = set.map(|(name, path)| (name, absolute(path).into_os_string()));
         let words = [
             ("QUIPU_STRICT", &self.strict),
@@ -122,9 +124,13 @@ impl FaultOptions {
     }
 }
 
-/// A path, unless it is empty, as a variable that is not set.
-fn given(path: &Option<PathBuf>) -> Option<&Path> {
-    path.as_deref().filter(|path| !path.as_os_str().is_empty())
+/// A mode, which may have blanks around it in a variable.
+fn strict_mode(text: &str) -> Result<String, String> {
+    let mode = text.trim();
+    match mode {
+        "report" | "fail" | "abort" | "1" | "0" => Ok(mode.to_owned()),
+        _ => Err("it must be report, fail, abort or 0".into()),
+    }
 }
 
 fn read(path: &Path) -> Result<String, String> {

@@ -19,10 +19,12 @@ mod qpip;
 mod run;
 mod sim;
 mod top;
+mod variables;
 
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use quipu_host::{Config, ConfigError};
 
 /// Queue pairs over IP in user space: RDMA for any program, with no RDMA hardware, no kernel module
 /// and no root.
@@ -81,13 +83,32 @@ struct DeviceOptions {
     ///
     /// By default the first address of an interface that is up, IPv4 before IPv6, the loopback
     /// last. 127.0.0.1 or ::1 keeps everything on this machine.
-    #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS")]
+    #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
+          value_parser = variables::trimmed::<std::net::IpAddr>)]
     address: Option<std::net::IpAddr>,
+}
+
+impl DeviceOptions {
+    /// The device as programs have it, for a look that leaves nothing behind: no captures, logs and faults.
+    fn to_look_at(&self) -> Result<Config, ConfigError> {
+        let config = Config::from_env()?;
+        Ok(Config {
+            address: self.address.or(config.address),
+            capture: None,
+            faults: None,
+            fault_log: None,
+            fault_replay: None,
+            strict: None,
+            strict_log: None,
+            ..config
+        })
+    }
 }
 
 /// Runs the command.
 pub(crate) fn main() -> ExitCode {
-    let task = Cli::parse().task;
+    let matches = variables::read(Cli::command());
+    let task = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).task;
     let outcome = output::catch(|| match task {
         Task::Run(options) => run::run(&options),
         Task::Env(options) => env::run(&options),

@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use quipu_host::{gives_no_rights, has_capabilities, may_execute};
+
 use super::DeviceOptions;
 use super::capture::CaptureOptions;
 use super::elf::{self, Kind};
@@ -58,7 +60,7 @@ const EXAMPLES: &str = r#"Examples:
 
 The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
 of the programs it starts, which see the adapter too. Programs with more rights than their user
-(set-user-ID) and statically linked ones cannot be helped in this way.
+(set-user-ID, capabilities of the file) and statically linked ones cannot be helped in this way.
 
 FAULTS: a plan says what fails on purpose, where and when, in an unmodified program:
 
@@ -150,10 +152,11 @@ fn find(name: &OsStr) -> Result<PathBuf, Failure> {
         };
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| {
-        let runs = |data: fs::Metadata| data.is_file() && data.permissions().mode() & 0o111 != 0;
-        fs::metadata(file).is_ok_and(runs)
-    });
+    let runs = |data: fs::Metadata| data.is_file() && data.permissions().mode() & 0o111 != 0;
+    let files = env::split_paths(&path).map(|folder| folder.join(name));
+    let files: Vec<_> = files.filter(|file| fs::metadata(file).is_ok_and(runs)).collect();
+    // As execvp(3): one that this user may not execute is left for another.
+    let found = files.iter().find(|file| may_execute(file)).or(files.first()).cloned();
     match found {
         Some(file) => Ok(file),
         None => {
@@ -175,14 +178,15 @@ fn check(file: &Path) -> Result<(), Failure> {
         let what = format!("cannot give {} an RDMA adapter", file.display());
         Err(Failure::new(what, why, remedy).with_code(126))
     };
-    if gains_rights(file) {
-        return refuse(
-            "it runs with more rights than its user (set-user-ID or set-group-ID), and the \
-             system's loader ignores LD_PRELOAD then",
-            "run it as the user or group it belongs to, or use a copy without that bit",
+    let Some(file) = elf::interpreted(file) else { return Ok(()) };
+    if let Some((what, remedy)) = Rights::of(&file).and_then(|rights| rights.gained()) {
+        let why = format!(
+            "it runs with more rights than its user ({what}), and the system's loader ignores \
+             LD_PRELOAD then"
         );
+        return refuse(&why, remedy);
     }
-    match elf::inspect(file) {
+    match elf::inspect(&file) {
         Kind::Dynamic | Kind::Unknown => Ok(()),
         Kind::Static => refuse(
             "it is statically linked, so no library can be put in front of its own",
@@ -199,21 +203,78 @@ fn check(file: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Whether the kernel gives the program rights that its user does not have. The user's own are
-/// seen from a file that belongs to this very process.
-fn gains_rights(file: &Path) -> bool {
-    let (Ok(program), Ok(own)) = (fs::metadata(file), fs::metadata("/proc/self")) else {
-        return false;
-    };
-    let mode = program.permissions().mode();
-    let user = mode & 0o4000 != 0 && program.uid() != own.uid();
-    let group = mode & 0o2010 == 0o2010 && program.gid() != own.gid();
-    user || group
+/// What the kernel looks at where a program may get rights that its user does not have (execve(2),
+/// capabilities(7)).
+#[derive(Clone, Copy, Default)]
+struct Rights {
+    mode: u32,
+    /// User and group of the file, and of this process.
+    owner: (u32, u32),
+    own: (u32, u32),
+    capabilities: bool,
+    /// Of the file system.
+    nosuid: bool,
+    /// Of this process, as containers may set it.
+    no_new_privileges: bool,
+}
+
+impl Rights {
+    fn of(file: &Path) -> Option<Self> {
+        // The user's own are seen from a file that belongs to this very process.
+        let (program, own) = (fs::metadata(file).ok()?, fs::metadata("/proc/self").ok()?);
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Some(Self {
+            mode: program.permissions().mode(),
+            owner: (program.uid(), program.gid()),
+            own: (own.uid(), own.gid()),
+            capabilities: has_capabilities(file),
+            nosuid: gives_no_rights(file),
+            no_new_privileges: status.lines().any(|line| line == "NoNewPrivs:\t1"),
+        })
+    }
+
+    /// Which rights the program gets, and what to do about it.
+    fn gained(&self) -> Option<(&'static str, &'static str)> {
+        let user = self.mode & 0o4000 != 0 && self.owner.0 != self.own.0;
+        let group = self.mode & 0o2010 == 0o2010 && self.owner.1 != self.own.1;
+        if self.nosuid {
+            None
+        } else if (user || group) && !self.no_new_privileges {
+            let remedy =
+                "run it as the user or group it belongs to, or use a copy without that bit";
+            Some(("set-user-ID or set-group-ID", remedy))
+        } else if self.capabilities && self.own.0 != 0 {
+            Some(("capabilities of its file", "use a copy of it, which has none"))
+        } else {
+            None
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_gains_rights_is_known() {
+        let plain = Rights { owner: (0, 0), own: (1000, 1000), mode: 0o755, ..Rights::default() };
+        let gains = |rights: Rights| rights.gained().is_some();
+        assert!(!gains(plain));
+        for mode in [0o4755, 0o2755] {
+            let set = Rights { mode, ..plain };
+            assert!(gains(set));
+            assert!(!gains(Rights { own: (0, 0), ..set }), "the rights of the user");
+            assert!(!gains(Rights { nosuid: true, ..set }));
+            assert!(!gains(Rights { no_new_privileges: true, ..set }));
+        }
+        // Without the right to execute, the bit of the group means locks (fcntl(2)).
+        assert!(!gains(Rights { mode: 0o2745, ..plain }));
+        let capable = Rights { capabilities: true, ..plain };
+        assert!(gains(capable) && !gains(Rights { own: (0, 0), ..capable }));
+        assert!(!gains(Rights { nosuid: true, ..capable }));
+        // The loader is told of the capabilities even though the program does not get them.
+        assert!(gains(Rights { no_new_privileges: true, ..capable }));
+    }
 
     #[test]
     fn a_program_that_is_not_there_comes_with_a_remedy() {

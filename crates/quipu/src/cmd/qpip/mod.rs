@@ -29,6 +29,7 @@ use quipu_host::Interrupts;
 
 use super::capture::PcapOptions;
 use super::failure::Failure;
+use super::variables::trimmed;
 
 /// Which tool.
 #[derive(clap::Args)]
@@ -76,7 +77,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 pub(crate) struct LinkOptions {
     /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`;
     /// or `share:NAME`, the adapter of a `quipu nic --share NAME`.
-    #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK")]
+    #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK",
+          value_parser = trimmed::<LinkSpec>)]
     link: Option<LinkSpec>,
     /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: no
     /// other station on the link may have it, nor the kernel. May be given several times.
@@ -86,7 +88,8 @@ pub(crate) struct LinkOptions {
           value_delimiter = ',', value_parser = address)]
     address: Vec<(IpAddr, u8)>,
     /// Who forwards to hosts that are not neighbours. May be given several times.
-    #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',')]
+    #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',',
+          value_parser = trimmed::<IpAddr>)]
     gateway: Vec<IpAddr>,
     #[command(flatten)]
     capture: PcapOptions,

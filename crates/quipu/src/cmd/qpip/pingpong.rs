@@ -45,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) wait: bool,
     /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
-    #[arg(long, conflicts_with = "link")]
+    #[arg(long)]
     pub(super) socket: bool,
     /// Print the result as JSON.
     #[arg(long)]

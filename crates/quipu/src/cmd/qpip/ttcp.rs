@@ -50,7 +50,7 @@ pub(crate) struct Options {
     #[arg(long)]
     wait: bool,
     /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
-    #[arg(long, conflicts_with = "link")]
+    #[arg(long)]
     socket: bool,
     /// Print the result as JSON.
     #[arg(long)]

@@ -62,19 +62,34 @@ fn answer(mut stream: &TcpStream, page: impl FnOnce() -> String) -> io::Result<(
     let request = read_request(stream)?;
     let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (status, kind, body) = match (method, path) {
-        (b"GET", b"/metrics" | b"/") => ("200 OK", CONTENT_TYPE, page()),
-        (b"GET", _) => ("404 Not Found", "text/plain", "the page is /metrics\n".into()),
-        _ => ("405 Method Not Allowed", "text/plain", "GET /metrics\n".into()),
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (status, kind, body) = match (method, path(target)) {
+        (b"GET" | b"HEAD", b"/metrics" | b"/") => ("200 OK", CONTENT_TYPE, page()),
+        (b"GET" | b"HEAD", _) => ("404 Not Found", "text/plain", "the page is /metrics\n".into()),
+        _ => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "text/plain", "GET /metrics\n".into()),
     };
     let length = body.len();
+    let content = if method == b"HEAD" { "" } else { &body };
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n{body}"
+         Connection: close\r\n\r\n{content}"
     )?;
     stream.flush()
+}
+
+/// The path of a target without its query; that of a proxy begins with the server (RFC 9112, section 3.2.2).
+fn path(target: &[u8]) -> &[u8] {
+    const SCHEME: &[u8] = b"http://";
+    let end = target.iter().position(|&byte| byte == b'?').unwrap_or(target.len());
+    let path = &target[..end];
+    match path.split_at_checked(SCHEME.len()) {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case(SCHEME) => {
+            let begin = rest.iter().position(|&byte| byte == b'/');
+            begin.map_or(b"/", |begin| &rest[begin..])
+        }
+        _ => path,
+    }
 }
 
 /// Reads up to the empty line that ends a request without a body.
@@ -139,7 +154,18 @@ mod tests {
         assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"));
         assert!(page.ends_with("\r\n\r\nquipu_info{} 1\n"));
         assert!(visit(b"GET /etc/passwd HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
-        assert!(visit(b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+        let refused = visit(b"POST /metrics HTTP/1.1\r\n\r\n");
+        assert!(
+            refused.starts_with("HTTP/1.1 405") && refused.contains("\r\nAllow: GET, HEAD\r\n")
+        );
+        let head = visit(b"HEAD /metrics HTTP/1.1\r\n\r\n");
+        assert!(head.contains("200 OK") && head.contains("Content-Length: 15\r\n"), "{head}");
+        assert!(head.ends_with("\r\n\r\n"), "{head}");
+        for target in ["/metrics?a=b", "http://x/metrics", "HTTP://x:1", "/?"] {
+            let page = visit(format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes());
+            assert!(page.starts_with("HTTP/1.1 200 OK"), "{target}: {page}");
+        }
+        assert!(visit(b"GET http://x/a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(visit(b"\xff\xfe").starts_with("HTTP/1.1 405"));
         assert_eq!(visit(&[b'a'; 20_000]), "");
     }

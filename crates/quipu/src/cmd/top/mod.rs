@@ -4,16 +4,22 @@ mod listen;
 mod model;
 mod screen;
 
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use quipu_host::Interrupts;
 use quipu_host::counters::observe::prometheus;
-use quipu_host::counters::samples;
+use quipu_host::counters::{epoch_ns, samples};
+use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use self::model::Model;
 use super::failure::Failure;
+
+/// How long a signal may take to end it.
+const LATENCY: Duration = Duration::from_millis(100);
 
 /// What to show, and how.
 #[derive(clap::Args)]
@@ -58,49 +64,66 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     } else if let Some(address) = options.listen {
         listen::serve(address)?;
     } else {
-        watch(Duration::from_secs(options.interval.into())).map_err(|error| {
+        return watch(Duration::from_secs(options.interval.into())).map_err(|error| {
             Failure::new("cannot use the terminal", error, "use --once, --json or --prometheus")
-        })?;
+        });
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// What happens within an interval; at once if there is nobody.
 fn once(interval: Duration) -> Model {
-    let before = samples();
+    let (before, looked) = (samples(), epoch_ns());
     if before.is_empty() {
-        return Model::new(before, &[]);
+        return Model::new(before, &[], looked);
     }
     std::thread::sleep(interval);
-    Model::new(samples(), &before)
+    Model::new(samples(), &before, looked)
 }
 
-/// Fills the terminal until the user has seen enough.
-fn watch(interval: Duration) -> std::io::Result<()> {
-    let mut terminal = ratatui::try_init()?;
-    let outcome = (|| {
-        let mut model = Model::new(samples(), &[]);
-        let (mut next, mut scroll) = (Instant::now() + interval, 0);
-        loop {
-            let mut end = 0;
-            terminal.draw(|frame| end = screen::draw(frame, &model, scroll))?;
-            scroll = scroll.min(end);
-            let patience = next.saturating_duration_since(Instant::now());
-            if event::poll(patience)? {
-                match key(&event::read()?) {
-                    Some(Key::Quit) => return Ok(()),
-                    Some(Key::Up) => scroll = scroll.saturating_sub(1),
-                    Some(Key::Down) => scroll = (scroll + 1).min(end),
-                    None => {}
-                }
-            } else {
-                model = Model::new(samples(), &model.samples);
-                next = Instant::now() + interval;
-            }
-        }
-    })();
+/// Fills the terminal until the user has seen enough, or a signal ends it. The terminal is then as it was.
+fn watch(interval: Duration) -> io::Result<ExitCode> {
+    if !io::stdout().is_terminal() {
+        return Err(io::Error::other("standard output is none"));
+    }
+    let interrupts = Interrupts::block_with_hangup()?;
+    let outcome = ratatui::try_init().and_then(|terminal| show(terminal, interval, &interrupts));
     ratatui::restore();
     outcome
+}
+
+fn show(
+    mut terminal: DefaultTerminal,
+    interval: Duration,
+    interrupts: &Interrupts,
+) -> io::Result<ExitCode> {
+    let (mut model, mut looked) = (Model::new(samples(), &[], 0), epoch_ns());
+    let (mut next, mut scroll) = (Instant::now() + interval, 0);
+    loop {
+        let mut end = 0;
+        terminal.draw(|frame| end = screen::draw(frame, &model, scroll))?;
+        scroll = scroll.min(end);
+        loop {
+            if let Some(signal) = interrupts.pending() {
+                return Ok(ExitCode::from(128_u8.saturating_add(signal as u8)));
+            }
+            let patience = next.saturating_duration_since(Instant::now());
+            if event::poll(patience.min(LATENCY))? || patience.is_zero() {
+                break;
+            }
+        }
+        if Instant::now() >= next {
+            model = Model::new(samples(), &model.samples, looked);
+            (next, looked) = (Instant::now() + interval, epoch_ns());
+            continue;
+        }
+        match key(&event::read()?) {
+            Some(Key::Quit) => return Ok(ExitCode::SUCCESS),
+            Some(Key::Up) => scroll = scroll.saturating_sub(1),
+            Some(Key::Down) => scroll = (scroll + 1).min(end),
+            None => {}
+        }
+    }
 }
 
 /// A key that means something.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use quipu_host::counters::interval_ns;
 use quipu_host::counters::observe::{
     DROP_REASONS, ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK, WORK_METRICS,
 };
@@ -75,9 +76,9 @@ fn flow(now: &[u64; WORK], before: &[u64; WORK], seconds: f64) -> Flow {
 }
 
 impl Model {
-    /// From the last samples and those before; engines that were not there before, or did nothing new, are
-    /// at rest.
-    pub(super) fn new(samples: Vec<Sample>, before: &[Sample]) -> Self {
+    /// From the last samples and those before, which were looked at at that time; engines that were not there
+    /// before, or did nothing new, are at rest.
+    pub(super) fn new(samples: Vec<Sample>, before: &[Sample], looked: u64) -> Self {
         let (mut engines, mut queue_pairs) = (Vec::new(), Vec::new());
         for sample in &samples {
             let same = |old: &&Sample| {
@@ -85,7 +86,9 @@ impl Model {
                     == (sample.process, sample.started, sample.address)
             };
             let old = before.iter().find(same).unwrap_or(sample);
-            let seconds = sample.taken.saturating_sub(old.taken) as f64 / 1e9;
+            // One that was at rest has written no samples, and what is new came after the last look.
+            let begin = old.taken.max(looked.saturating_sub(interval_ns(old)));
+            let seconds = sample.taken.saturating_sub(begin) as f64 / 1e9;
             engines.push(engine(sample, old, seconds));
             for qp in &sample.queue_pairs {
                 let old = old.queue_pairs.iter().find(|old| old.number == qp.number).unwrap_or(qp);
@@ -288,7 +291,7 @@ pub(super) mod tests {
     #[test]
     fn the_busiest_come_first() {
         let before = [sample(7, 10, 100), sample(8, 10, 100)];
-        let model = Model::new(vec![sample(7, 12, 300), sample(8, 12, 5_000_100)], &before);
+        let model = Model::new(vec![sample(7, 12, 300), sample(8, 12, 5_000_100)], &before, 0);
         let cells: Vec<_> = model.engines.iter().map(|row| row.cells.join(" ")).collect();
         assert_eq!(
             cells,
@@ -303,6 +306,15 @@ pub(super) mod tests {
             "8 c35001 RTS tcp 192.0.2.7 c40001 2.5M 2.5G 0 5 6"
         );
         assert_eq!(model.queue_pairs.iter().filter(|row| row.alarming).count(), 2);
+    }
+
+    #[test]
+    fn after_a_pause_only_the_time_since_the_last_look_counts() {
+        let before = [sample(7, 10, 100)];
+        let look = |ns| Model::new(vec![sample(7, 100, 1900)], &before, ns);
+        // Looked at a second before, and as long before that as a sample may be late.
+        assert_eq!(look(99_200_000_000).engines[0].cells[4], "1.8k");
+        assert_eq!(look(9_000_000_000).engines[0].cells[4], "20");
     }
 
     #[test]

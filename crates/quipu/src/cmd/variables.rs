@@ -1,0 +1,85 @@
+//! Options that variables of the environment stand for.
+
+use std::ffi::OsString;
+use std::str::FromStr;
+
+use clap::builder::Resettable;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+
+/// Reads the command line. What is wrong with it ends the process.
+pub(super) fn read(command: Command) -> ArgMatches {
+    parse(command, std::env::args_os()).unwrap_or_else(|error| error.exit())
+}
+
+pub(super) fn parse(
+    command: Command,
+    words: impl IntoIterator<Item = OsString>,
+) -> Result<ArgMatches, clap::Error> {
+    let mut command = without_blanks(command);
+    let matches = command.try_get_matches_from_mut(words)?;
+    refuse_link_of_socket(&mut command, &matches)?;
+    Ok(matches)
+}
+
+/// A blank variable counts as not set: `QUIPU_ADDRESS= quipu run` is how a shell, or a file of CI, takes it
+/// back for one command. For clap it is an empty value.
+fn without_blanks(command: Command) -> Command {
+    let is_blank = |arg: &Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.to_str().is_some_and(|text| text.trim().is_empty()))
+    };
+    command
+        .mut_args(|arg| if is_blank(&arg) { arg.env(Resettable::Reset) } else { arg })
+        .mut_subcommands(without_blanks)
+}
+
+/// `--socket` needs no link; that a variable names one is no contradiction, but an option is.
+fn refuse_link_of_socket(command: &mut Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let mut tool = matches;
+    while let Some((_, inner)) = tool.subcommand() {
+        tool = inner;
+    }
+    let is_given = |name| {
+        tool.try_contains_id(name).is_ok()
+            && tool.value_source(name) == Some(ValueSource::CommandLine)
+    };
+    if is_given("socket") && is_given("link") {
+        let text = "the argument '--socket' cannot be used with '--link <LINK>'";
+        return Err(command.error(ErrorKind::ArgumentConflict, text));
+    }
+    Ok(())
+}
+
+/// Reads a value, which may have blanks around it in a variable.
+pub(super) fn trimmed<T: FromStr>(text: &str) -> Result<T, T::Err> {
+    text.trim().parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A command with an option of that variable, and a tool of `quipu qpip`.
+    fn command() -> Command {
+        let socket = Arg::new("socket").long("socket").action(clap::ArgAction::SetTrue);
+        // Set to something wherever the tests run.
+        let link = Arg::new("link").long("link").env("PATH");
+        Command::new("x").subcommand(Command::new("tool").args([socket, link]))
+    }
+
+    #[test]
+    fn a_socket_has_no_link_unless_it_is_a_variable() {
+        let words = |words: &str| words.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let said = |line: &str| parse(command(), words(line)).map_err(|error| error.kind());
+        assert!(said("x tool --socket").is_ok() && said("x tool --link a").is_ok());
+        assert_eq!(said("x tool --socket --link a").unwrap_err(), ErrorKind::ArgumentConflict);
+    }
+
+    #[test]
+    fn blanks_around_a_value_do_not_matter() {
+        assert_eq!(trimmed::<u8>(" 7 "), Ok(7));
+        assert!(trimmed::<u8>("").is_err());
+    }
+}
