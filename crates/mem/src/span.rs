@@ -113,6 +113,26 @@ impl<'a> Span<'a> {
         unsafe { copy::store_overlapping(self.ptr, to.ptr, self.len) }
     }
 
+    /// As [`write_from`](Span::write_from), in any order: for bytes that nobody looks at before he is told of
+    /// them, as those of a slot.
+    #[inline(always)]
+    #[track_caller]
+    pub fn deliver_from(&self, offset: usize, bytes: &[u8]) {
+        let part = self.sub(offset, bytes.len()).assert_writable();
+        // SAFETY: as in `write_from`.
+        unsafe { copy::store_unordered(bytes.as_ptr(), part.ptr, part.len) }
+    }
+
+    /// As [`copy_to`](Span::copy_to), in any order: for bytes that nobody looks at before he is told of them,
+    /// as those of a receive.
+    #[inline(always)]
+    #[track_caller]
+    pub fn deliver_to(&self, to: &Span<'_>) {
+        let to = to.sub(0, self.len).assert_writable();
+        // SAFETY: as in `copy_to`.
+        unsafe { copy::store_unordered(self.ptr, to.ptr, self.len) }
+    }
+
     /// Adds `add` to the word, wrapping, and returns what it was: the FetchAdd of InfiniBand and
     /// RFC 7306. It is atomic for all threads and processes. Panics unless the span is 8 aligned
     /// bytes and writable, as one checked for `REMOTE_ATOMIC` is.

@@ -6,7 +6,7 @@
 
 mod offer;
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::RingError;
 use crate::segment::{Shared, Words};
@@ -270,27 +270,20 @@ impl SlotWriter<'_> {
         self.ring.words.at(self.first + HEADER_WORDS + index).store(word, Ordering::Relaxed);
     }
 
-    /// Writes the payload's first bytes, word by word: less work than by [`payload`](Self::payload) for as
-    /// few as most small messages have. Panics if they are more than [`INLINE_MAX`].
+    /// Writes the payload's first bytes. Panics if they are more than [`INLINE_MAX`].
     #[inline(always)]
     #[track_caller]
     pub fn put(&self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        for (index, word) in words.iter().enumerate() {
-            self.put_word(index, u64::from_ne_bytes(*word));
-        }
-        if !rest.is_empty() {
-            self.put_word(words.len(), last_word(bytes, rest));
-        }
+        self.payload().deliver_from(0, bytes);
     }
 
     /// Pushes the slot: the consumer may see it from now on, and what was held back before it.
     #[inline(always)]
     pub fn commit(self, header: &SlotHeader) {
         let Self { ring, first } = self;
-        let word = ring.fill(first, header);
+        let (row, word) = ring.fill(first, header);
         // Release: whoever sees the tag sees the header and the payload.
-        ring.words.at(first).store(word, Ordering::Release);
+        row[0].store(word, Ordering::Release);
         ring.show();
     }
 
@@ -301,46 +294,33 @@ impl SlotWriter<'_> {
     #[inline(always)]
     pub fn hold(self, header: &SlotHeader) {
         let Self { ring, first } = self;
-        let word = ring.fill(first, header);
-        if ring.held.is_none() {
+        let is_first = ring.held.is_none();
+        let (row, word) = ring.fill(first, header);
+        if is_first {
             ring.held = Some((first, word));
         } else {
             // The consumer does not get here before the slot that is held back.
-            ring.words.at(first).store(word, Ordering::Release);
+            row[0].store(word, Ordering::Release);
         }
     }
-}
-
-/// The word that begins with `rest`, the bytes at the end of `bytes` that fill no word; zeros follow.
-#[inline(always)]
-fn last_word(bytes: &[u8], rest: &[u8]) -> u64 {
-    if let Some(last) = bytes.last_chunk::<8>() {
-        let missing = 8 - rest.len() as u32;
-        return (u64::from_le_bytes(*last) >> (8 * missing)).to_le();
-    }
-    let mut word = [0; 8];
-    for (place, byte) in word.iter_mut().zip(rest) {
-        *place = *byte;
-    }
-    u64::from_ne_bytes(word)
 }
 
 impl SlotProducer {
-    /// Writes the header of the next slot, which starts at `first`, but for its first word, which it gives,
-    /// and goes on to the one behind.
+    /// Writes the header of the next slot, which starts at `first`, but for its first word, and goes on to the
+    /// one behind. Gives the words of the header, and the first that is to be written.
     #[inline(always)]
-    fn fill(&mut self, first: usize, header: &SlotHeader) -> u64 {
+    fn fill(&mut self, first: usize, header: &SlotHeader) -> (&[AtomicU64; HEADER_WORDS], u64) {
         let packed = header.pack(self.geometry.tag(self.tail));
-        let row = self.words.row::<HEADER_WORDS>(first);
-        for i in 1..HEADER_WORDS {
-            row[i].store(packed[i], Ordering::Relaxed);
-        }
         self.tail = self.tail.wrapping_add(1);
         self.fetch_ahead(header.inline_len);
         if !self.started {
             self.start();
         }
-        packed[0]
+        let row = self.words.row(first);
+        for i in 1..HEADER_WORDS {
+            row[i].store(packed[i], Ordering::Relaxed);
+        }
+        (row, packed[0])
     }
 }
 

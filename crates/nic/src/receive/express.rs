@@ -46,7 +46,7 @@ pub(super) fn place<P: Probe>(
         Some((wr_id, [sge])) if sge.len >= len => {
             let part = quipu_mem::Sge { len, ..*sge };
             let Ok(span) = hub.regions.local(pd, &part, true) else { return Ok(false) };
-            path.channel.incoming.requests.payload().sub(0, len as usize).copy_to(&span);
+            path.channel.incoming.requests.payload().sub(0, len as usize).deliver_to(&span);
             wr_id
         }
         Some((wr_id, [])) if len == 0 => wr_id,

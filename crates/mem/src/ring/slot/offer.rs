@@ -26,9 +26,10 @@ impl SlotWriter<'_> {
     #[inline]
     pub fn offer(self, header: &SlotHeader) -> Offer {
         let Self { ring, first } = self;
-        let word = ring.fill(first, header) | OFFERED;
+        let (row, word) = ring.fill(first, header);
+        let word = word | OFFERED;
         // Release: whoever sees the tag sees the header and the payload.
-        ring.words.at(first).store(word, Ordering::Release);
+        row[0].store(word, Ordering::Release);
         ring.show();
         Offer { first, word, tail: ring.tail }
     }
