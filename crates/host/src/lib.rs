@@ -79,3 +79,4 @@ pub use exec::become_program;
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{ShareError, Sharer};
+pub use sys::with_more_descriptors;
