@@ -1,6 +1,6 @@
 //! What a server has to show: a folder, or one page. Short files that are asked for in whole, and listings of
-//! folders, are put into registered memory once, and sent from there; all else is read piece by piece as it is
-//! sent.
+//! folders, are put into registered memory once, and sent from there; all else is read piece by piece as it
+//! is sent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -143,8 +143,8 @@ impl Parser {
             let here = body.min(self.buffer.len() as u64);
             self.buffer.drain(..here as usize);
             self.body = body - here;
-            // Who waits for a word before it sends the rest gets an answer instead, and may then send the rest
-            // or not (RFC 9110 section 10.1.1): what comes next cannot be told from it.
+            // Who waits for a word before it sends the rest gets an answer instead, and may then send the
+            // rest or not (RFC 9110 section 10.1.1): what comes next cannot be told from it.
             request.keep_alive &= !awaits_word || self.body == 0;
             request
         });
