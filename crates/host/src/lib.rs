@@ -80,3 +80,4 @@ pub use exec::{become_program, gives_no_rights, has_capabilities, may_execute};
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{ShareError, Sharer};
+pub use sys::with_more_descriptors;

@@ -104,7 +104,11 @@ fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Runs `make`; if the process is out of descriptors, raises the soft limit and tries once more.
-pub(crate) fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+///
+/// # Errors
+///
+/// Those of `make`; or the limit cannot be raised.
+pub fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match make() {
         Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
             raise_descriptor_limit(u64::MAX)?;

@@ -28,7 +28,8 @@ const EXAMPLES: &str = "\
 Examples:
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24
       an adapter behind the TAP device qp0; its other end is the kernel's:
-      sudo ip address add 10.9.0.1/24 dev qp0 && ping 10.9.0.2
+      sudo ip address add 10.9.0.1/24 dev qp0
+      sudo ip link set qp0 up && ping 10.9.0.2
   sudo quipu nic --link packet:eth1 --address fd09::2/64
       an adapter beside the kernel on a network interface
   quipu nic --link udp:127.0.0.1:4000
@@ -47,9 +48,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
     let adapter = options.link.open()?;
     println!("{}", describe(&adapter)?);
-    let remedy = "name it with --share";
     let share = |name: &String| {
-        adapter.share(name).map_err(|error| Failure::new("cannot share the adapter", error, remedy))
+        adapter.share(name).map_err(|error| Failure::new("cannot share the adapter", error, ""))
     };
     let shared = options.share.as_ref().map(share).transpose()?;
     if let Some(name) = &options.share {

@@ -22,7 +22,8 @@ use crate::error::Error;
 /// use quipu::{Access, Request};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // On a TAP whose other end the kernel has: `ip address add 10.9.0.1/24 dev qp0`.
+/// // On a TAP whose other end the kernel has: `ip address add 10.9.0.1/24 dev qp0`, and then
+/// // `ip link set qp0 up`.
 /// let mut config = QpipConfig::new("tap:qp0".parse()?);
 /// config.addresses.push(("10.9.0.2".parse()?, 24));
 /// let adapter = Adapter::open(config)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::conditions::Version;
 use super::files::{Content, Data, Otherwise, Source};
-use super::http::{Request, Status};
+use super::http::{Refusal, Request, Status};
 
 /// What goes back.
 pub(super) struct Response {
@@ -57,10 +57,12 @@ impl Response {
 }
 
 /// Answers a request, or a refusal to read one.
-pub(super) fn answer(source: &mut Source, request: &Result<Request, Status>) -> Response {
+pub(super) fn answer(source: &mut Source, request: &Result<Request, Refusal>) -> Response {
     let request = match request {
         Ok(request) => request,
-        Err(status) => return Response::refusal(*status, false, false),
+        Err(Refusal { status, head_only }) => {
+            return Response::refusal(*status, false, *head_only);
+        }
     };
     let content = match source.find(&request.path) {
         Ok(content) => content,
@@ -69,7 +71,7 @@ pub(super) fn answer(source: &mut Source, request: &Result<Request, Status>) -> 
         }
         Err(Otherwise::Moved(to)) => {
             let moved = Response::bare(Status::MovedPermanently, request.keep_alive);
-            return Response { location: Some(to), ..moved };
+            return Response { location: Some(to + &request.query), ..moved };
         }
     };
     let len = content.len;

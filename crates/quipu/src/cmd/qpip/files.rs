@@ -1,21 +1,27 @@
-//! What a server has to show: a folder, or one page. Short files that are asked for in whole are read into
-//! registered memory once, and sent from there; all else is read piece by piece as it is sent.
+//! What a server has to show: a folder, or one page. Short files that are asked for in whole, and listings of
+//! folders, are put into registered memory once, and sent from there; all else is read piece by piece as it
+//! is sent.
 
-use std::collections::HashMap;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
+
+use quipu_host::with_more_descriptors;
 
 use super::conditions::Version;
 use super::http::{self, Status};
 use super::memory::{Held, Memory};
+use super::stamp::Stamp;
 
 /// Longest file that is kept in memory.
 const KEPT_FILE: u64 = 1 << 20;
+
+/// The file that is shown in place of its folder.
+const INDEX: &str = "index.html";
 
 /// Octets to be sent.
 #[derive(Clone, Debug)]
@@ -77,69 +83,26 @@ enum What {
     Page(Arc<str>),
 }
 
-/// A file in memory.
-#[derive(Debug)]
-struct Kept {
-    stamp: Stamp,
-    region: Arc<Held>,
-    /// When it was asked for last, by the source's clock.
-    used: u64,
-}
-
 /// What a server has to show.
 #[derive(Debug)]
 pub(super) struct Source {
     what: What,
-    memory: Memory,
-    kept: HashMap<PathBuf, Kept>,
-    /// Counts what was asked for, so that the oldest is known.
-    clock: u64,
-}
-
-/// What tells a file from an older one of the same name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    len: u64,
-    changed_ns: Option<u128>,
-}
-
-impl Stamp {
-    /// As an entity tag, which is strong, but for two versions of one length within a tick of the file
-    /// system's clock.
-    fn tag(&self) -> Option<String> {
-        self.changed_ns.map(|ns| format!("\"{ns:x}-{:x}\"", self.len))
-    }
-
-    /// When it was changed, as of now.
-    fn version(&self, now: SystemTime) -> Version<'static> {
-        let seconds = |ns| u64::try_from(ns / 1_000_000_000).ok();
-        let changed = self.changed_ns.and_then(seconds);
-        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Version { tag: None, changed, may_change: changed.is_some_and(|changed| changed >= now) }
-    }
-}
-
-fn stamp(metadata: &Metadata) -> Stamp {
-    let changed = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    Stamp { len: metadata.len(), changed_ns: changed.map(|since| since.as_nanos()) }
+    /// What is sent of it.
+    pub(super) memory: Memory,
 }
 
 impl Source {
     /// A folder and everything in it.
-    pub(super) fn folder(memory: &Memory, folder: &Path) -> io::Result<Self> {
+    pub(super) fn folder(memory: Memory, folder: &Path) -> io::Result<Self> {
         let root = folder.canonicalize()?;
         // It must be a folder that can be read.
         root.read_dir()?;
-        Ok(Self::new(memory, What::Folder(root)))
+        Ok(Self { memory, what: What::Folder(root) })
     }
 
     /// One page at `/`, in HTML or plain text.
-    pub(super) fn page(memory: &Memory, text: String) -> Self {
-        Self::new(memory, What::Page(text.into()))
-    }
-
-    fn new(memory: &Memory, what: What) -> Self {
-        Self { what, memory: memory.clone(), kept: HashMap::new(), clock: 0 }
+    pub(super) fn page(memory: Memory, text: String) -> Self {
+        Self { memory, what: What::Page(text.into()) }
     }
 
     /// What is at a path, which begins with a slash and leads nowhere upwards. No file is read for it.
@@ -156,15 +119,13 @@ impl Source {
                 let root = root.clone();
                 self.find_file(&root, path).map_err(|error| match error {
                     Trouble::Otherwise(otherwise) => otherwise,
-                    Trouble::System(error) => Otherwise::Refused(match error.kind() {
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Status::NotFound,
-                        io::ErrorKind::PermissionDenied => Status::Forbidden,
-                        // A name longer than any file has.
-                        io::ErrorKind::InvalidFilename => Status::NotFound,
-                        // A link that leads to itself leads nowhere.
-                        _ if error.raw_os_error() == Some(libc::ELOOP) => Status::NotFound,
-                        _ => Status::InternalError,
-                    }),
+                    Trouble::System(error) => {
+                        let status = status_of(&error);
+                        if matches!(status, Status::InternalError | Status::Unavailable) {
+                            eprintln!("quipu: cannot read {}: {error}", path.escape_debug());
+                        }
+                        Otherwise::Refused(status)
+                    }
                 })
             }
         }
@@ -182,10 +143,12 @@ impl Source {
             if !path.ends_with('/') {
                 return Err(Trouble::Otherwise(Otherwise::Moved(http::encode(path) + "/")));
             }
-            let index = place.join("index.html").canonicalize();
-            match index.ok().filter(|index| index.starts_with(root)) {
-                Some(index) => (metadata, place) = (fs::metadata(&index)?, index),
-                None => return self.list(&place, path),
+            let index = place.join(INDEX).canonicalize();
+            let inside = index.ok().filter(|index| index.starts_with(root));
+            let looked_at = inside.and_then(|index| Some((fs::metadata(&index).ok()?, index)));
+            match looked_at.filter(|(metadata, _)| metadata.is_file()) {
+                Some(index) => (metadata, place) = index,
+                None => return self.list(&place, path, Stamp::of(&metadata)),
             }
         } else if path.ends_with('/') {
             return Err(refused(Status::NotFound));
@@ -194,27 +157,25 @@ impl Source {
         if !metadata.is_file() {
             return Err(refused(Status::Forbidden));
         }
-        self.file(root, place)
+        // By the name that was asked for: it may be a link to one that tells nothing.
+        let name = if path.ends_with('/') { INDEX } else { path };
+        self.file(root, place, http::media_type(name))
     }
 
-    fn file(&mut self, root: &Path, place: PathBuf) -> Result<Content, Trouble> {
-        self.clock += 1;
+    fn file(
+        &mut self,
+        root: &Path,
+        place: PathBuf,
+        media_type: &'static str,
+    ) -> Result<Content, Trouble> {
         let file = open_within(root, &place)?;
-        let stamp = stamp(&file.metadata()?);
+        let stamp = Stamp::of(&file.metadata()?);
         let version = stamp.version(SystemTime::now());
-        let media_type = http::media_type(&place.to_string_lossy());
-        let len = stamp.len;
-        if self.kept.get(&place).is_some_and(|kept| kept.stamp != stamp) {
-            self.kept.remove(&place);
-        }
-        let data = match self.kept.get_mut(&place) {
-            Some(kept) => {
-                kept.used = self.clock;
-                Data::Memory(Arc::clone(&kept.region))
-            }
+        let data = match self.memory.kept(&place, stamp) {
+            Some(region) => Data::Memory(region),
             None => Data::File(Arc::new(Opened { file, place, stamp })),
         };
-        Ok(Content { media_type, version, tag: stamp.tag(), len, data })
+        Ok(Content { media_type, version, tag: Some(stamp.tag()), len: stamp.len, data })
     }
 
     /// The same octets from memory, where they are kept, if they are a file's that is worth it: for those
@@ -222,7 +183,7 @@ impl Source {
     pub(super) fn keep(&mut self, data: Data) -> Data {
         let Data::File(opened) = &data else { return data };
         let Opened { file, place, stamp } = &**opened;
-        if !(1..=KEPT_FILE).contains(&stamp.len) || !self.make_room(stamp.len) {
+        if !(1..=KEPT_FILE).contains(&stamp.len) || !self.memory.make_room(stamp.len) {
             return data;
         }
         let mut bytes = vec![0; stamp.len as usize];
@@ -230,55 +191,77 @@ impl Source {
         if file.read_exact_at(&mut bytes, 0).is_err() {
             return data;
         }
-        let Ok(region) = self.memory.hold(&bytes).map(Arc::new) else { return data };
-        let kept = Kept { stamp: *stamp, region: Arc::clone(&region), used: self.clock };
-        self.kept.insert(place.clone(), kept);
+        let Some(region) = self.memory.hold_with_ease(&bytes) else { return data };
+        self.memory.keep(place, *stamp, &region);
         Data::Memory(region)
     }
 
-    /// Whether there is room for a file of `len` octets, after those were let go that nobody is sent and
-    /// nobody has asked for for longest.
-    fn make_room(&mut self, len: u64) -> bool {
-        while !self.memory.has_room(len) {
-            let idle = self.kept.iter().filter(|(_, kept)| Arc::strong_count(&kept.region) == 1);
-            let oldest = idle.min_by_key(|(_, kept)| kept.used).map(|(place, _)| place.clone());
-            let Some(oldest) = oldest else { return false };
-            self.kept.remove(&oldest);
-        }
-        true
-    }
-
-    /// What is in a folder, as a page.
-    fn list(&self, folder: &Path, path: &str) -> Result<Content, Trouble> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(folder)?.flatten() {
-            let slash = if entry.path().is_dir() { "/" } else { "" };
-            // What is no text cannot be asked for.
-            if let Some(name) = entry.file_name().to_str() {
-                names.push(format!("{name}{slash}"));
+    /// What is in a folder, as a page. All who are sent it at a time share it.
+    fn list(&mut self, folder: &Path, path: &str, stamp: Stamp) -> Result<Content, Trouble> {
+        // It names the path, and there may be several to one folder.
+        let place = Path::new(path);
+        let region = match self.memory.kept(place, stamp) {
+            Some(region) => region,
+            None => {
+                let page = listing(folder, path)?;
+                let region = self.memory.hold_with_ease(page.as_bytes());
+                let region = region.ok_or_else(|| refused(Status::Unavailable))?;
+                self.memory.keep(place, stamp, &region);
+                region
             }
-        }
-        names.sort();
-        let title = http::escape(path);
-        let mut page = format!("<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n");
-        if path != "/" {
-            names.insert(0, "..".into());
-        }
-        for name in names {
-            let (link, text) = (http::encode(&name), http::escape(&name));
-            page += &format!("<li><a href=\"./{link}\">{text}</a>\n");
-        }
-        page += "</ul>\n";
-        let (media_type, len) = (http::media_type(".html"), page.len() as u64);
-        let data = Data::Page(page.into());
+        };
+        let (media_type, len) = (http::media_type(INDEX), region.len() as u64);
+        let data = Data::Memory(region);
         Ok(Content { media_type, version: Version::default(), tag: None, len, data })
+    }
+}
+
+fn listing(folder: &Path, path: &str) -> io::Result<String> {
+    let mut names = Vec::new();
+    for entry in with_more_descriptors(|| fs::read_dir(folder))?.flatten() {
+        let slash = if entry.path().is_dir() { "/" } else { "" };
+        // What is no text cannot be asked for.
+        if let Some(name) = entry.file_name().to_str() {
+            names.push(format!("{name}{slash}"));
+        }
+    }
+    names.sort();
+    let title = http::escape(path);
+    let mut page = format!("<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n<ul>\n");
+    if path != "/" {
+        names.insert(0, "..".into());
+    }
+    for name in names {
+        let (link, text) = (http::encode(&name), http::escape(&name));
+        page += &format!("<li><a href=\"./{link}\">{text}</a>\n");
+    }
+    page += "</ul>\n";
+    Ok(page)
+}
+
+/// What to answer where something cannot be read.
+fn status_of(error: &io::Error) -> Status {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Status::NotFound,
+        io::ErrorKind::PermissionDenied => Status::Forbidden,
+        // A name longer than any file has.
+        io::ErrorKind::InvalidFilename => Status::NotFound,
+        _ => match error.raw_os_error() {
+            // A link that leads to itself leads nowhere.
+            Some(libc::ELOOP) => Status::NotFound,
+            // Others have all descriptors, or all memory; later there may be some.
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Status::Unavailable,
+            _ => Status::InternalError,
+        },
     }
 }
 
 /// Opens a file of a folder. Others may write to the folder, too, and have put something else there since it
 /// was looked at: a pipe, which would be waited for, or a link that leads elsewhere.
 fn open_within(root: &Path, place: &Path) -> Result<File, Trouble> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(place)?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = with_more_descriptors(|| options.open(place))?;
     let opened = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let fits = file.metadata()?.is_file() && opened.starts_with(root);
     if fits { Ok(file) } else { Err(refused(Status::Forbidden)) }
@@ -301,33 +284,42 @@ impl From<io::Error> for Trouble {
 }
 
 impl Data {
+    /// How many of `most` pieces of it may be under way at once to one client: one while memory is scarce,
+    /// unless it takes none.
+    pub(super) fn sends(&self, memory: &mut Memory, most: usize) -> usize {
+        if matches!(self, Self::Memory(_)) { most } else { memory.sends(most) }
+    }
+
     /// Up to `most` octets from `at` on, in registered memory: the region, and where they are in it. What
     /// is not there yet is copied now, in pieces that are short while memory is scarce.
     ///
     /// # Errors
     ///
-    /// The file has become shorter or cannot be read, or there is no memory.
+    /// The file has become shorter or cannot be read, or there is no memory (`OutOfMemory`).
     pub(super) fn piece(
         &self,
-        memory: &Memory,
+        memory: &mut Memory,
         at: u64,
         most: u64,
     ) -> Result<(Arc<Held>, usize, usize), io::Error> {
-        let len = most.min(memory.piece()) as usize;
         let copied = match self {
             Self::Memory(region) => return Ok((Arc::clone(region), at as usize, most as usize)),
             Self::File(opened) => {
-                let mut bytes = vec![0; len];
+                let mut bytes = vec![0; most.min(memory.piece()) as usize];
                 opened.file.read_exact_at(&mut bytes, at).map_err(|error| opened.blame(error))?;
-                memory.hold(&bytes)
+                memory.hold_piece(&bytes)
             }
             Self::Page(text) => {
+                let len = most.min(memory.piece()) as usize;
                 let bytes = text.as_bytes().get(at as usize..).and_then(|rest| rest.get(..len));
-                memory.hold(bytes.ok_or(io::ErrorKind::UnexpectedEof)?)
+                memory.hold_piece(bytes.ok_or(io::ErrorKind::UnexpectedEof)?)
             }
             Self::Nothing => return Err(io::ErrorKind::UnexpectedEof.into()),
         };
-        Ok((Arc::new(copied.map_err(io::Error::other)?), 0, len))
+        let none = |error| io::Error::new(io::ErrorKind::OutOfMemory, error);
+        let copied = copied.map_err(none)?;
+        let len = copied.len();
+        Ok((Arc::new(copied), 0, len))
     }
 }
 

@@ -48,7 +48,11 @@ struct Url {
 
 fn url(text: &str) -> Result<Url, String> {
     let rest = after_scheme(text).ok_or("only http:// is spoken here")?;
-    let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
+    // What is behind a number sign is for whoever shows the page (RFC 9110 7.1).
+    let rest = rest.split('#').next().unwrap_or_default();
+    let (host, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    // A port of no digits is the usual one (RFC 3986 3.2.3).
+    let host = host.strip_suffix(':').unwrap_or(host);
     // What cannot be in a URL must not come into the request.
     if host.is_empty() || text.bytes().any(|byte| byte <= b' ' || byte >= 0x7f) {
         return Err("give http://HOST[:PORT][/PATH], with other characters encoded".into());
@@ -56,18 +60,20 @@ fn url(text: &str) -> Result<Url, String> {
     if text.len() > MAX_URL {
         return Err("longer than servers take".into());
     }
-    Ok(Url { host: host.to_owned(), path: path.to_owned() })
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    Ok(Url { host: host.to_owned(), path: format!("{slash}{path}") })
 }
 
 impl Url {
-    /// Where the server is.
-    fn server(&self) -> io::Result<SocketAddr> {
+    /// Where the server is: at the first of these that answers.
+    fn server(&self) -> io::Result<Vec<SocketAddr>> {
         let named = if self.host.ends_with(']') || !self.host.contains(':') {
             format!("{}:80", self.host)
         } else {
             self.host.clone()
         };
-        named.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound.into())
+        let found: Vec<_> = named.to_socket_addrs()?.collect();
+        if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
     }
 
     /// What is sent there; with the last one, the connection is to end.
@@ -89,7 +95,8 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Fetches them.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let servers: Vec<SocketAddr> = options.urls.iter().map(server).collect::<Result<_, _>>()?;
+    let servers: Vec<Vec<SocketAddr>> =
+        options.urls.iter().map(server).collect::<Result<_, _>>()?;
     let adapter = options.link.open_until_signal()?;
     unless_gone(&adapter, fetch_all(options, &adapter, servers))
 }
@@ -97,52 +104,84 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn fetch_all(
     options: &Options,
     adapter: &Adapter,
-    servers: Vec<SocketAddr>,
+    servers: Vec<Vec<SocketAddr>>,
 ) -> Result<ExitCode, Failure> {
-    let mut out: Box<dyn Write> = match &options.output {
-        None => Box::new(io::stdout().lock()),
-        Some(path) => Box::new(File::create(path).map_err(|error| {
-            let what = format!("cannot write {}", path.display());
-            Failure::new(what, error, "choose another file with --output")
-        })?),
+    let mut out = match &options.output {
+        None => Output::Open(Box::new(io::stdout().lock())),
+        Some(path) => Output::File(path.clone()),
     };
     let mut kept: Option<Connection<'_>> = None;
     for (number, (url, to)) in options.urls.iter().zip(servers).enumerate() {
         let request = url.request(number + 1 == options.urls.len());
-        let mut response = Response::new(&mut *out);
-        let reused = kept.take().filter(|it| it.to == to);
-        let again = reused.is_some();
-        let mut connection = match reused {
-            Some(connection) => connection,
-            None => Connection::open(adapter, to)?,
+        let mut response = Response::new(&mut out);
+        let (mut connection, again) = match kept.take() {
+            Some(connection) if to.contains(&connection.to) => (connection, true),
+            other => {
+                other.into_iter().for_each(Connection::close);
+                (Connection::open_any(adapter, &to)?, false)
+            }
         };
         let fetched = connection.fetch(&request, &mut response);
         // The server may have closed meanwhile: it has not seen this request (RFC 9112 9.3.1).
         if again && !response.is_whole() && response.is_untouched() {
-            connection = Connection::open(adapter, to)?;
+            connection = Connection::open_any(adapter, &to)?;
             connection.fetch(&request, &mut response)?;
         } else {
             fetched?;
         }
         let persists = response.persists() && !connection.ended;
-        response.finish()?;
-        match persists {
+        let finished = response.finish();
+        match persists && finished.is_ok() {
             true => kept = Some(connection),
             false => connection.close(),
         }
+        finished?;
     }
-    if let Some(connection) = kept {
-        connection.close();
-    }
+    kept.into_iter().for_each(Connection::close);
+    out.open()?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn server(url: &Url) -> Result<SocketAddr, Failure> {
-    let server = url.server().map_err(|error| {
+/// Where pages go: a file is made, and what it had lost, when there is something for it.
+enum Output {
+    Open(Box<dyn Write>),
+    File(PathBuf),
+}
+
+impl Output {
+    fn open(&mut self) -> io::Result<&mut dyn Write> {
+        if let Self::File(path) = self {
+            let named = |error: io::Error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            };
+            *self = Self::Open(Box::new(File::create(&*path).map_err(named)?));
+        }
+        match self {
+            Self::Open(out) => Ok(&mut **out),
+            Self::File(_) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.open()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Open(out) => out.flush(),
+            Self::File(_) => Ok(()),
+        }
+    }
+}
+
+fn server(url: &Url) -> Result<Vec<SocketAddr>, Failure> {
+    let servers = url.server().map_err(|error| {
         let what = format!("cannot find {}", url.host);
         Failure::new(what, error, "give the address as numbers")
     })?;
-    with_port(server)
+    servers.into_iter().map(with_port).collect()
 }
 
 /// A connection to a server.
@@ -158,6 +197,23 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
+    /// To the first that lets itself be connected to; those are tried first whose family the adapter has.
+    fn open_any(adapter: &'a Adapter, to: &[SocketAddr]) -> Result<Self, Failure> {
+        let own = adapter.info().map_err(failed)?.addresses;
+        let mut to = to.to_vec();
+        to.sort_by_key(|to| !own.iter().any(|own| own.is_ipv4() == to.is_ipv4()));
+        let mut outcome = None;
+        for to in to {
+            match Self::open(adapter, to) {
+                Ok(connection) => return Ok(connection),
+                // The first is the one that is most likely meant.
+                Err(failure) => drop(outcome.get_or_insert(failure)),
+            }
+        }
+        let none = || Failure::new("cannot connect", "there is no address", "");
+        Err(outcome.unwrap_or_else(none))
+    }
+
     fn open(adapter: &'a Adapter, to: SocketAddr) -> Result<Self, Failure> {
         let pd = adapter.protection_domain().map_err(failed)?;
         let cq = adapter.completion_queue(RECEIVES as u32 + 1).map_err(failed)?;
@@ -271,14 +327,54 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_where_one_of_its_addresses_answers() {
+        let (here, there) = (adapter(), adapter());
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = there.listen(80, &settings, 1).unwrap();
+        let (pd, cq) = (there.protection_domain().unwrap(), there.completion_queue(4).unwrap());
+        let server = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+        listener.offer(&server).unwrap();
+        let address = there.info().unwrap().addresses[0];
+        // Where nothing leads, where nobody listens, and there.
+        let dead = ["192.0.2.1:80".parse().unwrap(), SocketAddr::new(address, 81)];
+        let to = [&dead[..], &[SocketAddr::new(address, 80)]].concat();
+        assert_eq!(Connection::open_any(&here, &to).unwrap().to, to[2]);
+        let said = Connection::open_any(&here, &dead).map(|_| ()).unwrap_err().to_string();
+        assert!(said.contains("cannot connect to ["), "one that could be reached: {said}");
+    }
+
+    #[test]
+    fn a_file_stays_what_it_is_until_there_is_something_for_it() {
+        let path = std::env::temp_dir().join(format!("quipu-get-{}", std::process::id()));
+        std::fs::write(&path, "before").unwrap();
+        let mut out = Output::File(path.clone());
+        out.flush().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"before");
+        out.write_all(b"new").unwrap();
+        out.write_all(b"er").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"newer");
+        std::fs::remove_file(&path).unwrap();
+        let missing = Output::File(path.join("x")).write(b"x").unwrap_err().to_string();
+        assert!(missing.contains("quipu-get"), "{missing}");
+    }
+
+    #[test]
     fn a_page_has_a_server_and_a_path() {
         let page = url("http://[::1]:8000/a?b").unwrap();
-        assert_eq!(page.server().unwrap(), "[::1]:8000".parse().unwrap());
+        let at = |page: &str| url(page).unwrap().server().unwrap();
+        assert_eq!(page.server().unwrap(), ["[::1]:8000".parse().unwrap()]);
         let begin = "GET /a?b HTTP/1.1\r\nHost: [::1]:8000\r\n";
         assert!(page.request(false).starts_with(begin) && page.request(true).starts_with(begin));
         assert!(!page.request(false).contains("close") && page.request(true).contains("close"));
-        assert_eq!(url("http://[::1]").unwrap().server().unwrap(), "[::1]:80".parse().unwrap());
-        assert_eq!(url("http://10.0.0.1").unwrap().server().unwrap().port(), 80);
+        assert_eq!(at("http://[::1]"), ["[::1]:80".parse().unwrap()]);
+        for page in
+            ["http://10.0.0.1", "http://10.0.0.1:/x", "http://10.0.0.1?x", "http://10.0.0.1#x"]
+        {
+            assert_eq!(at(page), ["10.0.0.1:80".parse().unwrap()], "{page}");
+        }
+        let path = |page: &str| url(page).unwrap().path;
+        assert_eq!(path("http://10.0.0.1:8000?x=/1#a"), "/?x=/1");
+        assert_eq!(path("http://10.0.0.1/a?b#c"), "/a?b");
         assert_eq!(url("HTTP://10.0.0.1").unwrap().path, "/");
         for bad in ["https://a/", "10.0.0.1", "http:///x", "http://a/b c", "http://a/\r\nX: y"] {
             assert!(url(bad).is_err(), "{bad:?}");

@@ -26,9 +26,11 @@ pub(crate) enum Status {
     PreconditionFailed,
     ContentTooLarge,
     RangeNotSatisfiable,
+    UriTooLong,
     HeadTooLarge,
     InternalError,
     NotImplemented,
+    Unavailable,
     VersionNotSupported,
 }
 
@@ -46,10 +48,12 @@ impl Status {
             Self::MethodNotAllowed => "405 Method Not Allowed",
             Self::PreconditionFailed => "412 Precondition Failed",
             Self::ContentTooLarge => "413 Content Too Large",
+            Self::UriTooLong => "414 URI Too Long",
             Self::RangeNotSatisfiable => "416 Range Not Satisfiable",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
             Self::InternalError => "500 Internal Server Error",
             Self::NotImplemented => "501 Not Implemented",
+            Self::Unavailable => "503 Service Unavailable",
             Self::VersionNotSupported => "505 HTTP Version Not Supported",
         }
     }
@@ -62,6 +66,8 @@ pub(crate) struct Request {
     pub(crate) head_only: bool,
     /// The path, decoded; it begins with a slash and has no part that is `.` or `..`.
     pub(crate) path: String,
+    /// What followed it as it came, from the question mark on; or nothing.
+    pub(crate) query: String,
     /// Whether the client may ask for more on this connection.
     pub(crate) keep_alive: bool,
     /// Which part is asked for.
@@ -93,7 +99,12 @@ impl Part {
 }
 
 /// Why there is no request: what to answer before the connection is closed.
-pub(crate) type Refusal = Status;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: Status,
+    /// Without content: it answers HEAD (RFC 9110 section 9.3.2).
+    pub(crate) head_only: bool,
+}
 
 /// Takes requests out of a stream.
 #[derive(Debug, Default)]
@@ -117,20 +128,27 @@ impl Parser {
         // An empty line in front of a request is not held against old clients (RFC 9112 section 2.2).
         let blank = self.buffer.iter().take_while(|&&byte| byte == b'\r' || byte == b'\n').count();
         self.buffer.drain(..blank);
-        let Some(end) = end_of_head(&self.buffer) else {
-            return (self.buffer.len() > MAX_HEAD).then_some(Err(Status::HeadTooLarge));
-        };
-        if end > MAX_HEAD {
-            return Some(Err(Status::HeadTooLarge));
+        let head_only = self.buffer.starts_with(b"HEAD ");
+        let refusal = |status| Refusal { status, head_only };
+        let end = end_of_head(&self.buffer);
+        if end.unwrap_or(self.buffer.len()) > MAX_HEAD {
+            let line_ends = self.buffer[..MAX_HEAD].contains(&b'\n');
+            let status = if line_ends { Status::HeadTooLarge } else { Status::UriTooLong };
+            return Some(Err(refusal(status)));
         }
+        let end = end?;
         let parsed = parse(&self.buffer[..end]);
         self.buffer.drain(..end);
-        Some(parsed.map(|(request, body)| {
+        let taken = parsed.map(|(mut request, body, awaits_word)| {
             let here = body.min(self.buffer.len() as u64);
             self.buffer.drain(..here as usize);
             self.body = body - here;
+            // Who waits for a word before it sends the rest gets an answer instead, and may then send the
+            // rest or not (RFC 9110 section 10.1.1): what comes next cannot be told from it.
+            request.keep_alive &= !awaits_word || self.body == 0;
             request
-        }))
+        });
+        Some(taken.map_err(refusal))
     }
 }
 
@@ -154,15 +172,23 @@ struct Fields {
     keep: bool,
     hosts: u32,
     body: Option<u64>,
+    /// There is a body, of which only its end says how long it is.
+    encoded: bool,
+    awaits_word: bool,
     part: Option<Part>,
     conditions: Conditions,
 }
 
-/// Reads a head; the request, and the length of its body.
-fn parse(head: &[u8]) -> Result<(Request, u64), Refusal> {
-    let text = std::str::from_utf8(head).map_err(|_| Status::BadRequest)?;
-    let mut lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
-    let first = lines.next().ok_or(Status::BadRequest)?;
+/// Reads a head; the request, the length of its body, and whether the client waits for a word before it sends
+/// that.
+fn parse(head: &[u8]) -> Result<(Request, u64, bool), Status> {
+    let line = head.iter().position(|&byte| byte == b'\n').ok_or(Status::BadRequest)?;
+    let (first, rest) = head.split_at(line + 1);
+    let first = std::str::from_utf8(first).map_err(|_| Status::BadRequest)?.trim_end_matches('\n');
+    let first = first.strip_suffix('\r').unwrap_or(first);
+    // Values need not be text (RFC 9110 section 5.5), and those that mean something here are.
+    let rest = String::from_utf8_lossy(rest);
+    let lines = rest.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
     if !is_plain(first) || first.contains('\t') {
         return Err(Status::BadRequest);
     }
@@ -172,10 +198,11 @@ fn parse(head: &[u8]) -> Result<(Request, u64), Refusal> {
     else {
         return Err(Status::BadRequest);
     };
-    let newer = match version {
-        "HTTP/1.1" => true,
-        "HTTP/1.0" => false,
-        other if other.starts_with("HTTP/") => return Err(Status::VersionNotSupported),
+    let newer = match version.strip_prefix("HTTP/").map(str::as_bytes) {
+        Some(b"1.0") => false,
+        // Later ones of this major version are to be taken as the latest known (RFC 9110 section 2.5).
+        Some([b'1', b'.', b'1'..=b'9']) => true,
+        Some([b'0'..=b'9', b'.', b'0'..=b'9']) => return Err(Status::VersionNotSupported),
         _ => return Err(Status::BadRequest),
     };
     let fields = fields(lines)?;
@@ -192,17 +219,23 @@ fn parse(head: &[u8]) -> Result<(Request, u64), Refusal> {
         other if is_token(other) => return Err(Status::NotImplemented),
         _ => return Err(Status::BadRequest),
     };
+    // RFC 9112 section 6.1 allows that of whoever does not understand an encoding.
+    if fields.encoded {
+        return Err(Status::NotImplemented);
+    }
     let body = fields.body.unwrap_or(0);
     if body > MAX_BODY {
         return Err(Status::ContentTooLarge);
     }
     let keep_alive = !fields.close && (newer || fields.keep);
+    let awaits_word = newer && fields.awaits_word;
     let Fields { part, conditions, .. } = fields;
-    let request = Request { head_only, path: path(target)?, keep_alive, part, conditions };
-    Ok((request, body))
+    let (path, query) = (path(target)?, query(target).into());
+    let request = Request { head_only, path, query, keep_alive, part, conditions };
+    Ok((request, body, awaits_word))
 }
 
-fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
+fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Status> {
     let mut out = Fields::default();
     for line in lines.take_while(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':').ok_or(Status::BadRequest)?;
@@ -211,7 +244,8 @@ fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
         }
         let value = value.trim_matches([' ', '\t']);
         match name.to_ascii_lowercase().as_str() {
-            "host" => out.hosts += 1,
+            "host" if is_authority(value) => out.hosts += 1,
+            "host" => return Err(Status::BadRequest),
             "connection" => {
                 let says = |word| value.split(',').any(|it| it.trim().eq_ignore_ascii_case(word));
                 out.close |= says("close");
@@ -224,8 +258,8 @@ fn fields<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Fields, Refusal> {
                     return Err(Status::BadRequest);
                 }
             }
-            // What has a body of unknown length is none of the methods served here.
-            "transfer-encoding" => return Err(Status::NotImplemented),
+            "transfer-encoding" => out.encoded = true,
+            "expect" => out.awaits_word |= value.eq_ignore_ascii_case("100-continue"),
             "range" => out.part = part(value),
             // Others mean nothing here.
             name => drop(out.conditions.take(name, value)),
@@ -246,6 +280,12 @@ fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(good)
 }
 
+/// Whether it has only what a host and a port are made of (RFC 3986 section 3.2).
+fn is_authority(text: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%:[]".contains(&byte);
+    text.bytes().all(good)
+}
+
 /// A range that can be served. Others are ignored, as they may be (RFC 9110 section 14.2).
 fn part(value: &str) -> Option<Part> {
     let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
@@ -260,7 +300,7 @@ fn part(value: &str) -> Option<Part> {
 }
 
 /// The path of a target (RFC 9112 section 3.2), decoded and made plain.
-fn path(target: &str) -> Result<String, Refusal> {
+fn path(target: &str) -> Result<String, Status> {
     let target = target.split(['?', '#']).next().unwrap_or_default();
     let encoded = match after_scheme(target) {
         Some(rest) => rest.find('/').map_or("/", |slash| &rest[slash..]),
@@ -281,6 +321,13 @@ fn path(target: &str) -> Result<String, Refusal> {
         plain.push('/');
     }
     Ok(plain)
+}
+
+/// The query of a target with its question mark, if it can be said again.
+fn query(target: &str) -> &str {
+    let target = target.split('#').next().unwrap_or_default();
+    let query = target.find('?').map_or("", |at| &target[at..]);
+    if query.is_ascii() { query } else { "" }
 }
 
 /// What follows "http://", in whatever case (RFC 3986 section 3.1).

@@ -2,15 +2,22 @@
 
 use super::*;
 
-fn one(text: &str) -> Result<Request, Refusal> {
-    let mut parser = Parser::default();
-    parser.add(text.as_bytes());
-    let found = parser.next().expect("a whole request");
-    assert!(parser.next().is_none());
-    found
+fn one(text: &str) -> Result<Request, Status> {
+    one_of_octets(text.as_bytes())
 }
 
-fn get(target: &str) -> Result<String, Refusal> {
+fn one_of_octets(text: &[u8]) -> Result<Request, Status> {
+    let mut parser = Parser::default();
+    parser.add(text);
+    let found = parser.next().expect("a whole request");
+    assert!(parser.next().is_none());
+    found.map_err(|refusal| {
+        assert_eq!(refusal.head_only, text.starts_with(b"HEAD "));
+        refusal.status
+    })
+}
+
+fn get(target: &str) -> Result<String, Status> {
     one(&format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).map(|request| request.path)
 }
 
@@ -87,14 +94,27 @@ fn what_is_wrong_is_refused_with_the_word_for_it() {
             Status::BadRequest,
         ),
         ("GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", Status::NotImplemented),
+        (
+            "PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+            Status::MethodNotAllowed,
+        ),
+        (
+            "HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+            Status::NotImplemented,
+        ),
+        ("HEAD /../x HTTP/1.1\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/0.9\r\nHost: a\r\n\r\n", Status::VersionNotSupported),
+        ("GET / HTTP/x\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.10\r\nHost: a\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n", Status::BadRequest),
+        ("GET / HTTP/1.1\r\nHost: a<>\r\n\r\n", Status::BadRequest),
     ];
     for (text, status) in refused {
         assert_eq!(one(text), Err(status), "{text:?}");
     }
     assert!(one("GET / HTTP/1.1\r\nHost: a\r\nX: a\tb\r\n\r\n").is_ok());
-    let mut parser = Parser::default();
-    parser.add(b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n");
-    assert_eq!(parser.next(), Some(Err(Status::BadRequest)));
+    let octets = b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(one_of_octets(octets), Err(Status::BadRequest));
 }
 
 #[test]
@@ -107,10 +127,39 @@ fn a_head_without_end_is_not_kept() {
         steps += 1;
         assert!(steps < 20);
     }
-    assert_eq!(parser.next(), Some(Err(Status::HeadTooLarge)));
-    let mut parser = Parser::default();
-    parser.add(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", "a".repeat(MAX_HEAD)).as_bytes());
-    assert_eq!(parser.next(), Some(Err(Status::HeadTooLarge)));
+    let status = |mut parser: Parser| parser.next().unwrap().unwrap_err().status;
+    assert_eq!(status(parser), Status::HeadTooLarge);
+    let whole = |text: String| {
+        let mut parser = Parser::default();
+        parser.add(text.as_bytes());
+        status(parser)
+    };
+    let long = "a".repeat(MAX_HEAD);
+    assert_eq!(whole(format!("GET / HTTP/1.1\r\nHost: {long}\r\n\r\n")), Status::HeadTooLarge);
+    assert_eq!(whole(format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n")), Status::UriTooLong);
+    assert_eq!(whole(format!("GET /{long}")), Status::UriTooLong);
+}
+
+#[test]
+fn who_is_answered_before_it_has_sent_all_is_not_understood_any_more() {
+    let ask = |body: &str| {
+        let fields = "Host: a\r\nContent-Length: 3\r\nExpect: 100-Continue\r\n\r\n";
+        one(&format!("GET / HTTP/1.1\r\n{fields}{body}")).unwrap().keep_alive
+    };
+    assert!(!ask("") && !ask("ab") && ask("abc"));
+    assert!(one("GET / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n\r\n").unwrap().keep_alive);
+}
+
+#[test]
+fn what_means_nothing_here_is_let_in() {
+    let name = b"GET / HTTP/1.1\r\nHost: a\r\nX-Name: caf\xe9\r\n\r\n";
+    assert!(one_of_octets(name).is_ok());
+    assert!(one("GET / HTTP/1.2\r\nHost: a\r\n\r\n").unwrap().keep_alive);
+    for host in ["", "[::1]:80", "a-b.example:8000", "%41"] {
+        assert!(one(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).is_ok(), "{host}");
+    }
+    assert_eq!(one("GET /a?x=%20 HTTP/1.0\r\n\r\n").unwrap().query, "?x=%20");
+    assert_eq!(one("GET /a#?x HTTP/1.0\r\n\r\n").unwrap().query, "");
 }
 
 #[test]

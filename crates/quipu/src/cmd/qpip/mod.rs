@@ -15,6 +15,7 @@ mod places;
 mod response;
 mod sample;
 mod serve;
+mod stamp;
 mod ttcp;
 
 use std::net::{IpAddr, SocketAddr};

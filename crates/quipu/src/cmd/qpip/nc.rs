@@ -4,8 +4,8 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 
 use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
@@ -138,13 +138,19 @@ impl End {
             let _ = free.send(place);
         }
         let (end, sends) = (Arc::clone(self), input.is_some());
+        let unread = Arc::new(OnceLock::new());
         if let Some(input) = input {
+            let unread = Arc::clone(&unread);
             std::thread::spawn(move || {
-                if let Err(error) = end.send(input, &places) {
-                    eprintln!("quipu: the input: {error}");
-                }
-                // Without a connection there is nothing to close.
-                let _ = end.qp.close();
+                // Without a connection there is nothing to end.
+                let _ = match end.send(input, &places) {
+                    Ok(()) => end.qp.close(),
+                    // The peer must not take what there was of it for all.
+                    Err(error) => {
+                        let _ = unread.set(error);
+                        end.qp.abort()
+                    }
+                };
             });
         }
         let (mut over, mut out) = (None, [Completion::default(); 64]);
@@ -159,7 +165,11 @@ impl End {
             output.flush()?;
             // What came before the end completes before the event that tells of it.
             if let Some(change) = over {
-                return ended(change);
+                let unread = unread.get();
+                return unread.map_or_else(
+                    || ended(change),
+                    |error| Err(Failure::new("cannot read the input", error, "")),
+                );
             }
             match adapter.poll_event().map_err(failed)? {
                 Some(event) => match event.change {
@@ -280,6 +290,34 @@ mod tests {
         });
         assert!(at_server == long, "{} octets came, or others", at_server.len());
         assert!(at_client.is_empty());
+    }
+
+    /// A file of which only the beginning can be read.
+    struct Broken(bool);
+
+    impl Read for Broken {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            let begun = std::mem::replace(&mut self.0, true);
+            if begun { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(out.len()) }
+        }
+    }
+
+    #[test]
+    fn an_input_that_cannot_be_read_ends_in_a_failure_at_both_ends() {
+        let (here, there) = (adapter(), adapter());
+        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
+        let listener = there.listen(7, &settings, 1).unwrap();
+        let (client, server) =
+            (Arc::new(End::new(&here).unwrap()), Arc::new(End::new(&there).unwrap()));
+        listener.offer(&server.qp).unwrap();
+        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
+        client.qp.connect(to, &settings).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.exchange(&there, None, &mut Vec::new()).unwrap_err());
+            let input: Input = Box::new(Broken(false));
+            let failure = client.exchange(&here, Some(input), &mut Vec::new()).unwrap_err();
+            assert!(failure.to_string().contains("cannot read the input"), "{failure}");
+        });
     }
 
     #[test]

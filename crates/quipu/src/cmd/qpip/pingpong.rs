@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use quipu::qpip::{Adapter, TcpQueuePair, UdpQueuePair};
 use quipu::{
-    Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, Request, WcStatus,
+    Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, Request, WcExtra,
+    WcStatus,
 };
 use serde_json::json;
 
 use super::sample::{Samples, micros};
-use super::{LinkOptions, ModeOption, broken, connect, echo, failed, unreachable};
+use super::{LinkOptions, ModeOption, NO_ROUTE, broken, connect, echo, failed, unreachable};
 use crate::cmd::failure::Failure;
 
 /// With whom, and what.
@@ -131,45 +132,27 @@ fn report(options: &Options, samples: &Samples, lost: u32) -> String {
     out
 }
 
+/// What a message by UDP begins with, as far as it is long enough: its round's number, by which a late answer
+/// is told from the one that is waited for.
+fn mark(round: u32, size: u32) -> Vec<u8> {
+    let mut mark = round.to_le_bytes().to_vec();
+    mark.truncate(size as usize);
+    mark
+}
+
+/// What there is to say of a server that has answered nothing.
+fn silence(to: SocketAddr) -> Failure {
+    unreachable(to, &"nothing comes back")
+}
+
 /// What a client of queue pairs needs.
 struct End<'a> {
     options: &'a Options,
+    adapter: Adapter,
     pd: ProtectionDomain,
     sends: CompletionQueue,
     receives: CompletionQueue,
     memory: MemoryRegion,
-}
-
-/// What completes, well or badly: the one thing, or nothing in time.
-fn next(
-    cq: &CompletionQueue,
-    wait: bool,
-    deadline: Option<Instant>,
-) -> Result<Option<Completion>, Failure> {
-    let mut out = [Completion::default()];
-    loop {
-        let found = if wait && deadline.is_none() { cq.wait(&mut out) } else { cq.poll(&mut out) };
-        if found.map_err(failed)? > 0 {
-            break;
-        }
-        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            return Ok(None);
-        }
-    }
-    Ok(Some(out[0]))
-}
-
-/// The same of a queue pair of UDP.
-fn next_by_udp(
-    cq: &CompletionQueue,
-    wait: bool,
-    deadline: Option<Instant>,
-) -> Result<Option<Completion>, Failure> {
-    let done = next(cq, wait, deadline)?;
-    match done.filter(|done| done.status != WcStatus::Success) {
-        None => Ok(done),
-        Some(bad) => Err(Failure::new("the round trips", Error::Work(bad), STILL_THERE)),
-    }
 }
 
 impl<'a> End<'a> {
@@ -178,7 +161,33 @@ impl<'a> End<'a> {
         let (size, len) = (options.size as usize, LEN.max(options.size as usize));
         let memory = pd.register(size + PLACES * len, Access::LOCAL_WRITE).map_err(failed)?;
         let cq = || adapter.completion_queue(2 * PLACES as u32).map_err(failed);
-        Ok(Self { options, sends: cq()?, receives: cq()?, memory, pd })
+        let adapter = adapter.clone();
+        Ok(Self { options, adapter, sends: cq()?, receives: cq()?, memory, pd })
+    }
+
+    /// What completes, well or badly: the one thing, or nothing in time.
+    fn next(
+        &self,
+        cq: &CompletionQueue,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Completion>, Failure> {
+        let mut out = [Completion::default()];
+        let wait = self.options.wait;
+        loop {
+            let found =
+                if wait && deadline.is_none() { cq.wait(&mut out) } else { cq.poll(&mut out) };
+            if found.map_err(failed)? > 0 {
+                return Ok(Some(out[0]));
+            }
+            let Some(deadline) = deadline else { continue };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            if wait {
+                self.adapter.wait_timeout(cq, left).map_err(failed)?;
+            }
+        }
     }
 
     fn message(&self) -> Result<[quipu::Sge; 1], Failure> {
@@ -203,9 +212,8 @@ impl<'a> End<'a> {
         for _ in 0..self.options.count {
             samples.push(self.round_by_tcp(&qp)?);
         }
-        qp.close().map_err(failed)?;
         // How the connection ends is the peer's affair.
-        let _ = qp.wait_closed();
+        let _ = qp.close().and_then(|()| qp.wait_closed());
         Ok(samples)
     }
 
@@ -221,7 +229,7 @@ impl<'a> End<'a> {
         let (mut got, mut took) = (0, 0);
         // A stream may come in pieces.
         while got < self.options.size
-            && let Some(done) = next(&self.receives, self.options.wait, None)?
+            && let Some(done) = self.next(&self.receives, None)?
         {
             took = begun.elapsed().as_nanos() as u64;
             good(&done)?;
@@ -231,7 +239,7 @@ impl<'a> End<'a> {
             got += done.byte_len;
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(over)?;
         }
-        next(&self.sends, self.options.wait, None)?.as_ref().map_or(Ok(()), good)?;
+        self.next(&self.sends, None)?.as_ref().map_or(Ok(()), good)?;
         Ok(took)
     }
 
@@ -241,29 +249,68 @@ impl<'a> End<'a> {
         for place in 0..PLACES as u64 {
             qp.post_recv(place, &self.room(place)?).map_err(failed)?;
         }
-        for _ in 0..self.options.count {
-            match self.round_by_udp(&qp, to)? {
+        for round in 0..self.options.count {
+            match self.round_by_udp(&qp, to, &mark(round, self.options.size))? {
                 Some(took) => samples.push(took),
                 None => lost += 1,
             }
             if samples.is_empty() && lost > 2 {
-                return Err(unreachable(to, &"nothing comes back"));
+                break;
             }
         }
-        Ok((samples, lost))
+        if samples.is_empty() { Err(silence(to)) } else { Ok((samples, lost)) }
     }
 
-    fn round_by_udp(&self, qp: &UdpQueuePair, to: SocketAddr) -> Result<Option<u64>, Failure> {
+    fn round_by_udp(
+        &self,
+        qp: &UdpQueuePair,
+        to: SocketAddr,
+        mark: &[u8],
+    ) -> Result<Option<u64>, Failure> {
+        self.memory.write(0, mark).map_err(failed)?;
         let begun = Instant::now();
         qp.send_to(&Request::send(&self.message()?), to)
             .map_err(|error| unreachable(to, &error))?;
-        next_by_udp(&self.sends, self.options.wait, None)?;
-        let done = next_by_udp(&self.receives, self.options.wait, Some(begun + PATIENCE))?;
-        let took = begun.elapsed().as_nanos() as u64;
-        if let Some(done) = done {
-            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
+        match self.next(&self.sends, None)? {
+            Some(sent) if sent.status == WcStatus::LocQpOpErr => {
+                return Err(unreachable(to, &NO_ROUTE));
+            }
+            sent => sent.as_ref().map_or(Ok(()), good)?,
         }
-        Ok(done.map(|_| took))
+        // What else comes is late, or from others.
+        while let Some(done) = self.next(&self.receives, Some(begun + PATIENCE))? {
+            let took = begun.elapsed();
+            good(&done)?;
+            let is_answer = self.is_answer(&done, to, mark)?;
+            qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
+            if is_answer {
+                return Ok(Some(took.as_nanos() as u64));
+            }
+            if took > PATIENCE {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether it is the message with this mark that has come back.
+    fn is_answer(&self, done: &Completion, to: SocketAddr, mark: &[u8]) -> Result<bool, Failure> {
+        let WcExtra::From(from) = done.extra else { return Ok(false) };
+        let from = SocketAddr::from(from);
+        let mut begin = vec![0; mark.len()];
+        let size = self.options.size as usize;
+        let at = size + done.wr_id as usize * LEN.max(size);
+        self.memory.read(at, &mut begin).map_err(failed)?;
+        let peer = (from.ip().to_canonical(), from.port());
+        Ok(peer == (to.ip(), to.port()) && done.byte_len == self.options.size && begin == mark)
+    }
+}
+
+/// Whether it has succeeded, of a queue pair of UDP.
+fn good(done: &Completion) -> Result<(), Failure> {
+    match done.status {
+        WcStatus::Success => Ok(()),
+        _ => Err(Failure::new("the round trips", Error::Work(*done), STILL_THERE)),
     }
 }
 
@@ -317,28 +364,37 @@ fn socket_udp(options: &Options, to: SocketAddr) -> Result<(Vec<u64>, u32), Fail
         Ok(socket)
     });
     let socket = socket.map_err(socket_failed)?;
-    let mut buffer = vec![0; options.size as usize];
+    let size = options.size as usize;
+    // What is longer than an answer is none.
+    let (mut message, mut came) = (vec![0; size], vec![0; size + 1]);
     let (mut samples, mut lost) = (Vec::with_capacity(options.count as usize), 0);
-    for _ in 0..options.count {
+    for round in 0..options.count {
+        let mark = mark(round, options.size);
+        message[..mark.len()].copy_from_slice(&mark);
         let begun = Instant::now();
-        socket.send(&buffer).map_err(socket_failed)?;
+        socket.send(&message).map_err(socket_failed)?;
         loop {
-            match socket.recv(&mut buffer) {
-                Ok(_) => {
+            match socket.recv(&mut came) {
+                Ok(len) if len == size && came.starts_with(&mark) => {
                     samples.push(begun.elapsed().as_nanos() as u64);
                     break;
                 }
                 Err(error) if !nothing_yet(&error) => return Err(unreachable(to, &error)),
-                Err(_) if begun.elapsed() > PATIENCE => {
+                // Nothing, or what is late.
+                _ if begun.elapsed() > PATIENCE => {
                     lost += 1;
                     break;
                 }
-                Err(_) => {}
+                _ => {}
             }
         }
         if samples.is_empty() && lost > 2 {
-            return Err(unreachable(to, &"nothing comes back"));
+            break;
         }
     }
-    Ok((samples, lost))
+    if samples.is_empty() { Err(silence(to)) } else { Ok((samples, lost)) }
 }
+
+#[cfg(test)]
+#[path = "pingpong_tests.rs"]
+mod tests;

@@ -44,6 +44,10 @@ pub(super) struct Response<'a> {
     /// Octets of the head or the trailer so far.
     head: usize,
     status: String,
+    /// The field that may go on in the next line.
+    field: String,
+    /// Where the page is instead.
+    location: String,
     length: Option<u64>,
     chunked: bool,
     /// The connection stays.
@@ -59,6 +63,8 @@ impl<'a> Response<'a> {
             line: Vec::new(),
             head: 0,
             status: String::new(),
+            field: String::new(),
+            location: String::new(),
             length: None,
             chunked: false,
             persists: false,
@@ -135,10 +141,18 @@ impl<'a> Response<'a> {
                 line.clone_into(&mut self.status);
                 Next::Field
             }
-            Next::Field if line.is_empty() => self.after_head()?,
-            Next::Field => {
-                self.field(line)?;
+            // RFC 9112 5.2: as old servers break lines.
+            Next::Field if line.starts_with([' ', '\t']) && !self.field.is_empty() => {
+                self.field += " ";
+                self.field += line.trim();
                 Next::Field
+            }
+            Next::Field => {
+                let before = std::mem::replace(&mut self.field, line.to_owned());
+                if !before.is_empty() {
+                    self.field(&before)?;
+                }
+                if line.is_empty() { self.after_head()? } else { Next::Field }
             }
             Next::Size => {
                 let size = line.split(';').next().unwrap_or_default().trim();
@@ -179,6 +193,7 @@ impl<'a> Response<'a> {
                 return Err(wrong("it is encoded in a way that was not asked for"));
             }
             "connection" if has("close") => self.persists = false,
+            "location" => value.clone_into(&mut self.location),
             _ => {}
         }
         Ok(())
@@ -240,12 +255,19 @@ impl Response<'_> {
         if !matches!(self.next, Next::Nothing | Next::Rest) {
             return Err(wrong("the connection ended in the middle of it"));
         }
-        if self.code() == 200 {
-            return Ok(());
+        let told = |text: &str| {
+            // It is the server's, for a terminal: no control characters, and not much.
+            let text: String = text.chars().take(MAX_TOLD).collect();
+            text.escape_debug().to_string()
+        };
+        match self.code() {
+            200..300 => Ok(()),
+            300..400 if !self.location.is_empty() => {
+                let remedy = format!("ask for {}", told(&self.location));
+                Err(Failure::new("the page is elsewhere", told(&self.status), remedy))
+            }
+            _ => Err(Failure::new("the server refuses", told(&self.status), "")),
         }
-        // It is the server's, for a terminal: no control characters, and not much.
-        let told: String = self.status.chars().take(MAX_TOLD).collect();
-        Err(Failure::new("the server refuses", told.escape_debug(), ""))
     }
 }
 
@@ -286,6 +308,7 @@ mod tests {
         assert!(!knots("HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nknots"));
         assert!(!knots("HTTP/1.0 200 OK\r\n\r\nknots"), "its end is that of the connection");
         assert!(!knots("HTTP/1.1 200\r\nConnection: x, Close\r\nContent-Length: 5\r\n\r\nknots"));
+        assert!(knots("HTTP/1.1 203 x\r\nX: a\r\n b c\r\nContent-Length:\r\n\t5\r\n\r\nknots"));
         let hinted = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
         assert!(knots(&format!("{hinted}HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknots")));
     }
@@ -306,6 +329,10 @@ mod tests {
     fn what_is_not_whole_or_refused_is_an_error() {
         let whole = ["HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"];
         assert!(taken(&whole).0.unwrap_err().contains("404"));
+        assert_eq!(taken(&["HTTP/1.1 204 No Content\r\n\r\n"]), (Ok(true), String::new()));
+        let moved = "HTTP/1.1 301 Moved\r\nLocation: /there\x1b\r\nContent-Length: 0\r\n\r\n";
+        let told = taken(&[moved]).0.unwrap_err();
+        assert!(told.contains("ask for /there\\u{1b}"), "{told}");
         for part in [
             "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nknots",
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nknots",

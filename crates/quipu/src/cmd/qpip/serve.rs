@@ -2,6 +2,7 @@
 //! is sent from registered memory by work requests.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use quipu_host::Interrupts;
 use super::answer::{Response, answer};
 use super::conditions::Version;
 use super::files::{Data, Source};
-use super::http::{Head, Parser, Request, Status};
+use super::http::{Head, Parser, Refusal, Request};
 use super::memory::{Held, Memory, PIECE, SMALL_PIECE};
 use super::{LinkOptions, describe, failed, unless_gone};
 use crate::cmd::failure::Failure;
@@ -43,7 +44,7 @@ pub(crate) struct Options {
     // At least two: one that is silent keeps nobody waiting then.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     connections: u32,
-    /// Do not tell of every request.
+    /// Do not tell of every request. What cannot be read is told in any case.
     #[arg(long, short)]
     quiet: bool,
 }
@@ -52,6 +53,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo quipu qpip serve --link tap:qp0 --address 10.9.0.2/24 /usr/share/doc
   sudo ip address add 10.9.0.1/24 dev qp0        (in another terminal, as the next ones)
+  sudo ip link set qp0 up
   curl http://10.9.0.2/
   curl --range 0-99 http://10.9.0.2/README
 
@@ -100,8 +102,25 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why an answer ends too early: a file cannot be read, or nothing more be sent.
-type Trouble = Box<dyn std::error::Error>;
+/// Why an answer ends too early.
+enum Trouble {
+    /// There is nothing to send: a file cannot be read, or there is no memory.
+    Content(io::Error),
+    /// Nothing more can be sent: the connection is gone, of which an event tells.
+    Gone,
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Content(error)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(_: Error) -> Self {
+        Self::Gone
+    }
+}
 
 /// Octets that are being sent.
 struct Body {
@@ -156,8 +175,6 @@ impl Patience {
 struct Server {
     adapter: Adapter,
     pd: ProtectionDomain,
-    /// What is sent.
-    memory: Memory,
     cq: CompletionQueue,
     listener: TcpListener,
     source: Source,
@@ -167,7 +184,8 @@ struct Server {
     patience: Patience,
     /// When it is looked next who is to make room.
     look_at: Instant,
-    quiet: bool,
+    /// Where every request is told of, if it is.
+    log: Option<Box<dyn Write>>,
     requests: u64,
     accepted: u64,
 }
@@ -186,12 +204,12 @@ impl Server {
         let pd = adapter.protection_domain().map_err(failed)?;
         let memory = Memory::new(&pd);
         let source = match (&options.folder, &options.text) {
-            (Some(folder), _) => Source::folder(&memory, folder).map_err(|error| {
+            (Some(folder), _) => Source::folder(memory, folder).map_err(|error| {
                 let what = format!("cannot serve {}", folder.display());
                 Failure::new(what, error, "give a folder that you may read")
             })?,
-            (None, Some(text)) => Source::page(&memory, text.clone()),
-            (None, None) => Source::page(&memory, greeting(adapter)?),
+            (None, Some(text)) => Source::page(memory, text.clone()),
+            (None, None) => Source::page(memory, greeting(adapter)?),
         };
         // Each of a queue pair's requests may be in the queue, and the bell's.
         let entries = options.connections * (RECEIVES + SENDS) as u32 + 1;
@@ -200,23 +218,26 @@ impl Server {
             let what = format!("cannot listen at port {}", options.port);
             Failure::new(what, error, "choose another with --port")
         })?;
+        let too_many = |error| {
+            let what = format!("cannot wait for {} connections", options.connections);
+            Failure::new(what, error, "choose fewer with --connections")
+        };
         let mut server = Self {
-            cq: adapter.completion_queue(entries).map_err(failed)?,
+            cq: adapter.completion_queue(entries).map_err(too_many)?,
             adapter: adapter.clone(),
             pd,
-            memory,
             listener,
             source,
             connections: HashMap::new(),
             idle: 0,
             patience: PATIENCE,
             look_at: Instant::now(),
-            quiet: options.quiet,
+            log: (!options.quiet).then(|| Box::new(io::stdout()) as _),
             requests: 0,
             accepted: 0,
         };
         for _ in 0..options.connections {
-            server.add().map_err(failed)?;
+            server.add().map_err(too_many)?;
         }
         Ok(server)
     }
@@ -361,17 +382,20 @@ impl Server {
         if crowded {
             connection.piece = connection.piece.min(CROWDED_PIECE);
         }
-        let outcome = connection.go_on(&self.memory, |request, connection| {
+        let outcome = connection.go_on(&mut self.source, |source, request, connection| {
             self.requests += 1;
-            let mut response = answer(&mut self.source, request);
+            let mut response = answer(source, request);
             response.keep_alive &= !crowded;
-            if !self.quiet {
-                connection.tell(request, &response);
+            if let Some(log) = &mut self.log
+                && let Err(error) = connection.tell(log, request, &response)
+            {
+                eprintln!("quipu: requests are told of no more: {error}");
+                self.log = None;
             }
             response
         });
-        if let Err(error) = outcome {
-            if !self.quiet {
+        if let Err(trouble) = outcome {
+            if let Trouble::Content(error) = trouble {
                 eprintln!("{}: {error}", connection.name());
             }
             connection.give_up();
@@ -394,7 +418,12 @@ impl Connection {
         self.peer.map_or_else(|| "?".into(), |peer| peer.to_string())
     }
 
-    fn tell(&self, request: &Result<Request, Status>, response: &Response) {
+    fn tell(
+        &self,
+        log: &mut dyn Write,
+        request: &Result<Request, Refusal>,
+        response: &Response,
+    ) -> io::Result<()> {
         let what = match request {
             Ok(request) => {
                 let method = if request.head_only { "HEAD" } else { "GET" };
@@ -403,7 +432,9 @@ impl Connection {
             Err(_) => "?".into(),
         };
         let status = &response.status.line()[..3];
-        println!("{} {what} {status} {}", self.name(), response.range.end - response.range.start);
+        let len = response.range.end - response.range.start;
+        writeln!(log, "{} {what} {status} {len}", self.name())?;
+        log.flush()
     }
 
     /// Its client has done something that keeps its place.
@@ -435,11 +466,11 @@ impl Connection {
     /// Sends what can be sent now; answers the next request when the last response is out.
     fn go_on(
         &mut self,
-        memory: &Memory,
-        mut answer: impl FnMut(&Result<Request, Status>, &Self) -> Response,
+        source: &mut Source,
+        mut answer: impl FnMut(&mut Source, &Result<Request, Refusal>, &Self) -> Response,
     ) -> Result<(), Trouble> {
         loop {
-            self.send_body(memory)?;
+            self.send_body(&mut source.memory)?;
             if self.last && self.body.is_none() && !self.closing {
                 return Ok(self.finish()?);
             }
@@ -447,8 +478,8 @@ impl Connection {
                 return Ok(());
             }
             let Some(request) = self.parser.next() else { break };
-            let response = answer(&request, self);
-            self.respond(memory, response)?;
+            let response = answer(source, &request, self);
+            self.respond(&mut source.memory, response)?;
         }
         for place in std::mem::take(&mut self.taken) {
             self.post(place)?;
@@ -476,7 +507,7 @@ impl Connection {
         let _ = self.qp.abort();
     }
 
-    fn respond(&mut self, memory: &Memory, response: Response) -> Result<(), Error> {
+    fn respond(&mut self, memory: &mut Memory, response: Response) -> Result<(), Trouble> {
         self.keep();
         let keep_alive = response.keep_alive;
         let head = Head {
@@ -494,7 +525,7 @@ impl Connection {
             self.qp.post_send(&Work::send(&piece).id(SEND))?;
             self.sending.push_back((head.len() as u64, None));
         } else {
-            let held = memory.hold(&head)?;
+            let held = memory.hold(&head).map_err(io::Error::other)?;
             self.qp.post_send(&Work::send(&[held.sge(0, head.len())?]).id(SEND))?;
             self.sending.push_back((head.len() as u64, Some(Arc::new(held))));
         }
@@ -504,13 +535,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts pieces of the response as long as there is room: one at a time while memory is scarce.
-    fn send_body(&mut self, memory: &Memory) -> Result<(), Trouble> {
-        while (self.sending.is_empty() || self.sending.len() < memory.sends(SENDS))
-            && let Some(body) = &mut self.body
+    /// Posts pieces of the response as long as there is room: one at a time while memory is scarce. The first
+    /// goes with the head, for whose acknowledgement the peer may take its time.
+    fn send_body(&mut self, memory: &mut Memory) -> Result<(), Trouble> {
+        while let Some(body) = &mut self.body
+            && self.sending.len() < SENDS
         {
+            let pieces = self.sending.iter().filter(|(_, region)| region.is_some()).count();
+            if pieces > 0 && pieces >= body.data.sends(memory, SENDS) {
+                break;
+            }
             let most = (body.end - body.at).min(self.piece);
-            let (region, at, len) = body.data.piece(memory, body.at, most)?;
+            let (region, at, len) = match body.data.piece(memory, body.at, most) {
+                // When what is under way has been acknowledged, there may be some.
+                Err(error)
+                    if error.kind() == io::ErrorKind::OutOfMemory && !self.sending.is_empty() =>
+                {
+                    break;
+                }
+                piece => piece?,
+            };
             self.qp.post_send(&Work::send(&[region.sge(at, len)?]).id(SEND))?;
             self.sending.push_back((len as u64, Some(region)));
             body.at += len as u64;

@@ -7,6 +7,8 @@ use clap::Parser;
 use quipu::qpip::QpipConfig;
 use quipu::{Completion, Config};
 
+use super::super::http::Status;
+use super::super::stamp::Stamp;
 use super::*;
 
 #[derive(Parser)]
@@ -103,11 +105,21 @@ fn served_patiently(
     words: &[&str],
     clients: impl FnOnce(&Adapter, SocketAddr) + Send,
 ) {
+    let change = |server: &mut Server| server.patience = Patience { silent, ..PATIENCE };
+    served_by(change, words, clients);
+}
+
+/// The same by a server of which something is changed before.
+fn served_by(
+    change: impl FnOnce(&mut Server),
+    words: &[&str],
+    clients: impl FnOnce(&Adapter, SocketAddr) + Send,
+) {
     let words = [&["serve", "--quiet", "--port", "80"], words].concat();
     let options = Line::try_parse_from(words).unwrap().options;
     let (here, there) = (adapter(), adapter());
     let mut server = Server::new(&there, &options).unwrap();
-    server.patience = Patience { silent, ..PATIENCE };
+    change(&mut server);
     let (bell, stop) = (server.bell().unwrap(), AtomicBool::new(false));
     let to = SocketAddr::new(there.info().unwrap().addresses[0], 80);
     scope(|scope| {
@@ -315,14 +327,16 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     std::fs::write(name.join("file"), vec![b'x'; 100_000]).unwrap();
     let file = std::fs::File::options().write(true).open(name.join("file")).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(10)).unwrap();
+    // What has just changed is not kept.
+    std::thread::sleep(Duration::from_millis(30));
     let adapter = adapter();
     let memory = Memory::new(&adapter.protection_domain().unwrap());
-    let mut source = Source::folder(&memory, &name).unwrap();
+    let mut source = Source::folder(memory, &name).unwrap();
     let mut ask = |line: &str, fields: &str| {
         let mut parser = super::Parser::default();
         parser.add(format!("{line} /file HTTP/1.1\r\nHost: a\r\n{fields}\r\n").as_bytes());
         let response = answer(&mut source, &parser.next().unwrap());
-        (response.status, response.len, memory.held())
+        (response.status, response.len, source.memory.held())
     };
     assert_eq!(ask("HEAD", ""), (Status::Ok, 100_000, 0));
     assert_eq!(ask("GET", "Range: bytes=0-0\r\n"), (Status::PartialContent, 1, 0));
@@ -330,9 +344,7 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     assert_eq!(ask("GET", late).0, Status::NotModified);
     // A part is one of the version that is meant, or there is all, or nothing.
     let part = |condition: &str| format!("Range: bytes=1-2\r\n{condition}\r\n");
-    let changed = std::fs::metadata(name.join("file")).unwrap().modified().unwrap();
-    let ns = changed.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
-    let tag = format!("\"{ns:x}-{:x}\"", 100_000);
+    let tag = Stamp::of(&std::fs::metadata(name.join("file")).unwrap()).tag();
     assert_eq!(ask("GET", &part(&format!("If-Range: {tag}"))), (Status::PartialContent, 2, 0));
     assert_eq!(ask("HEAD", &part(&format!("If-Range: {tag}"))), (Status::Ok, 100_000, 0));
     assert_eq!(ask("GET", &part(&format!("If-Match: {tag}"))), (Status::PartialContent, 2, 0));
@@ -341,9 +353,51 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     assert_eq!(ask("GET", &part(early)).0, Status::PreconditionFailed);
     assert_eq!(ask("GET", &part(&format!("If-None-Match: {tag}"))).0, Status::NotModified);
     assert_eq!(ask("HEAD", "If-Range: \"x\"\r\nRange: bytes=1-2\r\n"), (Status::Ok, 100_000, 0));
-    assert_eq!(memory.held(), 0);
     assert_eq!(ask("GET", &part("If-Range: \"x\"")).1, 100_000);
     let (status, len, held) = ask("GET", "");
     assert!(status == Status::Ok && len == 100_000 && held >= 100_000);
     std::fs::remove_dir_all(&name).unwrap();
+}
+
+/// Where nobody reads what is told any more.
+struct Full;
+
+impl Write for Full {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn who_cannot_tell_of_requests_answers_them_all_the_same() {
+    let change = |server: &mut Server| server.log = Some(Box::new(Full));
+    served_by(change, &["--text", "knots"], |adapter, to| {
+        let mut client = Client::connect(adapter, to);
+        for _ in 0..2 {
+            client.ask(GET, "knots");
+        }
+    });
+}
+
+#[test]
+fn the_head_of_an_answer_takes_its_first_piece_along() {
+    let text = "x".repeat(4 * SMALL_PIECE as usize);
+    let options = Line::try_parse_from(["serve", "--quiet", "--text", &text]).unwrap().options;
+    let (here, there) = (adapter(), adapter());
+    let mut server = Server::new(&there, &options).unwrap();
+    // As sparing as can be.
+    server.source.memory = Memory::with_plenty(&server.pd, 0);
+    let to = SocketAddr::new(there.info().unwrap().addresses[0], 80);
+    let client = Client::connect(&here, to);
+    client.send(GET);
+    let mut out = [Completion::default()];
+    server.cq.wait(&mut out).unwrap();
+    server.completed(&out[0]);
+    let sending = &server.connections[&out[0].qp_num].sending;
+    assert_eq!(sending[1].0, SMALL_PIECE);
+    assert_eq!(sending.len(), 2, "and then one at a time");
 }

@@ -1,7 +1,7 @@
 //! `quipu qpip ttcp`: bulk transfer, in the manner of the program of that name, of which the QPIP paper's
 //! figure 4 is made.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener as SocketListener, TcpStream};
 use std::ops::Range;
 use std::process::ExitCode;
@@ -256,9 +256,8 @@ impl<'a> End<'a> {
             while found == 0 && self.adapter.poll_event().map_err(failed)?.is_some() {}
         }
         let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
-        self.qp.close().map_err(failed)?;
         // All is acknowledged: how the connection ends is the peer's affair.
-        let _ = self.qp.wait_closed();
+        let _ = self.qp.close().and_then(|()| self.qp.wait_closed());
         Ok(Outcome { bytes: count * u64::from(self.options.length), messages: count, took, cpu })
     }
 
@@ -268,9 +267,7 @@ impl<'a> End<'a> {
         self.moderate(1)?;
         self.receive(0..u64::from(self.options.depth))?;
         listener.offer(&self.qp).map_err(failed)?;
-        if !self.options.json {
-            println!("waiting at port {}", listener.port());
-        }
+        waiting(self.options, listener.port());
         self.qp.wait_connected().map_err(failed)?;
         let (begun, cpu) = (Instant::now(), Cpu::now());
         let (mut bytes, mut messages, mut ended) = (0, 0, false);
@@ -302,6 +299,14 @@ impl<'a> End<'a> {
     }
 }
 
+/// Says where senders are to connect to, beside the result if that is for programs.
+fn waiting(options: &Options, port: u16) {
+    match options.json {
+        true => eprintln!("waiting at port {port}"),
+        false => println!("waiting at port {port}"),
+    }
+}
+
 fn socket_failed(error: std::io::Error) -> Failure {
     Failure::new("the socket", error, "")
 }
@@ -315,8 +320,8 @@ fn socket_sends(options: &Options, to: SocketAddr) -> Result<Outcome, Failure> {
         stream.write_all(&message).map_err(socket_failed)?;
     }
     stream.shutdown(Shutdown::Write).map_err(socket_failed)?;
-    // The end comes back when everything has arrived.
-    let _ = stream.read(&mut [0]);
+    // The end comes back when everything has arrived; a reset if it has not.
+    io::copy(&mut stream, &mut io::sink()).map_err(socket_failed)?;
     let (took, cpu) = (begun.elapsed(), Cpu::now().since(cpu));
     let bytes = options.count * u64::from(options.length);
     Ok(Outcome { bytes, messages: options.count, took, cpu })
@@ -325,7 +330,9 @@ fn socket_sends(options: &Options, to: SocketAddr) -> Result<Outcome, Failure> {
 fn socket_receives(options: &Options) -> Result<Outcome, Failure> {
     let listener = SocketListener::bind((Ipv6Addr::UNSPECIFIED, options.port));
     let listener = listener.or_else(|_| SocketListener::bind(("0.0.0.0", options.port)));
-    let (mut stream, _) = listener.and_then(|it| it.accept()).map_err(socket_failed)?;
+    let listener = listener.map_err(socket_failed)?;
+    waiting(options, listener.local_addr().map_err(socket_failed)?.port());
+    let (mut stream, _) = listener.accept().map_err(socket_failed)?;
     let mut buffer = vec![0; options.length as usize];
     let (begun, cpu) = (Instant::now(), Cpu::now());
     let (mut bytes, mut messages) = (0, 0);
@@ -466,5 +473,17 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(received.join().unwrap(), 50_000);
+    }
+    #[test]
+    fn what_a_receiver_has_not_taken_is_not_sent() {
+        let listener = SocketListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let sender = line(&["--socket", "-t", "127.0.0.1", "-l", "1000", "-n", "1"]).unwrap();
+        let sent = std::thread::spawn(move || socket_sends(&sender, to).is_err());
+        let (stream, _) = listener.accept().unwrap();
+        // It is there, and with it unread the end is a reset.
+        stream.peek(&mut [0]).unwrap();
+        drop(stream);
+        assert!(sent.join().unwrap());
     }
 }
