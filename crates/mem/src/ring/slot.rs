@@ -306,8 +306,8 @@ impl SlotWriter<'_> {
 }
 
 impl SlotProducer {
-    /// Writes the header of the next slot, which starts at `first`, but for its first word, and goes on to the
-    /// one behind. Gives the words of the header, and the first that is to be written.
+    /// Writes the header of the next slot, which starts at `first`, but for its first word, and goes on to
+    /// the one behind. Gives the words of the header, and the first that is to be written.
     #[inline(always)]
     fn fill(&mut self, first: usize, header: &SlotHeader) -> (&[AtomicU64; HEADER_WORDS], u64) {
         let packed = header.pack(self.geometry.tag(self.tail));
