@@ -48,7 +48,7 @@ impl Load {
     pub fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.cqs[cq].host, self.cqs[cq].id, self.cqs[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for completion in &polled[..count] {
             self.completion(world, host, cq, completion);
         }

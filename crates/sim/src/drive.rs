@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quipu_nic::{
     Access, BindMw, Fault, Payload, QpAttr, QpAttrMask, QpState, SendFlags, SendOp, SendWr, Sge,
-    Time, To, WcExtra, WcOpcode, WcStatus,
+    To, WcExtra, WcOpcode, WcStatus,
 };
 
 use crate::load::{Load, Use};
@@ -202,7 +202,7 @@ impl Load {
                 draft.len
             )
         });
-        let now = Time(world.kernel.now());
+        let now = world.time();
         let adapter = &mut world.hosts[host].adapter;
         // As programs do that post one by one.
         let rung = id.is_multiple_of(2)

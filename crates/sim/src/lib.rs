@@ -19,7 +19,7 @@
 //! | `kernel` | the virtual clock and the queue of events |
 //! | `flow`, `network` | simulated TCP on links that lose, delay, double, reorder and damage |
 //! | `memory` | the address spaces of hosts, and access between those on one machine |
-//! | `world` | hosts: what serves an adapter |
+//! | `world`, `look` | hosts: what serves an adapter; how programs poll |
 //! | `plan` | what a seed draws: features, weights, faults |
 //! | `datagrams` | simulated UDP |
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
@@ -50,6 +50,7 @@ mod frames;
 mod goodput;
 mod kernel;
 mod load;
+mod look;
 mod memory;
 mod model;
 mod network;

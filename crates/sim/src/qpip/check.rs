@@ -38,7 +38,7 @@ impl Programs {
     pub(super) fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.queues[cq].host, self.queues[cq].id, self.queues[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for done in &polled[..count] {
             self.completion(world, host, cq, done);
         }
@@ -87,6 +87,9 @@ impl Programs {
                 if sent.signaled {
                     return Err(format!("request {} was passed over", sent.id));
                 }
+                if self.ends[e].flushes {
+                    return Err(format!("request {} was not flushed", sent.id));
+                }
                 if done.status == WcStatus::Success {
                     self.send_succeeded(e, &sent)?;
                 }
@@ -104,7 +107,7 @@ impl Programs {
     }
 
     fn send_succeeded(&mut self, e: usize, sent: &Sent) -> Result<(), String> {
-        if self.ends[e].failed || sent.trap {
+        if self.ends[e].flushes || sent.trap {
             return Err(format!("request {} must not succeed", sent.id));
         }
         self.ends[e].acked += sent.len as u64;
@@ -115,6 +118,7 @@ impl Programs {
         if self.ends[e].causes.is_empty() && !self.teardown {
             return Err("a request fails without a cause".into());
         }
+        self.ends[e].flushes = true;
         let right = match status {
             WcStatus::WrFlushErr => true,
             WcStatus::LocProtErr => sent.trap,

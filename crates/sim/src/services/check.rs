@@ -48,7 +48,7 @@ impl Services {
     pub(super) fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.queues[cq].host, self.queues[cq].id, self.queues[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for done in &polled[..count] {
             self.completion(world, host, cq, done);
         }
@@ -134,17 +134,7 @@ impl Services {
             // What was written before has completed, and so is known.
             return self.slots[slot].check();
         }
-        // The peer has executed it, or only the stream has it.
-        if let Some(slot) = sent.target.filter(|_| self.service == Service::Xrc) {
-            let (Contents::Maybe(bytes) | Contents::Whole(bytes)) =
-                self.slots[slot].contents.clone()
-            else {
-                return Ok(());
-            };
-            self.slots[slot].contents = Contents::Holds(bytes);
-            return self.slots[slot].check();
-        }
-        Ok(())
+        self.write_succeeded(sent.id)
     }
 
     /// Nothing is known of what a request has done.
@@ -269,6 +259,7 @@ impl Services {
         let times = expected.arrived.entry(a).or_default();
         *times += 1;
         let brought = self.brought(world, a, message, done);
+        self.check_overtaken(from, message)?;
         let expected = &self.messages[message];
         if expected.arrived[&a] > brought {
             return Err(format!("message {message} arrives once too often"));
