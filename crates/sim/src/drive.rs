@@ -108,7 +108,7 @@ impl Load {
                 self.ends[e].sq.iter_mut().for_each(|sent| sent.while_drained = false);
             }
             // It may have failed meanwhile, which its completions will tell.
-            Err(Fault::Transition(_)) if self.pairs[self.ends[e].pair].cause.is_some() => {}
+            Err(Fault::Transition(_)) if !self.pairs[self.ends[e].pair].causes.is_empty() => {}
             Err(Fault::Transition(_)) => {
                 self.ends[e].collateral.get_or_insert(format!("cannot go to {state:?}"));
             }
@@ -251,7 +251,8 @@ impl Load {
         });
         if let Some((opcode, extra, payload)) = draft.message {
             let byte_len = draft.len;
-            self.expect_message(peer, Expected { id, opcode, extra, byte_len, payload });
+            let solicited = draft.flags.contains(SendFlags::SOLICITED);
+            self.expect_message(peer, Expected { id, opcode, extra, byte_len, payload, solicited });
         }
         true
     }

@@ -25,7 +25,7 @@
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
 //! | `placement` | what they do and check of atomic writes and flushes |
-//! | `model`, `check` | their oracle |
+//! | `model`, `check`, `events` | their oracle |
 //! | `frames`, `router` | a simulated network of IP packets, and what is said about them |
 //! | `offload` | links that cut and join segments; datagrams in parts |
 //! | `qpip` | programs of QPIP, and their oracle |
@@ -41,9 +41,11 @@
 //! lie in the future; nothing is left when everything is destroyed.
 #![forbid(unsafe_code)]
 
+mod acknowledged;
 mod check;
 mod datagrams;
 mod drive;
+mod events;
 mod faults;
 mod flow;
 mod frames;

@@ -161,7 +161,7 @@ impl Services {
         if sent.trap.contains(&status) || (stopped && status == WcStatus::WrFlushErr) {
         } else if unreliable {
             return Err("an unreliable request must not fail so".into());
-        } else if self.actors[a].cause.is_none() && world.counters.corrupted == 0 {
+        } else if self.actors[a].cause.is_none() && !self.is_damaged(world, a) {
             return Err("a request fails without a cause".into());
         }
         if !unreliable {
@@ -212,9 +212,8 @@ impl Services {
             return checked;
         }
         self.slots[slot].contents = Contents::Unknown;
-        let explained = self.actors[a].cause.is_some()
-            || self.teardown
-            || (self.service != Service::Ud && world.counters.corrupted > 0);
+        let explained =
+            self.actors[a].cause.is_some() || self.teardown || self.is_damaged(world, a);
         if !explained {
             return Err("a receive fails without a cause".into());
         }
@@ -390,7 +389,7 @@ impl Services {
 
     /// The stream of an actor is over.
     fn ended(&mut self, world: &mut World, a: usize, what: &str) {
-        let damaged = world.counters.corrupted > 0;
+        let damaged = self.is_damaged(world, a);
         if self.actors[a].cause.is_none() && !damaged && !self.teardown {
             return world.violate(|| format!("actor {a}: {what} without a cause"));
         }

@@ -80,14 +80,14 @@ impl Services {
                 .as_deref()
                 .is_some_and(|cause| cut_off(cause) || world.net.is_alone(actor.host, actor.qp));
         let unconnected =
-            actor.stage != Stage::Rts && (actor.cause.is_some() || world.counters.corrupted > 0);
+            actor.stage != Stage::Rts && (actor.cause.is_some() || self.is_damaged(world, a));
         !actor.exists || idle || excused || unconnected
     }
 
     /// Whether all that an actor sends arrives.
     pub(super) fn is_certain(&self, world: &World, a: usize) -> bool {
         let reliable = matches!(self.service, Service::Xrc | Service::Iwarp);
-        let undisturbed = self.actors[a].cause.is_none() && world.counters.corrupted == 0;
+        let undisturbed = self.actors[a].cause.is_none() && !self.is_damaged(world, a);
         undisturbed && (reliable || (self.calm && self.ample))
     }
 

@@ -135,6 +135,12 @@ impl Services {
         }
     }
 
+    /// Whether a stream of a connection was damaged.
+    fn is_damaged(&self, world: &World, actor: usize) -> bool {
+        let ends = [actor, self.actors[actor].peer].map(|end| &self.actors[end]);
+        ends.iter().any(|end| world.net.damaged.contains(&(end.host, end.qp)))
+    }
+
     /// Handles an event of the workload.
     fn handle(&mut self, world: &mut World, event: LoadEvent) {
         if let Err(what) = self.check_words() {
