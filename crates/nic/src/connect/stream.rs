@@ -60,7 +60,7 @@ pub(super) fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
 }
 
 impl<P: Probe> Adapter<P> {
-    /// The queue pair that a connection is of. Of one that was accepted it is known once its peer has said so.
+    /// The queue pair that a connection is of. If it was accepted, that is known once its peer has said so.
     #[must_use]
     pub fn user_of(&self, conn: ConnId) -> Option<QpId> {
         self.hub.conns.get(conn)?.qp
