@@ -44,6 +44,17 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
+    /// Whether it was killed, as its time was over or nobody wanted it any more.
+    pub(crate) fn was_killed(&self) -> bool {
+        self.status.is_none_or(|status| status.signal() == Some(Signal::KILL.as_raw()))
+    }
+
+    /// Whether a signal of its own making ended it, or, as shells say it, what it had started.
+    pub(crate) fn crashed(&self) -> bool {
+        !self.was_killed()
+            && self.status.is_some_and(|status| status.code().is_none_or(|code| code > 128))
+    }
+
     /// How it ended, in words.
     pub(crate) fn verdict(&self) -> String {
         match self.status {
@@ -210,6 +221,20 @@ mod tests {
         let ended = capture(shell("echo a; echo b >&2; exit 3"), Duration::from_secs(20)).unwrap();
         assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("a\n", "b\n"));
         assert_eq!(ended.verdict(), "ended with status 3");
+    }
+
+    #[test]
+    fn a_crash_is_told_from_an_error_and_from_being_killed() {
+        let of = |script| {
+            let ended = capture(shell(script), Duration::from_secs(20)).unwrap();
+            (ended.crashed(), ended.was_killed())
+        };
+        assert_eq!(of("exit 1"), (false, false));
+        assert_eq!(of("kill -SEGV $$"), (true, false));
+        assert_eq!(of("sh -c 'kill -ABRT $$'; exit $?"), (true, false));
+        assert_eq!(of("kill -KILL $$"), (false, true));
+        let late = capture(shell("exec sleep 1000"), Duration::ZERO).unwrap();
+        assert_eq!((late.crashed(), late.was_killed()), (false, true));
     }
 
     #[test]

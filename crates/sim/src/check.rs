@@ -4,6 +4,7 @@ use quipu_nic::{Completion, WcOpcode, WcStatus};
 
 use crate::load::{LONGEST_TICK_NS, Load};
 use crate::model::{Recv, Sent, Stage, WindowState, WindowUse};
+use crate::run::PATIENCE_NS;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 impl Load {
@@ -31,8 +32,9 @@ impl Load {
         }
         if by_event {
             while self.take_completions(world, cq) > 0 {}
-            // What came between the last look and this request raises no event.
-            let _ = world.hosts[host].adapter.req_notify_cq(id, self.rng.percent(0));
+            self.check_told(world, cq);
+            let solicited = self.rng.percent(30);
+            self.ask(world, cq, solicited);
             while self.take_completions(world, cq) > 0 {}
         } else {
             let taken = usize::from(first.is_some()) + self.take_completions(world, cq);
@@ -42,13 +44,14 @@ impl Load {
             }
         }
         world.serve(host);
+        self.check_limits(world, host);
     }
 
     /// Takes what a completion queue has, up to a batch; how many.
     pub fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.cqs[cq].host, self.cqs[cq].id, self.cqs[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for completion in &polled[..count] {
             self.completion(world, host, cq, completion);
         }
@@ -81,8 +84,11 @@ impl Load {
         if right_cq != cq {
             return world.violate(|| format!("end {e}: completion in the wrong queue: {done:?}"));
         }
+        let next = end.inbound.front().filter(|_| !is_send);
+        let solicited = next.is_some_and(|message| message.solicited);
         let checked =
             if is_send { self.send_done(world, e, done) } else { self.receive_done(e, done) };
+        self.note_found(cq, done, solicited);
         if let Err(what) = checked {
             world.violate(|| format!("end {e}: {what}: {done:?}"));
         }
@@ -264,7 +270,7 @@ impl Load {
             self.cause(pair, format!("end {peer} had no receive for too long"));
             return Ok(());
         }
-        if world.counters.corrupted > 0 {
+        if self.is_damaged(world, pair) {
             // The connection ends at once; who learns how depends on where the damage was.
             use WcStatus as S;
             let damage =
@@ -292,13 +298,16 @@ impl Load {
 
     /// Whether anything but its trap may disturb a pair.
     fn disturbed(&self, world: &World, pair: usize) -> bool {
-        let own_trap =
-            self.pairs[pair].cause.as_deref().is_some_and(|cause| cause.contains(" at end "));
-        !own_trap
-            || !self.pairs[pair].explains.is_empty()
-            || world.counters.corrupted > 0
-            || self.pairs[pair].ends.iter().any(|&e| self.ends[e].attr.rnr_retry != 7)
-            || !self.mishaps.is_empty()
+        let it = &self.pairs[pair];
+        let gives_up = |&e: &usize| {
+            let end = &self.ends[e];
+            end.attr.rnr_retry != 7 && self.ends[end.peer].starved
+        };
+        it.causes.is_empty()
+            || !it.causes.iter().all(|cause| cause.contains(" at end "))
+            || !it.explains.is_empty()
+            || self.is_damaged(world, pair)
+            || it.ends.iter().any(gives_up)
     }
 
     /// A request failed: it may have been executed, in part or in whole.
@@ -353,7 +362,12 @@ impl Load {
 
     fn receive_done(&mut self, e: usize, done: &Completion) -> Result<(), String> {
         let recv = match self.ends[e].srq {
-            Some(srq) => self.srqs[srq].posted.remove(&done.wr_id),
+            Some(srq) => {
+                let srq = &mut self.srqs[srq];
+                let recv = srq.posted.remove(&done.wr_id);
+                srq.fell |= srq.posted.len() < srq.limit;
+                recv
+            }
             None => {
                 let front = self.ends[e].rq.pop_front();
                 if front.as_ref().is_some_and(|front| front.id != done.wr_id) {
@@ -408,7 +422,7 @@ impl Load {
                 all &= pair.done;
                 continue;
             }
-            let clean = pair.cause.is_none();
+            let clean = pair.causes.is_empty();
             pair.done = pair.ends.iter().all(|&e| {
                 let end = &self.ends[e];
                 // Unsignalled requests that succeeded before the failure complete never.
@@ -424,17 +438,28 @@ impl Load {
         all
     }
 
+    /// Whether an end has a request for whose answer it does not wait for ever, and still waits.
+    fn waits_too_long(&self, world: &World, e: usize) -> bool {
+        let end = &self.ends[e];
+        let attr = &end.attr;
+        let limit = 4 * (4096_u64 << attr.timeout) * (u64::from(attr.retry_cnt) + 1);
+        let limited = attr.timeout != 0 && limit < PATIENCE_NS * 3 / 4;
+        let asks = end.stage == Stage::Rts && end.sq.iter().any(|sent| sent.signaled);
+        limited && asks && end.exists && world.hosts[end.host].alive
+    }
+
     /// Whether a connection is not done, and nothing has happened that excuses it.
     pub fn stuck(&self, world: &World) -> Option<String> {
         for (index, pair) in self.pairs.iter().enumerate() {
             // Its own trap lets an end come to an end, if not its peer, which may never have reached it.
             let trapped = pair.trap.is_some_and(|e| !self.ends[e].broken);
-            let excused = pair.cause.is_some() && (!trapped || self.disturbed(world, index));
+            let excused = !pair.causes.is_empty() && (!trapped || self.disturbed(world, index));
             // The frames of start-up have no CRC. An end that was refused for what damage made of them is
             // idle, and one that waits for it without a limit does so for ever.
             let waits = |&e: &usize| self.ends[e].attr.timeout == 0 && !self.ends[e].sq.is_empty();
-            let damaged = world.counters.corrupted > 0 && pair.ends.iter().any(waits);
-            if pair.done || excused || damaged {
+            let damaged = self.is_damaged(world, index) && pair.ends.iter().any(waits);
+            let late = pair.ends.iter().any(|&e| self.waits_too_long(world, e));
+            if pair.done || ((excused || damaged) && !late) {
                 continue;
             }
             let ends: Vec<String> = pair

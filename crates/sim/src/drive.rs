@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quipu_nic::{
     Access, BindMw, Fault, Payload, QpAttr, QpAttrMask, QpState, SendFlags, SendOp, SendWr, Sge,
-    Time, To, WcExtra, WcOpcode, WcStatus,
+    To, WcExtra, WcOpcode, WcStatus,
 };
 
 use crate::load::{Load, Use};
@@ -108,7 +108,7 @@ impl Load {
                 self.ends[e].sq.iter_mut().for_each(|sent| sent.while_drained = false);
             }
             // It may have failed meanwhile, which its completions will tell.
-            Err(Fault::Transition(_)) if self.pairs[self.ends[e].pair].cause.is_some() => {}
+            Err(Fault::Transition(_)) if !self.pairs[self.ends[e].pair].causes.is_empty() => {}
             Err(Fault::Transition(_)) => {
                 self.ends[e].collateral.get_or_insert(format!("cannot go to {state:?}"));
             }
@@ -202,7 +202,7 @@ impl Load {
                 draft.len
             )
         });
-        let now = Time(world.kernel.now());
+        let now = world.time();
         let adapter = &mut world.hosts[host].adapter;
         // As programs do that post one by one.
         let rung = id.is_multiple_of(2)
@@ -251,7 +251,8 @@ impl Load {
         });
         if let Some((opcode, extra, payload)) = draft.message {
             let byte_len = draft.len;
-            self.expect_message(peer, Expected { id, opcode, extra, byte_len, payload });
+            let solicited = draft.flags.contains(SendFlags::SOLICITED);
+            self.expect_message(peer, Expected { id, opcode, extra, byte_len, payload, solicited });
         }
         true
     }

@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use quipu_nic::{
-    Access, AsyncEvent, BindMw, Event, Key, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus,
-};
+use quipu_nic::{Access, BindMw, Key, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus};
 
 use crate::drive::Draft;
 use crate::load::{Load, Use};
@@ -14,7 +12,7 @@ use crate::network;
 use crate::placement::global;
 use crate::plan::{Mishap, Trap};
 use crate::rng::pattern;
-use crate::world::{LoadEvent, World, WorldEvent};
+use crate::world::World;
 
 impl Load {
     /// A request that must fail in a known way, with a cause noted for what follows at the peer.
@@ -32,7 +30,7 @@ impl Load {
         let draft = self.trap_request(world, e, trap)?;
         world.trace.note(&[24, e as u64, trap as u64]);
         self.faults_done += 1;
-        if self.pairs[pair].cause.is_none() {
+        if self.pairs[pair].causes.is_empty() {
             self.pairs[pair].trap = Some(e);
         }
         self.cause(pair, format!("{trap:?} at end {e}"));
@@ -405,64 +403,5 @@ impl Load {
             }
         }
         world.serve(h);
-    }
-
-    /// Takes events of a host to the programs that wait for them.
-    pub fn take_events(&mut self, world: &mut World) {
-        for host in 0..world.hosts.len() {
-            while let Some(event) = world.hosts[host].events.pop_front() {
-                world.trace.line(world.kernel.now(), || format!("host {host}: {event:?}"));
-                match event {
-                    Event::Completion { context, .. } => {
-                        world.trace.note(&[26, host as u64, context]);
-                        self.poll_later(world, context as usize);
-                    }
-                    Event::Async(event) => self.take_async(world, host, event),
-                    Event::Stream { .. } => world.violate(|| "a stream nobody gave".into()),
-                    Event::Tcp { .. } | Event::TcpRequest { .. } => {
-                        world.violate(|| "a connection nobody asked for".into())
-                    }
-                }
-            }
-        }
-    }
-
-    fn take_async(&mut self, world: &mut World, host: usize, event: AsyncEvent) {
-        let text = format!("{event:?}");
-        world.trace.note_bytes(text.as_bytes());
-        match event {
-            AsyncEvent::SqDrained(qp) => {
-                let found = self
-                    .ends
-                    .iter()
-                    .position(|end| (end.host, end.qp, end.exists) == (host, qp, true));
-                let Some(e) = found else { return };
-                if !std::mem::take(&mut self.ends[e].drain_owed) {
-                    if self.ends[e].stage != Stage::Gone {
-                        world.violate(|| format!("end {e}: drained, which nobody asked for"));
-                    }
-                    return;
-                }
-                self.ends[e].drain_seen = true;
-                let after = self.rng.below(self.plan.tick_ns * 4 + 1);
-                world.kernel.after(after, WorldEvent::Load(LoadEvent::Connect { end: e }));
-            }
-            AsyncEvent::QpFatal(qp) if world.counters.corrupted > 0 => {
-                // The only news of a damaged stream, if nothing is posted. The peer may have no timeout, and
-                // wait for an answer for ever.
-                let found = self
-                    .ends
-                    .iter_mut()
-                    .find(|end| (end.host, end.qp, end.exists) == (host, qp, true));
-                let Some(end) = found else { return };
-                end.broken = true;
-                end.ops_left = 0;
-                end.collateral.get_or_insert("a damaged stream".into());
-                let pair = end.pair;
-                self.cause(pair, "a damaged stream");
-            }
-            AsyncEvent::CqErr(_) => world.violate(|| format!("host {host}: {event:?}")),
-            _ => {}
-        }
     }
 }

@@ -14,6 +14,7 @@ use quipu_nic::inet::stack::{self, Frame, Offload, Stack};
 use quipu_nic::iwarp::wire::ethernet::{self, HEADER as ETHERNET};
 use quipu_nic::iwarp::wire::{ipv4, ipv6, tcp};
 
+use crate::acknowledged::Acknowledged;
 use crate::offload::{self, Held};
 use crate::router::{self, Said};
 use crate::world::{World, WorldEvent};
@@ -91,6 +92,10 @@ pub struct Frames {
     damaged: BTreeSet<u64>,
     /// The hosts; one that is not here is not attached.
     ports: Vec<Port>,
+    /// The hosts of whose frames, or of those to whom, one was lost or damaged.
+    pub harmed: BTreeSet<usize>,
+    /// What was acknowledged.
+    pub acknowledged: Acknowledged,
     /// Packets that were longer than the router takes.
     pub too_long: u64,
     /// Tells datagrams in parts from each other.
@@ -193,6 +198,7 @@ impl World {
         let waits = self.frames.ports[h].busy_until.saturating_sub(now);
         if waits > weather.queue_ns {
             self.counters.lost += 1;
+            self.frames.harmed.insert(h);
             return;
         }
         let takes = frame.len() as u64 * weather.byte_ps / 1000;
@@ -200,6 +206,7 @@ impl World {
         let on_the_way = waits + takes + weather.delay_ns;
         let at = if self.frames.stations { ETHERNET } else { 0 };
         self.trace.line(now, || format!("host {h} -> {}", summary(&frame[at..])));
+        self.frames.acknowledged.sent(&frame[at..]);
         let v4 = frame.get(at).is_some_and(|first| first >> 4 == 4);
         let narrow = self.frames.narrow.iter().rev().find(|(from, _)| *from <= now);
         let mtu = narrow.map(|(_, mtus)| mtus[usize::from(v4)]);
@@ -278,6 +285,7 @@ impl World {
         let cut = self.net.cut(now, from.or(Some(to)), Some(to));
         if cut || (!calm && self.rng.ppm(weather.loss_ppm)) {
             self.counters.lost += 1;
+            self.frames.harmed.extend(from.into_iter().chain([to]));
             return;
         }
         let mut bytes: Arc<[u8]> = frame.into();
@@ -285,6 +293,7 @@ impl World {
         if !calm {
             if self.rng.ppm(weather.corrupt_ppm) && !is_arp(self.frames.stations, frame) {
                 self.counters.corrupted += 1;
+                self.frames.harmed.extend(from.into_iter().chain([to]));
                 let mut damaged = frame.to_vec();
                 let place = self.rng.index(damaged.len());
                 damaged[place] ^= 1 << self.rng.below(8);
@@ -348,6 +357,8 @@ impl World {
     fn hand_over(&mut self, h: usize, bytes: &[u8], checked: bool) {
         let now = self.time();
         self.wake(h);
+        let at = if self.frames.stations { ETHERNET } else { 0 };
+        self.frames.acknowledged.brought(bytes.get(at..).unwrap_or_default());
         self.hosts[h].adapter.handle_frame(now, &Frame { bytes, checked });
     }
 }

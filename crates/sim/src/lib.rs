@@ -19,13 +19,14 @@
 //! | `kernel` | the virtual clock and the queue of events |
 //! | `flow`, `network` | simulated TCP on links that lose, delay, double, reorder and damage |
 //! | `memory` | the address spaces of hosts, and access between those on one machine |
-//! | `world` | hosts: what serves an adapter |
+//! | `world`, `look` | hosts: what serves an adapter; how programs poll |
 //! | `plan` | what a seed draws: features, weights, faults |
 //! | `datagrams` | simulated UDP |
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
 //! | `placement` | what they do and check of atomic writes and flushes |
-//! | `model`, `check` | their oracle |
+//! | `model`, `check`, `events` | their oracle |
+//! | `acknowledged` | what the network has brought of acknowledgements of TCP |
 //! | `frames`, `router` | a simulated network of IP packets, and what is said about them |
 //! | `offload` | links that cut and join segments; datagrams in parts |
 //! | `qpip` | programs of QPIP, and their oracle |
@@ -38,18 +39,23 @@
 //! it; atomics take place one after another; a word is written as a whole or not at all; what was written
 //! before a flush is there when it completes; messages meet receives in order; refusals for lack of a
 //! receive happen only where there was none; after faults stop, everything comes to an end; deadlines
-//! lie in the future; nothing is left when everything is destroyed.
+//! lie in the future; nothing is left when everything is destroyed. Who waits with a limit comes to an end
+//! whatever has happened to the peer; a message does not overtake the writes before it; events come as they
+//! were asked for, and no others; a send of QPIP succeeds once its acknowledgement has come.
 #![forbid(unsafe_code)]
 
+mod acknowledged;
 mod check;
 mod datagrams;
 mod drive;
+mod events;
 mod faults;
 mod flow;
 mod frames;
 mod goodput;
 mod kernel;
 mod load;
+mod look;
 mod memory;
 mod model;
 mod network;

@@ -443,10 +443,13 @@ impl Load {
 
     /// Marks a cause that explains errors of a pair.
     pub fn cause(&mut self, pair: usize, what: impl Into<String>) {
-        let pair = &mut self.pairs[pair];
-        if pair.cause.is_none() {
-            pair.cause = Some(what.into());
-        }
+        self.pairs[pair].causes.push(what.into());
+    }
+
+    /// Whether a stream of a pair was damaged.
+    pub fn is_damaged(&self, world: &World, pair: usize) -> bool {
+        let ends = self.pairs[pair].ends;
+        ends.iter().any(|&e| world.net.damaged.contains(&(self.ends[e].host, self.ends[e].qp)))
     }
 
     /// An empty payload.

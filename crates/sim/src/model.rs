@@ -70,7 +70,8 @@ impl Arena {
     /// Compares the segment with what must be; the first byte that is wrong.
     pub fn check(&self) -> Result<(), String> {
         let mut bytes = vec![0; self.segment.len()];
-        if self.segment.read(0, &mut bytes).is_err() || bytes == self.shadow {
+        self.segment.read(0, &mut bytes).map_err(|error| error.to_string())?;
+        if bytes == self.shadow {
             return Ok(());
         }
         for (at, (&is, &must)) in bytes.iter().zip(&self.shadow).enumerate() {
@@ -141,6 +142,8 @@ pub struct Expected {
     pub byte_len: usize,
     /// The bytes that the receive gets.
     pub payload: Arc<[u8]>,
+    /// It asks for an event.
+    pub solicited: bool,
 }
 
 /// How far an end is.
@@ -259,8 +262,8 @@ impl End {
 /// A connection.
 pub struct Pair {
     pub ends: [usize; 2],
-    /// Something that explains errors on both ends has happened.
-    pub cause: Option<String>,
+    /// What has happened that explains errors on both ends.
+    pub causes: Vec<String>,
     /// Statuses that the cause explains, beside those of a broken connection.
     pub explains: Vec<WcStatus>,
     /// The status that a receive may fail with, because of a trap.
@@ -281,6 +284,19 @@ pub struct CompletionQueue {
     /// Looks in vain in a row.
     pub idle: u32,
     pub batch: usize,
+    /// What its next event is to tell of, and whether it came.
+    pub asked: Asked,
+    pub told: bool,
+    /// What the program has found since it asked.
+    pub found: Asked,
+}
+
+/// The completions that an event is to tell of: none, any, those that answer a solicitation or failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Asked {
+    Nothing,
+    Any,
+    Solicited,
 }
 
 /// A shared receive queue.
@@ -298,6 +314,10 @@ pub struct SharedQueue {
     pub spare: Option<Vec<Piece>>,
     pub recvs_posted: u64,
     pub messages_in: u64,
+    /// It raises an event when fewer are left; whether they were, and whether it did.
+    pub limit: usize,
+    pub fell: bool,
+    pub limit_told: bool,
 }
 
 /// What a window is good for now.
@@ -338,13 +358,14 @@ impl Counter {
     /// Checks that the additions took place one after another.
     pub fn check(&self, last: u64) -> Result<(), String> {
         let sum = self.done.iter().fold(self.first, |sum, &(_, add)| sum.wrapping_add(add));
-        if self.unknown.is_empty() {
-            let mut steps: BTreeMap<u64, u64> = BTreeMap::new();
-            for &(original, add) in &self.done {
-                if steps.insert(original, add).is_some() {
-                    return Err(format!("two additions saw {original:#x}"));
-                }
+        // What is added is random: no value comes twice, whatever else was added.
+        let mut steps: BTreeMap<u64, u64> = BTreeMap::new();
+        for &(original, add) in &self.done {
+            if steps.insert(original, add).is_some() {
+                return Err(format!("two additions saw {original:#x}"));
             }
+        }
+        if self.unknown.is_empty() {
             let mut value = self.first;
             while let Some(add) = steps.remove(&value) {
                 value = value.wrapping_add(add);

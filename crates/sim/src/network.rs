@@ -3,7 +3,7 @@
 
 mod flow;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use quipu_nic::{ConnId, Loss, QpId};
@@ -98,8 +98,6 @@ pub struct Stream {
     /// When the link is free again, in each direction.
     busy_until: [u64; 2],
     opened_at: u64,
-    /// A bit of it was flipped.
-    pub damaged: bool,
 }
 
 impl End {
@@ -122,7 +120,6 @@ impl Stream {
             flows: [Flow::new(config), Flow::new(config)],
             busy_until: [0; 2],
             opened_at: now,
-            damaged: false,
         }
     }
 }
@@ -145,6 +142,8 @@ pub struct Network {
     by_conn: BTreeMap<(usize, ConnId), (usize, usize)>,
     /// Machines that vanished without a word.
     silent: Vec<usize>,
+    /// Queue pairs, with their hosts, of whose streams a bit was flipped.
+    pub damaged: BTreeSet<(usize, QpId)>,
     /// From this time on links only delay, so that what can end does.
     pub calm_from: u64,
     next_port: u16,
@@ -159,6 +158,7 @@ impl Network {
             streams: Vec::new(),
             by_conn: BTreeMap::new(),
             silent: Vec::new(),
+            damaged: BTreeSet::new(),
             calm_from: u64::MAX,
             next_port: 32_768,
         }
@@ -297,7 +297,7 @@ impl World {
             let at = self.rng.index(segment.bytes.len());
             segment.bytes[at] ^= 1 << self.rng.below(8);
             self.counters.corrupted += 1;
-            self.net.streams[stream].damaged = true;
+            self.note_damage(stream);
             self.trace.line(now, || format!("stream {stream}: a bit is flipped"));
         }
         let busy = &mut self.net.streams[stream].busy_until[side];
@@ -317,6 +317,18 @@ impl World {
             }
         }
         self.kernel.at(at, WorldEvent::Packet { stream, side: 1 - side, packet });
+    }
+
+    /// Whose stream it is that was damaged. At its beginning only who connects is known.
+    fn note_damage(&mut self, stream: usize) {
+        for end in &self.net.streams[stream].ends {
+            let Some(host) = end.host else { continue };
+            let startup = end.startup.as_ref().map(|startup| startup.qp);
+            let user = end.conn.and_then(|conn| self.hosts[host].adapter.user_of(conn));
+            if let Some(qp) = startup.or(end.given).or(user) {
+                self.net.damaged.insert((host, qp));
+            }
+        }
     }
 
     /// A packet arrives at `side`.

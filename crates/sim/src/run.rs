@@ -155,8 +155,8 @@ fn tear_down(world: &mut World, load: &mut Load) {
         if world.hosts[load.ends[e].host].alive && load.ends[e].exists {
             let pair = load.ends[e].pair;
             let before = load.ends[e].collateral.clone();
-            let damaged = world.counters.corrupted > 0;
-            if let (Some(what), None, false) = (&before, &load.pairs[pair].cause, damaged) {
+            let explained = !load.pairs[pair].causes.is_empty() || load.is_damaged(world, pair);
+            if let (Some(what), false) = (&before, explained) {
                 return world.violate(|| format!("end {e} failed without a cause: {what}"));
             }
         }

@@ -8,7 +8,9 @@ use quipu_nic::{
 };
 
 use crate::load::Load;
-use crate::model::{CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState};
+use crate::model::{
+    Asked, CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState,
+};
 use crate::network::Partition;
 use crate::plan::{Kind, Mishap, Trap, draw_order};
 use crate::world::{LoadEvent, World, WorldEvent};
@@ -31,8 +33,7 @@ impl Load {
         }
         for cq in 0..self.cqs.len() {
             if self.cqs[cq].by_event {
-                let (host, id) = (self.cqs[cq].host, self.cqs[cq].id);
-                let _ = world.hosts[host].adapter.req_notify_cq(id, false);
+                self.ask(world, cq, false);
             } else {
                 self.poll_later(world, cq);
             }
@@ -86,6 +87,9 @@ impl Load {
                         poll_ns: self.rng.pick(&[1_000, 30_000, 500_000]),
                         idle: 0,
                         batch: self.rng.pick(&[1, 16, 64]),
+                        asked: Asked::Nothing,
+                        told: false,
+                        found: Asked::Nothing,
                     }),
                     Err(fault) => world.violate(|| format!("no completion queue: {fault}")),
                 }
@@ -117,7 +121,8 @@ impl Load {
         let depth = self.rng.range(2, 12) as usize;
         let max_sge = self.rng.pick(&[1, 4, 30]);
         let pd = self.pds[host][pd_index];
-        let made = world.hosts[host].adapter.create_srq(pd, 16, max_sge, depth as u32 / 2);
+        let limit = depth / 2;
+        let made = world.hosts[host].adapter.create_srq(pd, 16, max_sge, limit as u32);
         match made {
             Ok(id) => {
                 self.srqs.push(SharedQueue {
@@ -132,6 +137,9 @@ impl Load {
                     spare: None,
                     recvs_posted: 0,
                     messages_in: 0,
+                    limit,
+                    fell: false,
+                    limit_told: false,
                 });
                 Some(self.srqs.len() - 1)
             }
@@ -153,7 +161,7 @@ impl Load {
         }
         self.pairs.push(Pair {
             ends: [first, peer],
-            cause: None,
+            causes: Vec::new(),
             explains: Vec::new(),
             recv_trap: Vec::new(),
             trap: None,
@@ -300,7 +308,7 @@ impl Load {
             return;
         }
         // What keeps the two apart keeps their next connection apart.
-        let cause = self.pairs[pair].cause.clone();
+        let causes = self.pairs[pair].causes.clone();
         self.cause(pair, "connected anew");
         let alone = ends[0] == ends[1];
         let (first, fresh) = (self.ends.len(), self.pairs.len());
@@ -331,7 +339,7 @@ impl Load {
         }
         self.pairs.push(Pair {
             ends: [first, first + 1 - usize::from(alone)],
-            cause,
+            causes,
             explains: self.pairs[pair].explains.clone(),
             recv_trap: self.pairs[pair].recv_trap.clone(),
             trap: None,

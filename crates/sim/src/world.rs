@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use quipu_nic::mem::Segment;
 use quipu_nic::{
-    Action, Adapter, Arrival, Completion, Config, ConnId, CqId, Event as NicEvent, Gid, Glance,
-    Link, LinkId, LinkMessage, Loss, QpId, QpNum, SendOp, Time,
+    Action, Adapter, Arrival, Config, ConnId, Event as NicEvent, Gid, Link, LinkId, LinkMessage,
+    Loss, QpId, QpNum, SendOp, Time,
 };
 
 use crate::datagrams::Udp;
@@ -359,24 +359,6 @@ impl World {
             WorldEvent::LinkDown { host, peer } => self.link_down(host, peer),
             WorldEvent::Load(_) => {}
         }
-    }
-
-    /// Looks at a queue as the engine of a host does that is polled: with a glance at first, which may find a
-    /// completion already, and takes notice of everything where that says nothing.
-    pub fn look_at(&mut self, h: usize, cq: CqId) -> Option<Completion> {
-        let now = self.time();
-        let adapter = &mut self.hosts[h].adapter;
-        let mut found = None;
-        let glance = adapter.glance(now, cq, |completion| found = Some(*completion));
-        let busy = match glance {
-            Glance::Taken => false,
-            Glance::Found(qp) => adapter.serve(now, qp) || adapter.progress(now),
-            Glance::Vain | Glance::Unsure => adapter.progress(now),
-        };
-        if found.is_some() != (glance == Glance::Taken) || (busy && glance == Glance::Vain) {
-            self.violate(|| format!("host {h}: a glance found {glance:?} and {found:?}"));
-        }
-        found
     }
 
     /// Serves an adapter until it has nothing more to do now, as an engine's loop does.

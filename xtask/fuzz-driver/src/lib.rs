@@ -2,12 +2,15 @@
 //! place of libFuzzer, which finds more.
 //!
 //! The binary that the macro makes takes `SEED RUNS ARTIFACTS [CORPUS...]`, or `--replay FILE`. An
-//! input that makes the target panic is written to the folder ARTIFACTS.
+//! input that makes the target panic, or that it is not done with for a minute, is written to the folder
+//! ARTIFACTS.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::{env, fs};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{env, fs, process, thread};
 
 pub use arbitrary;
 
@@ -42,6 +45,8 @@ macro_rules! fuzz_target {
     };
 }
 
+/// The longest time that one input may take, on a machine that does other things as well.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Longest input.
 const MAX_LEN: usize = 4096;
 /// Inputs kept to be changed a little.
@@ -83,16 +88,19 @@ fn smoke(target: fn(&[u8]), seed: u64, runs: u64, artifacts: &Path, corpus: &[St
         .filter_map(|entry| fs::read(entry.path()).ok())
         .collect();
     pool.sort();
+    let current = watch(seed, artifacts);
     for run in 0..runs {
         let input = match pool.get(run as usize) {
             Some(input) => input.clone(),
             None => random.input(&pool),
         };
+        {
+            let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+            current.run = run;
+            current.input.clone_from(&input);
+        }
         if catch_unwind(AssertUnwindSafe(|| target(&input))).is_err() {
-            let file = artifacts.join(format!("seed-{seed}-run-{run}"));
-            let _ = fs::create_dir_all(artifacts);
-            let _ = fs::write(&file, &input);
-            eprintln!("panic in run {run} of seed {seed}; the input is {}", file.display());
+            keep("panic", seed, run, artifacts, &input);
             return 1;
         }
         if pool.len() < POOL {
@@ -103,6 +111,42 @@ fn smoke(target: fn(&[u8]), seed: u64, runs: u64, artifacts: &Path, corpus: &[St
         }
     }
     0
+}
+
+/// Writes an input down, and says where.
+fn keep(what: &str, seed: u64, run: u64, artifacts: &Path, input: &[u8]) {
+    let file = artifacts.join(format!("seed-{seed}-run-{run}"));
+    let _ = fs::create_dir_all(artifacts);
+    let _ = fs::write(&file, input);
+    eprintln!("{what} in run {run} of seed {seed}; the input is {}", file.display());
+}
+
+/// The input that the target is given.
+#[derive(Default)]
+struct Current {
+    run: u64,
+    input: Vec<u8>,
+}
+
+/// Ends the program with an error if a target is not done with one input for long: how it is told which.
+fn watch(seed: u64, artifacts: &Path) -> Arc<Mutex<Current>> {
+    let current = Arc::new(Mutex::new(Current::default()));
+    let (watched, artifacts) = (Arc::clone(&current), artifacts.to_owned());
+    thread::spawn(move || {
+        let mut before = None;
+        loop {
+            {
+                let now = watched.lock().unwrap_or_else(PoisonError::into_inner);
+                if before == Some(now.run) {
+                    keep("no end", seed, now.run, &artifacts, &now.input);
+                    process::exit(1);
+                }
+                before = Some(now.run);
+            }
+            thread::sleep(LONGEST);
+        }
+    });
+    current
 }
 
 /// SplitMix64.

@@ -173,7 +173,9 @@ fn meets(staged: &Staged, planned: &Planned, same_host: &'static str) -> Result<
     let text = pair.client.text("client");
     let struck = text.contains("injected by") && !text.contains("injected nothing");
     let told = struck && text.contains(planned.says);
-    if ended && told { Ok(()) } else { Err(pair.text()) }
+    // The misfortune of its peer may end the server, or have it wait, but not crash.
+    let server = if planned.succeeds { pair.server.success() } else { !pair.server.crashed() };
+    if ended && told && server { Ok(()) } else { Err(pair.text()) }
 }
 
 fn refused(staged: &Staged, planned: &Planned) -> Result<(), String> {

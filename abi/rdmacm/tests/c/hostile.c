@@ -140,6 +140,32 @@ static void says_much(int amount, int told)
 	close(fd);
 }
 
+/* Returns when whatever had happened to other sockets before was seen: that of one connection is seen before that of the
+   next, which comes later. */
+static void settle(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *listening;
+	int port;
+
+	listening = listener(channel, RDMA_PS_TCP, &port);
+	for (int i = 0; i < 2; i++) {
+		unsigned char frame[20] = "MPA ID Req Frame";
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *child;
+		struct sockaddr_in in;
+
+		frame[17] = 1;
+		CHECK(connect(fd, loopback(&in, port), sizeof in) == 0 && send(fd, frame, 20, 0) == 20);
+		event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+		child = event->id;
+		CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(child) == 0 && close(fd) == 0);
+	}
+	CHECK(rdma_destroy_id(listening) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 /* Who has seen that a request is there gets it, though its sender has taken it back; then it can't be accepted. */
 static void takes_back(int before_it_is_taken)
 {
@@ -161,7 +187,7 @@ static void takes_back(int before_it_is_taken)
 	if (!before_it_is_taken)
 		event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) == 0 && close(fd) == 0);
-	usleep(100000);
+	settle();
 	CHECK(poll(&fds, 1, 0) == before_it_is_taken);
 	if (before_it_is_taken)
 		event = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -210,7 +236,7 @@ static void gone_again(void)
 	id = resolved(channel, RDMA_PS_TCP, in.sin_port);
 	CHECK(rdma_create_qp(id, NULL, &init) == 0 && rdma_connect(id, &param) == 0);
 	CHECK(pthread_join(thread, NULL) == 0 && poll(&fds, 1, 5000) == 1);
-	usleep(100000);
+	settle();
 	event = expect(channel, RDMA_CM_EVENT_CONNECT_ERROR);
 	CHECK(event->status == -ECONNRESET && rdma_ack_cm_event(event) == 0);
 	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);

@@ -211,8 +211,10 @@ fn refusals_say_why() {
     let rejected = client.expect(EventKind::Rejected);
     assert_eq!((rejected.id, rejected.status), (early, 28));
 
-    // Nobody listens.
-    client.connect(address, &Param::default());
+    // Nobody listens, and nobody else comes to the port meanwhile.
+    let bound = server.id(PortSpace::Tcp);
+    engine.cm_bind_addr(bound, "127.0.0.1:0".parse().unwrap()).unwrap();
+    client.connect(engine.cm_route(bound).unwrap().src.unwrap(), &Param::default());
     assert_eq!(client.expect(EventKind::Rejected).status, 8);
 }
 

@@ -60,6 +60,12 @@ pub(super) fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
 }
 
 impl<P: Probe> Adapter<P> {
+    /// The queue pair that a connection is of. If it was accepted, that is known once its peer has said so.
+    #[must_use]
+    pub fn user_of(&self, conn: ConnId) -> Option<QpId> {
+        self.hub.conns.get(conn)?.qp
+    }
+
     /// The stream of an open or closing connection.
     pub(crate) fn stream_of(&mut self, conn: ConnId) -> Option<&mut StreamPath> {
         let qp = self.hub.conns.get(conn)?.qp?;

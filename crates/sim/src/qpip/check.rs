@@ -1,5 +1,5 @@
-//! The checkers of completions: sends in order, each once, and successful only if the peer has everything;
-//! receives in order, with the bytes of the peer's stream that come next.
+//! The checkers of completions: sends in order, each once, and successful only if the peer has said that it
+//! has everything; receives in order, with the bytes of the peer's stream that come next.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Programs {
     pub(super) fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.queues[cq].host, self.queues[cq].id, self.queues[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for done in &polled[..count] {
             self.completion(world, host, cq, done);
         }
@@ -72,7 +72,7 @@ impl Programs {
         let right = self.ends[e].cqs[usize::from(!sends)] == cq;
         let checked = match (right, sends) {
             (false, _) => Err("it completes in the wrong queue".into()),
-            (true, true) => self.send_done(e, done),
+            (true, true) => self.send_done(world, e, done),
             (true, false) => self.receive_done(e, done),
         };
         if let Err(what) = checked {
@@ -80,15 +80,18 @@ impl Programs {
         }
     }
 
-    fn send_done(&mut self, e: usize, done: &Completion) -> Result<(), String> {
+    fn send_done(&mut self, world: &World, e: usize, done: &Completion) -> Result<(), String> {
         while let Some(sent) = self.ends[e].sent.pop_front() {
             if sent.id != done.wr_id {
                 // What came before succeeded without a completion.
                 if sent.signaled {
                     return Err(format!("request {} was passed over", sent.id));
                 }
+                if self.ends[e].flushes {
+                    return Err(format!("request {} was not flushed", sent.id));
+                }
                 if done.status == WcStatus::Success {
-                    self.send_succeeded(e, &sent)?;
+                    self.send_succeeded(world, e, &sent)?;
                 }
                 continue;
             }
@@ -98,16 +101,24 @@ impl Programs {
             if !sent.signaled || done.opcode != WcOpcode::Send {
                 return Err("nobody asked for it".into());
             }
-            return self.send_succeeded(e, &sent);
+            return self.send_succeeded(world, e, &sent);
         }
         Err("there is no such request".into())
     }
 
-    fn send_succeeded(&mut self, e: usize, sent: &Sent) -> Result<(), String> {
-        if self.ends[e].failed || sent.trap {
+    fn send_succeeded(&mut self, world: &World, e: usize, sent: &Sent) -> Result<(), String> {
+        if self.ends[e].flushes || sent.trap {
             return Err(format!("request {} must not succeed", sent.id));
         }
         self.ends[e].acked += sent.len as u64;
+        let (acked, end) = (self.ends[e].acked, &self.ends[e]);
+        // What a host sends to itself no network brings.
+        let flow = world.hosts[end.host].adapter.tcp_flow(end.qp);
+        let flow = flow.filter(|_| self.ends[end.peer].host != end.host);
+        let known = flow.map_or(acked, |flow| world.frames.acknowledged.of(&flow));
+        if known < acked {
+            return Err(format!("{known} bytes of {acked} were acknowledged"));
+        }
         Ok(())
     }
 
@@ -115,6 +126,7 @@ impl Programs {
         if self.ends[e].causes.is_empty() && !self.teardown {
             return Err("a request fails without a cause".into());
         }
+        self.ends[e].flushes = true;
         let right = match status {
             WcStatus::WrFlushErr => true,
             WcStatus::LocProtErr => sent.trap,

@@ -81,7 +81,8 @@ impl Programs {
                 end.stage = Stage::Idle;
                 let peer = end.peer;
                 let decides = matches!(self.ends[peer].opening, Opening::Decides { .. });
-                if !decides && self.ends[e].causes.is_empty() && world.counters.corrupted == 0 {
+                let harmed = self.is_harmed(world, e) && world.counters.corrupted > 0;
+                if !decides && self.ends[e].causes.is_empty() && !harmed {
                     return Err("nobody has refused it".into());
                 }
                 let there = &self.ends[peer];
@@ -93,7 +94,7 @@ impl Programs {
             TcpChange::Failed(Failure::Unreachable) if end.stage == Stage::Opening => {
                 let there = self.ends[self.ends[e].peer].host;
                 let silent = !world.hosts[there].alive;
-                if !silent && world.counters.lost + world.counters.corrupted == 0 {
+                if !silent && !self.is_harmed(world, e) {
                     return Err("its neighbour was there".into());
                 }
                 self.cause(e, "what was asked of its neighbour, or said, was lost three times");
@@ -116,6 +117,12 @@ impl Programs {
             }
             _ => Err(format!("it is {:?}, closed: {}", end.stage, end.closed)),
         }
+    }
+
+    /// Whether something was lost or damaged that an end, or its peer, has sent or was to get.
+    fn is_harmed(&self, world: &World, e: usize) -> bool {
+        let hosts = [e, self.ends[e].peer].map(|end| self.ends[end].host);
+        hosts.iter().any(|host| world.frames.harmed.contains(host))
     }
 
     fn over(&mut self, e: usize, change: TcpChange) {

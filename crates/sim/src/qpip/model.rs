@@ -117,6 +117,8 @@ pub struct End {
     pub boundaries: VecDeque<u64>,
     /// One request has failed with a status of its own, others are flushed.
     pub failed: bool,
+    /// One has failed, or was flushed: so is everything behind it.
+    pub flushes: bool,
     pub depth: usize,
     pub posted: VecDeque<Posted>,
     /// Octets of the peer that were received.
@@ -167,6 +169,7 @@ impl End {
             acked: 0,
             boundaries: VecDeque::new(),
             failed: false,
+            flushes: false,
             depth,
             posted: VecDeque::new(),
             received: 0,

@@ -48,7 +48,7 @@ impl Services {
     pub(super) fn take_completions(&mut self, world: &mut World, cq: usize) -> usize {
         let (host, id, batch) = (self.queues[cq].host, self.queues[cq].id, self.queues[cq].batch);
         let mut polled = std::mem::take(&mut self.polled);
-        let count = world.hosts[host].adapter.poll_cq(id, &mut polled[..batch]).unwrap_or(0);
+        let count = world.poll_cq(host, id, &mut polled[..batch]);
         for done in &polled[..count] {
             self.completion(world, host, cq, done);
         }
@@ -134,17 +134,7 @@ impl Services {
             // What was written before has completed, and so is known.
             return self.slots[slot].check();
         }
-        // The peer has executed it, or only the stream has it.
-        if let Some(slot) = sent.target.filter(|_| self.service == Service::Xrc) {
-            let (Contents::Maybe(bytes) | Contents::Whole(bytes)) =
-                self.slots[slot].contents.clone()
-            else {
-                return Ok(());
-            };
-            self.slots[slot].contents = Contents::Holds(bytes);
-            return self.slots[slot].check();
-        }
-        Ok(())
+        self.write_succeeded(sent.id)
     }
 
     /// Nothing is known of what a request has done.
@@ -171,7 +161,7 @@ impl Services {
         if sent.trap.contains(&status) || (stopped && status == WcStatus::WrFlushErr) {
         } else if unreliable {
             return Err("an unreliable request must not fail so".into());
-        } else if self.actors[a].cause.is_none() && world.counters.corrupted == 0 {
+        } else if self.actors[a].cause.is_none() && !self.is_damaged(world, a) {
             return Err("a request fails without a cause".into());
         }
         if !unreliable {
@@ -222,9 +212,8 @@ impl Services {
             return checked;
         }
         self.slots[slot].contents = Contents::Unknown;
-        let explained = self.actors[a].cause.is_some()
-            || self.teardown
-            || (self.service != Service::Ud && world.counters.corrupted > 0);
+        let explained =
+            self.actors[a].cause.is_some() || self.teardown || self.is_damaged(world, a);
         if !explained {
             return Err("a receive fails without a cause".into());
         }
@@ -269,6 +258,7 @@ impl Services {
         let times = expected.arrived.entry(a).or_default();
         *times += 1;
         let brought = self.brought(world, a, message, done);
+        self.check_overtaken(from, message)?;
         let expected = &self.messages[message];
         if expected.arrived[&a] > brought {
             return Err(format!("message {message} arrives once too often"));
@@ -399,7 +389,7 @@ impl Services {
 
     /// The stream of an actor is over.
     fn ended(&mut self, world: &mut World, a: usize, what: &str) {
-        let damaged = world.counters.corrupted > 0;
+        let damaged = self.is_damaged(world, a);
         if self.actors[a].cause.is_none() && !damaged && !self.teardown {
             return world.violate(|| format!("actor {a}: {what} without a cause"));
         }

@@ -408,6 +408,9 @@ impl Services {
             self.messages[message].target = draft.target;
             self.message_of.insert(id, message);
         }
+        if let Some(slot) = draft.target.filter(|_| message.is_none()) {
+            self.expect_write(a, id, slot);
+        }
         let signaled = flags.contains(SendFlags::SIGNALED);
         let Draft { opcode, target, flushes, sink, trap, .. } = draft;
         let sent = Sent { id, opcode, signaled, len, message, target, flushes, sink, trap };

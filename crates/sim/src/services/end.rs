@@ -36,7 +36,7 @@ fn step_until(
     world: &mut World,
     load: &mut Services,
     deadline: u64,
-    done: impl Fn(&Services, &World) -> bool,
+    done: impl Fn(&mut Services, &World) -> bool,
 ) -> bool {
     while world.violation.is_none() {
         load.take_events(world);
@@ -61,8 +61,10 @@ fn step_until(
 
 impl Services {
     /// Whether everything that was asked for has an end, and all has arrived that must.
-    fn all_done(&self, world: &World) -> bool {
-        (0..self.actors.len()).all(|a| self.is_done(world, a)) && self.missing(world).is_none()
+    fn all_done(&mut self, world: &World) -> bool {
+        (0..self.actors.len()).all(|a| self.is_done(world, a))
+            && self.missing(world).is_none()
+            && self.missing_write(world).is_none()
     }
 
     fn is_done(&self, world: &World, a: usize) -> bool {
@@ -78,17 +80,20 @@ impl Services {
                 .as_deref()
                 .is_some_and(|cause| cut_off(cause) || world.net.is_alone(actor.host, actor.qp));
         let unconnected =
-            actor.stage != Stage::Rts && (actor.cause.is_some() || world.counters.corrupted > 0);
+            actor.stage != Stage::Rts && (actor.cause.is_some() || self.is_damaged(world, a));
         !actor.exists || idle || excused || unconnected
+    }
+
+    /// Whether all that an actor sends arrives.
+    pub(super) fn is_certain(&self, world: &World, a: usize) -> bool {
+        let reliable = matches!(self.service, Service::Xrc | Service::Iwarp);
+        let undisturbed = self.actors[a].cause.is_none() && !self.is_damaged(world, a);
+        undisturbed && (reliable || (self.calm && self.ample))
     }
 
     /// A message that must arrive and has not.
     fn missing(&self, world: &World) -> Option<usize> {
-        let certain = |a: usize| {
-            let reliable = matches!(self.service, Service::Xrc | Service::Iwarp);
-            let undisturbed = self.actors[a].cause.is_none() && world.counters.corrupted == 0;
-            undisturbed && (reliable || (self.calm && self.ample))
-        };
+        let certain = |a: usize| self.is_certain(world, a);
         self.messages.iter().position(|message| {
             let late = |to: &usize| !message.arrived.contains_key(to) && certain(*to);
             certain(message.from) && message.done && message.to.iter().any(late)
@@ -96,8 +101,11 @@ impl Services {
     }
 
     /// What a run that makes no progress waits for.
-    fn describe(&self, world: &World) -> String {
+    fn describe(&mut self, world: &World) -> String {
         let mut text = String::from("no progress:");
+        if let Some(write) = self.missing_write(world) {
+            text += &format!(" write {write} is missing;");
+        }
         if let Some(message) = self.missing(world) {
             let missing = &self.messages[message];
             let len = missing.payload.len();

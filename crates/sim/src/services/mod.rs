@@ -8,6 +8,7 @@
 mod check;
 mod drive;
 mod end;
+mod landing;
 mod mishaps;
 pub(crate) mod model;
 mod placement;
@@ -21,6 +22,7 @@ use crate::options::{Options, Service};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::world::{LoadEvent, World};
+use landing::Write;
 use model::{Actor, Group, Message, Objects, Pool, Queue, Slot};
 
 pub use end::go;
@@ -55,6 +57,8 @@ pub struct Services {
     by_num: BTreeMap<(usize, QpNum), usize>,
     /// Messages under way from an actor to a pool, in order.
     expected: BTreeMap<(usize, usize), VecDeque<usize>>,
+    /// Writes that were not seen at their peer yet, in the order in which they were posted.
+    writes: Vec<Write>,
     mishaps: Vec<Mishap>,
     /// Weights of Send, Send with immediate, Write, Write with immediate, Read, atomic write, flush.
     weights: [u32; 7],
@@ -109,6 +113,7 @@ impl Services {
             queues: Vec::new(),
             by_num: BTreeMap::new(),
             expected: BTreeMap::new(),
+            writes: Vec::new(),
             mishaps: Vec::new(),
             next_id: 1,
             teardown: false,
@@ -128,6 +133,12 @@ impl Services {
             let cause = &mut self.actors[end].cause;
             *cause = Some(cause.take().map_or(String::new(), |cause| cause + "; ") + what);
         }
+    }
+
+    /// Whether a stream of a connection was damaged.
+    fn is_damaged(&self, world: &World, actor: usize) -> bool {
+        let ends = [actor, self.actors[actor].peer].map(|end| &self.actors[end]);
+        ends.iter().any(|end| world.net.damaged.contains(&(end.host, end.qp)))
     }
 
     /// Handles an event of the workload.

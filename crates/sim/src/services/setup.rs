@@ -274,7 +274,7 @@ impl Services {
             Ok(()) => true,
             // It may have failed meanwhile.
             Err(quipu_nic::Fault::Transition(_)) if self.actors[actor].cause.is_some() => false,
-            Err(_) if world.counters.corrupted > 0 => false,
+            Err(_) if self.is_damaged(world, actor) => false,
             Err(fault) => {
                 world.violate(|| format!("actor {actor}: {state:?} is refused: {fault}"));
                 false
