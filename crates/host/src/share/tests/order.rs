@@ -254,3 +254,29 @@ fn nothing_is_posted_behind_a_close_that_is_under_way() {
     };
     assert_eq!((end, received), (TcpChange::PeerClosed, posted));
 }
+
+/// The event of a reset comes with the state of its time, and behind the answer to the call that resets.
+#[test]
+fn a_queue_pair_that_was_reset_takes_receives_at_once() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let programs = [shared.attach(), elsewhere.attach()];
+    let [server, client] = programs.each_ref().map(|program| Tcp::new(program, 8));
+    let engine = &client.program.engine;
+    for round in 0..20 {
+        let [here, there] = connected(&client, &server, shared.address, true);
+        for (state, more) in [
+            (QpState::Reset, QpAttrMask::empty()),
+            (QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT),
+        ] {
+            let attr = QpAttr { state, port_num: 1, ..QpAttr::default() };
+            engine.modify_qp(here, &attr, QpAttrMask::STATE | more).unwrap();
+        }
+        let begun = Instant::now();
+        while client.look(|_| ()).is_none_or(|it| it.change != TcpChange::Aborted) {
+            assert!(begun.elapsed() < PATIENCE, "round {round}");
+        }
+        client.fill(here);
+        engine.destroy_qp(here).unwrap();
+        server.program.engine.destroy_qp(there).unwrap();
+    }
+}
