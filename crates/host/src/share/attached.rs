@@ -53,8 +53,8 @@ struct Half {
     open: bool,
     /// Its own direction of the connection has an end, behind which nothing is posted.
     closed: bool,
-    /// Events that may still come, of all connections that were asked for: those of the one before may be heard
-    /// after the next was.
+    /// Events that may still come, of all connections that were asked for: those of the one before may be
+    /// heard after the next was.
     expected: u32,
     /// Of this connection, or the last.
     mode: Mode,

@@ -17,7 +17,6 @@ mod arena;
 mod attached;
 mod calls;
 mod claim;
-mod leaving;
 mod overflow;
 mod place;
 mod queue;

@@ -13,9 +13,8 @@ use quipu_nic::ChannelId;
 
 use super::calls::write_info;
 use super::claim::Common;
-use super::leaving::Leaving;
 use super::place::Place;
-use super::tenant::{Ending, Tenant};
+use super::tenant::{Ending, Leaving, Tenant};
 use super::words::{HELLO, Reader, Writer, is_hello};
 use super::{connect, hear, is_name, own_place, pair, places, rings_len};
 use crate::engine::Engine;
@@ -144,7 +143,7 @@ impl Sharer {
         Ok(Self { stop, bell, thread, place, refusals })
     }
 
-    /// Why a program could not attach, if there is one of which this has not told yet; it was told itself, too.
+    /// Why a program could not attach, if there is one of which this has not told yet. It was told itself.
     #[must_use]
     pub fn take_refusal(&self) -> Option<String> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
@@ -460,8 +459,8 @@ impl Server {
         let ends = (Arc::clone(socket), bell);
         let tenant = Tenant::new(&self.engine, &self.common, self.waker, &memory, rings, ends);
         let mut tenant = tenant.map_err(io::Error::other)?;
-        // A child that the program has forked may keep its socket open. Without this, as where a sandbox forbids
-        // it, the end of the socket tells.
+        // A child that the program has forked may keep its socket open. Without this, as where a sandbox
+        // forbids it, the end of the socket tells.
         tenant.process = unix::peer_credentials(socket)
             .and_then(|(process, _)| sys::process(process))
             .and_then(|it| {

@@ -1,6 +1,8 @@
 //! A program that is attached, as the process that has the adapter sees it: its objects, by serial numbers of
 //! its own, and its ends of the rings. Nothing that it says is believed.
 
+mod leaving;
+
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::io;
@@ -15,6 +17,7 @@ use quipu_nic::{
     QpInit, QpState, QpType, SendOp, SendWr, Sge, To, WcStatus,
 };
 
+pub(super) use self::leaving::Leaving;
 use super::RINGS;
 use super::claim::{self, Claim, Common};
 use super::slots::{
@@ -117,8 +120,8 @@ pub(super) struct Tenant {
     changes: VecDeque<TcpEvent>,
     /// No more events were there then.
     heard_all: bool,
-    /// A request that the adapter has refused, and those behind it in its slot: they wait for the completions of
-    /// the requests before them to be told, and whatever else was posted waits for them.
+    /// A request that the adapter has refused, and those behind it in its slot: they wait for the completions
+    /// of the requests before them to be told, and whatever else was posted waits for them.
     refused: VecDeque<Completion>,
     /// A connection has changed, for which the program is not to sleep until there is more.
     urgent: bool,
@@ -563,50 +566,6 @@ impl Tenant {
         let message = Writer::default().word(serial).word(number.0);
         let message = message.word(cap.max_send_wr).word(cap.max_recv_wr).word(cap.max_send_sge);
         Ok(message.word(cap.max_recv_sge).word(cap.max_inline_data))
-    }
-}
-
-/// What a program has of the engine, in the order in which it may go.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Belonging {
-    Listener(ListenerId),
-    Qp(QpId),
-    Region(MrId),
-}
-
-impl Tenant {
-    /// Takes what it has now, of which nothing can be asked for any more.
-    pub(super) fn take_belongings(&mut self) -> Vec<Belonging> {
-        let listeners = self.listeners.drain().map(|(_, it)| Belonging::Listener(it.id));
-        let qps = self.qps.drain().map(|(_, qp)| Belonging::Qp(qp.id));
-        let regions = self.regions.drain().map(|(_, id)| Belonging::Region(id));
-        listeners.chain(qps).chain(regions).collect()
-    }
-
-    /// Destroys some of that: connections are reset.
-    pub(super) fn destroy(&self, belongings: impl Iterator<Item = Belonging>) {
-        let engine = &self.engine;
-        // What lies in the queues is looked through once for each queue pair that goes.
-        let _ = engine.poll_cq_each(self.cq, usize::MAX, |_| {});
-        while let Ok(Some(_)) = engine.take_tcp_event(self.context) {}
-        for belonging in belongings {
-            match belonging {
-                Belonging::Listener(id) => drop(engine.tcp_unlisten(id)),
-                Belonging::Qp(id) => drop(engine.destroy_qp(id)),
-                Belonging::Region(id) => drop(engine.dereg_mr(id)),
-            }
-        }
-    }
-}
-
-/// Everything that a program had goes with it.
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        let belongings = self.take_belongings();
-        self.destroy(belongings.into_iter());
-        let _ = self.engine.destroy_cq(self.cq);
-        self.pds.values().for_each(|id| drop(self.engine.dealloc_pd(*id)));
-        let _ = self.engine.close_context(self.context);
     }
 }
 

@@ -13,8 +13,8 @@ use crate::share::slots::{self, Filling, Order, Request, Tag};
 use crate::share::{RINGS, ring};
 
 impl Attached {
-    /// Posts a send. The adapter looks at it soon; what it has against it a completion says. `unread` says how
-    /// many completions of such requests wait to be taken.
+    /// Posts a send. The adapter looks at it soon; what it has against it a completion says. `unread` says
+    /// how many completions of such requests wait to be taken.
     ///
     /// # Errors
     ///

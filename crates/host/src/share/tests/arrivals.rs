@@ -160,7 +160,7 @@ fn listen_and_fork(name: &str) {
 
 #[test]
 fn a_program_has_ended_when_its_process_has_whoever_else_has_its_socket() {
-    const NAME: &str = "QUIPU_TEST_SHARED";
+    const NAME: &str = "SHARED_ADAPTER_OF_TEST";
     if let Ok(name) = std::env::var(NAME) {
         return listen_and_fork(&name);
     }

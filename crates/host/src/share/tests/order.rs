@@ -164,7 +164,8 @@ fn a_burst_that_is_longer_than_the_ring_arrives_whole_and_in_order_before_the_en
     assert_eq!(received, u64::from(most));
 }
 
-/// A program of a shared adapter connected to one of another in message mode, with so much room at the other end.
+/// A program of a shared adapter connected to one of another in message mode, with room at the other end or
+/// none.
 fn connected(client: &Tcp<'_>, server: &Tcp<'_>, address: SocketAddr, room: bool) -> [QpId; 2] {
     let settings = TcpSettings { mode: Mode::Message, ..TcpSettings::default() };
     let (there, here) = (server.idle(), client.idle());
