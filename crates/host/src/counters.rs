@@ -323,11 +323,15 @@ pub(crate) fn own_folder() -> io::Result<PathBuf> {
     if !link::is_own_user(link::own_user()) {
         return Err(io::Error::other("the user has no number of its own"));
     }
+    first_private(folders())
+}
+
+fn first_private(folders: Vec<PathBuf>) -> io::Result<PathBuf> {
     let mut refusal = io::ErrorKind::NotFound.into();
-    for folder in folders() {
+    for folder in folders {
         match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                refusal = error;
+                refusal = io::Error::new(error.kind(), format!("{}: {error}", folder.display()));
                 continue;
             }
             _ => {}
@@ -335,7 +339,9 @@ pub(crate) fn own_folder() -> io::Result<PathBuf> {
         if is_private(&folder) {
             return Ok(folder);
         }
-        refusal = io::ErrorKind::PermissionDenied.into();
+        let why = "is there, and not this user's alone: somebody else may have made it";
+        let words = format!("{} {why}", folder.display());
+        refusal = io::Error::new(io::ErrorKind::PermissionDenied, words);
     }
     Err(refusal)
 }
@@ -436,6 +442,20 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_folder_that_is_somebody_elses_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+        let place = std::env::temp_dir().join(format!("quipu-folder-{}", std::process::id()));
+        assert_eq!(first_private(vec![place.clone()]).unwrap(), place);
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        let none = place.join("no").join("such");
+        for folder in [&place, &none] {
+            let refusal = first_private(vec![folder.clone()]).unwrap_err().to_string();
+            assert!(refusal.contains(folder.to_str().unwrap()), "{refusal}");
+        }
+        fs::remove_dir(&place).unwrap();
+    }
 
     /// A new folder with these rights.
     fn folder(name: &str, mode: u32) -> PathBuf {

@@ -171,6 +171,12 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
+    /// How many completions of such a queue pair wait to be taken: of receives, or of its other requests.
+    #[must_use]
+    pub fn unread(&self, id: CqId, num: QpNum, receives: bool) -> u32 {
+        self.hub.cqs.get(id).map_or(0, |cq| cq.unread(num, receives))
+    }
+
     /// Drops the completions of such a queue pair, which is destroyed or reset.
     pub fn forget_completions(&mut self, id: CqId, num: QpNum) {
         if let Some(cq) = self.hub.cqs.get_mut(id) {

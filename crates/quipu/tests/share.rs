@@ -234,3 +234,23 @@ fn programs_hear_that_the_process_with_the_adapter_was_killed() {
     assert!(later.to_string().contains("quipu nic --share"), "{later}");
     assert!(pd.register(64, Access::LOCAL_WRITE).is_ok(), "the other adapter lives");
 }
+
+#[test]
+fn an_adapter_that_cannot_be_shared_says_why_and_what_to_do() {
+    let (_nic, link, _) = shared();
+    let said = |args: [&str; 2]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+        command.args(["nic", "--link", args[0], "--share", args[1]]);
+        command.env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", "never");
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let lock = said([OWN, "lab.lock"]);
+    assert!(lock.contains("is no name") && lock.contains("name it with --share"), "{lock}");
+    let name = link.strip_prefix("share:").unwrap();
+    let taken = said([OWN, name]);
+    assert!(taken.contains("choose another name") && !taken.contains("name it"), "{taken}");
+    let again = said([&link, "again"]);
+    assert!(again.contains(&format!("attach programs to {link}")), "{again}");
+}

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quipu_inet::stack::ListenerId;
-use quipu_inet::tcp::{Counters, Flow};
+use quipu_inet::tcp::{Counters, Flow, Mode};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
     CqId, Fault, Key, MrId, PdId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType,
@@ -19,7 +19,7 @@ use super::qpip::TcpEvent;
 use super::{ContextId, Engine, Inner};
 use crate::error::EngineError;
 use crate::packet::{LinkError, LinkSpec};
-use crate::share::{Attached, Call, Calls, Landed, Reader};
+use crate::share::{Attached, Call, Calls, Landed, MOST_LOOKS, Reader};
 use crate::sys::Epoll;
 use crate::tap::Adapter;
 
@@ -191,6 +191,18 @@ impl Elsewhere<'_> {
         self.calls.ask(call, &glance, read)
     }
 
+    /// Takes what the other process has told so far.
+    fn hear(&self) -> Result<(), EngineError> {
+        let mut core = self.inner.enter()?;
+        for _ in 0..MOST_LOOKS {
+            core.run();
+            if core.attached.as_mut().is_none_or(|attached| !attached.has_news()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn order(&self, call: &Call) -> Result<(), EngineError> {
         self.ask(call, |_| Some(()))
     }
@@ -314,6 +326,8 @@ impl Elsewhere<'_> {
             return Err(Fault::Unsupported("attributes of a shared adapter's queue pairs").into());
         }
         self.order(&Call::ModifyQp { qp: qp.0, state: attr.state as u8 })?;
+        // Events that it has told before have the state of that time.
+        self.hear()?;
         self.attached(|attached, core| {
             attached.set_state(qp, attr.state);
             if attr.state == QpState::Reset {
@@ -340,15 +354,19 @@ impl Elsewhere<'_> {
         backlog: u32,
     ) -> Result<(ListenerId, u16), EngineError> {
         let call = Call::Listen { port, backlog, settings: *settings };
-        self.ask(&call, |answer| Some((ListenerId::from_bits(answer.word()?), answer.short()?)))
+        let made = self.ask(&call, |it| Some((ListenerId::from_bits(it.word()?), it.short()?)))?;
+        self.attached(|attached, _| attached.set_listener(made.0, Some(settings.mode)))?;
+        Ok(made)
     }
 
     pub(super) fn unlisten(&self, listener: ListenerId) -> Result<(), EngineError> {
-        self.order_end(&Call::Unlisten { listener: listener.bits() })
+        self.order_end(&Call::Unlisten { listener: listener.bits() })?;
+        self.attached(|attached, _| attached.set_listener(listener, None))
     }
 
     pub(super) fn offer(&self, listener: ListenerId, qp: QpId) -> Result<(), EngineError> {
-        self.open(qp, &Call::Offer { listener: listener.bits(), qp: qp.0 })
+        let mode = self.attached(|attached, _| attached.mode_of(listener))?;
+        self.open(qp, mode, &Call::Offer { listener: listener.bits(), qp: qp.0 })
     }
 
     pub(super) fn connect(
@@ -359,24 +377,32 @@ impl Elsewhere<'_> {
         settings: &TcpSettings,
     ) -> Result<(), EngineError> {
         let from = from.unwrap_or(0);
-        self.open(qp, &Call::Connect { qp: qp.0, from, to, settings: *settings })
+        let call = Call::Connect { qp: qp.0, from, to, settings: *settings };
+        self.open(qp, settings.mode, &call)
     }
 
     /// A call that gives a queue pair a connection, sooner or later. What comes of that may be heard before
     /// the answer.
-    fn open(&self, qp: QpId, call: &Call) -> Result<(), EngineError> {
-        let was = self.attached(|attached, _| attached.set_open(qp, true))?;
+    fn open(&self, qp: QpId, mode: Mode, call: &Call) -> Result<(), EngineError> {
+        // Of one that it had before all has been told.
+        self.hear()?;
+        let before = self.attached(|attached, _| attached.begin_connection(qp, mode))?;
         let begun = self.order(call);
         self.attached(|attached, _| match begun {
-            Ok(()) => attached.set_closed(qp, false),
-            Err(_) => drop(attached.set_open(qp, was)),
+            Ok(()) => drop(attached.set_closed(qp, false)),
+            Err(_) => attached.refuse_connection(qp, before),
         })?;
         begun
     }
 
     pub(super) fn close(&self, qp: QpId) -> Result<(), EngineError> {
-        self.order(&Call::Close { qp: qp.0 })?;
-        self.attached(|attached, _| attached.set_closed(qp, true))
+        // What is posted from now on is not before the call, and the adapter would refuse it.
+        let was = self.attached(|attached, _| attached.set_closed(qp, true))?;
+        let done = self.order(&Call::Close { qp: qp.0 });
+        if done.is_err() {
+            self.attached(|attached, _| attached.set_closed(qp, was))?;
+        }
+        done
     }
 
     pub(super) fn abort(&self, qp: QpId) -> Result<(), EngineError> {
@@ -423,7 +449,9 @@ impl Core {
         qp: QpId,
         wr: &SendWr<'_>,
     ) -> Option<Result<(), EngineError>> {
-        self.attached.as_mut().map(|attached| attached.post_send(qp, wr))
+        let Self { attached, adapter, .. } = self;
+        let unread = |cq, number| adapter.unread(cq, number, false);
+        attached.as_mut().map(|attached| attached.post_send(qp, wr, unread))
     }
 
     /// Posts a receive to a queue pair that is elsewhere; `None` if there is no such place.
@@ -434,6 +462,8 @@ impl Core {
         wr_id: u64,
         sges: &[Sge],
     ) -> Option<Result<(), EngineError>> {
-        self.attached.as_mut().map(|attached| attached.post_recv(qp, wr_id, sges))
+        let Self { attached, adapter, .. } = self;
+        let unread = |cq, number| adapter.unread(cq, number, true);
+        attached.as_mut().map(|attached| attached.post_recv(qp, wr_id, sges, unread))
     }
 }

@@ -109,9 +109,12 @@ fn remedy_of_share(name: &str, kind: io::ErrorKind) -> Option<String> {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             format!("share one first, as this user: quipu nic --share {name} --link ...")
         }
-        io::ErrorKind::ResourceBusy => "end one of them, or share another adapter under another \
+        io::ErrorKind::ResourceBusy => "end a program that uses it, or share another adapter under another \
                                         name: quipu nic --share NAME --link ..."
             .to_owned(),
+        io::ErrorKind::Unsupported => {
+            "run both with the same version of Quipu: share the adapter anew, or rebuild the program".to_owned()
+        }
         io::ErrorKind::TimedOut => format!(
             "look whether it was stopped (kill -CONT lets it go on), or end it and share the adapter anew: \
              quipu nic --share {name} --link ..."

@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use quipu_inet::stack::ListenerId;
+use quipu_inet::tcp::Mode;
 use quipu_mem::Segment;
 use quipu_mem::ring::Channel;
 use quipu_nic::{
@@ -20,7 +22,7 @@ use self::post::push;
 use super::overflow::Overflow;
 use super::queue::{Impossible, Queue};
 use super::slots::{self, Filling, MAX_SERIAL, News, Order, Tag};
-use super::{RINGS, hear};
+use super::{MOST_LOOKS, RINGS, hear};
 use crate::error::EngineError;
 use crate::handle_map::HandleMap;
 use crate::net::token::Token;
@@ -31,7 +33,7 @@ const NEWS_PER_TURN: u32 = 256;
 /// Requests of a list that the other end gets to see at once.
 const SHOWN_TOGETHER: u32 = 4 * slots::MAX_TOGETHER as u32;
 /// The most events of a connection: it stands, the peer closes, it is over.
-const MAX_CHANGES: u8 = 3;
+const MAX_CHANGES: u32 = 3;
 /// The most news for which a sleep is worth while: the ring has room for as many while they are taken.
 const MAX_BATCH: u32 = RINGS.request_slots / 2;
 
@@ -51,8 +53,18 @@ struct Half {
     open: bool,
     /// Its own direction of the connection has an end, behind which nothing is posted.
     closed: bool,
-    /// Events of this connection.
-    changes: u8,
+    /// Events that may still come, of all connections that were asked for: those of the one before may be
+    /// heard after the next was.
+    expected: u32,
+    /// Of this connection, or the last.
+    mode: Mode,
+}
+
+/// What was known of a queue pair before another connection was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    open: bool,
+    mode: Mode,
 }
 
 impl Half {
@@ -70,7 +82,8 @@ impl Half {
             all_signaled: init.sq_sig_all,
             open: false,
             closed: false,
-            changes: 0,
+            expected: 0,
+            mode: Mode::Stream,
         }
     }
 
@@ -101,6 +114,8 @@ pub(crate) struct Attached {
     bell: OwnedFd,
     epoll: Arc<Epoll>,
     qps: HandleMap<u64, Half>,
+    /// What connections are that come to a port.
+    listeners: BTreeMap<ListenerId, Mode>,
     /// The queues to which they complete, and how often each is named.
     cqs: BTreeMap<CqId, u32>,
     /// Something came since a sleep that ended without anything: more is to be expected.
@@ -136,6 +151,7 @@ impl Attached {
             bell,
             epoll,
             qps: HandleMap::default(),
+            listeners: BTreeMap::new(),
             cqs: BTreeMap::new(),
             flowing: false,
             heard: 0,
@@ -197,20 +213,40 @@ impl Attached {
         }
     }
 
-    /// Notes whether a queue pair is about to get a connection, of which an event tells the end; whether
-    /// that was known already.
-    pub(crate) fn set_open(&mut self, qp: QpId, open: bool) -> bool {
-        self.qps.get_mut(&qp.0).is_some_and(|half| {
-            half.changes = 0;
-            std::mem::replace(&mut half.open, open)
-        })
+    /// Notes that a queue pair is about to get a connection, of which an event tells the end.
+    pub(crate) fn begin_connection(&mut self, qp: QpId, mode: Mode) -> Option<Before> {
+        let half = self.qps.get_mut(&qp.0)?;
+        let before = Before { open: half.open, mode: half.mode };
+        half.expected = half.expected.saturating_add(MAX_CHANGES);
+        (half.open, half.mode) = (true, mode);
+        Some(before)
     }
 
-    /// Notes whether a queue pair sends nothing more.
-    pub(crate) fn set_closed(&mut self, qp: QpId, closed: bool) {
-        if let Some(half) = self.qps.get_mut(&qp.0) {
-            half.closed = closed;
+    /// It gets none.
+    pub(crate) fn refuse_connection(&mut self, qp: QpId, before: Option<Before>) {
+        if let (Some(half), Some(before)) = (self.qps.get_mut(&qp.0), before) {
+            half.expected = half.expected.saturating_sub(MAX_CHANGES);
+            (half.open, half.mode) = (before.open, before.mode);
         }
+    }
+
+    /// Notes whether a queue pair sends nothing more; whether that was known already.
+    pub(crate) fn set_closed(&mut self, qp: QpId, closed: bool) -> bool {
+        let half = self.qps.get_mut(&qp.0);
+        half.is_some_and(|half| std::mem::replace(&mut half.closed, closed))
+    }
+
+    /// Notes what connections are that come to a port; `None`: none come any more.
+    pub(crate) fn set_listener(&mut self, listener: ListenerId, mode: Option<Mode>) {
+        match mode {
+            Some(mode) => drop(self.listeners.insert(listener, mode)),
+            None => drop(self.listeners.remove(&listener)),
+        }
+    }
+
+    /// What connections are that come to a port.
+    pub(crate) fn mode_of(&self, listener: ListenerId) -> Mode {
+        self.listeners.get(&listener).copied().unwrap_or_default()
     }
 
     /// A completion queue has overrun, which is fatal to the queue pairs that complete there.
@@ -345,12 +381,11 @@ impl Attached {
             }
             News::Change { qp, change, state } => {
                 let Some(half) = self.qps.get_mut(&qp.into()) else { return true };
-                half.changes += 1;
-                if half.changes > MAX_CHANGES {
-                    return false;
-                }
-                half.state = state;
-                half.open = matches!(change, TcpChange::Connected | TcpChange::PeerClosed);
+                let Some(expected) = half.expected.checked_sub(1) else { return false };
+                (half.expected, half.state) = (expected, state);
+                // The end may be that of the connection before this one.
+                half.open = matches!(change, TcpChange::Connected | TcpChange::PeerClosed)
+                    || matches!(state, QpState::Rtr | QpState::Rts);
                 land(Landed::Change(QpId(qp.into()), change));
             }
         }
@@ -365,7 +400,7 @@ impl Attached {
             return any;
         }
         // What it had said before is still there.
-        for _ in 0..RINGS.request_slots {
+        for _ in 0..MOST_LOOKS {
             if !self.poll(&mut land) {
                 break;
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use quipu_mem::Segment;
 
 use super::arena::Arena;
-use super::words::{Call, HELLO, Reader, Writer, outcome};
+use super::words::{Call, HELLO, Reader, Writer, is_hello, outcome};
 use super::{connect, places};
 use crate::engine::QpipInfo;
 use crate::error::EngineError;
@@ -24,8 +24,13 @@ use crate::sys;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one waits before one looks after the rings: the other end may wait for room there.
 const GLANCE: Duration = Duration::from_millis(10);
+/// How long one tries again who was hung up on before it was answered.
+const AGAIN: Duration = Duration::from_secs(1);
 /// And between two looks, while there is no room for what was posted before a call.
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// The most addresses that a program is told of.
+const MOST_ADDRESSES: usize = 128;
 
 /// What there is to ask.
 #[derive(Debug)]
@@ -68,6 +73,25 @@ fn nonsense() -> io::Error {
     io::Error::other("the process that shares the adapter speaks another language")
 }
 
+fn other_version() -> io::Error {
+    let why = "the process that shares the adapter is of another version of Quipu";
+    io::Error::new(io::ErrorKind::Unsupported, why)
+}
+
+/// Waits for an answer, through signals that come meanwhile; `false` if there is none for so long.
+fn has_answer_within(socket: &OwnedFd, patience: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        let left = patience.saturating_sub(begun.elapsed());
+        if sys::wait_readable_within(socket, left) {
+            return true;
+        }
+        if left.is_zero() {
+            return false;
+        }
+    }
+}
+
 /// What the other end says of its adapter.
 fn read_info(link: &LinkSpec, answer: &mut Reader<'_>) -> Option<QpipInfo> {
     let hardware = answer.word()?;
@@ -96,9 +120,11 @@ pub(super) fn write_info(message: Writer, info: &QpipInfo) -> Writer {
         octets[2..].copy_from_slice(&hardware);
     }
     let message = message.word(u64::from_be_bytes(octets)).word(info.mtu).word(info.checksum);
-    let message = message.word(info.segment).word(info.addresses.len() as u64);
+    // More do not fit into a message.
+    let addresses = &info.addresses[..info.addresses.len().min(MOST_ADDRESSES)];
+    let message = message.word(info.segment).word(addresses.len() as u64);
     let with = |message: Writer, ip: &IpAddr| message.address((*ip, 0).into());
-    info.addresses.iter().fold(message, with).text(&info.enter.join(" "))
+    addresses.iter().fold(message, with).text(&info.enter.join(" "))
 }
 
 impl Calls {
@@ -116,6 +142,19 @@ impl Calls {
     /// ([`io::ErrorKind::ResourceBusy`]), does not answer ([`io::ErrorKind::TimedOut`]), or ends; no memory
     /// or descriptors.
     pub(crate) fn attach(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
+        let begun = Instant::now();
+        loop {
+            match Self::call(link, name, arena_bytes) {
+                // Where many call at once the oldest are hung up on, some of them before they were heard.
+                Err(error) if is_end(&error) && begun.elapsed() < AGAIN => {
+                    std::thread::sleep(GLANCE)
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn call(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
         let socket = reach(name)?;
         let (process, user) = socket::peer_credentials(&socket)?;
         if !socket::is_own_user(user) {
@@ -123,7 +162,7 @@ impl Calls {
         }
         let hello = Writer::default().word(HELLO).word(arena_bytes as u64);
         socket::send(&socket, &hello.bytes(), &[])?;
-        if !sys::wait_readable_within(&socket, PATIENCE) {
+        if !has_answer_within(&socket, PATIENCE) {
             return Err(silent(process));
         }
         Self::read_welcome(link, socket)
@@ -136,9 +175,12 @@ impl Calls {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let mut answer = Reader::new(&buffer[..received.len]);
-        let (Some(HELLO), Some(rings)) = (answer.word(), answer.short::<usize>()) else {
+        let (Some(hello), Some(rings)) = (answer.word(), answer.short::<usize>()) else {
             return Err(nonsense());
         };
+        if hello != HELLO {
+            return Err(if is_hello(hello) { other_version() } else { nonsense() });
+        }
         if rings == 0 {
             let why = answer.text().ok_or_else(nonsense)?;
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
@@ -317,6 +359,7 @@ fn has_hung_up(socket: &OwnedFd) -> Option<Over> {
 mod tests {
     use super::super::place::Place;
     use super::*;
+    use crate::testing::is_alone;
 
     #[test]
     fn whoever_shares_is_found_wherever_that_is() {
@@ -336,6 +379,63 @@ mod tests {
         let kind = |paths: &[&PathBuf]| reach(paths).unwrap_err().kind();
         assert_eq!(kind(&[&stale, &none]), io::ErrorKind::ConnectionRefused);
         assert_eq!(kind(&[&none]), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn an_answer_is_waited_for_though_signals_come() {
+        if !is_alone("share::calls::tests::an_answer_is_waited_for_though_signals_come") {
+            return;
+        }
+        extern "C" fn nothing(_: libc::c_int) {}
+        let handler: extern "C" fn(libc::c_int) = nothing;
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+        let [socket, adapter] = crate::share::pair().unwrap();
+        // SAFETY: takes and gives integers.
+        let waiter = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    // SAFETY: the thread waits for this one.
+                    unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                socket::send(&adapter, &[0; 8], &[]).unwrap();
+            });
+            assert!(has_answer_within(&socket, PATIENCE));
+        });
+        assert!(sys::receive(&socket, &mut [0; 8]).is_ok());
+        assert!(!has_answer_within(&socket, Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn a_program_is_told_of_as_many_addresses_as_fit_and_why_there_is_no_more() {
+        let link: LinkSpec = "share:x".parse().unwrap();
+        let own = |at: u16| std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, at).into();
+        let info = QpipInfo {
+            link: link.clone(),
+            hardware: None,
+            addresses: (0..300).map(own).collect(),
+            mtu: 1500,
+            checksum: true,
+            segment: 0,
+            enter: vec!["ip".into(), "netns".into()],
+        };
+        let said = write_info(Writer::default().word(HELLO).word(1u64), &info).bytes();
+        assert!(said.len() <= MAX_MESSAGE);
+        let heard = read_info(&link, &mut Reader::new(&said[16..])).unwrap();
+        assert_eq!((&heard.addresses[..], heard.enter), (&info.addresses[..128], info.enter));
+        // A welcome of another version, and one that is none.
+        let welcome = |first: u64| {
+            let [socket, adapter] = crate::share::pair().unwrap();
+            let message = Writer::default().word(first).word(0u64).text("full");
+            socket::send(&adapter, &message.bytes(), &[]).unwrap();
+            let refused = Calls::read_welcome(&link, socket).err().unwrap();
+            (refused.kind(), refused.to_string())
+        };
+        assert_eq!(welcome(HELLO), (io::ErrorKind::ResourceBusy, "full".into()));
+        assert!(welcome(HELLO + 1).1.contains("another version"));
+        assert!(welcome(HELLO << 8).1.contains("another language"));
     }
 
     #[test]

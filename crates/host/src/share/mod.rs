@@ -53,6 +53,8 @@ const RINGS: ChannelConfig = ChannelConfig {
     response_slots: 2,
     response_bytes: 64,
 };
+/// Looks that find what was told before: a ring holds no more.
+pub(crate) const MOST_LOOKS: u32 = RINGS.request_slots;
 /// How a bell sounds.
 const RING: &[u8] = &[1];
 
@@ -61,10 +63,12 @@ fn rings_len() -> usize {
     ChannelLayout::new(RINGS).expect("the sizes are legal").total_len()
 }
 
-/// Whether something can be the name of a shared adapter.
+/// Whether something can be the name of a shared adapter: what ends like the locks beside sockets is none.
 pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed)
+    (1..=MAX_NAME).contains(&name.len())
+        && name.chars().all(allowed)
+        && !name.ends_with(place::LOCK)
 }
 
 /// Where this process may share an adapter of this name.

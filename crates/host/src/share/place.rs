@@ -14,6 +14,8 @@ use crate::fork::Birthplace;
 use crate::link::socket::take_no_descriptors;
 use crate::sys::{self, check};
 
+/// How the name of a lock ends.
+pub(super) const LOCK: &str = ".lock";
 /// Callers that the kernel keeps while nobody looks.
 const BACKLOG: libc::c_int = 64;
 /// How often a lock that is held is tried again, and after what time: those who look for locks of dead
@@ -52,7 +54,7 @@ impl Place {
     /// The file system refuses a file.
     pub(super) fn take(path: PathBuf) -> io::Result<Option<Self>> {
         let mut lock_path = OsString::from(&path);
-        lock_path.push(".lock");
+        lock_path.push(LOCK);
         let lock_path = PathBuf::from(lock_path);
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);

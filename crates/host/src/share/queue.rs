@@ -32,6 +32,8 @@ pub(super) struct Queue {
     /// How many of the newest wait for room in the ring.
     pub(super) waiting: u32,
     depth: u32,
+    /// Behind the newest request whose place is known to be free again.
+    taken: u32,
     /// Requests behind the last that tells when it is done.
     silent: u32,
 }
@@ -44,6 +46,7 @@ impl Queue {
             next: 0,
             waiting: 0,
             depth,
+            taken: 0,
             silent: 0,
         }
     }
@@ -55,9 +58,23 @@ impl Queue {
         signaled || self.silent >= self.depth / 4
     }
 
+    /// Whether the queue has room. A request keeps its place until its completion was taken, as in an engine
+    /// of one's own, so that programs which post as long as there is room overrun no completion queue; how
+    /// many are `unread` is looked up only where it seems full.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.requests.len() < self.depth as usize
+    pub(super) fn has_room(&mut self, unread: impl FnOnce() -> u32) -> bool {
+        !self.seems_full() || self.taken_but(unread())
+    }
+
+    #[inline]
+    fn seems_full(&self) -> bool {
+        self.next.wrapping_sub(self.taken) >= self.depth
+    }
+
+    #[cold]
+    fn taken_but(&mut self, unread: u32) -> bool {
+        self.taken = self.next.wrapping_sub(self.requests.len() as u32).wrapping_sub(unread);
+        !self.seems_full()
     }
 
     #[inline]
@@ -109,7 +126,8 @@ impl Queue {
 
     /// Forgets everything that is under way. What waits for the ring goes there all the same.
     pub(super) fn clear(&mut self) {
-        *self = Self { next: self.next, waiting: self.waiting, ..Self::new(self.depth) };
+        let (next, waiting) = (self.next, self.waiting);
+        *self = Self { next, waiting, taken: next, ..Self::new(self.depth) };
     }
 
     /// Takes everything that is under way.
@@ -144,7 +162,7 @@ mod tests {
         for (wr_id, signaled) in [(10, true), (11, false), (12, true), (13, false)] {
             queue.push(wr_id, 1, signaled);
         }
-        assert!(!queue.has_room());
+        assert!(!queue.has_room(|| 0));
         // Out of order, twice, and never posted.
         let mut finish = |sequence, octets| {
             queue.finish(sequence, octets).map(|posted| posted.map(|posted| posted.wr_id))
@@ -154,7 +172,10 @@ mod tests {
         assert_eq!((finish(0, 2), finish(0, 1)), (Err(Impossible), Ok(Some(10))));
         // 11 was not asked for, and is behind what is done: only 13 is left.
         assert_eq!(queue.requests.len(), 1);
+        // A completion that was not taken keeps its place.
+        assert_eq!([3, 2].map(|unread| queue.has_room(|| unread)), [false, true]);
         queue.push(14, 1, true);
+        assert!(!queue.has_room(|| 2) && queue.has_room(|| 1));
         let left: Vec<_> = queue.flush().map(|posted| posted.wr_id).collect();
         assert_eq!(left, [13, 14]);
         assert_eq!(queue.finish(4, 0).map(|posted| posted.is_none()), Ok(true));

@@ -1,10 +1,11 @@
 //! The process that has the adapter: a thread that serves the programs that attach.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,14 @@ use quipu_nic::ChannelId;
 use super::calls::write_info;
 use super::claim::Common;
 use super::place::Place;
-use super::tenant::{Ending, Tenant};
-use super::words::{HELLO, Reader, Writer};
+use super::tenant::{Ending, Leaving, Tenant};
+use super::words::{HELLO, Reader, Writer, is_hello};
 use super::{connect, hear, is_name, own_place, pair, places, rings_len};
 use crate::engine::Engine;
 use crate::link::segment::{self, Writers};
 use crate::link::socket::{self as unix, MAX_MESSAGE};
 use crate::net::listener::{Accepted, Acceptor};
+use crate::packet::LinkSpec;
 use crate::sys::{self, Epoll, EventFd, ReadyList};
 
 /// How long the thread looks for work before it sleeps: one that is woken is late by some 20 to 50 us.
@@ -31,6 +33,10 @@ const TURNS_PER_YIELD: u32 = 16;
 /// The most programs at a time, and the most that may be about to attach.
 const MAX_TENANTS: usize = 64;
 const MAX_CALLERS: usize = 16;
+/// How many reasons are kept for which programs could not attach.
+const MAX_REFUSALS: usize = 16;
+/// Descriptors that are enough for all programs, and for what else the process has.
+const DESCRIPTORS: u64 = 8 * MAX_TENANTS as u64 + 256;
 /// How long one may take to say what it wants.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// A program that leaves its completions lying rings when it has taken them. To be sure, it is looked at
@@ -43,8 +49,16 @@ const ARENA: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     /// That is no name.
-    #[error("{0:?} is no name for an adapter: expected 1 to 32 letters, digits, dots, - or _")]
+    #[error(
+        "{0:?} is no name for an adapter: expected 1 to 32 letters, digits, dots, - or _, and no .lock at the end"
+    )]
     Name(String),
+    /// The adapter is itself one that another process shares.
+    #[error("the adapter is another process's, which shares it; attach programs to {0}")]
+    Elsewhere(LinkSpec),
+    /// There is no folder for the socket.
+    #[error("there is no place for the socket of a shared adapter: {0}")]
+    Folder(#[source] io::Error),
     /// A process is there already.
     #[error("another process shares an adapter as {0}; end it, or choose another name")]
     Taken(String),
@@ -67,7 +81,11 @@ pub struct Sharer {
     bell: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
     place: Place,
+    refusals: Refusals,
 }
+
+/// Why programs could not attach: the last of them.
+type Refusals = Arc<Mutex<VecDeque<String>>>;
 
 impl Sharer {
     /// Shares the adapter of an engine that has a packet link.
@@ -80,8 +98,10 @@ impl Sharer {
             return Err(ShareError::Name(name.to_owned()));
         }
         let info = engine.qpip_info()?;
-        let path =
-            own_place(name).map_err(|source| ShareError::System { path: name.into(), source })?;
+        if let link @ LinkSpec::Share { .. } = info.link {
+            return Err(ShareError::Elsewhere(link));
+        }
+        let path = own_place(name).map_err(ShareError::Folder)?;
         let failed = |source| ShareError::System { path: path.clone(), source };
         let taken = || ShareError::Taken(name.to_owned());
         // Elsewhere somebody may be, too: also one whose queue of callers is full.
@@ -96,9 +116,12 @@ impl Sharer {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(bell));
         let added = epoll.add(bell.fd(), libc::EPOLLIN, BELL);
         added.and_then(|()| epoll.add(&listener, libc::EPOLLIN, LISTENER)).map_err(failed)?;
+        // What programs are told about events by is made within the soft limit.
+        let _ = sys::raise_descriptor_limit(DESCRIPTORS);
         let (waker, _) = engine.create_channel()?;
         let acceptor = Acceptor::new().map_err(failed)?;
         let welcome = write_info(greeting(), &info).bytes();
+        let refusals = Arc::new(Mutex::new(VecDeque::new()));
         let server = Server {
             engine: Arc::clone(engine),
             stop: Arc::clone(&stop),
@@ -109,13 +132,21 @@ impl Sharer {
             welcome,
             common: Common::default(),
             tenants: Vec::new(),
+            leaving: Vec::new(),
             callers: Vec::new(),
             acceptor,
             next: 0,
+            refusals: Arc::clone(&refusals),
         };
         let thread = std::thread::Builder::new().name("quipu-share".into());
         let thread = Some(thread.spawn(move || server.run()).map_err(failed)?);
-        Ok(Self { stop, bell, thread, place })
+        Ok(Self { stop, bell, thread, place, refusals })
+    }
+
+    /// Why a program could not attach, if there is one of which this has not told yet. It was told itself.
+    #[must_use]
+    pub fn take_refusal(&self) -> Option<String> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 }
 
@@ -168,6 +199,7 @@ const CALLER: u64 = 1 << 32;
 const SOCKET: u64 = 2 << 32;
 const TENANT_BELL: u64 = 3 << 32;
 const EVENTS: u64 = 4 << 32;
+const PROCESS: u64 = 5 << 32;
 const KIND: u64 = !(u32::MAX as u64);
 
 /// A program that has called, and not yet said what it wants.
@@ -188,11 +220,14 @@ struct Server {
     welcome: Vec<u8>,
     common: Common,
     tenants: Vec<(u32, Tenant)>,
+    /// Programs that have ended, or were let go, whose objects are not all destroyed yet.
+    leaving: Vec<Leaving>,
     /// The oldest first.
     callers: Vec<Caller>,
     acceptor: Acceptor,
     /// The number of the next caller.
     next: u32,
+    refusals: Refusals,
 }
 
 impl Server {
@@ -221,21 +256,41 @@ impl Server {
             }
         }
         self.tenants.clear();
+        self.leaving.clear();
         let _ = self.engine.destroy_channel(self.waker);
     }
 
     /// One turn of each program; whether any had something to do.
     fn serve(&mut self) -> bool {
-        let mut any = false;
-        let epoll = &self.epoll;
-        self.tenants.retain_mut(|(number, tenant)| match tenant.turn() {
-            Ok(worked) => {
-                any |= worked;
-                true
+        let mut any = !self.leaving.is_empty();
+        let mut index = 0;
+        while let Some((_, tenant)) = self.tenants.get_mut(index) {
+            match tenant.turn() {
+                Ok(worked) => {
+                    any |= worked;
+                    index += 1;
+                }
+                Err(ending) => self.let_go(index, &ending),
             }
-            Err(ending) => let_go(epoll, *number, tenant, &ending),
-        });
+        }
+        self.leaving.retain_mut(Leaving::turn);
         any
+    }
+
+    /// Says why a program is let go, and listens to it no more.
+    fn let_go(&mut self, index: usize, ending: &Ending) {
+        let (number, tenant) = self.tenants.swap_remove(index);
+        match ending {
+            Ending::Gone => tracing::info!(number, "a program has ended"),
+            _ => tracing::warn!(number, %ending, "a program is let go"),
+        }
+        for fd in [tenant.socket.as_raw_fd(), tenant.bell.as_raw_fd(), tenant.events] {
+            self.epoll.remove(&fd);
+        }
+        if let Some(process) = &tenant.process {
+            self.epoll.remove(process);
+        }
+        self.leaving.push(Leaving::new(tenant));
     }
 
     /// Waits for work; whether there may be some.
@@ -284,6 +339,7 @@ impl Server {
                     TENANT_BELL => self.with(number, |tenant| {
                         if hear(&tenant.bell) { Ok(()) } else { Err(Ending::Gone) }
                     }),
+                    PROCESS => self.with(number, |_| Err(Ending::Gone)),
                     // Events are taken at its turn.
                     _ => {}
                 },
@@ -310,8 +366,7 @@ impl Server {
             return;
         };
         if let Err(ending) = act(&mut self.tenants[index].1) {
-            let_go(&self.epoll, number, &self.tenants[index].1, &ending);
-            self.tenants.swap_remove(index);
+            self.let_go(index, &ending);
         }
     }
 
@@ -320,8 +375,15 @@ impl Server {
         let take = || unix::accept(&self.listener).map(|socket| (socket, ()));
         let Accepted::Connection(socket, ()) = self.acceptor.accept_by(take) else { return };
         // Those who say nothing keep nobody away.
-        if self.callers.len() == MAX_CALLERS {
-            self.epoll.remove(&self.callers.remove(0).socket);
+        if let [oldest, ..] = &self.callers[..]
+            && self.callers.len() == MAX_CALLERS
+        {
+            // It may have said something meanwhile.
+            if sys::wait_readable_within(&oldest.socket, Duration::ZERO) {
+                self.admit(oldest.number);
+            } else {
+                self.epoll.remove(&self.callers.remove(0).socket);
+            }
         }
         let own = unix::peer_credentials(&socket).is_ok_and(|(_, user)| unix::is_own_user(user));
         self.next = self.next.wrapping_add(1);
@@ -339,37 +401,72 @@ impl Server {
         };
         let caller = self.callers.remove(index);
         self.epoll.remove(&caller.socket);
-        match self.attach(number, caller.socket) {
+        let mut buffer = [0; MAX_MESSAGE];
+        let hello = match sys::receive(&caller.socket, &mut buffer) {
+            // It only looked whether somebody is here.
+            Ok(0) | Err(_) => return,
+            Ok(len) => &buffer[..len],
+        };
+        let socket = Arc::new(caller.socket);
+        let attached = self.wanted(hello).and_then(|wanted| {
+            let failed = |error| format!("it has no room for one more program: {error}");
+            self.attach(number, &socket, wanted).map_err(failed)
+        });
+        match attached {
             Ok(tenant) => {
                 tracing::info!(number, "a program has attached");
                 self.tenants.push((number, tenant));
             }
-            Err(error) => tracing::warn!(number, %error, "a program cannot attach"),
+            Err(why) => self.refuse(&socket, why),
         }
     }
 
-    fn attach(&mut self, number: u32, socket: OwnedFd) -> io::Result<Tenant> {
-        let mut buffer = [0; MAX_MESSAGE];
-        let len = sys::receive(&socket, &mut buffer)?;
-        let mut hello = Reader::new(&buffer[..len]);
-        let (Some(HELLO), Some(wanted)) = (hello.word(), hello.word()) else {
-            return Err(io::Error::other("it speaks another language"));
-        };
-        if self.tenants.len() >= MAX_TENANTS {
-            let why =
-                format!("it takes {MAX_TENANTS} programs at a time, and as many are attached");
-            unix::send(&socket, &Writer::default().word(HELLO).word(0u64).text(&why).bytes(), &[])?;
-            return Err(io::Error::other(why));
+    /// Tells a program, and whoever shares the adapter, why it cannot attach.
+    fn refuse(&mut self, socket: &OwnedFd, why: String) {
+        tracing::warn!(why, "a program cannot attach");
+        let refusal = Writer::default().word(HELLO).word(0u64).text(&why);
+        // If it is gone it need not know.
+        let _ = unix::send(socket, &refusal.bytes(), &[]);
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if refusals.len() == MAX_REFUSALS {
+            refusals.pop_front();
         }
+        refusals.push_back(why);
+    }
+
+    /// How many bytes a program wants that is to attach; or why it cannot.
+    fn wanted(&self, hello: &[u8]) -> Result<u64, String> {
+        let mut hello = Reader::new(hello);
+        match (hello.word(), hello.word()) {
+            (Some(HELLO), Some(_)) if self.tenants.len() >= MAX_TENANTS => {
+                Err(format!("it takes {MAX_TENANTS} programs at a time, and as many are attached"))
+            }
+            (Some(HELLO), Some(wanted)) => Ok(wanted),
+            (Some(first), _) if is_hello(first) => {
+                Err("the program is of another version of Quipu".into())
+            }
+            _ => Err("the program speaks another language".into()),
+        }
+    }
+
+    fn attach(&self, number: u32, socket: &Arc<OwnedFd>, wanted: u64) -> io::Result<Tenant> {
         let rings = rings_len();
         let len = wanted.clamp(*ARENA.start(), *ARENA.end()) as usize + rings;
         let (file, memory) = segment::create(c"quipu-share", len, Writers::Both)?;
         let [bell, theirs] = pair()?;
         unix::take_no_descriptors(&bell);
         let fds: [RawFd; 2] = [file.as_raw_fd(), theirs.as_raw_fd()];
-        let ends = [socket, bell];
+        let ends = (Arc::clone(socket), bell);
         let tenant = Tenant::new(&self.engine, &self.common, self.waker, &memory, rings, ends);
-        let tenant = tenant.map_err(io::Error::other)?;
+        let mut tenant = tenant.map_err(io::Error::other)?;
+        // A child that the program has forked may keep its socket open. Without this, as where a sandbox
+        // forbids it, the end of the socket tells.
+        tenant.process = unix::peer_credentials(socket)
+            .and_then(|(process, _)| sys::process(process))
+            .and_then(|it| {
+                self.epoll.add(&it, libc::EPOLLIN, PROCESS | u64::from(number)).map(|()| it)
+            })
+            .ok();
         self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | u64::from(number))?;
         // Once for each: they are taken at its turn, and while its ring is full they stay.
         for (fd, kind) in [(tenant.socket.as_raw_fd(), SOCKET), (tenant.events, EVENTS)] {
@@ -378,16 +475,4 @@ impl Server {
         unix::send(&tenant.socket, &self.welcome, &fds)?;
         Ok(tenant)
     }
-}
-
-/// Says why a program is let go; its descriptors leave the set when they are closed, which is soon.
-fn let_go(epoll: &Epoll, number: u32, tenant: &Tenant, ending: &Ending) -> bool {
-    match ending {
-        Ending::Gone => tracing::info!(number, "a program has ended"),
-        _ => tracing::warn!(number, %ending, "a program is let go"),
-    }
-    for fd in [tenant.socket.as_raw_fd(), tenant.bell.as_raw_fd(), tenant.events] {
-        epoll.remove(&fd);
-    }
-    false
 }

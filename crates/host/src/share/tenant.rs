@@ -1,6 +1,8 @@
 //! A program that is attached, as the process that has the adapter sees it: its objects, by serial numbers of
 //! its own, and its ends of the rings. Nothing that it says is believed.
 
+mod leaving;
+
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::io;
@@ -15,6 +17,7 @@ use quipu_nic::{
     QpInit, QpState, QpType, SendOp, SendWr, Sge, To, WcStatus,
 };
 
+pub(super) use self::leaving::Leaving;
 use super::RINGS;
 use super::claim::{self, Claim, Common};
 use super::slots::{
@@ -32,9 +35,10 @@ const PER_TURN: usize = 64;
 /// The most objects of a kind that a program may have. As many programs as may be attached do not use up what
 /// the adapter has (2^16 domains, 2^20 regions, 2^18 queue pairs, 2^17 connections, 2^14 ports that are given
 /// out for nothing): there is something left for each, and for the process that has the adapter.
-const MAX_DOMAINS: usize = 512;
-const MAX_REGIONS: usize = 16_000;
-const MAX_LISTENERS: usize = 128;
+const MAX_DOMAINS: (usize, &str) = (512, "protection domains for this program");
+const MAX_REGIONS: (usize, &str) = (16_000, "regions for this program");
+const MAX_LISTENERS: (usize, &str) = (128, "listeners for this program");
+const MAX_PAIRS: (usize, &str) = (claim::MAX as usize, "queue pairs for this program");
 const MAX_UDP_PAIRS: usize = 128;
 /// The most connections that wait at all listeners of a program, and those that may at each in any case.
 const MAX_BACKLOG: u32 = 512;
@@ -86,8 +90,10 @@ impl From<RingError> for Ending {
 /// An attached program.
 pub(super) struct Tenant {
     engine: Arc<Engine>,
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Arc<OwnedFd>,
     pub(super) bell: OwnedFd,
+    /// Readable when the program has ended.
+    pub(super) process: Option<OwnedFd>,
     channel: Channel,
     arena: Segment,
     context: ContextId,
@@ -112,6 +118,11 @@ pub(super) struct Tenant {
     told: u32,
     /// Events that were taken and wait for completions before them to be told.
     changes: VecDeque<TcpEvent>,
+    /// No more events were there then.
+    heard_all: bool,
+    /// A request that the adapter has refused, and those behind it in its slot: they wait for the completions
+    /// of the requests before them to be told, and whatever else was posted waits for them.
+    refused: VecDeque<Completion>,
     /// A connection has changed, for which the program is not to sleep until there is more.
     urgent: bool,
     /// There may be something to be read from the socket.
@@ -124,10 +135,10 @@ pub(super) struct Tenant {
 fn next_serial<T, S: BuildHasher>(
     last: &mut u32,
     objects: &HashMap<u64, T, S>,
-    most: usize,
+    (most, what): (usize, &'static str),
 ) -> Result<u32, Fault> {
     if objects.len() >= most {
-        return Err(Fault::Exhausted("objects for this program"));
+        return Err(Fault::Exhausted(what));
     }
     loop {
         *last = *last % MAX_SERIAL + 1;
@@ -158,14 +169,14 @@ impl Tenant {
         waker: ChannelId,
         memory: &Segment,
         rings: usize,
-        ends: [OwnedFd; 2],
+        ends: (Arc<OwnedFd>, OwnedFd),
     ) -> Result<Self, EngineError> {
         let channel = Channel::create(memory, 0, RINGS);
         let arena = memory.slice(rings, memory.len().saturating_sub(rings));
         let (Ok(channel), Ok(arena)) = (channel, arena) else {
             return Err(Fault::Invalid("memory without room for rings").into());
         };
-        let [socket, bell] = ends;
+        let (socket, bell) = ends;
         let (context, _) = engine.open_context()?;
         let made = engine.tcp_events(context).and_then(|events| {
             let (cq, _) = engine.create_cq(context, 2 * MAX_REQUESTS, Some(waker), 0)?;
@@ -176,6 +187,7 @@ impl Tenant {
             engine: Arc::clone(engine),
             socket,
             bell,
+            process: None,
             channel,
             arena,
             context,
@@ -194,6 +206,8 @@ impl Tenant {
             drained: true,
             told: 0,
             changes: VecDeque::new(),
+            heard_all: true,
+            refused: VecDeque::new(),
             urgent: false,
             called: true,
             call: None,
@@ -209,10 +223,13 @@ impl Tenant {
     pub(super) fn turn(&mut self) -> Result<bool, Ending> {
         let (mut any, moved) = self.tell()?;
         // While completions wait for room, nothing new is begun: so there are never more than requests.
-        // Events about connections have all been told then: those of one call are the most that wait.
-        if !self.is_behind() {
+        if !self.is_behind() && self.refused.is_empty() {
             any |= self.begin()?;
-            any |= self.attend()?;
+            // Events about connections have all been told when a call is carried out: none is of a connection
+            // that the queue pair had before.
+            if self.heard_all {
+                any |= self.attend()?;
+            }
         }
         if any {
             self.channel.incoming.requests.publish();
@@ -239,10 +256,12 @@ impl Tenant {
     /// before the completion queue is looked at, and told when that is empty: what a peer sent before it
     /// closed is told before that it has.
     fn tell(&mut self) -> Result<(bool, bool), Ending> {
-        while self.changes.len() < PER_TURN
-            && let Ok(Some(event)) = self.engine.take_tcp_event(self.context)
-        {
-            self.changes.push_back(event);
+        self.heard_all = false;
+        while !self.heard_all && self.changes.len() < PER_TURN {
+            match self.engine.take_tcp_event(self.context) {
+                Ok(Some(event)) => self.changes.push_back(event),
+                _ => self.heard_all = true,
+            }
         }
         let requests = &mut self.channel.outgoing.requests;
         let room = (requests.free()? as usize).min(PER_TURN);
@@ -253,6 +272,13 @@ impl Tenant {
         let (found, moved) = found.unwrap_or_default();
         self.drained = found < room;
         let mut any = found > 0;
+        while self.drained
+            && self.channel.outgoing.requests.free()? > 0
+            && let Some(refused) = self.refused.pop_front()
+        {
+            any = true;
+            self.put(&News::Completion(refused))?;
+        }
         while self.drained
             && self.channel.outgoing.requests.free()? > 0
             && let Some(event) = self.changes.pop_front()
@@ -280,11 +306,10 @@ impl Tenant {
             return Ok(false);
         }
         let (mut body, mut sges) = (BODY, [Sge::default(); MAX_SGE]);
-        let (mut refused, mut failed) = (Vec::new(), Vec::new());
+        let mut failed = Vec::new();
         let Ok(mut doorbell) = self.engine.doorbell() else { return Err(Ending::Gone) };
         let mut begun = 0;
-        // Each may be refused, of which the program is told at once.
-        while begun + MAX_TOGETHER <= PER_TURN {
+        while begun + MAX_TOGETHER <= PER_TURN && self.refused.is_empty() {
             let (ring, bytes) = (&mut incoming.requests, &mut incoming.request_bytes);
             let Some((order, count)) = slots::take(ring, bytes, &mut body, &mut sges)? else {
                 break;
@@ -306,7 +331,13 @@ impl Tenant {
                     payload => payload,
                 };
                 let wr_id = tag.bits();
-                let posted = match (tag.receive, payload) {
+                tag = tag.next();
+                if !self.refused.is_empty() {
+                    let status = WcStatus::WrFlushErr;
+                    self.refused.push_back(Completion { wr_id, status, ..Completion::default() });
+                    continue;
+                }
+                let posted = match (request.tag.receive, payload) {
                     (true, Payload::Sges(sges)) => doorbell.post_recv(id, wr_id, sges),
                     (true, Payload::Inline(_)) => return Err(RingError::Corrupt.into()),
                     (false, payload) => {
@@ -316,19 +347,14 @@ impl Tenant {
                     }
                 };
                 if posted.is_err() {
-                    refused.push((id, wr_id));
+                    // A request that could not even be posted fails its queue pair, too.
+                    let status = WcStatus::LocQpOpErr;
+                    self.refused.push_back(Completion { wr_id, status, ..Completion::default() });
+                    failed.push(id);
                 }
-                tag = tag.next();
             }
         }
         drop(doorbell);
-        for (id, wr_id) in refused {
-            let status = WcStatus::LocQpOpErr;
-            let news = News::Completion(Completion { wr_id, status, ..Completion::default() });
-            self.put(&news)?;
-            failed.push(id);
-        }
-        // A request that could not even be posted fails its queue pair, too.
         for id in failed {
             let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
             // One that is in error already stays there.
@@ -523,7 +549,7 @@ impl Tenant {
         if udp && self.udp_pairs >= MAX_UDP_PAIRS {
             return Err(Fault::Exhausted("queue pairs with UDP for this program").into());
         }
-        let serial = next_serial(&mut self.serial, &self.qps, claim::MAX as usize)?;
+        let serial = next_serial(&mut self.serial, &self.qps, MAX_PAIRS)?;
         if !self.claim.take() {
             return Err(Fault::Exhausted("queue pairs that no other program is sure of").into());
         }
@@ -540,22 +566,6 @@ impl Tenant {
         let message = Writer::default().word(serial).word(number.0);
         let message = message.word(cap.max_send_wr).word(cap.max_recv_wr).word(cap.max_send_sge);
         Ok(message.word(cap.max_recv_sge).word(cap.max_inline_data))
-    }
-}
-
-/// Everything that a program had goes with it: its connections are reset.
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        let engine = &self.engine;
-        // What lies in the queues is looked through once for each queue pair that goes.
-        let _ = engine.poll_cq_each(self.cq, usize::MAX, |_| {});
-        while let Ok(Some(_)) = engine.take_tcp_event(self.context) {}
-        self.listeners.values().for_each(|listening| drop(engine.tcp_unlisten(listening.id)));
-        self.qps.values().for_each(|qp| drop(engine.destroy_qp(qp.id)));
-        self.regions.values().for_each(|id| drop(engine.dereg_mr(*id)));
-        let _ = engine.destroy_cq(self.cq);
-        self.pds.values().for_each(|id| drop(engine.dealloc_pd(*id)));
-        let _ = engine.close_context(self.context);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Programs that lie, and programs that must not notice.
 
+mod arrivals;
 mod order;
 mod sleeps;
 mod together;
@@ -22,8 +23,6 @@ use super::slots::{self, News, Request, Tag};
 use super::words::{Call, HELLO, Writer};
 use super::{RINGS, Sharer, connect, own_place};
 use crate::link::socket;
-use crate::packet::LinkSpec;
-use crate::testing::is_alone;
 use crate::{Config, Engine, EngineError, QpipConfig};
 
 /// Longer than anything here takes.
@@ -381,35 +380,6 @@ fn with_an_answer_there_is_room_for_a_whole_ring() {
 }
 
 #[test]
-fn silent_callers_keep_nobody_away() {
-    let shared = Shared::new();
-    let place = own_place(&shared.name).unwrap();
-    let silent: Vec<_> = (0..40).filter_map(|_| connect(&place).ok()).collect();
-    assert!(silent.len() > 16);
-    let begun = Instant::now();
-    drop(shared.attach());
-    assert!(begun.elapsed() < super::server::PATIENCE / 2, "they were waited for");
-}
-
-#[test]
-fn one_program_too_many_is_told_so() {
-    let shared = Shared::new();
-    let mut programs: Vec<_> = (0..64).map(|_| shared.raw()).collect();
-    let link: LinkSpec = format!("share:{}", shared.name).parse().unwrap();
-    let qpip = Some(QpipConfig::new(link));
-    let config = Config { counters: false, qpip, ..Config::default() };
-    let said = Engine::open(config).err().expect("it is full").to_string();
-    assert!(said.contains("64 programs") && said.contains("end one of them"), "{said}");
-    // It goes by who is there.
-    programs.pop();
-    let begun = Instant::now();
-    let link = format!("share:{}", shared.name).parse().unwrap();
-    while Calls::attach(&link, &shared.name, 1 << 20).is_err() {
-        assert!(begun.elapsed() < PATIENCE, "no place is free again");
-    }
-}
-
-#[test]
 fn programs_reach_their_own_objects_only() {
     let (shared, elsewhere) = (Shared::new(), Shared::new());
     let (one, two, peer) = (shared.attach(), shared.attach(), elsewhere.attach());
@@ -444,18 +414,17 @@ fn programs_reach_their_own_objects_only() {
 }
 
 #[test]
-fn what_is_refused_later_fails_as_a_completion() {
+fn what_can_be_seen_at_once_is_refused_at_once_and_harms_nothing() {
     let (shared, elsewhere) = (Shared::new(), Shared::new());
     let (program, peer) = (shared.attach(), elsewhere.attach());
-    // To port 0, which only the adapter minds.
     let nowhere = SocketAddr::new(elsewhere.address.ip(), 0);
-    program.send(nowhere, Payload::Inline(b"x")).unwrap();
-    assert_eq!((program.next().status, program.next_flush()), (WcStatus::LocQpOpErr, None));
-    // Its queue pair is in error then.
+    let fault = program.send(nowhere, Payload::Inline(b"x")).unwrap_err();
+    assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::Invalid(_))), "{fault}");
     let to = SocketAddr::new(elsewhere.address.ip(), peer.port);
-    program.send(to, Payload::Inline(b"x")).unwrap();
-    assert_eq!(program.next().status, WcStatus::WrFlushErr);
-    // What can be seen at once is refused at once.
+    let long = [program.sge(65_000), program.sge(600)];
+    let fault = program.send(to, Payload::Sges(&long)).unwrap_err();
+    assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::Invalid(_))), "{fault}");
+    program.talks_to(&peer, elsewhere.address);
     let fault = program.send(to, Payload::Inline(&[0; 65])).unwrap_err();
     assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::Invalid(_))), "{fault}");
     let sge = peer.sge(8);
@@ -464,6 +433,29 @@ fn what_is_refused_later_fails_as_a_completion() {
     }
     let fault = peer.engine.post_recv(peer.qp, 1, &[sge]).unwrap_err();
     assert!(matches!(fault, EngineError::Fault(quipu_nic::Fault::QueueFull)), "{fault}");
+}
+
+/// As in an engine of one's own: programs may post as long as there is room.
+#[test]
+fn a_request_keeps_its_place_until_its_completion_was_taken() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let (program, peer) = (shared.attach(), elsewhere.attach());
+    (0..8).for_each(|_| peer.engine.post_recv(peer.qp, 7, &[peer.sge(8)]).unwrap());
+    peer.engine.tcp_flow(peer.qp).unwrap();
+    let to = SocketAddr::new(elsewhere.address.ip(), peer.port);
+    let send = || program.send(to, Payload::Inline(b"x"));
+    let receive = || peer.engine.post_recv(peer.qp, 7, &[peer.sge(8)]);
+    (0..8).for_each(|_| send().unwrap());
+    let full = |it| matches!(it, Err(EngineError::Fault(quipu_nic::Fault::QueueFull)));
+    // While they complete, and when they have, which the programs' ends know.
+    for _ in 0..20 {
+        assert!(full(send()) && full(receive()));
+        program.engine.tcp_flow(program.qp).unwrap();
+        peer.engine.tcp_flow(peer.qp).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!([program.next(), peer.next()].map(|done| done.status), [WcStatus::Success; 2]);
+    assert!(send().is_ok() && full(send()) && receive().is_ok() && full(receive()));
 }
 
 impl Program {
@@ -504,29 +496,6 @@ fn when_the_adapter_is_gone_everything_is_flushed_and_says_so() {
     let taken = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).err().unwrap();
     assert!(taken.to_string().contains("another process"), "{taken}");
     drop(again);
-    assert!(!own_place(&shared.name).unwrap().exists());
-}
-
-#[test]
-fn a_child_leaves_its_parents_place_alone() {
-    if !is_alone("share::tests::a_child_leaves_its_parents_place_alone") {
-        return;
-    }
-    let mut shared = Shared::new();
-    // SAFETY: the child drops what it inherited, which neither waits nor takes a lock, and ends without any
-    // handlers of exit.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        drop(shared.sharer.take());
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for a child of this process, and writes to a live variable.
-    let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    assert_eq!((waited, status), (pid, 0));
-    drop(shared.attach());
-    drop(shared.sharer.take());
     assert!(!own_place(&shared.name).unwrap().exists());
 }
 

@@ -12,6 +12,11 @@ use crate::link::socket::MAX_MESSAGE;
 /// The first word of a program's first message: what it wants, and in which layout of everything.
 pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x03");
 
+/// Whether a word begins a conversation of this kind, in whatever version.
+pub(super) fn is_hello(word: u64) -> bool {
+    word >> 8 == HELLO >> 8
+}
+
 /// Words of the longest message.
 const MAX_WORDS: usize = MAX_MESSAGE / 8;
 
@@ -43,7 +48,7 @@ impl Writer {
 
     pub(super) fn text(mut self, text: &str) -> Self {
         // What does not fit into a message is not worth more.
-        let room = (MAX_WORDS - self.0.len() - 1) * 8;
+        let room = MAX_WORDS.saturating_sub(self.0.len() + 1) * 8;
         let bytes = &text.as_bytes()[..text.len().min(room)];
         self.0.push(bytes.len() as u64);
         self.0.extend(bytes.chunks(8).map(|chunk| {

@@ -118,6 +118,8 @@ pub struct Stack {
     answers: VecDeque<Answer>,
     /// Octets beyond their room that the user keeps for all connections.
     spare: u32,
+    /// And what of it connections may not be sure of.
+    spare_rest: u32,
     counters: Counters,
 }
 
@@ -164,6 +166,7 @@ impl Stack {
             fitted: Vec::new(),
             answers: VecDeque::new(),
             spare: u32::MAX,
+            spare_rest: u32::MAX,
             counters: Counters::default(),
         }
     }

@@ -168,9 +168,10 @@ impl Stack {
     }
 
     /// How much of what connections have to spare ([`Stack::set_spare`]) the user can keep in all from now
-    /// on. No limit at first.
-    pub fn limit_spare(&mut self, bytes: u32) {
-        self.spare = bytes;
+    /// on. What a connection has beyond `rest` octets it may use up in any case, so that others, which keep
+    /// all that may be kept, do not have it wait for retransmissions. No limit at first.
+    pub fn limit_spare(&mut self, bytes: u32, rest: u32) {
+        (self.spare, self.spare_rest) = (bytes, rest);
     }
 
     /// The Differentiated Services of what is sent from now on (RFC 9293 3.9.2, SHLD-21): the upper six bits.
@@ -296,7 +297,7 @@ impl Stack {
         };
         let (before, drops) = (connection.acknowledged(), connection.counters().drops());
         let spare = connection.spare();
-        connection.set_spare(spare.min(self.spare));
+        connection.set_spare(spare.min(self.spare.max(spare.saturating_sub(self.spare_rest))));
         let mut received =
             connection.handle_segment(now, &segment, &bytes[header..], packet.is_marked());
         connection.set_spare(spare);

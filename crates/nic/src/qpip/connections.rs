@@ -374,7 +374,15 @@ pub(crate) fn check_send(qp: &Qp, len: u64) -> Result<(), Fault> {
     if path.closing != Closing::Not && !path.takes_more && qp.state != QpState::Err {
         return Err(Fault::WrongState);
     }
-    if len == 0 && path.mode == tcp::Mode::Message {
+    check_message(path.mode, len)
+}
+
+/// Whether a request of `len` octets is one that TCP can carry.
+///
+/// # Errors
+/// It is an empty message.
+pub fn check_message(mode: tcp::Mode, len: u64) -> Result<(), Fault> {
+    if len == 0 && mode == tcp::Mode::Message {
         return Err(Fault::Invalid("an empty message: TCP has no segment that would carry it"));
     }
     Ok(())

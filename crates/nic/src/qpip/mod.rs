@@ -29,6 +29,8 @@ use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::types::{AsyncEvent, QpId, Time};
 
+pub use connections::check_message;
+pub use udp::check_datagram;
 pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 
 /// Whose a connection is.
@@ -99,7 +101,8 @@ impl Inet {
     /// What is kept for want of receives has become more, or less: the stack learns how much more may come.
     pub(crate) fn note_kept(&mut self, before: u64, after: u64) {
         self.kept = self.kept + after as usize - before as usize;
-        self.stack.limit_spare(path::MOST_KEPT_IN_ALL.saturating_sub(self.kept) as u32);
+        let left = path::MOST_KEPT_IN_ALL.saturating_sub(self.kept) as u32;
+        self.stack.limit_spare(left, path::MAYBE_KEPT);
     }
 
     pub(crate) fn owner(&self, connection: TcpId) -> Option<Owner> {

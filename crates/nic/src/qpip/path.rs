@@ -19,6 +19,10 @@ use quipu_inet::tcp::Mode;
 const MOST_KEPT: u32 = 256 << 10;
 /// Octets that all connections of an adapter keep.
 pub(crate) const MOST_KEPT_IN_ALL: usize = 16 << 20;
+/// Octets that a connection keeps in any case, whatever others do.
+const SURELY_KEPT: u32 = 16 << 10;
+/// The rest, of which there may be nothing left.
+pub(crate) const MAYBE_KEPT: u32 = MOST_KEPT - SURELY_KEPT;
 
 /// How far the end of sending is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

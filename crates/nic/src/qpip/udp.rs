@@ -194,6 +194,14 @@ pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fau
     if hub.inet.is_none() {
         return Err(Fault::Unsupported("the adapter is not attached to a network of IP"));
     }
+    check_datagram(to, len)
+}
+
+/// Whether a datagram of `len` octets to somebody is one that any adapter can send.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_datagram(to: SocketAddr, len: u64) -> Result<(), Fault> {
     if len > Stack::max_datagram(to.ip()) as u64 {
         return Err(Fault::Invalid(
             "longer than a datagram can be (65507 octets; over IPv6, 65527)",

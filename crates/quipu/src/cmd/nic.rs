@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quipu_host::Interrupts;
 use quipu_host::counters::observe::{DROP_REASONS, ENGINE_METRICS, Sample};
 use quipu_host::counters::samples;
+use quipu_host::{Interrupts, ShareError, Sharer};
 
 use super::failure::Failure;
 use super::qpip::{LinkOptions, describe, failed};
@@ -48,9 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
     let adapter = options.link.open()?;
     println!("{}", describe(&adapter)?);
-    let share = |name: &String| {
-        adapter.share(name).map_err(|error| Failure::new("cannot share the adapter", error, ""))
-    };
+    let share = |name: &String| adapter.share(name).map_err(not_shared);
     let shared = options.share.as_ref().map(share).transpose()?;
     if let Some(name) = &options.share {
         println!("programs attach to it by the link share:{name}");
@@ -59,6 +57,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let end = loop {
         if interrupts.wait_at_most(LOOK) {
             break Ok(());
+        }
+        while let Some(why) = shared.as_ref().and_then(Sharer::take_refusal) {
+            eprintln!("a program could not attach: {why}");
         }
         if let Err(gone) = adapter.check() {
             break Err(failed(gone));
@@ -70,6 +71,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     own.for_each(|sample| println!("{}", frames(&sample)));
     drop(adapter);
     end.map(|()| ExitCode::SUCCESS)
+}
+
+fn not_shared(error: ShareError) -> Failure {
+    let remedy = match &error {
+        ShareError::Name(_) => "name it with --share",
+        ShareError::Folder(_) => "remove that folder, or have it be this user's, with mode 0700",
+        // These say it themselves.
+        _ => "",
+    };
+    Failure::new("cannot share the adapter", error, remedy)
 }
 
 /// How many frames there were, and why some were dropped.

@@ -1,7 +1,10 @@
 //! Posting: requests go into the ring, or wait for room there, and the other end gets to see them.
 
 use quipu_mem::ring::{Channel, RingError};
-use quipu_nic::{Fault, Payload, QpId, QpState, QpType, SendFlags, SendOp, SendWr, Sge, To};
+use quipu_nic::{
+    CqId, Fault, Payload, QpId, QpNum, QpState, QpType, SendFlags, SendOp, SendWr, Sge, To,
+    check_datagram, check_message,
+};
 
 use super::{Attached, SHOWN_TOGETHER, half};
 use crate::error::EngineError;
@@ -10,22 +13,34 @@ use crate::share::slots::{self, Filling, Order, Request, Tag};
 use crate::share::{RINGS, ring};
 
 impl Attached {
-    /// Posts a send. The adapter looks at it soon; what it has against it a completion says.
+    /// Posts a send. The adapter looks at it soon; what it has against it a completion says. `unread` says
+    /// how many completions of such requests wait to be taken.
     ///
     /// # Errors
     ///
-    /// What can be seen from here: the queue is full, the state forbids it, or it is no send, or larger than
-    /// the queue pair was made for.
+    /// What can be seen from here: the queue is full, the state forbids it, or it is no send, or one that the
+    /// service does not carry, or larger than the queue pair was made for.
     #[inline]
-    pub(crate) fn post_send(&mut self, id: QpId, wr: &SendWr<'_>) -> Result<(), EngineError> {
+    pub(crate) fn post_send(
+        &mut self,
+        id: QpId,
+        wr: &SendWr<'_>,
+        unread: impl FnOnce(CqId, QpNum) -> u32,
+    ) -> Result<(), EngineError> {
         let half = half(&mut self.qps, id, self.lost)?;
         if matches!(half.state, QpState::Reset | QpState::Init) || half.closed {
             return Err(Fault::WrongState.into());
         }
-        let datagram = half.qp_type == QpType::Udp;
+        let (datagram, len) = (half.qp_type == QpType::Udp, octets(&wr.payload));
         let to = match (wr.op, wr.to) {
-            (SendOp::Send, To::Peer) if !datagram => None,
-            (SendOp::Send, To::Address(to)) if datagram => Some(to),
+            (SendOp::Send, To::Peer) if !datagram => {
+                check_message(half.mode, len)?;
+                None
+            }
+            (SendOp::Send, To::Address(to)) if datagram => {
+                check_datagram(to, len)?;
+                Some(to)
+            }
             _ => {
                 return Err(Fault::Invalid("the queue pair's service has no such operation").into());
             }
@@ -37,7 +52,7 @@ impl Attached {
         if !fits {
             return Err(Fault::Invalid("more than the queue pair's sends hold").into());
         }
-        if !half.sends.has_room() {
+        if !half.sends.has_room(|| unread(half.send_cq, half.number)) {
             return Err(Fault::QueueFull.into());
         }
         let signaled = half.all_signaled || wr.flags.contains(SendFlags::SIGNALED);
@@ -60,7 +75,7 @@ impl Attached {
                 push(end, &Order::Post(Request { tag, flags, to, payload }))?
             }
         };
-        half.sends.push(wr.wr_id, octets(&wr.payload), signaled);
+        half.sends.push(wr.wr_id, len, signaled);
         half.sends.waiting += u32::from(waits);
         self.note_posted();
         Ok(())
@@ -77,6 +92,7 @@ impl Attached {
         id: QpId,
         wr_id: u64,
         sges: &[Sge],
+        unread: impl FnOnce(CqId, QpNum) -> u32,
     ) -> Result<(), EngineError> {
         let half = half(&mut self.qps, id, self.lost)?;
         if half.state == QpState::Reset {
@@ -86,7 +102,7 @@ impl Attached {
             let words = "more scatter/gather elements than max_recv_sge";
             return Err(Fault::Invalid(words).into());
         }
-        if !half.receives.has_room() {
+        if !half.receives.has_room(|| unread(half.recv_cq, half.number)) {
             return Err(Fault::QueueFull.into());
         }
         let tag = Tag { qp: id.0 as u32, receive: true, sequence: half.receives.next };

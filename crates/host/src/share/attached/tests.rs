@@ -8,6 +8,9 @@ use quipu_nic::{Payload, SendFlags, SendOp, SendWr, Sge, To};
 use super::*;
 use crate::share::slots::Request;
 
+/// All completions were taken.
+const NONE: fn(CqId, QpNum) -> u32 = |_, _| 0;
+
 /// A program's end with a connected queue pair, and the other end.
 fn attached() -> (Attached, Channel, OwnedFd) {
     attached_in(&Segment::heap(crate::share::rings_len()))
@@ -25,7 +28,7 @@ fn attached_in(memory: &Segment) -> (Attached, Channel, OwnedFd) {
     let init = QpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type, sq_sig_all: false };
     assert!(attached.add_qp(QpId(5), QpNum(5), &init, cap));
     attached.set_state(QpId(5), QpState::Rts);
-    attached.set_open(QpId(5), true);
+    attached.begin_connection(QpId(5), Mode::Stream);
     (attached, adapter, theirs)
 }
 
@@ -57,10 +60,10 @@ fn a_long_list_wakes_the_other_end_before_its_ring_is_full() {
     let (half, id) = (RINGS.request_slots / 2, QpId(5));
     adapter.incoming.control.arm();
     for _ in 1..half {
-        attached.post_recv(id, 1, &[]).unwrap();
+        attached.post_recv(id, 1, &[], NONE).unwrap();
     }
     assert!(!rung());
-    attached.post_recv(id, 1, &[]).unwrap();
+    attached.post_recv(id, 1, &[], NONE).unwrap();
     assert!(rung());
 }
 
@@ -91,7 +94,7 @@ fn take(adapter: &mut Channel, most: usize) -> Vec<u32> {
 /// Posts receives until some wait for room in the ring.
 fn overflow(attached: &mut Attached) {
     while attached.overflow.is_empty() {
-        attached.post_recv(QpId(5), 1, &[]).unwrap();
+        attached.post_recv(QpId(5), 1, &[], NONE).unwrap();
     }
 }
 
@@ -123,7 +126,7 @@ fn that_a_queue_pair_fail_waits_for_room_behind_what_was_posted() {
     };
     assert!(attached.add_qp(QpId(6), QpNum(6), &init, cap));
     for _ in 0..RINGS.request_slots {
-        attached.post_recv(QpId(5), 1, &[]).unwrap();
+        attached.post_recv(QpId(5), 1, &[], NONE).unwrap();
     }
     assert!(attached.overflow.is_empty());
     for _ in 0..2 {
@@ -177,7 +180,7 @@ fn a_request_that_waits_for_room_cannot_be_done() {
 
 fn post_send(attached: &mut Attached, wr_id: u64, flags: SendFlags) {
     let (op, payload) = (SendOp::Send, Payload::Inline(&[]));
-    attached.post_send(QpId(5), &SendWr { wr_id, to: To::Peer, op, flags, payload }).unwrap();
+    attached.post_send(QpId(5), &SendWr { wr_id, to: To::Peer, op, flags, payload }, NONE).unwrap();
 }
 
 #[test]
@@ -252,9 +255,9 @@ fn a_queue_is_full_when_it_is_full_and_what_waits_for_the_ring_goes_on_in_order(
     let called = || crate::sys::receive(&theirs, &mut [0; 8]).is_ok();
     let (id, depth, slots) = (QpId(5), 8192, RINGS.request_slots as usize);
     for _ in 0..depth {
-        attached.post_recv(id, 1, &[]).unwrap();
+        attached.post_recv(id, 1, &[], NONE).unwrap();
     }
-    let full = attached.post_recv(id, 1, &[]).unwrap_err();
+    let full = attached.post_recv(id, 1, &[], NONE).unwrap_err();
     assert!(matches!(full, EngineError::Fault(Fault::QueueFull)));
     assert!(attached.overflow.end() == 4096 && !attached.has_taken(1));
     let end = attached.posted_end();
@@ -281,7 +284,7 @@ fn a_queue_is_full_when_it_is_full_and_what_waits_for_the_ring_goes_on_in_order(
 fn what_waits_for_a_ring_that_is_broken_is_flushed() {
     let (mut attached, adapter, _bell) = attached();
     for _ in 0..=RINGS.request_slots {
-        attached.post_recv(QpId(5), 1, &[]).unwrap();
+        attached.post_recv(QpId(5), 1, &[], NONE).unwrap();
     }
     let mut flushed = 0;
     attached.lose(&mut |landed| flushed += u32::from(matches!(landed, Landed::Completion(..))));
@@ -298,7 +301,7 @@ fn octets_for_which_there_is_no_memory_are_not_believed() {
         News::Completion(Completion { wr_id, byte_len, ..Completion::default() })
     };
     for wr_id in [10, 11] {
-        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
+        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }], NONE).unwrap();
     }
     assert_eq!(hear(&mut attached, &mut adapter, received(0, 64)), (1, false));
     // The other receive and the connection are flushed.
@@ -308,13 +311,51 @@ fn octets_for_which_there_is_no_memory_are_not_believed() {
 #[test]
 fn a_connection_ends_once() {
     let (mut attached, mut adapter, _bell) = attached();
-    let state = QpState::Rts;
+    let state = QpState::Err;
     for change in [TcpChange::Connected, TcpChange::PeerClosed, TcpChange::Closed] {
         let news = News::Change { qp: 5, change, state };
         assert_eq!(hear(&mut attached, &mut adapter, news), (1, false));
     }
     let more = News::Change { qp: 5, change: TcpChange::PeerClosed, state };
     assert_eq!(hear(&mut attached, &mut adapter, more), (0, true));
+}
+
+/// An attempt may be refused, and the next made, before the program has heard of it.
+#[test]
+fn events_of_an_earlier_connection_are_not_those_of_the_next() {
+    let (mut attached, mut adapter, _bell) = attached();
+    let failed = TcpChange::Failed(quipu_inet::tcp::Failure::Refused);
+    let news = News::Change { qp: 5, change: failed, state: QpState::Rtr };
+    attached.begin_connection(QpId(5), Mode::Message);
+    assert_eq!(hear(&mut attached, &mut adapter, news), (1, false));
+    assert!(attached.qps[&5].open, "the other attempt goes on");
+    for change in [TcpChange::Connected, TcpChange::PeerClosed, TcpChange::Closed] {
+        let state = if change == TcpChange::Closed { QpState::Err } else { QpState::Rts };
+        let news = News::Change { qp: 5, change, state };
+        assert_eq!(hear(&mut attached, &mut adapter, news), (1, false), "{change:?}");
+    }
+    // One that is refused at once brings no event.
+    let before = attached.begin_connection(QpId(5), Mode::Stream);
+    attached.refuse_connection(QpId(5), before);
+    assert!(!attached.qps[&5].open && attached.qps[&5].mode == Mode::Message);
+    assert!((0..3).any(|_| hear(&mut attached, &mut adapter, news).1), "without end");
+}
+
+#[test]
+fn what_a_service_does_not_carry_is_refused_at_once() {
+    let (mut attached, _adapter, _bell) = attached();
+    let empty = |attached: &mut Attached, to| {
+        let (op, flags, payload) = (SendOp::Send, SendFlags::SIGNALED, Payload::Inline(&[]));
+        attached.post_send(QpId(5), &SendWr { wr_id: 1, to, op, flags, payload }, NONE)
+    };
+    assert!(empty(&mut attached, To::Peer).is_ok(), "of a stream");
+    attached.begin_connection(QpId(5), Mode::Message);
+    let refused = empty(&mut attached, To::Peer).unwrap_err();
+    assert!(matches!(refused, EngineError::Fault(Fault::Invalid(_))), "{refused}");
+    attached.qps.get_mut(&5).unwrap().qp_type = QpType::Udp;
+    let refused = empty(&mut attached, To::Address("[::1]:0".parse().unwrap())).unwrap_err();
+    assert!(matches!(refused, EngineError::Fault(Fault::Invalid(_))), "{refused}");
+    assert!(empty(&mut attached, To::Address("[::1]:7".parse().unwrap())).is_ok());
 }
 
 #[test]
@@ -368,7 +409,7 @@ fn a_sleep_for_a_batch_ends_with_it() {
 fn receives_that_are_done_together_complete_in_order_and_with_their_octets() {
     let (mut attached, mut adapter, _bell) = attached();
     for wr_id in 10..16 {
-        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }]).unwrap();
+        attached.post_recv(QpId(5), wr_id, &[Sge { len: 64, ..Sge::default() }], NONE).unwrap();
     }
     let mut received = |sequence, first: &[u32]| {
         let last = Tag { qp: 5, receive: true, sequence };
@@ -419,13 +460,13 @@ fn requests_of_one_piece_that_follow_each_other_share_slots() {
         next += 1;
         let (op, payload) = (SendOp::Send, Payload::Sges(&sges));
         let wr = SendWr { wr_id: 0, to: To::Peer, op, flags, payload };
-        attached.post_send(QpId(5), &wr).unwrap();
+        attached.post_send(QpId(5), &wr, NONE).unwrap();
     };
     // More than a slot holds, another flag, another queue, several pieces' worth of none, another again.
     (0..8).for_each(|_| send(&mut attached, SendFlags::empty()));
     (0..2).for_each(|_| send(&mut attached, SendFlags::SIGNALED));
-    (0..3).for_each(|_| attached.post_recv(QpId(5), 1, &piece(7)).unwrap());
-    attached.post_recv(QpId(5), 1, &[]).unwrap();
+    (0..3).for_each(|_| attached.post_recv(QpId(5), 1, &piece(7), NONE).unwrap());
+    attached.post_recv(QpId(5), 1, &[], NONE).unwrap();
     send(&mut attached, SendFlags::SIGNALED);
     attached.ring();
     let (mut found, incoming) = (Vec::new(), &mut adapter.incoming);
@@ -453,7 +494,7 @@ fn requests_of_one_piece_that_follow_each_other_share_slots() {
 #[test]
 fn that_a_queue_pair_fail_is_behind_requests_whose_slot_has_room() {
     let (mut attached, mut adapter, _bell) = attached();
-    (0..2).for_each(|_| attached.post_recv(QpId(5), 1, &[Sge::default()]).unwrap());
+    (0..2).for_each(|_| attached.post_recv(QpId(5), 1, &[Sge::default()], NONE).unwrap());
     attached.fail_users_of(CqId(1));
     attached.ring();
     assert_eq!(orders(&mut adapter, usize::MAX), [Ok(0), Ok(1), Err(5)]);

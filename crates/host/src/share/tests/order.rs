@@ -1,6 +1,9 @@
 //! A program hears of what happens in the order in which it happened, however short a connection was.
 
+use std::net::SocketAddr;
 use std::time::Instant;
+
+use quipu_inet::tcp::Mode;
 
 use quipu_nic::*;
 
@@ -159,4 +162,122 @@ fn a_burst_that_is_longer_than_the_ring_arrives_whole_and_in_order_before_the_en
         }
     }
     assert_eq!(received, u64::from(most));
+}
+
+/// A program of a shared adapter connected to one of another in message mode, with room at the other end or
+/// none.
+fn connected(client: &Tcp<'_>, server: &Tcp<'_>, address: SocketAddr, room: bool) -> [QpId; 2] {
+    let settings = TcpSettings { mode: Mode::Message, ..TcpSettings::default() };
+    let (there, here) = (server.idle(), client.idle());
+    if room {
+        server.fill(there);
+    }
+    let (listener, port) = server.program.engine.tcp_listen(0, &settings, 8).unwrap();
+    server.program.engine.tcp_offer(listener, there).unwrap();
+    let to = SocketAddr::new(address.ip(), port);
+    client.program.engine.tcp_connect(here, to, None, &settings).unwrap();
+    let begun = Instant::now();
+    while client.look(|_| ()).is_none() {
+        assert!(begun.elapsed() < PATIENCE, "no connection");
+    }
+    [here, there]
+}
+
+/// Requests of one queue complete in the order in which they were posted, also where one is refused.
+#[test]
+fn what_is_refused_later_fails_behind_what_was_posted_before_it() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let programs = [shared.attach(), elsewhere.attach()];
+    let [server, client] = programs.each_ref().map(|program| Tcp::new(program, 16));
+    let memory = client.program.sge(64);
+    for flags in [SendFlags::SIGNALED, SendFlags::empty()] {
+        // Nobody receives, so that the first ones go on waiting.
+        let [here, there] = connected(&client, &server, shared.address, false);
+        let send = |wr_id, sge: Sge| {
+            let payload = Payload::Sges(std::slice::from_ref(&sge));
+            let wr = SendWr { wr_id, to: To::Peer, op: SendOp::Send, flags, payload };
+            client.program.engine.post_send(here, &wr).unwrap();
+        };
+        // One is longer than messages are, which the adapter minds.
+        (0..4).for_each(|wr_id| send(wr_id, memory));
+        send(4, Sge { len: u32::MAX, ..memory });
+        (5..8).for_each(|wr_id| send(wr_id, memory));
+        let (mut found, begun) = (Vec::new(), Instant::now());
+        while found.len() < 8 {
+            assert!(begun.elapsed() < PATIENCE, "{found:?}");
+            client.look(|done| found.push((done.wr_id, done.status)));
+        }
+        let expected = (0..8).map(|wr_id| {
+            (wr_id, if wr_id == 4 { WcStatus::LocQpOpErr } else { WcStatus::WrFlushErr })
+        });
+        assert!(found.iter().copied().eq(expected), "{found:?}");
+        client.program.engine.destroy_qp(here).unwrap();
+        server.program.engine.destroy_qp(there).unwrap();
+    }
+}
+
+/// What one thread posts while another closes is refused, or arrives.
+#[test]
+fn nothing_is_posted_behind_a_close_that_is_under_way() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let programs = [shared.attach(), elsewhere.attach()];
+    let [server, client] = programs.each_ref().map(|program| Tcp::new(program, MOST));
+    let [here, _there] = connected(&client, &server, shared.address, true);
+    let engine = &client.program.engine;
+    let begun = Instant::now();
+    let mut posted = 0;
+    let stopped = elsewhere.engine.doorbell().unwrap();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| engine.tcp_close(here));
+        let (flags, payload) = (SendFlags::empty(), Payload::Inline(b"knot"));
+        let wr = SendWr { wr_id: 0, to: To::Peer, op: SendOp::Send, flags, payload };
+        let refused = loop {
+            match engine.post_send(here, &wr) {
+                Ok(()) => posted += 1,
+                Err(EngineError::Fault(Fault::WrongState)) => break true,
+                Err(_) if begun.elapsed() > PATIENCE => break false,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        drop(stopped);
+        assert!(refused, "behind the end something may be posted");
+        closing.join().unwrap().unwrap();
+    });
+    let mut received = 0;
+    let end = loop {
+        assert!(begun.elapsed() < 2 * PATIENCE, "{received} of {posted}");
+        client.look(|_| ());
+        let event = server.look(|done| received += u32::from(done.status == WcStatus::Success));
+        match event.map(|it| it.change) {
+            None | Some(TcpChange::Connected) => {}
+            Some(change) => break change,
+        }
+    };
+    assert_eq!((end, received), (TcpChange::PeerClosed, posted));
+}
+
+/// The event of a reset comes with the state of its time, and behind the answer to the call that resets.
+#[test]
+fn a_queue_pair_that_was_reset_takes_receives_at_once() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    let programs = [shared.attach(), elsewhere.attach()];
+    let [server, client] = programs.each_ref().map(|program| Tcp::new(program, 8));
+    let engine = &client.program.engine;
+    for round in 0..20 {
+        let [here, there] = connected(&client, &server, shared.address, true);
+        for (state, more) in [
+            (QpState::Reset, QpAttrMask::empty()),
+            (QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT),
+        ] {
+            let attr = QpAttr { state, port_num: 1, ..QpAttr::default() };
+            engine.modify_qp(here, &attr, QpAttrMask::STATE | more).unwrap();
+        }
+        let begun = Instant::now();
+        while client.look(|_| ()).is_none_or(|it| it.change != TcpChange::Aborted) {
+            assert!(begun.elapsed() < PATIENCE, "round {round}");
+        }
+        client.fill(here);
+        engine.destroy_qp(here).unwrap();
+        server.program.engine.destroy_qp(there).unwrap();
+    }
 }
