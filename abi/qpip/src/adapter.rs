@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libc::{c_char, c_uint, sockaddr_storage};
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
 use quipu_host::nic::{PdId, QpId};
-use quipu_host::{Config, ContextId, Engine, OpenError, QpipConfig, TcpEvent, parse_address};
+use quipu_host::{Config, ContextId, Engine, OpenError, QpipConfig, parse_address};
 use quipu_mem::Segment;
 
 use crate::address::storage;
@@ -38,8 +38,6 @@ pub(crate) struct Adapter {
     pub(crate) events_fd: i32,
     /// Addresses and contexts of queue pairs, for events.
     pub(crate) qps: Mutex<HashMap<QpId, Known>>,
-    /// The event that a wait has found, and nobody has taken.
-    pub(crate) found: Mutex<Option<TcpEvent>>,
     /// Memory that the program has from it, by address.
     pub(crate) allocated: Mutex<BTreeMap<usize, Segment>>,
     /// Its peers are told when the process exits.
@@ -128,9 +126,9 @@ fn open(config: Config) -> Outcome<Arc<Adapter>> {
     let (context, _) = engine.open_context().map_err(refused("the adapter cannot be opened"))?;
     let made = engine.alloc_pd().and_then(|pd| Ok((pd, engine.tcp_events(context)?)));
     let (pd, events_fd) = made.map_err(refused("the adapter cannot be opened"))?;
-    let (qps, found, allocated) = Default::default();
+    let (qps, allocated) = Default::default();
     let _listed = Listed::new(&engine);
-    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found, allocated, _listed }))
+    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, allocated, _listed }))
 }
 
 entry! {

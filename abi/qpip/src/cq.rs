@@ -1,8 +1,7 @@
 //! Completion queues: polling, and waiting for them and for events.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, pollfd, sockaddr_storage};
@@ -10,10 +9,9 @@ use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
 use quipu_host::EngineError;
 use quipu_host::nic::{ChannelId, Completion, CqId, WcExtra, WcOpcode};
 
-use crate::adapter::{Adapter, Opaque, adapter, lock, qpip_adapter};
+use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
 use crate::address::storage;
 use crate::error::{Outcome, fail, no_object, refused, status};
-use crate::event;
 
 /// How long a wait looks before it sleeps. A sleeper is woken some 20 to 50 us late, so what takes no longer
 /// is better awaited awake.
@@ -29,10 +27,6 @@ pub(crate) struct Private {
     pub(crate) id: CqId,
     channel: ChannelId,
     fd: i32,
-    /// Whether there is one in `found`: polls look at this first.
-    has_found: AtomicBool,
-    /// The completion that a wait has found, and nobody has taken.
-    found: Mutex<Option<Completion>>,
 }
 
 impl Tagged for Private {
@@ -79,36 +73,12 @@ impl Private {
         self.adapter.engine.poll_cq(self.id, out)
     }
 
-    /// The completion that a wait has found.
-    fn take_found(&self) -> Option<Completion> {
-        if !self.has_found.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut found = lock(&self.found);
-        self.has_found.store(false, Ordering::Release);
-        found.take()
-    }
-
-    /// Whether there is something for the program. It stays where it is found.
-    fn look(&self) -> Result<bool, EngineError> {
-        if self.has_found.load(Ordering::Acquire) || event::look(&self.adapter)? {
-            return Ok(true);
-        }
-        let mut found = lock(&self.found);
-        let mut one = [Completion::default()];
-        if found.is_none() && self.poll(&mut one)? == 1 {
-            *found = Some(one[0]);
-            self.has_found.store(true, Ordering::Release);
-        }
-        Ok(found.is_some())
-    }
-
     /// Looks until there is something, for a moment.
     fn spin(&self, limit: Option<Instant>) -> Result<bool, EngineError> {
         let until = Instant::now() + SPIN;
         let until = limit.map_or(until, |limit| limit.min(until));
         loop {
-            if self.look()? {
+            if self.adapter.engine.look(self.id, self.adapter.context)? {
                 return Ok(true);
             }
             if Instant::now() >= until {
@@ -119,7 +89,7 @@ impl Private {
     }
 
     fn wait(&self, timeout: c_int) -> Outcome<bool> {
-        let engine = &self.adapter.engine;
+        let Adapter { engine, context, .. } = &*self.adapter;
         let wrong = || refused("waiting");
         let limit =
             u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
@@ -127,11 +97,7 @@ impl Private {
             return Ok(true);
         }
         loop {
-            // An event that was asked for before must not be taken for a new one.
-            while engine.wait_channel(self.channel).is_ok() {}
-            // What completed before this raises no event, so look once more behind it.
-            engine.req_notify_cq(self.id, false).map_err(wrong())?;
-            if self.look().map_err(wrong())? {
+            if engine.look_and_arm(self.id, self.channel, *context).map_err(wrong())? {
                 return Ok(true);
             }
             let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
@@ -177,10 +143,7 @@ fn create(adapter: Arc<Adapter>, entries: u32) -> Result<Private, EngineError> {
     // whoever makes progress is its helper; the program waits for descriptors.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
     match adapter.engine.create_cq(adapter.context, entries, Some(channel), 0) {
-        Ok((id, _)) => {
-            let (has_found, found) = (AtomicBool::new(false), Mutex::default());
-            Ok(Private { adapter, id, channel, fd, has_found, found })
-        }
+        Ok((id, _)) => Ok(Private { adapter, id, channel, fd }),
         Err(error) => {
             let _ = adapter.engine.destroy_channel(channel);
             Err(error)
@@ -227,10 +190,6 @@ entry! {
             taken += 1;
         };
         let mut left = wanted;
-        if left > 0 && let Some(found) = cq.take_found() {
-            put(&found);
-            left -= 1;
-        }
         let mut batch = [Completion::default(); BATCH];
         while left > 0 {
             let room = left.min(BATCH);

@@ -19,6 +19,8 @@ use crate::memory::*;
 use crate::qp::*;
 use crate::work::*;
 
+mod threads;
+
 const TCP: u32 = 1;
 const UDP: u32 = 2;
 const BYTES: usize = 4096;
