@@ -45,6 +45,8 @@ impl From<&Fault> for Failure {
             | Fault::ConnectedElsewhere
             | Fault::NoLids
             | Fault::WrongState
+            | Fault::Taken(_)
+            | Fault::NoRoute(_)
             | Fault::Access(_) => S::Invalid,
             Fault::Busy => S::Busy,
             Fault::QueueFull => S::QueueFull,

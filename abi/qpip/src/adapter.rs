@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libc::{c_char, c_uint, sockaddr_storage};
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
 use quipu_host::nic::{PdId, QpId};
-use quipu_host::{Config, ContextId, Engine, OpenError, QpipConfig, parse_address};
+use quipu_host::packet::LinkSpec;
+use quipu_host::{Config, ContextId, Engine, OpenError, parse_address};
 use quipu_mem::Segment;
 
 use crate::address::storage;
@@ -96,15 +97,24 @@ unsafe fn text<'a>(raw: *const c_char, what: &str) -> Outcome<Option<&'a str>> {
 }
 
 /// What the program gives goes before what the environment says.
-fn config(link: Option<&str>, addresses: Option<&str>) -> Outcome<Config> {
+pub(crate) fn config(
+    link: Option<&str>,
+    addresses: Option<&str>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Outcome<Config> {
     let wrong = |error: &dyn fmt::Display| {
         fail(Errno::EINVAL, format_args!("the adapter cannot be opened: {error}"))
     };
-    let mut config = Config::from_env().map_err(|error| wrong(&error))?;
+    // It says of itself what is wrong with it, and not of a variable.
     if let Some(link) = link {
-        let link = link.parse().map_err(|error| wrong(&error))?;
-        config.qpip = Some(QpipConfig::new(link));
+        link.parse::<LinkSpec>().map_err(|error| wrong(&error))?;
     }
+    let config = Config::from_lookup(|name| match name {
+        "QUIPU_QPIP_LINK" if link.is_some() => link.map(str::to_owned),
+        "QUIPU_QPIP_ADDRESS" if addresses.is_some() => None,
+        _ => environment(name),
+    });
+    let mut config = config.map_err(|error| wrong(&error))?;
     let Some(qpip) = &mut config.qpip else {
         let missing = "no link is named; give one, such as \"tap:qp0\", or set QUIPU_QPIP_LINK";
         return Err(wrong(&missing));
@@ -136,7 +146,8 @@ entry! {
     fn qpip_open(link: *const c_char, addresses: *const c_char) -> Null<qpip_adapter> {
         // SAFETY: the program passes null or texts.
         let (link, addresses) = unsafe { (text(link, "link")?, text(addresses, "list of addresses")?) };
-        Ok(Handle::create(Opaque::new(), Private(open(config(link, addresses)?)?)))
+        let config = config(link, addresses, |name| std::env::var(name).ok())?;
+        Ok(Handle::create(Opaque::new(), Private(open(config)?)))
     }
 
     /// `qpip_close`

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, pollfd, sockaddr_storage};
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
+use quipu_cabi::{
+    CReturn, Errno, Handle, IntMinusOne, Null, Tagged, end_if_cancelled, entry, outer_wall,
+};
 use quipu_host::EngineError;
 use quipu_host::nic::{ChannelId, Completion, CqId, WcExtra, WcOpcode};
 
@@ -16,6 +18,8 @@ use crate::error::{Outcome, fail, no_object, refused, status};
 /// How long a wait looks before it sleeps. A sleeper is woken some 20 to 50 us late, so what takes no longer
 /// is better awaited awake.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps before it looks whether its thread was cancelled.
+const TURN: Duration = Duration::from_millis(250);
 /// Completions that are taken from the engine at a time.
 const BATCH: usize = 32;
 
@@ -88,33 +92,30 @@ impl Private {
         }
     }
 
-    fn wait(&self, timeout: c_int) -> Outcome<bool> {
+    /// Waits for a turn: ERESTART if nothing has come in it, and there is time left.
+    fn wait(&self, limit: Option<Instant>, again: bool) -> Outcome<bool> {
         let Adapter { engine, context, .. } = &*self.adapter;
         let wrong = || refused("waiting");
-        let limit =
-            u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-        if self.spin(limit).map_err(wrong())? {
+        if !again && self.spin(limit).map_err(wrong())? {
             return Ok(true);
         }
-        loop {
-            if engine.look_and_arm(self.id, self.channel, *context).map_err(wrong())? {
-                return Ok(true);
-            }
-            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            self.sleep(left)?;
+        if engine.look_and_arm(self.id, self.channel, *context).map_err(wrong())? {
+            return Ok(true);
         }
+        let left = limit.map_or(TURN, |limit| limit.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Ok(false);
+        }
+        self.sleep(left.min(TURN))?;
+        Err(Errno::ERESTART)
     }
 
-    /// Sleeps until a descriptor is readable, but no longer than `left`.
-    fn sleep(&self, left: Option<Duration>) -> Outcome {
+    /// Sleeps until a descriptor is readable, but no longer than `most`.
+    fn sleep(&self, most: Duration) -> Outcome {
         let watched = |fd| pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds = [watched(self.fd), watched(self.adapter.events_fd)];
         // Rounded up: a wait that ends too early would be followed by many short ones.
-        let millis =
-            left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
+        let millis = most.as_millis() as c_int + 1;
         // SAFETY: two descriptors, in a live array.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
         if ready >= 0 {
@@ -207,10 +208,25 @@ entry! {
         }
         Ok((wanted - left) as c_int)
     }
+}
 
-    /// `qpip_wait`
-    fn qpip_wait(raw: *mut qpip_cq, timeout: c_int) -> IntMinusOne {
-        // SAFETY: as above.
-        unsafe { cq(raw) }?.wait(timeout).map(c_int::from)
+/// `qpip_wait`: while it waits its thread can be cancelled (`pthread_cancel(3)`), as in a read(2), and before.
+///
+/// # Safety
+///
+/// As the manual page of the C function demands of its arguments.
+pub unsafe extern "C-unwind" fn qpip_wait(raw: *mut qpip_cq, timeout: c_int) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+    let mut again = false;
+    loop {
+        // SAFETY: here is nothing to drop.
+        unsafe { end_if_cancelled() };
+        // SAFETY: the program passes what qpip_cq_create gave.
+        let turn = move || unsafe { cq(raw) }?.wait(limit, again).map(c_int::from);
+        let result = outer_wall::<IntMinusOne>("qpip_wait", turn);
+        if IntMinusOne::error(&result) != Some(Errno::ERESTART) {
+            return result;
+        }
+        again = true;
     }
 }

@@ -40,6 +40,12 @@ pub enum Fault {
     /// The adapter does not offer this.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// Somebody has the port, or the connection, already.
+    #[error("{0}")]
+    Taken(&'static str),
+    /// Nothing leads to the peer.
+    #[error("{0}")]
+    NoRoute(&'static str),
     /// A limit of the adapter is reached.
     #[error("the adapter has no more {0}")]
     Exhausted(&'static str),

@@ -72,8 +72,9 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// [`Error::OutOfBounds`]. In a forked child memory of a shared adapter is not there.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.pd.device().opened.engine.check_allocated()?;
         self.segment.write(offset, bytes).map_err(|error| self.fault(error, offset, bytes.len()))
     }
 
@@ -81,8 +82,9 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// As [`write`](Self::write).
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        self.pd.device().opened.engine.check_allocated()?;
         let len = out.len();
         self.segment.read(offset, out).map_err(|error| self.fault(error, offset, len))
     }
@@ -91,7 +93,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// As [`write`](Self::write).
     pub fn to_vec(&self, offset: usize, len: usize) -> Result<Vec<u8>, Error> {
         self.check(offset, len)?;
         let mut out = vec![0; len];

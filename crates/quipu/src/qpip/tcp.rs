@@ -208,7 +208,8 @@ impl TcpQueuePair {
     ///
     /// # Errors
     ///
-    /// The queue is full, the queue pair is not connected, or the request is not a send of one byte at least.
+    /// The queue is full, the queue pair is not connected, or the request is not a send; in
+    /// [`Mode::Message`](super::Mode::Message) one of no bytes is none.
     pub fn post_send(&self, request: &Request<'_>) -> Result<(), Error> {
         Ok(self.engine().post_send(self.id, &request.wr)?)
     }
