@@ -180,3 +180,83 @@ impl Core {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use quipu_nic::Completion;
+
+    use super::*;
+    use crate::SameHost;
+    use crate::engine::tests::End;
+    use crate::sys::is_readable;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Two completions at once, which are one event.
+    fn complete_two(here: &End) {
+        let mut core = here.engine.inner.core.lock();
+        let now = core.now();
+        for _ in 0..2 {
+            assert!(core.adapter.complete(now, here.cq, Completion::default()));
+        }
+        core.settle(now);
+    }
+
+    fn take_one(here: &End) -> bool {
+        here.engine.poll_cq(here.cq, &mut [Completion::default()]).unwrap() == 1
+    }
+
+    #[test]
+    fn of_two_that_sleep_each_finds_one_of_two_completions() {
+        let [here, _there] = End::pair(SameHost::Auto);
+        for _ in 0..20 {
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let wait =
+                            || here.engine.wait_news(here.cq, here.channel, None, Some(PATIENCE));
+                        loop {
+                            wait().unwrap();
+                            if take_one(&here) {
+                                break;
+                            }
+                        }
+                    });
+                }
+                let end = Instant::now() + PATIENCE;
+                while !here.engine.inner.core.lock().sleepers.others_sleep(1) {
+                    assert!(Instant::now() < end, "they do not sleep");
+                    std::thread::yield_now();
+                }
+                complete_two(&here);
+            });
+        }
+        // Who sleeps alone needs no descriptor.
+        let fd = here.engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
+        assert!(!here.engine.inner.core.lock().sleepers.others_sleep(0));
+        assert!(matches!(
+            here.engine.wait_news(here.cq, here.channel, None, Some(Duration::from_millis(1))),
+            Err(EngineError::WaitOn)
+        ));
+        assert!(!is_readable(fd));
+    }
+
+    #[test]
+    fn a_descriptor_is_readable_until_the_queue_is_empty() {
+        let [here, _there] = End::pair(SameHost::Auto);
+        let engine = &here.engine;
+        let (context, _) = engine.open_context().unwrap();
+        engine.tcp_events(context).unwrap();
+        let fd = engine.inner.core.lock().events.channel_fd(here.channel).unwrap();
+        let looks = || engine.look_and_arm(here.cq, here.channel, context).unwrap();
+        assert!(!looks() && !is_readable(fd));
+        complete_two(&here);
+        for _ in 0..2 {
+            assert!(is_readable(fd) && looks() && is_readable(fd));
+            assert!(engine.look(here.cq, context).unwrap() && take_one(&here));
+        }
+        assert!(is_readable(fd) && !looks() && !is_readable(fd));
+    }
+}
