@@ -210,7 +210,7 @@ entry! {
     }
 }
 
-/// `qpip_wait`: while it waits its thread can be cancelled (`pthread_cancel(3)`), as in a read(2), and before.
+/// `qpip_wait`: while it waits, and before, its thread can be cancelled (`pthread_cancel(3)`).
 ///
 /// # Safety
 ///

@@ -118,26 +118,6 @@ fn programs_on_one_adapter_reach_each_other_by_its_address() {
 }
 
 #[test]
-fn memory_of_a_shared_adapter_is_not_there_in_a_child() {
-    let (_nic, link, _) = shared();
-    let adapter = open(&link);
-    let pd = adapter.protection_domain().unwrap();
-    let memory = pd.register(64, Access::LOCAL_WRITE).unwrap();
-    // SAFETY: the child looks at its memory, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let refused = memory.write(0, b"x").is_err() && memory.read(0, &mut [0]).is_err();
-        // SAFETY: nothing of the parent's is touched.
-        unsafe { libc::_exit(i32::from(!refused)) };
-    }
-    let mut status = -1;
-    // SAFETY: the child is this process's, and the place lives.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "it was refused");
-    memory.write(0, b"x").unwrap();
-}
-
-#[test]
 fn an_adapter_that_ends_says_what_frames_there_were() {
     let mut nic = Running::start_counted(&["nic", "--link", "udp:127.0.0.1:0"]);
     let line = nic.until("MTU");

@@ -80,9 +80,10 @@ fn of_two_that_wait_each_gets_one_of_two_completions() {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let cq = cq.raw();
-                    // SAFETY: the queue lives until the scope ends.
                     while poll(cq).is_none() {
-                        assert_eq!(done(unsafe { qpip_wait(cq, PATIENCE) }), 1, "nobody woke it");
+                        // SAFETY: the queue lives until the scope ends.
+                        let woken = done(unsafe { qpip_wait(cq, PATIENCE) });
+                        assert_eq!(woken, 1, "nobody woke it");
                     }
                 });
             }

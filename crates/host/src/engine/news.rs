@@ -1,9 +1,9 @@
 //! Whether there is something for the program: completions in a queue, or events about connections. Whoever
 //! looks or waits here leaves them to those who take them, so any number of threads may.
 //!
-//! Who sleeps does so behind an empty queue, of whose next completion an event has been asked for, or with that
-//! event in the channel: an event stays there until the queue is empty and another is asked for, both under
-//! one lock, unless nobody else sleeps. So each that comes wakes all.
+//! Who sleeps does so behind an empty queue, of whose next completion an event has been asked for, or with
+//! that event in the channel: an event stays there until the queue is empty and another is asked for, both
+//! under one lock, unless nobody else sleeps. So each that comes wakes all.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::lock::Guard;
 use crate::sys;
 
 impl Engine {
-    /// Whether a completion queue has completions, or a context has an event about a connection. If not, makes
-    /// progress on everything, as a poll does, and looks again.
+    /// Whether a completion queue has completions, or a context has an event about a connection. If not,
+    /// makes progress on everything, as a poll does, and looks again.
     ///
     /// # Errors
     ///

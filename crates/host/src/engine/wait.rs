@@ -43,9 +43,9 @@ fn look(fds: &mut [libc::pollfd], most: Option<Duration>) -> Result<usize, Engin
 /// After so many sleeps of one thread alone it is taken for the only one that sleeps.
 const ALONE: u32 = 16;
 
-/// Threads of the program that sleep in [`Engine::poll_within`], or for what `news.rs` looks for. One alone makes the engine's progress
-/// itself. Of several, the one that did would leave the others without any while it does something else;
-/// then the helper does that for all.
+/// Threads of the program that sleep in [`Engine::poll_within`], or for what `news.rs` looks for. One alone
+/// makes the engine's progress itself. Of several, the one that did would leave the others without any while
+/// it does something else; then the helper does that for all.
 #[derive(Default)]
 pub(crate) struct Sleepers {
     asleep: u32,

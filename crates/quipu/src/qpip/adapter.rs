@@ -121,15 +121,16 @@ impl Adapter {
     }
 
     /// The oldest event about a connection that was not taken yet, of any queue pair of this adapter. What
-    /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well, until the
-    /// queue pair is dropped, or begins anew after an attempt that has failed.
+    /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well, until
+    /// the queue pair is dropped, or begins anew after an attempt that has failed.
     ///
     /// What a peer sent before it closed has completed when the event is taken, but perhaps after the last
     /// poll: take the event, then what is in the completion queue, and then act on the event.
     ///
     /// # Errors
     ///
-    /// There is none, and [its link is gone](Self::check); or the engine belongs to the parent of this process.
+    /// There is none, and [its link is gone](Self::check); or the engine belongs to the parent of this
+    /// process.
     pub fn poll_event(&self) -> Result<Option<Event>, Error> {
         self.device.opened.tcp.poll(&self.device.opened)
     }
