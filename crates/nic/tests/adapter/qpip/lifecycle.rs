@@ -275,7 +275,7 @@ fn what_cannot_be_is_refused_at_once() {
     assert_eq!(net.adapter(0).tcp_close(now, qp), Err(Fault::WrongState));
     assert_eq!(net.adapter(0).tcp_abort(now, qp), Err(Fault::WrongState));
     let (listener, port) = net.adapter(0).tcp_listen(0, &all, 1).unwrap();
-    assert!(matches!(net.adapter(0).tcp_listen(port, &all, 1), Err(Fault::Invalid(_))));
+    assert!(matches!(net.adapter(0).tcp_listen(port, &all, 1), Err(Fault::Taken(_))));
     net.offer(0, listener, qp).unwrap();
     assert_eq!(net.offer(0, listener, qp), Err(Fault::Busy));
     assert_eq!(net.connect(0, qp, to, &all), Err(Fault::Busy));
