@@ -41,11 +41,12 @@ impl From<&Fault> for Failure {
         Self(match fault {
             Fault::NoSuchObject
             | Fault::Invalid(_)
-            | Fault::InUse(_)
             | Fault::Transition(_)
             | Fault::ConnectedElsewhere
             | Fault::NoLids
             | Fault::WrongState
+            | Fault::Taken(_)
+            | Fault::NoRoute(_)
             | Fault::Access(_) => S::Invalid,
             Fault::Busy => S::Busy,
             Fault::QueueFull => S::QueueFull,

@@ -49,7 +49,8 @@ int qpip_address(qpip_adapter *adapter, unsigned index, struct sockaddr_storage 
 
 /* Memory of `length` octets that can be registered with this adapter, whatever its link: one that another
  * process shares ("share:NAME") reaches no other. It is zero, and begins at a multiple of 128, or at a page if
- * it is as long as one. ENOMEM if there is not so much. */
+ * it is as long as one. A child of fork(2) has a copy, but not of what is shared so. ENOMEM if there is not so
+ * much. */
 void *qpip_allocate(qpip_adapter *adapter, size_t length);
 
 /* Gives memory back, by its first octet. It must not be used any more; what of it is registered stays until it
@@ -61,7 +62,7 @@ int qpip_free(qpip_adapter *adapter, void *start);
  * EFAULT for memory that is not there, or, with a shared adapter, not of qpip_allocate. */
 qpip_memory *qpip_register(qpip_adapter *adapter, void *start, size_t length);
 
-/* What work requests name memory by. */
+/* What work requests name memory by; 0 with errno if that is none. */
 uint32_t qpip_key(const qpip_memory *memory);
 
 /* Work requests that still name it fail. */
@@ -69,7 +70,8 @@ int qpip_deregister(qpip_memory *memory);
 
 /* ---- completion queues --------------------------------------------------------------------------------- */
 
-/* A queue for at least `entries` completions. */
+/* A queue for at least `entries` completions: make it as large as what is posted and not polled can be. One
+ * more is lost, its queue pairs are in error, and when the queue is empty qpip_poll fails with EOVERFLOW. */
 qpip_cq *qpip_cq_create(qpip_adapter *adapter, unsigned entries);
 
 /* EBUSY while queue pairs use it. */
@@ -187,8 +189,8 @@ struct qpip_receive {
 };
 
 /* Posts a send. Over TCP it completes when the peer has acknowledged all of it: until then the memory must
- * not change. EINVAL for a request that cannot be carried (empty, unknown memory is found later), ENOBUFS
- * when the queue is full. */
+ * not change. EINVAL for a request that cannot be carried (in QPIP_MESSAGES one without octets; unknown memory
+ * is found later), ENOBUFS when the queue is full. */
 int qpip_post_send(qpip_qp *qp, const struct qpip_send *send);
 
 /* Posts a receive. A message that is longer ends the connection; a stream fills receives in order, and
@@ -223,7 +225,8 @@ struct qpip_completion {
 int qpip_poll(qpip_cq *cq, struct qpip_completion *completions, unsigned count);
 
 /* Waits until there is a completion in the queue or an event of its adapter: 1; 0 when `timeout` milliseconds
- * are over (-1: no end). EINTR when a signal was caught. */
+ * are over (-1: no end). Takes neither, so all threads that wait for it are woken, and each that does not find
+ * it any more waits again. EINTR when a signal was caught. While it waits its thread can be cancelled. */
 int qpip_wait(qpip_cq *cq, int timeout);
 
 /* ---- words --------------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 //! Adapters: an engine each, with a packet link.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libc::{c_char, c_uint, sockaddr_storage};
 use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
 use quipu_host::nic::{PdId, QpId};
-use quipu_host::{Config, ContextId, Engine, OpenError, QpipConfig, TcpEvent, parse_address};
+use quipu_host::packet::LinkSpec;
+use quipu_host::{Config, ContextId, Engine, OpenError, parse_address};
 use quipu_mem::Segment;
 
 use crate::address::storage;
@@ -38,8 +39,6 @@ pub(crate) struct Adapter {
     pub(crate) events_fd: i32,
     /// Addresses and contexts of queue pairs, for events.
     pub(crate) qps: Mutex<HashMap<QpId, Known>>,
-    /// The event that a wait has found, and nobody has taken.
-    pub(crate) found: Mutex<Option<TcpEvent>>,
     /// Memory that the program has from it, by address.
     pub(crate) allocated: Mutex<BTreeMap<usize, Segment>>,
     /// Its peers are told when the process exits.
@@ -98,15 +97,24 @@ unsafe fn text<'a>(raw: *const c_char, what: &str) -> Outcome<Option<&'a str>> {
 }
 
 /// What the program gives goes before what the environment says.
-fn config(link: Option<&str>, addresses: Option<&str>) -> Outcome<Config> {
+pub(crate) fn config(
+    link: Option<&str>,
+    addresses: Option<&str>,
+    environment: impl Fn(&str) -> Option<OsString>,
+) -> Outcome<Config> {
     let wrong = |error: &dyn fmt::Display| {
         fail(Errno::EINVAL, format_args!("the adapter cannot be opened: {error}"))
     };
-    let mut config = Config::from_env().map_err(|error| wrong(&error))?;
+    // It says of itself what is wrong with it, and not of a variable.
     if let Some(link) = link {
-        let link = link.parse().map_err(|error| wrong(&error))?;
-        config.qpip = Some(QpipConfig::new(link));
+        link.parse::<LinkSpec>().map_err(|error| wrong(&error))?;
     }
+    let config = Config::from_lookup(|name| match name {
+        "QUIPU_QPIP_LINK" if link.is_some() => link.map(OsString::from),
+        "QUIPU_QPIP_ADDRESS" if addresses.is_some() => None,
+        _ => environment(name),
+    });
+    let mut config = config.map_err(|error| wrong(&error))?;
     let Some(qpip) = &mut config.qpip else {
         let missing = "no link is named; give one, such as \"tap:qp0\", or set QUIPU_QPIP_LINK";
         return Err(wrong(&missing));
@@ -128,9 +136,9 @@ fn open(config: Config) -> Outcome<Arc<Adapter>> {
     let (context, _) = engine.open_context().map_err(refused("the adapter cannot be opened"))?;
     let made = engine.alloc_pd().and_then(|pd| Ok((pd, engine.tcp_events(context)?)));
     let (pd, events_fd) = made.map_err(refused("the adapter cannot be opened"))?;
-    let (qps, found, allocated) = Default::default();
+    let (qps, allocated) = Default::default();
     let _listed = Listed::new(&engine);
-    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, found, allocated, _listed }))
+    Ok(Arc::new(Adapter { engine, context, pd, events_fd, qps, allocated, _listed }))
 }
 
 entry! {
@@ -138,7 +146,8 @@ entry! {
     fn qpip_open(link: *const c_char, addresses: *const c_char) -> Null<qpip_adapter> {
         // SAFETY: the program passes null or texts.
         let (link, addresses) = unsafe { (text(link, "link")?, text(addresses, "list of addresses")?) };
-        Ok(Handle::create(Opaque::new(), Private(open(config(link, addresses)?)?)))
+        let config = config(link, addresses, |name| std::env::var_os(name))?;
+        Ok(Handle::create(Opaque::new(), Private(open(config)?)))
     }
 
     /// `qpip_close`

@@ -1,23 +1,25 @@
 //! Completion queues: polling, and waiting for them and for events.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, pollfd, sockaddr_storage};
-use quipu_cabi::{Errno, Handle, IntMinusOne, Null, Tagged, entry};
+use quipu_cabi::{
+    CReturn, Errno, Handle, IntMinusOne, Null, Tagged, end_if_cancelled, entry, outer_wall,
+};
 use quipu_host::EngineError;
 use quipu_host::nic::{ChannelId, Completion, CqId, WcExtra, WcOpcode};
 
-use crate::adapter::{Adapter, Opaque, adapter, lock, qpip_adapter};
+use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
 use crate::address::storage;
 use crate::error::{Outcome, fail, no_object, refused, status};
-use crate::event;
 
 /// How long a wait looks before it sleeps. A sleeper is woken some 20 to 50 us late, so what takes no longer
 /// is better awaited awake.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long it sleeps before it looks whether its thread was cancelled.
+const TURN: Duration = Duration::from_millis(250);
 /// Completions that are taken from the engine at a time.
 const BATCH: usize = 32;
 
@@ -29,10 +31,6 @@ pub(crate) struct Private {
     pub(crate) id: CqId,
     channel: ChannelId,
     fd: i32,
-    /// Whether there is one in `found`: polls look at this first.
-    has_found: AtomicBool,
-    /// The completion that a wait has found, and nobody has taken.
-    found: Mutex<Option<Completion>>,
 }
 
 impl Tagged for Private {
@@ -79,36 +77,12 @@ impl Private {
         self.adapter.engine.poll_cq(self.id, out)
     }
 
-    /// The completion that a wait has found.
-    fn take_found(&self) -> Option<Completion> {
-        if !self.has_found.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut found = lock(&self.found);
-        self.has_found.store(false, Ordering::Release);
-        found.take()
-    }
-
-    /// Whether there is something for the program. It stays where it is found.
-    fn look(&self) -> Result<bool, EngineError> {
-        if self.has_found.load(Ordering::Acquire) || event::look(&self.adapter)? {
-            return Ok(true);
-        }
-        let mut found = lock(&self.found);
-        let mut one = [Completion::default()];
-        if found.is_none() && self.poll(&mut one)? == 1 {
-            *found = Some(one[0]);
-            self.has_found.store(true, Ordering::Release);
-        }
-        Ok(found.is_some())
-    }
-
     /// Looks until there is something, for a moment.
     fn spin(&self, limit: Option<Instant>) -> Result<bool, EngineError> {
         let until = Instant::now() + SPIN;
         let until = limit.map_or(until, |limit| limit.min(until));
         loop {
-            if self.look()? {
+            if self.adapter.engine.look(self.id, self.adapter.context)? {
                 return Ok(true);
             }
             if Instant::now() >= until {
@@ -118,37 +92,30 @@ impl Private {
         }
     }
 
-    fn wait(&self, timeout: c_int) -> Outcome<bool> {
-        let engine = &self.adapter.engine;
+    /// Waits for a turn: ERESTART if nothing has come in it, and there is time left.
+    fn wait(&self, limit: Option<Instant>, again: bool) -> Outcome<bool> {
+        let Adapter { engine, context, .. } = &*self.adapter;
         let wrong = || refused("waiting");
-        let limit =
-            u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-        if self.spin(limit).map_err(wrong())? {
+        if !again && self.spin(limit).map_err(wrong())? {
             return Ok(true);
         }
-        loop {
-            // An event that was asked for before must not be taken for a new one.
-            while engine.wait_channel(self.channel).is_ok() {}
-            // What completed before this raises no event, so look once more behind it.
-            engine.req_notify_cq(self.id, false).map_err(wrong())?;
-            if self.look().map_err(wrong())? {
-                return Ok(true);
-            }
-            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            self.sleep(left)?;
+        if engine.look_and_arm(self.id, self.channel, *context).map_err(wrong())? {
+            return Ok(true);
         }
+        let left = limit.map_or(TURN, |limit| limit.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Ok(false);
+        }
+        self.sleep(left.min(TURN))?;
+        Err(Errno::ERESTART)
     }
 
-    /// Sleeps until a descriptor is readable, but no longer than `left`.
-    fn sleep(&self, left: Option<Duration>) -> Outcome {
+    /// Sleeps until a descriptor is readable, but no longer than `most`.
+    fn sleep(&self, most: Duration) -> Outcome {
         let watched = |fd| pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds = [watched(self.fd), watched(self.adapter.events_fd)];
         // Rounded up: a wait that ends too early would be followed by many short ones.
-        let millis =
-            left.map_or(-1, |left| c_int::try_from(left.as_millis() + 1).unwrap_or(c_int::MAX));
+        let millis = most.as_millis() as c_int + 1;
         // SAFETY: two descriptors, in a live array.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
         if ready >= 0 {
@@ -177,10 +144,7 @@ fn create(adapter: Arc<Adapter>, entries: u32) -> Result<Private, EngineError> {
     // whoever makes progress is its helper; the program waits for descriptors.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
     match adapter.engine.create_cq(adapter.context, entries, Some(channel), 0) {
-        Ok((id, _)) => {
-            let (has_found, found) = (AtomicBool::new(false), Mutex::default());
-            Ok(Private { adapter, id, channel, fd, has_found, found })
-        }
+        Ok((id, _)) => Ok(Private { adapter, id, channel, fd }),
         Err(error) => {
             let _ = adapter.engine.destroy_channel(channel);
             Err(error)
@@ -227,10 +191,6 @@ entry! {
             taken += 1;
         };
         let mut left = wanted;
-        if left > 0 && let Some(found) = cq.take_found() {
-            put(&found);
-            left -= 1;
-        }
         let mut batch = [Completion::default(); BATCH];
         while left > 0 {
             let room = left.min(BATCH);
@@ -248,10 +208,25 @@ entry! {
         }
         Ok((wanted - left) as c_int)
     }
+}
 
-    /// `qpip_wait`
-    fn qpip_wait(raw: *mut qpip_cq, timeout: c_int) -> IntMinusOne {
-        // SAFETY: as above.
-        unsafe { cq(raw) }?.wait(timeout).map(c_int::from)
+/// `qpip_wait`: while it waits, and before, its thread can be cancelled (`pthread_cancel(3)`).
+///
+/// # Safety
+///
+/// As the manual page of the C function demands of its arguments.
+pub unsafe extern "C-unwind" fn qpip_wait(raw: *mut qpip_cq, timeout: c_int) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+    let mut again = false;
+    loop {
+        // SAFETY: here is nothing to drop.
+        unsafe { end_if_cancelled() };
+        // SAFETY: the program passes what qpip_cq_create gave.
+        let turn = move || unsafe { cq(raw) }?.wait(limit, again).map(c_int::from);
+        let result = outer_wall::<IntMinusOne>("qpip_wait", turn);
+        if IntMinusOne::error(&result) != Some(Errno::ERESTART) {
+            return result;
+        }
+        again = true;
     }
 }

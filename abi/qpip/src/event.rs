@@ -2,9 +2,9 @@
 
 use libc::{c_int, c_void};
 use quipu_cabi::{Errno, IntMinusOne, entry};
+use quipu_host::TcpEvent;
 use quipu_host::inet::tcp::Failure;
 use quipu_host::nic::TcpChange;
-use quipu_host::{EngineError, TcpEvent};
 
 use crate::adapter::{Adapter, Known, adapter, lock, qpip_adapter};
 use crate::error::{Outcome, fail, refused};
@@ -34,34 +34,18 @@ const fn kind(change: TcpChange) -> u32 {
     }
 }
 
-/// The queue pair that an event is about, as the program knows it; none if that is gone.
-fn known(adapter: &Adapter, event: &TcpEvent) -> Option<Known> {
-    lock(&adapter.qps).get(&event.qp).copied()
-}
-
-/// Whether there is an event. It stays.
-pub(crate) fn look(adapter: &Adapter) -> Result<bool, EngineError> {
-    let mut found = lock(&adapter.found);
-    while found.is_none_or(|event| known(adapter, &event).is_none()) {
-        *found = adapter.engine.take_tcp_event(adapter.context)?;
-        if found.is_none() {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
+/// The next event, with the queue pair that it is about as the program knows it.
 fn take(adapter: &Adapter) -> Outcome<Option<(TcpEvent, Known)>> {
-    let _ = adapter.engine.progress().map_err(refused("taking an event"))?;
-    while look(adapter).map_err(refused("taking an event"))? {
-        let event = lock(&adapter.found).take();
-        if let Some(event) = event
-            && let Some(known) = known(adapter, &event)
-        {
-            return Ok(Some((event, known)));
+    let wrong = || refused("taking an event");
+    let Adapter { engine, context, qps, .. } = adapter;
+    let _ = engine.progress().map_err(wrong())?;
+    while let Some(event) = engine.take_tcp_event(*context).map_err(wrong())? {
+        // One that is being destroyed has none any more.
+        if let Some(known) = lock(qps).get(&event.qp) {
+            return Ok(Some((event, *known)));
         }
     }
-    adapter.engine.still_there().map_err(refused("taking an event"))?;
+    engine.still_there().map_err(wrong())?;
     Ok(None)
 }
 

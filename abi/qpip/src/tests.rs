@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, sockaddr_in6, sockaddr_storage};
 use quipu_cabi::Errno;
-use quipu_host::{Config, Engine, QpipConfig, Sharer};
+use quipu_host::{Config, Engine, QpipConfig, Sharer, parse_address};
 
 use crate::adapter::*;
 use crate::address::{read, storage};
@@ -18,6 +18,8 @@ use crate::event::*;
 use crate::memory::*;
 use crate::qp::*;
 use crate::work::*;
+
+mod threads;
 
 const TCP: u32 = 1;
 const UDP: u32 = 2;
@@ -418,6 +420,86 @@ fn what_cannot_be_opened_says_why() {
     assert!(errno == Errno::EINVAL && words.contains("10.9.0.2/24"), "{words}");
     let (errno, words) = open("udp:192.0.2.77:0", None);
     assert!(errno == Errno::EADDRNOTAVAIL && words.contains("this host"), "{words}");
+}
+
+#[test]
+fn what_the_program_does_not_say_the_environment_does() {
+    let environment = |name: &str| match name {
+        "QUIPU_QPIP_LINK" => Some("smoke:signals".into()),
+        "QUIPU_QPIP_ADDRESS" => Some("fd09::2/64".into()),
+        "QUIPU_QPIP_GATEWAY" => Some("fd09::1".into()),
+        _ => None,
+    };
+    let read = |link, addresses| {
+        let config = config(link, addresses, environment)?.qpip.unwrap();
+        Ok((config.link.to_string(), config.addresses, config.gateways))
+    };
+    let link = "udp:127.0.0.1:0".to_owned();
+    let own = |address: &str| vec![parse_address(address).unwrap()];
+    let gateways = vec!["fd09::1".parse().unwrap()];
+    let from_environment = (link.clone(), own("fd09::2/64"), gateways.clone());
+    assert_eq!(read(Some(&link), None), Ok(from_environment));
+    let given = (link.clone(), own("fd09::3/64"), gateways);
+    assert_eq!(read(Some(&link), Some("fd09::3/64")), Ok(given));
+    assert_eq!(read(None, None), Err(Errno::EINVAL));
+    assert!(words().contains("it must be tap:NAME"), "{}", words());
+}
+
+#[test]
+fn ports_that_are_taken_and_peers_out_of_reach_have_numbers_of_their_own() {
+    let (a, b) = (End::new(TCP), End::new(UDP));
+    let (sharer, link) = shared("taken");
+    // SAFETY: what is passed is valid.
+    unsafe {
+        let elsewhere = made(qpip_open(link.as_ptr(), null()));
+        for adapter in [a.adapter, elsewhere] {
+            let listener = made(qpip_listen(adapter, 7, 0, 1));
+            assert!(qpip_listen(adapter, 7, 0, 1).is_null());
+            assert_eq!(Errno::last(), Errno::EADDRINUSE);
+            done(qpip_unlisten(listener));
+        }
+        done(qpip_close(elsewhere));
+        drop(sharer);
+        let port = done(qpip_bind(b.qp, 0));
+        let other = made(qpip_create(b.adapter, &init(UDP, b.cq)));
+        fails(qpip_bind(other, port as u16), libc::EADDRINUSE, "already");
+        done(qpip_destroy(other));
+        let far = storage("10.0.0.1:7".parse().unwrap());
+        let length = size_of::<sockaddr_storage>() as u32;
+        let far = (&raw const far).cast();
+        fails(qpip_connect(a.qp, far, length, 0, 0), libc::ENETUNREACH, "no route");
+    }
+    a.end();
+    b.end();
+}
+
+#[test]
+fn a_completion_too_many_is_said_so() {
+    let end = End::new(UDP);
+    // SAFETY: what is passed is valid.
+    unsafe {
+        let cq = made(qpip_cq_create(end.adapter, 1));
+        let qp = made(qpip_create(end.adapter, &init(UDP, cq)));
+        let to = end.address(done(qpip_bind(qp, 0)) as u16);
+        let to = (&raw const to).cast();
+        let send = qpip_send {
+            id: 1,
+            segments: null(),
+            count: 0,
+            flags: 0,
+            to,
+            to_length: size_of::<sockaddr_in6>() as u32,
+        };
+        done(qpip_post_send(qp, &send));
+        done(qpip_post_send(qp, &send));
+        let mut one: qpip_completion = std::mem::zeroed();
+        assert_eq!((qpip_wait(cq, 0), qpip_poll(cq, &mut one, 1)), (1, 1));
+        fails(qpip_poll(cq, &mut one, 1), libc::EOVERFLOW, "overran");
+        assert_eq!(qpip_wait(cq, -1), 1, "to be polled, which says so");
+        done(qpip_destroy(qp));
+        done(qpip_cq_destroy(cq));
+    }
+    end.end();
 }
 
 #[test]

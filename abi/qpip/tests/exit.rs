@@ -60,6 +60,11 @@ fn a_program_may_exit_in_a_handler_of_a_signal() {
 }
 
 #[test]
+fn a_thread_that_waits_can_be_cancelled() {
+    run("cancel");
+}
+
+#[test]
 fn the_child_of_a_program_ends_without_a_word() {
     run("fork");
 }

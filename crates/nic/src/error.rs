@@ -14,9 +14,6 @@ pub enum Fault {
     /// An argument is outside what the call allows.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// The address is taken.
-    #[error("address in use: {0}")]
-    InUse(&'static str),
     /// A state machine has no such transition, or a needed attribute is missing from it.
     #[error("illegal queue pair transition: {0}")]
     Transition(&'static str),
@@ -43,6 +40,12 @@ pub enum Fault {
     /// The adapter does not offer this.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// Somebody has the port, or the connection, already.
+    #[error("{0}")]
+    Taken(&'static str),
+    /// Nothing leads to the peer.
+    #[error("{0}")]
+    NoRoute(&'static str),
     /// A limit of the adapter is reached.
     #[error("the adapter has no more {0}")]
     Exhausted(&'static str),

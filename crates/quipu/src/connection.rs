@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
 
 use quipu_host::EngineError;
 use quipu_host::connection::{
-    ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, QpParams, Refusal,
+    CallError, ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, QpParams,
+    Refusal,
 };
 use quipu_host::nic::{QpAttr, QpAttrMask, QpState, QpType};
 
@@ -16,6 +18,8 @@ use crate::qp::QueuePair;
 /// `IBV_QPT_RC` and `IBV_QPT_UC`.
 const RC: u8 = 2;
 const UC: u8 = 3;
+/// What a connection ends with whose peer is gone.
+const ECONNRESET: i32 = 104;
 /// Requests that wait to be taken.
 const BACKLOG: i32 = 128;
 
@@ -41,6 +45,16 @@ fn failure(event: Event) -> Error {
     match kind {
         EventKind::Rejected => Error::Rejected { reason: status, private_data },
         _ => Error::Connection { kind, status },
+    }
+}
+
+/// What an answer meets whose asker is gone.
+fn given_up(error: EngineError) -> Error {
+    match error {
+        EngineError::Connection(CallError::WrongState) => {
+            Error::Connection { kind: EventKind::ConnectError, status: -ECONNRESET }
+        }
+        error => error.into(),
     }
 }
 
@@ -205,7 +219,10 @@ impl Listener {
                     let private_data = event.private_data;
                     return Ok(ConnectionRequest { identifier, peer, private_data });
                 }
-                _ => device.opened.engine.cm_reject(event.id, Refusal::Consumer, &[])?,
+                // Where whoever asked is gone already, nobody need be told.
+                _ => {
+                    let _ = device.opened.engine.cm_reject(event.id, Refusal::Consumer, &[]);
+                }
             }
         }
     }
@@ -241,14 +258,16 @@ impl ConnectionRequest {
     /// device, service or state.
     pub fn accept(self, qp: QueuePair, private_data: &[u8]) -> Result<Connection, Error> {
         let Self { identifier, private_data: said, .. } = self;
+        identifier.device.owns(qp.built().pd.device())?;
         let engine = &identifier.device.opened.engine;
         // What the reply says holds at both ends.
-        let (asked, reads) = (engine.cm_connect_params(identifier.id)?, qp.built().reads());
+        let asked = engine.cm_connect_params(identifier.id).map_err(given_up)?;
+        let reads = qp.built().reads();
         let max_rd_atomic = asked.max_rd_atomic.min(reads);
         qp.connect_as(&QpParams { max_dest_rd_atomic: reads, max_rd_atomic, ..asked })?;
-        engine.cm_accept(identifier.id, Some(&param(&qp, private_data)))?;
+        engine.cm_accept(identifier.id, Some(&param(&qp, private_data))).map_err(given_up)?;
         identifier.expect(EventKind::Established)?;
-        Ok(Connection { qp, identifier, private_data: said })
+        Ok(Connection::new(qp, identifier, said))
     }
 
     /// Refuses; `private_data`, of at most 148 bytes, may say why.
@@ -268,9 +287,15 @@ pub struct Connection {
     qp: QueuePair,
     identifier: Identifier,
     private_data: Box<[u8]>,
+    /// Whether its end was heard of. Of several that wait for that one asks, and tells the others.
+    ended: Mutex<bool>,
 }
 
 impl Connection {
+    fn new(qp: QueuePair, identifier: Identifier, private_data: Box<[u8]>) -> Self {
+        Self { qp, identifier, private_data, ended: Mutex::new(false) }
+    }
+
     /// Connects a queue pair, which is not connected yet, with whoever listens at `to`: post its first
     /// receives before. Returns when the connection stands. `private_data`, of at most 56 bytes, is for the
     /// peer's program.
@@ -294,7 +319,7 @@ impl Connection {
         let response = identifier.expect(EventKind::ConnectResponse)?;
         qp.connect_as(&engine.cm_connect_params(id)?)?;
         engine.cm_accept(id, None)?;
-        Ok(Self { qp, identifier, private_data: response.private_data })
+        Ok(Self::new(qp, identifier, response.private_data))
     }
 
     /// The queue pair; the connection is one, too.
@@ -313,7 +338,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The engine belongs to the parent of this process.
+    /// It was ended by this before; or the engine belongs to the parent of this process.
     pub fn disconnect(&self) -> Result<(), Error> {
         self.flush()?;
         Ok(self.identifier.device.opened.engine.cm_disconnect(self.identifier.id)?)
@@ -326,7 +351,12 @@ impl Connection {
     ///
     /// The engine belongs to the parent of this process.
     pub fn wait_end(&self) -> Result<(), Error> {
-        self.identifier.wait_end()?;
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ended {
+            self.identifier.wait_end()?;
+            *ended = true;
+        }
+        drop(ended);
         self.flush()
     }
 

@@ -28,7 +28,7 @@ pub struct CompletionQueue {
 
 #[derive(Debug)]
 pub(crate) struct Queue {
-    device: Device,
+    pub(crate) device: Device,
     pub(crate) id: CqId,
     pub(crate) channel: ChannelId,
     fd: RawFd,
@@ -94,11 +94,15 @@ impl CompletionQueue {
                 }
             }
         }
+        let (engine, queue) = (&self.inner.device.opened.engine, &self.inner);
         loop {
-            // What completed before this raises no event, so look once more behind it.
-            self.request_event(false)?;
+            match engine.wait_completion(queue.id, queue.channel) {
+                Ok(()) | Err(EngineError::Interrupted) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // Another thread may have taken what woke this one.
             match self.poll(out)? {
-                0 => self.wait_event()?,
+                0 => {}
                 found => return Ok(found),
             }
         }
@@ -175,9 +179,12 @@ impl CompletionQueue {
     ///
     /// As [`poll`](Self::poll).
     pub fn wait_event(&self) -> Result<(), Error> {
-        match self.inner.device.opened.engine.wait_channel(self.inner.channel) {
-            Ok(_) | Err(EngineError::Interrupted) => Ok(()),
-            Err(error) => Err(error.into()),
+        loop {
+            match self.inner.device.opened.engine.wait_channel(self.inner.channel) {
+                Ok(_) => return Ok(()),
+                Err(EngineError::Interrupted) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

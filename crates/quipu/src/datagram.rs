@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_host::nic::{
-    AhId, Gid, QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge, To,
+    AhId, Fault, Gid, QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge, To,
 };
 
 use crate::cq::CompletionQueue;
@@ -191,6 +191,9 @@ impl DatagramQueuePair {
     ///
     /// The queue is full, the request is no send or exceeds a limit, or the destination is of another domain.
     pub fn send_to(&self, request: &Request<'_>, to: &Destination) -> Result<(), Error> {
+        if !Arc::ptr_eq(&self.pd.inner, &to.handle.pd.inner) {
+            return Err(Fault::Invalid("the destination is of another domain").into());
+        }
         let mut wr = request.wr;
         wr.to = To::Datagram { ah: to.handle.id, qpn: to.qpn, qkey: to.qkey };
         Ok(self.engine().post_send(self.id, &wr)?)

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use quipu_host::nic::{Access, AsyncEvent, Gid, PdId};
+use quipu_host::nic::{Access, AsyncEvent, Fault, Gid, PdId};
 use quipu_host::{Config, ContextId, Engine, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
@@ -87,6 +87,14 @@ impl Device {
     /// As [`open`](Self::open), and a variable with an illegal value.
     pub fn from_env() -> Result<Self, Error> {
         Self::open(Config::from_env().map_err(quipu_host::OpenError::from)?)
+    }
+
+    /// That another object is of this device: numbers of objects of two devices may be the same.
+    pub(crate) fn owns(&self, other: &Self) -> Result<(), Error> {
+        match Arc::ptr_eq(&self.opened, &other.opened) {
+            true => Ok(()),
+            false => Err(Fault::Invalid("the objects are of different devices").into()),
+        }
     }
 
     /// The IP address of the device.
@@ -173,7 +181,8 @@ impl ProtectionDomain {
         MemoryRegion::new(self, len, access)
     }
 
-    /// Begins a queue pair whose sends complete to one queue, and receives to another or the same.
+    /// Begins a queue pair whose sends complete to one queue, and receives to another or the same, both of
+    /// this device.
     pub fn queue_pair(
         &self,
         send_cq: &CompletionQueue,

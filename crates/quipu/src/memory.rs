@@ -1,7 +1,7 @@
 //! Memory that the adapter uses.
 
 use quipu_host::nic::mem::{Segment, SegmentError};
-use quipu_host::nic::{Access, Key, Region, Sge};
+use quipu_host::nic::{Access, Fault, Key, Region, Sge};
 
 use crate::device::ProtectionDomain;
 use crate::error::Error;
@@ -30,6 +30,8 @@ use crate::error::Error;
 pub struct MemoryRegion {
     segment: Segment,
     region: Region,
+    /// Whether work requests count from 0, and not from where the memory is.
+    zero_based: bool,
     pd: ProtectionDomain,
 }
 
@@ -38,7 +40,8 @@ impl MemoryRegion {
         let engine = &pd.device().opened.engine;
         let segment = engine.allocate(len)?;
         let region = engine.reg_segment(pd.inner.id, &segment, None, access)?;
-        Ok(Self { segment, region, pd: pd.clone() })
+        let zero_based = access.contains(Access::ZERO_BASED);
+        Ok(Self { segment, region, zero_based, pd: pd.clone() })
     }
 
     /// The domain whose queue pairs may use it.
@@ -69,8 +72,9 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// [`Error::OutOfBounds`]. In a forked child memory of a shared adapter is not there.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.pd.device().opened.engine.check_allocated()?;
         self.segment.write(offset, bytes).map_err(|error| self.fault(error, offset, bytes.len()))
     }
 
@@ -78,8 +82,9 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// As [`write`](Self::write).
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        self.pd.device().opened.engine.check_allocated()?;
         let len = out.len();
         self.segment.read(offset, out).map_err(|error| self.fault(error, offset, len))
     }
@@ -88,7 +93,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`].
+    /// As [`write`](Self::write).
     pub fn to_vec(&self, offset: usize, len: usize) -> Result<Vec<u8>, Error> {
         self.check(offset, len)?;
         let mut out = vec![0; len];
@@ -100,11 +105,12 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`], also where `len` is beyond 32 bits.
+    /// [`Error::OutOfBounds`]; or `len` is 2^32 or more, of which no piece can be.
     pub fn sge(&self, offset: usize, len: usize) -> Result<Sge, Error> {
         let addr = self.check(offset, len)?;
-        let short = u32::try_from(len).map_err(|_| self.outside(offset, len))?;
-        Ok(Sge { addr, len: short, lkey: self.region.key })
+        let long = Fault::Invalid("a piece of memory has 2^32 - 1 bytes at most");
+        let len = u32::try_from(len).map_err(|_| long)?;
+        Ok(Sge { addr, len, lkey: self.region.key })
     }
 
     /// `len` bytes from `offset` on, for a peer: to be sent to it by any means.
@@ -120,8 +126,8 @@ impl MemoryRegion {
     /// The address of `offset` in work requests, if `len` bytes are there.
     fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        let addr = self.segment.addr() as u64 + offset as u64;
-        inside.then_some(addr).ok_or_else(|| self.outside(offset, len))
+        let base = if self.zero_based { 0 } else { self.segment.addr() as u64 };
+        inside.then(|| base + offset as u64).ok_or_else(|| self.outside(offset, len))
     }
 
     fn outside(&self, offset: usize, len: usize) -> Error {

@@ -93,7 +93,7 @@ impl QueuePairBuilder {
 
     /// When a peer that does not answer is given up: after 4 times 4.096 us times 2 to the `timeout`
     /// (0 to 31, 0 for never), for each of 1 + `retries` (0 to 7) tries. 14 and 7 by default, 2.1 s
-    /// in all. Over TCP it is 2 s at least.
+    /// in all. Over TCP it is 3 s at least.
     pub fn retry(mut self, timeout: u8, retries: u8) -> Self {
         (self.timeout, self.retries) = (timeout, retries);
         self
@@ -156,7 +156,13 @@ impl QueuePairBuilder {
 
     /// Has the engine create one of a type; its handle, number and sizes.
     pub(crate) fn create(&self, qp_type: QpType) -> Result<(QpId, QpNum, QpCap), Error> {
-        let opened = &self.pd.device().opened;
+        let device = self.pd.device();
+        device.owns(&self.send_cq.inner.device)?;
+        device.owns(&self.recv_cq.inner.device)?;
+        if let Some(srq) = &self.srq {
+            device.owns(srq.inner.pd.device())?;
+        }
+        let opened = &device.opened;
         let init = QpInit {
             pd: self.pd.inner.id,
             send_cq: self.send_cq.inner.id,
@@ -173,7 +179,8 @@ impl QueuePairBuilder {
     ///
     /// # Errors
     ///
-    /// A size beyond the adapter's limits, or the system refuses a port or a thread.
+    /// A size beyond the adapter's limits, a queue of another device, or the system refuses a port or a
+    /// thread.
     pub fn build(self) -> Result<QueuePair, Error> {
         let (id, num, cap) = self.create(self.qp_type)?;
         // No secret: it only tells this connection from an earlier one between the same two.

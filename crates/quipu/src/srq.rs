@@ -18,7 +18,7 @@ pub struct SharedReceiveQueue {
 
 #[derive(Debug)]
 pub(crate) struct Queue {
-    pd: ProtectionDomain,
+    pub(crate) pd: ProtectionDomain,
     pub(crate) id: SrqId,
 }
 

@@ -1,7 +1,9 @@
 //! The library as a program uses it: within one device, between two devices that share memory, and
 //! between two that speak TCP.
 
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -303,6 +305,54 @@ fn a_waiter_sleeps_until_the_message_comes() {
 }
 
 #[test]
+fn of_two_waiters_each_gets_one_of_two_completions() {
+    for (way, left, right) in pairs() {
+        for round in 0..5 {
+            let (says, hears) = mpsc::channel();
+            for id in 0..2 {
+                right.qp.post_recv(id, &[]).unwrap();
+                let (says, cq) = (says.clone(), right.cq.clone());
+                thread::spawn(move || says.send(cq.next().unwrap().wr_id));
+            }
+            thread::sleep(Duration::from_millis(10));
+            let send = Request::send(&[]).unsignaled();
+            left.qp.post_sends(&[send, send]).unwrap();
+            for _ in 0..2 {
+                let woken = hears.recv_timeout(Duration::from_secs(20));
+                assert!(woken.is_ok(), "{way}, round {round}: nobody wakes it");
+            }
+        }
+    }
+}
+
+#[test]
+fn objects_of_two_devices_are_not_mixed() {
+    let [one, other] = [(); 2].map(|()| side(&device(SameHost::Auto)));
+    assert!(one.pd.queue_pair(&one.cq, &other.cq).build().is_err());
+    assert!(one.pd.queue_pair(&other.cq, &one.cq).build().is_err());
+    let srq = other.pd.shared_receive_queue(4, 1).unwrap();
+    assert!(one.pd.queue_pair(&one.cq, &one.cq).shared_receive_queue(&srq).build().is_err());
+    let qp = one.pd.queue_pair(&one.cq, &one.cq).build_datagram(1).unwrap();
+    let to = [&one, &other].map(|side| side.pd.destination(&qp.address()).unwrap());
+    assert!(qp.send_to(&Request::send_inline(b"x"), &to[1]).is_err());
+    qp.send_to(&Request::send_inline(b"x"), &to[0]).unwrap();
+}
+
+#[test]
+fn memory_that_counts_from_zero_is_named_so() {
+    let device = device(SameHost::Auto);
+    let (left, right) = (side(&device), side(&device));
+    left.qp.connect(&right.qp.endpoint()).unwrap();
+    right.qp.connect(&left.qp.endpoint()).unwrap();
+    let memory = left.pd.register(64, Access::LOCAL_WRITE | Access::ZERO_BASED).unwrap();
+    memory.write(8, b"zero").unwrap();
+    right.qp.post_recv(1, &[right.memory.sge(0, 8).unwrap()]).unwrap();
+    left.qp.post_send(&Request::send(&[memory.sge(8, 4).unwrap()])).unwrap();
+    right.cq.next().unwrap();
+    assert_eq!(right.memory.to_vec(0, 4).unwrap(), b"zero");
+}
+
+#[test]
 fn endpoints_travel_over_a_stream() {
     let device = device(SameHost::Auto);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -328,6 +378,10 @@ fn faults_of_the_caller_are_named() {
     let error = side.memory.sge(SIZE - 1, 2).unwrap_err();
     assert!(matches!(error, Error::OutOfBounds { region: SIZE, .. }), "{error}");
     assert!(side.memory.write(usize::MAX, b"x").is_err());
+    let far = [side.memory.sge(usize::MAX, 0).err(), side.memory.remote(usize::MAX, 1).err()];
+    for error in far.into_iter().chain([side.memory.to_vec(usize::MAX, 0).err()]) {
+        assert!(matches!(error, Some(Error::OutOfBounds { .. })), "{error:?}");
+    }
     assert!(side.qp.post_send(&Request::send(&[])).is_err(), "not connected yet");
     assert!(device.completion_queue(0).is_err());
     let elsewhere = Config { address: Some("203.0.113.1".parse().unwrap()), ..Config::default() };
@@ -365,6 +419,59 @@ fn connections_by_address_are_refused_with_a_reason() {
     assert!(matches!(open(), Err(Error::Rejected { reason: 8, .. })));
     let taken = Connection::open(pd.queue_pair(&cq, &cq).build().unwrap(), to, &[0; 57]);
     assert!(matches!(taken, Err(Error::Engine(_))), "too much private data");
+}
+
+/// A listener with a device, for a queue pair of which it can be asked.
+fn listening() -> (Listener, impl Fn() -> QueuePair + Clone + Send + 'static) {
+    let device = loopback();
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(16).unwrap());
+    (listener, move || pd.queue_pair(&cq, &cq).build().unwrap())
+}
+
+#[test]
+fn a_stranger_that_comes_and_goes_does_not_end_a_listener() {
+    let (listener, build) = listening();
+    let to = listener.address().unwrap();
+    let mut stranger = TcpStream::connect(to).unwrap();
+    stranger.write_all(b"MPA ID Req Frame\x00\x01\x00\x00").unwrap();
+    drop(stranger);
+    thread::sleep(Duration::from_millis(100));
+    let client = build.clone();
+    let client = thread::spawn(move || Connection::open(client(), to, b"honest").map(drop));
+    let request = listener.next().unwrap();
+    assert!(request.private_data().starts_with(b"honest"));
+    request.accept(build(), b"").unwrap();
+    client.join().unwrap().unwrap();
+}
+
+#[test]
+fn queue_pairs_of_another_device_are_not_connected() {
+    let (listener, build) = listening();
+    let to = listener.address().unwrap();
+    let (_, elsewhere) = listening();
+    let client = thread::spawn(move || Connection::open(build(), to, b"").map(drop));
+    let refused = listener.next().unwrap().accept(elsewhere(), b"");
+    assert!(matches!(refused, Err(Error::Engine(_))), "{refused:?}");
+    assert!(client.join().unwrap().is_err());
+}
+
+#[test]
+fn the_end_of_a_connection_is_told_to_all_that_ask() {
+    let (listener, build) = listening();
+    let to = listener.address().unwrap();
+    let client = build.clone();
+    let client = thread::spawn(move || Connection::open(client(), to, b"").unwrap());
+    let connection = Arc::new(listener.next().unwrap().accept(build(), b"").unwrap());
+    let (says, hears) = mpsc::channel();
+    for _ in 0..2 {
+        let (says, connection) = (says.clone(), Arc::clone(&connection));
+        thread::spawn(move || says.send(connection.wait_end()));
+    }
+    drop(client.join().unwrap());
+    for _ in 0..2 {
+        hears.recv_timeout(Duration::from_secs(20)).expect("it hangs").unwrap();
+    }
 }
 
 /// Both ends learn of the end, also without a word.

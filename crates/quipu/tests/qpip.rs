@@ -3,16 +3,20 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use quipu::qpip::{
     Adapter, Failure, Mode, QpipConfig, Sharer, TcpChange, TcpListener, TcpQueuePair, TcpSettings,
 };
 use quipu::{
-    Access, Completion, CompletionQueue, Config, Error, MemoryRegion, Request, WcExtra, WcStatus,
+    Access, Completion, CompletionQueue, Config, Device, Error, MemoryRegion, Request, WcExtra,
+    WcStatus,
 };
 
 const SIZE: usize = 1 << 16;
+/// What takes as long has failed.
+const LONG: Duration = Duration::from_secs(20);
 
 /// Where the adapter of a test is.
 #[derive(Clone, Copy)]
@@ -33,14 +37,17 @@ struct End {
 
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
-fn open(link: &str) -> Adapter {
-    let config = Config {
+fn config(link: &str) -> Config {
+    Config {
         address: Some([127, 0, 0, 1].into()),
         counters: false,
         qpip: Some(QpipConfig::new(link.parse().unwrap())),
         ..Config::default()
-    };
-    Adapter::open_with(config).unwrap()
+    }
+}
+
+fn open(link: &str) -> Adapter {
+    Adapter::open_with(config(link)).unwrap()
 }
 
 impl End {
@@ -325,6 +332,110 @@ fn a_window_that_opens_is_told_of_in_the_direction_that_is_left(place: Where) {
     through_two_receives(place, true);
 }
 
+/// What a thread finds, which is given up if it hangs.
+fn in_time<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    let (says, hears) = mpsc::channel();
+    std::thread::spawn(move || says.send(what()));
+    hears.recv_timeout(LONG).expect("it hangs")
+}
+
+fn wait_at_once(end: &End) {
+    let begun = Instant::now();
+    end.adapter.wait_timeout(&end.cq, LONG).unwrap();
+    assert!(begun.elapsed() < LONG, "it sleeps though there is something");
+}
+
+fn events_that_a_queue_pair_waited_for_are_still_to_be_taken(place: Where) {
+    let (client, here, _server, there, _listener) = connected(place, Mode::Message);
+    there.close().unwrap();
+    here.wait_peer_closed().unwrap();
+    for change in [TcpChange::Connected, TcpChange::PeerClosed] {
+        wait_at_once(&client);
+        let event = client.adapter.poll_event().unwrap().unwrap();
+        assert_eq!((event.qp_num, event.change), (here.number(), change));
+    }
+    assert_eq!(client.adapter.poll_event().unwrap(), None);
+}
+
+fn an_event_wakes_all_that_wait_whatever_for(place: Where) {
+    let (client, here, server, there, listener) = connected(place, Mode::Message);
+    assert_eq!(server.adapter.poll_event().unwrap().unwrap().change, TcpChange::Connected);
+    let idle = server.tcp();
+    server.receive(&idle, 1, 0, SIZE);
+    listener.offer(&idle).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| idle.wait_connected().unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        let waits = scope.spawn(|| wait_at_once(&server));
+        std::thread::sleep(Duration::from_millis(10));
+        here.close().unwrap();
+        waits.join().unwrap();
+        let event = server.adapter.poll_event().unwrap().unwrap();
+        assert_eq!((event.qp_num, event.change), (there.number(), TcpChange::PeerClosed));
+        let another = client.tcp();
+        let to = SocketAddr::new(server.address(), listener.port());
+        another.connect(to, &TcpSettings::default()).unwrap();
+    });
+}
+
+fn a_connection_stays_what_it_is_when_another_cannot_begin(place: Where) {
+    let (client, here, server, there, listener) = connected(place, Mode::Message);
+    let to = SocketAddr::new(server.address(), listener.port());
+    there.close().unwrap();
+    here.wait_peer_closed().unwrap();
+    assert!(here.connect(to, &TcpSettings::default()).is_err());
+    assert!(listener.offer(&there).is_err());
+    in_time(move || {
+        here.wait_connected().unwrap();
+        here.wait_peer_closed().unwrap();
+        there.wait_connected().unwrap();
+        drop((client, server, listener));
+    });
+}
+
+fn a_queue_pair_that_was_refused_can_be_offered(place: Where) {
+    let (client, server) = (End::new(place), End::new(place));
+    let settings = TcpSettings::default();
+    let qp = client.tcp();
+    assert!(qp.connect(SocketAddr::new(server.address(), 9), &settings).is_err());
+    let listener = client.adapter.listen(0, &settings, 1).unwrap();
+    client.receive(&qp, 1, 0, SIZE);
+    listener.offer(&qp).unwrap();
+    let peer = server.tcp();
+    server.receive(&peer, 1, 0, SIZE);
+    peer.connect(SocketAddr::new(client.address(), listener.port()), &settings).unwrap();
+    qp.wait_connected().unwrap();
+    // The refusal was that of an attempt before.
+    assert_eq!(client.adapter.poll_event().unwrap().unwrap().change, TcpChange::Connected);
+    for (one, other) in [(&peer, &qp), (&qp, &peer)] {
+        one.close().unwrap();
+        other.wait_peer_closed().unwrap();
+    }
+    qp.wait_closed().unwrap();
+}
+
+#[test]
+fn what_is_of_another_adapter_is_refused() {
+    let [one, other] = [(); 2].map(|()| End::new(Where::Here));
+    let listener = one.adapter.listen(0, &TcpSettings::default(), 1).unwrap();
+    let [own, strange] = [&one, &other].map(End::tcp);
+    assert!(listener.offer(&strange).is_err());
+    listener.offer(&own).unwrap();
+    assert!(one.adapter.wait_timeout(&other.cq, Duration::ZERO).is_err());
+    let with = |cq| one.memory.domain().queue_pair(&one.cq, cq).build_tcp();
+    assert!(with(&other.cq).is_err() && with(&one.cq).is_ok());
+}
+
+#[test]
+fn a_device_on_a_link_has_queue_pairs_over_tcp_without_being_an_adapter() {
+    let peer = End::new(Where::Here);
+    let device = Device::open(config("udp:127.0.0.1:0")).unwrap();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(4).unwrap());
+    let qp = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
+    let refused = qp.connect(SocketAddr::new(peer.address(), 9), &TcpSettings::default());
+    assert!(matches!(refused, Err(Error::Tcp(Failure::Refused))), "{refused:?}");
+}
+
 /// Tests of both places.
 macro_rules! at {
     ($($test:ident),* $(,)?) => {
@@ -351,6 +462,10 @@ at!(
     all_connections_are_ended_at_once,
     one_thread_waits_for_completions_and_events,
     datagrams_come_with_the_address_of_their_sender,
+    events_that_a_queue_pair_waited_for_are_still_to_be_taken,
+    an_event_wakes_all_that_wait_whatever_for,
+    a_connection_stays_what_it_is_when_another_cannot_begin,
+    a_queue_pair_that_was_refused_can_be_offered,
     a_window_that_opens_is_told_of,
     a_window_that_opens_is_told_of_in_the_direction_that_is_left,
 );

@@ -2,8 +2,9 @@
  *
  * A program that ends with a connection: its peer, which is this one's parent, is to hear of it.
  *
- *     ./exit return|exit|handler|signal|fork
+ *     ./exit return|exit|handler|signal|fork|cancel
  */
+#include <pthread.h>
 #include <qpip.h>
 #include <signal.h>
 #include <stdio.h>
@@ -74,6 +75,13 @@ static void leave_at_exit(void)
 	check(!qpip_ends(qp, NULL, NULL), "ends");
 }
 
+static void *wait_for_nothing(void *unused)
+{
+	(void)unused;
+	qpip_wait(cq, -1);
+	return NULL;
+}
+
 /* The end that goes. */
 static int client(const char *how, int from)
 {
@@ -103,6 +111,16 @@ static int client(const char *how, int from)
 			exit(0);
 		waitpid(child, NULL, 0);
 		check(next_event(2 * SHORT) == 0, "no event");
+	}
+	if (!strcmp(how, "cancel")) {
+		/* Only a thread of it ends at first, in the middle of a wait. */
+		pthread_t waits;
+		void *result;
+
+		check(!pthread_create(&waits, NULL, wait_for_nothing, NULL), "thread");
+		usleep(50000);
+		check(!pthread_cancel(waits) && !pthread_join(waits, &result), "cancel");
+		check(result == PTHREAD_CANCELED && !qpip_ends(qp, NULL, NULL), "cancelled");
 	}
 	return 0;
 }

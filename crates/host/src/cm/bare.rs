@@ -209,7 +209,7 @@ impl Manager {
             Fault::NoSuchObject | Fault::WrongState | Fault::Busy => {
                 self.cm.handle_unusable(id, libc::EINVAL);
             }
-            Fault::InUse(_) => self.cm.handle_unreached(now, id, Loss::Failed(libc::EADDRINUSE)),
+            Fault::Taken(_) => self.cm.handle_unreached(now, id, Loss::Failed(libc::EADDRINUSE)),
             Fault::Exhausted(_) => {
                 self.cm.handle_unreached(now, id, Loss::Failed(libc::EADDRNOTAVAIL));
             }

@@ -173,6 +173,16 @@ impl Engine {
             Some(elsewhere) => elsewhere.calls.allocate(len),
         }
     }
+
+    /// That [allocated](Self::allocate) memory is there: what is shared with the process that has the adapter
+    /// a forked child does not have.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn check_allocated(&self) -> Result<(), EngineError> {
+        self.elsewhere().map(drop)
+    }
 }
 
 impl Elsewhere<'_> {

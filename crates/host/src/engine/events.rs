@@ -104,6 +104,14 @@ impl<T> Queue<T> {
     }
 }
 
+impl Queue<TcpEvent> {
+    /// Drops the events of a queue pair.
+    fn forget(&mut self, qp: QpId) {
+        self.events.retain(|event| event.qp != qp);
+        self.signal();
+    }
+}
+
 /// Somebody who has opened a device.
 struct Context {
     events: Queue<AsyncEvent>,
@@ -125,6 +133,15 @@ struct ObjectState {
     channel: Option<ChannelId>,
 }
 
+/// Whom an event about a connection is kept for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// The program, which takes it when it likes.
+    Program,
+    /// A library that keeps account of connections, and hears of each event at once.
+    Library,
+}
+
 /// All events of an engine.
 pub(crate) struct Events {
     channels: Table<Channel>,
@@ -136,10 +153,10 @@ pub(crate) struct Events {
     pub(crate) openings: Openings,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelId>,
-    /// What happens to connections of QPIP, for contexts that have asked for it.
-    tcp: HandleMap<ContextId, Queue<TcpEvent>>,
-    /// The context for which a thread waits inside the engine.
-    attended_tcp: Option<ContextId>,
+    /// What happens to connections of QPIP, for contexts that have asked for it: [`For`] each a copy.
+    tcp: [HandleMap<ContextId, Queue<TcpEvent>>; 2],
+    /// The context for which a thread waits inside the engine, and for which copy.
+    attended_tcp: Option<(ContextId, For)>,
     /// The adapter is gone, and nothing comes any more.
     over: bool,
 }
@@ -165,7 +182,7 @@ impl Events {
             objects: HandleMap::default(),
             openings: Openings::default(),
             attended: None,
-            tcp: HandleMap::default(),
+            tcp: Default::default(),
             attended_tcp: None,
             over: false,
         }
@@ -181,7 +198,7 @@ impl Events {
                 channel.queue.end();
             }
         }
-        self.tcp.values_mut().for_each(Queue::end);
+        self.tcp.iter_mut().flat_map(HandleMap::values_mut).for_each(Queue::end);
     }
 
     /// Whether that is so.
@@ -192,7 +209,7 @@ impl Events {
 
     /// Whether a program asks for events about connections.
     pub(crate) fn has_tcp_users(&self) -> bool {
-        !self.tcp.is_empty()
+        self.tcp.iter().any(|kept| !kept.is_empty())
     }
 
     fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, EngineError> {
@@ -244,7 +261,9 @@ impl Events {
     }
 
     pub(crate) fn close_context(&mut self, id: ContextId) -> Result<(), EngineError> {
-        self.tcp.remove(&id);
+        for kept in &mut self.tcp {
+            kept.remove(&id);
+        }
         self.contexts.remove(slot_of(id.0)).map(drop).ok_or(EngineError::NoSuchQueue)
     }
 
@@ -275,9 +294,10 @@ impl Events {
             queue.events.retain(|event| subject(event) != Some(object));
             queue.signal();
         }
-        if let (Some(queue), Object::Qp(qp)) = (self.tcp.get_mut(&state.context), object) {
-            queue.events.retain(|event| event.qp != qp);
-            queue.signal();
+        if let Object::Qp(qp) = object {
+            for queue in self.tcp.iter_mut().filter_map(|kept| kept.get_mut(&state.context)) {
+                queue.forget(qp);
+            }
         }
         if let (Some(Ok(channel)), Object::Cq(cq)) =
             (state.channel.map(|id| self.channel(id)), object)
@@ -351,56 +371,79 @@ impl Events {
         Ok(event)
     }
 
+    /// Whether a channel has an event.
+    pub(crate) fn has_completion(&mut self, id: ChannelId) -> Result<bool, EngineError> {
+        Ok(!self.channel(id)?.queue.events.is_empty())
+    }
+
     /// Has events about connections be kept for a context; their descriptor.
-    pub(crate) fn open_tcp(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
+    pub(crate) fn open_tcp(&mut self, id: ContextId, whose: For) -> Result<RawFd, EngineError> {
         self.context(id)?;
-        if let Entry::Vacant(place) = self.tcp.entry(id) {
+        if let Entry::Vacant(place) = self.tcp[whose as usize].entry(id) {
             let queue = place.insert(Queue::new(new_descriptor()?));
             if self.over {
                 queue.end();
             }
         }
-        self.tcp_fd(id)
+        self.tcp_fd(id, whose)
     }
 
-    fn tcp_queue(&mut self, id: ContextId) -> Result<&mut Queue<TcpEvent>, EngineError> {
-        self.tcp.get_mut(&id).ok_or(EngineError::NoSuchQueue)
+    fn tcp_queue(
+        &mut self,
+        id: ContextId,
+        whose: For,
+    ) -> Result<&mut Queue<TcpEvent>, EngineError> {
+        self.tcp[whose as usize].get_mut(&id).ok_or(EngineError::NoSuchQueue)
     }
 
-    pub(crate) fn tcp_fd(&mut self, id: ContextId) -> Result<RawFd, EngineError> {
-        Ok(self.tcp_queue(id)?.fd.as_raw_fd())
+    pub(crate) fn tcp_fd(&mut self, id: ContextId, whose: For) -> Result<RawFd, EngineError> {
+        Ok(self.tcp_queue(id, whose)?.fd.as_raw_fd())
     }
 
     /// Queues an event about a connection, if its owner wants to know. A connection has three at most, so
     /// there are never many.
     pub(crate) fn tcp(&mut self, event: TcpEvent) {
         let owner = self.objects.get(&Object::Qp(event.qp)).map(|state| state.context);
-        let attended = owner.is_some() && self.attended_tcp == owner;
-        if let Some(queue) = owner.and_then(|owner| self.tcp.get_mut(&owner)) {
-            queue.events.push_back(event);
-            if !attended {
-                queue.signal();
+        let Some(owner) = owner else { return };
+        for whose in [For::Program, For::Library] {
+            let attended = self.attended_tcp == Some((owner, whose));
+            if let Ok(queue) = self.tcp_queue(owner, whose) {
+                queue.events.push_back(event);
+                if !attended {
+                    queue.signal();
+                }
             }
         }
     }
 
     /// Takes the next event about a connection.
-    pub(crate) fn take_tcp(&mut self, id: ContextId) -> Result<Option<TcpEvent>, EngineError> {
-        Ok(self.tcp_queue(id)?.take())
+    pub(crate) fn take_tcp(
+        &mut self,
+        id: ContextId,
+        whose: For,
+    ) -> Result<Option<TcpEvent>, EngineError> {
+        Ok(self.tcp_queue(id, whose)?.take())
     }
 
-    pub(crate) fn has_tcp(&self, id: ContextId) -> bool {
-        self.tcp.get(&id).is_some_and(|queue| !queue.events.is_empty())
+    /// Drops the events for the program about the connections of a queue pair so far.
+    pub(crate) fn forget_tcp(&mut self, id: ContextId, qp: QpId) -> Result<(), EngineError> {
+        self.tcp_queue(id, For::Program)?.forget(qp);
+        Ok(())
+    }
+
+    pub(crate) fn has_tcp(&self, id: ContextId, whose: For) -> bool {
+        self.tcp[whose as usize].get(&id).is_some_and(|queue| !queue.events.is_empty())
     }
 
     /// A thread begins to wait inside the engine for events about connections.
-    pub(crate) fn attend_tcp(&mut self, id: ContextId) {
-        self.attended_tcp = Some(id);
+    pub(crate) fn attend_tcp(&mut self, id: ContextId, whose: For) {
+        self.attended_tcp = Some((id, whose));
     }
 
     /// The thread no longer waits: the descriptor speaks again.
     pub(crate) fn leave_tcp(&mut self) {
-        if let Some(Ok(queue)) = self.attended_tcp.take().map(|id| self.tcp_queue(id)) {
+        let attended = self.attended_tcp.take();
+        if let Some(Ok(queue)) = attended.map(|(id, whose)| self.tcp_queue(id, whose)) {
             queue.signal();
         }
     }
@@ -431,7 +474,7 @@ impl Events {
         if self.over && (self.attended.is_some() || self.attended_tcp.is_some()) {
             return true;
         }
-        if self.attended_tcp.is_some_and(|id| self.has_tcp(id)) {
+        if self.attended_tcp.is_some_and(|(id, whose)| self.has_tcp(id, whose)) {
             return true;
         }
         let channel = self.attended.map(|id| self.channel(id));

@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod helper;
 mod memory;
+mod news;
 mod openings;
 mod poll;
 mod post;

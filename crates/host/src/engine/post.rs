@@ -382,7 +382,7 @@ impl Engine {
 
     /// Yields now and then, as others may need this processor: the peer may be among them.
     #[inline]
-    fn let_others_run(&self, empty_polls: u32) {
+    pub(super) fn let_others_run(&self, empty_polls: u32) {
         if empty_polls > 0 && empty_polls.is_multiple_of(YIELD_EVERY_SHARED) {
             self.yield_in_turn(empty_polls);
         }

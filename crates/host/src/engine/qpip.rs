@@ -3,20 +3,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
 
 use quipu_inet::stack::ListenerId;
 use quipu_inet::tcp::{Counters, Flow};
-use quipu_nic::{AsyncEvent, ChannelId, CqId, QpId, TcpChange, TcpSettings};
+use quipu_nic::{AsyncEvent, QpId, TcpChange, TcpSettings};
 
 use super::core::Core;
+use super::events::For;
 use super::wait::{is_non_blocking, wait_readable};
 use super::{ContextId, Engine};
 use crate::config::Device;
 use crate::error::EngineError;
 use crate::net::Net;
 use crate::packet::LinkSpec;
-use crate::sys;
 
 /// Something has happened to the connection of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,7 +228,7 @@ impl Engine {
     ///
     /// No such context, or no descriptor is left.
     pub fn tcp_events(&self, context: ContextId) -> Result<RawFd, EngineError> {
-        self.enter()?.events.open_tcp(context)
+        self.enter()?.events.open_tcp(context, For::Program)
     }
 
     /// Takes the next event about a connection of a context's queue pairs.
@@ -238,7 +237,16 @@ impl Engine {
     ///
     /// No such context, or one without [`tcp_events`](Self::tcp_events).
     pub fn take_tcp_event(&self, context: ContextId) -> Result<Option<TcpEvent>, EngineError> {
-        self.enter()?.events.take_tcp(context)
+        self.enter()?.events.take_tcp(context, For::Program)
+    }
+
+    /// Drops the events about the connections of a queue pair that nobody has taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`take_tcp_event`](Self::take_tcp_event).
+    pub fn forget_tcp_events(&self, context: ContextId, qp: QpId) -> Result<(), EngineError> {
+        self.enter()?.events.forget_tcp(context, qp)
     }
 
     /// As [`take_tcp_event`](Self::take_tcp_event), and waits for one, unless the program has made the
@@ -249,14 +257,46 @@ impl Engine {
     /// As there; [`EngineError::WouldBlock`], [`EngineError::Interrupted`]; [`EngineError::AdapterLost`],
     /// [`EngineError::LinkGone`] if nothing more will come.
     pub fn wait_tcp_event(&self, context: ContextId) -> Result<TcpEvent, EngineError> {
+        self.wait_tcp(context, For::Program)
+    }
+
+    /// From now on keeps a copy of each such event for a library over the engine, which keeps account of
+    /// connections while its program takes the events.
+    ///
+    /// # Errors
+    ///
+    /// As [`tcp_events`](Self::tcp_events).
+    pub fn tcp_notes(&self, context: ContextId) -> Result<(), EngineError> {
+        self.enter()?.events.open_tcp(context, For::Library).map(drop)
+    }
+
+    /// Takes the next of these copies.
+    ///
+    /// # Errors
+    ///
+    /// No such context, or one without [`tcp_notes`](Self::tcp_notes).
+    pub fn take_tcp_note(&self, context: ContextId) -> Result<Option<TcpEvent>, EngineError> {
+        self.enter()?.events.take_tcp(context, For::Library)
+    }
+
+    /// As [`take_tcp_note`](Self::take_tcp_note), and waits for one.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_tcp_event`](Self::wait_tcp_event).
+    pub fn wait_tcp_note(&self, context: ContextId) -> Result<TcpEvent, EngineError> {
+        self.wait_tcp(context, For::Library)
+    }
+
+    fn wait_tcp(&self, context: ContextId, whose: For) -> Result<TcpEvent, EngineError> {
         loop {
             let mut core = self.enter()?;
             core.run();
-            if let Some(event) = core.events.take_tcp(context)? {
+            if let Some(event) = core.events.take_tcp(context, whose)? {
                 return Ok(event);
             }
             core.still_there()?;
-            let fd = core.events.tcp_fd(context)?;
+            let fd = core.events.tcp_fd(context, whose)?;
             if is_non_blocking(fd) {
                 return Err(EngineError::WouldBlock);
             }
@@ -265,10 +305,10 @@ impl Engine {
                 wait_readable(fd, None)?;
                 continue;
             }
-            let attend = |core: &mut Core| core.events.attend_tcp(context);
+            let attend = |core: &mut Core| core.events.attend_tcp(context, whose);
             let leave = |core: &mut Core| {
                 core.events.leave_tcp();
-                core.events.take_tcp(context)
+                core.events.take_tcp(context, whose)
             };
             if let Some(event) = self.drive(core, None, attend, leave)? {
                 return Ok(event);
@@ -283,57 +323,6 @@ impl Engine {
     /// [`EngineError::AdapterLost`], [`EngineError::LinkGone`].
     pub fn still_there(&self) -> Result<(), EngineError> {
         self.enter()?.still_there()
-    }
-
-    /// Waits until a completion queue, whose channel is `channel`, has completions, or a context has an event
-    /// about a connection; both are left for those who take them. For one thread that does both. It returns
-    /// without either after `limit`.
-    ///
-    /// # Errors
-    ///
-    /// No such queue, channel or context; [`EngineError::Interrupted`]; [`EngineError::AdapterLost`],
-    /// [`EngineError::LinkGone`] if nothing more will come.
-    pub fn wait_completion_or_tcp(
-        &self,
-        cq: CqId,
-        channel: ChannelId,
-        context: ContextId,
-        limit: Option<Duration>,
-    ) -> Result<(), EngineError> {
-        let begun = Instant::now();
-        loop {
-            let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
-            let mut core = self.enter()?;
-            core.run_before_wait();
-            // Looked at and armed under one lock: nothing completes between the two.
-            while core.events.take_completion(channel)?.is_some() {}
-            if core.adapter.has_completions(cq)? || core.events.has_tcp(context) {
-                return Ok(());
-            }
-            core.still_there()?;
-            if left == Some(Duration::ZERO) {
-                return Ok(());
-            }
-            core.adapter.req_notify_cq(cq, false)?;
-            let fd = core.events.channel_fd(channel)?;
-            if core.driver {
-                let other = core.events.tcp_fd(context)?;
-                drop(core);
-                sys::wait_either(&fd, &other, left);
-                continue;
-            }
-            let attend = |core: &mut Core| {
-                core.events.attend(channel);
-                core.events.attend_tcp(context);
-            };
-            let leave = |core: &mut Core| {
-                core.events.leave_tcp();
-                let taken = core.events.take_completion(channel);
-                core.events.leave();
-                taken.map(|_| None::<()>)
-            };
-            self.drive(core, left, attend, leave)?;
-        }
     }
 
     /// Takes the lock for a call about QPIP.

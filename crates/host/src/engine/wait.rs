@@ -43,9 +43,9 @@ fn look(fds: &mut [libc::pollfd], most: Option<Duration>) -> Result<usize, Engin
 /// After so many sleeps of one thread alone it is taken for the only one that sleeps.
 const ALONE: u32 = 16;
 
-/// Threads of the program that sleep in [`Engine::poll_within`]. One alone makes the engine's progress
-/// itself. Of several, the one that did would leave the others without any while it does something else;
-/// then the helper does that for all.
+/// Threads of the program that sleep in [`Engine::poll_within`], or for what `news.rs` looks for. One alone
+/// makes the engine's progress itself. Of several, the one that did would leave the others without any while
+/// it does something else; then the helper does that for all.
 #[derive(Default)]
 pub(crate) struct Sleepers {
     asleep: u32,
@@ -55,18 +55,18 @@ pub(crate) struct Sleepers {
 
 impl Sleepers {
     /// A thread is about to sleep; whether it has been the only one of late.
-    fn lies_down(&mut self) -> bool {
+    pub(super) fn lies_down(&mut self) -> bool {
         self.company = if self.asleep > 0 { ALONE } else { self.company.saturating_sub(1) };
         self.asleep += 1;
         self.company == 0
     }
 
-    fn gets_up(&mut self) {
+    pub(super) fn gets_up(&mut self) {
         self.asleep -= 1;
     }
 
     /// Whether there are more than `own`.
-    fn others_sleep(&self, own: u32) -> bool {
+    pub(super) fn others_sleep(&self, own: u32) -> bool {
         self.asleep > own
     }
 }
@@ -91,7 +91,10 @@ impl Patience {
     pub(super) fn left(&mut self) -> Result<Option<Duration>, EngineError> {
         let Some(most) = self.most else { return Ok(None) };
         let now = Instant::now();
-        let left = self.until.get_or_insert(now + most).saturating_duration_since(now);
+        // So long that no clock says when: without end.
+        let Some(until) = self.until.or_else(|| now.checked_add(most)) else { return Ok(None) };
+        self.until = Some(until);
+        let left = until.saturating_duration_since(now);
         if left.is_zero() { Err(EngineError::WaitOn) } else { Ok(Some(left)) }
     }
 }
@@ -265,14 +268,25 @@ impl Engine {
         attend: impl FnOnce(&mut Core),
         leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
     ) -> Result<Option<T>, EngineError> {
-        match self.drive_beside(core, (&[], 0), most, attend, leave) {
+        self.drive_as(core, 0, most, attend, leave)
+    }
+
+    /// The same. `own` is how many of the [`Sleepers`] this thread is.
+    pub(super) fn drive_as<T>(
+        &self,
+        core: Guard<'_, Core>,
+        own: u32,
+        most: Option<Duration>,
+        attend: impl FnOnce(&mut Core),
+        leave: impl FnOnce(&mut Core) -> Result<Option<T>, EngineError>,
+    ) -> Result<Option<T>, EngineError> {
+        match self.drive_beside(core, (&[], own), most, attend, leave) {
             Err(EngineError::Interrupted) if interrupted_call_goes_on() => Ok(None),
             waited => waited,
         }
     }
 
-    /// The same, or until one of these descriptors of somebody else's has something to say. `own` is how many
-    /// of the [`Sleepers`] this thread is.
+    /// The same, or until one of these descriptors of somebody else's has something to say.
     fn drive_beside<T>(
         &self,
         mut core: Guard<'_, Core>,
@@ -376,7 +390,17 @@ impl Engine {
     ///
     /// No such queue.
     pub fn req_notify_cq(&self, cq: CqId, solicited_only: bool) -> Result<(), EngineError> {
-        let mut core = self.enter_for_cq(Call::ReqNotifyCq, cq)?;
+        let core = self.enter_for_cq(Call::ReqNotifyCq, cq)?;
+        self.ask(core, cq, solicited_only)
+    }
+
+    /// The same under the lock, which it gives up.
+    pub(super) fn ask(
+        &self,
+        mut core: Guard<'_, Core>,
+        cq: CqId,
+        solicited_only: bool,
+    ) -> Result<(), EngineError> {
         let alarm = core.adapter.poll_timeout();
         core.adapter.req_notify_cq(cq, solicited_only)?;
         core.hasten_sleep(cq);

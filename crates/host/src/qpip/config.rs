@@ -77,7 +77,10 @@ impl QpipConfig {
         };
         let mut config = match link.trim().parse::<LinkSpec>() {
             Ok(link) => Self::new(link),
-            Err(error) => return Err(bad("QUIPU_QPIP_LINK", link, error.problem)),
+            Err(error) => {
+                let expected = error.problem.trim_start_matches("expected ");
+                return Err(bad("QUIPU_QPIP_LINK", link, expected));
+            }
         };
         if let Some(list) = lookup("QUIPU_QPIP_ADDRESS")? {
             let read: Option<_> = list.split(',').map(parse_address).collect();

@@ -335,6 +335,8 @@ pub(super) fn answer(outcome: Result<Writer, EngineError>) -> Writer {
     let errno = match &error {
         EngineError::Fault(Fault::Exhausted(_)) => libc::ENOMEM,
         EngineError::Fault(Fault::Unsupported(_)) => libc::EOPNOTSUPP,
+        EngineError::Fault(Fault::Taken(_)) => libc::EADDRINUSE,
+        EngineError::Fault(Fault::NoRoute(_)) => libc::ENETUNREACH,
         EngineError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         _ => libc::EINVAL,
     };

@@ -70,7 +70,7 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(ListenerId, u16), Fault> {
         let inet = self.hub.attached()?;
         let (id, port) = inet.stack.listen(port, config, backlog).map_err(|error| match error {
-            ListenError::InUse => Fault::Invalid("somebody listens at that port already"),
+            ListenError::InUse => Fault::Taken("somebody listens at that port already"),
             ListenError::NoPort => Fault::Exhausted("TCP ports"),
         })?;
         let watch = Watch {
@@ -338,13 +338,13 @@ const NOT_TCP: Fault = Fault::Invalid("the queue pair is not of type TCP");
 
 fn no_connection(error: ConnectError) -> Fault {
     match error {
-        ConnectError::NoRoute => Fault::Invalid(
+        ConnectError::NoRoute => Fault::NoRoute(
             "no route to the peer: no own address of its family, prefix or gateway leads there",
         ),
         ConnectError::BadAddress => Fault::Invalid(
             "the peer's address is a group, nobody's, or the very end that is to connect",
         ),
-        ConnectError::InUse => Fault::InUse("there is such a connection already"),
+        ConnectError::InUse => Fault::Taken("there is such a connection already"),
         ConnectError::NoPort => Fault::Exhausted("TCP ports to that peer"),
         ConnectError::TooMany => Fault::Exhausted("TCP connections"),
     }

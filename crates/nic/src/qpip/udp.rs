@@ -111,7 +111,7 @@ impl<P: Probe> Adapter<P> {
         }
         let inet = hub.attached()?;
         let (socket, port) = inet.stack.bind(port).map_err(|error| match error {
-            BindError::InUse => Fault::Invalid("somebody is bound to that port already"),
+            BindError::InUse => Fault::Taken("somebody is bound to that port already"),
             BindError::NoPort => Fault::Exhausted("UDP ports"),
         })?;
         set(&mut inet.bound, socket.index(), Some((socket, id)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quipu_host::{Config, EngineError, QpipConfig, QpipInfo, ShareError, Sharer};
 
-use super::events::Event;
+use super::events::{Event, Events};
 use super::{TcpListener, TcpSettings};
 use crate::cq::CompletionQueue;
 use crate::device::{Device, Opened};
@@ -64,7 +64,7 @@ impl Adapter {
             return Err(EngineError::NoLink.into());
         }
         let device = Device::open(config)?;
-        device.opened.engine.tcp_events(device.opened.context)?;
+        Events::open(&device.opened)?;
         Ok(Self { device })
     }
 
@@ -122,14 +122,16 @@ impl Adapter {
     }
 
     /// The oldest event about a connection that was not taken yet, of any queue pair of this adapter. What
-    /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well.
+    /// [`connect`](super::TcpQueuePair::connect) and others of a queue pair wait for is here as well, until
+    /// the queue pair is dropped, or begins anew after an attempt that has failed.
     ///
     /// What a peer sent before it closed has completed when the event is taken, but perhaps after the last
     /// poll: take the event, then what is in the completion queue, and then act on the event.
     ///
     /// # Errors
     ///
-    /// The engine belongs to the parent of this process.
+    /// There is none, and [its link is gone](Self::check); or the engine belongs to the parent of this
+    /// process.
     pub fn poll_event(&self) -> Result<Option<Event>, Error> {
         self.device.opened.tcp.poll(&self.device.opened)
     }
@@ -148,7 +150,7 @@ impl Adapter {
     ///
     /// # Errors
     ///
-    /// The engine belongs to the parent of this process.
+    /// `cq` is of another adapter; or as [`poll_event`](Self::poll_event).
     pub fn wait(&self, cq: &CompletionQueue) -> Result<(), Error> {
         self.wait_at_most(cq, None)
     }
@@ -163,6 +165,7 @@ impl Adapter {
     }
 
     fn wait_at_most(&self, cq: &CompletionQueue, limit: Option<Duration>) -> Result<(), Error> {
+        self.device.owns(&cq.inner.device)?;
         let (opened, queue) = (&self.device.opened, &cq.inner);
         let engine = &opened.engine;
         match engine.wait_completion_or_tcp(queue.id, queue.channel, opened.context, limit) {

@@ -1,6 +1,8 @@
-//! What happens to connections: one thread at a time asks the engine, on behalf of all that wait.
+//! What happens to connections. The engine keeps the events until the program takes them. Of each it has a
+//! copy for this library, which knows by it what has become of a connection: one thread at a time asks the
+//! engine for these, on behalf of all that wait.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use quipu_host::nic::TcpChange;
@@ -38,8 +40,6 @@ impl Status {
 #[derive(Debug, Default)]
 struct State {
     of: HashMap<QpId, Status>,
-    /// Those that nobody has taken; of queue pairs that exist, a few each.
-    untaken: VecDeque<(QpId, Event)>,
     /// A thread waits in the engine.
     asked: bool,
 }
@@ -54,8 +54,6 @@ impl State {
                 status.end = Some(event.change);
             }
         }
-        let number = status.number;
-        self.untaken.push_back((event.qp, Event { qp_num: number, change: event.change }));
     }
 }
 
@@ -67,6 +65,13 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    /// Has the engine keep them.
+    pub(super) fn open(opened: &Opened) -> Result<(), Error> {
+        opened.engine.tcp_notes(opened.context)?;
+        opened.engine.tcp_events(opened.context)?;
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing in here is left half done by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,9 +81,21 @@ impl Events {
         self.lock().of.insert(qp, Status::idle(number));
     }
 
-    /// A queue pair begins anew: what has become of an attempt before is no answer any more.
-    pub(super) fn begin(&self, opened: &Opened, qp: QpId) -> Result<(), Error> {
+    /// A queue pair begins anew by `start`: what has become of an attempt before is no answer any more. If it
+    /// cannot begin, all stays as it is.
+    pub(super) fn begin(
+        &self,
+        opened: &Opened,
+        qp: QpId,
+        start: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        // What comes of it is noted after it has begun.
         let mut state = self.collect(opened)?;
+        if state.of.get(&qp).is_some_and(|status| status.end.is_some()) {
+            // Else they would pile up in a program that tries for long, and takes no events.
+            opened.engine.forget_tcp_events(opened.context, qp)?;
+        }
+        start()?;
         if let Some(status) = state.of.get_mut(&qp) {
             *status = Status::idle(status.number);
         }
@@ -91,9 +108,7 @@ impl Events {
     }
 
     pub(super) fn remove(&self, qp: QpId) {
-        let mut state = self.lock();
-        state.of.remove(&qp);
-        state.untaken.retain(|(owner, _)| *owner != qp);
+        self.lock().of.remove(&qp);
     }
 
     /// Takes what the engine has, unless a thread is there to take it.
@@ -101,7 +116,7 @@ impl Events {
         let mut state = self.lock();
         let mut any = false;
         while !state.asked {
-            let Some(event) = opened.engine.take_tcp_event(opened.context)? else { break };
+            let Some(event) = opened.engine.take_tcp_note(opened.context)? else { break };
             state.note(event);
             any = true;
         }
@@ -112,14 +127,10 @@ impl Events {
     }
 
     /// Waits until `found` finds something.
-    fn wait<T>(
-        &self,
-        opened: &Opened,
-        mut found: impl FnMut(&mut State) -> Option<T>,
-    ) -> Result<T, Error> {
+    fn wait<T>(&self, opened: &Opened, found: impl Fn(&State) -> Option<T>) -> Result<T, Error> {
         let mut state = self.collect(opened)?;
         loop {
-            if let Some(found) = found(&mut state) {
+            if let Some(found) = found(&state) {
                 return Ok(found);
             }
             if state.asked {
@@ -128,7 +139,7 @@ impl Events {
             }
             state.asked = true;
             drop(state);
-            let event = opened.engine.wait_tcp_event(opened.context);
+            let event = opened.engine.wait_tcp_note(opened.context);
             state = self.lock();
             state.asked = false;
             self.news.notify_all();
@@ -140,16 +151,34 @@ impl Events {
         }
     }
 
+    /// An event as the program knows it; none if its queue pair is being dropped.
+    fn named(&self, event: TcpEvent) -> Option<Event> {
+        let number = self.lock().of.get(&event.qp)?.number;
+        Some(Event { qp_num: number, change: event.change })
+    }
+
     pub(super) fn poll(&self, opened: &Opened) -> Result<Option<Event>, Error> {
-        let event = self.collect(opened)?.untaken.pop_front();
-        if event.is_none() {
-            opened.engine.still_there()?;
+        while let Some(event) = opened.engine.take_tcp_event(opened.context)? {
+            if let Some(event) = self.named(event) {
+                return Ok(Some(event));
+            }
         }
-        Ok(event.map(|(_, event)| event))
+        opened.engine.still_there()?;
+        Ok(None)
     }
 
     pub(super) fn next(&self, opened: &Opened) -> Result<Event, Error> {
-        self.wait(opened, |state| state.untaken.pop_front().map(|(_, event)| event))
+        loop {
+            match opened.engine.wait_tcp_event(opened.context) {
+                Ok(event) => {
+                    if let Some(event) = self.named(event) {
+                        return Ok(event);
+                    }
+                }
+                Err(EngineError::Interrupted) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Waits until something has become of a connection.

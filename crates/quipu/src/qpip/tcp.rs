@@ -6,7 +6,7 @@ use quipu_host::inet::stack::ListenerId;
 use quipu_host::nic::{QpAttr, QpAttrMask as Mask, QpCap, QpId, QpNum, QpState, QpType, Sge};
 use quipu_host::nic::{TcpChange, TcpSettings};
 
-use super::{Flow, TcpCounters};
+use super::{Events, Flow, TcpCounters};
 use crate::device::{Device, EngineHandle, Opened};
 use crate::error::Error;
 use crate::post;
@@ -22,8 +22,10 @@ impl QueuePairBuilder {
     /// As [`build`](Self::build); the device is not on a packet link.
     pub fn build_tcp(self) -> Result<TcpQueuePair, Error> {
         let (id, number, cap) = self.create(QpType::Tcp)?;
-        self.pd.device().opened.tcp.add(id, number);
         let qp = TcpQueuePair { id, number, cap, built: self };
+        // For a device that was not opened as an adapter nobody has yet.
+        Events::open(qp.opened())?;
+        qp.opened().tcp.add(id, number);
         let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
         qp.engine().modify_qp(qp.id, &attr, Mask::STATE | Mask::PKEY_INDEX | Mask::PORT)?;
         Ok(qp)
@@ -91,8 +93,9 @@ impl TcpQueuePair {
         from: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), Error> {
-        self.opened().tcp.begin(self.opened(), self.id)?;
-        Ok(self.engine().tcp_connect(self.id, to, from, settings)?)
+        self.opened().tcp.begin(self.opened(), self.id, || {
+            Ok(self.engine().tcp_connect(self.id, to, from, settings)?)
+        })
     }
 
     /// Waits until the connection stands: one of its own, or one that a listener has mated it with.
@@ -205,7 +208,8 @@ impl TcpQueuePair {
     ///
     /// # Errors
     ///
-    /// The queue is full, the queue pair is not connected, or the request is not a send of one byte at least.
+    /// The queue is full, the queue pair is not connected, or the request is not a send; in
+    /// [`Mode::Message`](super::Mode::Message) one of no bytes is none.
     pub fn post_send(&self, request: &Request<'_>) -> Result<(), Error> {
         Ok(self.engine().post_send(self.id, &request.wr)?)
     }
@@ -259,7 +263,9 @@ impl TcpListener {
     ///
     /// It is connected, or of another adapter.
     pub fn offer(&self, qp: &TcpQueuePair) -> Result<(), Error> {
-        Ok(self.device.opened.engine.tcp_offer(self.id, qp.id)?)
+        self.device.owns(qp.built.pd.device())?;
+        let opened = &self.device.opened;
+        opened.tcp.begin(opened, qp.id, || Ok(opened.engine.tcp_offer(self.id, qp.id)?))
     }
 }
 

@@ -50,19 +50,22 @@ fn a_child_leaves_its_parents_place_alone() {
         return;
     }
     let mut shared = Shared::new();
+    let program = shared.attach();
     // SAFETY: the child drops what it inherited, which neither waits nor takes a lock, and ends without any
     // handlers of exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         drop(shared.sharer.take());
+        let refused = program.engine.check_allocated().is_err();
         // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
+        unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = -1;
     // SAFETY: waits for a child of this process, and writes to a live variable.
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!((waited, status), (pid, 0));
-    drop(shared.attach());
+    program.engine.check_allocated().unwrap();
+    drop((program, shared.attach()));
     drop(shared.sharer.take());
     assert!(!own_place(&shared.name).unwrap().exists());
 }

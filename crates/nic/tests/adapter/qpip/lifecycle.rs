@@ -275,7 +275,7 @@ fn what_cannot_be_is_refused_at_once() {
     assert_eq!(net.adapter(0).tcp_close(now, qp), Err(Fault::WrongState));
     assert_eq!(net.adapter(0).tcp_abort(now, qp), Err(Fault::WrongState));
     let (listener, port) = net.adapter(0).tcp_listen(0, &all, 1).unwrap();
-    assert!(matches!(net.adapter(0).tcp_listen(port, &all, 1), Err(Fault::Invalid(_))));
+    assert!(matches!(net.adapter(0).tcp_listen(port, &all, 1), Err(Fault::Taken(_))));
     net.offer(0, listener, qp).unwrap();
     assert_eq!(net.offer(0, listener, qp), Err(Fault::Busy));
     assert_eq!(net.connect(0, qp, to, &all), Err(Fault::Busy));
@@ -389,7 +389,7 @@ fn a_connection_is_from_the_own_address_that_was_asked_for() {
         let (other, now) = (net.qp(0, QpType::Tcp), net.now());
         let taken =
             net.adapter(0).tcp_connect_from(now, other, flow.local, to, &settings(Mode::Message));
-        assert!(matches!(taken, Err(Fault::InUse(_))), "{taken:?}");
+        assert!(matches!(taken, Err(Fault::Taken(_))), "{taken:?}");
     }
     let (qp, now) = (net.qp(0, QpType::Tcp), net.now());
     let (elsewhere, all) = ("[fd00::99]:0".parse().unwrap(), TcpSettings::default());
