@@ -129,7 +129,7 @@ fn host(options: &DeviceOptions) -> Vec<Finding> {
     let config = match options.to_look_at() {
         Ok(config) => config,
         // The text says what to do.
-        Err(error) => return vec![Finding::bad("settings", Verdict::Fail, error.to_string(), "")],
+        Err(error) => return vec![Finding::bad("settings", Verdict::Fail, error, "")],
     };
     let mut findings: Vec<Finding> =
         doctor::examine(&config).into_iter().map(Finding::from).collect();

@@ -14,6 +14,7 @@ mod env;
 mod failure;
 mod faults;
 mod libraries;
+mod looking;
 mod nic;
 mod qpip;
 mod run;
@@ -24,7 +25,6 @@ mod variables;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use quipu_host::{Config, ConfigError};
 
 /// Queue pairs over IP in user space: RDMA for any program, with no RDMA hardware, no kernel module
 /// and no root.
@@ -86,23 +86,6 @@ struct DeviceOptions {
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
           value_parser = variables::trimmed::<std::net::IpAddr>)]
     address: Option<std::net::IpAddr>,
-}
-
-impl DeviceOptions {
-    /// The device as programs have it, for a look that leaves nothing behind: no captures, logs and faults.
-    fn to_look_at(&self) -> Result<Config, ConfigError> {
-        let config = Config::from_env()?;
-        Ok(Config {
-            address: self.address.or(config.address),
-            capture: None,
-            faults: None,
-            fault_log: None,
-            fault_replay: None,
-            strict: None,
-            strict_log: None,
-            ..config
-        })
-    }
 }
 
 /// Runs the command.
