@@ -10,6 +10,7 @@ use quipu_host::strict::Ignored;
 use quipu_host::{Config, is_per_process};
 
 use super::failure::Failure;
+use super::variables::OneOf;
 
 /// What fails on purpose.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -35,7 +36,7 @@ pub(crate) struct FaultOptions {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "report",
-        value_parser = strict_mode
+        value_parser = OneOf(&["report", "fail", "abort", "1", "0", ""])
     )]
     strict: Option<String>,
     /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
@@ -121,15 +122,6 @@ impl FaultOptions {
         let words =
             words.into_iter().filter_map(|(name, word)| Some((name, word.as_ref()?.into())));
         paths.chain(words).collect()
-    }
-}
-
-/// A mode, which may have blanks around it in a variable.
-fn strict_mode(text: &str) -> Result<String, String> {
-    let mode = text.trim();
-    match mode {
-        "report" | "fail" | "abort" | "1" | "0" => Ok(mode.to_owned()),
-        _ => Err("it must be report, fail, abort or 0".into()),
     }
 }
 

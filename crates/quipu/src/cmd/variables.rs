@@ -1,9 +1,9 @@
 //! Options that variables of the environment stand for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
-use clap::builder::Resettable;
+use clap::builder::{PossibleValue, PossibleValuesParser, Resettable, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
@@ -50,6 +50,28 @@ fn refuse_link_of_socket(command: &mut Command, matches: &ArgMatches) -> Result<
         return Err(command.error(ErrorKind::ArgumentConflict, text));
     }
     Ok(())
+}
+
+/// Takes one of some words, which may have blanks around it in a variable.
+#[derive(Clone)]
+pub(super) struct OneOf(pub(super) &'static [&'static str]);
+
+impl TypedValueParser for OneOf {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        let trimmed = value.to_str().map_or(value, |text| OsStr::new(text.trim()));
+        PossibleValuesParser::new(self.0).parse_ref(command, arg, trimmed)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
 }
 
 /// Reads a value, which may have blanks around it in a variable.

@@ -199,7 +199,7 @@ impl Source {
     /// What is in a folder, as a page. All who are sent it at a time share it.
     fn list(&mut self, folder: &Path, path: &str, stamp: Stamp) -> Result<Content, Trouble> {
         // It names the path, and there may be several to one folder.
-        let place = Path::new(path);
+        let (place, stamp) = (Path::new(path), stamp.of_this_second());
         let region = match self.memory.kept(place, stamp) {
             Some(region) => region,
             None => {

@@ -302,7 +302,9 @@ impl<'a> End<'a> {
         let at = size + done.wr_id as usize * LEN.max(size);
         self.memory.read(at, &mut begin).map_err(failed)?;
         let peer = (from.ip().to_canonical(), from.port());
-        Ok(peer == (to.ip(), to.port()) && done.byte_len == self.options.size && begin == mark)
+        Ok(peer == (to.ip().to_canonical(), to.port())
+            && done.byte_len == self.options.size
+            && begin == mark)
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::conditions::Version;
 
-/// The longest tick of a file system's clock: what changes twice within one may have the same times.
-const TICK: Duration = Duration::from_millis(20);
+/// The longest tick of a file system's clock (some keep whole seconds, vfat every second one): what changes
+/// twice within one may have the same times.
+const TICK: Duration = Duration::from_secs(2);
 
 /// Two that are equal, and settled, are of the same octets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,12 @@ impl Stamp {
             node: (metadata.dev(), metadata.ino()),
             settled: i128::try_from(tick_ago.as_nanos()).is_ok_and(|ago| changed_ns < ago),
         }
+    }
+
+    /// The same for no longer than the second that it is: folders of some file systems keep their times,
+    /// whatever is in them.
+    pub(super) fn of_this_second(self) -> Self {
+        Self { len: since_1970(SystemTime::now()).as_secs(), ..self }
     }
 
     /// Whether it tells those octets from all later ones.
