@@ -503,9 +503,12 @@ impl Cm {
         }
     }
 
-    /// Takes back a request that was not taken.
+    /// Takes back a request that was not taken. Its stream, if it has one, is gone already.
     pub(crate) fn retract(&mut self, key: IdKey) {
         let Some(child) = self.remove_id(key) else { return };
+        if child.protocol == Protocol::Qpip {
+            self.actions.push_back(Action::Refuse { id: key });
+        }
         let listener = child.listener.and_then(|listener| self.ids.get_mut(listener));
         if let Some(State::Listening(listener)) = listener.map(|id| &mut id.state) {
             listener.untaken.remove(&key);

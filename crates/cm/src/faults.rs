@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::Cm;
 use crate::id::{Group, State};
 use crate::keys::IdKey;
-use crate::types::{Action, CallError, Event, EventKind, Peer};
+use crate::types::{Action, CallError, Event, EventKind, Peer, Protocol};
 
 impl Cm {
     /// In place of what a program has just asked for, or beside it where it is no failure, this event comes:
@@ -96,8 +96,15 @@ impl Cm {
         self.drop_stream(key, true);
         self.set_deadline(key, None);
         let Some(id) = self.ids.get_mut(key) else { return };
-        if id.protocol.is_of_adapter() {
-            self.actions.push_back(Action::End { id: key });
+        match (id.protocol, &id.state) {
+            // No program decides about it any more, and the adapter would wait for that.
+            (Protocol::Qpip, State::Requested) => {
+                self.actions.push_back(Action::Refuse { id: key });
+            }
+            (protocol, _) if protocol.is_of_adapter() => {
+                self.actions.push_back(Action::End { id: key });
+            }
+            _ => {}
         }
         if !matches!(id.state, State::Listening(_)) {
             id.state = State::Over;

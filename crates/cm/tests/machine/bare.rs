@@ -199,6 +199,28 @@ fn with_the_link_everything_bound_to_it_ends() {
 }
 
 #[test]
+fn without_a_device_requests_are_refused() {
+    for link in [false, true] {
+        let mut world = World::new();
+        world.arrive().unwrap();
+        let shown = world.event().id;
+        let untaken = world.arrive().unwrap();
+        match link {
+            true => world.cm.handle_link_lost(),
+            false => world.cm.handle_device_removed(),
+        }
+        let mut refused = [shown, untaken].map(|id| Action::Refuse { id });
+        refused.sort_by_key(|action| format!("{action:?}"));
+        let mut actions = world.actions();
+        actions.retain(|action| *action != Action::End { id: world.listener });
+        actions.sort_by_key(|action| format!("{action:?}"));
+        assert_eq!(actions, refused);
+        world.cm.destroy_id(shown).unwrap();
+        assert_eq!(world.actions(), []);
+    }
+}
+
+#[test]
 fn tcp_has_no_room_for_private_data() {
     let mut world = World::new();
     let told = Param { private_data: b"who".to_vec(), ..param() };
