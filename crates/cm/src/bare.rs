@@ -56,6 +56,14 @@ impl Cm {
         self.ids.get(key).is_some_and(|id| id.protocol == Protocol::Qpip)
     }
 
+    /// Whether an identifier is bound to the own address `local` of a packet link, or to every one of its
+    /// kind.
+    pub fn is_bound_to(&self, key: IdKey, local: IpAddr) -> bool {
+        self.ids
+            .get(key)
+            .is_some_and(|id| takes(id.src.map(|src| src.ip()), local, id.options.v6_only))
+    }
+
     /// Whether an identifier connects, or is about to try once more.
     pub fn is_connecting(&self, key: IdKey) -> bool {
         self.ids.get(key).is_some_and(|id| matches!(id.state, State::Connecting))
@@ -66,6 +74,19 @@ impl Cm {
         if let Some(src) = self.ids.get_mut(key).and_then(|id| id.src.as_mut()) {
             src.set_port(port);
         }
+    }
+
+    /// A port was chosen for an identifier that was bound to any.
+    pub fn choose_port(&mut self, key: IdKey, port: u16) {
+        self.set_port(key, port);
+        if let Some(id) = self.ids.get_mut(key) {
+            id.port_chosen = true;
+        }
+    }
+
+    /// Whether the port of an identifier was chosen for it.
+    pub fn is_port_chosen(&self, key: IdKey) -> bool {
+        self.ids.get(key).is_some_and(|id| id.port_chosen)
     }
 
     /// The packet link is gone for good: connections over it have ended, and whatever else is bound to it

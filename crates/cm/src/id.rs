@@ -113,6 +113,8 @@ pub(crate) struct Id {
     pub(crate) qp_type: u8,
     pub(crate) cookie: u64,
     pub(crate) src: Option<SocketAddr>,
+    /// The program has asked for no port of its own, and another would do as well.
+    pub(crate) port_chosen: bool,
     pub(crate) dst: Option<SocketAddr>,
     pub(crate) options: Options,
     pub(crate) state: State,
@@ -152,6 +154,7 @@ impl Id {
             qp_type,
             cookie,
             src: None,
+            port_chosen: false,
             dst: None,
             options: Options::default(),
             state: State::Idle,

@@ -124,13 +124,13 @@ impl Manager {
     }
 
     /// The port that the adapter is to watch for a listener: it is bound to an address of the link, or to
-    /// every address. `None`: it is not.
+    /// every address of a kind that the link has. `None`: it is not.
     pub(crate) fn port_on_link(&self, key: IdKey) -> Result<Option<u16>, EngineError> {
         let src = self.cm.bound(key)?.ok_or(CallError::WrongState)?;
         let (space, datagram) = self.cm.kind(key)?;
-        let every = src.ip().is_unspecified() && !self.bare.addresses.is_empty();
+        let bound = || self.bare.addresses.iter().any(|&(own, _)| self.cm.is_bound_to(key, own));
         let wanted = space == quipu_cm::PortSpace::Tcp && !datagram;
-        Ok((wanted && (every || self.cm.is_qpip(key))).then_some(src.port()))
+        Ok((wanted && (self.cm.is_qpip(key) || bound())).then_some(src.port()))
     }
 
     /// The adapter watches a port for a listener.

@@ -1,5 +1,7 @@
 //! Connections of QPIP that connection management orders of the adapter.
 
+use std::net::SocketAddr;
+
 use quipu_cm::IdKey;
 use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::{Flow, KeepAlive};
@@ -67,7 +69,7 @@ impl Core {
             Order::Connect { id, qpn, from, to } => {
                 let begun =
                     self.adapter.find_qp(QpNum(qpn)).ok_or(Fault::NoSuchObject).and_then(|qp| {
-                        self.adapter.tcp_connect_from(now, qp, from, to, &settings())?;
+                        self.connect_bare(now, id, qp, from, to)?;
                         Ok(qp)
                     });
                 self.note_begun(now, id, begun);
@@ -88,6 +90,26 @@ impl Core {
                 let _ = self.adapter.tcp_refuse(now, connection);
             }
             Order::Unlisten(listener) => self.adapter.tcp_unlisten(listener),
+        }
+    }
+
+    /// A port that was chosen for an identifier when it was bound was not kept for it: if there is a connection
+    /// with these ends by now, it gets another.
+    fn connect_bare(
+        &mut self,
+        now: Time,
+        id: IdKey,
+        qp: QpId,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> Result<(), Fault> {
+        let chosen = self.cm.as_ref().is_some_and(|cm| cm.cm.is_port_chosen(id));
+        match self.adapter.tcp_connect_from(now, qp, from, to, &settings()) {
+            Err(Fault::Taken(_)) if chosen => {
+                let any = SocketAddr::new(from.ip(), 0);
+                self.adapter.tcp_connect_from(now, qp, any, to, &settings())
+            }
+            done => done,
         }
     }
 
@@ -137,7 +159,7 @@ impl Engine {
         let cm = &core.manager()?.cm;
         if cm.is_qpip(id) && cm.bound(id)?.is_some_and(|src| src.port() == 0) {
             let port = core.adapter.tcp_free_port()?;
-            core.manager()?.cm.set_port(id, port);
+            core.manager()?.cm.choose_port(id, port);
         }
         Ok(())
     }

@@ -271,6 +271,32 @@ fn a_connection_that_cannot_begin_says_why() {
 }
 
 #[test]
+fn a_port_that_was_chosen_gives_way_to_another() {
+    let (server, client) = (Program::new(), Program::new());
+    let to = server.listen(server.address(0));
+    let chosen = client.id();
+    client.engine.cm_bind_addr(chosen, client.address(0)).unwrap();
+    let from = client.engine.cm_route(chosen).unwrap().src.unwrap();
+    let insists = client.id();
+    client.engine.cm_bind_addr(insists, from).unwrap();
+    let other = idle(&client.engine);
+    for (id, qpn) in [(insists, client.node.num.0), (chosen, other.num.0)] {
+        client.engine.cm_resolve_addr(id, None, to).unwrap();
+        client.expect(EventKind::AddrResolved);
+        client.engine.cm_resolve_route(id).unwrap();
+        client.expect(EventKind::RouteResolved);
+        client.engine.cm_connect(id, &Param { qpn, ..client.param() }).unwrap();
+    }
+    client.expect_nothing();
+    let ports = [(); 2].map(|()| {
+        let id = server.expect(EventKind::ConnectRequest).id;
+        server.engine.cm_route(id).unwrap().dst.unwrap()
+    });
+    assert_eq!(ports.map(|port| port == from), [true, false], "{ports:?}, {from}");
+    assert_eq!(client.engine.cm_route(chosen).unwrap().src, Some(ports[1]));
+}
+
+#[test]
 fn nobody_listens() {
     let (server, client) = (Program::new(), Program::new());
     client.connect(server.address(7000));
@@ -278,6 +304,18 @@ fn nobody_listens() {
     // Nor at its own address.
     client.connect(client.address(7000));
     assert_eq!(client.expect(EventKind::Rejected).status, -libc::ECONNREFUSED);
+}
+
+#[test]
+fn a_listener_of_another_family_is_none_of_the_link() {
+    // The link has an address of IPv6 alone.
+    let server = Program::new();
+    let every = server.id();
+    server.engine.cm_bind_addr(every, "0.0.0.0:0".parse().unwrap()).unwrap();
+    server.engine.cm_listen(every, 0).unwrap();
+    let port = server.engine.cm_route(every).unwrap().src.unwrap().port();
+    // So nobody watches its port there, and somebody else can have it.
+    assert_eq!(server.listen(server.address(port)), server.address(port));
 }
 
 #[test]
