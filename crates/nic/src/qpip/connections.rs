@@ -229,12 +229,13 @@ impl<P: Probe> Adapter<P> {
     pub fn tcp_close(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        let end = qp.sq.tail;
         let path = tcp_path(qp).ok_or(NOT_TCP)?;
         if path.connection.is_none() {
             return Err(Fault::WrongState);
         }
         if path.closing == Closing::Not {
-            path.closing = Closing::Wanted;
+            (path.closing, path.end) = (Closing::Wanted, end);
         }
         sending::hand_over(qp, hub);
         self.take_inet_events();

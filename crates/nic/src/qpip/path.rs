@@ -52,6 +52,8 @@ pub(crate) struct TcpPath {
     pub(crate) listener: Option<ListenerId>,
     pub(crate) mode: Mode,
     pub(crate) closing: Closing,
+    /// Where the send queue ended when the program closed.
+    pub(crate) end: u32,
     /// What is posted behind the end is taken, and flushed.
     pub(crate) takes_more: bool,
     /// Whether the peer has closed its direction.
@@ -73,6 +75,7 @@ impl TcpPath {
             listener: None,
             mode: Mode::Stream,
             closing: Closing::Not,
+            end: 0,
             takes_more: false,
             peer_closed: false,
             kept: VecDeque::new(),

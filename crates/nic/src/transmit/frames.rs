@@ -176,7 +176,7 @@ fn gather<P: Probe>(
 }
 
 /// The doorbell of a TCP queue pair: TCP learns of the requests that wait, as many as it takes. When there
-/// are none and the program has closed, it learns that too.
+/// are none from before the program has closed, it learns that too.
 pub(crate) fn hand_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     while let Some(connection) = standing(qp)
         && requester::may_begin(qp)
@@ -208,19 +208,22 @@ pub(crate) fn hand_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             complete(qp, hub);
         }
     }
-    let nothing_waits = !qp.sq.has_waiting();
+    let next = qp.sq.next;
     let (Path::Tcp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
     if let Some(connection) = path.connection
         && path.closing == Closing::Wanted
-        && nothing_waits
+        && path.end == next
     {
         path.closing = Closing::Told;
         inet.stack.close(connection);
     }
 }
 
+/// The connection that the next request is for: none behind the end.
 fn standing(qp: &Qp) -> Option<TcpId> {
-    if let Path::Tcp(path) = &qp.path { path.connection } else { None }
+    let Path::Tcp(path) = &qp.path else { return None };
+    let over = path.closing != Closing::Not && path.end == qp.sq.next;
+    path.connection.filter(|_| !over)
 }
 
 /// The request at `sq.next` is TCP's from now on.

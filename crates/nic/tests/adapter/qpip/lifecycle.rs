@@ -374,6 +374,33 @@ fn a_program_that_does_not_know_of_the_end_may_go_on_posting() {
 }
 
 #[test]
+fn the_end_has_its_place_before_what_is_posted_behind_it() {
+    let mut net = Net::new();
+    let qps = net.connected(Mode::Message);
+    let buffer = net.buffer(1, 100);
+    for wr_id in [1, 2] {
+        net.recv(1, qps[1], wr_id, &[buffer.sge(0, 50)]);
+    }
+    // What was posted before waits when the end is asked for.
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Inline(b"before"));
+    let wr = SendWr { wr_id: 5, to: To::Peer, op: SendOp::Send, flags, payload };
+    let now = net.now();
+    let later = Fate::From(now.after(10 * MILLISECOND));
+    net.adapter(0).post_send_fated(now, qps[0], &wr, later).unwrap();
+    net.adapter(0).ring_doorbell(now, qps[0]);
+    net.adapter(0).tcp_finish(now, qps[0]).unwrap();
+    net.send_bytes(0, qps[0], 6, b"behind");
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 6)]);
+    assert_eq!(brief(&net.poll(0)), [(5, WcStatus::Success, 6)]);
+    let now = net.now();
+    net.adapter(1).tcp_finish(now, qps[1]).unwrap();
+    net.run_for(SECOND);
+    assert_eq!(brief(&net.poll(0)), [(6, WcStatus::WrFlushErr, 0)]);
+    assert_eq!(net.states(qps), [QpState::Err; 2]);
+}
+
+#[test]
 fn a_connection_is_from_the_own_address_that_was_asked_for() {
     let second: std::net::IpAddr = "fd00::77".parse().unwrap();
     let mut net = Net::with(1, |config| config.addresses.push((second, 64)));
