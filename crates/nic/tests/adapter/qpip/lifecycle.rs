@@ -421,7 +421,7 @@ fn a_connection_is_from_the_own_address_that_was_asked_for() {
     let (qp, now) = (net.qp(0, QpType::Tcp), net.now());
     let (elsewhere, all) = ("[fd00::99]:0".parse().unwrap(), TcpSettings::default());
     let refused = net.adapter(0).tcp_connect_from(now, qp, elsewhere, to, &all);
-    assert!(matches!(refused, Err(Fault::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Fault::NoRoute(_))), "{refused:?}");
 }
 
 #[test]
