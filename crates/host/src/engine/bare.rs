@@ -93,8 +93,8 @@ impl Core {
         }
     }
 
-    /// A port that was chosen for an identifier when it was bound was not kept for it: if there is a connection
-    /// with these ends by now, it gets another.
+    /// A port that was chosen for an identifier when it was bound was not kept for it: if there is a
+    /// connection with these ends by now, it gets another.
     fn connect_bare(
         &mut self,
         now: Time,
