@@ -136,8 +136,8 @@ const ENOUGH: usize = 3;
 /// How many times faster one is than the other: the median of the ratios within the rounds, since the machine
 /// drifts between them, and their quartiles. `None` if they never ran in one round. The tests may differ.
 ///
-/// Where it is known for [`ENOUGH`] of them that the processors were equally near to each other for both, only
-/// such rounds count.
+/// Where it is known for [`ENOUGH`] of them that the processors were equally near to each other for both,
+/// only such rounds count.
 pub(crate) fn speed(
     series: &[Series],
     (contender, test): (&str, Test),
