@@ -24,8 +24,8 @@ pub enum Unwanted {
 }
 
 /// Whether a listener that is bound to `at` is there for peers of the own address `local`. The adapter
-/// watches a port of all of them. As in Linux, every address of one family is every address of the other, too,
-/// unless the program wants one family only: many bind to 0.0.0.0 whatever addresses there are.
+/// watches a port of all of them. As in Linux, every address of one family is every address of the other,
+/// too, unless the program wants one family only: many bind to 0.0.0.0 whatever addresses there are.
 fn takes(at: Option<IpAddr>, local: IpAddr, one_family: Option<bool>) -> bool {
     match at {
         Some(at) if at.is_unspecified() => {
