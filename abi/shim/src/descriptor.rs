@@ -1,7 +1,8 @@
 //! Descriptors of files and folders of ours. Each is a memfd of its own: a file's has its text, a
 //! folder's is empty. The time of its modification says which file or folder it is, so that it is
-//! known wherever it gets to, by dup(2), fork(2) or a socket, and nothing is to be done when it is
-//! closed.
+//! known by any number that dup(2) gives it and behind fork(2), and nothing is to be done when it is
+//! closed. A program that got it by execve(2) or a socket knows it once it has opened one itself:
+//! before, no descriptor is looked at, which would cost a call to the system.
 
 use core::fmt::Write;
 use core::mem::MaybeUninit;

@@ -5,7 +5,7 @@ use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
 use crate::descriptor::{self, Mark};
 use crate::place::{answer, write_path};
 use crate::real::{fail, real};
-use crate::tree::{LONGEST, Node};
+use crate::tree::{Folder, LONGEST, Node};
 
 /// The numbers of the first uverbs device, which this one would be.
 const DEVICE: (c_uint, c_uint) = (231, 192);
@@ -65,10 +65,17 @@ macro_rules! stat_like {
         pub(crate) unsafe extern "C" fn $name(
             $($before: $ty,)* path: *const c_char, out: *mut libc::stat $(, $after: $ta)*
         ) -> c_int {
-            let real = |path| real!(
-                $real: fn($($ty,)* *const c_char, *mut libc::stat $(, $ta)*) -> c_int,
-                ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS)
-            );
+            let real = |path| {
+                let result = real!(
+                    $real: fn($($ty,)* *const c_char, *mut libc::stat $(, $ta)*) -> c_int,
+                    ($($before,)* path, out $(, $after)*) else fail(libc::ENOSYS)
+                );
+                if result == 0 && descriptor::may_be_ours() {
+                    // SAFETY: the structure was just filled in.
+                    unsafe { correct(out) };
+                }
+                result
+            };
             // SAFETY: the program passes a path, and room for the structure.
             unsafe { answer($from, path, |ours, node| fill(inode(&[ours]), node, out), real) }
         }
@@ -112,8 +119,9 @@ macro_rules! fstat_like {
     )*};
 }
 
-/// What the kernel says of a descriptor is made what it should say, if it is one of ours. Of a file
-/// the size stays that of its text: who copies it takes what goes beyond for a hole.
+/// What the kernel says of a descriptor is made what it should say, if it is one of ours; so also where
+/// a path is empty (`AT_EMPTY_PATH`) or leads to it by /proc. Of a file the size stays that of its text:
+/// who copies it takes what goes beyond for a hole.
 ///
 /// # Safety
 ///
@@ -128,14 +136,44 @@ unsafe fn correct(out: *mut libc::stat) {
             (stat.st_atime_nsec, stat.st_mtime_nsec, stat.st_ctime_nsec) = (0, 0, 0);
         }
         Some(Mark::Folder(folder)) => {
-            let mut path = [0; LONGEST];
-            let length = write_path(folder, &mut path).unwrap_or(0);
-            let inode = inode(&[path.get(..length).unwrap_or(&[])]);
+            let inode = with_path(folder, |path| inode(&[path]));
             // SAFETY: passed on from the caller.
             unsafe { fill(inode, Node::Folder(folder), out) };
         }
         None => {}
     }
+}
+
+/// As [`correct`], of what statx(2) says.
+///
+/// # Safety
+///
+/// `out` is valid for reading and writing.
+unsafe fn correct_x(out: *mut libc::statx) {
+    // SAFETY: passed on from the caller; a `struct stat` consists of integers.
+    let (x, mut stat) = unsafe { (&mut *out, core::mem::zeroed::<libc::stat>()) };
+    (stat.st_mode, stat.st_nlink) = (x.stx_mode.into(), x.stx_nlink as _);
+    stat.st_size = x.stx_size as i64;
+    (stat.st_mtime, stat.st_mtime_nsec) = (x.stx_mtime.tv_sec, x.stx_mtime.tv_nsec.into());
+    match Mark::of(&stat) {
+        Some(Mark::Text(inode)) => {
+            (x.stx_dev_major, x.stx_dev_minor, x.stx_ino, x.stx_nlink) = (0, 0, inode, 1);
+            for time in [&mut x.stx_atime, &mut x.stx_mtime, &mut x.stx_ctime, &mut x.stx_btime] {
+                (time.tv_sec, time.tv_nsec) = (0, 0);
+            }
+        }
+        Some(Mark::Folder(folder)) => {
+            // SAFETY: passed on from the caller.
+            with_path(folder, |path| unsafe { fill_x(path, Node::Folder(folder), out) });
+        }
+        None => {}
+    }
+}
+
+fn with_path<R>(folder: Folder, work: impl FnOnce(&[u8]) -> R) -> R {
+    let mut path = [0; LONGEST];
+    let length = write_path(folder, &mut path).unwrap_or(0);
+    work(path.get(..length).unwrap_or(&[]))
 }
 
 fstat_like! {
@@ -155,10 +193,15 @@ unsafe extern "C" fn statx(
     out: *mut libc::statx,
 ) -> c_int {
     let real = |path| {
-        real!(
+        let result = real!(
             c"statx": fn(c_int, *const c_char, c_int, c_uint, *mut libc::statx) -> c_int,
             (dir, path, flags, mask, out) else fail(libc::ENOSYS)
-        )
+        );
+        if result == 0 && descriptor::may_be_ours() {
+            // SAFETY: the structure was just filled in.
+            unsafe { correct_x(out) };
+        }
+        result
     };
     // SAFETY: the program passes a path, and room for the structure.
     unsafe { answer((dir, flags), path, |ours, node| fill_x(ours, node, out), real) }

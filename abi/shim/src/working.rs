@@ -2,11 +2,12 @@
 //! the working directory is then [`STAND_IN`], where nothing can be made or removed by mistake.
 //!
 //! Relative paths count from our folder as long as the kernel's is the stand-in: a program may leave
-//! it by calls that are not seen here, and a child of vfork(2) changes its own, but our memory.
+//! it by calls that are not seen here. A child of vfork(2) changes its own, but has its parent's
+//! memory, so nothing is kept of where it goes, which matters to no one: it runs another program next.
 
 use core::ffi::CStr;
 use core::ptr;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use libc::{c_char, c_int, size_t};
 
@@ -22,6 +23,20 @@ const STAND_IN: &CStr = c"/sys/class";
 /// The number of our folder, and one more; 0 if none was entered.
 static ENTERED: AtomicUsize = AtomicUsize::new(0);
 
+/// The process that this memory is of, which is not a child of vfork(2); nor one of a bare clone(2),
+/// which looks the same.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Notes which folder of ours the working directory is, by its number and one more.
+fn note(entered: usize) {
+    let owner = OWNER.load(Ordering::Relaxed);
+    // Nobody owns it yet in the constructor of another library.
+    // SAFETY: a system call that cannot fail.
+    if owner == 0 || owner == unsafe { libc::getpid() } {
+        ENTERED.store(entered, Ordering::Relaxed);
+    }
+}
+
 /// Whether the working directory may be a folder of ours.
 #[inline]
 pub(crate) fn may_be_ours() -> bool {
@@ -34,7 +49,7 @@ pub(crate) fn folder() -> Option<Folder> {
     if is_in_stand_in() {
         return Some(folder);
     }
-    ENTERED.store(0, Ordering::Relaxed);
+    note(0);
     None
 }
 
@@ -56,16 +71,15 @@ fn enter(folder: Folder) -> c_int {
     // SAFETY: a system call that reads a zero-terminated path.
     let entered = unsafe { libc::syscall(libc::SYS_chdir, STAND_IN.as_ptr()) } as c_int;
     if entered == 0 {
-        ENTERED.store(folder.number() + 1, Ordering::Relaxed);
+        note(folder.number() + 1);
     }
     entered
 }
 
-/// The kernel's working directory is another, if `result` says so. Ours is given up only where the
-/// stand-in does not tell: this may be a child of vfork(2), whose parent stays where it is.
+/// The kernel's working directory is another, if `result` says so.
 fn left(result: c_int) -> c_int {
-    if result == 0 && may_be_ours() && is_in_stand_in() {
-        ENTERED.store(0, Ordering::Relaxed);
+    if result == 0 && may_be_ours() {
+        note(0);
     }
     result
 }
@@ -158,6 +172,12 @@ unsafe extern "C" fn get_current_dir_name() -> *mut c_char {
     }
 }
 
+/// A process owns its memory, be it from the beginning or by fork(2).
+extern "C" fn own() {
+    // SAFETY: a system call that cannot fail.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+}
+
 /// Runs before the program: a shell that has entered a folder of ours says so to the programs that
 /// it starts, by PWD.
 #[used]
@@ -165,6 +185,9 @@ unsafe extern "C" fn get_current_dir_name() -> *mut c_char {
 static INHERIT: extern "C" fn() = inherit;
 
 extern "C" fn inherit() {
+    own();
+    // SAFETY: the function takes nothing, and may be called in a child.
+    unsafe { libc::pthread_atfork(None, None, Some(own)) };
     // SAFETY: nobody changes the environment yet; what is there is zero-terminated.
     let said = unsafe {
         let said = libc::getenv(c"PWD".as_ptr());

@@ -130,11 +130,14 @@ pub(crate) fn point<'a>(
     series.points.get(&size)
 }
 
+/// Rounds without which a ratio would be one of chance.
+const ENOUGH: usize = 3;
+
 /// How many times faster one is than the other: the median of the ratios within the rounds, since the machine
 /// drifts between them, and their quartiles. `None` if they never ran in one round. The tests may differ.
 ///
-/// Where it is known for some round that the processors were equally near to each other for both, only such
-/// rounds count.
+/// Where it is known for [`ENOUGH`] of them that the processors were equally near to each other for both,
+/// only such rounds count.
 pub(crate) fn speed(
     series: &[Series],
     (contender, test): (&str, Test),
@@ -149,8 +152,8 @@ pub(crate) fn speed(
     let same = lines
         .map(|lines| matches!(lines, (Some(ours), Some(theirs)) if same_state(*ours, *theirs)));
     let all: Vec<_> = ratios.zip(same).filter_map(|(ratio, same)| Some((ratio?, same))).collect();
-    let any_same = all.iter().any(|(_, same)| *same);
-    let counts = all.into_iter().filter(|(_, same)| *same == any_same);
+    let known = all.iter().filter(|(_, same)| *same).count();
+    let counts = all.into_iter().filter(|(_, same)| *same || known < ENOUGH);
     let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).collect();
     stats::median_and_quartiles(&ratios)
 }
@@ -226,18 +229,16 @@ pub(crate) mod tests_support {
 
     #[test]
     fn samples_of_different_states_are_not_compared() {
-        let mut series = series(&[100.0, 200.0, 300.0], &[300.0, 200.0, 900.0]);
-        let mut lines = |at: usize, lines: [Option<f64>; 3]| {
+        let mut series =
+            series(&[100.0, 100.0, 100.0, 100.0, 100.0], &[300.0, 300.0, 300.0, 100.0, 100.0]);
+        let (near, far) = (Some(120.0), Some(450.0));
+        let mut lines = |at: usize, lines: [Option<f64>; 5]| {
             series[at].points.get_mut(&8).unwrap().lines_ns = lines.into();
             ratios(&series)[0].speed
         };
-        assert_eq!(
-            lines(0, [Some(120.0), Some(450.0), Some(120.0)]),
-            3.0,
-            "the other's are not known"
-        );
-        assert_eq!(lines(1, [Some(440.0), Some(440.0), None]), 1.0);
-        assert_eq!(lines(1, [Some(110.0), Some(440.0), None]), 2.0);
-        assert_eq!(lines(1, [Some(440.0), Some(110.0), None]), 3.0, "all, where none suit");
+        assert_eq!(lines(0, [near, near, near, near, far]), 3.0, "the other's are not known");
+        assert_eq!(lines(1, [Some(110.0), far, near, near, far]), 2.0);
+        assert_eq!(lines(1, [far, far, Some(110.0), Some(140.0), far]), 1.0);
+        assert_eq!(lines(1, [far, far, far, near, far]), 3.0, "all, where too few suit");
     }
 }

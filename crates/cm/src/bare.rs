@@ -2,7 +2,7 @@
 //! is the request, the first word behind it its acceptance, an RST its refusal, and a FIN the end. There is
 //! no room for what programs would like to tell each other meanwhile.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use crate::connect::{ANSWER_NS, DISCONNECT_NS, seen_by_peer};
 use crate::id::{Id, State};
@@ -24,11 +24,13 @@ pub enum Unwanted {
 }
 
 /// Whether a listener that is bound to `at` is there for peers of the own address `local`. The adapter
-/// watches a port of all of them.
-fn takes(at: Option<IpAddr>, local: IpAddr, v6_only: Option<bool>) -> bool {
+/// watches a port of all of them. As in Linux, every address of one family is every address of the other,
+/// too, unless the program wants one family only: many bind to 0.0.0.0 whatever addresses there are.
+fn takes(at: Option<IpAddr>, local: IpAddr, one_family: Option<bool>) -> bool {
     match at {
-        Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) => local.is_ipv4(),
-        Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED)) => local.is_ipv6() || v6_only != Some(true),
+        Some(at) if at.is_unspecified() => {
+            at.is_ipv4() == local.is_ipv4() || one_family != Some(true)
+        }
         Some(at) => at == local,
         None => false,
     }

@@ -125,30 +125,54 @@ unsafe fn store_any_overlapping(src: *const u8, dst: *mut u8, len: usize) {
 }
 
 /// As [`store_overlapping`], in any order: for bytes that nobody looks at before he is told of them. What is
-/// short is two pieces, wherever the target is, which may have bytes in common.
+/// short is a few large pieces, wherever the target is, some of which may have bytes in common.
 ///
 /// # Safety
 ///
 /// As [`store_overlapping`].
 #[inline(always)]
 pub(crate) unsafe fn store_unordered(src: *const u8, dst: *mut u8, len: usize) {
-    macro_rules! two {
-        ($piece:ty) => {{
-            let second = len - size_of::<$piece>();
-            // SAFETY: the caller's promise: both pieces lie within the `len` bytes, and are read before
-            // either is stored.
-            unsafe {
-                let pieces = [0, second].map(|at| src.add(at).cast::<$piece>().read_unaligned());
-                dst.cast::<$piece>().write_unaligned(pieces[0]);
-                dst.add(second).cast::<$piece>().write_unaligned(pieces[1]);
-            }
-        }};
-    }
     match len {
-        8..16 => two!(u64),
-        16..=32 => two!(u128),
-        // SAFETY: the caller's promise.
+        // SAFETY: here and below the caller's promise: all pieces lie within the `len` bytes.
+        8 => unsafe { store_pieces::<u64, 1>(src, dst, [0]) },
+        9..16 => unsafe { store_pieces::<u64, 2>(src, dst, [0, len - 8]) },
+        16 => unsafe { store_pieces::<u128, 1>(src, dst, [0]) },
+        17..=32 => unsafe { store_pieces::<u128, 2>(src, dst, [0, len - 16]) },
+        _ => unsafe { store_longer_unordered(src, dst, len) },
+    }
+}
+
+/// The rest of [`store_unordered`], out of line.
+///
+/// # Safety
+///
+/// As [`store_overlapping`].
+#[inline(never)]
+unsafe fn store_longer_unordered(src: *const u8, dst: *mut u8, len: usize) {
+    match len {
+        // SAFETY: here and below the caller's promise: all pieces lie within the `len` bytes.
+        33..=64 => unsafe { store_pieces::<u128, 4>(src, dst, [0, 16, len - 32, len - 16]) },
+        65..=96 => unsafe {
+            let ends = [0, 16, 32, len - 48, len - 32, len - 16];
+            store_pieces::<u128, 6>(src, dst, ends);
+        },
         _ => unsafe { store_overlapping(src, dst, len) },
+    }
+}
+
+/// Copies the pieces at `places`, all of which are read before any is stored.
+///
+/// # Safety
+///
+/// As [`store_overlapping`], for each of them.
+#[inline(always)]
+unsafe fn store_pieces<T: Copy, const N: usize>(src: *const u8, dst: *mut u8, places: [usize; N]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pieces = places.map(|at| src.add(at).cast::<T>().read_unaligned());
+        for (at, piece) in places.into_iter().zip(pieces) {
+            dst.add(at).cast::<T>().write_unaligned(piece);
+        }
     }
 }
 
@@ -317,7 +341,7 @@ mod tests {
 
     #[test]
     fn overlapping_ranges_copy_as_memmove() {
-        for len in [1usize, 5, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 100] {
+        for len in [1usize, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 96, 97, 100] {
             for (from, to) in
                 [(20usize, 20usize), (20, 21), (21, 20), (20, 24), (28, 24), (30, 20), (20, 84)]
             {

@@ -13,6 +13,16 @@ static void for_reading(void)
     CHECK(fstat(fd, &by_fd) == 0 && by_fd.st_mode == (S_IFREG | 0444));
     CHECK(stat(DEVICE "/node_type", &by_path) == 0 && by_path.st_ino == by_fd.st_ino);
     CHECK(by_path.st_dev == by_fd.st_dev);
+    /* Whichever way its descriptor is asked. */
+    struct stat empty, link;
+    struct statx x;
+    snprintf(again, sizeof again, "/proc/self/fd/%d", fd);
+    CHECK(fstatat(fd, "", &empty, AT_EMPTY_PATH) == 0 && empty.st_ino == by_path.st_ino);
+    CHECK(empty.st_nlink == 1 && empty.st_dev == by_path.st_dev && empty.st_mtime == 0);
+    CHECK(stat(again, &link) == 0 && link.st_ino == by_path.st_ino);
+    CHECK(statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &x) == 0);
+    CHECK(x.stx_ino == by_path.st_ino && x.stx_nlink == 1 && x.stx_mtime.tv_sec == 0);
+    CHECK(x.stx_dev_major == 0 && x.stx_dev_minor == 0 && x.stx_size == 6);
     FAILS(getxattr(DEVICE "/node_type", "user.x", again, sizeof again), ENOTSUP);
     /* Not even by another way. */
     snprintf(again, sizeof again, "/proc/self/fd/%d", fd);

@@ -17,6 +17,16 @@ static void is_at(const char *path)
     CHECK(realpath(".", room) && strcmp(room, path) == 0);
 }
 
+/* The child of a vfork goes somewhere. */
+static void vfork_goes(const char *to, const char *there)
+{
+    int state;
+    pid_t child = vfork();
+    if (child == 0)
+        _exit(chdir(to) || access(there, X_OK));
+    CHECK(waitpid(child, &state, 0) == child && state == 0);
+}
+
 static void paths(void)
 {
     int found, before = open(".", O_RDONLY | O_DIRECTORY);
@@ -53,6 +63,24 @@ static void paths(void)
         _exit(chdir("/usr"));
     CHECK(waitpid(child, &state, 0) == child && state == 0);
     CHECK(access("node_type", R_OK) == 0);
+
+    /* Wherever the child of a vfork goes, its parent stays; a forked one goes from folder to folder. */
+    vfork_goes("/dev/infiniband", ".");
+    is_at(DEVICE);
+    vfork_goes("/sys/class", ".");
+    is_at(DEVICE);
+    vfork_goes("/usr", "bin");
+    is_at(DEVICE);
+    child = fork();
+    if (child == 0) {
+        CHECK(chdir("ports") == 0);
+        is_at(DEVICE "/ports");
+        vfork_goes(DEVICE, ".");
+        is_at(DEVICE "/ports");
+        _exit(failures != 0);
+    }
+    CHECK(waitpid(child, &state, 0) == child && state == 0);
+    is_at(DEVICE);
 
     CHECK(chdir("../../../../usr") == 0);
     is_at("/usr");

@@ -314,7 +314,7 @@ fn a_listener_has_the_peers_of_its_address() {
     let cases = [
         ("[fd00::1]:1", [true, false, false]),
         ("10.0.0.1:1", [false, false, true]),
-        ("0.0.0.0:1", [false, false, true]),
+        ("0.0.0.0:1", [true, true, true]),
         ("[::]:1", [true, true, true]),
     ];
     for (bound, expected) in cases {
@@ -328,13 +328,15 @@ fn a_listener_has_the_peers_of_its_address() {
         });
         assert_eq!(taken.map(|it| it.is_ok()), expected, "{bound}: {taken:?}");
     }
-    let mut world = World::new();
-    let listener = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 8).unwrap();
-    world.cm.options(listener).unwrap().v6_only = Some(true);
-    world.cm.bind(listener, "[::]:1".parse().unwrap()).unwrap();
-    world.cm.listen(listener, 0).unwrap();
-    let (local, peer) = ("10.0.0.1:1".parse().unwrap(), PEER.parse().unwrap());
-    assert_eq!(world.cm.handle_incoming(listener, local, peer), Err(Unwanted::Refused));
+    for (bound, other) in [("[::]:1", "10.0.0.1:1"), ("0.0.0.0:1", "[fd00::1]:1")] {
+        let mut world = World::new();
+        let listener = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 8).unwrap();
+        world.cm.options(listener).unwrap().v6_only = Some(true);
+        world.cm.bind(listener, bound.parse().unwrap()).unwrap();
+        world.cm.listen(listener, 0).unwrap();
+        let (local, peer) = (other.parse().unwrap(), PEER.parse().unwrap());
+        assert_eq!(world.cm.handle_incoming(listener, local, peer), Err(Unwanted::Refused));
+    }
 }
 
 #[test]

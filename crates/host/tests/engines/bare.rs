@@ -311,6 +311,7 @@ fn a_listener_of_another_family_is_none_of_the_link() {
     // The link has an address of IPv6 alone.
     let server = Program::new();
     let every = server.id();
+    server.engine.cm_set_option(every, |options| options.v6_only = Some(true)).unwrap();
     server.engine.cm_bind_addr(every, "0.0.0.0:0".parse().unwrap()).unwrap();
     server.engine.cm_listen(every, 0).unwrap();
     let port = server.engine.cm_route(every).unwrap().src.unwrap().port();

@@ -93,7 +93,7 @@ fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> 
 }
 
 /// Checks that the file can be written, and empties it, unless another process captures in it, which holds
-/// a lock on it. A program is none, lest a word that was forgotten before it empties the program.
+/// a lock on it. Nor a program, lest a word that was forgotten before it empties the program.
 fn begin(path: &Path) -> io::Result<()> {
     if is_per_process(path.as_os_str()) {
         let folder = path.parent().unwrap_or(Path::new("/"));
@@ -102,8 +102,8 @@ fn begin(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         // A folder, a terminal, or a pipe, whose reader would take this for the end.
         Ok(data) if !data.is_file() => return Ok(()),
-        Ok(data) if data.mode() & 0o111 != 0 && is_program(path) => {
-            return Err(io::Error::other("it is a program"));
+        Ok(data) if data.mode() & 0o111 != 0 && data.len() > 0 && !is_ours(path) => {
+            return Err(io::Error::other("it is a program, or may be one"));
         }
         _ => {}
     }
@@ -118,11 +118,16 @@ fn begin(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether an executable file is one to be executed: on some file systems all files are.
-fn is_program(path: &Path) -> bool {
+/// Whether an executable file begins as a capture or a trace does: on some file systems all files are
+/// executable. What else is to be executed cannot be told: a script needs no `#!`.
+fn is_ours(path: &Path) -> bool {
     let mut start = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(4).read_to_end(&mut start));
-    read.is_err() || start.starts_with(b"\x7fELF") || start.starts_with(b"#!")
+    let read = fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut start));
+    // A line of a trace begins with seconds, a point and the microseconds.
+    let digits = start.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let is_time = digits >= 10 && start.get(digits) == Some(&b'.');
+    let begins = |with: &[u8]| start.starts_with(with);
+    read.is_ok() && (begins(b"\x0a\x0d\x0d\x0a") || begins(b"{\"time\":") || is_time)
 }
 
 #[cfg(test)]
@@ -200,9 +205,19 @@ mod tests {
         begin(&path).unwrap();
         let data = fs::metadata(&path).unwrap();
         assert_eq!((data.len(), data.mode() & 0o777), (0, 0o600));
-        fs::write(&path, b"#!/bin/sh").unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
-        assert!(begin(&path).unwrap_err().to_string().contains("program"));
+        let ours =
+            ["", "1732651429.000123 77/78 ibv_open_device(", r#"{"time":1732651429.000123,"#];
+        let programs = ["#!/bin/sh\n", "\x7fELF", "exec cargo test\n", "PK\x03\x04", "MZ", "1.0\n"];
+        for (text, empties) in
+            ours.map(|text| (text, true)).into_iter().chain(programs.map(|text| (text, false)))
+        {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+            assert_eq!(begin(&path).is_ok(), empties, "{text:?}");
+            let data = fs::metadata(&path).unwrap();
+            let left = if empties { (0, 0o600) } else { (text.len() as u64, 0o755) };
+            assert_eq!((data.len(), data.mode() & 0o777), left, "{text:?}");
+        }
         fs::remove_file(&path).unwrap();
     }
 

@@ -41,9 +41,10 @@ pub(crate) fn run(options: &Options, mut command: Command) -> Result<ExitCode, F
 /// Writes one page for the command and one for each subcommand.
 pub(crate) fn man_pages(options: &ManOptions, command: Command) -> Result<ExitCode, Failure> {
     let folder = &options.folder;
+    let name = command.get_name().to_owned();
     let written = fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(command.disable_help_subcommand(true), folder))
-        .and_then(|()| keep_lines(folder));
+        .and_then(|()| keep_lines(folder, &name));
     written.map_err(|error| {
         let what = format!("cannot write into {}", folder.display());
         Failure::new(what, error, "choose a folder that you may write to")
@@ -51,14 +52,22 @@ pub(crate) fn man_pages(options: &ManOptions, command: Command) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-fn keep_lines(folder: &Path) -> io::Result<()> {
+/// Goes over the pages of the command; others may be in the same folder.
+fn keep_lines(folder: &Path, command: &str) -> io::Result<()> {
     for page in fs::read_dir(folder)? {
         let page = page?.path();
-        if page.extension().is_some_and(|extension| extension == "1") {
+        if is_page_of(command, &page) {
             fs::write(&page, with_lines(&fs::read_to_string(&page)?))?;
         }
     }
     Ok(())
+}
+
+/// Whether a file is the page of the command, or of one of its subcommands.
+fn is_page_of(command: &str, file: &Path) -> bool {
+    let name = file.file_name().and_then(|name| name.to_str());
+    let rest = name.and_then(|name| name.strip_prefix(command)?.strip_suffix(".1"));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// A page in which the examples are shown as they are: man(1) would fill lines and stretch blanks.
@@ -82,6 +91,25 @@ fn with_lines(page: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_others_are_left_alone() {
+        let folder = std::env::temp_dir().join(format!("quipu-pages-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let page = b".SH EXTRA\r\n  caf\xe9";
+        let [ours, below, other] =
+            ["quipu.1", "quipu-run.1", "quipus.1"].map(|name| folder.join(name));
+        for ours in [&ours, &below] {
+            fs::write(ours, ".SH EXTRA\n  a").unwrap();
+        }
+        fs::write(&other, page).unwrap();
+        keep_lines(&folder, "quipu").unwrap();
+        for ours in [ours, below] {
+            assert_eq!(fs::read_to_string(ours).unwrap(), ".SH EXTRA\n.nf\n  a\n");
+        }
+        assert_eq!(fs::read(&other).unwrap(), page);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn the_lines_of_examples_are_kept() {

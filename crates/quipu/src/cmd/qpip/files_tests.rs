@@ -42,7 +42,7 @@ fn text(content: &Content, source: &mut Source) -> String {
 
 /// Waits until what was written is known to be all that its stamp stands for.
 fn settle() {
-    std::thread::sleep(Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(2100));
 }
 
 fn status(found: Result<Content, Otherwise>) -> Status {
@@ -282,8 +282,8 @@ fn all_who_ask_for_a_listing_are_sent_the_same_octets() {
         Ok(Data::Memory(region)) => region,
         other => panic!("{other:?}"),
     };
-    let (first, second) = (ask(&mut source), ask(&mut source));
-    assert!(Arc::ptr_eq(&first, &second));
+    // A second may end in between.
+    assert!((0..10).any(|_| Arc::ptr_eq(&ask(&mut source), &ask(&mut source))));
     fs::write(folder.0.join("b"), "").unwrap();
     let third = source.find("/").unwrap();
     assert!(text(&third, &mut source).contains(">b</a>"));

@@ -328,7 +328,7 @@ fn a_file_is_read_only_for_those_who_want_all_of_it() {
     let file = std::fs::File::options().write(true).open(name.join("file")).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(10)).unwrap();
     // What has just changed is not kept.
-    std::thread::sleep(Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(2100));
     let adapter = adapter();
     let memory = Memory::new(&adapter.protection_domain().unwrap());
     let mut source = Source::folder(memory, &name).unwrap();
