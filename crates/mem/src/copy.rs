@@ -132,13 +132,15 @@ unsafe fn store_any_overlapping(src: *const u8, dst: *mut u8, len: usize) {
 /// As [`store_overlapping`].
 #[inline(always)]
 pub(crate) unsafe fn store_unordered(src: *const u8, dst: *mut u8, len: usize) {
-    match len {
-        // SAFETY: here and below the caller's promise: all pieces lie within the `len` bytes.
-        8 => unsafe { store_pieces::<u64, 1>(src, dst, [0]) },
-        9..16 => unsafe { store_pieces::<u64, 2>(src, dst, [0, len - 8]) },
-        16 => unsafe { store_pieces::<u128, 1>(src, dst, [0]) },
-        17..=32 => unsafe { store_pieces::<u128, 2>(src, dst, [0, len - 16]) },
-        _ => unsafe { store_longer_unordered(src, dst, len) },
+    // SAFETY: the caller's promise: all pieces lie within the `len` bytes.
+    unsafe {
+        match len {
+            8 => store_pieces::<u64, 1>(src, dst, [0]),
+            9..16 => store_pieces::<u64, 2>(src, dst, [0, len - 8]),
+            16 => store_pieces::<u128, 1>(src, dst, [0]),
+            17..=32 => store_pieces::<u128, 2>(src, dst, [0, len - 16]),
+            _ => store_longer_unordered(src, dst, len),
+        }
     }
 }
 
@@ -149,14 +151,16 @@ pub(crate) unsafe fn store_unordered(src: *const u8, dst: *mut u8, len: usize) {
 /// As [`store_overlapping`].
 #[inline(never)]
 unsafe fn store_longer_unordered(src: *const u8, dst: *mut u8, len: usize) {
-    match len {
-        // SAFETY: here and below the caller's promise: all pieces lie within the `len` bytes.
-        33..=64 => unsafe { store_pieces::<u128, 4>(src, dst, [0, 16, len - 32, len - 16]) },
-        65..=96 => unsafe {
-            let ends = [0, 16, 32, len - 48, len - 32, len - 16];
-            store_pieces::<u128, 6>(src, dst, ends);
-        },
-        _ => unsafe { store_overlapping(src, dst, len) },
+    // SAFETY: the caller's promise: all pieces lie within the `len` bytes.
+    unsafe {
+        match len {
+            33..=64 => store_pieces::<u128, 4>(src, dst, [0, 16, len - 32, len - 16]),
+            65..=96 => {
+                let places = [0, 16, 32, len - 48, len - 32, len - 16];
+                store_pieces::<u128, 6>(src, dst, places);
+            }
+            _ => store_overlapping(src, dst, len),
+        }
     }
 }
 
