@@ -169,6 +169,10 @@ pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8; MAX_MESSAGE]) -> io::Result<
     // SAFETY: the header describes live buffers of the lengths given.
     let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;
     let fds = take_fds(&header)?;
+    // Descriptors are also left out where this process may not open so many.
+    if header.msg_flags & libc::MSG_CTRUNC != 0 && fds.len() < MAX_FDS {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return Err(io::Error::other("the message is too long"));
     }
