@@ -401,12 +401,16 @@ fn shared(staged: &Staged, net: &Net) -> Result<(), String> {
     if nic.has_ended() { Err("  the adapter has ended".into()) } else { Ok(()) }
 }
 
+/// The first number of that name in a report in JSON.
+pub(super) fn number_of(report: &str, name: &str) -> Option<u64> {
+    let (_, rest) = report.split_once(&format!("\"{name}\":"))?;
+    rest.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// Whether a client reports that all `count` round trips were made. Of datagrams a few may be given up, where
 /// the machine stood still for a second.
 fn has_round_trips(ended: &Ended, count: u64, protocol: &str) -> bool {
-    let made = ended.stdout.split_once("\"round_trips\":").and_then(|(_, rest)| {
-        rest.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse::<u64>().ok()
-    });
+    let made = number_of(&ended.stdout, "round_trips");
     let fewest = if protocol == "--udp" { count - 3 } else { count };
     made.is_some_and(|made| (fewest..=count).contains(&made))
 }

@@ -9,7 +9,7 @@ use crate::process::wait_until;
 use crate::stage::Staged;
 
 use super::hosts::Family;
-use super::qpip::{Folder, Net, SIZES, check, noise, run, start};
+use super::qpip::{Folder, Net, SIZES, check, noise, number_of, run, start};
 use super::{LIMIT, Row};
 
 /// How long nginx may take to write its log.
@@ -192,8 +192,7 @@ const TRIES: u32 = 3;
 fn moved(report: &str) -> Option<Vec<(u64, u64)>> {
     let bytes = |sum: &str| -> Option<u64> {
         let (_, sum) = report.split_once(&format!("\"{sum}\""))?;
-        let (_, bytes) = sum.split_once("\"bytes\":")?;
-        bytes.trim_start().split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+        number_of(sum, "bytes")
     };
     let way =
         |of: &str| Some((bytes(&format!("sum_sent{of}"))?, bytes(&format!("sum_received{of}"))?));

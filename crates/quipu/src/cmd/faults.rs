@@ -64,16 +64,11 @@ impl FaultOptions {
             let why = format!("{} is to be repeated, and there is no plan", log.display());
             return Err(failure(why, "give --fault the plan that the log was written with"));
         };
-        let refused = |why: String| failure(why, "correct it; docs/faults.md has every key");
-        let unread = |why: String| failure(why, "name a file that you can read");
-        let plan = Plan::parse(&read(path).map_err(unread)?, &path.display().to_string())
-            .map_err(|error| refused(error.to_string()))?;
-        if let Some(log) = self.fault_replay.as_deref() {
-            let text = read(log).map_err(unread)?;
-            Replay::parse(&text, &log.display().to_string(), &plan)
-                .map_err(|error| refused(error.to_string()))?;
-        }
         let kept = self.fault_replay.as_deref();
+        check_plan(path, kept).map_err(|flaw| match flaw {
+            Flaw::Unread(why) => failure(why, "name a file that you can read"),
+            Flaw::Wrong(why) => failure(why, "correct it; docs/faults.md has every key"),
+        })?;
         if let Some(log) = self.fault_log.as_deref().filter(|log| Some(*log) != kept) {
             // It may not be there.
             let _ = fs::remove_file(log);
@@ -125,8 +120,26 @@ impl FaultOptions {
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+/// What is wrong with a plan, or with the log that is to be repeated.
+pub(super) enum Flaw {
+    /// It cannot be read.
+    Unread(String),
+    /// It makes no sense.
+    Wrong(String),
+}
+
+/// Looks whether a plan makes sense, and the log of it that is to be repeated, if there is one.
+pub(super) fn check_plan(path: &Path, replay: Option<&Path>) -> Result<(), Flaw> {
+    let wrong = |error: &dyn std::fmt::Display| Flaw::Wrong(error.to_string());
+    let plan = Plan::parse(&read(path)?, &path.display().to_string());
+    let plan = plan.map_err(|error| wrong(&error))?;
+    let Some(log) = replay else { return Ok(()) };
+    let replay = Replay::parse(&read(log)?, &log.display().to_string(), &plan);
+    replay.map(drop).map_err(|error| wrong(&error))
+}
+
+fn read(path: &Path) -> Result<String, Flaw> {
+    fs::read_to_string(path).map_err(|error| Flaw::Unread(format!("{}: {error}", path.display())))
 }
 
 fn absolute(path: &Path) -> PathBuf {

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 
 use quipu_host::Config;
-use quipu_host::fault::{Plan, Replay};
 
 use super::DeviceOptions;
+use super::faults::{Flaw, check_plan};
 
 impl DeviceOptions {
     /// The settings of a look: no captures, logs and faults.
@@ -17,7 +17,10 @@ impl DeviceOptions {
     /// In words: what would refuse programs the device, of these, too.
     pub(super) fn to_look_at(&self) -> Result<Config, String> {
         let config = Config::from_env().map_err(|error| error.to_string())?;
-        check_plan(&config)?;
+        if let Some(plan) = &config.faults {
+            check_plan(plan, config.fault_replay.as_deref())
+                .map_err(|(Flaw::Unread(why) | Flaw::Wrong(why))| why)?;
+        }
         let capture = config.capture.as_ref().map(|capture| &*capture.path);
         for (variable, path) in [
             ("QUIPU_PCAP", capture),
@@ -41,19 +44,6 @@ impl DeviceOptions {
             ..config
         })
     }
-}
-
-/// Whether the plan of faults can be read, and what is to be repeated of it.
-fn check_plan(config: &Config) -> Result<(), String> {
-    let Some(path) = &config.faults else { return Ok(()) };
-    let read = |path: &Path| {
-        fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-    };
-    let plan = Plan::parse(&read(path)?, &path.display().to_string());
-    let plan = plan.map_err(|error| error.to_string())?;
-    let Some(log) = &config.fault_replay else { return Ok(()) };
-    let replay = Replay::parse(&read(log)?, &log.display().to_string(), &plan);
-    replay.map(drop).map_err(|error| error.to_string())
 }
 
 /// Whether a program could write to `path`, or make it. Nothing is left there.

@@ -304,17 +304,25 @@ impl<'a> Connection<'a> {
 
 #[cfg(test)]
 mod tests {
+    use quipu::qpip::TcpListener;
+
     use super::*;
     use crate::cmd::qpip::tests::adapter;
 
-    #[test]
-    fn a_server_that_resets_is_told_of_as_one() {
-        let (here, there) = (adapter(), adapter());
+    /// A listener at the port of HTTP, and the queue pair that it has for the first client.
+    fn served(there: &Adapter) -> (TcpListener, TcpQueuePair) {
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         let listener = there.listen(80, &settings, 1).unwrap();
         let (pd, cq) = (there.protection_domain().unwrap(), there.completion_queue(4).unwrap());
         let server = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
         listener.offer(&server).unwrap();
+        (listener, server)
+    }
+
+    #[test]
+    fn a_server_that_resets_is_told_of_as_one() {
+        let (here, there) = (adapter(), adapter());
+        let (listener, server) = served(&there);
         let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
         let mut connection = Connection::open(&here, to).unwrap();
         server.wait_connected().unwrap();
@@ -329,11 +337,7 @@ mod tests {
     #[test]
     fn a_server_is_where_one_of_its_addresses_answers() {
         let (here, there) = (adapter(), adapter());
-        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
-        let listener = there.listen(80, &settings, 1).unwrap();
-        let (pd, cq) = (there.protection_domain().unwrap(), there.completion_queue(4).unwrap());
-        let server = pd.queue_pair(&cq, &cq).build_tcp().unwrap();
-        listener.offer(&server).unwrap();
+        let (_listener, _server) = served(&there);
         let address = there.info().unwrap().addresses[0];
         // Where nothing leads, where nobody listens, and there.
         let dead = ["192.0.2.1:80".parse().unwrap(), SocketAddr::new(address, 81)];

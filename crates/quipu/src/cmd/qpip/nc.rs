@@ -247,6 +247,7 @@ fn ended(change: TcpChange) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use quipu::qpip::TcpListener;
 
     use super::*;
     use crate::cmd::qpip::tests::adapter;
@@ -268,16 +269,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_end_gets_all_that_the_other_is_given() {
-        let (here, there) = (adapter(), adapter());
+    /// A client and a server, which are connected, behind the listener that has led to it.
+    fn connected(here: &Adapter, there: &Adapter) -> (TcpListener, Arc<End>, Arc<End>) {
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         let listener = there.listen(7, &settings, 1).unwrap();
         let (client, server) =
-            (Arc::new(End::new(&here).unwrap()), Arc::new(End::new(&there).unwrap()));
+            (Arc::new(End::new(here).unwrap()), Arc::new(End::new(there).unwrap()));
         listener.offer(&server.qp).unwrap();
         let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
         client.qp.connect(to, &settings).unwrap();
+        (listener, client, server)
+    }
+
+    #[test]
+    fn each_end_gets_all_that_the_other_is_given() {
+        let (here, there) = (adapter(), adapter());
+        let (_listener, client, server) = connected(&here, &there);
         // More than the window, and nothing at all.
         let long: Vec<_> = (0..5 << 20).map(|at: u32| (at.wrapping_mul(at) >> 9) as u8).collect();
         let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
@@ -305,13 +312,7 @@ mod tests {
     #[test]
     fn an_input_that_cannot_be_read_ends_in_a_failure_at_both_ends() {
         let (here, there) = (adapter(), adapter());
-        let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
-        let listener = there.listen(7, &settings, 1).unwrap();
-        let (client, server) =
-            (Arc::new(End::new(&here).unwrap()), Arc::new(End::new(&there).unwrap()));
-        listener.offer(&server.qp).unwrap();
-        let to = SocketAddr::new(there.info().unwrap().addresses[0], listener.port());
-        client.qp.connect(to, &settings).unwrap();
+        let (_listener, client, server) = connected(&here, &there);
         std::thread::scope(|scope| {
             scope.spawn(|| server.exchange(&there, None, &mut Vec::new()).unwrap_err());
             let input: Input = Box::new(Broken(false));
