@@ -1,4 +1,4 @@
-//! What a leaning lock needs of the machine and the kernel: who this thread is, and a barrier on all processors.
+//! What a leaning lock needs of the machine and the kernel: who a thread is, and a barrier on all processors.
 
 use std::sync::OnceLock;
 

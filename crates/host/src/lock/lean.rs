@@ -2,11 +2,12 @@
 //!
 //! Most programs post and poll from one thread, millions of times for each time that the helper or
 //! another thread has something to do. A locked instruction waits until all that was written before has
-//! left the processor, such as the message just put into a ring whose memory the peer's processor has. So the
-//! thread that takes the lock many times in turn becomes its *favourite*: it says that it is inside by a plain
-//! store and then looks whether it is still the favourite. Whoever else wants the lock first has the usual one,
-//! takes the favour back, has the kernel put a barrier between that store and that look on every processor
-//! that runs a thread of this process (`membarrier(2)`), and then sees whether the favourite is inside.
+//! left the processor, such as the message just put into a ring whose memory the peer's processor has. So
+//! the thread that takes the lock many times in turn becomes its *favourite*: it says that it is inside by a
+//! plain store, and then looks whether it is still the favourite. Whoever else wants the lock first takes
+//! the usual one, takes the favour back, has the kernel put a barrier between that store and that look on
+//! every processor that runs a thread of this process (`membarrier(2)`), and then sees whether the favourite
+//! is inside.
 //!
 //! That costs microseconds, and so each time doubles how often a thread has to come in turn.
 
