@@ -31,6 +31,7 @@
 //! take others. The lock around the helper's thread handle is taken outside of it only.
 
 mod address;
+mod barrier;
 mod blank;
 mod buffer;
 mod clock;

@@ -6,14 +6,14 @@
 //! the thread that takes the lock many times in turn becomes its *favourite*: it says that it is inside by a
 //! plain store, and then looks whether it is still the favourite. Whoever else wants the lock first takes
 //! the usual one, takes the favour back, has the kernel put a barrier between that store and that look on
-//! every processor that runs a thread of this process (`membarrier(2)`), and then sees whether the favourite
-//! is inside.
+//! every processor that runs a thread of this process ([`barrier`]), and then sees whether the favourite is
+//! inside.
 //!
 //! That costs microseconds, and so each time doubles how often a thread has to come in turn.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
-use super::barrier;
+use crate::barrier;
 
 const NOBODY: usize = 0;
 const OUTSIDE: u32 = 0;

@@ -154,6 +154,9 @@ impl<P: Probe> Adapter<P> {
         let bell = state.take_bell(id);
         let other = Other::Linked { link, bell: end.bell, conn };
         let mut path = ChannelPath::new(channel, other, bell);
+        if hub.config.barrier.is_some() {
+            path.allow_unfenced();
+        }
         path.peer_tag = tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
@@ -214,6 +217,9 @@ impl<P: Probe> Adapter<P> {
         let Some((qp, hub)) = id.and_then(|id| self.qp_and_hub(id)) else { return };
         let mut path =
             ChannelPath::new(*channel, Other::Linked { link, bell: end.bell, conn }, bell);
+        if hub.config.barrier.is_some() {
+            path.allow_unfenced();
+        }
         path.block = Some(block);
         path.peer_tag = own_tag;
         path.peer_pd = end.pd;

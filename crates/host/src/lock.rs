@@ -5,7 +5,6 @@
 //! through a [`Doorbell`](crate::Doorbell) may take locks of his own, under which he must not call
 //! the engine: so there is one order of locks, this one first.
 
-mod barrier;
 mod lean;
 
 use std::cell::UnsafeCell;
@@ -239,7 +238,7 @@ mod tests {
     /// A lock that leans towards this thread; `None` where the kernel has no barrier for it.
     fn leaning() -> Option<Lock<u32>> {
         let lock = Lock::new(0, true);
-        if !barrier::register() {
+        if !crate::barrier::register() {
             return None;
         }
         while !lock.lock().favoured {}
