@@ -1,9 +1,9 @@
-//! What takes the place of fences on the fast path: a barrier that whoever is in less of a hurry has the kernel
-//! make on all processors (`membarrier(2)`); and who a thread is.
+//! What takes the place of fences on the fast path: a barrier that whoever is in less of a hurry has the
+//! kernel make on all processors (`membarrier(2)`); and who a thread is.
 //!
 //! A thread that writes one word and then reads another needs a full fence between them, if another thread
-//! does the same with the words exchanged and one of the two has to see the other's write. Where one side comes
-//! a million times as often as the other, it leaves the fence out, and the other makes one for both.
+//! does the same with the words exchanged and one of the two has to see the other's write. Where one side
+//! comes a million times as often as the other, it leaves the fence out, and the other makes one for both.
 
 use std::sync::OnceLock;
 

@@ -284,8 +284,8 @@ impl ConsumerControl {
         self.stall.store(stall.map_or(0, Stall::pack), Ordering::Release);
     }
 
-    /// Lets the producer push without fences: this side has a barrier that strikes in both processes, and puts
-    /// it between [`arm`](Self::arm) and the look behind it whenever [`is_unfenced`](Self::is_unfenced).
+    /// Lets the producer push without fences: this side has a barrier that strikes in both processes, and
+    /// puts it between [`arm`](Self::arm) and the look behind it whenever [`is_unfenced`](Self::is_unfenced).
     pub fn may_skip_fences(&self) {
         self.has_barrier.store(1, Ordering::Relaxed);
     }
