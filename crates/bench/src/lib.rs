@@ -2,12 +2,12 @@
 //! beside the messaging software that it finds installed.
 //!
 //! It contains no test of Quipu: nothing here passes or fails. Contenders take turns in every
-//! round, as machines drift; what is reported are medians over the rounds and ratios of them.
+//! round, as machines drift; what is reported are medians over the rounds, and of ratios within them.
 //!
 //! | module | is |
 //! |---|---|
 //! | `plan` | what is measured: a TOML file |
-//! | `run` | the rounds |
+//! | `run`, `rounds` | the whole run, and the rounds of it |
 //! | `contender` | what can be measured |
 //! | `pair`, `worker` | Quipu and the floors: two processes of this program's own |
 //! | `qpip` | QPIP and the kernel's sockets on packet links: a process with both ends |
@@ -26,6 +26,7 @@ pub mod plot;
 mod qpip;
 mod report;
 mod results;
+mod rounds;
 mod run;
 mod scratch;
 mod stats;

@@ -93,7 +93,7 @@ impl Drop for Worker {
 }
 
 /// Passes on the lines of a child's output, so that they can be waited for with a limit.
-fn lines_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+pub(crate) fn lines_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (sender, receiver) = channel();
     if let Some(pipe) = pipe {
         std::thread::spawn(move || {

@@ -231,7 +231,7 @@ fn obey(
         Command::Overhead { size, burst, rounds } => {
             Reply::Overhead(Box::new(end.overhead((size, burst, rounds), &mut armed)?))
         }
-        Command::SelfFootprint(count) => Reply::Footprint(footprint::within_process(count)?),
+        Command::SelfFootprint(count) => Reply::Footprint(footprint::within_process(count)),
         Command::CreateIdle(count) => Reply::Ready(idle.create(setup, count)?),
         Command::ConnectIdle(peers) => Reply::Footprint(idle.connect(setup, &peers)?),
     })
