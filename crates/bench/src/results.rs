@@ -104,8 +104,8 @@ impl Collector {
     }
 }
 
-/// Draws the sums: of all contenders of a test from samples of the same state, or the numbers of a table could
-/// not be compared.
+/// Draws the sums: of all contenders of a test from samples of the same state, or the numbers of a table
+/// could not be compared.
 fn summarize_all(all: &mut [Series]) {
     let commonest: BTreeMap<_, _> =
         tests(all).into_iter().map(|test| (test, commonest_line(all, test))).collect();

@@ -16,10 +16,11 @@ use crate::report::{self, Listed};
 use crate::results::{Results, ratios};
 use crate::rounds::{Field, all_rounds};
 use crate::targets::{
-    CROWD, CROWD_TCP, QUIPU, QUIPU_SHARED, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge,
+    CROWD, CROWD_TCP, QUIPU, QUIPU_SHARED, QUIPU_TCP, QUIPU_TCP_CRC, QUIPU_UD, SOCKET, UDP_SOCKET,
+    judge,
 };
 use crate::worker::{Setup, What};
-use crate::{peers, qpip, sys};
+use crate::{congestion, peers, qpip, sys};
 
 /// The processors of the two ends, and how many there are.
 fn processors() -> Result<([usize; 2], usize)> {
@@ -30,6 +31,9 @@ fn processors() -> Result<([usize; 2], usize)> {
         [first, second, ..] => Ok(([first, second], processors.len())),
     }
 }
+
+/// Contenders, and a word about those that are not there.
+type Found = (Vec<Box<dyn Contender>>, Vec<String>);
 
 /// Makes contenders of pairs of workers.
 struct Pairs<'a> {
@@ -60,12 +64,13 @@ impl Pairs<'_> {
     /// # Errors
     ///
     /// One of `only` is in nobody's name.
-    fn contenders(&self, only: &[String]) -> Result<(Vec<Box<dyn Contender>>, Vec<String>)> {
+    fn contenders(&self, only: &[String]) -> Result<Found> {
         let (peers, missing) = peers::installed(self.plan);
         let own = [
             (QUIPU, Role::Quipu, Path::SameHost, What::Quipu(Path::SameHost)),
             (QUIPU_SHARED, Role::Quipu, Path::SameHost, What::QuipuShared),
             (QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp)),
+            (QUIPU_TCP_CRC, Role::Quipu, Path::Tcp, What::QuipuCrc),
             (QUIPU_UD, Role::Quipu, Path::Udp, What::Quipu(Path::Udp)),
             (CROWD, Role::Quipu, Path::SameHost, What::Crowd(Path::SameHost)),
             (CROWD_TCP, Role::Quipu, Path::Tcp, What::Crowd(Path::Tcp)),
@@ -152,6 +157,7 @@ pub(crate) fn run(
     quiet: bool,
 ) -> Result<Results> {
     let began = Instant::now();
+    let uneven = congestion::level()?;
     let (cpus, count) = processors()?;
     let pairs = Pairs { plan: &plan, cpus, launcher };
     let bar = progress_bar(quiet, &plan);
@@ -159,6 +165,7 @@ pub(crate) fn run(
     bar.set_message("looking for peers");
     let (contenders, missing) = pairs.contenders(only)?;
     let mut field = Field { contenders, failures: BTreeMap::new(), notes: missing };
+    field.notes.extend(uneven);
     if count == 1 {
         field.notes.push("There is one processor only: both ends share it.".into());
     }

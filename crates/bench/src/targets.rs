@@ -34,6 +34,7 @@ const SEND_WAKE: Test = Test { kind: Kind::Wake, op: Op::Send };
 pub(crate) const QUIPU: &str = "Quipu";
 pub(crate) const QUIPU_SHARED: &str = "Quipu shared";
 pub(crate) const QUIPU_TCP: &str = "Quipu tcp";
+pub(crate) const QUIPU_TCP_CRC: &str = "Quipu tcp, CRC";
 pub(crate) const SOCKET: &str = "raw socket";
 pub(crate) const QUIPU_UD: &str = "Quipu ud";
 pub(crate) const UDP_SOCKET: &str = "UDP socket";

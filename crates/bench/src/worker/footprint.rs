@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use quipu_host::Engine;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, Completion, CqId, Gid, Payload, QpId, QpNum, QpType, Region, SendFlags, SendOp, SendWr,
     Sge, To, WcOpcode, WcStatus,
 };
-use quipu_host::{Engine, SharedPages};
 use serde::{Deserialize, Serialize};
 
 use super::quipu::{BATCH, connect_qp, create_qp, open_engine};
@@ -41,7 +41,7 @@ struct Open {
 
 impl Crowd {
     fn new(path: Path, count: u64) -> Result<Self> {
-        let engine = open_engine(path, SharedPages::Never)?;
+        let engine = open_engine(path, What::Quipu(path))?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
         // Room for a receive of each queue pair, and for a chunk of sends.
